@@ -1,0 +1,195 @@
+"""Advantages per token: returns, a critic's, and process rewards. Links of the advantage chain.
+
+Sums run over the valid tokens still to come; a tool's output between them does not count.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from groupwise.groups.advantages import centred, per_token
+from groupwise.groups.statistics import (
+    discounted_suffix_sums,
+    group_stats,
+    group_token_stats,
+    pack,
+    unpack,
+)
+from groupwise.records import TokenBatch
+from groupwise.slots import Ddof, Fraction, NonNegative, Positive, advantage
+
+
+def last_token(batch: TokenBatch) -> Tensor:
+    """True on the last valid token of each row."""
+    place_NT = torch.where(batch.mask_NT, batch.mask_NT.cumsum(1), 0)
+    return batch.mask_NT & (place_NT == batch.length_N[:, None])
+
+
+def dense_reward(reward_N: Tensor, batch: TokenBatch) -> Tensor:
+    """Reward per token: the sequence's reward on its last token, token rewards everywhere."""
+    graded_N = torch.where(reward_N.isnan(), 0.0, reward_N).to(batch.dtype)
+    dense_NT = torch.where(
+        last_token(batch), graded_N[:, None], torch.zeros_like(graded_N[:, None])
+    )
+    return dense_NT if batch.token_reward_NT is None else dense_NT + batch.token_reward_NT
+
+
+@advantage(
+    base=True,
+    dense=True,
+    equation="A_t = Σ_{{s≥t}} {gamma}^(s−t) · r_s, r_n ∋ R",
+    fixes="works with one sample per prompt",
+    breaks="no baseline of its own: whiten it",
+)
+def return_to_go(reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0) -> Tensor:
+    """Discounted sum of the rewards still to come (REINFORCE++, 2501.03262)."""
+    decay_N = torch.full_like(reward_N, gamma)
+    return discounted_suffix_sums(dense_reward(reward_N, batch), decay_N, batch.mask_NT)
+
+
+def gae_advantages(
+    reward_NT: Tensor, value_NT: Tensor, mask_NT: Tensor, gamma: float, lam_N: Tensor
+) -> Tensor:
+    """`A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the last token."""
+    packed_NT, place_NT = pack(value_NT, mask_NT)
+    following_NT = torch.cat([packed_NT[:, 1:], torch.zeros_like(packed_NT[:, :1])], 1)
+    following_NT = unpack(following_NT, place_NT, mask_NT)
+    delta_NT = reward_NT + gamma * following_NT - value_NT
+    return discounted_suffix_sums(delta_NT, gamma * lam_N, mask_NT)
+
+
+@advantage(
+    base=True,
+    dense=True,
+    needs=("old_value_NT",),
+    equation="A_t = Σ_l ({gamma}·{lam})^l δ_{{t+l}}, δ_t = r_t + {gamma}·V_{{t+1}} − V_t",
+    fixes="credit per token",
+    breaks="the critic's error, and its memory",
+)
+def gae(
+    reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0, lam: Fraction = 0.95
+) -> Tensor:
+    """Generalised advantage estimation (PPO, 1707.06347)."""
+    value_NT = batch.stream("old_value_NT", "advantage gae")
+    lam_N = torch.full_like(reward_N, lam)
+    return gae_advantages(dense_reward(reward_N, batch), value_NT, batch.mask_NT, gamma, lam_N)
+
+
+def length_adaptive_lambda(length_N: Tensor, alpha: float) -> Tensor:
+    """λ = 1 − 1/(α·n), held in [0, 1]: below 1/α tokens it would be negative."""
+    return (1.0 - 1.0 / (alpha * length_N.double().clamp(min=1))).clamp(0.0, 1.0)
+
+
+@advantage(
+    base=True,
+    dense=True,
+    needs=("old_value_NT",),
+    equation="A = GAE with λ_i = clamp(1 − 1/({alpha}·n_i), 0, 1), γ={gamma}",
+    fixes="the final reward reaches the early tokens of long answers",
+    breaks="λ = 0 for answers of 1/α tokens or fewer",
+)
+def gae_length_adaptive(
+    reward_N: Tensor, batch: TokenBatch, *, alpha: Positive = 0.05, gamma: Fraction = 1.0
+) -> Tensor:
+    """VAPO (2504.05118)."""
+    value_NT = batch.stream("old_value_NT", "advantage gae_length_adaptive")
+    lam_N = length_adaptive_lambda(batch.length_N, alpha)
+    return gae_advantages(dense_reward(reward_N, batch), value_NT, batch.mask_NT, gamma, lam_N)
+
+
+def implicit_reward(batch: TokenBatch, beta: float, reader: object) -> Tensor:
+    """r_φ(y_t) = β·(ℓ^φ_t − ℓ^ref_t), detached."""
+    prm_NT = batch.stream("prm_logp_NT", reader).detach()
+    return beta * (prm_NT - batch.stream("ref_logp_NT", reader))
+
+
+@advantage(
+    base=True,
+    needs=("prm_logp_NT", "ref_logp_NT"),
+    equation="A_t = Σ_{{s≥t}} {gamma}^(s−t)·[r_φ(y_s) − mean_{{j≠i}} r̄_φ(y^j)] + R −"
+    " mean_{{j≠i}} R_j,"
+    " r_φ = {beta}·(ℓ^φ − ℓ^ref)",
+    fixes="dense credit without step labels",
+    breaks="the implicit reward model can be hacked",
+)
+def process_rloo(
+    reward_N: Tensor, batch: TokenBatch, *, beta: Positive = 0.05, gamma: Fraction = 1.0
+) -> Tensor:
+    """PRIME (2502.01456), equation 5: leave-one-out for process and outcome apart, then added."""
+    process_NT = implicit_reward(batch, beta, "advantage process_rloo")
+    has_tokens_N = batch.length_N > 0
+    average_N = process_NT.sum(1).double() / batch.length_N.clamp(min=1)
+    # Rows without a token or a grade have no average: NaN keeps them out of the others' mean.
+    average_N = torch.where(has_tokens_N & ~reward_N.isnan(), average_N, torch.nan)
+    stats = group_stats(average_N, batch)
+    own_N = average_N.nan_to_num(0.0)
+    others_N = (stats.mean_N * stats.count_N - own_N) / (stats.count_N - 1).clamp(min=1)
+    compared_NT = batch.mask_NT & (stats.count_N > 1)[:, None]
+    centred_NT = torch.where(compared_NT, process_NT - others_N.to(batch.dtype)[:, None], 0.0)
+    gamma_N = torch.full_like(reward_N, gamma)
+    process_NT = discounted_suffix_sums(centred_NT, gamma_N, batch.mask_NT)
+    graded = group_stats(reward_N, batch)
+    outcome_N = centred(reward_N, graded) * graded.count_N / (graded.count_N - 1).clamp(min=1)
+    total_NT = process_NT + per_token(outcome_N, batch)
+    return torch.where((graded.count_N > 1)[:, None], total_NT, 0.0)
+
+
+def _zscore_and_sum(
+    x_NT: Tensor, select_NT: Tensor, batch: TokenBatch, ddof: int, eps: float
+) -> Tensor:
+    """z-score over all selected tokens of the group, then sums over the selected tokens to come."""
+    stats = group_token_stats(x_NT, select_NT, batch)
+    dead_N = stats.uniform_N | (group_stats(batch.task_reward_N, batch).count_N <= 1)
+    scale_N = torch.where(dead_N, 1.0, stats.std_N(ddof) + eps)
+    mean_N1, scale_N1 = stats.mean_N[:, None].to(x_NT.dtype), scale_N[:, None].to(x_NT.dtype)
+    z_NT = torch.where(select_NT & ~dead_N[:, None], (x_NT - mean_N1) / scale_N1, 0.0)
+    ones_N = torch.ones(len(x_NT), dtype=x_NT.dtype, device=x_NT.device)
+    return discounted_suffix_sums(z_NT, ones_N, batch.mask_NT)
+
+
+@advantage(
+    base=True,
+    outcome=False,
+    needs=("step_reward_NT", "step_end_NT"),
+    equation="z = (r_step − μ_g) / (σ_g + {eps}) over all steps of the group; A_t = Σ_(steps"
+    " ending ≥ t) z",
+    fixes="GRPO with a reward per step",
+    breaks="step noise; more steps, more weight",
+)
+def group_process_zscore(
+    reward_N: Tensor, batch: TokenBatch, *, ddof: Ddof = 1, eps: NonNegative = 1e-6
+) -> Tensor:
+    """GRPO with process supervision (2402.03300, section 4.1.3)."""
+    step_NT = batch.stream("step_reward_NT", "advantage group_process_zscore")
+    end_NT = batch.stream("step_end_NT", "advantage group_process_zscore")
+    select_NT = end_NT & ~reward_N.isnan()[:, None]
+    return _zscore_and_sum(step_NT, select_NT, batch, ddof, eps)
+
+
+def mixed_reward(reward_N: Tensor, batch: TokenBatch, mix: float, reader: object) -> Tensor:
+    """mix·(ℓ° − ℓ^ref) on every token, (1−mix)·R on the last."""
+    drift_NT = batch.stream("old_logp_NT", reader) - batch.stream("ref_logp_NT", reader)
+    return mix * drift_NT + (1.0 - mix) * dense_reward(reward_N, batch)
+
+
+@advantage(
+    base=True,
+    needs=("old_logp_NT", "ref_logp_NT"),
+    equation="x_t = {mix}·(ℓ°_t − ℓ^ref_t) + (1−{mix})·R·1[t=n]; z-score over the group's tokens;"
+    " A_t = Σ_{{s≥t}} z_s",
+    fixes="nothing: an ablation of a popular misreading of PRIME",
+    breaks="pays the policy for drifting away from the reference",
+)
+def drift_as_process_reward(
+    reward_N: Tensor,
+    batch: TokenBatch,
+    *,
+    mix: Fraction = 0.5,
+    ddof: Ddof = 1,
+    eps: NonNegative = 1e-6,
+) -> Tensor:
+    """The simplified PRIME of several articles, with the policy in the reward model's place."""
+    x_NT = mixed_reward(reward_N, batch, mix, "advantage drift_as_process_reward")
+    select_NT = batch.mask_NT & ~reward_N.isnan()[:, None]
+    return _zscore_and_sum(x_NT, select_NT, batch, ddof, eps)

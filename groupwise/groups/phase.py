@@ -1,0 +1,191 @@
+"""The batch phase: all groups, no gradient -> advantage and coefficient per token.
+
+Everything that depends on more than one sequence happens here, so that the token phase can be split
+into any micro-batches. Call it once per batch on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from groupwise.composition import Recipe
+from groupwise.errors import BatchError
+from groupwise.groups.advantages import moving_average, per_token
+from groupwise.groups.statistics import dead_groups, group_stats
+from groupwise.records import STREAM_MEANING, Memory, TokenBatch, Visit
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What the batch phase hands on."""
+
+    batch: TokenBatch  # with advantage_NT and coefficient_NT: feed it to the token phase
+    refill: tuple[int, ...]  # ids of groups that a filter dropped and wants others for
+    memory: Memory  # give it to the next batch, and to the checkpoint
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the filters of a recipe say, row by row."""
+
+    learn_N: Tensor  # the row's tokens are in the loss
+    count_N: Tensor  # the row's advantage counts (else it is 0, tokens staying in denominators)
+    refill: tuple[int, ...]
+
+
+@torch.no_grad()
+def select(recipe: Recipe, batch: TokenBatch) -> Selection:
+    """Run the filters. The trainer calls this first, drops what `refill` names and tops up."""
+    learn_N = ~batch.task_reward_N.isnan()
+    count_N = learn_N.clone()
+    wanted: set[int] = set()
+    for chosen in recipe.filter:
+        keep_N = chosen(batch)
+        action = chosen.definition.traits["action"]
+        if action == "mask":
+            learn_N = learn_N & keep_N
+            continue
+        count_N = count_N & keep_N
+        if action == "refill":
+            ids_M, keep_M = batch.world.gather(batch.group_N), batch.world.gather(keep_N)
+            wanted |= set(ids_M[~keep_M].tolist())
+    return Selection(learn_N, count_N, tuple(sorted(wanted)))
+
+
+def shape(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
+    """Run reward shaping: fills reward_N and adds to token_reward_NT."""
+    reward_N, token_reward_NT = batch.task_reward_N, batch.token_reward_NT
+    for shaping in recipe.shaping:
+        reward_N, extra_NT = shaping(reward_N, batch)
+        if extra_NT is not None:
+            token_reward_NT = extra_NT if token_reward_NT is None else token_reward_NT + extra_NT
+    return replace(batch, reward_N=reward_N, token_reward_NT=token_reward_NT)
+
+
+def advantages(recipe: Recipe, batch: TokenBatch, selection: Selection) -> Tensor:
+    """Run the advantage chain on a shaped batch: [N] or [N, T], 0 for rows that do not count."""
+    x = batch.stream("reward_N", "the advantage chain")
+    for link in recipe.advantage:
+        x = link(x, batch)
+    counts = selection.count_N if x.dim() == 1 else selection.count_N[:, None]
+    return torch.where(counts, x, 0.0)
+
+
+@torch.no_grad()
+def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
+    """Rewards, groups, masks and log-probabilities -> advantage and coefficient streams."""
+    _check_needs(recipe, batch)
+    selection = select(recipe, batch)
+    batch = shape(recipe, batch)
+    batch = replace(batch, loss_mask_NT=batch.mask_NT & selection.learn_N[:, None])
+    advantage_NT = per_token(advantages(recipe, batch, selection), batch)
+    coefficient = recipe.aggregation(batch)
+    coefficient_NT, slope_NT = (
+        coefficient if isinstance(coefficient, tuple) else (coefficient, None)
+    )
+    batch = replace(
+        batch,
+        advantage_NT=advantage_NT,
+        coefficient_NT=coefficient_NT,
+        coefficient_slope_NT=slope_NT,
+    )
+    prepared = {
+        term.name: term.definition.traits["prepare"](batch, dict(term.params))
+        for term in recipe.auxiliary
+    }
+    batch = replace(batch, prepared=prepared)
+    return BatchResult(batch, selection.refill, _remember(recipe, batch), _metrics(batch))
+
+
+def passes(recipe: Recipe, batch: TokenBatch) -> list[TokenBatch]:
+    """The batches to run the token phase on, one after the other, by the recipe's schedule.
+
+    Outside a pass, advantage and coefficient are 0; denominators stay those of the whole batch.
+    """
+    selections = recipe.schedule(batch)
+    if len(selections) == 1:
+        return [batch]
+    return [
+        replace(
+            batch,
+            advantage_NT=torch.where(select_NT, batch.stream("advantage_NT", "a pass"), 0.0),
+            coefficient_NT=torch.where(select_NT, batch.stream("coefficient_NT", "a pass"), 0.0),
+        )
+        for select_NT in selections
+    ]
+
+
+def _check_needs(recipe: Recipe, batch: TokenBatch) -> None:
+    for slot in recipe.slots():
+        for name in slot.definition.needs:
+            given = getattr(batch, name)
+            if given is None and name not in recipe.outputs:
+                raise BatchError(
+                    f"Recipe {recipe.name!r} needs {name} ({STREAM_MEANING[name]}) for "
+                    f"{slot.kind} {slot}. Pass {name}=... to TokenBatch.build, or take the slot "
+                    f"out: recipe.replace({slot.kind}=...)."
+                )
+
+
+def _remember(recipe: Recipe, batch: TokenBatch) -> Memory:
+    """What later batches need of this one."""
+    memory = batch.memory
+    reward_N = batch.stream("reward_N", "memory")
+    for link in recipe.advantage:
+        remembers = link.definition.traits.get("remembers")
+        if remembers == "reward_average":
+            average = moving_average(batch, reward_N, link["decay"])
+            memory = replace(memory, reward_average=average)
+        elif remembers == "visits":
+            memory = replace(memory, visits=add_visits(batch, reward_N, link["ddof"]))
+    return memory
+
+
+def add_visits(batch: TokenBatch, reward_N: Tensor, ddof: int) -> dict[int, tuple[Visit, ...]]:
+    stats = group_stats(reward_N, batch)
+    columns = (stats.count_N, stats.mean_N, stats.std_N(ddof).square())
+    size_M, mean_M, var_M = (batch.world.gather(x).tolist() for x in columns)
+    seen = dict(
+        zip(
+            batch.world.gather(batch.group_N).tolist(),
+            zip(size_M, mean_M, var_M, strict=True),
+            strict=True,
+        )
+    )
+    visits = dict(batch.memory.visits)
+    for group, (size, mean, var) in seen.items():
+        if size > 0:
+            visits[group] = (*visits.get(group, ()), Visit(int(size), mean, var))
+    return visits
+
+
+def _metrics(batch: TokenBatch) -> dict[str, float]:
+    """Of the whole batch, all ranks; rewards before and after shaping."""
+    gather = batch.world.gather
+    task_M, shaped_M = gather(batch.task_reward_N), gather(batch.stream("reward_N", "metrics"))
+    graded_M = ~task_M.isnan()
+    length_M = gather(batch.length_N).double()
+    tokens_M = gather(batch.stream("loss_mask_NT", "metrics").sum(1)).double()
+    stats = group_stats(batch.task_reward_N, batch)
+    groups, dead = dead_groups(batch)
+    top = float(task_M[graded_M].max()) if graded_M.any() else 0.0
+    index_M = batch.groups.index_M
+    passed_P = torch.zeros(len(batch.groups), dtype=torch.bool, device=index_M.device)
+    passed_P[index_M] = gather(stats.uniform_N & (stats.low_N >= max(top, 1e-9)))
+    graded = max(int(graded_M.sum()), 1)
+    return {
+        "reward/mean": float(task_M[graded_M].double().sum()) / graded,
+        "reward/shaped_mean": float(shaped_M[graded_M].double().sum()) / graded,
+        "reward/ungraded_share": 1.0 - float(graded_M.double().mean()),
+        "groups/count": float(groups),
+        "groups/dead_share": dead / groups,
+        "groups/all_pass_share": float(passed_P.double().mean()),
+        "groups/all_fail_share": dead / groups - float(passed_P.double().mean()),
+        "tokens/count": float(length_M.sum()),
+        "tokens/learned_share": float(tokens_M.sum() / length_M.sum().clamp(min=1)),
+        "length/mean": float(length_M.mean()),
+    }

@@ -1,0 +1,178 @@
+"""Auxiliary terms: losses with their own weights, and parts with their own parameters.
+
+`auxiliary(batch, prepared) -> scalar`. The trait `prepare` runs in the batch phase and gives each
+row its targets and weights, so that the sum over micro-batches is exact here as well. The trait
+`learns` names the part that the term trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from groupwise.groups.aggregation import seq_mean_token_mean, token_mean_batch
+from groupwise.groups.credit import dense_reward, gae_advantages
+from groupwise.losses.kl import VALUES
+from groupwise.records import TokenBatch
+from groupwise.slots import Fraction, NonNegative, Positive, auxiliary
+
+Prepared = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something with parameters of its own that a recipe trains beside the policy."""
+
+    name: str
+    output: str  # the stream that its forward pass fills, with gradient
+    start: str  # what it starts from
+    note: str
+
+
+CRITIC = Part(
+    "critic",
+    output="value_NT",
+    start="a copy of the policy (or of a reward model) with a scalar head",
+    note="before the update its values are old_value_NT",
+)
+IMPLICIT_REWARD_MODEL = Part(
+    "implicit reward model",
+    output="prm_logp_NT",
+    start="the SFT model, which is also the reference",
+    note="trained on outcomes, read as token rewards β·(ℓ^φ − ℓ^ref)",
+)
+LENGTH_EXPONENT = Part(
+    "length exponent λ",
+    output="length_exponent",
+    start="0, a scalar",
+    note="its gradient comes through the aggregation weights",
+)
+PARTS = {"critic": CRITIC, "prm": IMPLICIT_REWARD_MODEL, "length_exponent": LENGTH_EXPONENT}
+
+
+def _value_targets(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
+    """returns = GAE(λ of the critic) + values, and the token mean's weights."""
+    value_NT = batch.stream("old_value_NT", "auxiliary value_loss")
+    reward_N = batch.stream("reward_N", "auxiliary value_loss")
+    lam_N = torch.full_like(reward_N, params["lam"])
+    reward_NT = dense_reward(reward_N, batch)
+    return {
+        "return_NT": value_NT
+        + gae_advantages(reward_NT, value_NT, batch.mask_NT, params["gamma"], lam_N),
+        "coefficient_NT": token_mean_batch.function(batch),
+    }
+
+
+def clipped_value_error(
+    value_NT: Tensor, old_value_NT: Tensor, return_NT: Tensor, limit: float
+) -> tuple[Tensor, Tensor]:
+    """½·max((v−R)², (clip(v, v_old±ε)−R)²) and where the clipped branch is larger."""
+    near_NT = old_value_NT + (value_NT - old_value_NT).clamp(-limit, limit)
+    plain_NT, bounded_NT = (value_NT - return_NT).square(), (near_NT - return_NT).square()
+    return 0.5 * torch.maximum(plain_NT, bounded_NT), bounded_NT > plain_NT
+
+
+@auxiliary(
+    learns="critic",
+    prepare=_value_targets,
+    needs=("old_value_NT",),
+    outputs=("value_NT",),
+    equation="+ {weight}·½·mean max((v−R̂)², (clip(v, v_old±{limit})−R̂)²), R̂ = GAE(γ={gamma},"
+    " λ={lam}) + V",
+    fixes="trains the critic",
+    breaks="no gradient where the clipped branch wins",
+)
+def value_loss(
+    batch: TokenBatch,
+    prepared: Prepared,
+    *,
+    limit: Positive = 0.2,
+    weight: NonNegative = 1.0,
+    gamma: Fraction = 1.0,
+    lam: Fraction = 0.95,
+) -> Tensor:
+    """Clipped value loss (PPO practice; the paper's is the plain squared error)."""
+    error_NT, _ = clipped_value_error(
+        batch.stream("value_NT", "auxiliary value_loss"),
+        batch.stream("old_value_NT", "auxiliary value_loss"),
+        prepared["return_NT"],
+        limit,
+    )
+    return weight * (prepared["coefficient_NT"] * error_NT).sum()
+
+
+def _right_token_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
+    """1/N₊ on the tokens of right answers, N₊ of them in the batch."""
+    right_N = batch.stream("correct_N", "auxiliary positive_nll")
+    select_NT = batch.stream("loss_mask_NT", "auxiliary positive_nll") & right_N[:, None]
+    tokens = batch.world.gather(select_NT.sum(1)).sum().clamp(min=1)
+    return {"coefficient_NT": select_NT.to(batch.dtype) / tokens}
+
+
+@auxiliary(
+    prepare=_right_token_mean,
+    needs=("correct_N",),
+    equation="− {weight}·mean_(tokens of right answers) ℓ",
+    fixes="holds on to what was right",
+    breaks="imitation: sharpens what is already likely",
+)
+def positive_nll(batch: TokenBatch, prepared: Prepared, *, weight: NonNegative = 0.1) -> Tensor:
+    """Negative log-likelihood of right answers (VAPO, 2504.05118)."""
+    logp_NT = batch.stream("logp_NT", "auxiliary positive_nll")
+    return -weight * (prepared["coefficient_NT"] * logp_NT).sum()
+
+
+def _row_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
+    """1/B on rows that have tokens to learn from."""
+    counts_N = batch.stream("loss_mask_NT", "auxiliary outcome_bce").any(1)
+    rows = batch.world.gather(counts_N.long()).sum().clamp(min=1)
+    return {"coefficient_N": counts_N.to(batch.dtype) / rows}
+
+
+@auxiliary(
+    learns="prm",
+    prepare=_row_mean,
+    needs=("prm_logp_NT", "ref_logp_NT", "correct_N"),
+    outputs=("prm_logp_NT",),
+    equation="+ mean_rows BCE(σ(Σ_t {beta}·(ℓ^φ_t − ℓ^ref_t)), right)",
+    fixes="trains the implicit reward model on outcomes alone",
+    breaks="can be hacked like any reward model",
+)
+def outcome_bce(batch: TokenBatch, prepared: Prepared, *, beta: Positive = 0.05) -> Tensor:
+    """Cross-entropy of the implicit reward model (PRIME, 2502.01456)."""
+    prm_NT = batch.stream("prm_logp_NT", "auxiliary outcome_bce")
+    ref_NT = batch.stream("ref_logp_NT", "auxiliary outcome_bce")
+    logit_N = beta * (prm_NT - ref_NT).sum(1)
+    right_N = batch.stream("correct_N", "auxiliary outcome_bce").to(logit_N.dtype)
+    losses_N = torch.nn.functional.binary_cross_entropy_with_logits(
+        logit_N, right_N, reduction="none"
+    )
+    return (prepared["coefficient_N"] * losses_N).sum()
+
+
+def _sequence_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
+    return {"coefficient_NT": seq_mean_token_mean.function(batch)}
+
+
+@auxiliary(
+    prepare=_sequence_mean,
+    needs=("ref_logp_NT",),
+    equation="+ {coef}·mean_sequences mean_tokens {estimator}(ℓ − ℓ^ref)",
+    fixes="a KL term that does not grow with length",
+    breaks="weighs tokens otherwise than the policy term does",
+)
+def kl_sequence_mean(
+    batch: TokenBatch,
+    prepared: Prepared,
+    *,
+    coef: NonNegative = 0.001,
+    estimator: Literal["k1", "k2", "k3", "k3+"] = "k3",
+) -> Tensor:
+    """KL to the reference averaged per sequence, whatever the policy term's aggregation."""
+    ref_NT = batch.stream("ref_logp_NT", "auxiliary kl_sequence_mean")
+    x_NT = batch.stream("logp_NT", "auxiliary kl_sequence_mean") - ref_NT
+    return coef * (prepared["coefficient_NT"] * VALUES[estimator](x_NT)).sum()

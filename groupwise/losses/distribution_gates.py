@@ -1,0 +1,210 @@
+"""Gates that look at more of the distribution than a ratio: divergence masks and top-k smoothing.
+
+Same signature as in gates.py: `(log_ratio_NT, advantage_NT, batch) -> (objective_NT, clipped_NT)`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from groupwise.losses.gates import Gated, clip_state, clip_within
+from groupwise.losses.kl import bounded_exp
+from groupwise.records import TokenBatch
+from groupwise.slots import Count, Fraction, NonNegative, Positive, gate
+
+# --- divergence masks (DPPO) ------------------------------------------------------------------
+
+
+def _masked_weight(
+    keep_NT: Tensor, log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch, cap: float
+) -> Gated:
+    """sg[min(r, cap)]·M·A·ℓ and the clip state of masked tokens, by the side they left on."""
+    weight_NT = torch.where(keep_NT, bounded_exp(log_ratio_NT.detach()).clamp(max=cap), 0.0)
+    objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT", "a divergence mask")
+    dropped_NT = ~keep_NT & batch.mask_NT
+    return objective_NT, clip_state(
+        dropped_NT & (advantage_NT > 0), dropped_NT & (advantage_NT < 0)
+    )
+
+
+def keep_unless_further_out(
+    divergence_NT: Tensor, delta: float, log_ratio_NT: Tensor, advantage_NT: Tensor
+) -> Tensor:
+    """Drop a token iff the step leads further away from the sampler and it is beyond delta."""
+    outward_NT = ((advantage_NT > 0) & (log_ratio_NT > 0)) | (
+        (advantage_NT < 0) & (log_ratio_NT < 0)
+    )
+    return ~(outward_NT & (divergence_NT > delta))
+
+
+def binary_tv(logp_NT: Tensor, sampler_NT: Tensor) -> Tensor:
+    """|π − μ| of the sampled token."""
+    return (logp_NT.exp() - sampler_NT.exp()).abs()
+
+
+def binary_kl(logp_NT: Tensor, sampler_NT: Tensor) -> Tensor:
+    """KL(μ‖π) of 'this token or another'."""
+    tiny = torch.finfo(logp_NT.dtype).tiny
+    rest_mu_NT, rest_pi_NT = -torch.expm1(sampler_NT), -torch.expm1(logp_NT)
+    rest_NT = rest_mu_NT * (rest_mu_NT.clamp(min=tiny).log() - rest_pi_NT.clamp(min=tiny).log())
+    return sampler_NT.exp() * (sampler_NT - logp_NT) + rest_NT
+
+
+@gate(
+    anchor="sampler",
+    needs=("sampler_logp_NT",),
+    equation="S = sg[min(r, {cap})]·M·A·ℓ, M = 0 iff the step leads further out and |π−μ| >"
+    " {delta}",
+    fixes="bounds probability mass, not ratios: rare tokens may move",
+    breaks="ignores where the rest of the mass went",
+)
+def tv_mask(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    delta: NonNegative = 0.2,
+    cap: Positive = 5.0,
+) -> Gated:
+    """DPPO with binary total variation (2602.04879)."""
+    logp_NT, sampler_NT = (
+        batch.stream("logp_NT", "gate tv_mask").detach(),
+        batch.stream("sampler_logp_NT", "gate tv_mask"),
+    )
+    divergence_NT = binary_tv(logp_NT, sampler_NT)
+    keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
+    return _masked_weight(keep_NT, log_ratio_NT, advantage_NT, batch, cap)
+
+
+@gate(
+    anchor="sampler",
+    needs=("sampler_logp_NT",),
+    equation="S = sg[min(r, {cap})]·M·A·ℓ, M = 0 iff the step leads further out and KL₂(μ‖π) >"
+    " {delta}",
+    fixes="as tv_mask, stricter where the sampler was nearly sure",
+    breaks="ignores where the rest of the mass went",
+)
+def kl_mask(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    delta: NonNegative = 0.05,
+    cap: Positive = 5.0,
+) -> Gated:
+    """DPPO with binary KL(μ‖π) (2602.04879)."""
+    logp_NT, sampler_NT = (
+        batch.stream("logp_NT", "gate kl_mask").detach(),
+        batch.stream("sampler_logp_NT", "gate kl_mask"),
+    )
+    divergence_NT = binary_kl(logp_NT, sampler_NT)
+    keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
+    return _masked_weight(keep_NT, log_ratio_NT, advantage_NT, batch, cap)
+
+
+def topk_divergences(batch: TokenBatch, members: str) -> tuple[Tensor, Tensor]:
+    """TV and KL(μ‖π) over the sampler's top-k tokens and one bucket for the rest.
+
+    With members = "top+sampled" the sampled token gets a bucket of its own if it is not among them.
+    """
+    mu = batch.stream("sampler_topk_logp_NTK", "a top-k mask").exp()
+    pi = batch.stream("logp_at_sampler_topk_NTK", "a top-k mask").detach().exp()
+    if members == "top+sampled":
+        ids, token_NT = (
+            batch.stream("sampler_topk_id_NTK", "a top-k mask"),
+            batch.stream("token_NT", "a top-k mask"),
+        )
+        new_NT = (ids != token_NT[..., None]).all(-1)
+        own_mu_NT = batch.stream("sampler_logp_NT", "a top-k mask").exp()
+        own_pi_NT = batch.stream("logp_NT", "a top-k mask").detach().exp()
+        mu = torch.cat([mu, torch.where(new_NT, own_mu_NT, 0.0)[..., None]], -1)
+        pi = torch.cat([pi, torch.where(new_NT, own_pi_NT, 0.0)[..., None]], -1)
+    mu = torch.cat([mu, (1.0 - mu.sum(-1, keepdim=True)).clamp(min=0.0)], -1)
+    pi = torch.cat([pi, (1.0 - pi.sum(-1, keepdim=True)).clamp(min=0.0)], -1)
+    tiny = torch.finfo(mu.dtype).tiny
+    kl_NT = (mu * (mu.clamp(min=tiny).log() - pi.clamp(min=tiny).log())).sum(-1)
+    tv_NT = 0.5 * (mu - pi).abs().sum(-1)
+    mask_NT = batch.mask_NT
+    return torch.where(mask_NT, tv_NT, 0.0), torch.where(mask_NT, kl_NT, 0.0)
+
+
+@gate(
+    anchor="sampler",
+    needs=("sampler_logp_NT", "sampler_topk_logp_NTK", "logp_at_sampler_topk_NTK"),
+    equation="S = sg[min(r, {cap})]·M·A·ℓ, M = 0 iff the step leads further out and"
+    " {divergence} over the sampler's top {k} ({members}) and the rest > {delta}",
+    fixes="sees where the mass went",
+    breaks="needs top-k log-probabilities from both engines",
+)
+def topk_mask(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    delta: NonNegative = 0.2,
+    k: Count = 20,
+    divergence: Literal["tv", "kl"] = "tv",
+    members: Literal["top", "top+sampled"] = "top",
+    cap: Positive = 5.0,
+) -> Gated:
+    """DPPO with the top-k divergence (2602.04879)."""
+    tv_NT, kl_NT = topk_divergences(batch, members)
+    divergence_NT = tv_NT if divergence == "tv" else kl_NT
+    keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
+    return _masked_weight(keep_NT, log_ratio_NT, advantage_NT, batch, cap)
+
+
+# --- top-k smoothing (SimKO) ------------------------------------------------------------------
+
+
+def entropy_threshold(batch: TokenBatch, quantile: float) -> Tensor:
+    """The quantile (linear interpolation) of each row's valid token entropies, [N, 1]."""
+    entropy_NT = batch.stream("entropy_NT", "gate topk_smoothing").detach()
+    valid_NT = torch.where(batch.mask_NT, entropy_NT, torch.nan)
+    return valid_NT.nanquantile(quantile, dim=1, keepdim=True).nan_to_num(0.0)
+
+
+def simko_branches(
+    batch: TokenBatch, advantage_NT: Tensor, quantile: float
+) -> tuple[Tensor, Tensor]:
+    """Where to spread (right answers) and where to push harder (wrong, sampled the top token)."""
+    entropy_NT = batch.stream("entropy_NT", "gate topk_smoothing").detach()
+    forking_NT = batch.mask_NT & (entropy_NT > entropy_threshold(batch, quantile))
+    top1_NT = batch.stream("topk_id_NTK", "gate topk_smoothing")[..., 0]
+    is_top1_NT = top1_NT == batch.stream("token_NT", "gate topk_smoothing")
+    return forking_NT & (advantage_NT > 0), forking_NT & (advantage_NT < 0) & is_top1_NT
+
+
+@gate(
+    needs=("entropy_NT", "topk_logp_NTK", "topk_id_NTK", "token_NT"),
+    equation="clip({low}, {high}) with, on the tokens above the {quantile} entropy quantile of"
+    " their row:"
+    " ∇ℓ_y → (1−{alpha})∇ℓ_y + ({alpha}/{k})Σ_topk ∇ℓ_k where A > 0; A·{top1} where A <"
+    " 0 and y is the top token",
+    fixes="mass concentrating on the top token: pass@k",
+    breaks="needs top-k log-probabilities with gradient",
+)
+def topk_smoothing(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    alpha: Fraction = 0.01,
+    k: Count = 3,
+    quantile: Fraction = 0.8,
+    top1: NonNegative = 1.1,
+    low: NonNegative = 0.2,
+    high: NonNegative = 0.2,
+) -> Gated:
+    """SimKO (2510.14807). The ratio's value is unchanged; only its gradient is spread."""
+    spread_NT, harder_NT = simko_branches(batch, advantage_NT, quantile)
+    logp_NT = batch.stream("logp_NT", "gate topk_smoothing")
+    top_NTK = batch.stream("topk_logp_NTK", "gate topk_smoothing")[..., :k]
+    smooth_NT = (1.0 - alpha) * logp_NT + alpha * top_NTK.mean(-1)
+    smooth_NT = log_ratio_NT.detach() + smooth_NT - smooth_NT.detach()
+    spread_ratio_NT = torch.where(spread_NT, smooth_NT, log_ratio_NT)
+    scaled_NT = torch.where(harder_NT, top1 * advantage_NT, advantage_NT)
+    return clip_within(bounded_exp(spread_ratio_NT), scaled_NT, 1.0 - low, 1.0 + high)

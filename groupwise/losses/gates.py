@@ -1,0 +1,238 @@
+"""Gates: `gate(log_ratio_NT, advantage_NT, batch) -> (objective_NT, clipped_NT)`.
+
+The objective is what the policy maximises, token by token. `clipped_NT` (int8) says where the gate
+took the gradient away: +1 above its range, −1 below, 0 where it is live. A = 0 is never clipped.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from groupwise.losses.kl import bounded_exp
+from groupwise.losses.ratios import row_mean, segment_mean
+from groupwise.records import TokenBatch
+from groupwise.slots import NonNegative, Positive, Slot, gate, width
+
+Gated = tuple[Tensor, Tensor]
+
+
+def clip_state(above_NT: Tensor, below_NT: Tensor) -> Tensor:
+    return above_NT.to(torch.int8) - below_NT.to(torch.int8)
+
+
+def clip_within(
+    ratio_NT: Tensor, advantage_NT: Tensor, low: Tensor | float, high: Tensor | float
+) -> Gated:
+    """min(r·A, clip(r, low, high)·A): only the side towards which A pushes is bounded."""
+    up_NT, down_NT = advantage_NT > 0, advantage_NT < 0
+    bounded_NT = torch.where(up_NT, ratio_NT.clamp(max=high), ratio_NT.clamp(min=low))
+    state_NT = clip_state(up_NT & (ratio_NT > high), down_NT & (ratio_NT < low))
+    return bounded_NT * advantage_NT, state_NT
+
+
+@gate(
+    ratio="none",
+    equation="S = A·ℓ",
+    fixes="the policy gradient itself",
+    breaks="no trust region",
+)
+def score(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> Gated:
+    """Score function (REINFORCE): gradient A·∇log π."""
+    objective_NT = advantage_NT * batch.stream("logp_NT", "gate score")
+    return objective_NT, torch.zeros_like(batch.mask_NT, dtype=torch.int8)
+
+
+@gate(
+    equation="S = r·A",
+    fixes="unbiased off-policy",
+    breaks="no trust region",
+)
+def unclipped(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> Gated:
+    """Plain importance sampling."""
+    objective_NT = bounded_exp(log_ratio_NT) * advantage_NT
+    return objective_NT, torch.zeros_like(batch.mask_NT, dtype=torch.int8)
+
+
+@gate(
+    equation="S = min(r·A, clip(r, 1−{low}, 1+{high})·A)",
+    fixes="a cheap trust region; high > low leaves room to explore (clip-higher)",
+    breaks="silences rare tokens: their ratio moves fastest",
+)
+def clip(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    low: NonNegative = 0.2,
+    high: NonNegative = 0.2,
+) -> Gated:
+    """PPO (1707.06347); with high > low the clip-higher of DAPO (2503.14476).
+
+    Dead (no gradient) iff A > 0 and r > 1+high, or A < 0 and r < 1−low.
+    """
+    return clip_within(bounded_exp(log_ratio_NT), advantage_NT, 1.0 - low, 1.0 + high)
+
+
+def _dual(
+    ratio_NT: Tensor, advantage_NT: Tensor, low: Tensor | float, high: Tensor | float, bound: float
+) -> Gated:
+    """As `clip_within`, and for A < 0 no gradient beyond r = bound either."""
+    up_NT, down_NT = advantage_NT > 0, advantage_NT < 0
+    lifted_NT = ratio_NT.clamp(min=low).clamp(max=bound)
+    bounded_NT = torch.where(up_NT, ratio_NT.clamp(max=high), lifted_NT)
+    above_NT = (up_NT & (ratio_NT > high)) | (down_NT & (ratio_NT > bound))
+    return bounded_NT * advantage_NT, clip_state(above_NT, down_NT & (ratio_NT < low))
+
+
+@gate(
+    equation="S = min(r·A, clip(r, 1−{low}, 1+{high})·A); for A < 0 at least {bound}·A",
+    fixes="bounds the loss of a bad token whose ratio exploded",
+    breaks="one more knob; such tokens are not pushed back",
+)
+def dual_clip(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    low: NonNegative = 0.2,
+    high: NonNegative = 0.2,
+    bound: Positive = 3.0,
+) -> Gated:
+    """Dual-clip PPO (1912.09729)."""
+    ratio_NT = bounded_exp(log_ratio_NT)
+    return _dual(ratio_NT, advantage_NT, 1.0 - low, 1.0 + high, bound)
+
+
+def dynamic_bounds(
+    old_prob_NT: Tensor, low: float, high: float, cap: float
+) -> tuple[Tensor, Tensor]:
+    """The r that solve |(r−1)·r·q| ≤ ε: ½+½√max(1−4·low/q, 0) and min(½+½√(1+4·high/q), cap)."""
+    four_over_q_NT = 4.0 / old_prob_NT.clamp(min=1e-30)
+    low_NT = 0.5 + 0.5 * (1.0 - low * four_over_q_NT).clamp(min=0.0).sqrt()
+    high_NT = (0.5 + 0.5 * (1.0 + high * four_over_q_NT).sqrt()).clamp(max=cap)
+    return low_NT, high_NT
+
+
+@gate(
+    needs=("old_logp_NT",),
+    equation="clip with r between ½+½√max(1−4·{low}/q, 0) and min(½+½√(1+4·{high}/q), {cap}), q ="
+    " π_old;"
+    " for A < 0 at least {bound}·A",
+    fixes="room for rare tokens, which a fixed range silences",
+    breaks="almost no limit as q → 0",
+)
+def dynamic_clip(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    low: NonNegative = 0.16,
+    high: NonNegative = 0.2,
+    cap: Positive = 10.0,
+    bound: Positive = 10.0,
+) -> Gated:
+    """DCPO (2509.02333)."""
+    old_prob_NT = batch.stream("old_logp_NT", "gate dynamic_clip").exp()
+    low_NT, high_NT = dynamic_bounds(old_prob_NT, low, high, cap)
+    return _dual(bounded_exp(log_ratio_NT), advantage_NT, low_NT, high_NT, bound)
+
+
+def geometric_weight(
+    log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch, limit: float
+) -> Tensor:
+    """s_i = exp(mean_t e_t), e the log-ratio bounded by ±limit on the side A pushes to, [N, 1]."""
+    up_NT, down_NT = advantage_NT > 0, advantage_NT < 0
+    down_side_NT = torch.where(down_NT, log_ratio_NT.clamp(min=-limit), log_ratio_NT)
+    bounded_NT = torch.where(up_NT, log_ratio_NT.clamp(max=limit), down_side_NT)
+    return bounded_exp(row_mean(bounded_NT, batch))
+
+
+@gate(
+    equation="S = exp(mean_t e_t)·A, e = min(log r, {limit}) for A > 0, max(log r, −{limit}) for"
+    " A < 0",
+    fixes="outliers: a geometric mean over the answer, wide and symmetric in log space",
+    breaks="clipped tokens still move the answer's weight",
+)
+def geometric_clip(
+    log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch, *, limit: Positive = 0.4
+) -> Gated:
+    """GMPO (2507.20673)."""
+    weight_N1 = geometric_weight(log_ratio_NT, advantage_NT, batch, limit)
+    above_NT = (advantage_NT > 0) & (log_ratio_NT > limit)
+    below_NT = (advantage_NT < 0) & (log_ratio_NT < -limit)
+    return weight_N1 * advantage_NT, clip_state(above_NT, below_NT)
+
+
+@gate(
+    equation="S = sg[clamp(r, {floor}, {cap})]·A·ℓ",
+    fixes="every token keeps a gradient",
+    breaks="no trust region; the loss value means nothing: log the ratio",
+)
+def weight_cap(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    cap: Positive,
+    floor: NonNegative = 0.0,
+) -> Gated:
+    """CISPO (2506.13585): caps the importance weight, not the gradient. `cap` is absolute."""
+    weight_NT = bounded_exp(log_ratio_NT.detach()).clamp(floor, cap)
+    objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT", "gate weight_cap")
+    return objective_NT, torch.zeros_like(batch.mask_NT, dtype=torch.int8)
+
+
+def soft_temperature(advantage_NT: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
+    """τ by the advantage's sign (A = 0 counts as negative; its objective is 0 anyway)."""
+    return torch.where(advantage_NT > 0, advantage_NT.new_tensor(tau_pos), tau_neg)
+
+
+@gate(
+    equation="S = (4/τ)·σ(τ(r−1))·A, τ = {tau_pos} for A > 0, else {tau_neg}",
+    fixes="smooth: no edge at which a gradient dies",
+    breaks="never fully off; the value at r = 1 is 2A/τ",
+)
+def soft(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    tau_pos: Positive = 1.0,
+    tau_neg: Positive = 1.05,
+) -> Gated:
+    """SAPO (2511.20347). Gradient weight r·sech²(τ(r−1)/2), 1 at r = 1."""
+    tau_NT = soft_temperature(advantage_NT, tau_pos, tau_neg)
+    gate_NT = torch.sigmoid(tau_NT * (bounded_exp(log_ratio_NT) - 1.0))
+    objective_NT = gate_NT * (4.0 * advantage_NT / tau_NT)
+    return objective_NT, torch.zeros_like(batch.mask_NT, dtype=torch.int8)
+
+
+@width(equation="ε = {low}/{high} everywhere", needs=())
+def constant(
+    segment_entropy_NT: Tensor | None, *, low: NonNegative = 0.2, high: NonNegative = 0.2
+) -> tuple[float, float]:
+    """The same clip range for every segment."""
+    return low, high
+
+
+@gate(
+    ratio="segment",
+    equation="S = min(s·A, clip(s, 1−ε_low, 1+ε_high)·A), ε by {width}",
+    fixes="a clip range that can follow a sub-sentence's entropy",
+    breaks="the paper's own entropy rule is not public: bring yours as a width",
+)
+def segment_clip(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    width: Slot = constant(),  # noqa: B008 - a frozen record
+) -> Gated:
+    """SSPO (2511.04256). `width(segment_entropy_NT) -> (low, high)` may read mean entropies."""
+    entropy_NT = None
+    if batch.entropy_NT is not None:
+        segment_NT = batch.stream("segment_NT", "gate segment_clip")
+        entropy_NT = segment_mean(batch.entropy_NT.detach(), segment_NT, batch.mask_NT)
+    low, high = width(entropy_NT)
+    return clip_within(bounded_exp(log_ratio_NT), advantage_NT, 1.0 - low, 1.0 + high)

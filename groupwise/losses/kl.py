@@ -1,0 +1,40 @@
+"""KL estimators on x = log π − log π_ref of sampled tokens, and the bounded exp they share.
+
+As values, k1 and k3 are unbiased for KL(π‖ref) on-policy and k2 is not. As gradients in the loss,
+k1 gives zero in expectation, k2 gives ∇KL(π‖ref), k3 gives ∇KL(ref‖π).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+EXP_LIMIT = 20.0
+
+
+def bounded_exp(x: Tensor) -> Tensor:
+    """exp with its argument held in ±20: finite everywhere, no gradient beyond."""
+    return x.clamp(-EXP_LIMIT, EXP_LIMIT).exp()
+
+
+def k1(x: Tensor) -> Tensor:
+    """x"""
+    return x
+
+
+def k2(x: Tensor) -> Tensor:
+    """x²/2"""
+    return 0.5 * x.square()
+
+
+def k3(x: Tensor) -> Tensor:
+    """e^{−x} + x − 1"""
+    return bounded_exp(-x) + x - 1.0
+
+
+def k3_plus(x: Tensor) -> Tensor:
+    """The value of k3 with the gradient of k2."""
+    straight = k2(x)
+    return straight + (k3(x) - straight).detach()
+
+
+VALUES = {"k1": k1, "k2": k2, "k3": k3, "k3+": k3_plus}

@@ -1,0 +1,126 @@
+"""Preference pairs: selection (`pairing`) and loss (`preference`), for DPO and its relatives.
+
+Log-probabilities here are sums over the answer, one number per pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from groupwise.errors import BatchError
+from groupwise.slots import Positive, pairing, preference
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Summed log-probabilities of chosen and rejected answers under policy and reference."""
+
+    chosen_logp_N: Tensor
+    rejected_logp_N: Tensor
+    ref_chosen_logp_N: Tensor
+    ref_rejected_logp_N: Tensor
+
+    def __post_init__(self) -> None:
+        shape = self.chosen_logp_N.shape
+        for name, x in vars(self).items():
+            if x.dim() != 1 or x.shape != shape or not len(x):
+                raise BatchError(
+                    f"{name} has shape {tuple(x.shape)}, chosen_logp_N {tuple(shape)}: give one "
+                    "summed log-probability per pair, and at least one pair."
+                )
+            if not x.isfinite().all():
+                raise BatchError(f"{name} is not finite: a pair's log-probability is a finite sum.")
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """The losses of the pairs and what to watch."""
+
+    loss_N: Tensor
+    margin_N: Tensor
+    chosen_reward_N: Tensor
+    rejected_reward_N: Tensor
+    displaced_N: Tensor  # preferred, although the chosen answer became less likely
+
+    @property
+    def loss(self) -> Tensor:
+        return self.loss_N.mean()
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "pairs/margin": float(self.margin_N.mean()),
+            "pairs/accuracy": float((self.margin_N > 0).double().mean()),
+            "pairs/chosen_reward": float(self.chosen_reward_N.mean()),
+            "pairs/rejected_reward": float(self.rejected_reward_N.mean()),
+            "pairs/displaced_share": float(self.displaced_N.double().mean()),
+        }
+
+
+@preference(
+    equation="h = {beta}·[(ℓ_w − ℓ^ref_w) − (ℓ_l − ℓ^ref_l)], L = −log σ(h)",
+    fixes="no reward model, no sampling",
+    breaks="the chosen answer's own probability may fall; a small β moves far from the reference",
+)
+def logistic(pairs: Pairs, *, beta: Positive = 0.1) -> PairLoss:
+    """DPO (2305.18290); SPIN (2401.01335) with its own samples as rejected answers."""
+    chosen_N = beta * (pairs.chosen_logp_N - pairs.ref_chosen_logp_N)
+    rejected_N = beta * (pairs.rejected_logp_N - pairs.ref_rejected_logp_N)
+    margin_N = chosen_N - rejected_N
+    return PairLoss(
+        loss_N=-torch.nn.functional.logsigmoid(margin_N),
+        margin_N=margin_N.detach(),
+        chosen_reward_N=chosen_N.detach(),
+        rejected_reward_N=rejected_N.detach(),
+        displaced_N=((margin_N > 0) & (chosen_N < 0)).detach(),
+    )
+
+
+def optimal_log_odds_shift(preference_probability: float, beta: float) -> float:
+    """At DPO's optimum the log-odds move by logit(p)/β: the smaller β, the further."""
+    p = torch.tensor(preference_probability, dtype=torch.float64)
+    return float(torch.logit(p)) / beta
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One prompt's pair by row number; `keep` is False where the scores can't tell them apart."""
+
+    chosen: int
+    rejected: int
+    keep: bool
+
+
+@pairing(
+    equation="chosen = argmax, rejected = argmin of the mean score; a tie gives no pair",
+    fixes="a pair from the model's own answers",
+    breaks="only as good as the judge",
+)
+def best_and_worst(scores_C: Tensor) -> Choice:
+    """Self-rewarding pair selection (2401.10020) from one averaged score per candidate."""
+    if scores_C.dim() != 1 or len(scores_C) < 2 or not scores_C.isfinite().all():
+        raise BatchError("best_and_worst needs finite scores of at least two candidates.")
+    best, worst = int(scores_C.argmax()), int(scores_C.argmin())
+    return Choice(best, worst, bool(scores_C[best] > scores_C[worst]))
+
+
+@pairing(
+    equation="chosen = the data's answer, rejected = the model's own sample",
+    fixes="needs no judge",
+    breaks="nothing left to learn once the samples match the data",
+)
+def data_against_own_sample(scores_C: Tensor) -> Choice:
+    """SPIN (2401.01335): row 0 is the data's answer, row 1 the previous iterate's sample."""
+    return Choice(0, 1, True)
+
+
+@pairing(
+    equation="chosen and rejected as labelled",
+    fixes="",
+    breaks="offline: the pairs are another policy's",
+)
+def labelled(scores_C: Tensor) -> Choice:
+    """Given pairs (DPO): row 0 is the preferred answer, row 1 the other."""
+    return Choice(0, 1, True)

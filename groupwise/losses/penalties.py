@@ -1,0 +1,67 @@
+"""Penalties: `penalty(batch) -> loss_NT`; several add up. Aggregated like the policy term."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from groupwise.losses.kl import VALUES, bounded_exp, k3
+from groupwise.losses.ratios import anchor_logp
+from groupwise.records import TokenBatch
+from groupwise.slots import NonNegative, penalty
+
+
+@penalty(
+    needs=("ref_logp_NT",),
+    equation="+ {coef}·{estimator}(ℓ − ℓ^ref)",
+    fixes="stays near the reference",
+    breaks="a second model in memory; k3 in the loss is ∇KL(ref‖π), k1 in the loss is nothing",
+)
+def kl(
+    batch: TokenBatch,
+    *,
+    coef: NonNegative = 0.04,
+    estimator: Literal["k1", "k2", "k3", "k3+"] = "k3",
+) -> Tensor:
+    """KL to the reference model in the loss."""
+    x_NT = batch.stream("logp_NT", "penalty kl") - batch.stream("ref_logp_NT", "penalty kl")
+    return coef * VALUES[estimator](x_NT)
+
+
+@penalty(
+    needs=("ref_logp_NT",),
+    equation="+ {coef}·(π/π_old)·k3(ℓ − ℓ^ref)",
+    fixes="∇KL(π‖ref) also when sampled from π_old",
+    breaks="a second model in memory",
+)
+def kl_importance(batch: TokenBatch, *, coef: NonNegative = 0.001) -> Tensor:
+    """k3 under a differentiable importance ratio (DeepSeek-V3.2)."""
+    logp_NT = batch.stream("logp_NT", "penalty kl_importance")
+    ratio_NT = bounded_exp(logp_NT - anchor_logp(batch, "old", "penalty kl_importance"))
+    return coef * ratio_NT * k3(logp_NT - batch.stream("ref_logp_NT", "penalty kl_importance"))
+
+
+@penalty(
+    needs=("sampler_logp_NT",),
+    equation="+ {coef}·(ℓ − ℓ^μ)²",
+    fixes="pulls the learner back to the policy that sampled",
+    breaks="a brake on learning itself",
+)
+def drift(batch: TokenBatch, *, coef: NonNegative = 0.001) -> Tensor:
+    """Squared log-ratio to the sampler."""
+    x_NT = batch.stream("logp_NT", "penalty drift") - batch.stream(
+        "sampler_logp_NT", "penalty drift"
+    )
+    return coef * x_NT.square()
+
+
+@penalty(
+    needs=("entropy_NT",),
+    equation="− {coef}·H",
+    fixes="keeps the policy from going deterministic too early",
+    breaks="can blow the entropy up",
+)
+def entropy_bonus(batch: TokenBatch, *, coef: NonNegative = 1e-3) -> Tensor:
+    """Entropy bonus, ∂H/∂z_v = −p_v(log p_v + H)."""
+    return -coef * batch.stream("entropy_NT", "penalty entropy_bonus")

@@ -1,0 +1,141 @@
+"""The token phase: one micro-batch of whole sequences, with gradient -> its share of the loss.
+
+    L = −Σ u·w·S + Σ u·penalty + auxiliary terms
+
+Sum the losses of all micro-batches and ranks (average nothing): the denominators in u are those of
+the whole batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.composition import Recipe
+from groupwise.errors import BatchError
+from groupwise.losses.corrections import mismatch
+from groupwise.losses.kl import bounded_exp, k3
+from groupwise.records import STREAM_MEANING, TokenBatch
+from groupwise.watch.measures import Tally
+
+
+@dataclass(frozen=True)
+class TokenResult:
+    """A micro-batch's share of the loss, and what happened to its tokens."""
+
+    loss: Tensor  # differentiable; add up over micro-batches
+    terms: dict[str, Tensor]  # its parts by slot: policy, penalty names, auxiliary names
+    objective_NT: Tensor  # S, before weights; detached
+    log_ratio_NT: Tensor  # detached
+    weight_NT: Tensor | None  # product of corrections, None without any
+    clipped_NT: Tensor  # int8: +1 above, −1 below, 0 live
+    tally: Tally  # merge over micro-batches and ranks, then read
+
+
+def token_phase(recipe: Recipe, batch: TokenBatch, **outputs: Tensor) -> TokenResult:
+    """Differentiable log-probabilities (and what else the recipe reads) -> loss and measures.
+
+    `batch` comes from the batch phase (or is a `select`ion of its rows). `outputs` are the
+    learner's: logp_NT always; entropy_NT, topk_logp_NTK, value_NT, router_NTLK, ... by recipe.
+    """
+    batch = _attach(recipe, batch, outputs)
+    coefficient_NT = _coefficient(batch)
+    log_ratio_NT = recipe.ratio(batch)
+    advantage_NT = batch.stream("advantage_NT", "the token phase")
+    objective_NT, clipped_NT = recipe.gate(log_ratio_NT, advantage_NT, batch)
+    weight_NT = _weights(recipe, batch)
+    weighted_NT = objective_NT if weight_NT is None else objective_NT * weight_NT
+    terms = {"policy": -(coefficient_NT * weighted_NT).sum()}
+    for penalty in recipe.penalty:
+        terms[penalty.name] = (coefficient_NT * penalty(batch)).sum()
+    for term in recipe.auxiliary:
+        terms[term.name] = term(batch, batch.prepared[term.name])
+    loss = torch.stack(list(terms.values())).sum() if len(terms) > 1 else terms["policy"]
+    return TokenResult(
+        loss=loss,
+        terms={name: term.detach() for name, term in terms.items()},
+        objective_NT=objective_NT.detach(),
+        log_ratio_NT=log_ratio_NT.detach(),
+        weight_NT=weight_NT,
+        clipped_NT=clipped_NT,
+        tally=_measure(batch, log_ratio_NT.detach(), clipped_NT),
+    )
+
+
+def _attach(recipe: Recipe, batch: TokenBatch, outputs: dict[str, Tensor]) -> TokenBatch:
+    if batch.coefficient_NT is None or batch.advantage_NT is None:
+        raise BatchError("The token phase needs a batch from the batch phase: call that first.")
+    for name in recipe.outputs:
+        if name not in outputs and getattr(batch, name) is None:
+            raise BatchError(
+                f"Recipe {recipe.name!r} reads {name} ({STREAM_MEANING.get(name, 'the policy')}): "
+                f"pass it to the token phase as {name}=...."
+            )
+    batch = batch.with_outputs(**outputs)
+    dtype = batch.stream("logp_NT", "the token phase").dtype
+    same = batch.stream("advantage_NT", "the token phase").dtype == dtype
+    return batch if same else _cast(batch, dtype)
+
+
+def _cast(batch: TokenBatch, dtype: torch.dtype) -> TokenBatch:
+    """What the batch phase made, in the precision of the log-probabilities."""
+    changes: dict[str, Any] = {
+        name: None if x is None else x.to(dtype)
+        for name in ("advantage_NT", "coefficient_NT", "coefficient_slope_NT")
+        for x in [getattr(batch, name)]
+    }
+    return replace(batch, **changes)
+
+
+def _coefficient(batch: TokenBatch) -> Tensor:
+    """u; for a learnable aggregation with its exact gradient in λ."""
+    coefficient_NT = batch.stream("coefficient_NT", "the token phase")
+    if batch.coefficient_slope_NT is None or batch.length_exponent is None:
+        return coefficient_NT
+    exponent = batch.length_exponent
+    return coefficient_NT + batch.coefficient_slope_NT * (exponent - exponent.detach())
+
+
+def _weights(recipe: Recipe, batch: TokenBatch) -> Tensor | None:
+    weight_NT = None
+    for correction in recipe.correction:
+        with torch.no_grad():
+            factor_NT = correction(batch)
+            weight_NT = factor_NT if weight_NT is None else weight_NT * factor_NT
+    return weight_NT
+
+
+@torch.no_grad()
+def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tally:
+    """Sums over the valid tokens of this micro-batch."""
+    mask_NT = batch.stream("loss_mask_NT", "measures")
+    tokens = mask_NT.sum()
+    ratio_NT = torch.where(mask_NT, bounded_exp(log_ratio_NT), 0.0)
+    totals = {
+        "ratio/mean": (ratio_NT.sum(), tokens),
+        "ratio/second_moment": (ratio_NT.square().sum(), tokens),
+        "clip/high": ((clipped_NT > 0).sum(), tokens),
+        "clip/low": ((clipped_NT < 0).sum(), tokens),
+    }
+    peaks = {"ratio/max": ratio_NT.max()}
+    logp_NT = batch.stream("logp_NT", "measures").detach()
+    if batch.ref_logp_NT is not None:
+        kl_NT = torch.where(mask_NT, k3(logp_NT - batch.ref_logp_NT), 0.0)
+        totals["kl/ref"] = (kl_NT.sum(), tokens)
+    if batch.entropy_NT is not None:
+        entropy_NT = torch.where(mask_NT, batch.entropy_NT.detach(), 0.0)
+        totals["entropy/mean"] = (entropy_NT.sum(), tokens)
+    if batch.sampler_logp_NT is not None:
+        gap_NT = torch.where(mask_NT, mismatch(batch, "measures"), 0.0)
+        rho_NT = torch.where(mask_NT, bounded_exp(gap_NT), 0.0)
+        totals["mismatch/abs_mean"] = (gap_NT.abs().sum(), tokens)
+        totals["mismatch/mean"] = (rho_NT.sum(), tokens)
+        totals["mismatch/second_moment"] = (rho_NT.square().sum(), tokens)
+        peaks["mismatch/abs_max"] = gap_NT.abs().max()
+    if batch.value_NT is not None and batch.old_value_NT is not None:
+        moved_NT = torch.where(mask_NT, (batch.value_NT.detach() - batch.old_value_NT).abs(), 0.0)
+        totals["value/moved"] = (moved_NT.sum(), tokens)
+    return Tally(totals, peaks)

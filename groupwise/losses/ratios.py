@@ -1,0 +1,150 @@
+"""Ratios: `ratio(batch) -> log_ratio_NT`, the policy against an anchor.
+
+The anchor `old` is the learner's own log-probabilities before the update (the mismatch with the
+sampler is then a correction's business); `sampler` puts that mismatch inside the ratio. Without
+old log-probabilities the policy is its own anchor: one update per batch, ratio exactly 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from groupwise.losses.kl import EXP_LIMIT
+from groupwise.records import TokenBatch
+from groupwise.slots import Fraction, Stream, ratio
+
+
+def anchor_logp(batch: TokenBatch, anchor: str, reader: object) -> Tensor:
+    """The log-probabilities that the ratio divides by, detached."""
+    if anchor == "sampler":
+        return batch.stream("sampler_logp_NT", reader)
+    if batch.old_logp_NT is not None:
+        return batch.old_logp_NT
+    return batch.stream("logp_NT", reader).detach()
+
+
+def _difference(batch: TokenBatch, anchor: str, reader: object) -> Tensor:
+    return batch.stream("logp_NT", reader) - anchor_logp(batch, anchor, reader)
+
+
+def row_mean(x_NT: Tensor, batch: TokenBatch) -> Tensor:
+    """Mean over the valid tokens of each row (streams are 0 elsewhere), [N, 1]."""
+    return x_NT.sum(1, keepdim=True) / batch.length_N.clamp(min=1)[:, None]
+
+
+@ratio(
+    level="none",
+    equation="no ratio: the objective is A·ℓ",
+    fixes="nothing to go wrong",
+    breaks="right only for the policy that sampled",
+)
+def on_policy(batch: TokenBatch) -> Tensor:
+    """Pure on-policy: log-ratio 0."""
+    return torch.zeros_like(batch.stream("logp_NT", "ratio on_policy"))
+
+
+@ratio(
+    level="token",
+    equation="r_t = π(y_t) / π_{anchor}(y_t)",
+    fixes="simple",
+    breaks="noisy; the product over a long answer is unbounded",
+)
+def token(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
+    """One ratio per token (PPO, GRPO)."""
+    return _difference(batch, anchor, "ratio token")
+
+
+@ratio(
+    level="sequence",
+    equation="s = exp(mean_t log π/π_{anchor})",
+    fixes="low variance; one decision per answer, as the reward is",
+    breaks="not an importance weight (that is s^n)",
+)
+def sequence_geomean(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
+    """Geometric mean over the answer (GSPO, 2507.18071)."""
+    mean_N1 = row_mean(_difference(batch, anchor, "ratio sequence_geomean"), batch)
+    return mean_N1.expand_as(batch.mask_NT)
+
+
+@ratio(
+    level="sequence",
+    equation="s = exp(Σ_t log π/π_{anchor})",
+    fixes="the true importance weight",
+    breaks="explodes with length",
+)
+def sequence_product(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
+    """Product over the answer."""
+    total_N1 = _difference(batch, anchor, "ratio sequence_product").sum(1, keepdim=True)
+    return total_N1.expand_as(batch.mask_NT)
+
+
+@ratio(
+    level="sequence",
+    equation="s_t = sg[exp(mean_t log π/π_{anchor})] · exp(ℓ_t − sg ℓ_t)",
+    fixes="the sequence's ratio with advantages per token",
+    breaks="equals sequence_geomean when they are constant",
+)
+def geomean_token_grad(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
+    """GSPO-token (2507.18071): value of the geometric mean, gradient of the own token."""
+    logp_NT = batch.stream("logp_NT", "ratio geomean_token_grad")
+    mean_N1 = row_mean(_difference(batch, anchor, "ratio geomean_token_grad").detach(), batch)
+    # Bounded here, so that the token's own gradient outlives the bound on exp's argument.
+    return mean_N1.clamp(-EXP_LIMIT, EXP_LIMIT) + (logp_NT - logp_NT.detach())
+
+
+def _renumber(segment_NT: Tensor) -> Tensor:
+    """Any whole numbers -> 0, 1, ... within each row, equal where they were equal."""
+    order_NT = segment_NT.argsort(1)
+    ranked_NT = segment_NT.gather(1, order_NT)
+    step_NT = torch.zeros_like(ranked_NT)
+    step_NT[:, 1:] = (ranked_NT[:, 1:] != ranked_NT[:, :-1]).long()
+    return torch.zeros_like(segment_NT).scatter(1, order_NT, step_NT.cumsum(1))
+
+
+def segment_mean(x_NT: Tensor, segment_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    """Mean over the valid tokens of each segment, on each of its tokens."""
+    width = mask_NT.shape[1]
+    segment_NT = torch.where(mask_NT, segment_NT, 0)
+    if segment_NT.min() < 0 or segment_NT.max() >= width:
+        segment_NT = _renumber(segment_NT)
+    total_NT = torch.zeros_like(x_NT).scatter_add(1, segment_NT, x_NT)
+    count_NT = torch.zeros_like(x_NT).scatter_add(1, segment_NT, mask_NT.to(x_NT.dtype))
+    return (total_NT / count_NT.clamp(min=1)).gather(1, segment_NT)
+
+
+@ratio(
+    level="segment",
+    needs=("segment_NT",),
+    equation="s_k = exp(mean_(t∈k) log π/π_{anchor}) for sub-sentence k",
+    fixes="a compromise between token and sequence",
+    breaks="needs a splitter",
+)
+def segment_geomean(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
+    """Geometric mean over each sub-sentence (SSPO, 2511.04256)."""
+    segment_NT = batch.stream("segment_NT", "ratio segment_geomean")
+    difference_NT = _difference(batch, anchor, "ratio segment_geomean")
+    return segment_mean(difference_NT, segment_NT, batch.mask_NT)
+
+
+def router_drift(batch: TokenBatch) -> Tensor:
+    """Δ = mean over layers and old top-k experts of |log g_new − log g_old|, detached."""
+    new = batch.stream("router_NTLK", "ratio router_shift").detach()
+    old = batch.stream("old_router_NTLK", "ratio router_shift")
+    valid = batch.mask_NT[..., None, None]
+    gap = torch.where(valid, new, 1.0).log() - torch.where(valid, old, 1.0).log()
+    return gap.abs().mean((-2, -1))
+
+
+@ratio(
+    level="token",
+    needs=("old_router_NTLK", "router_NTLK"),
+    equation="log r_t = ℓ − ℓ_{anchor} + sg[log max(e^−Δ_t, {floor})], Δ the router's drift",
+    fixes="tokens whose experts changed count less (mixtures of experts)",
+    breaks="needs router scores of both passes",
+)
+def router_shift(batch: TokenBatch, *, floor: Fraction = 0.8, anchor: Stream = "old") -> Tensor:
+    """RSPO (2510.23027)."""
+    weight_NT = (-router_drift(batch)).exp().clamp(min=floor)
+    shifted_NT = _difference(batch, anchor, "ratio router_shift") + weight_NT.log()
+    return torch.where(batch.mask_NT, shifted_NT, 0.0)

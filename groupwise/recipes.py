@@ -1,0 +1,594 @@
+"""Every algorithm as data. Add yours here (or in a file of your own) in a dozen lines.
+
+The defaults of `method` are plain: z-score in the group, ratio per token, clip 0.2, token mean, one
+update per batch. A recipe states what differs. `setting` holds what the paper used outside the
+slots. `note` says how sure the reading is; [H] marks a choice of this house where sources are silent
+or disagree. Pitfalls and what implementations disagree about are in notes.toml.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from groupwise.composition import About, PairRecipe, Recipe, register
+from groupwise.groups.advantages import (
+    greedy_baseline,
+    group_mean,
+    group_mean_batch_std,
+    group_zscore,
+    leave_one_out,
+    maxrl,
+    raw,
+    rescale_for_dead_groups,
+    reweight_by_probability,
+    smooth_cumulative,
+    whiten_tokens,
+)
+from groupwise.groups.aggregation import (
+    learned_length_weight,
+    seq_mean_token_mean,
+    seq_mean_token_sum,
+    seq_mean_token_sum_norm,
+    seq_sum_token_mean,
+    token_mean_batch,
+    token_mean_group,
+)
+from groupwise.groups.credit import (
+    drift_as_process_reward,
+    gae,
+    gae_length_adaptive,
+    group_process_zscore,
+    process_rloo,
+    return_to_go,
+)
+from groupwise.groups.filters import accuracy_band, enough_mixed, overlong, reject, zero_variance
+from groupwise.groups.shaping import kl_per_sequence, kl_per_token, signed, soft_overlong
+from groupwise.losses.auxiliary import outcome_bce, positive_nll, value_loss
+from groupwise.losses.corrections import (
+    icepop,
+    mis_geometric,
+    mis_sequence,
+    replay_routing,
+    tis_sequence,
+    tis_token,
+)
+from groupwise.losses.distribution_gates import kl_mask, topk_mask, topk_smoothing, tv_mask
+from groupwise.losses.gates import (
+    clip,
+    constant,
+    dual_clip,
+    dynamic_clip,
+    geometric_clip,
+    score,
+    segment_clip,
+    soft,
+    weight_cap,
+)
+from groupwise.losses.pairs import best_and_worst, data_against_own_sample, labelled, logistic
+from groupwise.losses.penalties import entropy_bonus, kl
+from groupwise.losses.ratios import (
+    geomean_token_grad,
+    on_policy,
+    router_shift,
+    segment_geomean,
+    sequence_geomean,
+    token,
+)
+from groupwise.losses.schedules import joint, low_then_high
+
+_ABOUT = ("title", "paper", "year", "family", "fixes", "breaks", "reach_for", "setting", "note")
+_PLAIN: dict[str, Any] = {
+    "advantage": group_zscore(),
+    "ratio": token(),
+    "gate": clip(0.2, 0.2),
+    "aggregation": token_mean_batch(),
+    "schedule": joint(),
+}
+
+
+def method(name: str, **entry: Any) -> Recipe:
+    """Register a recipe: plain defaults, what differs, and where it comes from."""
+    about = About(**{key: entry.pop(key) for key in _ABOUT if key in entry})
+    made = Recipe(name=name, about=about, **{**_PLAIN, **entry})
+    register(made)
+    return made
+
+
+# --- policy gradients without a ratio ---------------------------------------------------------
+
+method(
+    "reinforce",
+    title="REINFORCE", paper="Williams 1992", year=1992,
+    advantage=raw(),
+    ratio=on_policy(), gate=score(),
+    aggregation=seq_mean_token_sum(),
+    fixes="the policy gradient itself, unbiased",
+    breaks="huge variance; every rewarded token is pushed up",
+    reach_for="a yardstick, or a first lesson",
+)  # fmt: skip
+
+method(
+    "rloo",
+    title="RLOO", paper="2402.14740", year=2024,
+    shaping=kl_per_sequence(coef=0.03),
+    advantage=leave_one_out(),
+    ratio=on_policy(), gate=score(),
+    aggregation=seq_mean_token_sum(),
+    setting={"group_size": "2 or 4", "kl_coef": "0.03 (TL;DR), 0.10 (HH)"},
+    fixes="an unbiased baseline without a critic",
+    breaks="needs two or more samples per prompt; one update per batch",
+    reach_for="small groups, one update per batch, an unbiased gradient",
+    note="[T] KL inside the sequence's reward, before the baseline.",
+)  # fmt: skip
+
+method(
+    "remax",
+    title="ReMax", paper="2310.10505", year=2023,
+    advantage=greedy_baseline(),
+    ratio=on_policy(), gate=score(),
+    aggregation=seq_mean_token_sum(),
+    fixes="a baseline from one sample per prompt",
+    breaks="one greedy decode more; a noisy baseline",
+    reach_for="one sample per prompt and no critic",
+    note="[V] from the authors' code.",
+)  # fmt: skip
+
+method(
+    "gpg",
+    title="GPG", paper="2504.02546", year=2025,
+    filter=enough_mixed(0.6),
+    advantage=(group_mean(), rescale_for_dead_groups()),
+    ratio=on_policy(), gate=score(),
+    fixes="nothing but the policy gradient: no ratio, no clip, no KL; dead groups do not shrink the step",
+    breaks="one update per batch; noisy when few groups are mixed",
+    reach_for="strictly on-policy runs where simplicity matters",
+    note="[V] F = 1; α = P/(P−M) counts prompts with zero variance; 1 where all are dead [H].",
+)  # fmt: skip
+
+# --- PPO and its critics ----------------------------------------------------------------------
+
+method(
+    "ppo",
+    title="PPO", paper="1707.06347", year=2017,
+    shaping=kl_per_token(coef=0.01),
+    advantage=(gae(gamma=1.0, lam=0.95), whiten_tokens(ddof=1, eps_in_var=1e-8)),
+    auxiliary=value_loss(limit=0.2, gamma=1.0, lam=0.95),
+    setting={"paper": "γ=0.99, λ=0.95, ε=0.2", "language models": "γ=1, λ 0.95 to 1, whitened"},
+    fixes="credit per token, several updates per batch",
+    breaks="a critic to hold, train and distrust",
+    reach_for="dense or step rewards, and the memory for a critic",
+    note="[T] numbers of language-model practice; KL weight 0.01 [H].",
+)  # fmt: skip
+
+method(
+    "ppo_dual_clip",
+    title="Dual-clip PPO", paper="1912.09729", year=2019,
+    shaping=kl_per_token(coef=0.01),
+    advantage=(gae(gamma=1.0, lam=0.95), whiten_tokens(ddof=1, eps_in_var=1e-8)),
+    gate=dual_clip(low=0.2, high=0.2, bound=3.0),
+    auxiliary=value_loss(limit=0.2, gamma=1.0, lam=0.95),
+    fixes="a bad token whose ratio exploded can't dominate the loss",
+    breaks="such tokens are not pushed back either",
+    reach_for="PPO on stale data",
+)  # fmt: skip
+
+method(
+    "vapo",
+    title="VAPO", paper="2504.05118", year=2025,
+    advantage=gae_length_adaptive(alpha=0.05, gamma=1.0),
+    gate=clip(0.2, 0.28),
+    auxiliary=(value_loss(limit=0.2, gamma=1.0, lam=1.0), positive_nll(0.1)),
+    schedule=joint(updates=16),
+    setting={"prompts": 512, "group_size": 16, "learning_rate": "1e-6, critic 2e-6", "value_only_steps": 50},
+    fixes="critics that fail on long answers: λ by length, Monte-Carlo targets",
+    breaks="a critic, and 50 steps to warm it up",
+    reach_for="long answers and the memory for a critic",
+    note="[T] λ is negative below 20 tokens: held at 0 [H].",
+)  # fmt: skip
+
+# --- group baselines --------------------------------------------------------------------------
+
+method(
+    "grpo",
+    title="GRPO", paper="2402.03300", year=2024,
+    advantage=group_zscore(ddof=1, eps=1e-6),
+    aggregation=seq_mean_token_mean(),
+    penalty=kl(coef=0.04, estimator="k3"),
+    setting={"group_size": 64, "learning_rate": 1e-6, "completions": 1024},
+    fixes="no critic: the group is the baseline",
+    breaks="short right answers and long wrong ones are favoured; 1/σ weighs prompts",
+    reach_for="the reference point of the family",
+    note="[V] clip 0.2, ddof and ε are not in the paper [H]. DeepSeek-R1: G=16, β=0.001, ε=10 [T].",
+)  # fmt: skip
+
+method(
+    "grpo_process",
+    title="GRPO with process supervision", paper="2402.03300", year=2024, family="variant",
+    advantage=group_process_zscore(ddof=1, eps=1e-6),
+    aggregation=seq_mean_token_mean(),
+    penalty=kl(coef=0.04, estimator="k3"),
+    setting={"group_size": 64, "learning_rate": 1e-6, "completions": 1024},
+    fixes="credit per reasoning step",
+    breaks="needs a step grader; its noise is summed over steps",
+    reach_for="a trustworthy reward per step",
+)  # fmt: skip
+
+method(
+    "dapo",
+    title="DAPO", paper="2503.14476", year=2025,
+    filter=(zero_variance(), overlong()),
+    shaping=soft_overlong(max_length=20480, cache=4096),
+    gate=clip(0.2, 0.28),
+    schedule=joint(updates=16),
+    setting={"group_size": 16, "prompts": 512, "learning_rate": 1e-6, "warmup_steps": 20},
+    fixes="entropy collapse (clip-higher), dead groups, length bias, truncation noise",
+    breaks="dynamic sampling costs rollouts; long answers weigh more",
+    reach_for="long chains of thought with a verifier",
+    note="[V] aggregation as in all code; the printed formula is dapo_group.",
+)  # fmt: skip
+
+method(
+    "dapo_group",
+    title="DAPO as printed", paper="2503.14476", year=2025, family="variant",
+    filter=(zero_variance(), overlong()),
+    shaping=soft_overlong(max_length=20480, cache=4096),
+    gate=clip(0.2, 0.28),
+    aggregation=token_mean_group(),
+    schedule=joint(updates=16),
+    setting={"group_size": 16, "prompts": 512, "learning_rate": 1e-6, "warmup_steps": 20},
+    fixes="as DAPO, every prompt counting the same",
+    breaks="no public code trains with it",
+    reach_for="comparing the formula with the code",
+)  # fmt: skip
+
+method(
+    "dr_grpo",
+    title="Dr.GRPO", paper="2503.20783", year=2025,
+    advantage=group_mean(),
+    aggregation=seq_mean_token_sum_norm(length=3000),
+    setting={"group_size": 8, "generation_budget": 3000},
+    fixes="length bias and the 1/σ weighting of GRPO",
+    breaks="a constant to choose; the step follows the reward's scale",
+    reach_for="an unbiased gradient on a fixed scale",
+    note="[V] `length` is your generation budget: set it.",
+)  # fmt: skip
+
+method(
+    "lite_ppo",
+    title="Lite PPO", paper="2508.08221", year=2025,
+    advantage=group_mean_batch_std(ddof=1, eps=1e-6),
+    setting={"group_size": 8},
+    fixes="two tricks in place of many: batch std and token mean",
+    breaks="the scale depends on the batch's mix of prompts",
+    reach_for="a plain, strong default for base models",
+    note="[V]",
+)  # fmt: skip
+
+method(
+    "reinforce_pp",
+    title="REINFORCE++", paper="2501.03262", year=2025,
+    shaping=kl_per_token(coef=0.01),
+    advantage=(return_to_go(gamma=1.0), whiten_tokens(ddof=1, eps_in_var=1e-8)),
+    setting={"group_size": 1},
+    fixes="one sample per prompt, no critic",
+    breaks="long answers dominate the statistics",
+    reach_for="one sample per prompt, many prompts",
+    note="[V] code; β is 0.01 or 0.001 by version [T].",
+)  # fmt: skip
+
+method(
+    "reinforce_pp_baseline",
+    title="REINFORCE++-baseline", paper="2501.03262", year=2025,
+    advantage=(group_mean(), whiten_tokens(ddof=1, eps_in_var=1e-8)),
+    penalty=kl(coef=0.01, estimator="k2"),
+    fixes="a group baseline, scaled over the batch instead of the group",
+    breaks="long answers dominate the statistics",
+    reach_for="groups with a robust scale, KL with the right gradient",
+    note="[V] code; β = 0.01 [H].",
+)  # fmt: skip
+
+method(
+    "reinforce_rej",
+    title="Reinforce-Rej", paper="2504.11343", year=2025,
+    filter=reject(),
+    shaping=signed(),
+    advantage=raw(),
+    penalty=kl(coef=0.001, estimator="k3"),
+    setting={"group_size": 4},
+    fixes="shows how much of GRPO is just dropping uniform groups",
+    breaks="no baseline: high variance",
+    reach_for="an ablation of GRPO's baseline",
+    note="[V] code; rewards as ±1 [H], since a 0 without a baseline teaches nothing.",
+)  # fmt: skip
+
+method(
+    "maxrl",
+    title="MaxRL", paper="2602.02710", year=2026,
+    advantage=maxrl(eps=0.0),
+    setting={"group_size": 16, "gradient_clip": 0.3},
+    fixes="hard prompts count by 1/p: maximum likelihood of success",
+    breaks="binary rewards only; rare successes shake the step",
+    reach_for="hard prompts, pass@k",
+    note="[V]",
+)  # fmt: skip
+
+method(
+    "prime",
+    title="PRIME", paper="2502.01456", year=2025,
+    filter=accuracy_band(0.2, 0.8),
+    advantage=process_rloo(beta=0.05, gamma=1.0),
+    auxiliary=outcome_bce(beta=0.05),
+    setting={"group_size": 4, "learning_rate": "5e-7, reward model 1e-6"},
+    fixes="dense rewards from outcome labels alone",
+    breaks="a reward model to hold and train online; it can be hacked",
+    reach_for="sparse outcomes on long answers, memory for two more models",
+    note="[V] the paper's equation 5; the release differs (explain prime).",
+)  # fmt: skip
+
+method(
+    "prime_seed",
+    title="PRIME, simplified", paper="after 2502.01456", year=2025, family="ablation",
+    advantage=drift_as_process_reward(mix=0.5, ddof=1, eps=1e-6),
+    fixes="nothing: shows what a popular reading of PRIME would do",
+    breaks="pays the policy for leaving the reference",
+    reach_for="an ablation only; use prime",
+    note="The policy stands where the trained reward model should.",
+)  # fmt: skip
+
+method(
+    "dcpo",
+    title="DCPO", paper="2509.02333", year=2025,
+    advantage=smooth_cumulative(ddof=1),
+    gate=dynamic_clip(low=0.16, high=0.2, cap=10.0, bound=10.0),
+    aggregation=seq_sum_token_mean(),
+    fixes="rare tokens get room; uniform groups still teach",
+    breaks="state per prompt; the step grows with the batch",
+    reach_for="several epochs over the same prompts",
+    note="[V] the aggregation is what micro-batches of one gave in the authors' code.",
+)  # fmt: skip
+
+method(
+    "lambda_grpo",
+    title="λ-GRPO", paper="2510.06870", year=2025,
+    aggregation=learned_length_weight(exponent=0.0, slope=1 / 9),
+    fixes="learns how much length should count",
+    breaks="λ follows the loss's sign, not the task: log it",
+    reach_for="a study of length weighting",
+    note="[T] transcriptions only. Another paper has the same name.",
+)  # fmt: skip
+
+# --- other ratios and gates -------------------------------------------------------------------
+
+method(
+    "gspo",
+    title="GSPO", paper="2507.18071", year=2025,
+    ratio=sequence_geomean(),
+    gate=clip(0.0003, 0.0004),
+    aggregation=seq_mean_token_mean(),
+    schedule=joint(updates=4),
+    fixes="ratio noise on long answers and in mixtures of experts",
+    breaks="one token can silence an answer; needs its own tiny clip range",
+    reach_for="mixtures of experts, long answers",
+    note="[V]",
+)  # fmt: skip
+
+method(
+    "gspo_token",
+    title="GSPO-token", paper="2507.18071", year=2025, family="variant",
+    ratio=geomean_token_grad(),
+    gate=clip(0.0003, 0.0004),
+    aggregation=seq_mean_token_mean(),
+    schedule=joint(updates=4),
+    fixes="GSPO with advantages per token (multi-turn)",
+    breaks="equals GSPO when they are constant",
+    reach_for="GSPO with step or turn rewards",
+    note="[V]",
+)  # fmt: skip
+
+method(
+    "gmpo",
+    title="GMPO", paper="2507.20673", year=2025,
+    gate=geometric_clip(limit=0.4),
+    aggregation=seq_mean_token_mean(),
+    fixes="outlier ratios: a geometric mean instead of an arithmetic one",
+    breaks="clipped tokens still move the answer's weight",
+    reach_for="unstable ratios without a tiny clip range",
+    note="[V]",
+)  # fmt: skip
+
+method(
+    "cispo",
+    title="CISPO", paper="2506.13585", year=2025,
+    filter=(zero_variance(), overlong()),
+    gate=weight_cap(cap=5.0),
+    schedule=joint(updates=16),
+    fixes="rare 'wait'-like tokens keep their gradient",
+    breaks="no trust region; the loss value means nothing",
+    reach_for="many off-policy updates, reflective behaviour",
+    note="[V] the paper does not disclose its cap; 5 is ScaleRL's [H]. The cap is absolute.",
+)  # fmt: skip
+
+method(
+    "sapo",
+    title="SAPO", paper="2511.20347", year=2025,
+    gate=soft(tau_pos=1.0, tau_neg=1.05),
+    aggregation=seq_mean_token_mean(),
+    fixes="a smooth gate: no edge at which a gradient dies",
+    breaks="never fully off; two temperatures",
+    reach_for="clip-sensitive runs",
+    note="[V]",
+)  # fmt: skip
+
+method(
+    "sspo",
+    title="SSPO", paper="2511.04256", year=2025,
+    ratio=segment_geomean(),
+    gate=segment_clip(width=constant(low=0.2, high=0.2)),
+    aggregation=seq_mean_token_mean(),
+    fixes="between token noise and GSPO's all-or-nothing",
+    breaks="needs a splitter; the paper's entropy-scaled range is not public",
+    reach_for="a study of ratio levels",
+    note="Abstract only; segments at punctuation and newlines, constant range [H]. Two other papers share the name.",
+)  # fmt: skip
+
+method(
+    "advantage_reweighting",
+    title="Advantage reweighting", paper="2505.12929", year=2025,
+    advantage=(group_zscore(), reweight_by_probability(alpha=0.3)),
+    gate=clip(0.2, 0.24),
+    penalty=kl(coef=0.001, estimator="k3"),
+    setting={"alpha": "0.2 to 0.3"},
+    fixes="rare tokens, whose gradients are largest, drown the others",
+    breaks="slows the tokens that explore",
+    reach_for="noisy updates dominated by rare tokens",
+    note="[V]",
+)  # fmt: skip
+
+method(
+    "lopti",
+    title="Lopti", paper="2505.12929", year=2025,
+    gate=clip(0.2, 0.24),
+    penalty=kl(coef=0.001, estimator="k3"),
+    schedule=low_then_high(eta=0.5),
+    fixes="frequent tokens are corrected after the rare ones moved them",
+    breaks="twice the updates",
+    reach_for="as advantage reweighting, with compute to spare",
+    note="[V]",
+)  # fmt: skip
+
+method(
+    "rspo",
+    title="RSPO", paper="2510.23027", year=2025,
+    ratio=router_shift(floor=0.8),
+    gate=geometric_clip(limit=0.4),
+    aggregation=seq_mean_token_mean(),
+    fixes="router drift in mixtures of experts",
+    breaks="needs router scores of both passes",
+    reach_for="mixtures of experts whose routing moves",
+    note="[T] v2; v1 multiplied after clipping.",
+)  # fmt: skip
+
+method(
+    "simko",
+    title="SimKO", paper="2510.14807", year=2025,
+    gate=topk_smoothing(alpha=0.01, k=3, quantile=0.8, top1=1.1, low=0.2, high=0.2),
+    fixes="mass piling up on the top token: pass@k falls while pass@1 rises",
+    breaks="needs top-k log-probabilities with gradient",
+    reach_for="pass@k",
+    note="[V]; the top-k set is the current policy's, detached [H].",
+)  # fmt: skip
+
+method(
+    "dppo",
+    title="DPPO (binary TV)", paper="2602.04879", year=2026,
+    ratio=token(anchor="sampler"),
+    gate=tv_mask(delta=0.2, cap=5.0),
+    setting={"delta": "0.2, LoRA 0.15"},
+    fixes="a trust region in probability mass: rare tokens may move",
+    breaks="sees the sampled token only",
+    reach_for="a sampler that differs from the learner, rare tokens that matter",
+    note="[V] cap 5 in the paper, 10 in its release.",
+)  # fmt: skip
+
+method(
+    "dppo_kl",
+    title="DPPO (binary KL)", paper="2602.04879", year=2026, family="variant",
+    ratio=token(anchor="sampler"),
+    gate=kl_mask(delta=0.05, cap=5.0),
+    fixes="as dppo, stricter where the sampler was nearly sure",
+    breaks="sees the sampled token only",
+    reach_for="as dppo",
+    note="[V]",
+)  # fmt: skip
+
+method(
+    "dppo_topk",
+    title="DPPO (top-K)", paper="2602.04879", year=2026, family="variant",
+    ratio=token(anchor="sampler"),
+    gate=topk_mask(delta=0.2, k=20, divergence="tv", members="top", cap=5.0),
+    fixes="sees where the mass went",
+    breaks="top-k log-probabilities from both engines",
+    reach_for="a study of trust regions",
+    note="[V] δ = 0.2 as for the binary form [H].",
+)  # fmt: skip
+
+method(
+    "olmo3",
+    title="Olmo 3's combination", paper="Olmo 3 report", year=2025,
+    filter=zero_variance(),
+    advantage=group_mean(),
+    gate=clip(0.2, 0.272),
+    correction=tis_token(cap=2.0),
+    setting={"prompts": 64, "group_size": 8, "learning_rate": "1e-6 (32B: 2e-6)"},
+    fixes="DAPO's and Dr.GRPO's lessons with a sampler correction",
+    breaks="long answers weigh more",
+    reach_for="a separate inference engine",
+    note="[V] code; θ_old in the correction's numerator, as there.",
+)  # fmt: skip
+
+# --- sampler-learner corrections on plain GRPO ------------------------------------------------
+
+_CORRECTIONS: tuple[tuple[str, str, str, Any, str, str], ...] = (
+    ("tis", "TIS, token", "Yao et al. 2025", tis_token(cap=2.0), "a capped weight per token", "biased, calm"),
+    ("tis_sequence", "TIS, sequence", "Yao et al. 2025", tis_sequence(cap=2.0), "a capped weight per answer", "high variance on long answers"),
+    ("icepop", "IcePop", "2510.18855", icepop(0.5, 5.0), "tokens that disagree too much are dropped", "they teach nothing"),
+    ("mis", "MIS, sequence", "Liu et al. 2025", mis_sequence(high=2.0), "answers that disagree too much are dropped", "long answers go first"),
+    ("mis_geometric", "MIS, geometric", "Liu et al. 2025", mis_geometric(0.5, 2.0), "a mask that is fair to long answers", "weights inside it are not capped"),
+    ("routing_replay", "Routing replay R2", "2512.01374", replay_routing("learner"), "the learner's routing at π_old is kept: the cause is removed", "the first mini-batch alone is unbiased"),
+    ("routing_replay_r3", "Routing replay R3", "2510.11370", replay_routing("sampler"), "the sampler's routing is kept", "always changes the policy that is trained"),
+)  # fmt: skip
+for _name, _title, _paper, _correction, _fixes, _breaks in _CORRECTIONS:
+    method(
+        _name,
+        title=_title, paper=_paper, year=2025, family="correction",
+        aggregation=seq_mean_token_mean(),
+        correction=_correction,
+        fixes=_fixes,
+        breaks=_breaks,
+        reach_for="a sampler that is not the learner" if "rout" not in _name else "mixtures of experts",
+        note="Plain GRPO without KL, and the correction.",
+    )  # fmt: skip
+
+method(
+    "entropy_bonus",
+    title="GRPO with an entropy bonus", paper="1602.01783", year=2016, family="variant",
+    penalty=entropy_bonus(coef=1e-3),
+    fixes="keeps the policy from going deterministic too early",
+    breaks="can blow the entropy up: clip-higher is the gentler way",
+    reach_for="entropy collapse that clip-higher does not stop",
+)  # fmt: skip
+
+# --- preference pairs -------------------------------------------------------------------------
+
+register(PairRecipe(
+    "dpo", labelled(), logistic(beta=0.1), "the starting policy",
+    About(
+        "DPO", "2305.18290", 2023, "preference",
+        fixes="learns from pairs without a reward model or sampling",
+        breaks="the chosen answer's own probability may fall (displacement)",
+        reach_for="labelled pairs and no verifier",
+        note="[V] a small β moves far from the reference.",
+    ),
+))  # fmt: skip
+register(PairRecipe(
+    "spin", data_against_own_sample(), logistic(beta=0.1), "the previous iterate",
+    About(
+        "SPIN", "2401.01335", 2024, "preference",
+        fixes="turns SFT data into pairs: the data's answer against the model's own",
+        breaks="stops when the samples match the data",
+        reach_for="SFT data only",
+        setting={"beta": "0.1, last round 5.0"}, note="[V]",
+    ),
+))  # fmt: skip
+register(PairRecipe(
+    "self_rewarding", best_and_worst(), logistic(beta=0.1), "the previous iterate",
+    About(
+        "Self-rewarding", "2401.10020", 2024, "preference",
+        fixes="the model judges its own candidates",
+        breaks="only as good as its own judgement",
+        reach_for="no verifier, a model that can judge",
+        setting={"candidates": 4, "judgements": 3, "temperature": 0.7, "top_p": 0.9}, note="[T]",
+    ),
+))  # fmt: skip
+
+import groupwise.dialects  # noqa: E402, F401 - what other tools call GRPO

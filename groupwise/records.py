@@ -1,0 +1,361 @@
+"""The nouns. Tensor names carry their axes: `_N` sequence (row), `_T` token, `_K` top-k entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from groupwise.errors import BatchError, nearest
+
+
+class World(Protocol):
+    """The ranks that share one batch. Rows of all ranks are gathered in rank order."""
+
+    def gather(self, x_N: Tensor) -> Tensor:
+        """This rank's rows and everybody else's, the same on every rank."""
+        ...
+
+    def own(self, x_M: Tensor) -> Tensor:
+        """The part of a gathered tensor that belongs to this rank's rows."""
+        ...
+
+
+class OneProcess:
+    """The world of a single process: its rows are all the rows."""
+
+    def gather(self, x_N: Tensor) -> Tensor:
+        return x_N
+
+    def own(self, x_M: Tensor) -> Tensor:
+        return x_M
+
+
+class Ranks:
+    """The world of a `torch.distributed` process group; ranks may hold different row counts."""
+
+    def __init__(self, rows: int, process_group: Any = None) -> None:
+        import torch.distributed as dist
+
+        self._dist, self._group = dist, process_group
+        sizes: list[Any] = [None] * dist.get_world_size(process_group)
+        dist.all_gather_object(sizes, rows, group=process_group)
+        self._sizes: list[int] = sizes
+        rank = dist.get_rank(process_group)
+        self._start, self._rows = sum(self._sizes[:rank]), rows
+
+    def gather(self, x_N: Tensor) -> Tensor:
+        longest = max(self._sizes)
+        padded = x_N.new_zeros((longest, *x_N.shape[1:]))
+        padded[: len(x_N)] = x_N
+        parts = [torch.empty_like(padded) for _ in self._sizes]
+        self._dist.all_gather(parts, padded, group=self._group)
+        return torch.cat([part[:size] for part, size in zip(parts, self._sizes, strict=True)])
+
+    def own(self, x_M: Tensor) -> Tensor:
+        return x_M[self._start : self._start + self._rows]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One earlier batch's rewards of one prompt, as far as later batches need them."""
+
+    size: int
+    mean: float
+    var: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What batch phases hand on to later batches; part of a checkpoint."""
+
+    visits: Mapping[int, tuple[Visit, ...]] = field(default_factory=dict)
+    reward_average: float | None = None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which rows belong together: `index_M` numbers the groups of all ranks' rows from 0."""
+
+    ids_P: Tensor
+    index_M: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids_P)
+
+
+_STREAMS_NT = (
+    "old_logp_NT",
+    "sampler_logp_NT",
+    "ref_logp_NT",
+    "prm_logp_NT",
+    "old_value_NT",
+    "token_reward_NT",
+    "step_reward_NT",
+    "sampler_topk_logp_NTK",
+    "old_router_NTLK",
+)
+_STREAMS_N = ("greedy_reward_N",)
+_FLAGS_N = ("correct_N", "truncated_N")
+_OUTPUTS = (
+    "logp_NT",
+    "entropy_NT",
+    "value_NT",
+    "topk_logp_NTK",
+    "logp_at_sampler_topk_NTK",
+    "router_NTLK",
+)
+# What the user may have to provide, in words, for messages.
+STREAM_MEANING = {
+    "old_logp_NT": "the learner's log-probabilities before the update",
+    "sampler_logp_NT": "the sampler's log-probabilities",
+    "ref_logp_NT": "the reference model's log-probabilities",
+    "prm_logp_NT": "the implicit reward model's log-probabilities",
+    "old_value_NT": "the critic's values before the update",
+    "step_reward_NT": "rewards at the last token of each step",
+    "step_end_NT": "a mark on the last token of each step",
+    "greedy_reward_N": "the reward of the prompt's greedy completion",
+    "correct_N": "which completions are correct",
+    "truncated_N": "which completions hit the length limit",
+    "segment_NT": "the number of the sub-sentence that each token belongs to",
+    "token_NT": "the sampled token ids",
+    "sampler_topk_logp_NTK": "the sampler's log-probabilities of its top-k tokens",
+    "sampler_topk_id_NTK": "the ids of the sampler's top-k tokens",
+    "old_router_NTLK": "old router probabilities of the old top-k experts, per layer",
+    "entropy_NT": "the policy's token entropies",
+    "value_NT": "the critic's values, with gradient",
+    "topk_logp_NTK": "the policy's log-probabilities of its own top-k tokens, with gradient",
+    "topk_id_NTK": "the ids of the policy's top-k tokens",
+    "logp_at_sampler_topk_NTK": "the policy's log-probabilities of the sampler's top-k tokens",
+    "router_NTLK": "router probabilities of the old top-k experts, per layer",
+    "length_exponent": "the learnable exponent λ, a scalar",
+}
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """All that the two phases read, row by row. Make one with `TokenBatch.build`.
+
+    Padded positions of every stream are 0; a row with a NaN reward is ungraded: it is in no
+    statistic and its tokens are not learned from.
+    """
+
+    mask_NT: Tensor  # bool: the tokens that the policy wrote
+    group_N: Tensor  # which prompt a row answers; any whole numbers
+    task_reward_N: Tensor  # the grader's reward; NaN where there is none
+
+    old_logp_NT: Tensor | None = None
+    sampler_logp_NT: Tensor | None = None
+    ref_logp_NT: Tensor | None = None
+    prm_logp_NT: Tensor | None = None
+    old_value_NT: Tensor | None = None
+    token_reward_NT: Tensor | None = None
+    step_reward_NT: Tensor | None = None
+    step_end_NT: Tensor | None = None
+    greedy_reward_N: Tensor | None = None
+    correct_N: Tensor | None = None
+    truncated_N: Tensor | None = None
+    segment_NT: Tensor | None = None
+    token_NT: Tensor | None = None
+    sampler_topk_logp_NTK: Tensor | None = None
+    sampler_topk_id_NTK: Tensor | None = None
+    old_router_NTLK: Tensor | None = None
+    memory: Memory = field(default_factory=Memory)
+    world: World = field(default_factory=OneProcess)
+
+    # Filled by the batch phase.
+    reward_N: Tensor | None = None  # shaped
+    loss_mask_NT: Tensor | None = None  # mask without overlong and ungraded rows
+    advantage_NT: Tensor | None = None
+    coefficient_NT: Tensor | None = None
+    coefficient_slope_NT: Tensor | None = None  # d coefficient / d λ, learnable aggregation only
+    prepared: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    # Filled by the token phase: what the learner's forward pass gave, with gradient.
+    logp_NT: Tensor | None = None
+    entropy_NT: Tensor | None = None
+    value_NT: Tensor | None = None
+    topk_logp_NTK: Tensor | None = None
+    topk_id_NTK: Tensor | None = None
+    logp_at_sampler_topk_NTK: Tensor | None = None
+    router_NTLK: Tensor | None = None
+    length_exponent: Tensor | None = None
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        mask_NT: Tensor,
+        group_N: Tensor | Sequence[int],
+        reward_N: Tensor | Sequence[float | None],
+        memory: Memory | None = None,
+        world: World | None = None,
+        **streams: Tensor,
+    ) -> TokenBatch:
+        """Check shapes and values, and put 0 wherever the mask is 0."""
+        mask_NT = _check_mask(mask_NT)
+        rows = len(mask_NT)
+        group_N = _check_groups(group_N, rows)
+        reward_N = _check_rewards(reward_N, rows)
+        checked: dict[str, Any] = {
+            name: _check_stream(name, x, mask_NT) for name, x in streams.items()
+        }
+        return cls(
+            mask_NT=mask_NT,
+            group_N=group_N.to(mask_NT.device),
+            task_reward_N=reward_N.to(mask_NT.device),
+            memory=memory or Memory(),
+            world=world or OneProcess(),
+            **checked,
+        )
+
+    @property
+    def rows(self) -> int:
+        return len(self.mask_NT)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64 if a stream came in float64, else float32."""
+        given = [getattr(self, name) for name in (*_STREAMS_NT, "logp_NT")]
+        return next((x.dtype for x in given if x is not None), self.task_reward_N.dtype)
+
+    @cached_property
+    def groups(self) -> Groups:
+        ids_P, index_M = torch.unique(self.world.gather(self.group_N), return_inverse=True)
+        return Groups(ids_P, index_M)
+
+    @cached_property
+    def length_N(self) -> Tensor:
+        return self.mask_NT.sum(1)
+
+    def stream(self, name: str, reader: object) -> Tensor:
+        """A stream that `reader` can't do without."""
+        x = getattr(self, name)
+        if x is None:
+            raise BatchError(
+                f"{reader} reads {name} ({STREAM_MEANING.get(name, 'computed earlier')}), which "
+                f"this batch does not have. Pass it, or use a recipe without it."
+            )
+        return x
+
+    def select(self, rows: Tensor) -> TokenBatch:
+        """Some rows (indices or a bool mask), in that order, with everything they carry.
+
+        After the batch phase this is a micro-batch; before it, a batch without filtered rows.
+        """
+        changes: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor) and value.dim() > 0:
+                changes[item.name] = value[rows]
+        changes["prepared"] = {
+            name: {key: x[rows] for key, x in parts.items()}
+            for name, parts in self.prepared.items()
+        }
+        return replace(self, **changes)
+
+    def with_outputs(self, **outputs: Tensor) -> TokenBatch:
+        """The batch with the learner's outputs, cleaned, in at least float32."""
+        for name in outputs:
+            if name not in STREAM_MEANING and name != "logp_NT":
+                raise BatchError(f"Unknown output {name!r}. {nearest(name, STREAM_MEANING)}")
+        checked: dict[str, Any] = {
+            name: _check_stream(name, x, self.mask_NT) for name, x in outputs.items()
+        }
+        return replace(self, **checked)
+
+
+def _check_mask(mask_NT: Tensor) -> Tensor:
+    if not isinstance(mask_NT, Tensor) or mask_NT.dim() != 2 or mask_NT.numel() == 0:
+        shape = tuple(mask_NT.shape) if isinstance(mask_NT, Tensor) else type(mask_NT).__name__
+        raise BatchError(
+            f"mask_NT must be a tensor [sequences, tokens] with at least one of each, got {shape}."
+        )
+    if mask_NT.dtype == torch.bool:
+        return mask_NT
+    if not ((mask_NT == 0) | (mask_NT == 1)).all():
+        raise BatchError("mask_NT must hold only 0 and 1 (1 = a token that the policy wrote).")
+    return mask_NT.bool()
+
+
+def _check_groups(group_N: Tensor | Sequence[int], rows: int) -> Tensor:
+    group_N = torch.as_tensor(group_N)
+    if group_N.shape != (rows,):
+        raise BatchError(
+            f"group_N has shape {tuple(group_N.shape)}, but the mask has {rows} rows: give one "
+            "group id per row."
+        )
+    if group_N.is_floating_point() and not (group_N == group_N.round()).all():
+        raise BatchError("group_N holds fractions or NaN: group ids are whole numbers.")
+    return group_N.long()
+
+
+def _check_rewards(reward_N: Tensor | Sequence[float | None], rows: int) -> Tensor:
+    if not isinstance(reward_N, Tensor):
+        reward_N = torch.tensor([float("nan") if r is None else r for r in reward_N])
+    if reward_N.shape != (rows,):
+        raise BatchError(
+            f"reward_N has shape {tuple(reward_N.shape)}, but the mask has {rows} rows: give one "
+            "reward per row (a single reward is not spread over the rows)."
+        )
+    if reward_N.isinf().any():
+        row = int(reward_N.isinf().nonzero()[0])
+        raise BatchError(
+            f"reward_N[{row}] is infinite. Rewards are finite; use None or NaN for 'no grade'."
+        )
+    return _at_least_float32(reward_N)
+
+
+def _check_stream(name: str, x: Tensor, mask_NT: Tensor) -> Tensor:
+    """Shape, finite on valid tokens, 0 elsewhere; half precision becomes float32."""
+    known = TokenBatch.__dataclass_fields__
+    if name not in STREAM_MEANING and name not in (*_STREAMS_NT, *_OUTPUTS):
+        raise BatchError(f"Unknown stream {name!r}. {nearest(name, known)}")
+    if name == "length_exponent":
+        return x
+    per_row = name.endswith("_N")
+    expected = mask_NT.shape[:1] if per_row else mask_NT.shape
+    if (
+        not isinstance(x, Tensor)
+        or x.shape[: len(expected)] != expected
+        or (x.dim() != len(expected) + len(name.rsplit("_", 1)[1].lstrip("NT")))
+    ):
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise BatchError(f"{name} must have shape {tuple(expected)} (+ inner axes), got {shape}.")
+    if name in _FLAGS_N or name == "step_end_NT":
+        return x.bool() if per_row else x.bool() & mask_NT
+    if not x.is_floating_point():
+        return x if per_row else torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
+    x = _at_least_float32(x)
+    if per_row:
+        if not x.isfinite().all():
+            raise BatchError(f"{name} holds values that are not finite.")
+        return x
+    x = torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
+    if not x.detach().sum().isfinite():  # one cheap pass; the search runs only when it fails
+        _raise_at_first_bad(name, x)
+    return x
+
+
+def _raise_at_first_bad(name: str, x: Tensor) -> None:
+    bad = (~x.isfinite()).nonzero()
+    if len(bad):
+        row, token = int(bad[0][0]), int(bad[0][1])
+        raise BatchError(
+            f"{name} is not finite on a valid token: row {row}, token {token} holds "
+            f"{float(x[tuple(bad[0])])}. A sampled token has positive probability, so its "
+            "log-probability is finite: look for a sampler that cuts the distribution (top-p, "
+            "top-k, min-p) on one side only, an overflow, or a wrong mask."
+        )
+
+
+def _inner(mask_NT: Tensor, x: Tensor) -> Tensor:
+    return mask_NT.reshape(*mask_NT.shape, *[1] * (x.dim() - 2))
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

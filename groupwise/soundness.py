@@ -1,0 +1,237 @@
+"""Which combinations are refused, and which are doubtful: each rule with its reason and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from groupwise.composition import Recipe
+
+Rule = Callable[["Recipe"], Iterator[str]]
+
+
+def complaints(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """What makes no sense, and what is probably not meant."""
+    refused = [text for rule in REFUSED for text in rule(recipe)]
+    doubtful = [text for rule in DOUBTFUL for text in rule(recipe)]
+    return refused, doubtful
+
+
+def _names(recipe: Recipe, kind: str) -> set[str]:
+    return {slot.name for slot in recipe.of(kind)}
+
+
+def _anchor(recipe: Recipe) -> str:
+    return recipe.ratio.get("anchor", "none")
+
+
+def _level(recipe: Recipe) -> str:
+    return recipe.ratio.definition.traits["level"]
+
+
+# --- refused ----------------------------------------------------------------------------------
+
+
+def advantage_chain(recipe: Recipe) -> Iterator[str]:
+    if not recipe.advantage:
+        yield "the advantage chain is empty. Start it with a baseline, for example group_mean()."
+        return
+    first, *rest = recipe.advantage
+    if not first.definition.traits.get("base"):
+        yield (
+            f"the advantage chain starts with {first.name}, which only modifies an advantage. "
+            "Put a baseline first, for example group_mean()."
+        )
+    for link in rest:
+        if link.definition.traits.get("base"):
+            yield (
+                f"{link.name} would throw away what {first.name} computed: a chain has one "
+                "baseline, at its start. Keep one of the two."
+            )
+
+
+def no_slot_twice(recipe: Recipe) -> Iterator[str]:
+    for kind in ("filter", "shaping", "advantage", "correction", "penalty", "auxiliary"):
+        names = [slot.name for slot in recipe.of(kind)]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"{kind} {name} stands there twice. Merge the two into one."
+
+
+def mismatch_counted_twice(recipe: Recipe) -> Iterator[str]:
+    weighing = [s for s in recipe.correction if "sampler_logp_NT" in s.definition.needs]
+    if weighing and _anchor(recipe) == "sampler":
+        yield (
+            f"correction {weighing[0].name} weighs by learner/sampler, and the ratio's anchor is "
+            "the sampler, so it contains that factor already. Use anchor='old', or no correction."
+        )
+
+
+def ratio_fits_gate(recipe: Recipe) -> Iterator[str]:
+    level, traits = _level(recipe), recipe.gate.definition.traits
+    if traits.get("ratio") == "none" and level != "none":
+        yield (
+            f"gate {recipe.gate.name} reads no ratio, so ratio {recipe.ratio.name} would be "
+            "ignored. Use ratio=on_policy(), or a gate such as clip()."
+        )
+    if level == "none" and traits.get("ratio") != "none":
+        yield (
+            f"gate {recipe.gate.name} works on a ratio, and ratio on_policy has none: it would "
+            "never act. Use gate=score(), or ratio=token()."
+        )
+    if traits.get("ratio") == "segment" and level != "segment":
+        yield f"gate {recipe.gate.name} clips segments: use it with ratio=segment_geomean()."
+    if traits.get("anchor") == "sampler" and _anchor(recipe) != "sampler":
+        yield (
+            f"gate {recipe.gate.name} measures the distance to the sampler, so its ratio must "
+            "too: use ratio=token(anchor='sampler')."
+        )
+    if recipe.gate.name == "geometric_clip" and level == "sequence":
+        yield (
+            "geometric_clip takes the mean over the answer itself; on a sequence ratio its "
+            "per-token clip means nothing. Use ratio=token()."
+        )
+
+
+def ignored_rewards(recipe: Recipe) -> Iterator[str]:
+    if not recipe.advantage:
+        return
+    traits = recipe.advantage[0].definition.traits
+    if "kl_per_token" in _names(recipe, "shaping") and not traits.get("dense"):
+        yield (
+            f"kl_per_token gives rewards per token, which {recipe.advantage[0].name} does not "
+            "read. Use kl_per_sequence(), or an advantage such as return_to_go()."
+        )
+    if recipe.shaping and traits.get("outcome") is False:
+        yield (
+            f"{recipe.advantage[0].name} reads step rewards only, so shaping "
+            f"{recipe.shaping[0].name} would be ignored. Shape the step rewards instead."
+        )
+
+
+def baseline_for_dropped_groups(recipe: Recipe) -> Iterator[str]:
+    cross = {"group_and_batch_mean", "group_and_moving_mean"} & _names(recipe, "advantage")
+    dropping = {"zero_variance", "reject"} & _names(recipe, "filter")
+    if cross and dropping:
+        yield (
+            f"filter {min(dropping)} takes out the uniform groups that {min(cross)} is there to "
+            "learn from. Keep one of the two."
+        )
+
+
+def critic_nobody_reads(recipe: Recipe) -> Iterator[str]:
+    reads = any("old_value_NT" in link.definition.needs for link in recipe.advantage)
+    if "value_loss" in _names(recipe, "auxiliary") and not reads:
+        yield "value_loss trains a critic that no advantage reads. Use gae(), or drop the loss."
+    reads = any("prm_logp_NT" in link.definition.needs for link in recipe.advantage)
+    if "outcome_bce" in _names(recipe, "auxiliary") and not reads:
+        yield "outcome_bce trains a reward model that no advantage reads. Use process_rloo()."
+
+
+def range_is_empty(recipe: Recipe) -> Iterator[str]:
+    for slot in recipe.slots():
+        band = slot.kind in ("filter", "correction") and "low" in slot and "high" in slot
+        if band and slot["low"] >= slot["high"]:
+            yield f"{slot} keeps nothing: low must be below high."
+        if slot.name == "weight_cap" and slot["floor"] > slot["cap"]:
+            yield f"{slot}: the floor lies above the cap."
+        if slot.name == "soft_overlong" and slot["cache"] > slot["max_length"]:
+            yield f"{slot}: the cache is longer than the whole answer may be."
+
+
+# --- doubtful ---------------------------------------------------------------------------------
+
+
+def clip_range_fits_level(recipe: Recipe) -> Iterator[str]:
+    if not {"low", "high"} <= {key for key, _ in recipe.gate.params}:
+        return
+    widest = max(recipe.gate["low"], recipe.gate["high"])
+    if recipe.ratio.name in ("sequence_geomean", "geomean_token_grad") and widest >= 0.1:
+        yield (
+            f"{recipe.gate} on {recipe.ratio.name}: the mean over an answer moves by about 1e-3, "
+            "so a range of 0.1 or more never acts. GSPO uses clip(0.0003, 0.0004)."
+        )
+    if _level(recipe) == "token" and 0 < widest < 0.01:
+        yield (
+            f"{recipe.gate} on a ratio per token clips nearly every token. That range is meant "
+            "for ratio=sequence_geomean(); per token 0.2 is usual."
+        )
+
+
+def sequence_ratio_per_token(recipe: Recipe) -> Iterator[str]:
+    sequence = _level(recipe) == "sequence" or recipe.gate.name == "geometric_clip"
+    if sequence and recipe.aggregation.name in ("token_mean_batch", "token_mean_group"):
+        yield (
+            f"with {recipe.aggregation.name} an answer weighs by its length, although its ratio "
+            "is one number. Use seq_mean_token_mean() for the published method."
+        )
+    if sequence and recipe.schedule.name == "low_then_high":
+        yield "low_then_high splits answers by token, and this recipe treats an answer as one."
+
+
+def kl_without_effect(recipe: Recipe) -> Iterator[str]:
+    for slot in (*recipe.penalty, *recipe.shaping, *recipe.auxiliary):
+        if "coef" in slot and slot["coef"] == 0 and "ref_logp_NT" in slot.definition.needs:
+            yield f"{slot} holds a reference model in memory for nothing. Take it out."
+        if slot.kind != "shaping" and "estimator" in slot and slot["estimator"] == "k1":
+            yield (
+                "k1 in the loss has zero expected gradient: it only adds noise. Use estimator='k2' "
+                "(or k3), or put k1 in the reward."
+            )
+    in_loss = any("ref_logp_NT" in s.definition.needs for s in recipe.penalty)
+    if in_loss and any("ref_logp_NT" in s.definition.needs for s in recipe.shaping):
+        yield "KL stands in the loss and in the reward. One of the two is usual."
+
+
+def stale_policy_gradient(recipe: Recipe) -> Iterator[str]:
+    if _level(recipe) == "none" and recipe.schedule["updates"] > 1:
+        yield (
+            f"{recipe.schedule['updates']} updates per batch without a ratio: all but the first "
+            "are off-policy and nothing corrects them. Use updates=1, or ratio=token()."
+        )
+
+
+def normalised_twice(recipe: Recipe) -> Iterator[str]:
+    names = _names(recipe, "advantage")
+    scaled = {"group_zscore", "group_mean_batch_std", "leave_one_out_zscore"} & names
+    again = {"whiten_tokens", "whiten_sequences"} & names
+    if scaled and again:
+        yield (
+            f"{min(scaled)} and {min(again)} normalise the same rewards twice. With the second, "
+            "group_mean() is enough."
+        )
+
+
+def frozen_helper(recipe: Recipe) -> Iterator[str]:
+    needs = {name for link in recipe.advantage for name in link.definition.needs}
+    if "old_value_NT" in needs and "value_loss" not in _names(recipe, "auxiliary"):
+        yield "the advantage reads a critic that nothing trains. Add auxiliary value_loss()."
+    if "prm_logp_NT" in needs and "outcome_bce" not in _names(recipe, "auxiliary"):
+        yield "the advantage reads a reward model that nothing trains. Add outcome_bce()."
+
+
+def discounts_differ(recipe: Recipe) -> Iterator[str]:
+    gammas = {slot["gamma"] for slot in (*recipe.advantage, *recipe.auxiliary) if "gamma" in slot}
+    if len(gammas) > 1:
+        yield f"advantage and value loss discount differently ({sorted(gammas)})."
+
+
+REFUSED: tuple[Rule, ...] = (
+    advantage_chain,
+    no_slot_twice,
+    mismatch_counted_twice,
+    ratio_fits_gate,
+    ignored_rewards,
+    baseline_for_dropped_groups,
+    critic_nobody_reads,
+    range_is_empty,
+)
+DOUBTFUL: tuple[Rule, ...] = (
+    clip_range_fits_level,
+    sequence_ratio_per_token,
+    kl_without_effect,
+    stale_policy_gradient,
+    normalised_twice,
+    frozen_helper,
+    discounts_differ,
+)

@@ -1,0 +1,37 @@
+"""Check any implementation against exact cases: `run_case(case) -> outputs`.
+
+A case is a dict with `kind`, `method`, `params` and `inputs` (plain numbers and nested lists); the
+outputs are named as in the case's `expected`, whose keys may be read and whose values never are.
+Everything is computed by the public slots, recipes and the two phases, in float64.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from groupwise.errors import CaseError, RecipeWarning, nearest
+from groupwise.testing.kinds import KINDS
+
+
+def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
+    """All outputs of a case, as floats and nested lists; padded positions are 0."""
+    for key in ("kind", "method", "inputs"):
+        if key not in case:
+            raise CaseError(f"A case needs {key!r}; this one has {sorted(case)}.")
+    kind = case["kind"]
+    if kind not in KINDS:
+        raise CaseError(f"Unknown kind {kind!r}. {nearest(kind, KINDS)}")
+    with warnings.catch_warnings():  # a case may well be a doubtful combination
+        warnings.simplefilter("ignore", RecipeWarning)
+        outputs = KINDS[kind](case)
+    missing = set(case.get("expected") or ()) - set(outputs)
+    if missing:
+        raise CaseError(
+            f"{kind} {case['method']} has no output {sorted(missing)}. It has {sorted(outputs)}."
+        )
+    return outputs
+
+
+__all__ = ["run_case"]

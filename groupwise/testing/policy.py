@@ -1,0 +1,192 @@
+"""Cases of kind `policy_loss`: batch phase, token phase, gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.composition import Recipe
+from groupwise.errors import CaseError
+from groupwise.groups.advantages import per_token
+from groupwise.groups.aggregation import length_softmax
+from groupwise.groups.phase import BatchResult, advantages, batch_phase, passes, select, shape
+from groupwise.losses.distribution_gates import entropy_threshold, simko_branches
+from groupwise.losses.gates import dynamic_bounds, geometric_weight, soft_temperature
+from groupwise.losses.heads import from_logits
+from groupwise.losses.kl import bounded_exp
+from groupwise.losses.phase import TokenResult, token_phase
+from groupwise.losses.ratios import router_drift
+from groupwise.records import TokenBatch
+from groupwise.testing.cases import Case, build_batch, build_recipe, params_of, plain, tensor
+
+
+def policy_loss(case: Case) -> dict[str, Any]:
+    """Loss, gradient and the streams between."""
+    inputs, params = case["inputs"], params_of(case)
+    made = build_recipe(case)
+    batch = _batch(case, made)
+    if made.aggregation.name == "learned_length_weight":
+        exponent = tensor(made.aggregation["exponent"]).requires_grad_()
+        batch = replace(batch, length_exponent=exponent)
+    result = batch_phase(made, batch)
+    rows = _row_advantages(made, batch, inputs)
+    if "advantages" in inputs:
+        result = _with_given_advantages(made, result, rows)
+    done = result.batch
+    if "which" in params:
+        if params["which"] not in ("low", "high"):
+            raise CaseError(f"which={params['which']!r} is unknown: low or high.")
+        done = passes(made, done)[params["which"] == "high"]
+        rows = done.stream("advantage_NT", "a case")
+    elif made.schedule.name == "low_then_high":
+        rows = done.stream("advantage_NT", "a case")
+    leaf, outputs = _learner(case, made, done)
+    if done.length_exponent is not None:
+        outputs["length_exponent"] = done.length_exponent
+    out = token_phase(made, done, **outputs)
+    wanted = [leaf] if done.length_exponent is None else [leaf, done.length_exponent]
+    gradients = torch.autograd.grad(out.loss, wanted, allow_unused=True)
+    grad = torch.zeros_like(leaf) if gradients[0] is None else gradients[0]
+    mask = batch.mask_NT
+    found: dict[str, Any] = {"loss": plain(out.loss)}
+    found["grad_logits" if "logits" in inputs else "grad_logp"] = plain(grad, mask)
+    found["advantages"] = plain(rows, mask if rows.dim() == 2 else None)
+    live = done.with_outputs(**outputs)
+    with torch.no_grad():
+        found.update(_streams(made, live, out))
+        found.update(_named_by_method(made, live, out))
+    found["coef"] = plain(_coef(made, done, outputs, leaf), mask)
+    if len(gradients) > 1:
+        slope = gradients[1]
+        found["grad_lambda"] = 0.0 if slope is None else plain(slope)
+        weight_N, _ = length_softmax(done, made.aggregation["exponent"], made.aggregation["slope"])
+        found["length_weight"] = plain(torch.where(batch.mask_NT.any(1), weight_N, 0.0))
+    return found
+
+
+def _batch(case: Case, made: Recipe) -> TokenBatch:
+    inputs = case["inputs"]
+    batch = build_batch(case)
+    if "logits_old" in inputs:
+        old = from_logits(tensor(inputs["logits_old"]), batch.token_NT)
+        batch = replace(batch, old_logp_NT=torch.where(batch.mask_NT, old["logp_NT"], 0.0))
+    if "token_rewards" in inputs:
+        if made.advantage[0].definition.traits.get("dense"):
+            # token_rewards hold the whole reward already
+            batch = replace(batch, task_reward_N=torch.zeros_like(batch.task_reward_N))
+        elif "rewards" not in inputs:
+            batch = replace(batch, task_reward_N=batch.stream("token_reward_NT", "a case").sum(1))
+    return batch
+
+
+def _row_advantages(made: Recipe, batch: TokenBatch, inputs: Any) -> Tensor:
+    """[N] or [N, T] as the chain leaves them, before they are spread over tokens."""
+    if "advantages" in inputs:
+        rows = tensor(inputs["advantages"])
+        if rows.dim() == 2:
+            rows = torch.where(batch.mask_NT, rows, 0.0)
+        for link in made.advantage[1:]:
+            if link.name == "reweight_by_probability":
+                rows = link(rows, batch)
+        return rows
+    with torch.no_grad():
+        selection = select(made, batch)
+        shaped = shape(made, batch)
+        mask_NT = batch.mask_NT & selection.learn_N[:, None]
+        return advantages(made, replace(shaped, loss_mask_NT=mask_NT), selection)
+
+
+def _with_given_advantages(made: Recipe, result: BatchResult, rows: Tensor) -> BatchResult:
+    return replace(result, batch=replace(result.batch, advantage_NT=per_token(rows, result.batch)))
+
+
+def _learner(case: Case, made: Recipe, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """The leaf to differentiate by, and what the learner's forward pass would give."""
+    inputs = case["inputs"]
+    if "logits" in inputs:
+        leaf = tensor(inputs["logits"]).requires_grad_()
+        k = made.gate.get("k", 1)
+        return leaf, from_logits(leaf, batch.token_NT, k)
+    leaf = tensor(inputs["logp"]).requires_grad_()
+    outputs = {"logp_NT": leaf}
+    if "router_new_at_old_topk" in inputs:
+        outputs["router_NTLK"] = tensor(inputs["router_new_at_old_topk"])
+    return leaf, outputs
+
+
+def _coef(made: Recipe, batch: TokenBatch, outputs: dict[str, Tensor], leaf: Tensor) -> Tensor:
+    """w·c·A, from the policy term alone: its gradient over −u."""
+    u_NT = batch.stream("coefficient_NT", "a case")
+    if leaf.dim() == 3:
+        return torch.zeros_like(u_NT)
+    policy_only = made.replace(penalty=(), auxiliary=())
+    loss = token_phase(policy_only, batch, **outputs).loss
+    (grad,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+    grad = torch.zeros_like(leaf) if grad is None else grad
+    used_NT = u_NT.ne(0)
+    return torch.where(used_NT, -grad / torch.where(used_NT, u_NT, 1.0), 0.0)
+
+
+def _streams(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any]:
+    """What every recipe has."""
+    mask = batch.mask_NT
+    clipped = (out.clipped_NT != 0).double()
+    found = {
+        "ratio": plain(bounded_exp(out.log_ratio_NT), mask),
+        "clipped": plain(clipped, mask),
+    }
+    if made.ratio.definition.traits["level"] == "sequence":
+        found["seq_ratio"] = plain(_of_row(bounded_exp(out.log_ratio_NT), mask))
+        advantage_NT = batch.stream("advantage_NT", "a case")
+        if made.ratio.name != "geomean_token_grad" and not _varies(advantage_NT, mask):
+            found["clipped"] = plain(clipped.amax(1))
+    if out.weight_NT is not None:
+        found["is_weight"] = plain(out.weight_NT, mask)
+    if batch.reward_N is not None:
+        found["shaped_reward"] = plain(batch.reward_N)
+    return found
+
+
+def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any]:
+    """Streams that only some gates and ratios have, under the names of the case schema."""
+    mask, gate, A_NT = batch.mask_NT, made.gate, batch.stream("advantage_NT", "a case")
+    found: dict[str, Any] = {}
+    if made.ratio.name == "segment_geomean":
+        found["segment_ratio"] = plain(bounded_exp(out.log_ratio_NT), mask)
+    if made.ratio.name == "router_shift":
+        shift_NT = (-router_drift(batch)).exp()
+        found["router_shift"] = plain(shift_NT, mask)
+        found["router_weight"] = plain(shift_NT.clamp(min=made.ratio["floor"]), mask)
+    if gate.name == "geometric_clip":
+        weight_N1 = geometric_weight(out.log_ratio_NT, A_NT, batch, gate["limit"])
+        found["seq_weight"] = plain(torch.where(mask.any(1), weight_N1[:, 0], 0.0))
+    if gate.name == "soft":
+        tau_NT = soft_temperature(A_NT, gate["tau_pos"], gate["tau_neg"])
+        p_NT = torch.sigmoid(tau_NT * (bounded_exp(out.log_ratio_NT) - 1.0))
+        found["gate_weight"] = plain(4.0 * p_NT * (1.0 - p_NT), mask)
+    if gate.name == "dynamic_clip":
+        old_NT = batch.stream("old_logp_NT", "dcpo").exp()
+        low_NT, high_NT = dynamic_bounds(old_NT, gate["low"], gate["high"], gate["cap"])
+        found["low"], found["high"] = plain(low_NT, mask), plain(high_NT, mask)
+    if gate.definition.traits.get("anchor") == "sampler":
+        found["keep_mask"] = plain((out.clipped_NT == 0).double(), mask)
+    if gate.name == "topk_smoothing":
+        spread_NT, harder_NT = simko_branches(batch, A_NT, gate["quantile"])
+        found["branch"] = plain(spread_NT.double() + 2.0 * harder_NT.double(), mask)
+        threshold_N = entropy_threshold(batch, gate["quantile"])[:, 0]
+        found["entropy_threshold"] = plain(threshold_N)
+    return found
+
+
+def _of_row(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    """A value that is constant in the row, 0 for rows without tokens."""
+    return torch.where(mask_NT, x_NT, 0.0).amax(1)
+
+
+def _varies(x_NT: Tensor, mask_NT: Tensor) -> bool:
+    low_N = torch.where(mask_NT, x_NT, torch.inf).amin(1)
+    high_N = torch.where(mask_NT, x_NT, -torch.inf).amax(1)
+    return bool((high_N > low_N).any())
