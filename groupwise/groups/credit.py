@@ -11,28 +11,24 @@ from torch import Tensor
 from groupwise.groups.advantages import centred, per_token
 from groupwise.groups.statistics import (
     discounted_suffix_sums,
+    following,
     group_stats,
     group_token_stats,
-    pack,
-    unpack,
 )
 from groupwise.records import TokenBatch
 from groupwise.slots import Ddof, Fraction, NonNegative, Positive, advantage
 
 
-def last_token(batch: TokenBatch) -> Tensor:
-    """True on the last valid token of each row."""
-    place_NT = torch.where(batch.mask_NT, batch.mask_NT.cumsum(1), 0)
-    return batch.mask_NT & (place_NT == batch.length_N[:, None])
-
-
 def dense_reward(reward_N: Tensor, batch: TokenBatch) -> Tensor:
     """Reward per token: the sequence's reward on its last token, token rewards everywhere."""
-    graded_N = torch.where(reward_N.isnan(), 0.0, reward_N).to(batch.dtype)
-    dense_NT = torch.where(
-        last_token(batch), graded_N[:, None], torch.zeros_like(graded_N[:, None])
-    )
-    return dense_NT if batch.token_reward_NT is None else dense_NT + batch.token_reward_NT
+    width = batch.mask_NT.shape[1]
+    last_N = width - 1 - batch.mask_NT.flip(1).int().argmax(1)
+    pays_N = (batch.length_N > 0) & ~reward_N.isnan()
+    final_N = torch.where(pays_N, reward_N, 0.0).to(batch.dtype)
+    dense_NT = final_N.new_zeros(batch.mask_NT.shape)
+    if batch.token_reward_NT is not None:
+        dense_NT = batch.token_reward_NT.clone()
+    return dense_NT.scatter_add_(1, last_N[:, None], final_N[:, None])
 
 
 @advantage(
@@ -52,10 +48,8 @@ def gae_advantages(
     reward_NT: Tensor, value_NT: Tensor, mask_NT: Tensor, gamma: float, lam_N: Tensor
 ) -> Tensor:
     """`A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the last token."""
-    packed_NT, place_NT = pack(value_NT, mask_NT)
-    following_NT = torch.cat([packed_NT[:, 1:], torch.zeros_like(packed_NT[:, :1])], 1)
-    following_NT = unpack(following_NT, place_NT, mask_NT)
-    delta_NT = reward_NT + gamma * following_NT - value_NT
+    next_value_NT = following(value_NT, mask_NT)
+    delta_NT = reward_NT + gamma * next_value_NT - value_NT
     return discounted_suffix_sums(delta_NT, gamma * lam_N, mask_NT)
 
 

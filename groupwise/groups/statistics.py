@@ -126,27 +126,43 @@ def token_moments(
 def discounted_suffix_sums(x_NT: Tensor, decay_N: Tensor, mask_NT: Tensor) -> Tensor:
     """`y_t = x_t + decay·y_{t+1}` over the valid tokens of each row; masked tokens do not count.
 
-    Valid tokens are moved together first, so that a tool's output between them neither decays nor
-    breaks the sum; then log2(T) doubling steps: after step k, y_t covers 2^k tokens.
+    log2(T) doubling steps: after step k, y_t covers 2^k tokens.
     """
-    y_NT, place_NT = pack(x_NT, mask_NT)
+    y_NT, place_NT = close_holes(x_NT, mask_NT)
+    y_NT = y_NT.clone()
     decay_N1 = decay_N.to(x_NT.dtype)[:, None]
     reach = 1
     while reach < y_NT.shape[1]:
         y_NT[:, :-reach] += decay_N1 * y_NT[:, reach:]
         decay_N1, reach = decay_N1 * decay_N1, reach * 2
-    return unpack(y_NT, place_NT, mask_NT)
+    return reopen_holes(y_NT, place_NT, mask_NT)
 
 
-def pack(x_NT: Tensor, mask_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """Valid tokens moved to the front of their row, 0 behind them; and where each one went."""
+def following(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    """The value at the next valid token of the row, 0 after the last."""
+    y_NT, place_NT = close_holes(x_NT, mask_NT)
+    shifted_NT = torch.cat([y_NT[:, 1:], torch.zeros_like(y_NT[:, :1])], 1)
+    return reopen_holes(shifted_NT, place_NT, mask_NT)
+
+
+def close_holes(x_NT: Tensor, mask_NT: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Valid tokens moved together, so that a tool's output between them does not count.
+
+    Gives where each token went, or None if no row has a hole and nothing had to move. Streams are 0
+    where the mask is.
+    """
+    rises_NT = mask_NT[:, 1:] & ~mask_NT[:, :-1]
+    starts_N = rises_NT.sum(1, dtype=torch.int32) + mask_NT[:, 0].int()
+    if int(starts_N.max()) <= 1:
+        return x_NT, None
     width = mask_NT.shape[1]
     place_NT = torch.where(mask_NT, mask_NT.cumsum(1) - 1, width)
     packed_NT = x_NT.new_zeros(len(x_NT), width + 1).scatter(1, place_NT, x_NT)
-    packed_NT[:, width] = 0.0
     return packed_NT, place_NT
 
 
-def unpack(packed_NT: Tensor, place_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """Undo `pack`: 0 on masked tokens."""
-    return torch.where(mask_NT, packed_NT.gather(1, place_NT), 0.0)
+def reopen_holes(x_NT: Tensor, place_NT: Tensor | None, mask_NT: Tensor) -> Tensor:
+    """Undo `close_holes`: every token back in its place, 0 where masked."""
+    if place_NT is not None:
+        x_NT = x_NT.gather(1, place_NT)
+    return torch.where(mask_NT, x_NT, 0.0)

@@ -1,0 +1,164 @@
+"""From data to the text that the terminal shows. Nothing here prints."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+LABEL = 12  # columns of a label such as `aggregation`
+
+
+def wrapped(text: str, width: int, label: str = "", indent: int = 2) -> list[str]:
+    """A labelled paragraph that hangs under its own start."""
+    head = " " * indent + label.ljust(LABEL if label else 0)
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [head.rstrip()]
+
+
+def bullets(title: str, items: Sequence[str], width: int) -> list[str]:
+    if not items:
+        return []
+    body = [
+        line for item in items for line in textwrap.wrap(item, width, initial_indent="  - ",
+                                                         subsequent_indent="    ")
+    ]  # fmt: skip
+    return ["", title, *body]
+
+
+def source(row: Mapping[str, Any]) -> str:
+    """Paper and year, the year not twice."""
+    paper, year = str(row["paper"]), str(row["year"] or "")
+    if not paper or year in paper:
+        return paper or year
+    return f"{paper} ({year})" if year else paper
+
+
+def _value(value: Any) -> str:
+    return "none" if value in (None, "", [], ()) else str(value)
+
+
+# --- terminal ---------------------------------------------------------------------------------
+
+
+def recipes_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+    """A block per recipe: one aligned head line, then slots and trade-offs under their labels."""
+    names = max(len(row["name"]) for row in rows) + 2
+    papers = max(len(source(row)) for row in rows) + 2
+    lines = [f"{'METHOD'.ljust(names)}{'PAPER'.ljust(papers)}MODELS IN MEMORY", ""]
+    for row in rows:
+        models = ", ".join(row["models"])
+        lines.append(f"{row['name'].ljust(names)}{source(row).ljust(papers)}{models}")
+        slots = " · ".join(text for text in row["short"].values() if text)
+        lines += wrapped(slots, width, "slots")
+        for label, key in (("fixes", "fixes"), ("breaks", "breaks"), ("reach for", "reach_for")):
+            lines += wrapped(row[key], width, label) if row[key] else []
+        lines.append("")
+    lines += wrapped(
+        "slots: in the order of the axes (filter, shaping, advantage, aggregation, ratio, gate, "
+        "correction, penalty, auxiliary, schedule), defaults left out. More: groupwise explain "
+        "METHOD, groupwise recipes --choose.",
+        width,
+        indent=0,
+    )
+    return "\n".join(lines)
+
+
+def _slots_text(functions: Iterable[Mapping[str, str]], width: int) -> list[str]:
+    lines = []
+    for function in functions:
+        lines += wrapped(function["text"], width, function["kind"])
+        for mark, key in (("+", "fixes"), ("−", "breaks")):
+            if function[key]:
+                lines += wrapped(f"{mark} {function[key]}", width, indent=LABEL + 4)
+    return lines
+
+
+def explain_text(data: Mapping[str, Any], width: int) -> str:
+    """One recipe: trade-offs, equation, slots, demands, notes."""
+    lines = [f"{data['name']}: {data['title']}" + (f", {source(data)}" if source(data) else "")]
+    for label, key in (("fixes", "fixes"), ("breaks", "breaks"), ("reach for", "reach_for")):
+        lines += wrapped(data[key], width, label) if data[key] else []
+    loss, *rest = data["equation"]
+    lines += ["", loss["equation"]]
+    for line in rest:
+        lines += wrapped(line["equation"], width, line["slot"])
+    lines += ["", "slots (+ what each fixes, − what it breaks)"]
+    lines += _slots_text(data["functions"], width)
+    lines += ["", "what it asks for", *wrapped(", ".join(data["models"]), width, "in memory")]
+    for part in data["trains"]:
+        lines += wrapped(f"{part['name']}: starts from {part['start']}", width, "trains")
+    for stream in data["needs"]:
+        lines += wrapped(f"{stream['name']}: {stream['meaning']}", width, "batch")
+    extra = [name for name in data["outputs"] if name != "logp_NT"]
+    lines += wrapped(", ".join(extra), width, "forward") if extra else []
+    if data["setting"]:
+        setting = ", ".join(f"{key} {value}" for key, value in data["setting"].items())
+        lines += ["", "the source's setting, outside the slots", *wrapped(setting, width)]
+    if data["note"]:
+        lines += ["", "how sure this reading is", *wrapped(data["note"], width)]
+    lines += bullets("doubts about this combination", data["doubts"], width)
+    lines += bullets("pitfalls", data["pitfalls"], width)
+    lines += bullets("where code and texts disagree", data["disagree"], width)
+    return "\n".join(lines)
+
+
+def difference_text(data: Mapping[str, Any], width: int) -> str:
+    """Two recipes: only what differs."""
+    a, b = data["a"], data["b"]
+    if not any(data[key] for key in ("slots", "settings", "demands")):
+        return f"{a} and {b} do not differ."
+    if not data["slots"]:
+        lines = [f"{a} and {b} have the same slots."]
+    else:
+        lines = [f"{a} → {b}: slots that differ"]
+    for kind, slot in data["slots"].items():
+        lines += ["", kind]
+        for name, side in ((a, "a"), (b, "b")):
+            lines += wrapped(f"{name}: {slot[side] or 'none'}", width)
+            for function in slot[f"only_{side}"]:
+                lines += wrapped(function["equation"], width, indent=6)
+        for key, pair in slot["parameters"].items():
+            lines += wrapped(f"{key}: {pair['a']} → {pair['b']}", width)
+    for title, key in (("settings of the sources", "settings"), ("demands", "demands")):
+        if data[key]:
+            lines += ["", title]
+        for name, pair in data[key].items():
+            lines += wrapped(f"{_demand(pair['a'])} → {_demand(pair['b'])}", width, f"{name}  ")
+    return "\n".join(lines)
+
+
+def _demand(value: Any) -> str:
+    if not isinstance(value, list):
+        return _value(value)
+    return ", ".join(v["name"] if isinstance(v, dict) else str(v) for v in value) or "none"
+
+
+def choice_text(
+    answers: Mapping[str, str],
+    assumed: Sequence[str],
+    found: Sequence[Mapping[str, Any]],
+    width: int,
+) -> str:
+    """Recommendations, the best first."""
+    given = ", ".join(
+        f"{key}={value}" + (" (assumed)" if key in assumed else "")
+        for key, value in answers.items()
+    )
+    lines = wrapped(f"For {given}:", width, indent=0)
+    for place, item in enumerate(found, 1):
+        lines += ["", f"{place}. {item['recipe']} ({item['title']})"]
+        lines += wrapped("; ".join(item["reasons"]), width, "because", 3)
+        for change in item["changes"]:
+            text = f"recipe.{change['set']} = {change['to']!r}: {change['why']}"
+            lines += wrapped(text, width, "set", 3)
+        lines += wrapped(item["watch"], width, "watch", 3) if item["watch"] else []
+    lines += ["", f"Next: groupwise explain {found[0]['recipe']}"] if found else []
+    return "\n".join(lines)
