@@ -98,8 +98,8 @@ def _recipes(args: argparse.Namespace) -> int:
         return _choose(args)
     if args.answer:
         raise RecipeError("--answer belongs to --choose: groupwise recipes --choose --answer ...")
-    from groupwise.explain import table
-    from groupwise.render import recipes_text
+    from groupwise.tell.explain import table
+    from groupwise.tell.render import recipes_text
 
     rows = table()
     if args.json:
@@ -122,8 +122,8 @@ def _given(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _choose(args: argparse.Namespace) -> int:
-    from groupwise import choose
-    from groupwise.render import choice_text
+    from groupwise.tell import choose
+    from groupwise.tell.render import choice_text
 
     answers = _given(args.answer)
     choose.check(answers)
@@ -144,7 +144,7 @@ def _choose(args: argparse.Namespace) -> int:
 
 def _ask(answers: dict[str, str]) -> dict[str, str]:
     """Ask what is open, on stderr, so that stdout stays the answer alone. Enter is the default."""
-    from groupwise.choose import next_question
+    from groupwise.tell.choose import next_question
 
     while (question := next_question(answers)) is not None:
         print(question.text, file=sys.stderr)
@@ -170,8 +170,8 @@ def _ask(answers: dict[str, str]) -> dict[str, str]:
 def _explain(args: argparse.Namespace) -> int:
     if len(args.names) > 2:
         raise RecipeError(f"explain takes one recipe or two, got {len(args.names)}.")
-    from groupwise.explain import difference, explain
-    from groupwise.render import difference_text, explain_text
+    from groupwise.tell.explain import difference, explain
+    from groupwise.tell.render import difference_text, explain_text
 
     one = len(args.names) == 1
     with warnings.catch_warnings():  # doubts are part of the explanation
@@ -188,12 +188,12 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _docs(args: argparse.Namespace) -> int:
-    from groupwise.explain import markdown, undocumented
+    from groupwise.tell.explain import markdown, undocumented
 
     missing = undocumented()
     if missing:
         raise RecipeError(
-            f"No notes for {', '.join(missing)}: add their pitfalls to groupwise/notes.toml."
+            f"No notes for {', '.join(missing)}: add their pitfalls to groupwise/tell/notes.toml."
         )
     page, path = markdown(), Path(args.file)
     if args.check:

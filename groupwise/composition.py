@@ -110,19 +110,32 @@ class Recipe:
 
     def set(self, path: str, value: Any) -> Recipe:
         """One setting in the dotted form: `gate`, `gate.high`, `advantage.group_zscore.eps`."""
-        kind, *rest = path.removeprefix("recipe.").split(".")
-        if kind not in RECIPE_SLOTS:
-            raise RecipeError(f"A recipe has no slot {kind!r}. {nearest(kind, RECIPE_SLOTS)}")
-        if not rest:
-            return self.replace(**{kind: value})
+        return self.configure({path: value})
+
+    def configure(self, settings: Mapping[str, Any]) -> Recipe:
+        """Several settings at once; only the result must make sense, not the way there."""
+        changed: dict[str, tuple[Slot, ...]] = {}
+        for path, value in settings.items():
+            kind, *rest = path.removeprefix("recipe.").split(".")
+            if kind not in RECIPE_SLOTS:
+                raise RecipeError(f"A recipe has no slot {kind!r}. {nearest(kind, RECIPE_SLOTS)}")
+            slots = changed.get(kind, self.of(kind))
+            changed[kind] = (
+                self._adjust(kind, slots, rest, value) if rest else _slots_of(kind, value)
+            )
+        return self.replace(**changed) if changed else self
+
+    def _adjust(
+        self, kind: str, slots: tuple[Slot, ...], rest: list[str], value: Any
+    ) -> tuple[Slot, ...]:
+        """One hyper-parameter of one of the slots of a kind."""
         *name, parameter = rest
-        slots = self.of(kind)
-        owners = [slot for slot in slots if parameter in slot and (not name or [slot.name] == name)]
+        owners = [s for s in slots if parameter in s and (not name or [s.name] == name)]
         if not owners:
             known = [key for slot in slots for key, _ in slot.params]
             raise RecipeError(
-                f"recipe.{path.removeprefix('recipe.')}: {self.name!r} would ignore it, its {kind} "
-                f"is {', '.join(map(str, slots)) or 'empty'}. "
+                f"recipe.{kind}.{'.'.join(rest)}: {self.name!r} would ignore it, its {kind} is "
+                f"{', '.join(map(str, slots)) or 'empty'}. "
                 + (nearest(parameter, known) if known else f"Set recipe.{kind} itself.")
             )
         if len(owners) > 1:
@@ -130,8 +143,8 @@ class Recipe:
                 f"recipe.{kind}.{parameter} is in {' and '.join(s.name for s in owners)}: write "
                 f"recipe.{kind}.{owners[0].name}.{parameter}."
             )
-        changed = owners[0].replace(**{parameter: value})
-        return self.replace(**{kind: tuple(changed if s is owners[0] else s for s in slots)})
+        adjusted = owners[0].replace(**{parameter: value})
+        return tuple(adjusted if slot is owners[0] else slot for slot in slots)
 
     def text(self) -> dict[str, str]:
         """The text form of every slot; `from_text` reads it back."""
@@ -151,15 +164,19 @@ class Recipe:
         names = [
             name for slot in self.slots() for name in slot.definition.traits.get("outputs", ())
         ]
-        names += [n for slot in self.slots() for n in slot.definition.needs if n in OUTPUT_STREAMS]
+        names += [n for slot in self.slots() for n in slot.needs if n in OUTPUT_STREAMS]
         return tuple(dict.fromkeys(["logp_NT", *names]))
 
     @property
     def streams(self) -> tuple[str, ...]:
         """What the batch must bring, beyond mask, groups and rewards."""
-        needs = dict.fromkeys(name for slot in self.slots() for name in slot.definition.needs)
-        if self.ratio.definition.traits["level"] != "none" and self.ratio["anchor"] == "sampler":
+        needs = dict.fromkeys(name for slot in self.slots() for name in slot.needs)
+        anchor = self.ratio.get("anchor")
+        if anchor == "sampler":
             needs["sampler_logp_NT"] = None
+        if anchor == "old" and self.schedule["updates"] > 1:
+            # From the second update on the policy is no longer its own anchor.
+            needs["old_logp_NT"] = None
         return tuple(name for name in needs if name not in OUTPUT_STREAMS)
 
     @property
@@ -201,6 +218,13 @@ class PairRecipe:
     reference: str
     about: About = field(compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        for kind in ("pairing", "preference"):
+            slots = _slots_of(kind, getattr(self, kind))
+            if len(slots) != 1:
+                raise RecipeError(f"A preference recipe has exactly one {kind}, got {len(slots)}.")
+            object.__setattr__(self, kind, slots[0])
+
     @property
     def models(self) -> tuple[str, ...]:
         return ("policy", "reference")
@@ -209,11 +233,9 @@ class PairRecipe:
         return (self.pairing, self.preference)
 
     def replace(self, **changes: Any) -> PairRecipe:
-        for key, value in changes.items():
+        for key in changes:
             if key not in ("name", "pairing", "preference", "reference", "about"):
                 raise RecipeError(f"{self.name!r} has no slot {key!r}: only pairing, preference.")
-            if key in ("pairing", "preference"):
-                changes[key] = _slots_of(key, value)[0]
         changes.setdefault("name", self.name if self.name.endswith("*") else f"{self.name}*")
         return replace(self, **changes)
 
@@ -247,11 +269,11 @@ def recipe(name: str, settings: Mapping[str, Any] | None = None) -> Any:
         where = f" in {path}: does the file call register(...)?" if colon else "."
         raise RecipeError(f"There is no recipe {wanted!r}{where} {nearest(wanted, RECIPES)}")
     found = RECIPES[wanted]
-    for key, value in (settings or {}).items():
-        if isinstance(found, PairRecipe):
-            raise RecipeError(f"{wanted!r} takes no dotted settings; use replace().")
-        found = found.set(key, value)
-    return found
+    if not settings:
+        return found
+    if isinstance(found, PairRecipe):
+        raise RecipeError(f"{wanted!r} takes no dotted settings; use replace().")
+    return found.configure(settings)
 
 
 def load_plugin(path: str) -> None:

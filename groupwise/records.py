@@ -145,6 +145,7 @@ class TokenBatch:
     """
 
     mask_NT: Tensor  # bool: the tokens that the policy wrote
+    ones_NT: Tensor  # the same as numbers: a finite stream times it is 0 where masked
     group_N: Tensor  # which prompt a row answers; any whole numbers
     task_reward_N: Tensor  # the grader's reward; NaN where there is none
 
@@ -169,7 +170,7 @@ class TokenBatch:
 
     # Filled by the batch phase.
     reward_N: Tensor | None = None  # shaped
-    loss_mask_NT: Tensor | None = None  # mask without overlong and ungraded rows
+    learn_N: Tensor | None = None  # bool: rows in the loss (not overlong, not ungraded)
     advantage_NT: Tensor | None = None
     coefficient_NT: Tensor | None = None
     coefficient_slope_NT: Tensor | None = None  # d coefficient / d λ, learnable aggregation only
@@ -201,11 +202,15 @@ class TokenBatch:
         rows = len(mask_NT)
         group_N = _check_groups(group_N, rows)
         reward_N = _check_rewards(reward_N, rows)
+        per_token = [x for name, x in streams.items() if name in _STREAMS_NT]
+        wide = any(x.dtype == torch.float64 for x in per_token or [reward_N])
+        ones_NT = mask_NT.to(torch.float64 if wide else torch.float32)
         checked: dict[str, Any] = {
-            name: _check_stream(name, x, mask_NT) for name, x in streams.items()
+            name: _check_stream(name, x, mask_NT, ones_NT) for name, x in streams.items()
         }
         return cls(
             mask_NT=mask_NT,
+            ones_NT=ones_NT,
             group_N=group_N.to(mask_NT.device),
             task_reward_N=reward_N.to(mask_NT.device),
             memory=memory or Memory(),
@@ -219,9 +224,8 @@ class TokenBatch:
 
     @property
     def dtype(self) -> torch.dtype:
-        """float64 if a stream came in float64, else float32."""
-        given = [getattr(self, name) for name in (*_STREAMS_NT, "logp_NT")]
-        return next((x.dtype for x in given if x is not None), self.task_reward_N.dtype)
+        """What the batch phase computes in: float64 if a stream came in float64, else float32."""
+        return self.ones_NT.dtype
 
     @cached_property
     def groups(self) -> Groups:
@@ -231,6 +235,38 @@ class TokenBatch:
     @cached_property
     def length_N(self) -> Tensor:
         return self.mask_NT.sum(1)
+
+    @cached_property
+    def last_N(self) -> Tensor:
+        """Where each row's last valid token stands (anywhere for a row without one)."""
+        return self.mask_NT.shape[1] - 1 - self.mask_NT.flip(1).int().argmax(1)
+
+    @cached_property
+    def place_NT(self) -> Tensor | None:
+        """Where valid tokens go when a tool's output between them is left out; None if none is.
+
+        Masked tokens go to one column behind the last.
+        """
+        starts_N = (self.mask_NT[:, 1:] & ~self.mask_NT[:, :-1]).sum(1, dtype=torch.int32)
+        if int((starts_N + self.mask_NT[:, 0]).max()) <= 1:
+            return None
+        return torch.where(self.mask_NT, self.mask_NT.cumsum(1) - 1, self.mask_NT.shape[1])
+
+    @property
+    def loss_mask_NT(self) -> Tensor:
+        """Bool: the tokens that the loss learns from."""
+        return self.mask_NT & self.stream("learn_N", "the loss mask")[:, None]
+
+    def valid(self, x: Tensor) -> Tensor:
+        """A finite value per row or token, on the tokens that the policy wrote; 0 elsewhere."""
+        return (x if x.dim() == 2 else x[:, None]).to(self.ones_NT.dtype) * self.ones_NT
+
+    def learned(self, x: Tensor) -> Tensor:
+        """The same on the tokens that the loss learns from."""
+        learn_N = self.stream("learn_N", "the loss mask")
+        if x.dim() == 1:
+            return self.valid(x * learn_N)
+        return self.valid(x if learn_N.all() else x * learn_N[:, None])
 
     def stream(self, name: str, reader: object) -> Tensor:
         """A stream that `reader` can't do without."""
@@ -264,7 +300,7 @@ class TokenBatch:
             if name not in STREAM_MEANING and name != "logp_NT":
                 raise BatchError(f"Unknown output {name!r}. {nearest(name, STREAM_MEANING)}")
         checked: dict[str, Any] = {
-            name: _check_stream(name, x, self.mask_NT) for name, x in outputs.items()
+            name: _check_stream(name, x, self.mask_NT, self.ones_NT) for name, x in outputs.items()
         }
         return replace(self, **checked)
 
@@ -310,7 +346,7 @@ def _check_rewards(reward_N: Tensor | Sequence[float | None], rows: int) -> Tens
     return _at_least_float32(reward_N)
 
 
-def _check_stream(name: str, x: Tensor, mask_NT: Tensor) -> Tensor:
+def _check_stream(name: str, x: Tensor, mask_NT: Tensor, ones_NT: Tensor) -> Tensor:
     """Shape, finite on valid tokens, 0 elsewhere; half precision becomes float32."""
     known = TokenBatch.__dataclass_fields__
     if name not in STREAM_MEANING and name not in (*_STREAMS_NT, *_OUTPUTS):
@@ -335,9 +371,10 @@ def _check_stream(name: str, x: Tensor, mask_NT: Tensor) -> Tensor:
         if not x.isfinite().all():
             raise BatchError(f"{name} holds values that are not finite.")
         return x
+    if x.detach().sum().isfinite():  # all finite, padding too: a product is the fastest mask
+        return x * _inner(ones_NT, x).to(x.dtype)
     x = torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
-    if not x.detach().sum().isfinite():  # one cheap pass; the search runs only when it fails
-        _raise_at_first_bad(name, x)
+    _raise_at_first_bad(name, x)
     return x
 
 

@@ -98,6 +98,14 @@ class Slot:
         return self.definition(**{**dict(self.params), **changes})
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """Streams that the function reads, those of slots inside it included."""
+        inner = [
+            name for _, value in self.params if isinstance(value, Slot) for name in value.needs
+        ]
+        return (*self.definition.needs, *inner)
+
+    @property
     def equation(self) -> str:
         return self.definition.equation.format(**{k: _show(v, 6) for k, v in self.params})
 

@@ -59,7 +59,7 @@ def no_slot_twice(recipe: Recipe) -> Iterator[str]:
 
 
 def mismatch_counted_twice(recipe: Recipe) -> Iterator[str]:
-    weighing = [s for s in recipe.correction if "sampler_logp_NT" in s.definition.needs]
+    weighing = [s for s in recipe.correction if "sampler_logp_NT" in s.needs]
     if weighing and _anchor(recipe) == "sampler":
         yield (
             f"correction {weighing[0].name} weighs by learner/sampler, and the ratio's anchor is "
@@ -120,10 +120,10 @@ def baseline_for_dropped_groups(recipe: Recipe) -> Iterator[str]:
 
 
 def critic_nobody_reads(recipe: Recipe) -> Iterator[str]:
-    reads = any("old_value_NT" in link.definition.needs for link in recipe.advantage)
+    reads = any("old_value_NT" in link.needs for link in recipe.advantage)
     if "value_loss" in _names(recipe, "auxiliary") and not reads:
         yield "value_loss trains a critic that no advantage reads. Use gae(), or drop the loss."
-    reads = any("prm_logp_NT" in link.definition.needs for link in recipe.advantage)
+    reads = any("prm_logp_NT" in link.needs for link in recipe.advantage)
     if "outcome_bce" in _names(recipe, "auxiliary") and not reads:
         yield "outcome_bce trains a reward model that no advantage reads. Use process_rloo()."
 
@@ -171,15 +171,15 @@ def sequence_ratio_per_token(recipe: Recipe) -> Iterator[str]:
 
 def kl_without_effect(recipe: Recipe) -> Iterator[str]:
     for slot in (*recipe.penalty, *recipe.shaping, *recipe.auxiliary):
-        if "coef" in slot and slot["coef"] == 0 and "ref_logp_NT" in slot.definition.needs:
+        if "coef" in slot and slot["coef"] == 0 and "ref_logp_NT" in slot.needs:
             yield f"{slot} holds a reference model in memory for nothing. Take it out."
         if slot.kind != "shaping" and "estimator" in slot and slot["estimator"] == "k1":
             yield (
                 "k1 in the loss has zero expected gradient: it only adds noise. Use estimator='k2' "
                 "(or k3), or put k1 in the reward."
             )
-    in_loss = any("ref_logp_NT" in s.definition.needs for s in recipe.penalty)
-    if in_loss and any("ref_logp_NT" in s.definition.needs for s in recipe.shaping):
+    in_loss = any("ref_logp_NT" in s.needs for s in recipe.penalty)
+    if in_loss and any("ref_logp_NT" in s.needs for s in recipe.shaping):
         yield "KL stands in the loss and in the reward. One of the two is usual."
 
 
@@ -203,7 +203,7 @@ def normalised_twice(recipe: Recipe) -> Iterator[str]:
 
 
 def frozen_helper(recipe: Recipe) -> Iterator[str]:
-    needs = {name for link in recipe.advantage for name in link.definition.needs}
+    needs = {name for link in recipe.advantage for name in link.needs}
     if "old_value_NT" in needs and "value_loss" not in _names(recipe, "auxiliary"):
         yield "the advantage reads a critic that nothing trains. Add auxiliary value_loss()."
     if "prm_logp_NT" in needs and "outcome_bce" not in _names(recipe, "auxiliary"):

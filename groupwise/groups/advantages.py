@@ -8,6 +8,7 @@ them with the prompt's earlier visits).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -21,7 +22,7 @@ from groupwise.groups.statistics import (
     group_stats,
     token_moments,
 )
-from groupwise.records import TokenBatch
+from groupwise.records import TokenBatch, Visit
 from groupwise.slots import Ddof, Fraction, NonNegative, Positive, Real, advantage
 
 
@@ -37,9 +38,7 @@ def _over(x: Tensor, scale: Tensor) -> Tensor:
 
 def per_token(x: Tensor, batch: TokenBatch) -> Tensor:
     """One number per row -> the same on each of its valid tokens; token streams pass."""
-    if x.dim() == 1:
-        x = x.to(batch.dtype)[:, None]
-    return torch.where(batch.mask_NT, x, torch.zeros((), dtype=batch.dtype, device=x.device))
+    return batch.valid(x.nan_to_num(0.0) if x.dim() == 1 else x)
 
 
 @advantage(
@@ -231,14 +230,16 @@ def smooth_cumulative(reward_N: Tensor, batch: TokenBatch, *, ddof: Ddof = 1) ->
             strict=True,
         )
     ]
-    visit_N, mean_N, std_N = torch.tensor(merged, dtype=torch.float64).unbind(1)
+    visit_N, mean_N, std_N = new_N.new_tensor(merged).unbind(1)
     total_N = _over(torch.where(std_N == 0, 0.0, reward_N.double() - mean_N), std_N)
     early_N = ((visit_N - 1) * new_N + total_N) / visit_N
     late_N = (new_N + (visit_N - 1) * total_N) / visit_N
     return torch.where(early_N.abs() <= late_N.abs(), early_N, late_N)
 
 
-def _merge(visits, size: float, mean: float, var: float) -> tuple[float, float, float]:  # type: ignore[no-untyped-def]
+def _merge(
+    visits: Sequence[Visit], size: float, mean: float, var: float
+) -> tuple[float, float, float]:
     """Visit number, mean and standard deviation over this visit and all earlier ones."""
     parts = [*((v.size, v.mean, v.var) for v in visits), (size, mean, var)]
     total = max(sum(n for n, _, _ in parts), 1)
@@ -261,13 +262,12 @@ def whiten_tokens(
     eps: NonNegative = 0.0,
 ) -> Tensor:
     """z-score over all tokens of the batch that are learned from."""
-    x_NT = per_token(x.nan_to_num(0.0), batch)
-    select_NT = batch.stream("loss_mask_NT", "advantage whiten_tokens")
-    mean, var = token_moments(x_NT, select_NT, batch, ddof)
+    x_NT = per_token(x, batch)
+    mean, var = token_moments(x_NT, batch, ddof)
     scale = (var + eps_in_var).sqrt() + eps
     if scale == 0:
         return torch.zeros_like(x_NT)
-    return torch.where(batch.mask_NT, (x_NT - mean.to(x_NT.dtype)) / scale.to(x_NT.dtype), 0.0)
+    return batch.valid((x_NT - mean.to(x_NT.dtype)) / scale.to(x_NT.dtype))
 
 
 @advantage(
@@ -322,7 +322,7 @@ def minus_kl_to_go(
     reader = "advantage minus_kl_to_go"
     drift_NT = batch.stream("old_logp_NT", reader) - batch.stream("ref_logp_NT", reader)
     ones_N = torch.ones_like(drift_NT[:, 0])
-    to_go_NT = discounted_suffix_sums(drift_NT.clamp(-bound, bound), ones_N, batch.mask_NT)
+    to_go_NT = discounted_suffix_sums(drift_NT.clamp(-bound, bound), ones_N, batch)
     return per_token(x, batch) - coef * to_go_NT
 
 

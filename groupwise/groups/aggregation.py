@@ -17,15 +17,8 @@ from groupwise.slots import Count, NonNegative, Real, aggregation
 
 def lengths(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """Tokens learned from, for each own row and for each row of all ranks."""
-    n_N = batch.stream("loss_mask_NT", "aggregation").sum(1)
+    n_N = batch.length_N * batch.stream("learn_N", "aggregation")
     return n_N, batch.world.gather(n_N)
-
-
-def _on_tokens(weight_N: Tensor, batch: TokenBatch) -> Tensor:
-    """A weight per row, on each of its tokens that is learned from."""
-    zero = torch.zeros((), dtype=batch.dtype, device=weight_N.device)
-    mask_NT = batch.stream("loss_mask_NT", "aggregation")
-    return torch.where(mask_NT, weight_N.to(batch.dtype)[:, None], zero)
 
 
 def _sequences(n_M: Tensor) -> Tensor:
@@ -40,7 +33,7 @@ def _sequences(n_M: Tensor) -> Tensor:
 def token_mean_batch(batch: TokenBatch) -> Tensor:
     """Token mean over the batch (DAPO as everybody implements it)."""
     n_N, n_M = lengths(batch)
-    return _on_tokens(torch.ones_like(n_N, dtype=torch.float64) / n_M.sum().clamp(min=1), batch)
+    return batch.learned(torch.ones_like(n_N, dtype=torch.float64) / n_M.sum().clamp(min=1))
 
 
 @aggregation(
@@ -53,7 +46,7 @@ def token_mean_group(batch: TokenBatch) -> Tensor:
     _, n_M = lengths(batch)
     tokens_P = group_sum(n_M.double(), batch)
     groups = (tokens_P > 0).sum().clamp(min=1)
-    return _on_tokens(spread(1.0 / (groups * tokens_P.clamp(min=1)), batch), batch)
+    return batch.learned(spread(1.0 / (groups * tokens_P.clamp(min=1)), batch))
 
 
 @aggregation(
@@ -64,7 +57,7 @@ def token_mean_group(batch: TokenBatch) -> Tensor:
 def seq_mean_token_mean(batch: TokenBatch) -> Tensor:
     """Mean over tokens, then over sequences (GRPO, 2402.03300)."""
     n_N, n_M = lengths(batch)
-    return _on_tokens(1.0 / (_sequences(n_M) * n_N.double().clamp(min=1)), batch)
+    return batch.learned(1.0 / (_sequences(n_M) * n_N.double().clamp(min=1)))
 
 
 @aggregation(
@@ -75,7 +68,7 @@ def seq_mean_token_mean(batch: TokenBatch) -> Tensor:
 def seq_mean_token_sum(batch: TokenBatch) -> Tensor:
     """Sum over tokens, mean over sequences (REINFORCE)."""
     n_N, n_M = lengths(batch)
-    return _on_tokens(torch.ones_like(n_N, dtype=torch.float64) / _sequences(n_M), batch)
+    return batch.learned(torch.ones_like(n_N, dtype=torch.float64) / _sequences(n_M))
 
 
 @aggregation(
@@ -87,7 +80,7 @@ def seq_mean_token_sum_norm(batch: TokenBatch, *, length: Count) -> Tensor:
     """Sum over tokens over a constant, the generation budget (Dr.GRPO, 2503.20783)."""
     n_N, n_M = lengths(batch)
     one_N = torch.ones_like(n_N, dtype=torch.float64)
-    return _on_tokens(one_N / (_sequences(n_M) * length), batch)
+    return batch.learned(one_N / (_sequences(n_M) * length))
 
 
 @aggregation(
@@ -98,7 +91,7 @@ def seq_mean_token_sum_norm(batch: TokenBatch, *, length: Count) -> Tensor:
 def seq_sum_token_mean(batch: TokenBatch) -> Tensor:
     """Mean over tokens, sum over sequences (DCPO, 2509.02333)."""
     n_N, _ = lengths(batch)
-    return _on_tokens(1.0 / n_N.double().clamp(min=1), batch)
+    return batch.learned(1.0 / n_N.double().clamp(min=1))
 
 
 @aggregation(
@@ -108,7 +101,7 @@ def seq_sum_token_mean(batch: TokenBatch) -> Tensor:
 )
 def token_sum(batch: TokenBatch) -> Tensor:
     """Plain sum over tokens."""
-    return _on_tokens(torch.ones_like(lengths(batch)[0], dtype=torch.float64), batch)
+    return batch.learned(torch.ones_like(lengths(batch)[0], dtype=torch.float64))
 
 
 def length_softmax(batch: TokenBatch, exponent: float, slope: float) -> tuple[Tensor, Tensor]:
@@ -153,4 +146,4 @@ def learned_length_weight(
     tokens = n_M.sum().clamp(min=1)
     current = exponent if batch.length_exponent is None else float(batch.length_exponent.detach())
     weight_N, slope_N = length_softmax(batch, current, slope)
-    return _on_tokens(weight_N / tokens, batch), _on_tokens(slope_N / tokens, batch)
+    return batch.learned(weight_N / tokens), batch.learned(slope_N / tokens)

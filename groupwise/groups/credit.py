@@ -21,14 +21,12 @@ from groupwise.slots import Ddof, Fraction, NonNegative, Positive, advantage
 
 def dense_reward(reward_N: Tensor, batch: TokenBatch) -> Tensor:
     """Reward per token: the sequence's reward on its last token, token rewards everywhere."""
-    width = batch.mask_NT.shape[1]
-    last_N = width - 1 - batch.mask_NT.flip(1).int().argmax(1)
     pays_N = (batch.length_N > 0) & ~reward_N.isnan()
     final_N = torch.where(pays_N, reward_N, 0.0).to(batch.dtype)
     dense_NT = final_N.new_zeros(batch.mask_NT.shape)
     if batch.token_reward_NT is not None:
         dense_NT = batch.token_reward_NT.clone()
-    return dense_NT.scatter_add_(1, last_N[:, None], final_N[:, None])
+    return dense_NT.scatter_add_(1, batch.last_N[:, None], final_N[:, None])
 
 
 @advantage(
@@ -41,16 +39,16 @@ def dense_reward(reward_N: Tensor, batch: TokenBatch) -> Tensor:
 def return_to_go(reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0) -> Tensor:
     """Discounted sum of the rewards still to come (REINFORCE++, 2501.03262)."""
     decay_N = torch.full_like(reward_N, gamma)
-    return discounted_suffix_sums(dense_reward(reward_N, batch), decay_N, batch.mask_NT)
+    return discounted_suffix_sums(dense_reward(reward_N, batch), decay_N, batch)
 
 
 def gae_advantages(
-    reward_NT: Tensor, value_NT: Tensor, mask_NT: Tensor, gamma: float, lam_N: Tensor
+    reward_NT: Tensor, value_NT: Tensor, batch: TokenBatch, gamma: float, lam_N: Tensor
 ) -> Tensor:
     """`A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the last token."""
-    next_value_NT = following(value_NT, mask_NT)
+    next_value_NT = following(value_NT, batch)
     delta_NT = reward_NT + gamma * next_value_NT - value_NT
-    return discounted_suffix_sums(delta_NT, gamma * lam_N, mask_NT)
+    return discounted_suffix_sums(delta_NT, gamma * lam_N, batch)
 
 
 @advantage(
@@ -67,7 +65,7 @@ def gae(
     """Generalised advantage estimation (PPO, 1707.06347)."""
     value_NT = batch.stream("old_value_NT", "advantage gae")
     lam_N = torch.full_like(reward_N, lam)
-    return gae_advantages(dense_reward(reward_N, batch), value_NT, batch.mask_NT, gamma, lam_N)
+    return gae_advantages(dense_reward(reward_N, batch), value_NT, batch, gamma, lam_N)
 
 
 def length_adaptive_lambda(length_N: Tensor, alpha: float) -> Tensor:
@@ -89,7 +87,7 @@ def gae_length_adaptive(
     """VAPO (2504.05118)."""
     value_NT = batch.stream("old_value_NT", "advantage gae_length_adaptive")
     lam_N = length_adaptive_lambda(batch.length_N, alpha)
-    return gae_advantages(dense_reward(reward_N, batch), value_NT, batch.mask_NT, gamma, lam_N)
+    return gae_advantages(dense_reward(reward_N, batch), value_NT, batch, gamma, lam_N)
 
 
 def implicit_reward(batch: TokenBatch, beta: float, reader: object) -> Tensor:
@@ -122,7 +120,7 @@ def process_rloo(
     compared_NT = batch.mask_NT & (stats.count_N > 1)[:, None]
     centred_NT = torch.where(compared_NT, process_NT - others_N.to(batch.dtype)[:, None], 0.0)
     gamma_N = torch.full_like(reward_N, gamma)
-    process_NT = discounted_suffix_sums(centred_NT, gamma_N, batch.mask_NT)
+    process_NT = discounted_suffix_sums(centred_NT, gamma_N, batch)
     graded = group_stats(reward_N, batch)
     outcome_N = centred(reward_N, graded) * graded.count_N / (graded.count_N - 1).clamp(min=1)
     total_NT = process_NT + per_token(outcome_N, batch)
@@ -139,7 +137,7 @@ def _zscore_and_sum(
     mean_N1, scale_N1 = stats.mean_N[:, None].to(x_NT.dtype), scale_N[:, None].to(x_NT.dtype)
     z_NT = torch.where(select_NT & ~dead_N[:, None], (x_NT - mean_N1) / scale_N1, 0.0)
     ones_N = torch.ones(len(x_NT), dtype=x_NT.dtype, device=x_NT.device)
-    return discounted_suffix_sums(z_NT, ones_N, batch.mask_NT)
+    return discounted_suffix_sums(z_NT, ones_N, batch)
 
 
 @advantage(

@@ -71,8 +71,9 @@ def advantages(recipe: Recipe, batch: TokenBatch, selection: Selection) -> Tenso
     x = batch.stream("reward_N", "the advantage chain")
     for link in recipe.advantage:
         x = link(x, batch)
-    counts = selection.count_N if x.dim() == 1 else selection.count_N[:, None]
-    return torch.where(counts, x, 0.0)
+    if x.dim() == 1:
+        return torch.where(selection.count_N, x, 0.0)
+    return x if selection.count_N.all() else torch.where(selection.count_N[:, None], x, 0.0)
 
 
 @torch.no_grad()
@@ -81,8 +82,12 @@ def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
     _check_needs(recipe, batch)
     selection = select(recipe, batch)
     batch = shape(recipe, batch)
-    batch = replace(batch, loss_mask_NT=batch.mask_NT & selection.learn_N[:, None])
+    batch = replace(batch, learn_N=selection.learn_N)
     advantage_NT = per_token(advantages(recipe, batch, selection), batch)
+    prepared = {
+        term.name: term.definition.traits["prepare"](batch, dict(term.params))
+        for term in recipe.auxiliary
+    }
     coefficient = recipe.aggregation(batch)
     coefficient_NT, slope_NT = (
         coefficient if isinstance(coefficient, tuple) else (coefficient, None)
@@ -92,12 +97,8 @@ def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
         advantage_NT=advantage_NT,
         coefficient_NT=coefficient_NT,
         coefficient_slope_NT=slope_NT,
+        prepared=prepared,
     )
-    prepared = {
-        term.name: term.definition.traits["prepare"](batch, dict(term.params))
-        for term in recipe.auxiliary
-    }
-    batch = replace(batch, prepared=prepared)
     return BatchResult(batch, selection.refill, _remember(recipe, batch), _metrics(batch))
 
 
@@ -112,23 +113,23 @@ def passes(recipe: Recipe, batch: TokenBatch) -> list[TokenBatch]:
     return [
         replace(
             batch,
-            advantage_NT=torch.where(select_NT, batch.stream("advantage_NT", "a pass"), 0.0),
-            coefficient_NT=torch.where(select_NT, batch.stream("coefficient_NT", "a pass"), 0.0),
+            advantage_NT=select_NT * batch.stream("advantage_NT", "a pass"),
+            coefficient_NT=select_NT * batch.stream("coefficient_NT", "a pass"),
         )
         for select_NT in selections
     ]
 
 
 def _check_needs(recipe: Recipe, batch: TokenBatch) -> None:
-    for slot in recipe.slots():
-        for name in slot.definition.needs:
-            given = getattr(batch, name)
-            if given is None and name not in recipe.outputs:
-                raise BatchError(
-                    f"Recipe {recipe.name!r} needs {name} ({STREAM_MEANING[name]}) for "
-                    f"{slot.kind} {slot}. Pass {name}=... to TokenBatch.build, or take the slot "
-                    f"out: recipe.replace({slot.kind}=...)."
-                )
+    for name in recipe.streams:
+        if getattr(batch, name) is not None or name in recipe.outputs:
+            continue
+        readers = [slot for slot in recipe.slots() if name in slot.needs] or [recipe.ratio]
+        raise BatchError(
+            f"Recipe {recipe.name!r} needs {name} ({STREAM_MEANING[name]}) for {readers[0].kind} "
+            f"{readers[0]}. Pass {name}=... to TokenBatch.build, or take the slot out: "
+            f"recipe.replace({readers[0].kind}=...)."
+        )
 
 
 def _remember(recipe: Recipe, batch: TokenBatch) -> Memory:
@@ -169,7 +170,7 @@ def _metrics(batch: TokenBatch) -> dict[str, float]:
     task_M, shaped_M = gather(batch.task_reward_N), gather(batch.stream("reward_N", "metrics"))
     graded_M = ~task_M.isnan()
     length_M = gather(batch.length_N).double()
-    tokens_M = gather(batch.stream("loss_mask_NT", "metrics").sum(1)).double()
+    tokens_M = gather(batch.length_N * batch.stream("learn_N", "metrics")).double()
     stats = group_stats(batch.task_reward_N, batch)
     groups, dead = dead_groups(batch)
     top = float(task_M[graded_M].max()) if graded_M.any() else 0.0

@@ -7,6 +7,7 @@ are taken in float64: they are tiny, and rewards that are equal must cancel exac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -62,20 +63,29 @@ def group_stats(x_N: Tensor, batch: TokenBatch) -> GroupStats:
 def group_token_stats(x_NT: Tensor, select_NT: Tensor, batch: TokenBatch) -> GroupStats:
     """The same over all selected tokens of all rows of a group."""
     gather, inf = batch.world.gather, float("inf")
-    chosen_NT = torch.where(select_NT, x_NT, 0.0).double()
+    weight_NT = select_NT.to(x_NT.dtype)
     return _stats(
         gather(select_NT.sum(1).double()),
-        gather(chosen_NT.sum(1)),
+        gather((x_NT * weight_NT).sum(1, dtype=torch.float64)),
         gather(torch.where(select_NT, x_NT, inf).amin(1).double()),
         gather(torch.where(select_NT, x_NT, -inf).amax(1).double()),
         batch,
         lambda mean_M: gather(
-            torch.where(select_NT, (chosen_NT - batch.world.own(mean_M)[:, None]) ** 2, 0.0).sum(1)
+            ((x_NT - batch.world.own(mean_M).to(x_NT.dtype)[:, None]).square() * weight_NT).sum(
+                1, dtype=torch.float64
+            )
         ),
     )
 
 
-def _stats(count_M, total_M, low_M, high_M, batch: TokenBatch, squares) -> GroupStats:  # type: ignore[no-untyped-def]
+def _stats(
+    count_M: Tensor,
+    total_M: Tensor,
+    low_M: Tensor,
+    high_M: Tensor,
+    batch: TokenBatch,
+    squares: Callable[[Tensor], Tensor],
+) -> GroupStats:
     """Per-row counts, sums and extremes -> statistics per group, repeated on its own rows."""
     index_M, inf = batch.groups.index_M, float("inf")
     count_P = group_sum(count_M, batch)
@@ -111,58 +121,54 @@ def batch_stats(x_N: Tensor, batch: TokenBatch, ddof: int) -> tuple[Tensor, Tens
     return mean, ((x_M - mean).square().sum() / max(len(x_M) - ddof, 1)).sqrt()
 
 
-def token_moments(
-    x_NT: Tensor, select_NT: Tensor, batch: TokenBatch, ddof: int
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance over all selected tokens of the batch, from one number per row."""
-    gather = batch.world.gather
-    count = gather(select_NT.sum(1).double()).sum().clamp(min=1)
-    mean = gather(torch.where(select_NT, x_NT, 0.0).sum(1, dtype=torch.float64)).sum() / count
-    squares_NT = torch.where(select_NT, (x_NT - mean.to(x_NT.dtype)) ** 2, 0.0)
-    squares = gather(squares_NT.sum(1, dtype=torch.float64)).sum()
-    return mean, squares / (count - ddof).clamp(min=1)
+def token_moments(x_NT: Tensor, batch: TokenBatch, ddof: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance over all tokens that the loss learns from, from one number per row."""
+
+    def total(values_NT: Tensor) -> Tensor:
+        return batch.world.gather(batch.learned(values_NT).sum(1, dtype=torch.float64)).sum()
+
+    learned_N = batch.length_N * batch.stream("learn_N", "token statistics")
+    learned_M = batch.world.gather(learned_N).double()
+    count = learned_M.sum().clamp(min=1)
+    # Deviations from one of the values: where all are equal, the mean is exact and so are zeros.
+    last_M = batch.world.gather(x_NT.gather(1, batch.last_N[:, None])[:, 0])
+    pivot = last_M[learned_M.argmax()]
+    shift = total(x_NT - pivot) / count
+    squares = total((x_NT - (pivot + shift).to(x_NT.dtype)).square())
+    return pivot + shift, squares / (count - ddof).clamp(min=1)
 
 
-def discounted_suffix_sums(x_NT: Tensor, decay_N: Tensor, mask_NT: Tensor) -> Tensor:
+def discounted_suffix_sums(x_NT: Tensor, decay_N: Tensor, batch: TokenBatch) -> Tensor:
     """`y_t = x_t + decay·y_{t+1}` over the valid tokens of each row; masked tokens do not count.
 
     log2(T) doubling steps: after step k, y_t covers 2^k tokens.
     """
-    y_NT, place_NT = close_holes(x_NT, mask_NT)
-    y_NT = y_NT.clone()
+    y_NT = _close_holes(x_NT, batch)
+    if y_NT is x_NT:
+        y_NT = x_NT.clone()
     decay_N1 = decay_N.to(x_NT.dtype)[:, None]
     reach = 1
     while reach < y_NT.shape[1]:
         y_NT[:, :-reach] += decay_N1 * y_NT[:, reach:]
         decay_N1, reach = decay_N1 * decay_N1, reach * 2
-    return reopen_holes(y_NT, place_NT, mask_NT)
+    return _reopen_holes(y_NT, batch)
 
 
-def following(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
+def following(x_NT: Tensor, batch: TokenBatch) -> Tensor:
     """The value at the next valid token of the row, 0 after the last."""
-    y_NT, place_NT = close_holes(x_NT, mask_NT)
+    y_NT = _close_holes(x_NT, batch)
     shifted_NT = torch.cat([y_NT[:, 1:], torch.zeros_like(y_NT[:, :1])], 1)
-    return reopen_holes(shifted_NT, place_NT, mask_NT)
+    return _reopen_holes(shifted_NT, batch)
 
 
-def close_holes(x_NT: Tensor, mask_NT: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Valid tokens moved together, so that a tool's output between them does not count.
-
-    Gives where each token went, or None if no row has a hole and nothing had to move. Streams are 0
-    where the mask is.
-    """
-    rises_NT = mask_NT[:, 1:] & ~mask_NT[:, :-1]
-    starts_N = rises_NT.sum(1, dtype=torch.int32) + mask_NT[:, 0].int()
-    if int(starts_N.max()) <= 1:
-        return x_NT, None
-    width = mask_NT.shape[1]
-    place_NT = torch.where(mask_NT, mask_NT.cumsum(1) - 1, width)
-    packed_NT = x_NT.new_zeros(len(x_NT), width + 1).scatter(1, place_NT, x_NT)
-    return packed_NT, place_NT
+def _close_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
+    """Valid tokens moved together, so that a tool's output between them does not count."""
+    if batch.place_NT is None:
+        return x_NT
+    rows, width = x_NT.shape
+    return x_NT.new_zeros(rows, width + 1).scatter(1, batch.place_NT, x_NT)
 
 
-def reopen_holes(x_NT: Tensor, place_NT: Tensor | None, mask_NT: Tensor) -> Tensor:
-    """Undo `close_holes`: every token back in its place, 0 where masked."""
-    if place_NT is not None:
-        x_NT = x_NT.gather(1, place_NT)
-    return torch.where(mask_NT, x_NT, 0.0)
+def _reopen_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
+    """Every token back in its place, 0 where masked."""
+    return batch.valid(x_NT if batch.place_NT is None else x_NT.gather(1, batch.place_NT))

@@ -61,8 +61,7 @@ def _value_targets(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tenso
     lam_N = torch.full_like(reward_N, params["lam"])
     reward_NT = dense_reward(reward_N, batch)
     return {
-        "return_NT": value_NT
-        + gae_advantages(reward_NT, value_NT, batch.mask_NT, params["gamma"], lam_N),
+        "return_NT": value_NT + gae_advantages(reward_NT, value_NT, batch, params["gamma"], lam_N),
         "coefficient_NT": token_mean_batch.function(batch),
     }
 
@@ -71,9 +70,11 @@ def clipped_value_error(
     value_NT: Tensor, old_value_NT: Tensor, return_NT: Tensor, limit: float
 ) -> tuple[Tensor, Tensor]:
     """½·max((v−R)², (clip(v, v_old±ε)−R)²) and where the clipped branch is larger."""
-    near_NT = old_value_NT + (value_NT - old_value_NT).clamp(-limit, limit)
+    near_NT = old_value_NT + torch.nn.functional.hardtanh(value_NT - old_value_NT, -limit, limit)
     plain_NT, bounded_NT = (value_NT - return_NT).square(), (near_NT - return_NT).square()
-    return 0.5 * torch.maximum(plain_NT, bounded_NT), bounded_NT > plain_NT
+    # max(a, b) as a + relu(b − a): its backward pass is a third of maximum's.
+    larger_NT = plain_NT + torch.relu(bounded_NT - plain_NT)
+    return 0.5 * larger_NT, bounded_NT > plain_NT
 
 
 @auxiliary(
@@ -108,9 +109,9 @@ def value_loss(
 def _right_token_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
     """1/N₊ on the tokens of right answers, N₊ of them in the batch."""
     right_N = batch.stream("correct_N", "auxiliary positive_nll")
-    select_NT = batch.stream("loss_mask_NT", "auxiliary positive_nll") & right_N[:, None]
-    tokens = batch.world.gather(select_NT.sum(1)).sum().clamp(min=1)
-    return {"coefficient_NT": select_NT.to(batch.dtype) / tokens}
+    learned_N = batch.length_N * batch.stream("learn_N", "auxiliary positive_nll")
+    tokens = batch.world.gather(right_N * learned_N).sum().clamp(min=1)
+    return {"coefficient_NT": batch.learned(right_N.double() / tokens)}
 
 
 @auxiliary(
@@ -128,7 +129,7 @@ def positive_nll(batch: TokenBatch, prepared: Prepared, *, weight: NonNegative =
 
 def _row_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
     """1/B on rows that have tokens to learn from."""
-    counts_N = batch.stream("loss_mask_NT", "auxiliary outcome_bce").any(1)
+    counts_N = batch.stream("learn_N", "auxiliary outcome_bce") & (batch.length_N > 0)
     rows = batch.world.gather(counts_N.long()).sum().clamp(min=1)
     return {"coefficient_N": counts_N.to(batch.dtype) / rows}
 

@@ -68,7 +68,7 @@ def icepop(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 5.0) -
     fixes="whole answers that one engine would not have given are dropped",
     breaks="long answers are dropped first",
 )
-def mis_sequence(batch: TokenBatch, *, high: Positive = 2.0, low: NonNegative = 0.0) -> Tensor:
+def mis_sequence(batch: TokenBatch, *, low: NonNegative = 0.0, high: Positive = 2.0) -> Tensor:
     """Masked importance sampling per sequence."""
     rho_NT = _sequence(mismatch(batch, "correction mis_sequence").sum(1, keepdim=True), batch)
     return torch.where((rho_NT >= low) & (rho_NT <= high), rho_NT, 0.0)

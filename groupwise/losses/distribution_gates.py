@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from groupwise.losses.gates import Gated, clip_state, clip_within
+from groupwise.losses.gates import Gated, clip_within
 from groupwise.losses.kl import bounded_exp
 from groupwise.records import TokenBatch
 from groupwise.slots import Count, Fraction, NonNegative, Positive, gate
@@ -21,13 +21,10 @@ from groupwise.slots import Count, Fraction, NonNegative, Positive, gate
 def _masked_weight(
     keep_NT: Tensor, log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch, cap: float
 ) -> Gated:
-    """sg[min(r, cap)]·M·A·ℓ and the clip state of masked tokens, by the side they left on."""
-    weight_NT = torch.where(keep_NT, bounded_exp(log_ratio_NT.detach()).clamp(max=cap), 0.0)
+    """sg[min(r, cap)]·M·A·ℓ, and the tokens that the mask dropped."""
+    weight_NT = bounded_exp(log_ratio_NT.detach()).clamp(max=cap) * keep_NT
     objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT", "a divergence mask")
-    dropped_NT = ~keep_NT & batch.mask_NT
-    return objective_NT, clip_state(
-        dropped_NT & (advantage_NT > 0), dropped_NT & (advantage_NT < 0)
-    )
+    return objective_NT, ~keep_NT & batch.mask_NT
 
 
 def keep_unless_further_out(
@@ -133,7 +130,13 @@ def topk_divergences(batch: TokenBatch, members: str) -> tuple[Tensor, Tensor]:
 
 @gate(
     anchor="sampler",
-    needs=("sampler_logp_NT", "sampler_topk_logp_NTK", "logp_at_sampler_topk_NTK"),
+    needs=(
+        "sampler_logp_NT",
+        "sampler_topk_logp_NTK",
+        "sampler_topk_id_NTK",
+        "logp_at_sampler_topk_NTK",
+        "token_NT",
+    ),
     equation="S = sg[min(r, {cap})]·M·A·ℓ, M = 0 iff the step leads further out and"
     " {divergence} over the sampler's top {k} ({members}) and the rest > {delta}",
     fixes="sees where the mass went",

@@ -1,7 +1,7 @@
 """Gates: `gate(log_ratio_NT, advantage_NT, batch) -> (objective_NT, clipped_NT)`.
 
-The objective is what the policy maximises, token by token. `clipped_NT` (int8) says where the gate
-took the gradient away: +1 above its range, −1 below, 0 where it is live. A = 0 is never clipped.
+The objective is what the policy maximises, token by token. `clipped_NT` (bool) says where the gate
+took the gradient away; A = 0 is never clipped. Which side it was is the sign of the log-ratio.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from groupwise.losses.kl import bounded_exp
+from groupwise.losses.kl import at_least, at_most, bounded_exp
 from groupwise.losses.ratios import row_mean, segment_mean
 from groupwise.records import TokenBatch
 from groupwise.slots import NonNegative, Positive, Slot, gate, width
@@ -17,18 +17,20 @@ from groupwise.slots import NonNegative, Positive, Slot, gate, width
 Gated = tuple[Tensor, Tensor]
 
 
-def clip_state(above_NT: Tensor, below_NT: Tensor) -> Tensor:
-    return above_NT.to(torch.int8) - below_NT.to(torch.int8)
+def nothing_clipped(batch: TokenBatch) -> Tensor:
+    return torch.zeros_like(batch.mask_NT)
 
 
-def clip_within(
-    ratio_NT: Tensor, advantage_NT: Tensor, low: Tensor | float, high: Tensor | float
-) -> Gated:
+def clip_within(ratio_NT: Tensor, advantage_NT: Tensor, low: float, high: float) -> Gated:
     """min(r·A, clip(r, low, high)·A): only the side towards which A pushes is bounded."""
-    up_NT, down_NT = advantage_NT > 0, advantage_NT < 0
-    bounded_NT = torch.where(up_NT, ratio_NT.clamp(max=high), ratio_NT.clamp(min=low))
-    state_NT = clip_state(up_NT & (ratio_NT > high), down_NT & (ratio_NT < low))
-    return bounded_NT * advantage_NT, state_NT
+    objective_NT = advantage_NT.clamp(min=0) * at_most(ratio_NT, high)
+    objective_NT = objective_NT + advantage_NT.clamp(max=0) * at_least(ratio_NT, low)
+    return objective_NT, _was_clipped(ratio_NT, advantage_NT, objective_NT)
+
+
+def _was_clipped(ratio_NT: Tensor, advantage_NT: Tensor, objective_NT: Tensor) -> Tensor:
+    """A bound on either side changes r·A, downwards by min, upwards by a dual clip."""
+    return (ratio_NT.detach() * advantage_NT) != objective_NT.detach()
 
 
 @gate(
@@ -40,7 +42,7 @@ def clip_within(
 def score(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> Gated:
     """Score function (REINFORCE): gradient A·∇log π."""
     objective_NT = advantage_NT * batch.stream("logp_NT", "gate score")
-    return objective_NT, torch.zeros_like(batch.mask_NT, dtype=torch.int8)
+    return objective_NT, nothing_clipped(batch)
 
 
 @gate(
@@ -51,7 +53,7 @@ def score(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> Gate
 def unclipped(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> Gated:
     """Plain importance sampling."""
     objective_NT = bounded_exp(log_ratio_NT) * advantage_NT
-    return objective_NT, torch.zeros_like(batch.mask_NT, dtype=torch.int8)
+    return objective_NT, nothing_clipped(batch)
 
 
 @gate(
@@ -74,17 +76,6 @@ def clip(
     return clip_within(bounded_exp(log_ratio_NT), advantage_NT, 1.0 - low, 1.0 + high)
 
 
-def _dual(
-    ratio_NT: Tensor, advantage_NT: Tensor, low: Tensor | float, high: Tensor | float, bound: float
-) -> Gated:
-    """As `clip_within`, and for A < 0 no gradient beyond r = bound either."""
-    up_NT, down_NT = advantage_NT > 0, advantage_NT < 0
-    lifted_NT = ratio_NT.clamp(min=low).clamp(max=bound)
-    bounded_NT = torch.where(up_NT, ratio_NT.clamp(max=high), lifted_NT)
-    above_NT = (up_NT & (ratio_NT > high)) | (down_NT & (ratio_NT > bound))
-    return bounded_NT * advantage_NT, clip_state(above_NT, down_NT & (ratio_NT < low))
-
-
 @gate(
     equation="S = min(r·A, clip(r, 1−{low}, 1+{high})·A); for A < 0 at least {bound}·A",
     fixes="bounds the loss of a bad token whose ratio exploded",
@@ -101,7 +92,10 @@ def dual_clip(
 ) -> Gated:
     """Dual-clip PPO (1912.09729)."""
     ratio_NT = bounded_exp(log_ratio_NT)
-    return _dual(ratio_NT, advantage_NT, 1.0 - low, 1.0 + high, bound)
+    objective_NT = advantage_NT.clamp(min=0) * at_most(ratio_NT, 1.0 + high)
+    held_NT = at_most(at_least(ratio_NT, 1.0 - low), bound)
+    objective_NT = objective_NT + advantage_NT.clamp(max=0) * held_NT
+    return objective_NT, _was_clipped(ratio_NT, advantage_NT, objective_NT)
 
 
 def dynamic_bounds(
@@ -135,16 +129,20 @@ def dynamic_clip(
     """DCPO (2509.02333)."""
     old_prob_NT = batch.stream("old_logp_NT", "gate dynamic_clip").exp()
     low_NT, high_NT = dynamic_bounds(old_prob_NT, low, high, cap)
-    return _dual(bounded_exp(log_ratio_NT), advantage_NT, low_NT, high_NT, bound)
+    ratio_NT = bounded_exp(log_ratio_NT)
+    objective_NT = advantage_NT.clamp(min=0) * ratio_NT.clamp(max=high_NT)
+    held_NT = at_most(ratio_NT.clamp(min=low_NT), bound)
+    objective_NT = objective_NT + advantage_NT.clamp(max=0) * held_NT
+    return objective_NT, _was_clipped(ratio_NT, advantage_NT, objective_NT)
 
 
 def geometric_weight(
     log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch, limit: float
 ) -> Tensor:
     """s_i = exp(mean_t e_t), e the log-ratio bounded by ±limit on the side A pushes to, [N, 1]."""
-    up_NT, down_NT = advantage_NT > 0, advantage_NT < 0
-    down_side_NT = torch.where(down_NT, log_ratio_NT.clamp(min=-limit), log_ratio_NT)
-    bounded_NT = torch.where(up_NT, log_ratio_NT.clamp(max=limit), down_side_NT)
+    up_NT, down_NT = (x.to(log_ratio_NT.dtype) for x in (advantage_NT > 0, advantage_NT < 0))
+    bounded_NT = up_NT * at_most(log_ratio_NT, limit) + down_NT * at_least(log_ratio_NT, -limit)
+    bounded_NT = bounded_NT + (1.0 - up_NT - down_NT) * log_ratio_NT
     return bounded_exp(row_mean(bounded_NT, batch))
 
 
@@ -161,7 +159,7 @@ def geometric_clip(
     weight_N1 = geometric_weight(log_ratio_NT, advantage_NT, batch, limit)
     above_NT = (advantage_NT > 0) & (log_ratio_NT > limit)
     below_NT = (advantage_NT < 0) & (log_ratio_NT < -limit)
-    return weight_N1 * advantage_NT, clip_state(above_NT, below_NT)
+    return weight_N1 * advantage_NT, above_NT | below_NT
 
 
 @gate(
@@ -180,7 +178,7 @@ def weight_cap(
     """CISPO (2506.13585): caps the importance weight, not the gradient. `cap` is absolute."""
     weight_NT = bounded_exp(log_ratio_NT.detach()).clamp(floor, cap)
     objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT", "gate weight_cap")
-    return objective_NT, torch.zeros_like(batch.mask_NT, dtype=torch.int8)
+    return objective_NT, nothing_clipped(batch)
 
 
 def soft_temperature(advantage_NT: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
@@ -205,7 +203,7 @@ def soft(
     tau_NT = soft_temperature(advantage_NT, tau_pos, tau_neg)
     gate_NT = torch.sigmoid(tau_NT * (bounded_exp(log_ratio_NT) - 1.0))
     objective_NT = gate_NT * (4.0 * advantage_NT / tau_NT)
-    return objective_NT, torch.zeros_like(batch.mask_NT, dtype=torch.int8)
+    return objective_NT, nothing_clipped(batch)
 
 
 @width(equation="ε = {low}/{high} everywhere", needs=())
@@ -235,4 +233,7 @@ def segment_clip(
         segment_NT = batch.stream("segment_NT", "gate segment_clip")
         entropy_NT = segment_mean(batch.entropy_NT.detach(), segment_NT, batch.mask_NT)
     low, high = width(entropy_NT)
-    return clip_within(bounded_exp(log_ratio_NT), advantage_NT, 1.0 - low, 1.0 + high)
+    ratio_NT = bounded_exp(log_ratio_NT)
+    objective_NT = advantage_NT.clamp(min=0) * ratio_NT.clamp(max=1.0 + high)
+    objective_NT = objective_NT + advantage_NT.clamp(max=0) * ratio_NT.clamp(min=1.0 - low)
+    return objective_NT, _was_clipped(ratio_NT, advantage_NT, objective_NT)

@@ -31,7 +31,7 @@ class TokenResult:
     objective_NT: Tensor  # S, before weights; detached
     log_ratio_NT: Tensor  # detached
     weight_NT: Tensor | None  # product of corrections, None without any
-    clipped_NT: Tensor  # int8: +1 above, −1 below, 0 live
+    clipped_NT: Tensor  # bool: where the gate took the gradient away
     tally: Tally  # merge over micro-batches and ranks, then read
 
 
@@ -84,7 +84,7 @@ def _cast(batch: TokenBatch, dtype: torch.dtype) -> TokenBatch:
     """What the batch phase made, in the precision of the log-probabilities."""
     changes: dict[str, Any] = {
         name: None if x is None else x.to(dtype)
-        for name in ("advantage_NT", "coefficient_NT", "coefficient_slope_NT")
+        for name in ("ones_NT", "advantage_NT", "coefficient_NT", "coefficient_slope_NT")
         for x in [getattr(batch, name)]
     }
     return replace(batch, **changes)
@@ -110,32 +110,33 @@ def _weights(recipe: Recipe, batch: TokenBatch) -> Tensor | None:
 
 @torch.no_grad()
 def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tally:
-    """Sums over the valid tokens of this micro-batch."""
-    mask_NT = batch.stream("loss_mask_NT", "measures")
-    tokens = mask_NT.sum()
-    ratio_NT = torch.where(mask_NT, bounded_exp(log_ratio_NT), 0.0)
-    totals = {
-        "ratio/mean": (ratio_NT.sum(), tokens),
-        "ratio/second_moment": (ratio_NT.square().sum(), tokens),
-        "clip/high": ((clipped_NT > 0).sum(), tokens),
-        "clip/low": ((clipped_NT < 0).sum(), tokens),
-    }
-    peaks = {"ratio/max": ratio_NT.max()}
+    """Sums over the tokens of this micro-batch that are learned from."""
+    learn_N = batch.stream("learn_N", "measures")
+    tokens = (batch.length_N * learn_N).sum()
+    totals, peaks = {}, {}
+
+    def add(name: str, x_NT: Tensor) -> Tensor:
+        x_NT = batch.learned(x_NT)
+        totals[name] = (x_NT.sum(), tokens)
+        return x_NT
+
+    def add_weights(name: str, log_weight_NT: Tensor) -> None:
+        weight_NT = add(f"{name}/mean", bounded_exp(log_weight_NT))
+        totals[f"{name}/second_moment"] = (weight_NT.square().sum(), tokens)
+        peaks[f"{name}/max"] = weight_NT.max()
+
+    add_weights("ratio", log_ratio_NT)
+    clipped_NT = clipped_NT & learn_N[:, None]
+    above = (clipped_NT & (log_ratio_NT > 0)).sum()
+    totals["clip/high"] = (above, tokens)
+    totals["clip/low"] = (clipped_NT.sum() - above, tokens)
     logp_NT = batch.stream("logp_NT", "measures").detach()
     if batch.ref_logp_NT is not None:
-        kl_NT = torch.where(mask_NT, k3(logp_NT - batch.ref_logp_NT), 0.0)
-        totals["kl/ref"] = (kl_NT.sum(), tokens)
+        add("kl/ref", k3(logp_NT - batch.ref_logp_NT))
     if batch.entropy_NT is not None:
-        entropy_NT = torch.where(mask_NT, batch.entropy_NT.detach(), 0.0)
-        totals["entropy/mean"] = (entropy_NT.sum(), tokens)
+        add("entropy/mean", batch.entropy_NT)
     if batch.sampler_logp_NT is not None:
-        gap_NT = torch.where(mask_NT, mismatch(batch, "measures"), 0.0)
-        rho_NT = torch.where(mask_NT, bounded_exp(gap_NT), 0.0)
-        totals["mismatch/abs_mean"] = (gap_NT.abs().sum(), tokens)
-        totals["mismatch/mean"] = (rho_NT.sum(), tokens)
-        totals["mismatch/second_moment"] = (rho_NT.square().sum(), tokens)
-        peaks["mismatch/abs_max"] = gap_NT.abs().max()
-    if batch.value_NT is not None and batch.old_value_NT is not None:
-        moved_NT = torch.where(mask_NT, (batch.value_NT.detach() - batch.old_value_NT).abs(), 0.0)
-        totals["value/moved"] = (moved_NT.sum(), tokens)
+        gap_NT = mismatch(batch, "measures")
+        add_weights("mismatch", gap_NT)
+        peaks["mismatch/abs_max"] = add("mismatch/abs_mean", gap_NT.abs()).max()
     return Tally(totals, peaks)

@@ -90,7 +90,8 @@ def geomean_token_grad(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
     logp_NT = batch.stream("logp_NT", "ratio geomean_token_grad")
     mean_N1 = row_mean(_difference(batch, anchor, "ratio geomean_token_grad").detach(), batch)
     # Bounded here, so that the token's own gradient outlives the bound on exp's argument.
-    return mean_N1.clamp(-EXP_LIMIT, EXP_LIMIT) + (logp_NT - logp_NT.detach())
+    limit = EXP_LIMIT * (1.0 - torch.finfo(logp_NT.dtype).eps)
+    return mean_N1.clamp(-limit, limit) + (logp_NT - logp_NT.detach())
 
 
 def _renumber(segment_NT: Tensor) -> Tensor:
@@ -147,4 +148,4 @@ def router_shift(batch: TokenBatch, *, floor: Fraction = 0.8, anchor: Stream = "
     """RSPO (2510.23027)."""
     weight_NT = (-router_drift(batch)).exp().clamp(min=floor)
     shifted_NT = _difference(batch, anchor, "ratio router_shift") + weight_NT.log()
-    return torch.where(batch.mask_NT, shifted_NT, 0.0)
+    return batch.valid(shifted_NT)

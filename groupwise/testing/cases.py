@@ -11,7 +11,7 @@ from torch import Tensor
 from groupwise.composition import Recipe, recipe
 from groupwise.errors import CaseError
 from groupwise.groups import advantages as adv
-from groupwise.groups import aggregation, filters, shaping
+from groupwise.groups import aggregation, credit, filters, shaping
 from groupwise.losses import distribution_gates, gates, penalties
 from groupwise.records import TokenBatch
 from groupwise.slots import Slot, find
@@ -33,8 +33,6 @@ _STREAMS = {
     "router_old_topk": "old_router_NTLK",
     "step_reward_NT": "step_reward_NT",
     "step_end_NT": "step_end_NT",
-    "step_rewards": "step_reward_NT",
-    "step_ends": "step_end_NT",
 }
 
 
@@ -94,7 +92,7 @@ def build_batch(case: Case, **overrides: Any) -> TokenBatch:
 def _mask(inputs: Mapping[str, Any]) -> Tensor:
     if "mask" in inputs:
         return tensor(inputs["mask"]) != 0
-    for name in ("logp", "token_rewards", "logits", "logp_old", "token_loss"):
+    for name in ("logp", "token_rewards", "logits", "logp_old", "token_loss", "step_reward_NT"):
         if name in inputs:
             x = tensor(inputs[name])
             return torch.ones(x.shape[:2], dtype=torch.bool)
@@ -123,7 +121,7 @@ def build_recipe(case: Case) -> Recipe:
             for slot in made.auxiliary
             if slot.name == "positive_nll" and "correct" in inputs
         ),
-        "schedule": _set(made.schedule, eta=params.get("eta")),
+        "schedule": _set(made.schedule, eta=params.get("eta"), updates=1),
     }
     in_reward, in_loss = _kl(made, params, inputs, changes["advantage"])
     extra = (penalty for penalty in made.penalty if penalty.name != "kl")
@@ -163,8 +161,10 @@ def chain_of(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot, .
     if "adv" in params:
         base = scaled_advantage(params["adv"])
         modifiers = [slot for slot in modifiers if slot.name != "whiten_tokens"]
-    elif "old_value_NT" in base.definition.needs and "values" not in inputs:
+    elif "old_value_NT" in base.needs and "values" not in inputs:
         base, modifiers = adv.group_zscore(), []  # a critic's recipe on a case without a critic
+    elif base.name == "group_zscore" and "step_reward_NT" in inputs:
+        base = credit.group_process_zscore()  # GRPO with process supervision
     own = {} if "adv" in params else {key: params.get(key) for key in ("ddof", "eps")}
     base = _set(
         base,

@@ -27,6 +27,10 @@ from groupwise.testing.cases import Case, build_batch, chain_of, params_of, plai
 from groupwise.testing.policy import policy_loss
 
 
+def _all_rows(batch: TokenBatch) -> Tensor:
+    return torch.ones_like(batch.mask_NT[:, 0])
+
+
 def _chain(case: Case, batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
     """Shape the batch and run the method's advantage chain with the case's hyper-parameters."""
     made, params = recipe(case["method"]), params_of(case)
@@ -37,7 +41,7 @@ def _chain(case: Case, batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
     made = made.replace(advantage=chain, shaping=shaping, filter=kept, auxiliary=(), penalty=())
     selection = select(made, batch)
     batch = shape(made, batch)
-    batch = replace(batch, loss_mask_NT=batch.mask_NT & selection.learn_N[:, None])
+    batch = replace(batch, learn_N=selection.learn_N)
     return batch, advantages(made, batch, selection)
 
 
@@ -107,7 +111,7 @@ def gae(case: Case) -> dict[str, Any]:
         batch,
         task_reward_N=torch.zeros_like(batch.task_reward_N),
         reward_N=torch.zeros_like(batch.task_reward_N),
-        loss_mask_NT=batch.mask_NT,
+        learn_N=_all_rows(batch),
     )
     gamma, mask = params.get("gamma", 1.0), batch.mask_NT
     if "token_rewards" not in case["inputs"]:
@@ -143,7 +147,7 @@ def value(case: Case) -> dict[str, Any]:
     """Clipped value loss."""
     params, inputs = params_of(case), case["inputs"]
     batch = build_batch(case)
-    batch = replace(batch, loss_mask_NT=batch.mask_NT)
+    batch = replace(batch, learn_N=_all_rows(batch))
     leaf = tensor(inputs["values_new"]).requires_grad_()
     zero = torch.zeros((), dtype=torch.float64)
     streams = [torch.where(batch.mask_NT, x, zero) for x in (leaf, tensor(inputs["returns"]))]
@@ -184,7 +188,7 @@ _AGGREGATIONS = (
 def aggregate(case: Case) -> dict[str, Any]:
     """One token loss under every aggregation."""
     params, batch = params_of(case), build_batch(case)
-    batch = replace(batch, loss_mask_NT=batch.mask_NT)
+    batch = replace(batch, learn_N=_all_rows(batch))
     loss_NT = torch.where(batch.mask_NT, tensor(case["inputs"]["token_loss"]), 0.0)
     found = {d.name: plain((d()(batch) * loss_NT).sum()) for d in _AGGREGATIONS}
     if "norm_len" in params:
@@ -199,7 +203,7 @@ def auxiliary(case: Case) -> dict[str, Any]:
     batch = build_batch(case)
     leaf = tensor(case["inputs"]["logits"]).requires_grad_()
     entropy_NT = from_logits(leaf, None)["entropy_NT"]
-    live = replace(batch, loss_mask_NT=batch.mask_NT).with_outputs(entropy_NT=entropy_NT)
+    live = replace(batch, learn_N=_all_rows(batch)).with_outputs(entropy_NT=entropy_NT)
     term = penalties.entropy_bonus(coef=params.get("coef", params.get("entropy_coef", 1e-3)))
     loss = (_weights(live, params) * term(live)).sum()
     (grad,) = torch.autograd.grad(loss, leaf)
@@ -380,7 +384,7 @@ def gate(case: Case) -> dict[str, Any]:
     return {
         "topk_tv": plain(tv_NT, mask),
         "topk_kl": plain(kl_NT, mask),
-        "keep_mask": plain((clipped_NT == 0).double(), mask),
+        "keep_mask": plain((~clipped_NT).double(), mask),
     }
 
 

@@ -95,8 +95,7 @@ def _row_advantages(made: Recipe, batch: TokenBatch, inputs: Any) -> Tensor:
     with torch.no_grad():
         selection = select(made, batch)
         shaped = shape(made, batch)
-        mask_NT = batch.mask_NT & selection.learn_N[:, None]
-        return advantages(made, replace(shaped, loss_mask_NT=mask_NT), selection)
+        return advantages(made, replace(shaped, learn_N=selection.learn_N), selection)
 
 
 def _with_given_advantages(made: Recipe, result: BatchResult, rows: Tensor) -> BatchResult:
@@ -133,7 +132,7 @@ def _coef(made: Recipe, batch: TokenBatch, outputs: dict[str, Tensor], leaf: Ten
 def _streams(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any]:
     """What every recipe has."""
     mask = batch.mask_NT
-    clipped = (out.clipped_NT != 0).double()
+    clipped = out.clipped_NT.double()
     found = {
         "ratio": plain(bounded_exp(out.log_ratio_NT), mask),
         "clipped": plain(clipped, mask),
@@ -172,7 +171,7 @@ def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[
         low_NT, high_NT = dynamic_bounds(old_NT, gate["low"], gate["high"], gate["cap"])
         found["low"], found["high"] = plain(low_NT, mask), plain(high_NT, mask)
     if gate.definition.traits.get("anchor") == "sampler":
-        found["keep_mask"] = plain((out.clipped_NT == 0).double(), mask)
+        found["keep_mask"] = plain((~out.clipped_NT).double(), mask)
     if gate.name == "topk_smoothing":
         spread_NT, harder_NT = simko_branches(batch, A_NT, gate["quantile"])
         found["branch"] = plain(spread_NT.double() + 2.0 * harder_NT.double(), mask)

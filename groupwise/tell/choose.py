@@ -132,7 +132,12 @@ ROWS = (
         "made for long chains of thought: truncation, dead groups, entropy",
     ),
     Row("length=long", "gspo", 4, "one ratio per answer: no noisier as answers grow"),
-    Row("moe=yes", "gspo", 6, "one ratio per answer outlives tokens that change experts"),
+    Row(
+        "moe=yes",
+        "gspo",
+        6,
+        "its ratio outlives changed experts (it acts from the second update on)",
+    ),
     Row("moe=yes", "rspo", 4, "weighs tokens down whose routing moved"),
     Row("moe=yes engine=same", "routing_replay", 3, "keeps the learner's own routing"),
     Row("moe=yes engine=separate", "routing_replay_r3", 4, "keeps the engine's routing"),
@@ -174,6 +179,14 @@ CHANGES = (
         4,
         "reuses each batch",
         lambda entry: entry.schedule["updates"] == 1,
+    ),
+    Change(
+        "updates=one",
+        "schedule.updates",
+        1,
+        "strictly on-policy, as you answered",
+        # A ratio per answer is the point of GSPO, and with one update it is 1: leave that choice.
+        lambda entry: entry.schedule["updates"] > 1 and entry.ratio.name == "token",
     ),
     Change(
         "goal=pass@k",
@@ -227,7 +240,7 @@ def complete(answers: Mapping[str, str]) -> dict[str, str]:
                 f"{question.key}={full[question.key]} would be ignored: it is asked only where "
                 f"{question.when}. Leave it out."
             )
-    return full
+    return {question.key: full[question.key] for question in QUESTIONS if question.key in full}
 
 
 def _changes(name: str, answers: Mapping[str, str]) -> list[dict[str, Any]]:

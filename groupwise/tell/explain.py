@@ -15,12 +15,12 @@ from importlib import resources
 from typing import Any, Literal
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
-from groupwise import pages
-from groupwise.choose import choose
 from groupwise.composition import RECIPE_SLOTS, RECIPES, PairRecipe, Recipe, recipe
 from groupwise.records import STREAM_MEANING
 from groupwise.slots import REGISTRY, Definition, Slot
 from groupwise.soundness import complaints
+from groupwise.tell import pages
+from groupwise.tell.choose import choose
 
 __all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "table", "undocumented"]
 
@@ -52,7 +52,9 @@ SLOT_MEANING = {
 @functools.cache
 def notes() -> dict[str, dict[str, list[str]]]:
     """Pitfalls and disagreements by recipe."""
-    return tomllib.loads(resources.files("groupwise").joinpath("notes.toml").read_text("utf-8"))
+    return tomllib.loads(
+        resources.files("groupwise.tell").joinpath("notes.toml").read_text("utf-8")
+    )
 
 
 def undocumented() -> list[str]:

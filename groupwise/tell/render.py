@@ -26,11 +26,10 @@ def wrapped(text: str, width: int, label: str = "", indent: int = 2) -> list[str
 def bullets(title: str, items: Sequence[str], width: int) -> list[str]:
     if not items:
         return []
-    body = [
-        line for item in items for line in textwrap.wrap(item, width, initial_indent="  - ",
-                                                         subsequent_indent="    ")
-    ]  # fmt: skip
-    return ["", title, *body]
+    lines = ["", title]
+    for item in items:
+        lines += textwrap.wrap(item, width, initial_indent="  - ", subsequent_indent="    ")
+    return lines
 
 
 def source(row: Mapping[str, Any]) -> str:
@@ -54,8 +53,8 @@ def recipes_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     papers = max(len(source(row)) for row in rows) + 2
     lines = [f"{'METHOD'.ljust(names)}{'PAPER'.ljust(papers)}MODELS IN MEMORY", ""]
     for row in rows:
-        models = ", ".join(row["models"])
-        lines.append(f"{row['name'].ljust(names)}{source(row).ljust(papers)}{models}")
+        head = f"{row['name'].ljust(names)}{source(row).ljust(papers)}"
+        lines += wrapped(", ".join(row["models"]), width, head, indent=0)
         slots = " · ".join(text for text in row["short"].values() if text)
         lines += wrapped(slots, width, "slots")
         for label, key in (("fixes", "fixes"), ("breaks", "breaks"), ("reach for", "reach_for")):
@@ -130,8 +129,10 @@ def difference_text(data: Mapping[str, Any], width: int) -> str:
     for title, key in (("settings of the sources", "settings"), ("demands", "demands")):
         if data[key]:
             lines += ["", title]
+        pad = max((len(name) for name in data[key]), default=0) + 2
         for name, pair in data[key].items():
-            lines += wrapped(f"{_demand(pair['a'])} → {_demand(pair['b'])}", width, f"{name}  ")
+            label = name.ljust(pad)
+            lines += wrapped(f"{_demand(pair['a'])} → {_demand(pair['b'])}", width, label)
     return "\n".join(lines)
 
 

@@ -1,0 +1,332 @@
+"""Explanations: complete, composed of the slots, and unable to drift from the code."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batches import learner_outputs, leaves, random_sample
+
+from groupwise import batch_phase, recipe, token_phase
+from groupwise.composition import RECIPE_SLOTS, RECIPES, PairRecipe, Recipe
+from groupwise.errors import RecipeError
+from groupwise.slots import REGISTRY, parse
+from groupwise.tell.choose import CHANGES, QUESTIONS, ROWS, choose, complete
+from groupwise.tell.explain import (
+    by_kind,
+    difference,
+    equation,
+    explain,
+    markdown,
+    notes,
+    short,
+    slot_functions,
+    table,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = list(notes())  # the package's own: other tests may have registered theirs
+POLICY = [name for name in NAMES if isinstance(RECIPES[name], Recipe)]
+
+
+def lines_of(data: dict[str, Any], slot: str) -> list[str]:
+    return [line["equation"] for line in data["equation"] if line["slot"] == slot]
+
+
+# --- complete ---------------------------------------------------------------------------------
+
+
+def test_every_recipe_has_notes_and_every_note_a_recipe() -> None:
+    # In a process of its own, where no test has registered anything.
+    script = (
+        "from groupwise.tell.explain import notes; from groupwise.composition import RECIPES;"
+        "print(sorted(set(RECIPES) ^ set(notes())))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notes_are_short_and_say_something(name: str) -> None:
+    entry = notes()[name]
+    assert set(entry) == {"pitfalls", "disagree"}
+    assert 1 <= len(entry["pitfalls"]) <= 4 and len(entry["disagree"]) <= 5
+    if "@" in name:
+        assert entry["disagree"], "a dialect must say what differs from the paper"
+    for text in entry["pitfalls"] + entry["disagree"]:
+        assert 20 < len(text) <= 260 and text.endswith("."), text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_explanation_has_a_line_per_slot_and_reads_back(name: str) -> None:
+    data, entry = explain(name), RECIPES[name]
+    extra = 2 if isinstance(entry, PairRecipe) else 1  # the loss, and a pair's reference
+    assert len(data["equation"]) == len(entry.slots()) + extra
+    assert sorted(f["text"] for f in data["functions"]) == sorted(map(str, entry.slots()))
+    shown = " ".join(line["equation"] for line in data["equation"])
+    assert not re.search(r"\{[a-z_]+\}", shown), "a parameter is not filled in"
+    for key in ("title", "paper", "year", "fixes", "breaks", "reach_for", "models", "pitfalls"):
+        assert data[key], f"{name} has no {key}"
+    for stream in data["needs"]:
+        assert stream["meaning"], stream
+    for kind, text in data["slots"].items():
+        assert parse(kind, text) == by_kind(entry)[kind]
+    if isinstance(entry, Recipe) and not data["doubts"]:
+        assert Recipe.from_text(name, data["slots"]) == entry
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_short_form_reads_back(name: str) -> None:
+    for kind, slots in by_kind(RECIPES[name]).items():
+        assert parse(kind, ", ".join(map(short, slots))) == slots
+
+
+def test_the_short_form_leaves_out_defaults_only() -> None:
+    assert short(recipe("grpo").gate) == "clip"
+    assert short(recipe("dapo").gate) == "clip(high=0.28)"
+    assert short(recipe("cispo").gate) == "weight_cap(cap=5.0)"  # no default: always shown
+
+
+def test_the_table_has_a_row_per_recipe() -> None:
+    rows = {row["name"]: row for row in table()}
+    assert set(NAMES) <= set(rows)
+    assert rows["dapo"]["short"]["filter"] == "zero_variance, overlong"
+    assert rows["prime"]["models"] == ["policy", "reference", "implicit reward model"]
+
+
+# --- equations --------------------------------------------------------------------------------
+
+
+def test_equations_by_hand() -> None:
+    grpo, dapo = explain("grpo"), explain("dapo")
+    assert lines_of(grpo, "loss") == ["L = −Σ u·S + Σ u·penalty"]
+    assert lines_of(grpo, "penalty") == ["+ 0.04·k3(ℓ − ℓ^ref)"]
+    assert lines_of(grpo, "aggregation") == ["u = 1/(B·n_i), B sequences"]
+    assert lines_of(dapo, "loss") == ["L = −Σ u·S"]
+    assert lines_of(dapo, "gate") == ["S = min(r·A, clip(r, 1−0.2, 1+0.28)·A)"]
+    assert lines_of(explain("icepop"), "loss") == ["L = −Σ u·w·S"]
+    assert lines_of(explain("ppo"), "loss") == ["L = −Σ u·S + auxiliary"]
+    assert lines_of(explain("dppo"), "ratio") == ["r_t = π(y_t) / π_sampler(y_t)"]
+    assert lines_of(explain("spin"), "reference") == ["ℓ^ref = the previous iterate"]
+
+
+def test_the_equation_follows_the_slots() -> None:
+    changed = recipe("grpo", {"gate.high": 0.3, "penalty.coef": 0.5, "correction": "tis_token(3)"})
+    lines = {line["slot"]: line["equation"] for line in equation(changed)}
+    assert lines["loss"] == "L = −Σ u·w·S + Σ u·penalty"
+    assert "1+0.3)" in lines["gate"]
+    assert lines["penalty"].startswith("+ 0.5·k3")
+    assert lines["correction"] == "w_t = min(ρ_t, 3)"
+
+
+@pytest.mark.parametrize("name", ["grpo", "icepop", "olmo3", "ppo", "grpo@skyrl", "entropy_bonus"])
+def test_the_loss_line_is_what_the_token_phase_computes(name: str) -> None:
+    made, sample = recipe(name), random_sample(3)
+    done = batch_phase(made, sample.build()).batch
+    result = token_phase(made, done, **learner_outputs(made, sample, leaves(sample)))
+    loss = lines_of(explain(name), "loss")[0]
+    assert ("·w·" in loss) == (result.weight_NT is not None)
+    weight = 1.0 if result.weight_NT is None else result.weight_NT
+    policy = -(done.coefficient_NT * weight * result.objective_NT).sum()
+    rest = {key: term for key, term in result.terms.items() if key != "policy"}
+    kinds = {slot.name: slot.kind for slot in (*made.penalty, *made.auxiliary)}
+    assert set(rest) == set(kinds)
+    assert ("penalty" in loss) == ("penalty" in kinds.values())
+    assert ("auxiliary" in loss) == ("auxiliary" in kinds.values())
+    assert float(policy + sum(rest.values())) == pytest.approx(
+        float(result.loss.detach()), abs=1e-12
+    )
+
+
+# --- differences ------------------------------------------------------------------------------
+
+
+def test_grpo_and_dapo_differ_where_they_do() -> None:
+    found = difference("grpo", "dapo")
+    assert set(found["slots"]) == {
+        "filter", "shaping", "gate", "aggregation", "penalty", "schedule",
+    }  # fmt: skip
+    assert found["slots"]["gate"]["parameters"] == {"clip.high": {"a": 0.2, "b": 0.28}}
+    assert found["slots"]["penalty"]["b"] == ""
+    assert found["settings"]["group_size"] == {"a": 64, "b": 16}
+    assert "learning_rate" not in found["settings"]
+    assert found["demands"]["models"] == {"a": ["policy", "reference"], "b": ["policy"]}
+
+
+def test_a_recipe_does_not_differ_from_itself() -> None:
+    found = difference("gspo", "gspo")
+    assert not found["slots"] and not found["settings"] and not found["demands"]
+
+
+@pytest.mark.parametrize("name", POLICY)
+@pytest.mark.filterwarnings("ignore::groupwise.errors.RecipeWarning")
+def test_a_difference_is_complete_and_minimal(name: str) -> None:
+    """Applying it to one recipe gives the other, and no slot in it is equal on both sides."""
+    found = difference("grpo", name)["slots"]
+    changed = recipe("grpo").replace(**{kind: side["b"] for kind, side in found.items()})
+    assert changed.slots() == recipe(name).slots()
+    assert all(side["a"] != side["b"] for side in found.values())
+    for kind in set(RECIPE_SLOTS) - set(found):
+        assert recipe("grpo").of(kind) == recipe(name).of(kind)
+
+
+def test_only_the_functions_that_differ_are_shown() -> None:
+    side = difference("grpo", "grpo@areal")["slots"]["advantage"]
+    assert side["only_a"] == []
+    assert [f["text"] for f in side["only_b"]] == [
+        "whiten_tokens(ddof=1, eps_in_var=0.0, eps=1e-05)"
+    ]
+
+
+def test_pairs_and_policies_can_be_compared() -> None:
+    found = difference("grpo", "dpo")["slots"]
+    assert found["preference"] | {"only_b": []} == {
+        "a": "", "b": "logistic(beta=0.1)", "only_a": [], "only_b": [], "parameters": {},
+    }  # fmt: skip
+    assert found["gate"]["b"] == ""
+
+
+# --- the page ---------------------------------------------------------------------------------
+
+
+def test_the_page_is_current() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text("utf-8")
+    assert page == markdown(), "docs/algorithms.md is stale: run `make docs`"
+
+
+def test_the_page_has_a_section_per_recipe_and_every_link_lands() -> None:
+    page = markdown()
+    headings = re.findall(r"^### (\S+)$", page, re.MULTILINE)
+    assert set(NAMES) <= set(headings)
+    assert len(headings) == len(set(headings))
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= set(headings)
+
+
+def test_tables_of_the_page_keep_their_columns() -> None:
+    for table_text in re.findall(r"(?:^\|.*\n)+", markdown(), re.MULTILINE):
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in table_text.splitlines()}
+        assert len(counts) == 1, table_text[:200]
+
+
+def test_every_slot_function_is_listed_and_its_signature_reads_back() -> None:
+    listed = {(f["kind"], f["signature"].split("(")[0]): f for f in slot_functions()}
+    own = {
+        (kind, name)
+        for kind, known in REGISTRY.items()
+        for name, definition in known.items()
+        if definition.function.__module__.startswith("groupwise.")
+    }
+    assert set(listed) == own
+    for (kind, name), function in listed.items():
+        if name not in ("weight_cap", "seq_mean_token_sum_norm"):  # a parameter without a default
+            assert parse(kind, function["signature"]) == (REGISTRY[kind][name](),)
+        assert function["equation"] and set(function["admits"]) == set(
+            REGISTRY[kind][name].parameters
+        )
+    assert listed["gate", "weight_cap"]["signature"] == "weight_cap(cap, floor=0.0)"
+    assert listed["gate", "clip"]["admits"] == {"low": ">= 0", "high": ">= 0"}
+    assert listed["width", "constant"]["used_by"] == ["sspo"]
+
+
+# --- choosing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answers", "first"),
+    [
+        ("", "dr_grpo"),
+        ("moe=yes length=long", "gspo"),
+        ("moe=yes length=long updates=several", "gspo"),
+        ("moe=yes", "gspo"),
+        ("group=1", "reinforce_pp"),
+        ("group=1 updates=several", "reinforce_pp"),
+        ("group=1 critic=yes", "ppo"),
+        ("group=2-4", "rloo"),
+        ("group=2-4 updates=several", "reinforce_pp_baseline cispo"),
+        ("steps=yes", "grpo_process"),
+        ("steps=yes critic=yes", "ppo"),
+        ("steps=yes group=1", "reinforce_pp"),
+        ("length=long", "dapo"),
+        ("length=long critic=yes", "vapo"),
+        ("critic=yes group=1", "ppo"),
+        ("engine=separate", "olmo3"),
+        ("updates=several", "cispo"),
+        ("goal=pass@k", "simko maxrl"),
+        ("verifiable=no data=pairs", "dpo"),
+        ("verifiable=no", "dpo"),
+        ("verifiable=no data=answers", "spin"),
+        ("verifiable=no data=prompts", "self_rewarding"),
+    ],
+)
+def test_choices_by_hand(answers: str, first: str) -> None:
+    found = choose(dict(pair.split("=", 1) for pair in answers.split()))
+    assert found[0]["recipe"] in first.split()
+    assert all(item["reasons"] for item in found)
+    assert [item["points"] for item in found] == sorted((i["points"] for i in found), reverse=True)
+
+
+def test_one_sample_per_prompt_offers_both_single_sample_methods() -> None:
+    assert [item["recipe"] for item in choose({"group": "1"})] == ["reinforce_pp", "remax"]
+
+
+WITHOUT_A_GROUP = {"greedy_baseline", "return_to_go", "gae", "gae_length_adaptive"}
+
+
+def test_no_answers_lead_to_what_they_rule_out() -> None:
+    """Over all combinations: something is advised, it fits the answers, and its changes compose."""
+    keys = [question for question in QUESTIONS if question.when == "verifiable=yes"]
+    composed: set[str] = set()
+    for values in itertools.product(*(question.options for question in keys)):
+        answers = dict(zip((question.key for question in keys), values, strict=True))
+        found = choose(answers)
+        assert found, answers
+        for item in found:
+            entry = recipe(item["recipe"])
+            assert answers["critic"] == "yes" or "critic" not in entry.models, (answers, entry.name)
+            if answers["group"] == "1":
+                assert entry.advantage[0].name in WITHOUT_A_GROUP, (answers, entry.name)
+            if answers["updates"] == "several":
+                assert entry.ratio.name != "on_policy", (answers, entry.name)
+            if (
+                repr(item["changes"]) + entry.name not in composed
+            ):  # a RecipeWarning would fail here
+                composed.add(repr(item["changes"]) + entry.name)
+                recipe(entry.name, {change["set"]: change["to"] for change in item["changes"]})
+
+
+def test_changes_carry_the_answers_into_the_recipe() -> None:
+    (gspo, *_) = choose({"moe": "yes", "engine": "separate"})
+    assert [(c["set"], c["to"]) for c in gspo["changes"]] == [("correction", "tis_token(cap=2.0)")]
+    dppo = next(i for i in choose({"engine": "separate"}) if i["recipe"] == "dppo")
+    assert dppo["changes"] == []  # its anchor is the sampler: a weight would count it twice
+    (dapo, *_) = choose({"length": "long"})
+    assert [(c["set"], c["to"]) for c in dapo["changes"]] == [("schedule.updates", 1)]
+
+
+def test_the_decision_table_speaks_of_what_exists() -> None:
+    options = {question.key: question.options for question in QUESTIONS}
+    for row in ROWS:
+        assert set(row.recipes.split()) <= set(NAMES), row
+    for item in (*ROWS, *CHANGES):
+        for condition in item.when.split():
+            key, values = condition.split("=", 1)
+            assert set(values.split(",")) <= set(options[key]), item
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"mo": "yes"}, "Did you mean 'moe'"),
+        ({"moe": "maybe"}, "Choose one of: no, yes"),
+        ({"verifiable": "no", "moe": "yes"}, "would be ignored"),
+        ({"data": "pairs"}, "asked only where verifiable=no"),
+    ],
+)
+def test_wrong_answers_are_refused(answers: dict[str, str], message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        complete(answers)
