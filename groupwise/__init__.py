@@ -1,7 +1,7 @@
 """groupwise: every policy-optimisation method of the GRPO family as a recipe of explicit slots."""
 
 from groupwise.composition import PairRecipe, Recipe, recipe, register
-from groupwise.groups.phase import BatchResult, batch_phase, passes, select
+from groupwise.groups.phase import BatchResult, batch_phase, passes, select, updates
 from groupwise.losses.pairs import Pairs
 from groupwise.losses.phase import TokenResult, token_phase
 from groupwise.records import Memory, Ranks, TokenBatch
@@ -24,4 +24,5 @@ __all__ = [
     "register",
     "select",
     "token_phase",
+    "updates",
 ]

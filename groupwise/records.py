@@ -24,6 +24,10 @@ class World(Protocol):
         """The part of a gathered tensor that belongs to this rank's rows."""
         ...
 
+    def for_rows(self, rows: int) -> World:
+        """The same ranks for another batch, of which this rank holds `rows`. All ranks call it."""
+        ...
+
 
 class OneProcess:
     """The world of a single process: its rows are all the rows."""
@@ -33,6 +37,9 @@ class OneProcess:
 
     def own(self, x_M: Tensor) -> Tensor:
         return x_M
+
+    def for_rows(self, rows: int) -> OneProcess:
+        return self
 
 
 class Ranks:
@@ -58,6 +65,9 @@ class Ranks:
 
     def own(self, x_M: Tensor) -> Tensor:
         return x_M[self._start : self._start + self._rows]
+
+    def for_rows(self, rows: int) -> Ranks:
+        return Ranks(rows, self._group)
 
 
 @dataclass(frozen=True)

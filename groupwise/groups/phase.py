@@ -6,6 +6,7 @@ into any micro-batches. Call it once per batch on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -84,22 +85,39 @@ def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
     batch = shape(recipe, batch)
     batch = replace(batch, learn_N=selection.learn_N)
     advantage_NT = per_token(advantages(recipe, batch, selection), batch)
+    weighed = replace(_weigh(recipe, batch), advantage_NT=advantage_NT)
+    return BatchResult(weighed, selection.refill, _remember(recipe, batch), _metrics(batch))
+
+
+def _weigh(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
+    """Coefficients and auxiliary targets, their denominators over these rows of all ranks."""
     prepared = {
         term.name: term.definition.traits["prepare"](batch, dict(term.params))
         for term in recipe.auxiliary
     }
-    coefficient = recipe.aggregation(batch)
-    coefficient_NT, slope_NT = (
-        coefficient if isinstance(coefficient, tuple) else (coefficient, None)
-    )
-    batch = replace(
+    found = recipe.aggregation(batch)
+    coefficient_NT, slope_NT = found if isinstance(found, tuple) else (found, None)
+    return replace(
         batch,
-        advantage_NT=advantage_NT,
         coefficient_NT=coefficient_NT,
         coefficient_slope_NT=slope_NT,
         prepared=prepared,
     )
-    return BatchResult(batch, selection.refill, _remember(recipe, batch), _metrics(batch))
+
+
+@torch.no_grad()
+def updates(recipe: Recipe, batch: TokenBatch, parts: Sequence[Tensor]) -> list[TokenBatch]:
+    """A batch from the batch phase, split by rows into one optimizer step each.
+
+    Advantages stay those of the whole batch; denominators become those of each step, so that a
+    step's size does not depend on how many there are. Every rank gives as many parts, in order.
+    """
+    steps = []
+    for rows in parts:
+        part = batch.select(rows)
+        part = replace(part, world=batch.world.for_rows(part.rows))
+        steps.append(_weigh(recipe, part))
+    return steps
 
 
 def passes(recipe: Recipe, batch: TokenBatch) -> list[TokenBatch]:
