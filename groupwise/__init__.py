@@ -1,11 +1,39 @@
 """groupwise: every policy-optimisation method of the GRPO family as a recipe of explicit slots."""
 
-from groupwise.composition import PairRecipe, Recipe, recipe, register
-from groupwise.groups.phase import BatchResult, batch_phase, passes, select, updates
-from groupwise.losses.pairs import Pairs
-from groupwise.losses.phase import TokenResult, token_phase
-from groupwise.records import Memory, Ranks, TokenBatch
-from groupwise.watch.measures import Tally, merge
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from groupwise.composition import PairRecipe, Recipe, recipe, register
+    from groupwise.groups.phase import BatchResult, batch_phase, passes, select, updates
+    from groupwise.losses.pairs import Pairs
+    from groupwise.losses.phase import TokenResult, token_phase
+    from groupwise.records import Memory, Ranks, TokenBatch
+    from groupwise.watch.measures import Tally, merge
+
+# Where each public name lives. They are imported on first use: torch takes a second to load, and
+# `groupwise --help` should not wait for it.
+_HOME = {
+    "BatchResult": "groups.phase",
+    "Memory": "records",
+    "PairRecipe": "composition",
+    "Pairs": "losses.pairs",
+    "Ranks": "records",
+    "Recipe": "composition",
+    "Tally": "watch.measures",
+    "TokenBatch": "records",
+    "TokenResult": "losses.phase",
+    "batch_phase": "groups.phase",
+    "merge": "watch.measures",
+    "passes": "groups.phase",
+    "recipe": "composition",
+    "register": "composition",
+    "select": "groups.phase",
+    "token_phase": "losses.phase",
+    "updates": "groups.phase",
+}
 
 __all__ = [
     "BatchResult",
@@ -26,3 +54,11 @@ __all__ = [
     "token_phase",
     "updates",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
+    value = getattr(import_module(f"groupwise.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
