@@ -29,7 +29,7 @@ from groupwise import Recipe, TokenBatch, batch_phase, passes, recipe, token_pha
 from groupwise.composition import RECIPES
 from groupwise.losses.heads import from_logits
 
-GROUP, TOP_K, LAYERS, EXPERTS, VOCABULARY = 8, 3, 4, 2, 512
+GROUP, TOP_K, LAYERS, EXPERTS, VOCABULARY = 8, 20, 4, 2, 512
 SMOLLM2_PARAMETERS = 134.5e6
 Runs = tuple[Callable[[], Any], Callable[[], Any]]
 # Outputs that are wider than one number per token.

@@ -184,6 +184,7 @@ class TokenBatch:
     advantage_NT: Tensor | None = None
     coefficient_NT: Tensor | None = None
     coefficient_slope_NT: Tensor | None = None  # d coefficient / d λ, learnable aggregation only
+    weighed_exponent: float | None = None  # the λ that the coefficient was computed with
     prepared: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     # Filled by the token phase: what the learner's forward pass gave, with gradient.
@@ -216,7 +217,11 @@ class TokenBatch:
         wide = any(x.dtype == torch.float64 for x in per_token or [reward_N])
         ones_NT = mask_NT.to(torch.float64 if wide else torch.float32)
         checked: dict[str, Any] = {
-            name: _check_stream(name, x, mask_NT, ones_NT) for name, x in streams.items()
+            # An anchor with a graph would cancel the gradient it anchors; only λ is learned here.
+            name: _check_stream(
+                name, x if name == "length_exponent" else x.detach(), mask_NT, ones_NT
+            )
+            for name, x in streams.items()
         }
         return cls(
             mask_NT=mask_NT,

@@ -60,6 +60,7 @@ class Range:
 
 NonNegative = Annotated[float, Range(0.0)]
 Positive = Annotated[float, Range(0.0, above=True)]
+AboveOne = Annotated[float, Range(1.0, above=True)]
 Fraction = Annotated[float, Range(0.0, 1.0)]
 Real = Annotated[float, Range()]
 Count = Annotated[int, Range(1)]

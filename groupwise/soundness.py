@@ -160,7 +160,7 @@ def clip_range_fits_level(recipe: Recipe) -> Iterator[str]:
 
 def sequence_ratio_per_token(recipe: Recipe) -> Iterator[str]:
     sequence = _level(recipe) == "sequence" or recipe.gate.name == "geometric_clip"
-    if sequence and recipe.aggregation.name in ("token_mean_batch", "token_mean_group"):
+    if sequence and not recipe.aggregation.name.endswith("token_mean"):
         yield (
             f"with {recipe.aggregation.name} an answer weighs by its length, although its ratio "
             "is one number. Use seq_mean_token_mean() for the published method."

@@ -1,7 +1,8 @@
-"""Random batches that carry every stream any recipe reads, and the learner's outputs to go with them.
+"""Random batches that carry every stream any recipe reads, and the learner's outputs with them.
 
-The learner here is a table of logits: every output (log-probability, entropy, top-k, values, ...) is a
-function of one leaf tensor, so that a gradient can be compared between two ways of computing it.
+The learner here is a table of logits: every output (log-probability, entropy, top-k, values, ...)
+is a function of one leaf tensor, so that a gradient can be compared between two ways of computing
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from groupwise.losses.heads import from_logits
 recipe("grpo")  # fills the registry
 POLICY_RECIPES: list[str] = [name for name, entry in RECIPES.items() if isinstance(entry, Recipe)]
 
-VOCABULARY, TOP_K, LAYERS, EXPERTS = 7, 3, 2, 2
+VOCABULARY, TOP_K, LAYERS, EXPERTS = 23, 20, 2, 2
 
 
 @dataclass
@@ -42,7 +43,10 @@ class Sample:
         index = torch.as_tensor(rows)
         return Sample(
             {name: x[index] for name, x in self.streams.items()},
-            *(x[index] for x in (self.logits_NTV, self.value_NT, self.prm_logp_NT, self.router_NTLK)),
+            *(
+                x[index]
+                for x in (self.logits_NTV, self.value_NT, self.prm_logp_NT, self.router_NTLK)
+            ),
         )
 
     def build(self, **extra: Any) -> TokenBatch:
@@ -123,12 +127,17 @@ class Leaves:
 
 def leaves(sample: Sample, exponent: float = 0.3) -> Leaves:
     return Leaves(
-        *(x.clone().requires_grad_() for x in (sample.logits_NTV, sample.value_NT, sample.prm_logp_NT)),
+        *(
+            x.clone().requires_grad_()
+            for x in (sample.logits_NTV, sample.value_NT, sample.prm_logp_NT)
+        ),
         torch.tensor(exponent, dtype=torch.float64, requires_grad=True),
     )
 
 
-def learner_outputs(made: Recipe, sample: Sample, leaf: Leaves, rows: Tensor | None = None) -> dict[str, Tensor]:
+def learner_outputs(
+    made: Recipe, sample: Sample, leaf: Leaves, rows: Tensor | None = None
+) -> dict[str, Tensor]:
     """What a forward pass over these rows gives, restricted to what the recipe reads."""
     index = torch.arange(sample.rows) if rows is None else rows
     token_NT = sample.streams["token_NT"][index]
@@ -156,7 +165,11 @@ def loss_and_gradients(
 ) -> tuple[float, list[Tensor]]:
     """Loss and gradients in every leaf, summed over all passes and over micro-batches `parts`."""
     leaf = leaves(sample)
-    extra = {"length_exponent": leaf.exponent} if made.aggregation.name == "learned_length_weight" else {}
+    extra = (
+        {"length_exponent": leaf.exponent}
+        if made.aggregation.name == "learned_length_weight"
+        else {}
+    )
     batch = sample.build(**extra) if batch is None else batch
     done = batch_phase(made, batch).batch
     total = torch.zeros((), dtype=torch.float64)
@@ -166,7 +179,7 @@ def loss_and_gradients(
             outputs = learner_outputs(made, sample, leaf, rows)
             total = total + token_phase(made, one_pass.select(rows), **outputs).loss
     gradients = torch.autograd.grad(total, leaf.all(), allow_unused=True)
-    return float(total), [
+    return float(total.detach()), [
         torch.zeros_like(x) if grad is None else grad
         for x, grad in zip(leaf.all(), gradients, strict=True)
     ]

@@ -367,7 +367,7 @@ def test_without_a_correction_a_mismatch_is_a_bias() -> None:
     assert (expected(composed(**CORRECTED), **MISMATCH) - true_gradient()).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("correction", ["tis_sequence(1e6)", "mis_sequence(1e6)"])
+@pytest.mark.parametrize("correction", ["tis_sequence(1e6)", "mis_sequence(high=1e6)"])
 def test_an_unbounded_sequence_weight_removes_the_bias(correction: str) -> None:
     equal(expected(composed(correction=correction, **CORRECTED), **MISMATCH), true_gradient())
 
@@ -392,7 +392,7 @@ def test_truncation_shrinks_exactly_the_answers_above_the_cap() -> None:
 
 
 def test_masking_drops_them_altogether() -> None:
-    made = composed(correction="mis_sequence(1.2)", **CORRECTED)
+    made = composed(correction="mis_sequence(high=1.2)", **CORRECTED)
     for i in range(len(ANSWERS)):
         reward_S = _one_rewarded(i)
         got = expected(made, reward_S=reward_S, **MISMATCH)

@@ -24,10 +24,11 @@ def test_token_mean_of_a_step_is_over_the_tokens_of_that_step() -> None:
 def test_one_step_with_all_rows_is_the_batch_itself() -> None:
     sample = random_sample(4)
     for name in ("grpo", "dapo_group", "vapo", "prime", "lambda_grpo"):
-        made = recipe(name)
-        done = batch_phase(made, sample.build()).batch
+        made, leaf = recipe(name), leaves(sample)
+        learned = {"length_exponent": leaf.exponent} if name == "lambda_grpo" else {}
+        done = batch_phase(made, sample.build(**learned)).batch
         (step,) = updates(made, done, [torch.arange(sample.rows)])
-        outputs = learner_outputs(made, sample, leaves(sample))
+        outputs = learner_outputs(made, sample, leaf)
         whole, split = (token_phase(made, x, **outputs).loss for x in (done, step))
         torch.testing.assert_close(whole, split, rtol=0, atol=1e-14)
 

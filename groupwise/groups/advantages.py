@@ -92,7 +92,7 @@ def group_zscore(
 @advantage(
     base=True,
     equation="A = (R − mean_{{j≠i}} R_j) / (σ_{{j≠i}} + {eps}), σ with ddof={ddof}",
-    fixes="free of scale, and a sample's own reward is not in its baseline",
+    fixes="free of scale; neither baseline nor scale contains the sample's own reward",
     breaks="spikes when all the others agree",
 )
 def leave_one_out_zscore(

@@ -127,6 +127,11 @@ def length_softmax(batch: TokenBatch, exponent: float, slope: float) -> tuple[Te
     return weight_N, weight_N * (power_slope_N - expected_slope_N)
 
 
+def current_exponent(batch: TokenBatch, start: float) -> float:
+    """λ as the batch brings it, or its starting value."""
+    return start if batch.length_exponent is None else float(batch.length_exponent.detach())
+
+
 @aggregation(
     learns="length_exponent",
     equation="u = f_i(λ)/N, f = G·softmax_i((1 + {slope}·z_i)^λ), z_i the length's z-score in the"
@@ -144,6 +149,5 @@ def learned_length_weight(
     """
     _, n_M = lengths(batch)
     tokens = n_M.sum().clamp(min=1)
-    current = exponent if batch.length_exponent is None else float(batch.length_exponent.detach())
-    weight_N, slope_N = length_softmax(batch, current, slope)
+    weight_N, slope_N = length_softmax(batch, current_exponent(batch, exponent), slope)
     return batch.learned(weight_N / tokens), batch.learned(slope_N / tokens)

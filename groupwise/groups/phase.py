@@ -15,6 +15,7 @@ from torch import Tensor
 from groupwise.composition import Recipe
 from groupwise.errors import BatchError
 from groupwise.groups.advantages import moving_average, per_token
+from groupwise.groups.aggregation import current_exponent
 from groupwise.groups.statistics import dead_groups, group_stats
 from groupwise.records import STREAM_MEANING, Memory, TokenBatch, Visit
 
@@ -96,11 +97,14 @@ def _weigh(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
         for term in recipe.auxiliary
     }
     found = recipe.aggregation(batch)
-    coefficient_NT, slope_NT = found if isinstance(found, tuple) else (found, None)
+    if not isinstance(found, tuple):
+        return replace(batch, coefficient_NT=found, prepared=prepared)
+    coefficient_NT, slope_NT = found
     return replace(
         batch,
         coefficient_NT=coefficient_NT,
         coefficient_slope_NT=slope_NT,
+        weighed_exponent=current_exponent(batch, recipe.aggregation["exponent"]),
         prepared=prepared,
     )
 
@@ -128,14 +132,24 @@ def passes(recipe: Recipe, batch: TokenBatch) -> list[TokenBatch]:
     selections = recipe.schedule(batch)
     if len(selections) == 1:
         return [batch]
-    return [
-        replace(
-            batch,
-            advantage_NT=select_NT * batch.stream("advantage_NT", "a pass"),
-            coefficient_NT=select_NT * batch.stream("coefficient_NT", "a pass"),
-        )
-        for select_NT in selections
-    ]
+    return [_restrict(batch, select_NT, number) for number, select_NT in enumerate(selections)]
+
+
+def _restrict(batch: TokenBatch, select_NT: Tensor, number: int) -> TokenBatch:
+    """One pass: its tokens of every stream that weighs; terms per row count in the first pass."""
+    slope_NT = batch.coefficient_slope_NT
+    first = 1.0 if number == 0 else 0.0
+    factor: dict[str, Tensor | float] = {"coefficient_NT": select_NT, "coefficient_N": first}
+    return replace(
+        batch,
+        advantage_NT=select_NT * batch.stream("advantage_NT", "a pass"),
+        coefficient_NT=select_NT * batch.stream("coefficient_NT", "a pass"),
+        coefficient_slope_NT=None if slope_NT is None else select_NT * slope_NT,
+        prepared={
+            name: {key: x * factor.get(key, 1.0) for key, x in parts.items()}
+            for name, parts in batch.prepared.items()
+        },
+    )
 
 
 def _check_needs(recipe: Recipe, batch: TokenBatch) -> None:

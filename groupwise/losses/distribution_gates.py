@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from groupwise.errors import BatchError
 from groupwise.losses.gates import Gated, clip_within
 from groupwise.losses.kl import bounded_exp
 from groupwise.records import TokenBatch
@@ -102,16 +103,27 @@ def kl_mask(
     return _masked_weight(keep_NT, log_ratio_NT, advantage_NT, batch, cap)
 
 
-def topk_divergences(batch: TokenBatch, members: str) -> tuple[Tensor, Tensor]:
+def first_k(batch: TokenBatch, name: str, k: int) -> Tensor:
+    """The first k entries of a top-k stream, which must have that many."""
+    x = batch.stream(name, "a top-k gate")
+    if x.shape[-1] < k:
+        raise BatchError(
+            f"{name} has {x.shape[-1]} entries per token, the gate's k is {k}: give it at least k, "
+            "or lower recipe.gate.k."
+        )
+    return x[..., :k]
+
+
+def topk_divergences(batch: TokenBatch, k: int, members: str) -> tuple[Tensor, Tensor]:
     """TV and KL(μ‖π) over the sampler's top-k tokens and one bucket for the rest.
 
     With members = "top+sampled" the sampled token gets a bucket of its own if it is not among them.
     """
-    mu = batch.stream("sampler_topk_logp_NTK", "a top-k mask").exp()
-    pi = batch.stream("logp_at_sampler_topk_NTK", "a top-k mask").detach().exp()
+    mu = first_k(batch, "sampler_topk_logp_NTK", k).exp()
+    pi = first_k(batch, "logp_at_sampler_topk_NTK", k).detach().exp()
     if members == "top+sampled":
         ids, token_NT = (
-            batch.stream("sampler_topk_id_NTK", "a top-k mask"),
+            first_k(batch, "sampler_topk_id_NTK", k),
             batch.stream("token_NT", "a top-k mask"),
         )
         new_NT = (ids != token_NT[..., None]).all(-1)
@@ -154,7 +166,7 @@ def topk_mask(
     cap: Positive = 5.0,
 ) -> Gated:
     """DPPO with the top-k divergence (2602.04879)."""
-    tv_NT, kl_NT = topk_divergences(batch, members)
+    tv_NT, kl_NT = topk_divergences(batch, k, members)
     divergence_NT = tv_NT if divergence == "tv" else kl_NT
     keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
     return _masked_weight(keep_NT, log_ratio_NT, advantage_NT, batch, cap)
@@ -205,7 +217,7 @@ def topk_smoothing(
     """SimKO (2510.14807). The ratio's value is unchanged; only its gradient is spread."""
     spread_NT, harder_NT = simko_branches(batch, advantage_NT, quantile)
     logp_NT = batch.stream("logp_NT", "gate topk_smoothing")
-    top_NTK = batch.stream("topk_logp_NTK", "gate topk_smoothing")[..., :k]
+    top_NTK = first_k(batch, "topk_logp_NTK", k)
     smooth_NT = (1.0 - alpha) * logp_NT + alpha * top_NTK.mean(-1)
     smooth_NT = log_ratio_NT.detach() + smooth_NT - smooth_NT.detach()
     spread_ratio_NT = torch.where(spread_NT, smooth_NT, log_ratio_NT)

@@ -12,7 +12,7 @@ from torch import Tensor
 from groupwise.losses.kl import at_least, at_most, bounded_exp
 from groupwise.losses.ratios import row_mean, segment_mean
 from groupwise.records import TokenBatch
-from groupwise.slots import NonNegative, Positive, Slot, gate, width
+from groupwise.slots import AboveOne, NonNegative, Positive, Slot, gate, width
 
 Gated = tuple[Tensor, Tensor]
 
@@ -88,7 +88,7 @@ def dual_clip(
     *,
     low: NonNegative = 0.2,
     high: NonNegative = 0.2,
-    bound: Positive = 3.0,
+    bound: AboveOne = 3.0,
 ) -> Gated:
     """Dual-clip PPO (1912.09729)."""
     ratio_NT = bounded_exp(log_ratio_NT)
@@ -123,8 +123,8 @@ def dynamic_clip(
     *,
     low: NonNegative = 0.16,
     high: NonNegative = 0.2,
-    cap: Positive = 10.0,
-    bound: Positive = 10.0,
+    cap: AboveOne = 10.0,
+    bound: AboveOne = 10.0,
 ) -> Gated:
     """DCPO (2509.02333)."""
     old_prob_NT = batch.stream("old_logp_NT", "gate dynamic_clip").exp()

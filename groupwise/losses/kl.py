@@ -1,7 +1,8 @@
 """KL estimators on x = log π − log π_ref of sampled tokens, and the bounded exp they share.
 
 As values, k1 and k3 are unbiased for KL(π‖ref) on-policy and k2 is not. As gradients in the loss,
-k1 gives zero in expectation, k2 gives ∇KL(π‖ref), k3 gives ∇KL(ref‖π).
+k1 gives zero in expectation, k2 gives ∇KL(π‖ref), k3 gives ∇KL(ref‖π): of the next token, with the
+prefix held fixed. Only KL in the reward also teaches to avoid prefixes that lead far away.
 """
 
 from __future__ import annotations

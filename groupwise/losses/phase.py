@@ -74,6 +74,11 @@ def _attach(recipe: Recipe, batch: TokenBatch, outputs: dict[str, Tensor]) -> To
                 f"Recipe {recipe.name!r} reads {name} ({STREAM_MEANING.get(name, 'the policy')}): "
                 f"pass it to the token phase as {name}=...."
             )
+    if "length_exponent" in outputs and batch.length_exponent is None:
+        raise BatchError(
+            "length_exponent must be in the batch as well: the batch phase weighs answers by it. "
+            "Pass it to TokenBatch.build."
+        )
     batch = batch.with_outputs(**outputs)
     dtype = batch.stream("logp_NT", "the token phase").dtype
     same = batch.stream("advantage_NT", "the token phase").dtype == dtype
@@ -93,10 +98,14 @@ def _cast(batch: TokenBatch, dtype: torch.dtype) -> TokenBatch:
 def _coefficient(batch: TokenBatch) -> Tensor:
     """u; for a learnable aggregation with its exact gradient in λ."""
     coefficient_NT = batch.stream("coefficient_NT", "the token phase")
-    if batch.coefficient_slope_NT is None or batch.length_exponent is None:
+    slope_NT, exponent, weighed = (
+        batch.coefficient_slope_NT,
+        batch.length_exponent,
+        batch.weighed_exponent,
+    )
+    if slope_NT is None or exponent is None or weighed is None:
         return coefficient_NT
-    exponent = batch.length_exponent
-    return coefficient_NT + batch.coefficient_slope_NT * (exponent - exponent.detach())
+    return coefficient_NT + slope_NT * (exponent - weighed)
 
 
 def _weights(recipe: Recipe, batch: TokenBatch) -> Tensor | None:

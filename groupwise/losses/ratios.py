@@ -7,6 +7,8 @@ old log-probabilities the policy is its own anchor: one update per batch, ratio 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -132,8 +134,8 @@ def router_drift(batch: TokenBatch) -> Tensor:
     """Δ = mean over layers and old top-k experts of |log g_new − log g_old|, detached."""
     new = batch.stream("router_NTLK", "ratio router_shift").detach()
     old = batch.stream("old_router_NTLK", "ratio router_shift")
-    valid = batch.mask_NT[..., None, None]
-    gap = torch.where(valid, new, 1.0).log() - torch.where(valid, old, 1.0).log()
+    tiny = torch.finfo(new.dtype).tiny  # an expert that nobody chooses any more
+    gap = new.clamp(min=tiny).log() - old.clamp(min=tiny).log()
     return gap.abs().mean((-2, -1))
 
 
@@ -146,6 +148,5 @@ def router_drift(batch: TokenBatch) -> Tensor:
 )
 def router_shift(batch: TokenBatch, *, floor: Fraction = 0.8, anchor: Stream = "old") -> Tensor:
     """RSPO (2510.23027)."""
-    weight_NT = (-router_drift(batch)).exp().clamp(min=floor)
-    shifted_NT = _difference(batch, anchor, "ratio router_shift") + weight_NT.log()
-    return batch.valid(shifted_NT)
+    log_weight_NT = (-router_drift(batch)).clamp(min=math.log(floor) if floor else -math.inf)
+    return batch.valid(_difference(batch, anchor, "ratio router_shift") + log_weight_NT)

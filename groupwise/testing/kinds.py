@@ -379,7 +379,7 @@ def gate(case: Case) -> dict[str, Any]:
     advantage_NT = adv.per_token(tensor(inputs["advantages"]), batch)
     log_ratio_NT = batch.stream("logp_NT", "a case") - batch.stream("sampler_logp_NT", "a case")
     _, clipped_NT = slot(log_ratio_NT, advantage_NT, batch)
-    tv_NT, kl_NT = distribution_gates.topk_divergences(batch, "top")
+    tv_NT, kl_NT = distribution_gates.topk_divergences(batch, k, "top")
     mask = batch.mask_NT
     return {
         "topk_tv": plain(tv_NT, mask),
