@@ -152,7 +152,7 @@ def recipe_runs(made: Recipe, data: Data, logits_NTV: Tensor | None) -> Runs:
             heads = from_logits(leaf, token_NT, TOP_K)
             top = leaf.log_softmax(-1)[..., :TOP_K]
             found = {**fixed, **heads, "logp_at_sampler_topk_NTK": top}
-            found = {name: found[name] for name in made.outputs}
+            found = {name: found[name] for name in made.outputs if name in found}
         if done.length_exponent is not None:
             found["length_exponent"] = done.length_exponent
         return found

@@ -56,6 +56,12 @@ class Ranks:
         self._start, self._rows = sum(self._sizes[:rank]), rows
 
     def gather(self, x_N: Tensor) -> Tensor:
+        if len(x_N) != self._rows:
+            raise BatchError(
+                f"This world was made for {self._rows} rows on this rank, the batch has "
+                f"{len(x_N)}. Drop rows with batch.keep(rows), or build the batch anew with "
+                "world=Ranks(rows)."
+            )
         longest = max(self._sizes)
         padded = x_N.new_zeros((longest, *x_N.shape[1:]))
         padded[: len(x_N)] = x_N
@@ -109,18 +115,12 @@ _STREAMS_NT = (
     "sampler_topk_logp_NTK",
     "old_router_NTLK",
 )
-_STREAMS_N = ("greedy_reward_N",)
-_FLAGS_N = ("correct_N", "truncated_N")
-_OUTPUTS = (
-    "logp_NT",
-    "entropy_NT",
-    "value_NT",
-    "topk_logp_NTK",
-    "logp_at_sampler_topk_NTK",
-    "router_NTLK",
-)
-# What the user may have to provide, in words, for messages.
-STREAM_MEANING = {
+_FLAGS = ("correct_N", "truncated_N", "step_end_NT")
+_WHOLE = ("segment_NT", "token_NT", "sampler_topk_id_NTK", "topk_id_NTK")
+# What a batch or a forward pass may bring, in words.
+STREAMS = {
+    "logp_NT": "the policy's log-probabilities of the sampled tokens, with gradient",
+    "token_reward_NT": "a reward per token, beside the sequence's",
     "old_logp_NT": "the learner's log-probabilities before the update",
     "sampler_logp_NT": "the sampler's log-probabilities",
     "ref_logp_NT": "the reference model's log-probabilities",
@@ -211,16 +211,13 @@ class TokenBatch:
         """Check shapes and values, and put 0 wherever the mask is 0."""
         mask_NT = _check_mask(mask_NT)
         rows = len(mask_NT)
-        group_N = _check_groups(group_N, rows)
+        group_N, given = _check_groups(group_N, rows), reward_N
         reward_N = _check_rewards(reward_N, rows)
-        per_token = [x for name, x in streams.items() if name in _STREAMS_NT]
-        wide = any(x.dtype == torch.float64 for x in per_token or [reward_N])
+        per_token: list[Any] = [x for name, x in streams.items() if name in _STREAMS_NT]
+        wide = any(getattr(x, "dtype", None) == torch.float64 for x in per_token or [given])
         ones_NT = mask_NT.to(torch.float64 if wide else torch.float32)
         checked: dict[str, Any] = {
-            # An anchor with a graph would cancel the gradient it anchors; only λ is learned here.
-            name: _check_stream(
-                name, x if name == "length_exponent" else x.detach(), mask_NT, ones_NT
-            )
+            name: _check_stream(name, x, mask_NT, ones_NT, graph=name == "length_exponent")
             for name, x in streams.items()
         }
         return cls(
@@ -242,10 +239,14 @@ class TokenBatch:
         """What the batch phase computes in: float64 if a stream came in float64, else float32."""
         return self.ones_NT.dtype
 
-    @cached_property
+    @property
     def groups(self) -> Groups:
-        ids_P, index_M = torch.unique(self.world.gather(self.group_N), return_inverse=True)
-        return Groups(ids_P, index_M)
+        # Not a cached_property: those hold a lock, and this gathers from ranks that may be threads.
+        if "groups" not in self.scratch:
+            ids_P, index_M = torch.unique(self.world.gather(self.group_N), return_inverse=True)
+            self.scratch["groups"] = Groups(ids_P, index_M)
+        found: Groups = self.scratch["groups"]
+        return found
 
     @cached_property
     def length_N(self) -> Tensor:
@@ -254,7 +255,13 @@ class TokenBatch:
     @cached_property
     def last_N(self) -> Tensor:
         """Where each row's last valid token stands (anywhere for a row without one)."""
-        return self.mask_NT.shape[1] - 1 - self.mask_NT.flip(1).int().argmax(1)
+        number_T = torch.arange(1, self.mask_NT.shape[1] + 1, device=self.mask_NT.device)
+        return (self.ones_NT * number_T).argmax(1)
+
+    @cached_property
+    def scratch(self) -> dict[Any, Any]:
+        """What several slots of one batch phase compute alike."""
+        return {}
 
     @cached_property
     def place_NT(self) -> Tensor | None:
@@ -287,17 +294,15 @@ class TokenBatch:
         """A stream that `reader` can't do without."""
         x = getattr(self, name)
         if x is None:
+            meaning = STREAMS.get(name, "computed by the batch phase")
             raise BatchError(
-                f"{reader} reads {name} ({STREAM_MEANING.get(name, 'computed earlier')}), which "
-                f"this batch does not have. Pass it, or use a recipe without it."
+                f"{reader} reads {name} ({meaning}), which this batch does not have. Pass it, or "
+                "use a recipe without it."
             )
         return x
 
     def select(self, rows: Tensor) -> TokenBatch:
-        """Some rows (indices or a bool mask), in that order, with everything they carry.
-
-        After the batch phase this is a micro-batch; before it, a batch without filtered rows.
-        """
+        """A micro-batch: some rows (indices or a bool mask), in that order, with all they carry."""
         changes: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -309,13 +314,19 @@ class TokenBatch:
         }
         return replace(self, **changes)
 
+    def keep(self, rows: Tensor) -> TokenBatch:
+        """A batch of its own from some rows, before the batch phase: without what a filter drops.
+
+        All ranks call it.
+        """
+        kept = self.select(rows)
+        return replace(kept, world=self.world.for_rows(kept.rows))
+
     def with_outputs(self, **outputs: Tensor) -> TokenBatch:
         """The batch with the learner's outputs, cleaned, in at least float32."""
-        for name in outputs:
-            if name not in STREAM_MEANING and name != "logp_NT":
-                raise BatchError(f"Unknown output {name!r}. {nearest(name, STREAM_MEANING)}")
         checked: dict[str, Any] = {
-            name: _check_stream(name, x, self.mask_NT, self.ones_NT) for name, x in outputs.items()
+            name: _check_stream(name, x, self.mask_NT, self.ones_NT, graph=True)
+            for name, x in outputs.items()
         }
         return replace(self, **checked)
 
@@ -334,20 +345,37 @@ def _check_mask(mask_NT: Tensor) -> Tensor:
 
 
 def _check_groups(group_N: Tensor | Sequence[int], rows: int) -> Tensor:
-    group_N = torch.as_tensor(group_N)
+    try:
+        group_N = torch.as_tensor(group_N)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise BatchError(
+            "group_N must be whole numbers, one per row. Number your prompts, for example with "
+            "{prompt: i for i, prompt in enumerate(prompts)}."
+        ) from None
     if group_N.shape != (rows,):
         raise BatchError(
             f"group_N has shape {tuple(group_N.shape)}, but the mask has {rows} rows: give one "
             "group id per row."
         )
-    if group_N.is_floating_point() and not (group_N == group_N.round()).all():
-        raise BatchError("group_N holds fractions or NaN: group ids are whole numbers.")
+    if group_N.is_floating_point():
+        exact = (group_N == group_N.round()) & (group_N.abs() < 2.0**53)
+        if not exact.all():
+            raise BatchError(
+                "group_N holds fractions, NaN or numbers too large: group ids are whole numbers."
+            )
     return group_N.long()
 
 
 def _check_rewards(reward_N: Tensor | Sequence[float | None], rows: int) -> Tensor:
     if not isinstance(reward_N, Tensor):
-        reward_N = torch.tensor([float("nan") if r is None else r for r in reward_N])
+        try:
+            numbers = [float("nan") if r is None else r for r in reward_N]
+            reward_N = torch.tensor(numbers, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            raise BatchError(
+                "reward_N must be numbers, one per row (None for 'no grade'), got "
+                f"{repr(reward_N)[:80]}."
+            ) from None
     if reward_N.shape != (rows,):
         raise BatchError(
             f"reward_N has shape {tuple(reward_N.shape)}, but the mask has {rows} rows: give one "
@@ -361,48 +389,73 @@ def _check_rewards(reward_N: Tensor | Sequence[float | None], rows: int) -> Tens
     return _at_least_float32(reward_N)
 
 
-def _check_stream(name: str, x: Tensor, mask_NT: Tensor, ones_NT: Tensor) -> Tensor:
-    """Shape, finite on valid tokens, 0 elsewhere; half precision becomes float32."""
-    known = TokenBatch.__dataclass_fields__
-    if name not in STREAM_MEANING and name not in (*_STREAMS_NT, *_OUTPUTS):
-        raise BatchError(f"Unknown stream {name!r}. {nearest(name, known)}")
+def _check_stream(name: str, x: Tensor, mask_NT: Tensor, ones_NT: Tensor, *, graph: bool) -> Tensor:
+    """Shape, finite on valid tokens, 0 elsewhere; half precision becomes float32.
+
+    Without `graph` the stream is detached: an anchor with a graph would cancel the gradient that it
+    anchors.
+    """
+    if name not in STREAMS:
+        raise BatchError(f"Unknown stream {name!r}. {nearest(name, STREAMS)}")
+    if not isinstance(x, Tensor):
+        raise BatchError(f"{name} must be a tensor, got {type(x).__name__}: torch.tensor(...).")
+    x = x if graph else x.detach()
     if name == "length_exponent":
+        if x.dim() != 0 or not x.is_floating_point() or not x.isfinite():
+            raise BatchError("length_exponent must be a finite scalar tensor, for example 0.0.")
         return x
+    _check_shape(name, x, mask_NT)
     per_row = name.endswith("_N")
-    expected = mask_NT.shape[:1] if per_row else mask_NT.shape
-    if (
-        not isinstance(x, Tensor)
-        or x.shape[: len(expected)] != expected
-        or (x.dim() != len(expected) + len(name.rsplit("_", 1)[1].lstrip("NT")))
-    ):
-        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise BatchError(f"{name} must have shape {tuple(expected)} (+ inner axes), got {shape}.")
-    if name in _FLAGS_N or name == "step_end_NT":
+    if name in _FLAGS:
         return x.bool() if per_row else x.bool() & mask_NT
-    if not x.is_floating_point():
-        return x if per_row else torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
+    if name in _WHOLE:
+        return _whole_numbers(name, x, mask_NT)
     x = _at_least_float32(x)
-    if per_row:
-        if not x.isfinite().all():
-            raise BatchError(f"{name} holds values that are not finite.")
-        return x
     if x.detach().sum().isfinite():  # all finite, padding too: a product is the fastest mask
-        return x * _inner(ones_NT, x).to(x.dtype)
-    x = torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
+        return x if per_row else x * _inner(ones_NT, x).to(x.dtype)
+    if not per_row:
+        x = torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
     _raise_at_first_bad(name, x)
     return x
 
 
+def _check_shape(name: str, x: Tensor, mask_NT: Tensor) -> None:
+    axes = name.rsplit("_", 1)[1]
+    rows, width = mask_NT.shape
+    known = {"N": rows, "T": width}
+    want = [known.get(axis) for axis in axes]
+    fits = x.dim() == len(want) and all(
+        w is None or w == size for w, size in zip(want, x.shape, strict=True)
+    )
+    if not fits:
+        shape = ", ".join(axis if w is None else str(w) for axis, w in zip(axes, want, strict=True))
+        raise BatchError(
+            f"{name} must have shape ({shape}) to fit the mask, got {tuple(x.shape)}. It holds "
+            f"{STREAMS[name]}."
+        )
+
+
+def _whole_numbers(name: str, x: Tensor, mask_NT: Tensor) -> Tensor:
+    valid = torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
+    if valid.is_floating_point() and not (valid == valid.round()).all():
+        raise BatchError(f"{name} holds fractions or NaN on valid tokens: it takes whole numbers.")
+    return valid.long()
+
+
 def _raise_at_first_bad(name: str, x: Tensor) -> None:
     bad = (~x.isfinite()).nonzero()
-    if len(bad):
-        row, token = int(bad[0][0]), int(bad[0][1])
-        raise BatchError(
-            f"{name} is not finite on a valid token: row {row}, token {token} holds "
-            f"{float(x[tuple(bad[0])])}. A sampled token has positive probability, so its "
-            "log-probability is finite: look for a sampler that cuts the distribution (top-p, "
-            "top-k, min-p) on one side only, an overflow, or a wrong mask."
+    if not len(bad):
+        return
+    first = bad[0].tolist()
+    where = f"row {first[0]}" + (f", token {first[1]}" if len(first) > 1 else "")
+    advice = "Find out where it comes from, and leave such rows out."
+    if "logp" in name:
+        advice = (
+            "A sampled token has positive probability, so its log-probability is finite: look for "
+            "a sampler that cuts the distribution (top-p, top-k, min-p) on one side only, an "
+            "overflow, or a wrong mask."
         )
+    raise BatchError(f"{name} is not finite: {where} holds {float(x[tuple(bad[0])])}. {advice}")
 
 
 def _inner(mask_NT: Tensor, x: Tensor) -> Tensor:

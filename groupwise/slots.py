@@ -191,7 +191,10 @@ class Definition:
         if isinstance(value, bool) or not (whole or (number is float and _is_number(value))):
             word = "a whole number" if number is int else "a number"
             raise RecipeError(f"{where}={value!r} must be {word} {bounds[0]}.")
-        value = number(value)
+        try:
+            value = number(value)
+        except OverflowError:
+            value = math.inf
         if not math.isfinite(value) or not bounds[0].admits(value):
             raise RecipeError(f"{where}={value!r} is out of range: it must be {bounds[0]}.")
         return value

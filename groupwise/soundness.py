@@ -134,9 +134,9 @@ def range_is_empty(recipe: Recipe) -> Iterator[str]:
         if band and slot["low"] >= slot["high"]:
             yield f"{slot} keeps nothing: low must be below high."
         if slot.name == "weight_cap" and slot["floor"] > slot["cap"]:
-            yield f"{slot}: the floor lies above the cap."
+            yield f"{slot}: the floor lies above the cap, so every weight would be one. Lower it."
         if slot.name == "soft_overlong" and slot["cache"] > slot["max_length"]:
-            yield f"{slot}: the cache is longer than the whole answer may be."
+            yield f"{slot}: the cache is longer than an answer may be. Keep it below max_length."
 
 
 # --- doubtful ---------------------------------------------------------------------------------
@@ -166,7 +166,10 @@ def sequence_ratio_per_token(recipe: Recipe) -> Iterator[str]:
             "is one number. Use seq_mean_token_mean() for the published method."
         )
     if sequence and recipe.schedule.name == "low_then_high":
-        yield "low_then_high splits answers by token, and this recipe treats an answer as one."
+        yield (
+            "low_then_high splits answers by token, and this recipe treats an answer as one. Use "
+            "joint(), or a ratio per token."
+        )
 
 
 def kl_without_effect(recipe: Recipe) -> Iterator[str]:
@@ -178,9 +181,13 @@ def kl_without_effect(recipe: Recipe) -> Iterator[str]:
                 "k1 in the loss has zero expected gradient: it only adds noise. Use estimator='k2' "
                 "(or k3), or put k1 in the reward."
             )
-    in_loss = any("ref_logp_NT" in s.needs for s in recipe.penalty)
-    if in_loss and any("ref_logp_NT" in s.needs for s in recipe.shaping):
-        yield "KL stands in the loss and in the reward. One of the two is usual."
+    in_loss = [s for s in (*recipe.penalty, *recipe.auxiliary) if s.name.startswith("kl")]
+    in_reward = [s for s in (*recipe.shaping, *recipe.advantage) if "kl" in s.name]
+    if in_loss and in_reward:
+        yield (
+            f"KL stands in the loss ({in_loss[0].name}) and in the reward ({in_reward[0].name}). "
+            "Keep one of the two."
+        )
 
 
 def stale_policy_gradient(recipe: Recipe) -> Iterator[str]:
@@ -213,7 +220,10 @@ def frozen_helper(recipe: Recipe) -> Iterator[str]:
 def discounts_differ(recipe: Recipe) -> Iterator[str]:
     gammas = {slot["gamma"] for slot in (*recipe.advantage, *recipe.auxiliary) if "gamma" in slot}
     if len(gammas) > 1:
-        yield f"advantage and value loss discount differently ({sorted(gammas)})."
+        yield (
+            f"advantage and value loss discount differently ({sorted(gammas)}): the critic would "
+            "predict other returns than the advantage reads. Set both gammas alike."
+        )
 
 
 REFUSED: tuple[Rule, ...] = (

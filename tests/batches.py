@@ -150,11 +150,9 @@ def learner_outputs(
         "prm_logp_NT": leaf.prm_logp_NT[index],
         "logp_at_sampler_topk_NTK": all_logp.gather(-1, top_ids),
         "router_NTLK": sample.router_NTLK[index],
+        "length_exponent": leaf.exponent,
     }
-    outputs = {name: available[name] for name in made.outputs}
-    if made.aggregation.name == "learned_length_weight":
-        outputs["length_exponent"] = leaf.exponent
-    return outputs
+    return {name: available[name] for name in made.outputs}
 
 
 def loss_and_gradients(

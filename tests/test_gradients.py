@@ -476,8 +476,8 @@ def test_gradient_in_lambda_is_that_of_the_whole_pipeline() -> None:
     made = recipe("lambda_grpo")
 
     def loss(exponent: float) -> float:
-        built = SAMPLE.build(length_exponent=torch.tensor(exponent, dtype=torch.float64))
-        return probe(made, built, learner_logp(SAMPLE)).loss
+        given = {"length_exponent": torch.tensor(exponent, dtype=torch.float64)}
+        return probe(made, SAMPLE.build(**given), learner_logp(SAMPLE), **given).loss
 
     h = 1e-5
     numeric = (loss(0.3 + h) - loss(0.3 - h)) / (2 * h)  # the table learner's λ is 0.3

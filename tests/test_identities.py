@@ -89,7 +89,9 @@ def test_gspo_token_is_gspo_for_a_constant_advantage() -> None:
 
 def test_lambda_0_is_the_token_mean() -> None:
     plain = probe_sample(composed(), SAMPLE)
-    assert_same(plain, probe_sample(recipe("lambda_grpo"), SAMPLE))
+    given = {"length_exponent": torch.zeros((), dtype=torch.float64)}
+    learned = probe(recipe("lambda_grpo"), SAMPLE.build(**given), learner_logp(SAMPLE), **given)
+    assert_same(plain, learned)
 
 
 def test_leave_one_out_is_group_mean_times_G_over_G_minus_1() -> None:

@@ -134,6 +134,7 @@ def current_exponent(batch: TokenBatch, start: float) -> float:
 
 @aggregation(
     learns="length_exponent",
+    outputs=("length_exponent",),
     equation="u = f_i(λ)/N, f = G·softmax_i((1 + {slope}·z_i)^λ), z_i the length's z-score in the"
     " group",
     fixes="learns how much length should count",

@@ -42,13 +42,20 @@ def return_to_go(reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0) 
     return discounted_suffix_sums(dense_reward(reward_N, batch), decay_N, batch)
 
 
-def gae_advantages(
-    reward_NT: Tensor, value_NT: Tensor, batch: TokenBatch, gamma: float, lam_N: Tensor
-) -> Tensor:
+def gae_advantages(reward_N: Tensor, batch: TokenBatch, gamma: float, lam_N: Tensor) -> Tensor:
     """`A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the last token."""
-    next_value_NT = following(value_NT, batch)
-    delta_NT = reward_NT + gamma * next_value_NT - value_NT
+    value_NT = batch.stream("old_value_NT", "generalised advantage estimation")
+    delta_NT = dense_reward(reward_N, batch) + gamma * following(value_NT, batch) - value_NT
     return discounted_suffix_sums(delta_NT, gamma * lam_N, batch)
+
+
+def gae_with_one_lambda(reward_N: Tensor, batch: TokenBatch, gamma: float, lam: float) -> Tensor:
+    """The same for one λ; advantage and critic target often ask for the same."""
+    key = ("gae", gamma, lam)
+    if key not in batch.scratch:
+        lam_N = torch.full_like(reward_N, lam)
+        batch.scratch[key] = gae_advantages(reward_N, batch, gamma, lam_N)
+    return batch.scratch[key]
 
 
 @advantage(
@@ -63,9 +70,7 @@ def gae(
     reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0, lam: Fraction = 0.95
 ) -> Tensor:
     """Generalised advantage estimation (PPO, 1707.06347)."""
-    value_NT = batch.stream("old_value_NT", "advantage gae")
-    lam_N = torch.full_like(reward_N, lam)
-    return gae_advantages(dense_reward(reward_N, batch), value_NT, batch, gamma, lam_N)
+    return gae_with_one_lambda(reward_N, batch, gamma, lam)
 
 
 def length_adaptive_lambda(length_N: Tensor, alpha: float) -> Tensor:
@@ -85,9 +90,8 @@ def gae_length_adaptive(
     reward_N: Tensor, batch: TokenBatch, *, alpha: Positive = 0.05, gamma: Fraction = 1.0
 ) -> Tensor:
     """VAPO (2504.05118)."""
-    value_NT = batch.stream("old_value_NT", "advantage gae_length_adaptive")
     lam_N = length_adaptive_lambda(batch.length_N, alpha)
-    return gae_advantages(dense_reward(reward_N, batch), value_NT, batch, gamma, lam_N)
+    return gae_advantages(reward_N, batch, gamma, lam_N)
 
 
 def implicit_reward(batch: TokenBatch, beta: float, reader: object) -> Tensor:

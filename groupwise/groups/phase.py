@@ -17,7 +17,7 @@ from groupwise.errors import BatchError
 from groupwise.groups.advantages import moving_average, per_token
 from groupwise.groups.aggregation import current_exponent
 from groupwise.groups.statistics import dead_groups, group_stats
-from groupwise.records import STREAM_MEANING, Memory, TokenBatch, Visit
+from groupwise.records import STREAMS, Memory, TokenBatch, Visit
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ def advantages(recipe: Recipe, batch: TokenBatch, selection: Selection) -> Tenso
 @torch.no_grad()
 def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
     """Rewards, groups, masks and log-probabilities -> advantage and coefficient streams."""
+    if batch.advantage_NT is not None:
+        raise BatchError("This batch has been through a batch phase. Start from TokenBatch.build.")
     _check_needs(recipe, batch)
     selection = select(recipe, batch)
     batch = shape(recipe, batch)
@@ -158,7 +160,7 @@ def _check_needs(recipe: Recipe, batch: TokenBatch) -> None:
             continue
         readers = [slot for slot in recipe.slots() if name in slot.needs] or [recipe.ratio]
         raise BatchError(
-            f"Recipe {recipe.name!r} needs {name} ({STREAM_MEANING[name]}) for {readers[0].kind} "
+            f"Recipe {recipe.name!r} needs {name} ({STREAMS[name]}) for {readers[0].kind} "
             f"{readers[0]}. Pass {name}=... to TokenBatch.build, or take the slot out: "
             f"recipe.replace({readers[0].kind}=...)."
         )
@@ -205,19 +207,17 @@ def _metrics(batch: TokenBatch) -> dict[str, float]:
     tokens_M = gather(batch.length_N * batch.stream("learn_N", "metrics")).double()
     stats = group_stats(batch.task_reward_N, batch)
     groups, dead = dead_groups(batch)
-    top = float(task_M[graded_M].max()) if graded_M.any() else 0.0
-    index_M = batch.groups.index_M
-    passed_P = torch.zeros(len(batch.groups), dtype=torch.bool, device=index_M.device)
-    passed_P[index_M] = gather(stats.uniform_N & (stats.low_N >= max(top, 1e-9)))
+    _, failed = dead_groups(batch, stats.high_N <= 0)
+    count = max(groups, 1)
     graded = max(int(graded_M.sum()), 1)
     return {
         "reward/mean": float(task_M[graded_M].double().sum()) / graded,
         "reward/shaped_mean": float(shaped_M[graded_M].double().sum()) / graded,
         "reward/ungraded_share": 1.0 - float(graded_M.double().mean()),
         "groups/count": float(groups),
-        "groups/dead_share": dead / groups,
-        "groups/all_pass_share": float(passed_P.double().mean()),
-        "groups/all_fail_share": dead / groups - float(passed_P.double().mean()),
+        "groups/dead_share": dead / count,
+        "groups/all_pass_share": (dead - failed) / count,
+        "groups/all_fail_share": failed / count,
         "tokens/count": float(length_M.sum()),
         "tokens/learned_share": float(tokens_M.sum() / length_M.sum().clamp(min=1)),
         "length/mean": float(length_M.mean()),

@@ -33,7 +33,7 @@ class GroupStats:
     @property
     def uniform_N(self) -> Tensor:
         """All values of the group are exactly equal (or there is at most one)."""
-        return self.low_N == self.high_N
+        return self.low_N >= self.high_N
 
 
 def group_sum(x_M: Tensor, batch: TokenBatch) -> Tensor:
@@ -102,13 +102,18 @@ def _stats(
     return GroupStats(*(spread(x, batch) for x in (count_P, mean_P, low_P, high_P, squares_P)))
 
 
-def dead_groups(batch: TokenBatch) -> tuple[int, int]:
-    """Groups of the batch, and those whose task rewards are all equal (all ranks)."""
+def dead_groups(batch: TokenBatch, among_N: Tensor | None = None) -> tuple[int, int]:
+    """Groups with a graded row, and those whose task rewards are all equal (all ranks).
+
+    `among_N` narrows the second number down to groups of these rows.
+    """
     stats = group_stats(batch.task_reward_N, batch)
+    dead_N = stats.uniform_N if among_N is None else stats.uniform_N & among_N
+    graded_M = batch.world.gather(stats.count_N > 0)
+    dead_M = batch.world.gather(dead_N) & graded_M
     index_M = batch.groups.index_M
-    dead_P = torch.zeros(len(batch.groups), dtype=torch.bool, device=index_M.device)
-    dead_P[index_M] = batch.world.gather(stats.uniform_N | (stats.count_N <= 1))
-    return len(dead_P), int(dead_P.sum())
+    graded, dead = (torch.bincount(index_M[rows]).count_nonzero() for rows in (graded_M, dead_M))
+    return int(graded), int(dead)
 
 
 def batch_stats(x_N: Tensor, batch: TokenBatch, ddof: int) -> tuple[Tensor, Tensor]:

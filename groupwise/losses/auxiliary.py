@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from groupwise.groups.aggregation import seq_mean_token_mean, token_mean_batch
-from groupwise.groups.credit import dense_reward, gae_advantages
+from groupwise.groups.credit import gae_with_one_lambda
 from groupwise.losses.kl import VALUES
 from groupwise.records import TokenBatch
 from groupwise.slots import Fraction, NonNegative, Positive, auxiliary
@@ -56,12 +56,10 @@ PARTS = {"critic": CRITIC, "prm": IMPLICIT_REWARD_MODEL, "length_exponent": LENG
 
 def _value_targets(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
     """returns = GAE(λ of the critic) + values, and the token mean's weights."""
-    value_NT = batch.stream("old_value_NT", "auxiliary value_loss")
     reward_N = batch.stream("reward_N", "auxiliary value_loss")
-    lam_N = torch.full_like(reward_N, params["lam"])
-    reward_NT = dense_reward(reward_N, batch)
+    gae_NT = gae_with_one_lambda(reward_N, batch, params["gamma"], params["lam"])
     return {
-        "return_NT": value_NT + gae_advantages(reward_NT, value_NT, batch, params["gamma"], lam_N),
+        "return_NT": gae_NT + batch.stream("old_value_NT", "auxiliary value_loss"),
         "coefficient_NT": token_mean_batch.function(batch),
     }
 

@@ -18,7 +18,7 @@ from groupwise.composition import Recipe
 from groupwise.errors import BatchError
 from groupwise.losses.corrections import mismatch
 from groupwise.losses.kl import bounded_exp, k3
-from groupwise.records import STREAM_MEANING, TokenBatch
+from groupwise.records import STREAMS, TokenBatch
 from groupwise.watch.measures import Tally
 
 
@@ -69,10 +69,16 @@ def _attach(recipe: Recipe, batch: TokenBatch, outputs: dict[str, Tensor]) -> To
     if batch.coefficient_NT is None or batch.advantage_NT is None:
         raise BatchError("The token phase needs a batch from the batch phase: call that first.")
     for name in recipe.outputs:
-        if name not in outputs and getattr(batch, name) is None:
+        if name not in outputs:
             raise BatchError(
-                f"Recipe {recipe.name!r} reads {name} ({STREAM_MEANING.get(name, 'the policy')}): "
-                f"pass it to the token phase as {name}=...."
+                f"Recipe {recipe.name!r} reads {name} ({STREAMS[name]}): pass it to the token "
+                f"phase as {name}=...."
+            )
+    for term in recipe.auxiliary:
+        if term.name not in batch.prepared:
+            raise BatchError(
+                f"The batch was not prepared for auxiliary {term.name}: it comes from the batch "
+                f"phase of another recipe. Run batch_phase with {recipe.name!r}."
             )
     if "length_exponent" in outputs and batch.length_exponent is None:
         raise BatchError(

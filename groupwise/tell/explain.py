@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.composition import RECIPE_SLOTS, RECIPES, PairRecipe, Recipe, recipe
-from groupwise.records import STREAM_MEANING
+from groupwise.records import STREAMS
 from groupwise.slots import REGISTRY, Definition, Slot
 from groupwise.soundness import complaints
 from groupwise.tell import pages
@@ -117,7 +117,7 @@ def _function(slot: Slot) -> dict[str, str]:
 
 
 def _streams(names: Sequence[str]) -> list[dict[str, str]]:
-    return [{"name": name, "meaning": STREAM_MEANING.get(name, "")} for name in names]
+    return [{"name": name, "meaning": STREAMS.get(name, "")} for name in names]
 
 
 def _demands(entry: Entry) -> dict[str, Any]:
