@@ -17,10 +17,11 @@ from torch import Tensor
 from groupwise.groups.statistics import (
     GroupStats,
     batch_stats,
+    centred_tokens,
     dead_groups,
     discounted_suffix_sums,
     group_stats,
-    token_moments,
+    token_total,
 )
 from groupwise.records import TokenBatch, Visit
 from groupwise.slots import Ddof, Fraction, NonNegative, Positive, Real, advantage
@@ -263,11 +264,12 @@ def whiten_tokens(
 ) -> Tensor:
     """z-score over all tokens of the batch that are learned from."""
     x_NT = per_token(x, batch)
-    mean, var = token_moments(x_NT, batch, ddof)
+    centred_NT, count = centred_tokens(x_NT, batch)
+    var = token_total(centred_NT.square(), batch) / (count - ddof).clamp(min=1)
     scale = (var + eps_in_var).sqrt() + eps
     if scale == 0:
         return torch.zeros_like(x_NT)
-    return batch.valid((x_NT - mean.to(x_NT.dtype)) / scale.to(x_NT.dtype))
+    return batch.valid(centred_NT.div_(scale.to(x_NT.dtype)))
 
 
 @advantage(
@@ -295,8 +297,9 @@ def rescale_for_dead_groups(x: Tensor, batch: TokenBatch) -> Tensor:
 
 def dead_group_factor(batch: TokenBatch) -> float:
     """α = P/(P−M)."""
-    total, dead = dead_groups(batch)
-    return total / (total - dead) if total > dead else 1.0
+    found = dead_groups(batch)
+    alive = found.groups - found.dead
+    return found.groups / alive if alive else 1.0
 
 
 @advantage(

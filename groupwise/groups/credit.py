@@ -45,7 +45,8 @@ def return_to_go(reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0) 
 def gae_advantages(reward_N: Tensor, batch: TokenBatch, gamma: float, lam_N: Tensor) -> Tensor:
     """`A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the last token."""
     value_NT = batch.stream("old_value_NT", "generalised advantage estimation")
-    delta_NT = dense_reward(reward_N, batch) + gamma * following(value_NT, batch) - value_NT
+    delta_NT = dense_reward(reward_N, batch).add_(following(value_NT, batch), alpha=gamma)
+    delta_NT = delta_NT.sub_(value_NT)
     return discounted_suffix_sums(delta_NT, gamma * lam_N, batch)
 
 

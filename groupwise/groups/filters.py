@@ -49,9 +49,9 @@ def accuracy_band(batch: TokenBatch, *, low: Fraction = 0.2, high: Fraction = 0.
 )
 def enough_mixed(batch: TokenBatch, *, share: Fraction = 0.6) -> Tensor:
     """Resample until the valid share is reached (GPG, 2504.02546)."""
-    groups, dead = dead_groups(batch)
+    found = dead_groups(batch)
     mixed_N = ~group_stats(batch.task_reward_N, batch).uniform_N
-    return mixed_N | ((groups - dead) >= share * groups)
+    return mixed_N | (found.groups - found.dead >= share * found.groups)
 
 
 @filter_(

@@ -205,19 +205,17 @@ def _metrics(batch: TokenBatch) -> dict[str, float]:
     graded_M = ~task_M.isnan()
     length_M = gather(batch.length_N).double()
     tokens_M = gather(batch.length_N * batch.stream("learn_N", "metrics")).double()
-    stats = group_stats(batch.task_reward_N, batch)
-    groups, dead = dead_groups(batch)
-    _, failed = dead_groups(batch, stats.high_N <= 0)
-    count = max(groups, 1)
+    found = dead_groups(batch)
+    groups = max(found.groups, 1)
     graded = max(int(graded_M.sum()), 1)
     return {
         "reward/mean": float(task_M[graded_M].double().sum()) / graded,
         "reward/shaped_mean": float(shaped_M[graded_M].double().sum()) / graded,
         "reward/ungraded_share": 1.0 - float(graded_M.double().mean()),
-        "groups/count": float(groups),
-        "groups/dead_share": dead / count,
-        "groups/all_pass_share": (dead - failed) / count,
-        "groups/all_fail_share": failed / count,
+        "groups/count": float(found.groups),
+        "groups/dead_share": found.dead / groups,
+        "groups/all_pass_share": (found.dead - found.failed) / groups,
+        "groups/all_fail_share": found.failed / groups,
         "tokens/count": float(length_M.sum()),
         "tokens/learned_share": float(tokens_M.sum() / length_M.sum().clamp(min=1)),
         "length/mean": float(length_M.mean()),

@@ -62,19 +62,20 @@ def group_stats(x_N: Tensor, batch: TokenBatch) -> GroupStats:
 
 def group_token_stats(x_NT: Tensor, select_NT: Tensor, batch: TokenBatch) -> GroupStats:
     """The same over all selected tokens of all rows of a group."""
-    gather, inf = batch.world.gather, float("inf")
-    weight_NT = select_NT.to(x_NT.dtype)
+    gather, weight_NT = batch.world.gather, select_NT.to(x_NT.dtype)
+    far_NT = (1.0 - weight_NT) * 1e30  # keeps the others out of the extremes; cheaper than where
+
+    def squares(mean_M: Tensor) -> Tensor:
+        centred_NT = x_NT - batch.world.own(mean_M).to(x_NT.dtype)[:, None]
+        return gather((centred_NT.square() * weight_NT).sum(1, dtype=torch.float64))
+
     return _stats(
-        gather(select_NT.sum(1).double()),
+        gather(weight_NT.sum(1, dtype=torch.float64)),
         gather((x_NT * weight_NT).sum(1, dtype=torch.float64)),
-        gather(torch.where(select_NT, x_NT, inf).amin(1).double()),
-        gather(torch.where(select_NT, x_NT, -inf).amax(1).double()),
+        gather((x_NT + far_NT).amin(1).double()),
+        gather((x_NT - far_NT).amax(1).double()),
         batch,
-        lambda mean_M: gather(
-            ((x_NT - batch.world.own(mean_M).to(x_NT.dtype)[:, None]).square() * weight_NT).sum(
-                1, dtype=torch.float64
-            )
-        ),
+        squares,
     )
 
 
@@ -102,18 +103,26 @@ def _stats(
     return GroupStats(*(spread(x, batch) for x in (count_P, mean_P, low_P, high_P, squares_P)))
 
 
-def dead_groups(batch: TokenBatch, among_N: Tensor | None = None) -> tuple[int, int]:
-    """Groups with a graded row, and those whose task rewards are all equal (all ranks).
+@dataclass(frozen=True)
+class DeadGroups:
+    """How many groups have a graded row, and how many of them have equal task rewards."""
 
-    `among_N` narrows the second number down to groups of these rows.
-    """
+    groups: int
+    dead: int
+    failed: int  # of the dead: no reward above 0
+
+
+def dead_groups(batch: TokenBatch) -> DeadGroups:
+    """Counted over all ranks."""
     stats = group_stats(batch.task_reward_N, batch)
-    dead_N = stats.uniform_N if among_N is None else stats.uniform_N & among_N
-    graded_M = batch.world.gather(stats.count_N > 0)
-    dead_M = batch.world.gather(dead_N) & graded_M
+    graded_N = stats.count_N > 0
+    dead_N = stats.uniform_N & graded_N
     index_M = batch.groups.index_M
-    graded, dead = (torch.bincount(index_M[rows]).count_nonzero() for rows in (graded_M, dead_M))
-    return int(graded), int(dead)
+
+    def count(rows_N: Tensor) -> int:
+        return int(torch.bincount(index_M[batch.world.gather(rows_N)]).count_nonzero())
+
+    return DeadGroups(count(graded_N), count(dead_N), count(dead_N & (stats.high_N <= 0)))
 
 
 def batch_stats(x_N: Tensor, batch: TokenBatch, ddof: int) -> tuple[Tensor, Tensor]:
@@ -126,31 +135,30 @@ def batch_stats(x_N: Tensor, batch: TokenBatch, ddof: int) -> tuple[Tensor, Tens
     return mean, ((x_M - mean).square().sum() / max(len(x_M) - ddof, 1)).sqrt()
 
 
-def token_moments(x_NT: Tensor, batch: TokenBatch, ddof: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance over all tokens that the loss learns from, from one number per row."""
+def token_total(x_NT: Tensor, batch: TokenBatch) -> Tensor:
+    """Sum over all tokens that the loss learns from, from one number per row."""
+    return batch.world.gather(batch.learned(x_NT).sum(1, dtype=torch.float64)).sum()
 
-    def total(values_NT: Tensor) -> Tensor:
-        return batch.world.gather(batch.learned(values_NT).sum(1, dtype=torch.float64)).sum()
 
+def centred_tokens(x_NT: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """Deviations from the mean over all tokens that the loss learns from, and their number."""
     learned_N = batch.length_N * batch.stream("learn_N", "token statistics")
     learned_M = batch.world.gather(learned_N).double()
     count = learned_M.sum().clamp(min=1)
     # Deviations from one of the values: where all are equal, the mean is exact and so are zeros.
     last_M = batch.world.gather(x_NT.gather(1, batch.last_N[:, None])[:, 0])
     pivot = last_M[learned_M.argmax()]
-    shift = total(x_NT - pivot) / count
-    squares = total((x_NT - (pivot + shift).to(x_NT.dtype)).square())
-    return pivot + shift, squares / (count - ddof).clamp(min=1)
+    from_pivot_NT = x_NT - pivot
+    shift = token_total(from_pivot_NT, batch) / count
+    return from_pivot_NT.sub_(shift.to(x_NT.dtype)), count
 
 
 def discounted_suffix_sums(x_NT: Tensor, decay_N: Tensor, batch: TokenBatch) -> Tensor:
     """`y_t = x_t + decay·y_{t+1}` over the valid tokens of each row; masked tokens do not count.
 
-    log2(T) doubling steps: after step k, y_t covers 2^k tokens.
+    log2(T) doubling steps: after step k, y_t covers 2^k tokens. `x_NT` is used up.
     """
     y_NT = _close_holes(x_NT, batch)
-    if y_NT is x_NT:
-        y_NT = x_NT.clone()
     decay_N1 = decay_N.to(x_NT.dtype)[:, None]
     reach = 1
     while reach < y_NT.shape[1]:

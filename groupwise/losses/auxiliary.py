@@ -68,11 +68,14 @@ def clipped_value_error(
     value_NT: Tensor, old_value_NT: Tensor, return_NT: Tensor, limit: float
 ) -> tuple[Tensor, Tensor]:
     """½·max((v−R)², (clip(v, v_old±ε)−R)²) and where the clipped branch is larger."""
-    near_NT = old_value_NT + torch.nn.functional.hardtanh(value_NT - old_value_NT, -limit, limit)
-    plain_NT, bounded_NT = (value_NT - return_NT).square(), (near_NT - return_NT).square()
-    # max(a, b) as a + relu(b − a): its backward pass is a third of maximum's.
-    larger_NT = plain_NT + torch.relu(bounded_NT - plain_NT)
-    return 0.5 * larger_NT, bounded_NT > plain_NT
+    plain_NT = (value_NT - return_NT).square()
+    with torch.no_grad():  # where the clipped branch wins it is constant in v
+        near_NT = old_value_NT + (value_NT - old_value_NT).clamp_(-limit, limit)
+        bounded_NT = near_NT.sub_(return_NT).square_()
+        clipped_NT = bounded_NT > plain_NT
+        live_NT = (~clipped_NT).to(plain_NT.dtype)
+        constant_NT = bounded_NT.mul_(1.0 - live_NT)
+    return 0.5 * (plain_NT * live_NT + constant_NT), clipped_NT
 
 
 @auxiliary(
