@@ -2,8 +2,9 @@
 
     python examples/grpo_one_file.py
 
-A tiny policy learns to spell a secret word for each of 16 prompts: it writes letters until it writes
-the stop sign, and a grader says which share of the word it got right. Nobody shows it the word.
+A tiny policy learns to spell a secret word for each of 16 prompts: it writes letters until it
+writes the stop sign, and a grader says which share of the word it got right. Nobody shows it the
+word.
 
 The loss below is held equal to `groupwise.recipe("grpo")`, value and gradient, by a test.
 Paper: DeepSeekMath, arXiv 2402.03300.
@@ -88,7 +89,7 @@ def train(seed: int = 0, steps: int = STEPS, report: bool = True) -> tuple[float
     rewards = []
     for step in range(steps):
         with torch.no_grad():
-            # 1. sample a group of answers for every prompt   2. grade them   3. compare in the group
+            # 1. sample a group of answers for every prompt, 2. grade them, 3. compare in groups
             answer_NT, mask_NT = write_answers(policy_PTV, prompt_N)
             reward_N = grade(answer_NT, mask_NT, word_PT[prompt_N])
             advantage_N = group_advantages(reward_N, GROUP)

@@ -18,6 +18,10 @@ class BatchError(GroupwiseError, ValueError):
     """Data that a phase can't work with: wrong shapes, missing streams, values not finite."""
 
 
+class ModelError(GroupwiseError, ValueError):
+    """A model, checkpoint or tokenizer that can't be used as it is."""
+
+
 class CaseError(GroupwiseError, ValueError):
     """A test case outside the schema of `groupwise.testing`."""
 

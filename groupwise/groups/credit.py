@@ -10,10 +10,12 @@ from torch import Tensor
 
 from groupwise.groups.advantages import centred, per_token
 from groupwise.groups.statistics import (
+    close_holes,
     discounted_suffix_sums,
-    following,
     group_stats,
     group_token_stats,
+    reopen_holes,
+    suffix_sums_,
 )
 from groupwise.records import TokenBatch
 from groupwise.slots import Ddof, Fraction, NonNegative, Positive, advantage
@@ -44,10 +46,10 @@ def return_to_go(reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0) 
 
 def gae_advantages(reward_N: Tensor, batch: TokenBatch, gamma: float, lam_N: Tensor) -> Tensor:
     """`A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the last token."""
-    value_NT = batch.stream("old_value_NT", "generalised advantage estimation")
-    delta_NT = dense_reward(reward_N, batch).add_(following(value_NT, batch), alpha=gamma)
-    delta_NT = delta_NT.sub_(value_NT)
-    return discounted_suffix_sums(delta_NT, gamma * lam_N, batch)
+    value_NT = close_holes(batch.stream("old_value_NT", "advantage estimation"), batch)
+    delta_NT = close_holes(dense_reward(reward_N, batch), batch).sub_(value_NT)
+    delta_NT[:, :-1].add_(value_NT[:, 1:], alpha=gamma)  # 0 behind the last token
+    return reopen_holes(suffix_sums_(delta_NT, gamma * lam_N), batch)
 
 
 def gae_with_one_lambda(reward_N: Tensor, batch: TokenBatch, gamma: float, lam: float) -> Tensor:

@@ -156,25 +156,22 @@ def centred_tokens(x_NT: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
 def discounted_suffix_sums(x_NT: Tensor, decay_N: Tensor, batch: TokenBatch) -> Tensor:
     """`y_t = x_t + decay·y_{t+1}` over the valid tokens of each row; masked tokens do not count.
 
-    log2(T) doubling steps: after step k, y_t covers 2^k tokens. `x_NT` is used up.
+    `x_NT` is used up.
     """
-    y_NT = _close_holes(x_NT, batch)
-    decay_N1 = decay_N.to(x_NT.dtype)[:, None]
+    return reopen_holes(suffix_sums_(close_holes(x_NT, batch), decay_N), batch)
+
+
+def suffix_sums_(y_NT: Tensor, decay_N: Tensor) -> Tensor:
+    """In place and without masks: log2(T) doubling steps; after step k, y_t covers 2^k tokens."""
+    decay_N1 = decay_N.to(y_NT.dtype)[:, None]
     reach = 1
     while reach < y_NT.shape[1]:
         y_NT[:, :-reach] += decay_N1 * y_NT[:, reach:]
         decay_N1, reach = decay_N1 * decay_N1, reach * 2
-    return _reopen_holes(y_NT, batch)
+    return y_NT
 
 
-def following(x_NT: Tensor, batch: TokenBatch) -> Tensor:
-    """The value at the next valid token of the row, 0 after the last."""
-    y_NT = _close_holes(x_NT, batch)
-    shifted_NT = torch.cat([y_NT[:, 1:], torch.zeros_like(y_NT[:, :1])], 1)
-    return _reopen_holes(shifted_NT, batch)
-
-
-def _close_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
+def close_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
     """Valid tokens moved together, so that a tool's output between them does not count."""
     if batch.place_NT is None:
         return x_NT
@@ -182,6 +179,6 @@ def _close_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
     return x_NT.new_zeros(rows, width + 1).scatter(1, batch.place_NT, x_NT)
 
 
-def _reopen_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
+def reopen_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
     """Every token back in its place, 0 where masked."""
     return batch.valid(x_NT if batch.place_NT is None else x_NT.gather(1, batch.place_NT))

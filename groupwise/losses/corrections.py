@@ -59,7 +59,7 @@ def tis_sequence(batch: TokenBatch, *, cap: Positive = 2.0) -> Tensor:
 def icepop(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 5.0) -> Tensor:
     """IcePop: masks tokens outside the band."""
     rho_NT = bounded_exp(mismatch(batch, "correction icepop"))
-    return torch.where((rho_NT >= low) & (rho_NT <= high), rho_NT, 0.0)
+    return rho_NT * ((rho_NT >= low) & (rho_NT <= high))
 
 
 @correction(
@@ -71,7 +71,7 @@ def icepop(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 5.0) -
 def mis_sequence(batch: TokenBatch, *, low: NonNegative = 0.0, high: Positive = 2.0) -> Tensor:
     """Masked importance sampling per sequence."""
     rho_NT = _sequence(mismatch(batch, "correction mis_sequence").sum(1, keepdim=True), batch)
-    return torch.where((rho_NT >= low) & (rho_NT <= high), rho_NT, 0.0)
+    return rho_NT * ((rho_NT >= low) & (rho_NT <= high))
 
 
 @correction(

@@ -1,0 +1,292 @@
+"""Models as plain Hugging Face folders: safetensors, configuration, tokenizer, in and out.
+
+A folder appears whole or not at all: it is written beside its place and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from groupwise.errors import ModelError
+from groupwise.model.config import ModelConfig
+from groupwise.model.gguf import read_gguf
+from groupwise.model.tokenizer import Tokenizer
+from groupwise.model.transformer import Transformer
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 5 * 2**30
+# What travels with the weights, where it exists.
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, its tokenizer, and the files that go back into every checkpoint of it."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    files: dict[str, bytes]
+
+
+def load(
+    path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Loaded:
+    """From a Hugging Face folder or a GGUF file; in the stored precision if none is given."""
+    path = Path(path)
+    if path.suffix == ".gguf":
+        found = read_gguf(path)
+        model = assemble(found.config, found.tensors.items(), dtype, device)
+        return Loaded(model, Tokenizer.from_files(found.files), found.files)
+    model = load_weights(path, dtype, device)
+    files = read_companions(path)
+    return Loaded(model, Tokenizer.from_files(files), files)
+
+
+def load_weights(
+    path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Transformer:
+    """A folder's model, without its tokenizer."""
+    folder = _folder(Path(path))
+    try:
+        raw = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder / 'config.json'} can't be read: {error}. A model's folder needs one; fetch "
+            f"it again."
+        ) from error
+    config = ModelConfig.from_hf(raw)
+    return assemble(config, _stored_tensors(folder), dtype, device)
+
+
+def assemble(
+    config: ModelConfig,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> Transformer:
+    """A model with these weights: all of them, no others, each of its shape."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    state: dict[str, Tensor] = {}
+    second_head: Tensor | None = None
+    for name, tensor in tensors:
+        if name.endswith("rotary_emb.inv_freq"):
+            continue  # old checkpoints store the rope's frequencies; config.json gives them
+        if name == "lm_head.weight" and config.tied:
+            second_head = tensor
+            continue
+        _check_tensor(name, tensor, shapes)
+        # A copy, never a view: a mapped file could change or vanish under the model.
+        state[name] = tensor.to(device=device, dtype=dtype or tensor.dtype, copy=True)
+    missing = sorted(shapes.keys() - state.keys())
+    if missing:
+        raise ModelError(
+            f"The checkpoint lacks {_some(missing)} that config.json asks for. Fetch it again, or "
+            f"correct config.json."
+        )
+    if second_head is not None:
+        _check_same_head(second_head, state["model.embed_tokens.weight"])
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+def save(
+    model: Transformer,
+    path: str | Path,
+    files: Mapping[str, bytes],
+    *,
+    dtype: torch.dtype | None = None,
+    replace: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a folder that `load`, transformers and vLLM read. `files` are those of `load`."""
+    folder = Path(path)
+    if folder.exists() and not replace:
+        raise ModelError(
+            f"{folder} exists already and would be overwritten. Choose another name, or pass "
+            f"replace=True."
+        )
+    # Only what config.json describes: adapters and other guests have files of their own.
+    with torch.device("meta"):
+        wanted = Transformer(model.config).state_dict()
+    state = {
+        name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name in wanted
+    }
+    beside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        _write_tensors(beside, state, shard_bytes)
+        for name, content in files.items():
+            (beside / name).write_bytes(content)
+        (beside / "config.json").write_bytes(_config_bytes(model.config, files, state))
+        _flush(beside)
+        _swap_in(beside, folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise ModelError(
+            f"{folder} could not be written: {error}. What was there before is untouched; free "
+            f"some space or choose another place."
+        ) from error
+
+
+def read_companions(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
+
+
+def _folder(path: Path) -> Path:
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{path} is a file. Pass the model's folder, or a .gguf file.")
+    raise ModelError(
+        f"{path} is no folder here. Models are read from the disk, never fetched: get it with "
+        f"`hf download {path} --local-dir FOLDER` and pass FOLDER."
+    )
+
+
+def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the folder, one at a time."""
+    index = folder / INDEX
+    if index.is_file():
+        places: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        for file in sorted(set(places.values())):
+            listed = {name for name, place in places.items() if place == file}
+            held = dict(_tensors_of(folder / file))
+            if listed - held.keys():
+                raise ModelError(
+                    f"{folder / file} lacks {_some(sorted(listed - held.keys()))} that {INDEX} "
+                    f"promises. Fetch the checkpoint again."
+                )
+            yield from held.items()
+    elif (folder / SINGLE).is_file():
+        yield from _tensors_of(folder / SINGLE)
+    else:
+        hint = "Fetch them."
+        if any(folder.glob("*.bin")):
+            hint = "It has pickled .bin weights: save them again with transformers 4.36 or later."
+        if any(folder.glob("*.gguf")):
+            hint = "It has a GGUF file: pass that file itself."
+        raise ModelError(f"{folder} has no safetensors weights. {hint}")
+
+
+def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(str(file), framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118, it is no dictionary
+                yield name, stored.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{file} can't be read: {error}. It is missing, cut short or damaged; fetch it again."
+        ) from error
+
+
+def _check_tensor(name: str, tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if name not in shapes:
+        raise ModelError(
+            f"The checkpoint holds {name!r}, which this architecture does not have: it would be "
+            f"ignored in silence. Check model_type and the other fields of config.json."
+        )
+    if tuple(tensor.shape) != shapes[name]:
+        raise ModelError(
+            f"{name} has shape {tuple(tensor.shape)}, config.json asks for {shapes[name]}. "
+            f"Weights and config.json belong to different models; fetch both again."
+        )
+
+
+def _check_same_head(head: Tensor, embedding: Tensor) -> None:
+    if head.shape != embedding.shape or not torch.equal(head.to(embedding), embedding):
+        raise ModelError(
+            "config.json ties head and embedding, but the checkpoint holds an lm_head.weight that "
+            "differs from the embedding. Set tie_word_embeddings to false in config.json if the "
+            "head is the trained one, or remove it."
+        )
+
+
+def _write_tensors(folder: Path, state: dict[str, Tensor], shard_bytes: int) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in state.items():
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / SINGLE, metadata={"format": "pt"})
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(shard, file)
+    total = sum(tensor.nbytes for tensor in state.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(index, indent=2))
+
+
+def _config_bytes(
+    config: ModelConfig, files: Mapping[str, bytes], state: Mapping[str, Tensor]
+) -> bytes:
+    """The config.json that came with the model, if it still describes it; else a new one."""
+    raw = json.loads(files.get("config.json", b"{}"))
+    if not raw or ModelConfig.from_hf(raw) != config:
+        raw = config.to_hf()
+    raw.pop("dtype", None)
+    dtype = next(iter(state.values())).dtype
+    raw["torch_dtype"] = str(dtype).removeprefix("torch.")
+    return json.dumps(raw, indent=2).encode()
+
+
+def _flush(folder: Path) -> None:
+    """To the disk, so that the rename never comes before the bytes."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _swap_in(beside: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    beside.rename(folder)
+    handle = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

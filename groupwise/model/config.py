@@ -1,0 +1,302 @@
+"""What a decoder is made of, read from a Hugging Face config.json.
+
+Only what the forward pass uses is kept. A field that would change the mathematics in a way that
+the forward pass does not know is refused: a model that runs slightly wrong is worse than none.
+Dropout rates are ignored on purpose, because the learner never drops anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from groupwise.errors import ModelError
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3"]
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+INSTEAD = "Use a model of the Llama, Mistral, Qwen2 or Qwen3 layout."
+
+# Fields that would act on the result, and what they are. Refused unless absent, false or 0.
+FOREIGN = {
+    "quantization_config": "weights quantised in a format of their own",
+    "attn_logit_softcapping": "a soft cap on attention scores",
+    "final_logit_softcapping": "a soft cap on logits",
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "rope_interleaved": "interleaved rotary embeddings",
+    "is_encoder_decoder": "an encoder",
+    "add_cross_attention": "cross-attention",
+}
+# The same, for factors: refused unless absent or 1.
+FACTORS = {
+    "logit_scale": "scaled logits",
+    "logits_scaling": "scaled logits",
+    "residual_multiplier": "scaled residuals",
+    "embedding_multiplier": "scaled embeddings",
+    "attention_multiplier": "scaled attention scores",
+}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding: base, and how its frequencies are stretched for longer contexts."""
+
+    theta: float = 10000.0
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0  # llama3 alone, as are the next two
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and switches of one decoder of the Llama layout."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm_eps: float = 1e-6
+    rope: Rope = Rope()
+    tied: bool = False  # the head is the embedding
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None  # kept only where it is shorter than max_positions
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+                     "num_kv_heads", "head_dim", "max_positions"):  # fmt: skip
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ModelError(f"{name} is {value!r}; it must be a whole number above 0.")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(
+                f"{self.num_heads} query heads can't share {self.num_kv_heads} key/value heads: "
+                f"the first must be a multiple of the second."
+            )
+        if self.head_dim % 2:
+            raise ModelError(f"head_dim is {self.head_dim}; rotary embeddings need an even width.")
+
+    @property
+    def position_limit(self) -> int | None:
+        """Positions up to which the forward pass is exact; None where it always is.
+
+        A sliding window does nothing to shorter sequences, and dynamic NTK scaling leaves them
+        alone. Beyond, both would make a token depend on what else is in the batch or the cache.
+        """
+        limits = [self.sliding_window] if self.sliding_window is not None else []
+        if self.rope.kind == "dynamic":
+            limits.append(self.max_positions)
+        return min(limits, default=None)
+
+    def check_length(self, length: int) -> None:
+        """Refuse a sequence (prompt and completion) that the forward pass would compute wrongly."""
+        limit = self.position_limit
+        if limit is not None and length > limit:
+            why = "sliding window" if self.sliding_window == limit else "dynamic rope scaling"
+            raise ModelError(
+                f"A sequence of {length} tokens is longer than {limit}, where this model's {why} "
+                f"would begin to act, which is not implemented. Use at most {limit} tokens."
+            )
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        """Read the fields of a config.json; refuse what the forward pass does not do."""
+        family = raw.get("model_type")
+        if family not in FAMILIES:
+            raise ModelError(
+                f"model_type {family!r} is not implemented natively (known: "
+                f"{', '.join(FAMILIES)}): its layers differ from the Llama layout. {INSTEAD}"
+            )
+        _refuse_foreign(raw)
+        hidden, heads = _size(raw, "hidden_size"), _size(raw, "num_attention_heads")
+        layers, positions = _size(raw, "num_hidden_layers"), _size(raw, "max_position_embeddings")
+        head_dim = raw.get("head_dim") or (128 if family == "qwen3" else _share(hidden, heads))
+        bias = _attention_bias(raw, family)
+        return cls(
+            family=family,
+            vocab_size=_size(raw, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_size(raw, "intermediate_size"),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=_kv_heads(raw, family, heads),
+            head_dim=head_dim,
+            max_positions=positions,
+            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope=_rope(raw),
+            tied=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=bias or family == "qwen2",
+            o_bias=bias,
+            mlp_bias=_mlp_bias(raw, family),
+            qk_norm=family == "qwen3",
+            sliding_window=_window(raw, family, layers, positions),
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """A config.json that transformers and vLLM read. Fields absent here keep their defaults."""
+        names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+        raw: dict[str, Any] = {
+            "architectures": [f"{names[self.family]}ForCausalLM"],
+            "model_type": self.family,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_positions,
+            "rms_norm_eps": self.norm_eps,
+            "hidden_act": "silu",
+            "rope_theta": self.rope.theta,
+            "rope_scaling": _rope_scaling(self.rope),
+            "tie_word_embeddings": self.tied,
+            "attention_dropout": 0.0,
+        }
+        if self.family in ("llama", "qwen3"):
+            raw["attention_bias"] = self.o_bias
+        if self.family == "llama":
+            raw["mlp_bias"] = self.mlp_bias
+        if self.family == "mistral":
+            raw["sliding_window"] = self.sliding_window
+        elif self.family in ("qwen2", "qwen3"):
+            raw["use_sliding_window"] = self.sliding_window is not None
+            raw["sliding_window"] = self.sliding_window
+            raw["max_window_layers"] = 0 if self.sliding_window else self.num_layers
+        return raw
+
+
+def _size(raw: Mapping[str, Any], name: str) -> int:
+    if name not in raw:
+        raise ModelError(f"config.json has no {name!r}: the file is incomplete. Fetch it again.")
+    size: int = raw[name]
+    return size
+
+
+def _share(hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise ModelError(
+            f"hidden_size {hidden} is no multiple of {heads} heads, and config.json names no "
+            f"head_dim. Add the model's head_dim to config.json."
+        )
+    return hidden // heads
+
+
+def _kv_heads(raw: Mapping[str, Any], family: str, heads: int) -> int:
+    given: int | None = raw.get("num_key_value_heads")
+    if given is not None:
+        return given
+    if family in ("qwen2", "qwen3", "mistral") and "num_key_value_heads" not in raw:
+        raise ModelError(
+            f"config.json has no 'num_key_value_heads', and {family} has no safe default for it. "
+            f"Add it."
+        )
+    return heads
+
+
+def _refuse_foreign(raw: Mapping[str, Any]) -> None:
+    for name, what in (FOREIGN | FACTORS).items():
+        neutral = (None, 1) if name in FACTORS else (None, 0)  # False equals 0
+        if raw.get(name) not in neutral:
+            raise ModelError(
+                f"config.json sets {name} = {raw[name]!r}: {what}, which the forward pass does not "
+                f"do. {INSTEAD}"
+            )
+    if "AutoModelForCausalLM" in (raw.get("auto_map") or {}):
+        raise ModelError(
+            "config.json brings model code of its own (auto_map), which is never run. " + INSTEAD
+        )
+    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ModelError(
+            f"config.json sets hidden_act = {raw['hidden_act']!r}; only silu is implemented. "
+            + INSTEAD
+        )
+
+
+def _attention_bias(raw: Mapping[str, Any], family: str) -> bool:
+    bias = bool(raw.get("attention_bias", False))
+    if bias and family not in ("llama", "qwen3"):
+        raise ModelError(
+            f"config.json sets attention_bias, which says nothing certain for {family}: "
+            f"{'its biases are fixed' if family == 'qwen2' else 'it has no biases'}. Remove it."
+        )
+    return bias
+
+
+def _mlp_bias(raw: Mapping[str, Any], family: str) -> bool:
+    bias = bool(raw.get("mlp_bias", False))
+    if bias and family != "llama":
+        raise ModelError(f"config.json sets mlp_bias, which {family} does not have. Remove it.")
+    return bias
+
+
+def _window(raw: Mapping[str, Any], family: str, layers: int, positions: int) -> int | None:
+    """The window if it could ever act. Absent, Mistral's is 4096, as in transformers."""
+    asked = raw.get("use_sliding_window") and raw.get("max_window_layers", 28) < layers
+    window = raw.get("sliding_window", 4096) if family == "mistral" or asked else None
+    kinds = raw.get("layer_types") or []
+    if set(kinds) - {"full_attention", "sliding_attention"}:
+        raise ModelError(f"config.json has layer_types {sorted(set(kinds))}. {INSTEAD}")
+    if kinds and family != "mistral":
+        window = raw.get("sliding_window", 4096) if "sliding_attention" in kinds else None
+    return window if window is not None and window < positions else None
+
+
+def _rope(raw: Mapping[str, Any]) -> Rope:
+    """Old (rope_theta, rope_scaling) and new (rope_parameters) spelling alike."""
+    scaling = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+    theta = scaling.get("rope_theta", raw.get("rope_theta"))
+    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if partial not in (None, 1.0):
+        raise ModelError(
+            f"config.json sets partial_rotary_factor = {partial!r}; only whole heads are rotated "
+            f"here. {INSTEAD}"
+        )
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    base = float(10000.0 if theta is None else theta)
+    if kind == "default":
+        return Rope(theta=base)
+    if kind not in ("linear", "dynamic", "llama3"):
+        raise ModelError(
+            f"config.json asks for rope scaling {kind!r}; known are default, linear, dynamic and "
+            f"llama3. If the model was trained without it (Qwen2.5 and yarn), remove rope_scaling "
+            f"and stay within the original context."
+        )
+    wanted = ["factor"]
+    if kind == "llama3":
+        wanted += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+    missing = [name for name in wanted if name not in scaling]
+    if missing:
+        raise ModelError(f"config.json: rope scaling {kind!r} lacks {', '.join(missing)}. Add it.")
+    if kind != "llama3":
+        return Rope(theta=base, kind=kind, factor=float(scaling["factor"]))
+    return Rope(
+        theta=base,
+        kind=kind,
+        factor=float(scaling["factor"]),
+        low_freq_factor=float(scaling["low_freq_factor"]),
+        high_freq_factor=float(scaling["high_freq_factor"]),
+        original_positions=int(scaling["original_max_position_embeddings"]),
+    )
+
+
+def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
+    if rope.kind == "default":
+        return None
+    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind == "llama3":
+        scaling["low_freq_factor"] = rope.low_freq_factor
+        scaling["high_freq_factor"] = rope.high_freq_factor
+        scaling["original_max_position_embeddings"] = rope.original_positions
+    return scaling

@@ -1,0 +1,223 @@
+"""Text and messages to token ids and back, from the files of a Hugging Face folder.
+
+Special tokens stay in decoded text: a reward that reads it must see what the policy wrote.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from groupwise.errors import ModelError
+
+Message = Mapping[str, Any]
+
+
+class Tokenizer:
+    """A `tokenizers` backend, its special ids and its chat template."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        eos_ids: Sequence[int],
+        bos_id: int | None = None,
+        pad_id: int | None = None,
+        template: str | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        size = backend.get_vocab_size(with_added_tokens=True)
+        for number in (*eos_ids, bos_id, pad_id):
+            if number is not None and not 0 <= number < size:
+                raise ModelError(
+                    f"Special token id {number} is outside the vocabulary of {size} tokens: the "
+                    f"tokenizer's files belong to another model. Take them all from one folder."
+                )
+        # Truncation and padding set in tokenizer.json would silently change prompts.
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        self.bos_id = bos_id
+        self.pad_id = pad_id if pad_id is not None else (self.eos_ids or (0,))[0]
+        self.template = template
+        self.names = dict(names or {})  # bos_token, eos_token, ...: what templates may ask for
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
+        """From tokenizer.json, and the settings in the other files where they exist."""
+        if "tokenizer.json" not in files:
+            raise ModelError(
+                "The folder has no tokenizer.json. Make one: AutoTokenizer.from_pretrained(FOLDER)"
+                ".save_pretrained(FOLDER) of transformers."
+            )
+        try:
+            backend = Backend.from_str(files["tokenizer.json"].decode("utf-8"))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(
+                f"tokenizer.json can't be read: {error}. Fetch it again, or save it anew with "
+                f"transformers."
+            ) from error
+        settings, generation, config = (
+            _json(files, name)
+            for name in ("tokenizer_config.json", "generation_config.json", "config.json")
+        )
+        names = _special_names(settings)
+        ends = [*_numbers(generation.get("eos_token_id")), *_numbers(config.get("eos_token_id"))]
+
+        def number(name: str) -> int | None:
+            found = backend.token_to_id(names[name]) if name in names else None
+            field = f"{name}_id"
+            return found if found is not None else generation.get(field, config.get(field))
+
+        last = number("eos_token")
+        return cls(
+            backend,
+            eos_ids=ends if last is None else [*ends, last],
+            bos_id=number("bos_token"),
+            pad_id=number("pad_token"),
+            template=_template(files, settings),
+            names=names,
+        )
+
+    def __len__(self) -> int:
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, with_bos: bool = False) -> list[int]:
+        """Ids of the text alone, or with the special tokens that the tokenizer puts around it."""
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=with_bos).ids
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(
+                f"The tokenizer can't encode {text[:80]!r}: {error}. Remove the characters that "
+                f"its vocabulary does not have."
+            ) from error
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=False)
+
+    def prompt(self, prompt: str | Sequence[Message], **variables: Any) -> list[int]:
+        """Ids to continue from. Messages get the chat template, once; a string never does."""
+        if isinstance(prompt, str):
+            return self.encode(prompt, with_bos=True)
+        # The template writes the special tokens itself: adding them again would double them.
+        return self.encode(self.render(prompt, **variables))
+
+    def render(
+        self, messages: Sequence[Message], *, to_continue: bool = True, **variables: Any
+    ) -> str:
+        """The chat template's text; `to_continue` opens the assistant's turn."""
+        if self.template is None:
+            raise ModelError(
+                "The model has no chat template, so messages have no text form. Give the prompt as "
+                "a string, or add chat_template.jinja to the model's folder."
+            )
+        for message in messages:
+            if not isinstance(message, Mapping) or "role" not in message:
+                raise ModelError(
+                    f"{message!r} is no message: it needs a role and a content, as in "
+                    f'{{"role": "user", "content": "..."}}.'
+                )
+        known = {"tools": None, "documents": None, **self.names, **variables}
+        try:
+            return _compile(self.template).render(
+                messages=list(messages), add_generation_prompt=to_continue, **known
+            )
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            roles = [message["role"] for message in messages]
+            raise ModelError(
+                f"The chat template refused messages with roles {roles}: {error}. Change the "
+                f"messages, or pass what the template asks for."
+            ) from error
+
+
+def character_files(alphabet: str, end: str = "<end>") -> dict[str, bytes]:
+    """Files of a tokenizer for tiny models: one token a character, and one that ends a text."""
+    vocabulary = {end: 0} | {c: i for i, c in enumerate(dict.fromkeys(alphabet), 1)}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="\0"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(end, special=True, normalized=False)])
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "pad_token": end}
+    return {
+        "tokenizer.json": backend.to_str(pretty=True).encode(),
+        "tokenizer_config.json": json.dumps(settings, indent=2).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": 0, "pad_token_id": 0}).encode(),
+    }
+
+
+class _Generation(Extension):
+    """{% generation %} marks the assistant's text for other tools; here it is only text."""
+
+    tags = {"generation"}  # noqa: RUF012, jinja2 declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@functools.lru_cache(maxsize=16)
+def _compile(template: str) -> jinja2.Template:
+    """The environment that templates are written for (transformers'), without the clock.
+
+    `strftime_now` stays undefined: templates that test for it fall back to a fixed date, and a
+    prompt is the same tomorrow, which resuming a run relies on.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    return environment.from_string(template)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(files.get(name, b"{}"))
+    except ValueError as error:
+        raise ModelError(f"{name} is no JSON: {error}. Fetch it again.") from error
+    return found
+
+
+def _special_names(settings: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token and friends; each may be a string or a record with the string as its content."""
+    names = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if value is not None:
+            names[name] = value
+    return names
+
+
+def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str | None:
+    if "chat_template.jinja" in files:
+        return files["chat_template.jinja"].decode("utf-8")
+    found = settings.get("chat_template") or _json(files, "chat_template.json").get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+    return found
+
+
+def _numbers(value: int | Sequence[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)
