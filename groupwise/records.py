@@ -10,7 +10,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from groupwise.errors import BatchError, nearest
+from groupwise.errors import BatchError
+from groupwise.streams import (
+    FLOAT_STREAMS,
+    STREAMS,
+    check_groups,
+    check_mask,
+    check_rewards,
+    check_stream,
+)
 
 
 class World(Protocol):
@@ -104,48 +112,6 @@ class Groups:
         return len(self.ids_P)
 
 
-_STREAMS_NT = (
-    "old_logp_NT",
-    "sampler_logp_NT",
-    "ref_logp_NT",
-    "prm_logp_NT",
-    "old_value_NT",
-    "token_reward_NT",
-    "step_reward_NT",
-    "sampler_topk_logp_NTK",
-    "old_router_NTLK",
-)
-_FLAGS = ("correct_N", "truncated_N", "step_end_NT")
-_WHOLE = ("segment_NT", "token_NT", "sampler_topk_id_NTK", "topk_id_NTK")
-# What a batch or a forward pass may bring, in words.
-STREAMS = {
-    "logp_NT": "the policy's log-probabilities of the sampled tokens, with gradient",
-    "token_reward_NT": "a reward per token, beside the sequence's",
-    "old_logp_NT": "the learner's log-probabilities before the update",
-    "sampler_logp_NT": "the sampler's log-probabilities",
-    "ref_logp_NT": "the reference model's log-probabilities",
-    "prm_logp_NT": "the implicit reward model's log-probabilities",
-    "old_value_NT": "the critic's values before the update",
-    "step_reward_NT": "rewards at the last token of each step",
-    "step_end_NT": "a mark on the last token of each step",
-    "greedy_reward_N": "the reward of the prompt's greedy completion",
-    "correct_N": "which completions are correct",
-    "truncated_N": "which completions hit the length limit",
-    "segment_NT": "the number of the sub-sentence that each token belongs to",
-    "token_NT": "the sampled token ids",
-    "sampler_topk_logp_NTK": "the sampler's log-probabilities of its top-k tokens",
-    "sampler_topk_id_NTK": "the ids of the sampler's top-k tokens",
-    "old_router_NTLK": "old router probabilities of the old top-k experts, per layer",
-    "entropy_NT": "the policy's token entropies",
-    "value_NT": "the critic's values, with gradient",
-    "topk_logp_NTK": "the policy's log-probabilities of its own top-k tokens, with gradient",
-    "topk_id_NTK": "the ids of the policy's top-k tokens",
-    "logp_at_sampler_topk_NTK": "the policy's log-probabilities of the sampler's top-k tokens",
-    "router_NTLK": "router probabilities of the old top-k experts, per layer",
-    "length_exponent": "the learnable exponent λ, a scalar",
-}
-
-
 @dataclass(frozen=True)
 class TokenBatch:
     """All that the two phases read, row by row. Make one with `TokenBatch.build`.
@@ -156,7 +122,9 @@ class TokenBatch:
 
     mask_NT: Tensor  # bool: the tokens that the policy wrote
     ones_NT: Tensor  # the same as numbers: a finite stream times it is 0 where masked
-    group_N: Tensor  # which prompt a row answers; any whole numbers
+    # Which prompt a row answers: any whole numbers. Recipes with memory (dcpo) know prompts by them
+    # from batch to batch, so there they must be the prompt's own.
+    group_N: Tensor
     task_reward_N: Tensor  # the grader's reward; NaN where there is none
 
     old_logp_NT: Tensor | None = None
@@ -186,6 +154,9 @@ class TokenBatch:
     coefficient_slope_NT: Tensor | None = None  # d coefficient / d λ, learnable aggregation only
     weighed_exponent: float | None = None  # the λ that the coefficient was computed with
     prepared: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    made_by: tuple[Any, ...] | None = None  # the batch-phase slots that filled this
+    pass_NT: Tensor | None = None  # the tokens of this pass, where a schedule has several
+    pass_number: int = 0
 
     # Filled by the token phase: what the learner's forward pass gave, with gradient.
     logp_NT: Tensor | None = None
@@ -209,15 +180,15 @@ class TokenBatch:
         **streams: Tensor,
     ) -> TokenBatch:
         """Check shapes and values, and put 0 wherever the mask is 0."""
-        mask_NT = _check_mask(mask_NT)
+        mask_NT = check_mask(mask_NT)
         rows = len(mask_NT)
-        group_N, given = _check_groups(group_N, rows), reward_N
-        reward_N = _check_rewards(reward_N, rows)
-        per_token: list[Any] = [x for name, x in streams.items() if name in _STREAMS_NT]
+        group_N, given = check_groups(group_N, rows), reward_N
+        reward_N = check_rewards(reward_N, rows)
+        per_token: list[Any] = [x for name, x in streams.items() if name in FLOAT_STREAMS]
         wide = any(getattr(x, "dtype", None) == torch.float64 for x in per_token or [given])
         ones_NT = mask_NT.to(torch.float64 if wide else torch.float32)
         checked: dict[str, Any] = {
-            name: _check_stream(name, x, mask_NT, ones_NT, graph=name == "length_exponent")
+            name: check_stream(name, x, mask_NT, ones_NT, graph=name == "length_exponent")
             for name, x in streams.items()
         }
         return cls(
@@ -270,7 +241,7 @@ class TokenBatch:
         Masked tokens go to one column behind the last.
         """
         starts_N = (self.mask_NT[:, 1:] & ~self.mask_NT[:, :-1]).sum(1, dtype=torch.int32)
-        if int((starts_N + self.mask_NT[:, 0]).max()) <= 1:
+        if not ((starts_N + self.mask_NT[:, 0]) > 1).any():
             return None
         return torch.where(self.mask_NT, self.mask_NT.cumsum(1) - 1, self.mask_NT.shape[1])
 
@@ -322,145 +293,35 @@ class TokenBatch:
         kept = self.select(rows)
         return replace(kept, world=self.world.for_rows(kept.rows))
 
+    @classmethod
+    def join(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
+        """One batch from several before their batch phase, for topping up what a filter dropped.
+
+        All ranks call it. Rows keep their order; shorter ones are padded.
+        """
+        width = max(batch.mask_NT.shape[1] for batch in batches)
+        joined: dict[str, Any] = {}
+        for item in fields(cls):
+            values = [getattr(batch, item.name) for batch in batches]
+            if any(isinstance(x, Tensor) and x.dim() > 0 for x in values):
+                if any(x is None for x in values):
+                    raise BatchError(f"Some of the batches to join have {item.name}, others not.")
+                joined[item.name] = torch.cat([_widen(x, item.name, width) for x in values])
+        whole = replace(batches[0], **joined)
+        return replace(whole, world=batches[0].world.for_rows(whole.rows))
+
     def with_outputs(self, **outputs: Tensor) -> TokenBatch:
         """The batch with the learner's outputs, cleaned, in at least float32."""
         checked: dict[str, Any] = {
-            name: _check_stream(name, x, self.mask_NT, self.ones_NT, graph=True)
+            name: check_stream(name, x, self.mask_NT, self.ones_NT, graph=True)
             for name, x in outputs.items()
         }
         return replace(self, **checked)
 
 
-def _check_mask(mask_NT: Tensor) -> Tensor:
-    if not isinstance(mask_NT, Tensor) or mask_NT.dim() != 2 or mask_NT.numel() == 0:
-        shape = tuple(mask_NT.shape) if isinstance(mask_NT, Tensor) else type(mask_NT).__name__
-        raise BatchError(
-            f"mask_NT must be a tensor [sequences, tokens] with at least one of each, got {shape}."
-        )
-    if mask_NT.dtype == torch.bool:
-        return mask_NT
-    if not ((mask_NT == 0) | (mask_NT == 1)).all():
-        raise BatchError("mask_NT must hold only 0 and 1 (1 = a token that the policy wrote).")
-    return mask_NT.bool()
-
-
-def _check_groups(group_N: Tensor | Sequence[int], rows: int) -> Tensor:
-    try:
-        group_N = torch.as_tensor(group_N)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise BatchError(
-            "group_N must be whole numbers, one per row. Number your prompts, for example with "
-            "{prompt: i for i, prompt in enumerate(prompts)}."
-        ) from None
-    if group_N.shape != (rows,):
-        raise BatchError(
-            f"group_N has shape {tuple(group_N.shape)}, but the mask has {rows} rows: give one "
-            "group id per row."
-        )
-    if group_N.is_floating_point():
-        exact = (group_N == group_N.round()) & (group_N.abs() < 2.0**53)
-        if not exact.all():
-            raise BatchError(
-                "group_N holds fractions, NaN or numbers too large: group ids are whole numbers."
-            )
-    return group_N.long()
-
-
-def _check_rewards(reward_N: Tensor | Sequence[float | None], rows: int) -> Tensor:
-    if not isinstance(reward_N, Tensor):
-        try:
-            numbers = [float("nan") if r is None else r for r in reward_N]
-            reward_N = torch.tensor(numbers, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError):
-            raise BatchError(
-                "reward_N must be numbers, one per row (None for 'no grade'), got "
-                f"{repr(reward_N)[:80]}."
-            ) from None
-    if reward_N.shape != (rows,):
-        raise BatchError(
-            f"reward_N has shape {tuple(reward_N.shape)}, but the mask has {rows} rows: give one "
-            "reward per row (a single reward is not spread over the rows)."
-        )
-    if reward_N.isinf().any():
-        row = int(reward_N.isinf().nonzero()[0])
-        raise BatchError(
-            f"reward_N[{row}] is infinite. Rewards are finite; use None or NaN for 'no grade'."
-        )
-    return _at_least_float32(reward_N)
-
-
-def _check_stream(name: str, x: Tensor, mask_NT: Tensor, ones_NT: Tensor, *, graph: bool) -> Tensor:
-    """Shape, finite on valid tokens, 0 elsewhere; half precision becomes float32.
-
-    Without `graph` the stream is detached: an anchor with a graph would cancel the gradient that it
-    anchors.
-    """
-    if name not in STREAMS:
-        raise BatchError(f"Unknown stream {name!r}. {nearest(name, STREAMS)}")
-    if not isinstance(x, Tensor):
-        raise BatchError(f"{name} must be a tensor, got {type(x).__name__}: torch.tensor(...).")
-    x = x if graph else x.detach()
-    if name == "length_exponent":
-        if x.dim() != 0 or not x.is_floating_point() or not x.isfinite():
-            raise BatchError("length_exponent must be a finite scalar tensor, for example 0.0.")
+def _widen(x: Tensor, name: str, width: int) -> Tensor:
+    """Zeros behind the last token of a stream with a token axis."""
+    if not name.rsplit("_", 1)[1].startswith("NT") or x.shape[1] == width:
         return x
-    _check_shape(name, x, mask_NT)
-    per_row = name.endswith("_N")
-    if name in _FLAGS:
-        return x.bool() if per_row else x.bool() & mask_NT
-    if name in _WHOLE:
-        return _whole_numbers(name, x, mask_NT)
-    x = _at_least_float32(x)
-    if x.detach().sum().isfinite():  # all finite, padding too: a product is the fastest mask
-        return x if per_row else x * _inner(ones_NT, x).to(x.dtype)
-    if not per_row:
-        x = torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
-    _raise_at_first_bad(name, x)
-    return x
-
-
-def _check_shape(name: str, x: Tensor, mask_NT: Tensor) -> None:
-    axes = name.rsplit("_", 1)[1]
-    rows, width = mask_NT.shape
-    known = {"N": rows, "T": width}
-    want = [known.get(axis) for axis in axes]
-    fits = x.dim() == len(want) and all(
-        w is None or w == size for w, size in zip(want, x.shape, strict=True)
-    )
-    if not fits:
-        shape = ", ".join(axis if w is None else str(w) for axis, w in zip(axes, want, strict=True))
-        raise BatchError(
-            f"{name} must have shape ({shape}) to fit the mask, got {tuple(x.shape)}. It holds "
-            f"{STREAMS[name]}."
-        )
-
-
-def _whole_numbers(name: str, x: Tensor, mask_NT: Tensor) -> Tensor:
-    valid = torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
-    if valid.is_floating_point() and not (valid == valid.round()).all():
-        raise BatchError(f"{name} holds fractions or NaN on valid tokens: it takes whole numbers.")
-    return valid.long()
-
-
-def _raise_at_first_bad(name: str, x: Tensor) -> None:
-    bad = (~x.isfinite()).nonzero()
-    if not len(bad):
-        return
-    first = bad[0].tolist()
-    where = f"row {first[0]}" + (f", token {first[1]}" if len(first) > 1 else "")
-    advice = "Find out where it comes from, and leave such rows out."
-    if "logp" in name:
-        advice = (
-            "A sampled token has positive probability, so its log-probability is finite: look for "
-            "a sampler that cuts the distribution (top-p, top-k, min-p) on one side only, an "
-            "overflow, or a wrong mask."
-        )
-    raise BatchError(f"{name} is not finite: {where} holds {float(x[tuple(bad[0])])}. {advice}")
-
-
-def _inner(mask_NT: Tensor, x: Tensor) -> Tensor:
-    return mask_NT.reshape(*mask_NT.shape, *[1] * (x.dim() - 2))
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    behind = x.new_zeros((len(x), width - x.shape[1], *x.shape[2:]))
+    return torch.cat([x, behind], 1)

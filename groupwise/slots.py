@@ -16,28 +16,32 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
+import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from groupwise.errors import RecipeError, nearest
 
-KINDS = (
-    "filter",
-    "shaping",
-    "advantage",
-    "aggregation",
-    "ratio",
-    "gate",
-    "correction",
-    "penalty",
-    "auxiliary",
-    "schedule",
-    "pairing",
-    "preference",
-    "width",
-)
+# The positional arguments of each kind's functions, in words and in number.
+ARGUMENTS = {
+    "filter": ("batch",),
+    "shaping": ("reward_N", "batch"),
+    "advantage": ("reward_N", "batch"),
+    "aggregation": ("batch",),
+    "ratio": ("batch",),
+    "gate": ("log_ratio_NT", "advantage_NT", "batch"),
+    "correction": ("batch",),
+    "penalty": ("batch",),
+    "auxiliary": ("batch", "prepared"),
+    "schedule": ("batch",),
+    "pairing": ("scores_C",),
+    "preference": ("pairs",),
+    "width": ("segment_entropy_NT",),
+}
+KINDS = tuple(ARGUMENTS)
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ Real = Annotated[float, Range()]
 Count = Annotated[int, Range(1)]
 Ddof = Annotated[int, Range(0, 1)]
 Stream = Literal["old", "sampler"]
+RANGES = "NonNegative, Positive, AboveOne, Fraction, Real, Count, Ddof, Literal[...] or Slot"
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,33 @@ class Slot:
         return f"{self.name}({', '.join(f'{key}={_show(value)}' for key, value in self.params)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self.kind, self.name, self.params)
+        return _make, (self.kind, self.name, self.params, self.definition.home)
 
     def replace(self, **changes: Any) -> Slot:
         return self.definition(**{**dict(self.params), **changes})
+
+    def reach(self, path: Sequence[str]) -> tuple[str, ...] | None:
+        """The parameters that a dotted path goes through, names of slots left out; None: nowhere.
+
+        `clip.high` and `high` of a clip are both `high`; `width.low` lies in a slot inside.
+        """
+        for rest in (path, path[1:] if path[0] == self.name else ()):
+            if not rest or rest[0] not in self:
+                continue
+            inner = self[rest[0]]
+            if len(rest) == 1:
+                return (rest[0],)
+            found = inner.reach(rest[1:]) if isinstance(inner, Slot) else None
+            if found:
+                return (rest[0], *found)
+        return None
+
+    def put(self, path: Sequence[str], value: Any) -> Slot:
+        """The slot with another value at a path that `reach` gave; text is read as a literal."""
+        key, *rest = path
+        if rest:
+            return self.replace(**{key: self[key].put(rest, value)})
+        return self.replace(**{key: _read(value, self[key])})
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -108,11 +136,31 @@ class Slot:
 
     @property
     def equation(self) -> str:
-        return self.definition.equation.format(**{k: _show(v, 6) for k, v in self.params})
+        """The function's equation with its hyper-parameters filled in."""
+        return self.definition.written({key: _show(value, 6) for key, value in self.params})
 
 
-def _make(kind: str, name: str, params: tuple[tuple[str, Any], ...]) -> Slot:
+def _make(kind: str, name: str, params: tuple[tuple[str, Any], ...], home: str) -> Slot:
+    """The slot of a pickle: its function is looked up, not stored."""
+    if not known(kind, name):
+        raise RecipeError(
+            f"This pickle holds the {kind} {name!r} from {home}, which this process has not "
+            f"loaded. Load that file first: groupwise.composition.load_plugin(file), or import it."
+        )
     return find(kind, name)(**dict(params))
+
+
+def _read(value: Any, now: Any) -> Any:
+    """Text as command lines give it, read as a value for a parameter that is `now` so far."""
+    if not isinstance(value, str):
+        return value
+    if isinstance(now, Slot):
+        slots = parse(now.kind, value)
+        return slots[0] if len(slots) == 1 else value
+    try:
+        return ast.literal_eval(value.strip())
+    except NOT_LITERAL:
+        return value.strip()
 
 
 def _show(value: Any, digits: int | None = None) -> str:
@@ -121,6 +169,13 @@ def _show(value: Any, digits: int | None = None) -> str:
     if digits is not None and isinstance(value, float):
         return f"{value:.{digits}g}"
     return value if digits is not None and isinstance(value, str) else repr(value)
+
+
+def shown(equation: str) -> str:
+    """An equation as people read it: `_{j≠i}` as `_(j≠i)`, without factors that are exactly 1."""
+    equation = re.sub(r"_\{([^{}]*)\}", r"_(\1)", equation)
+    equation = re.sub(r"(?<![\w.^/)\]])1(\^\([^()]*\))? ?· ?", "", equation)
+    return re.sub(r"(?<!\w)\(([\d.]+)\)\^", r"\1^", equation)
 
 
 class Definition:
@@ -138,12 +193,80 @@ class Definition:
         # What only some kinds have (a filter's action, a learnable part, ...).
         self.traits: dict[str, Any] = about
         self.__doc__ = function.__doc__
-        self._hints = typing.get_type_hints(function, include_extras=True)
+        everything = inspect.signature(function).parameters
         self.parameters = {
-            name: parameter
-            for name, parameter in inspect.signature(function).parameters.items()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            key: item for key, item in everything.items() if item.kind is item.KEYWORD_ONLY
         }
+        self._check_arguments([p for key, p in everything.items() if key not in self.parameters])
+        self.hints = self._ranges()
+        for key, parameter in self.parameters.items():
+            if parameter.default is not parameter.empty:
+                self._check(key, parameter.default)
+        self._check_equation()
+
+    def _check_arguments(self, found: list[inspect.Parameter]) -> None:
+        """As many positional arguments as the kind has, and no collectors."""
+        wanted = ARGUMENTS[self.kind]
+        plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in found)
+        if len(found) != len(wanted) or not plain:
+            raise RecipeError(
+                f"{self.kind} {self.name} must take {len(wanted)} positional argument(s) "
+                f"({', '.join(wanted)}), got ({', '.join(map(str, found))}). Write "
+                f"def {self.name}({', '.join(wanted)}, *, ...): hyper-parameters stand behind "
+                "the star."
+            )
+
+    def _ranges(self) -> dict[str, Any]:
+        """The annotations of the hyper-parameters: each must say which values it takes."""
+        own = {k: p.annotation for k, p in self.parameters.items() if p.annotation is not p.empty}
+        try:
+            hints = typing.get_type_hints(
+                types.SimpleNamespace(__annotations__=own),
+                globalns=getattr(self.function, "__globals__", {}),
+                include_extras=True,
+            )
+        except NameError as error:
+            raise RecipeError(
+                f"{self.kind} {self.name}: {error}. Import the annotations of hyper-parameters "
+                f"from groupwise.slots: {RANGES}."
+            ) from None
+        for key in self.parameters:
+            hint = hints.get(key)
+            number, *bounds = typing.get_args(hint) or (None,)
+            ranged = number in (int, float) and isinstance(bounds[0], Range)
+            if not (ranged or hint is Slot or typing.get_origin(hint) is Literal):
+                raise RecipeError(
+                    f"{self.kind} {self.name}: {key} must be annotated with its range, e.g. "
+                    f"{key}: Positive. Take one of groupwise.slots: {RANGES}."
+                )
+        return hints
+
+    def _check_equation(self) -> None:
+        try:
+            self.written({key: key for key in self.parameters})
+        except (LookupError, ValueError, AttributeError) as error:
+            named = f"names {{{error.args[0]}}}" if isinstance(error, KeyError) else f"({error})"
+            raise RecipeError(
+                f"{self.kind} {self.name}: its equation {named}, which is none of its "
+                f"hyper-parameters ({', '.join(self.parameters) or 'it has none'}). Write {{{{ and "
+                "}} for braces that are no hyper-parameter."
+            ) from None
+
+    def written(self, values: Mapping[str, str]) -> str:
+        """The equation with these values."""
+        return shown(self.equation.format(**values))
+
+    @property
+    def home(self) -> str:
+        """Where the function is written: a module of the package, or a file."""
+        module, file = self.function.__module__, self.function.__code__.co_filename
+        return module if module.startswith("groupwise.") or file.startswith("<") else file
+
+    def same_place(self, other: Definition) -> bool:
+        """Whether the other is this function again: a cell or a file that ran twice."""
+        one, two = self.function, other.function
+        same = one.__module__ == two.__module__ or self.home == other.home
+        return same and one.__qualname__ == two.__qualname__
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}({', '.join(self.parameters)})>"
@@ -175,7 +298,7 @@ class Definition:
         return Slot(self.kind, self.name, tuple(params), self)
 
     def _check(self, key: str, value: Any) -> Any:
-        hint = self._hints[key]
+        hint = self.hints[key]
         where = f"{self.kind} {self.name}: {key}"
         if typing.get_origin(hint) is Literal:
             options = typing.get_args(hint)
@@ -185,10 +308,11 @@ class Definition:
         if hint is Slot:
             if isinstance(value, Slot):
                 return value
-            raise RecipeError(f"{where}={value!r} must be a slot such as {self._default(key)}.")
+            raise RecipeError(
+                f"{where}={value!r} must be a slot such as {self.parameters[key].default}."
+            )
         number, *bounds = typing.get_args(hint)
-        whole = number is int and isinstance(value, int)
-        if isinstance(value, bool) or not (whole or (number is float and _is_number(value))):
+        if isinstance(value, bool) or not isinstance(value, (int, number)):
             word = "a whole number" if number is int else "a number"
             raise RecipeError(f"{where}={value!r} must be {word} {bounds[0]}.")
         try:
@@ -199,29 +323,29 @@ class Definition:
             raise RecipeError(f"{where}={value!r} is out of range: it must be {bounds[0]}.")
         return value
 
-    def _default(self, key: str) -> str:
-        return str(self.parameters[key].default)
 
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
+NOT_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 REGISTRY: dict[str, dict[str, Definition]] = {kind: {} for kind in KINDS}
 
 
 def _decorator(kind: str) -> Callable[..., Callable[[Callable[..., Any]], Definition]]:
-    def with_traits(**about: Any) -> Callable[[Callable[..., Any]], Definition]:
+    decorator = "filter_" if kind == "filter" else kind
+
+    def with_traits(*bare: Any, **about: Any) -> Callable[[Callable[..., Any]], Definition]:
+        if bare or not isinstance(about.get("equation"), str):
+            raise RecipeError(
+                f"A {kind} needs its equation, which explain shows: "
+                f'write @{decorator}(equation="...").'
+            )
+
         def register(function: Callable[..., Any]) -> Definition:
-            known = REGISTRY[kind].get(function.__name__)
-            if known and known.function.__qualname__ != function.__qualname__:
-                raise RecipeError(f"{kind} {function.__name__!r} exists already. Rename yours.")
-            if known and known.function.__module__ != function.__module__:
-                raise RecipeError(
-                    f"{kind} {function.__name__!r} is already defined in "
-                    f"{known.function.__module__}. Give yours another name."
-                )
             definition = Definition(kind, function, **about)
+            before = REGISTRY[kind].setdefault(definition.name, definition)
+            if not before.same_place(definition):
+                raise RecipeError(
+                    f"{kind} {definition.name!r} is already defined in {before.home}. "
+                    "Give yours another name."
+                )
             REGISTRY[kind][definition.name] = definition
             return definition
 
@@ -245,9 +369,16 @@ preference = _decorator("preference")
 width = _decorator("width")
 
 
+def known(kind: str, name: str) -> bool:
+    """Whether there is such a function, the package's own included."""
+    if name not in REGISTRY[kind]:
+        import groupwise.recipes  # noqa: F401 - imports them all
+    return name in REGISTRY[kind]
+
+
 def find(kind: str, name: str) -> Definition:
     """The slot function of that kind and name."""
-    if name not in REGISTRY[kind]:
+    if not known(kind, name):
         raise RecipeError(f"There is no {kind} called {name!r}. {nearest(name, REGISTRY[kind])}")
     return REGISTRY[kind][name]
 
@@ -283,7 +414,7 @@ def _value_from(node: ast.expr, text: str) -> Any:
         return _slot_from("width", node, text)
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except NOT_LITERAL:
         raise RecipeError(
             f"Can't read a value in {text!r}: {ast.unparse(node)!r} is no number or string."
         ) from None

@@ -59,7 +59,16 @@ def no_slot_twice(recipe: Recipe) -> Iterator[str]:
 
 
 def mismatch_counted_twice(recipe: Recipe) -> Iterator[str]:
-    weighing = [s for s in recipe.correction if "sampler_logp_NT" in s.needs]
+    weighing = [
+        s
+        for s in recipe.correction
+        if "sampler_logp_NT" in s.needs and s.definition.traits.get("weighs", True)
+    ]
+    if len(weighing) > 1:
+        yield (
+            f"corrections {weighing[0].name} and {weighing[1].name} both weigh by learner/sampler: "
+            "the mismatch would count twice. Keep one, or make the other mask_sequence()."
+        )
     if weighing and _anchor(recipe) == "sampler":
         yield (
             f"correction {weighing[0].name} weighs by learner/sampler, and the ratio's anchor is "
@@ -93,6 +102,29 @@ def ratio_fits_gate(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def token_links(recipe: Recipe) -> Iterator[str]:
+    spread = [link for link in recipe.advantage if link.definition.traits.get("per_token")]
+    for link in recipe.advantage:
+        behind = spread and recipe.advantage.index(spread[0]) < recipe.advantage.index(link)
+        if behind and link.definition.traits.get("per_row"):
+            yield (
+                f"{link.name} works on one number per answer, and {spread[0].name} gives one per "
+                "token: padding would enter its statistics. Use whiten_tokens()."
+            )
+    for link in recipe.advantage:
+        if link.name == "scale" and link["by"] == 0:
+            yield "scale(by=0) makes every advantage 0: nothing would be learned. Take it out."
+
+
+def gate_needs_token_ratio(recipe: Recipe) -> Iterator[str]:
+    token_gates = ("topk_smoothing", "tv_mask", "kl_mask", "topk_mask")
+    if recipe.gate.name in token_gates and _level(recipe) != "token":
+        yield (
+            f"gate {recipe.gate.name} decides token by token, and ratio {recipe.ratio.name} is one "
+            "number for many. Use ratio=token()."
+        )
+
+
 def ignored_rewards(recipe: Recipe) -> Iterator[str]:
     if not recipe.advantage:
         return
@@ -110,7 +142,9 @@ def ignored_rewards(recipe: Recipe) -> Iterator[str]:
 
 
 def baseline_for_dropped_groups(recipe: Recipe) -> Iterator[str]:
-    cross = {"group_and_batch_mean", "group_and_moving_mean"} & _names(recipe, "advantage")
+    cross = {"group_and_batch_mean", "group_and_moving_mean", "smooth_cumulative"} & _names(
+        recipe, "advantage"
+    )
     dropping = {"zero_variance", "reject"} & _names(recipe, "filter")
     if cross and dropping:
         yield (
@@ -172,21 +206,78 @@ def sequence_ratio_per_token(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def knobs_without_effect(recipe: Recipe) -> Iterator[str]:
+    for slot in (*recipe.penalty, *recipe.shaping, *recipe.auxiliary, *recipe.advantage):
+        if slot.get("coef", slot.get("weight")) == 0:
+            held = ", and holds a reference model in memory" if "ref_logp_NT" in slot.needs else ""
+            yield f"{slot} does nothing{held}. Take it out."
+    if recipe.gate.name in ("clip", "dual_clip", "topk_smoothing") and recipe.gate["low"] >= 1:
+        yield f"{recipe.gate}: ratios are positive, so a lower range of 1 or more never acts."
+
+
 def kl_without_effect(recipe: Recipe) -> Iterator[str]:
     for slot in (*recipe.penalty, *recipe.shaping, *recipe.auxiliary):
-        if "coef" in slot and slot["coef"] == 0 and "ref_logp_NT" in slot.needs:
-            yield f"{slot} holds a reference model in memory for nothing. Take it out."
         if slot.kind != "shaping" and "estimator" in slot and slot["estimator"] == "k1":
             yield (
                 "k1 in the loss has zero expected gradient: it only adds noise. Use estimator='k2' "
                 "(or k3), or put k1 in the reward."
             )
-    in_loss = [s for s in (*recipe.penalty, *recipe.auxiliary) if s.name.startswith("kl")]
-    in_reward = [s for s in (*recipe.shaping, *recipe.advantage) if "kl" in s.name]
-    if in_loss and in_reward:
+    terms = [
+        s
+        for s in (*recipe.shaping, *recipe.advantage, *recipe.penalty, *recipe.auxiliary)
+        if "kl" in s.name and "ref_logp_NT" in s.needs
+    ]
+    if len(terms) > 1:
         yield (
-            f"KL stands in the loss ({in_loss[0].name}) and in the reward ({in_reward[0].name}). "
-            "Keep one of the two."
+            f"KL to the reference stands there twice ({terms[0].kind} {terms[0].name}, "
+            f"{terms[1].kind} {terms[1].name}). Keep one of the two."
+        )
+
+
+def token_advantage_under_sequence_ratio(recipe: Recipe) -> Iterator[str]:
+    sequence = recipe.ratio.name in ("sequence_geomean", "sequence_product")
+    sequence = sequence or recipe.gate.name == "geometric_clip"
+    links = [link for link in recipe.advantage if link.definition.traits.get("per_token")]
+    if sequence and links:
+        yield (
+            f"{links[0].name} gives every token its own advantage, and the answer's ratio has one "
+            "gradient for all. Use ratio=geomean_token_grad()."
+        )
+
+
+def anchors_differ(recipe: Recipe) -> Iterator[str]:
+    readers = [
+        s for s in (recipe.gate, *recipe.penalty) if s.name in ("dynamic_clip", "kl_importance")
+    ]
+    if readers and _anchor(recipe) == "sampler":
+        yield (
+            f"{readers[0].name} goes by the learner's old probabilities, and the ratio by the "
+            "sampler's. Use anchor='old'."
+        )
+
+
+def rewards_outside_a_method(recipe: Recipe) -> Iterator[str]:
+    names = _names(recipe, "advantage")
+    shaped = {"signed", "kl_per_sequence"} & _names(recipe, "shaping")
+    if "maxrl" in names and shaped:
+        yield (
+            f"maxrl divides by the group's mean reward, which {min(shaped)} can bring near 0 or "
+            "below. Give it rewards of 0 and 1."
+        )
+    dropping = {"zero_variance", "reject"} & _names(recipe, "filter")
+    if "rescale_for_dead_groups" in names and dropping:
+        yield (
+            f"rescale_for_dead_groups makes up for dead groups, and filter {min(dropping)} takes "
+            "them out. Keep one of the two."
+        )
+
+
+def reward_model_read_as_trained(recipe: Recipe) -> Iterator[str]:
+    betas = {s["beta"] for s in (*recipe.advantage, *recipe.auxiliary) if "beta" in s}
+    if len(betas) > 1:
+        yield (
+            f"the implicit reward model is trained at one β and read at another ({sorted(betas)}). "
+            "Set both alike."
         )
 
 
@@ -231,6 +322,8 @@ REFUSED: tuple[Rule, ...] = (
     no_slot_twice,
     mismatch_counted_twice,
     ratio_fits_gate,
+    gate_needs_token_ratio,
+    token_links,
     ignored_rewards,
     baseline_for_dropped_groups,
     critic_nobody_reads,
@@ -239,7 +332,12 @@ REFUSED: tuple[Rule, ...] = (
 DOUBTFUL: tuple[Rule, ...] = (
     clip_range_fits_level,
     sequence_ratio_per_token,
+    knobs_without_effect,
     kl_without_effect,
+    token_advantage_under_sequence_ratio,
+    anchors_differ,
+    rewards_outside_a_method,
+    reward_model_read_as_trained,
     stale_policy_gradient,
     normalised_twice,
     frozen_helper,

@@ -40,7 +40,7 @@ class Sample:
 
     def take(self, rows: Sequence[int]) -> Sample:
         """Some rows, in that order."""
-        index = torch.as_tensor(rows)
+        index = torch.as_tensor(rows, dtype=torch.long)
         return Sample(
             {name: x[index] for name, x in self.streams.items()},
             *(

@@ -53,7 +53,7 @@ def test_positive_nll_and_value_targets_are_renormalised_per_step() -> None:
     made = recipe("vapo")
     done = batch_phase(made, sample.build()).batch
     rows = torch.arange(0, 6)
-    (step,) = updates(made, done, [rows])
+    step, _ = updates(made, done, [rows, torch.arange(6, sample.rows)])
     right = sample.streams["correct_N"][rows]
     tokens = (sample.streams["mask_NT"][rows] & right[:, None]).sum()
     weights = step.prepared["positive_nll"]["coefficient_NT"]

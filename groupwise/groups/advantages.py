@@ -231,7 +231,7 @@ def smooth_cumulative(reward_N: Tensor, batch: TokenBatch, *, ddof: Ddof = 1) ->
             strict=True,
         )
     ]
-    visit_N, mean_N, std_N = new_N.new_tensor(merged).unbind(1)
+    visit_N, mean_N, std_N = new_N.new_tensor(merged).reshape(-1, 3).unbind(1)
     total_N = _over(torch.where(std_N == 0, 0.0, reward_N.double() - mean_N), std_N)
     early_N = ((visit_N - 1) * new_N + total_N) / visit_N
     late_N = (new_N + (visit_N - 1) * total_N) / visit_N
@@ -250,6 +250,7 @@ def _merge(
 
 
 @advantage(
+    per_token=True,
     equation="A ← (A − mean) / (√(var + {eps_in_var}) + {eps}) over all valid tokens, ddof={ddof}",
     fixes="one scale whatever the reward",
     breaks="long answers dominate the statistics",
@@ -273,6 +274,7 @@ def whiten_tokens(
 
 
 @advantage(
+    per_row=True,
     equation="A ← (A − mean) / (std + {eps}) over all rows, ddof={ddof}",
     fixes="one scale whatever the reward",
     breaks="a second normalisation on top of the group's",
@@ -313,6 +315,7 @@ def limit(x: Tensor, batch: TokenBatch, *, bound: Positive = 10.0) -> Tensor:
 
 
 @advantage(
+    per_token=True,
     needs=("old_logp_NT", "ref_logp_NT"),
     equation="A_t ← A_t − {coef}·Σ_{{s≥t}} clamp(ℓ°_s − ℓ^ref_s, ±{bound})",
     fixes="KL with credit per token for recipes with a group baseline",
@@ -336,6 +339,7 @@ def scale(x: Tensor, batch: TokenBatch, *, by: Real = 1.0) -> Tensor:
 
 
 @advantage(
+    per_token=True,
     needs=("old_logp_NT",),
     equation="A ← [{alpha}·π_old + (1−{alpha})] · A",
     fixes="rare tokens, whose gradients are largest, do not drown the rest",

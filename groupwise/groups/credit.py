@@ -33,6 +33,7 @@ def dense_reward(reward_N: Tensor, batch: TokenBatch) -> Tensor:
 
 @advantage(
     base=True,
+    per_token=True,
     dense=True,
     equation="A_t = Σ_{{s≥t}} {gamma}^(s−t) · r_s, r_n ∋ R",
     fixes="works with one sample per prompt",
@@ -63,6 +64,7 @@ def gae_with_one_lambda(reward_N: Tensor, batch: TokenBatch, gamma: float, lam: 
 
 @advantage(
     base=True,
+    per_token=True,
     dense=True,
     needs=("old_value_NT",),
     equation="A_t = Σ_l ({gamma}·{lam})^l δ_{{t+l}}, δ_t = r_t + {gamma}·V_{{t+1}} − V_t",
@@ -83,6 +85,7 @@ def length_adaptive_lambda(length_N: Tensor, alpha: float) -> Tensor:
 
 @advantage(
     base=True,
+    per_token=True,
     dense=True,
     needs=("old_value_NT",),
     equation="A = GAE with λ_i = clamp(1 − 1/({alpha}·n_i), 0, 1), γ={gamma}",
@@ -105,6 +108,7 @@ def implicit_reward(batch: TokenBatch, beta: float, reader: object) -> Tensor:
 
 @advantage(
     base=True,
+    per_token=True,
     needs=("prm_logp_NT", "ref_logp_NT"),
     equation="A_t = Σ_{{s≥t}} {gamma}^(s−t)·[r_φ(y_s) − mean_{{j≠i}} r̄_φ(y^j)] + R −"
     " mean_{{j≠i}} R_j,"
@@ -149,6 +153,7 @@ def _zscore_and_sum(
 
 @advantage(
     base=True,
+    per_token=True,
     outcome=False,
     needs=("step_reward_NT", "step_end_NT"),
     equation="z = (r_step − μ_g) / (σ_g + {eps}) over all steps of the group; A_t = Σ_(steps"
@@ -174,6 +179,7 @@ def mixed_reward(reward_N: Tensor, batch: TokenBatch, mix: float, reader: object
 
 @advantage(
     base=True,
+    per_token=True,
     needs=("old_logp_NT", "ref_logp_NT"),
     equation="x_t = {mix}·(ℓ°_t − ℓ^ref_t) + (1−{mix})·R·1[t=n]; z-score over the group's tokens;"
     " A_t = Σ_{{s≥t}} z_s",

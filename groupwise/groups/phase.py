@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from groupwise.composition import Recipe
-from groupwise.errors import BatchError
+from groupwise.errors import BatchError, RecipeError
 from groupwise.groups.advantages import moving_average, per_token
 from groupwise.groups.aggregation import current_exponent
 from groupwise.groups.statistics import dead_groups, group_stats
-from groupwise.records import STREAMS, Memory, TokenBatch, Visit
+from groupwise.records import Memory, TokenBatch, Visit
+from groupwise.slots import Slot
+from groupwise.streams import STREAMS
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,23 @@ class Selection:
     refill: tuple[int, ...]
 
 
+def batch_slots(recipe: Recipe) -> tuple[Slot, ...]:
+    """What makes the advantages and coefficients of a batch; the token phase must agree."""
+    kinds = ("filter", "shaping", "advantage", "aggregation")
+    return tuple(slot for kind in kinds for slot in recipe.of(kind))
+
+
+def returned(slot: Slot, value: Tensor, like: Tensor) -> Tensor:
+    """What a slot returned, of the shape that its signature promises."""
+    if not isinstance(value, Tensor) or value.shape != like.shape:
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise RecipeError(
+            f"{slot.kind} {slot.name} returned {shape}, its signature promises a tensor "
+            f"{tuple(like.shape)}. See the table of slots in CONTRIBUTING.md."
+        )
+    return value
+
+
 @torch.no_grad()
 def select(recipe: Recipe, batch: TokenBatch) -> Selection:
     """Run the filters. The trainer calls this first, drops what `refill` names and tops up."""
@@ -46,7 +65,7 @@ def select(recipe: Recipe, batch: TokenBatch) -> Selection:
     count_N = learn_N.clone()
     wanted: set[int] = set()
     for chosen in recipe.filter:
-        keep_N = chosen(batch)
+        keep_N = returned(chosen, chosen(batch), batch.task_reward_N)
         action = chosen.definition.traits["action"]
         if action == "mask":
             learn_N = learn_N & keep_N
@@ -63,6 +82,7 @@ def shape(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
     reward_N, token_reward_NT = batch.task_reward_N, batch.token_reward_NT
     for shaping in recipe.shaping:
         reward_N, extra_NT = shaping(reward_N, batch)
+        returned(shaping, reward_N, batch.task_reward_N)
         if extra_NT is not None:
             token_reward_NT = extra_NT if token_reward_NT is None else token_reward_NT + extra_NT
     return replace(batch, reward_N=reward_N, token_reward_NT=token_reward_NT)
@@ -73,6 +93,7 @@ def advantages(recipe: Recipe, batch: TokenBatch, selection: Selection) -> Tenso
     x = batch.stream("reward_N", "the advantage chain")
     for link in recipe.advantage:
         x = link(x, batch)
+        returned(link, x, batch.task_reward_N if x.dim() == 1 else batch.mask_NT)
     if x.dim() == 1:
         return torch.where(selection.count_N, x, 0.0)
     return x if selection.count_N.all() else torch.where(selection.count_N[:, None], x, 0.0)
@@ -83,12 +104,14 @@ def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
     """Rewards, groups, masks and log-probabilities -> advantage and coefficient streams."""
     if batch.advantage_NT is not None:
         raise BatchError("This batch has been through a batch phase. Start from TokenBatch.build.")
+    if not len(batch.groups):
+        raise BatchError("The batch has no rows on any rank: nothing is left to learn from.")
     _check_needs(recipe, batch)
     selection = select(recipe, batch)
     batch = shape(recipe, batch)
     batch = replace(batch, learn_N=selection.learn_N)
     advantage_NT = per_token(advantages(recipe, batch, selection), batch)
-    weighed = replace(_weigh(recipe, batch), advantage_NT=advantage_NT)
+    weighed = replace(_weigh(recipe, batch), advantage_NT=advantage_NT, made_by=batch_slots(recipe))
     return BatchResult(weighed, selection.refill, _remember(recipe, batch), _metrics(batch))
 
 
@@ -99,6 +122,7 @@ def _weigh(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
         for term in recipe.auxiliary
     }
     found = recipe.aggregation(batch)
+    returned(recipe.aggregation, found[0] if isinstance(found, tuple) else found, batch.mask_NT)
     if not isinstance(found, tuple):
         return replace(batch, coefficient_NT=found, prepared=prepared)
     coefficient_NT, slope_NT = found
@@ -118,12 +142,27 @@ def updates(recipe: Recipe, batch: TokenBatch, parts: Sequence[Tensor]) -> list[
     Advantages stay those of the whole batch; denominators become those of each step, so that a
     step's size does not depend on how many there are. Every rank gives as many parts, in order.
     """
+    _check_parts(recipe, batch, parts)
     steps = []
     for rows in parts:
         part = batch.select(rows)
-        part = replace(part, world=batch.world.for_rows(part.rows))
-        steps.append(_weigh(recipe, part))
+        part = _weigh(recipe, replace(part, world=batch.world.for_rows(part.rows)))
+        if part.pass_NT is not None:
+            part = _restrict(part, part.pass_NT, part.pass_number)
+        steps.append(part)
     return steps
+
+
+def _check_parts(recipe: Recipe, batch: TokenBatch, parts: Sequence[Tensor]) -> None:
+    every = torch.arange(batch.rows, device=batch.mask_NT.device)
+    seen = torch.cat([every[rows] for rows in parts]) if len(parts) else every[:0]
+    if not torch.equal(seen.sort().values, every):
+        raise BatchError("The parts must hold every row exactly once.")
+    if len(parts) > 1 and recipe.ratio.get("anchor") == "old" and batch.old_logp_NT is None:
+        raise BatchError(
+            f"{len(parts)} updates on one batch need old_logp_NT ({STREAMS['old_logp_NT']}): from "
+            "the second on the policy is no longer its own anchor. Pass it to TokenBatch.build."
+        )
 
 
 def passes(recipe: Recipe, batch: TokenBatch) -> list[TokenBatch]:
@@ -147,6 +186,8 @@ def _restrict(batch: TokenBatch, select_NT: Tensor, number: int) -> TokenBatch:
         advantage_NT=select_NT * batch.stream("advantage_NT", "a pass"),
         coefficient_NT=select_NT * batch.stream("coefficient_NT", "a pass"),
         coefficient_slope_NT=None if slope_NT is None else select_NT * slope_NT,
+        pass_NT=select_NT,
+        pass_number=number,
         prepared={
             name: {key: x * factor.get(key, 1.0) for key, x in parts.items()}
             for name, parts in batch.prepared.items()

@@ -88,6 +88,7 @@ def mis_geometric(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive =
 
 
 @correction(
+    weighs=False,
     needs=("sampler_logp_NT",),
     equation="w_t = 1[{low} ≤ Π_t ρ_t ≤ {high}]",
     fixes="drops answers the engines disagree on; leaves the others unweighted",

@@ -178,6 +178,8 @@ def topk_mask(
 def entropy_threshold(batch: TokenBatch, quantile: float) -> Tensor:
     """The quantile (linear interpolation) of each row's valid token entropies, [N, 1]."""
     entropy_NT = batch.stream("entropy_NT", "gate topk_smoothing").detach()
+    if not len(entropy_NT):  # a rank without rows
+        return entropy_NT[:, :1]
     valid_NT = torch.where(batch.mask_NT, entropy_NT, torch.nan)
     return valid_NT.nanquantile(quantile, dim=1, keepdim=True).nan_to_num(0.0)
 

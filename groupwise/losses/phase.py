@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from groupwise.composition import Recipe
-from groupwise.errors import BatchError
+from groupwise.errors import BatchError, RecipeError
+from groupwise.groups.phase import batch_slots, returned
 from groupwise.losses.corrections import mismatch
 from groupwise.losses.kl import bounded_exp, k3
-from groupwise.records import STREAMS, TokenBatch
+from groupwise.records import TokenBatch
+from groupwise.streams import STREAMS
 from groupwise.watch.measures import Tally
 
 
@@ -43,14 +45,18 @@ def token_phase(recipe: Recipe, batch: TokenBatch, **outputs: Tensor) -> TokenRe
     """
     batch = _attach(recipe, batch, outputs)
     coefficient_NT = _coefficient(batch)
-    log_ratio_NT = recipe.ratio(batch)
+    log_ratio_NT = returned(recipe.ratio, recipe.ratio(batch), batch.mask_NT)
     advantage_NT = batch.stream("advantage_NT", "the token phase")
-    objective_NT, clipped_NT = recipe.gate(log_ratio_NT, advantage_NT, batch)
+    gated = recipe.gate(log_ratio_NT, advantage_NT, batch)
+    if not isinstance(gated, tuple):
+        raise RecipeError(f"gate {recipe.gate.name} must return (objective_NT, clipped_NT).")
+    objective_NT, clipped_NT = (returned(recipe.gate, x, batch.mask_NT) for x in gated)
     weight_NT = _weights(recipe, batch)
     weighted_NT = objective_NT if weight_NT is None else objective_NT * weight_NT
     terms = {"policy": -(coefficient_NT * weighted_NT).sum()}
     for penalty in recipe.penalty:
-        terms[penalty.name] = (coefficient_NT * penalty(batch)).sum()
+        loss_NT = returned(penalty, penalty(batch), batch.mask_NT)
+        terms[penalty.name] = (coefficient_NT * loss_NT).sum()
     for term in recipe.auxiliary:
         terms[term.name] = term(batch, batch.prepared[term.name])
     loss = torch.stack(list(terms.values())).sum() if len(terms) > 1 else terms["policy"]
@@ -74,6 +80,11 @@ def _attach(recipe: Recipe, batch: TokenBatch, outputs: dict[str, Tensor]) -> To
                 f"Recipe {recipe.name!r} reads {name} ({STREAMS[name]}): pass it to the token "
                 f"phase as {name}=...."
             )
+    if batch.made_by != batch_slots(recipe):
+        raise BatchError(
+            f"The batch comes from the batch phase of another recipe than {recipe.name!r}: its "
+            "advantages or coefficients are others. Run batch_phase with the same recipe."
+        )
     for term in recipe.auxiliary:
         if term.name not in batch.prepared:
             raise BatchError(
@@ -118,9 +129,14 @@ def _weights(recipe: Recipe, batch: TokenBatch) -> Tensor | None:
     weight_NT = None
     for correction in recipe.correction:
         with torch.no_grad():
-            factor_NT = correction(batch)
+            factor_NT = returned(correction, correction(batch), batch.mask_NT)
             weight_NT = factor_NT if weight_NT is None else weight_NT * factor_NT
     return weight_NT
+
+
+def _peak(x_NT: Tensor) -> Tensor:
+    """The largest value; 0 on a rank without rows."""
+    return x_NT.max() if x_NT.numel() else x_NT.new_zeros(())
 
 
 @torch.no_grad()
@@ -138,7 +154,7 @@ def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tal
     def add_weights(name: str, log_weight_NT: Tensor) -> None:
         weight_NT = add(f"{name}/mean", bounded_exp(log_weight_NT))
         totals[f"{name}/second_moment"] = (weight_NT.square().sum(), tokens)
-        peaks[f"{name}/max"] = weight_NT.max()
+        peaks[f"{name}/max"] = _peak(weight_NT)
 
     add_weights("ratio", log_ratio_NT)
     clipped_NT = clipped_NT & learn_N[:, None]
@@ -153,5 +169,5 @@ def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tal
     if batch.sampler_logp_NT is not None:
         gap_NT = mismatch(batch, "measures")
         add_weights("mismatch", gap_NT)
-        peaks["mismatch/abs_max"] = add("mismatch/abs_mean", gap_NT.abs()).max()
+        peaks["mismatch/abs_max"] = _peak(add("mismatch/abs_mean", gap_NT.abs()))
     return Tally(totals, peaks)

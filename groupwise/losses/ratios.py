@@ -109,7 +109,7 @@ def segment_mean(x_NT: Tensor, segment_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """Mean over the valid tokens of each segment, on each of its tokens."""
     width = mask_NT.shape[1]
     segment_NT = torch.where(mask_NT, segment_NT, 0)
-    if segment_NT.min() < 0 or segment_NT.max() >= width:
+    if ((segment_NT < 0) | (segment_NT >= width)).any():
         segment_NT = _renumber(segment_NT)
     total_NT = torch.zeros_like(x_NT).scatter_add(1, segment_NT, x_NT)
     count_NT = torch.zeros_like(x_NT).scatter_add(1, segment_NT, mask_NT.to(x_NT.dtype))

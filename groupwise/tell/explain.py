@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.composition import RECIPE_SLOTS, RECIPES, PairRecipe, Recipe, recipe
-from groupwise.records import STREAMS
 from groupwise.slots import REGISTRY, Definition, Slot
 from groupwise.soundness import complaints
+from groupwise.streams import STREAMS
 from groupwise.tell import pages
 from groupwise.tell.choose import choose
 
