@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from traceback import walk_tb
+from typing import Any, ClassVar, Self
 
-from groupwise.errors import RecipeError, RecipeWarning, nearest
+from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
 from groupwise.losses.auxiliary import PARTS, Part
-from groupwise.slots import Slot, parse
+from groupwise.slots import NOT_LITERAL, REGISTRY, Slot, parse
 
-# Slots that hold several functions (chains, sums, products), and those that hold exactly one.
+# Slots that hold several functions (chains, sums, products); the others hold exactly one.
 MANY = ("filter", "shaping", "advantage", "correction", "penalty", "auxiliary")
-ONE = ("aggregation", "ratio", "gate", "schedule")
 RECIPE_SLOTS = (
     "filter", "shaping", "advantage", "aggregation", "ratio", "gate", "correction", "penalty",
     "auxiliary", "schedule",
 )  # fmt: skip
+PAIR_SLOTS = ("pairing", "preference")
 OUTPUT_STREAMS = (
     "entropy_NT", "value_NT", "topk_logp_NTK", "topk_id_NTK", "logp_at_sampler_topk_NTK",
     "router_NTLK",
@@ -34,16 +36,20 @@ class About:
     title: str
     paper: str = ""  # arXiv id, or a name where there is none
     year: int = 0
-    family: str = "method"  # method | variant | correction | dialect | ablation | preference
+    # method | variant | correction | dialect | ablation | preference | your own
+    family: str = "method"
     fixes: str = ""
     breaks: str = ""
     reach_for: str = ""
     setting: Mapping[str, Any] = field(default_factory=dict)  # the paper's, outside the slots
     note: str = ""  # how sure the reading is, what is a house choice
+    base: Recipe | PairRecipe | None = field(default=None, repr=False)  # what it was changed from
 
 
 def _slots_of(kind: str, value: Any) -> tuple[Slot, ...]:
-    """A slot, several, or their text form."""
+    """A slot, several, or their text form; None is empty."""
+    if value is None:
+        return ()
     if isinstance(value, str):
         return parse(kind, value)
     items = (value,) if isinstance(value, Slot) or not isinstance(value, Iterable) else tuple(value)
@@ -61,9 +67,141 @@ def _slots_of(kind: str, value: Any) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
+def _reach(slot: Slot, path: Sequence[str]) -> tuple[str, ...] | None:
+    """The parameters that a dotted path goes through, names of slots left out; None: nowhere.
+
+    `clip.high` and `high` of a clip are both `high`; `width.low` lies in a slot inside the slot.
+    """
+    for rest in (path, path[1:] if path[0] == slot.name else ()):
+        if not rest or rest[0] not in slot:
+            continue
+        if len(rest) == 1:
+            return (rest[0],)
+        inner = slot[rest[0]]
+        found = _reach(inner, rest[1:]) if isinstance(inner, Slot) else None
+        if found:
+            return (rest[0], *found)
+    return None
+
+
+def _put(slot: Slot, path: Sequence[str], value: Any) -> Slot:
+    """The slot with another value at a path that `_reach` gave; text is read as a value."""
+    key, *rest = path
+    now = slot[key]
+    if rest:
+        value = _put(now, rest, value)
+    elif isinstance(value, str) and isinstance(now, Slot):
+        slots = parse(now.kind, value)
+        value = slots[0] if len(slots) == 1 else value
+    elif isinstance(value, str):  # command lines give text: 0.3, 'k3', k3
+        try:
+            value = ast.literal_eval(value.strip())
+        except NOT_LITERAL:
+            value = value.strip()
+    return slot.replace(**{key: value})
+
+
+def _adjust(
+    name: str, kind: str, slots: tuple[Slot, ...], rest: list[str], value: Any
+) -> tuple[Slot, ...]:
+    """One hyper-parameter of one of the slots of a kind."""
+    owners = [(slot, path) for slot in slots if (path := _reach(slot, rest))]
+    if not owners:
+        known = [key for slot in slots for key, _ in slot.params]
+        raise RecipeError(
+            f"recipe.{kind}.{'.'.join(rest)}: {name!r} would ignore it, its {kind} is "
+            f"{', '.join(map(str, slots)) or 'empty'}. "
+            + (nearest(rest[-1], known) if known else f"Set recipe.{kind} itself.")
+        )
+    if len(owners) > 1:
+        raise RecipeError(
+            f"recipe.{kind}.{'.'.join(rest)} is in {' and '.join(s.name for s, _ in owners)}: "
+            f"write recipe.{kind}.{owners[0][0].name}.{'.'.join(owners[0][1])}."
+        )
+    owner, path = owners[0]
+    return tuple(_put(slot, path, value) if slot is owner else slot for slot in slots)
+
+
+class _Composed:
+    """What recipes of both sorts can do: hold slots, and be changed."""
+
+    KINDS: ClassVar[tuple[str, ...]]
+    WORD: ClassVar[str]
+    name: str
+    about: About
+
+    def _settle(self) -> None:
+        """Text and single slots become what the fields hold."""
+        for kind in self.KINDS:
+            slots = _slots_of(kind, getattr(self, kind))
+            if kind not in MANY and len(slots) != 1:
+                raise RecipeError(f"{self.WORD} has exactly one {kind}, got {len(slots)}.")
+            object.__setattr__(self, kind, slots if kind in MANY else slots[0])
+
+    def slots(self) -> tuple[Slot, ...]:
+        """All slots in the order of the axes."""
+        return tuple(slot for kind in self.KINDS for slot in self.of(kind))
+
+    def of(self, kind: str) -> tuple[Slot, ...]:
+        value = getattr(self, kind)
+        return value if isinstance(value, tuple) else (value,)
+
+    def text(self) -> dict[str, str]:
+        """The text form of every slot; `Recipe.from_text` reads it back."""
+        return {kind: ", ".join(map(str, self.of(kind))) for kind in self.KINDS}
+
+    def replace(self, **changes: Any) -> Self:
+        """The recipe with other slots: `replace(gate=clip(0.2, 0.3))` or their text.
+
+        Without a new `about` it no longer claims to be the published method.
+        """
+        known = {item.name for item in fields(self)}  # type: ignore[arg-type]
+        for key in changes:
+            if key not in known:
+                raise RecipeError(f"{self.WORD} has no slot {key!r}. {nearest(key, self.KINDS)}")
+        changes.setdefault("name", self.name if self.name.endswith("*") else f"{self.name}*")
+        if changes != {"name": self.name}:
+            changes.setdefault("about", self._derived())
+        return replace(self, **changes)  # type: ignore[type-var]
+
+    def _derived(self) -> About:
+        unnamed = self.name.endswith("*") and self.about.base  # `dapo*` is a step on the way
+        base: Any = self.about.base if unnamed else self
+        return About(
+            title=f"derived from {base.name}",
+            family="your own",
+            setting=self.about.setting,  # the source's, as a place to start from
+            base=base,
+        )
+
+    def set(self, path: str, value: Any) -> Self:
+        """One setting in the dotted form: `gate`, `gate.high`, `advantage.group_zscore.eps`."""
+        return self.configure({path: value})
+
+    def configure(self, settings: Mapping[str, Any]) -> Self:
+        """Several settings at once; only the result must make sense, not the way there."""
+        if not isinstance(settings, Mapping):
+            raise RecipeError(
+                f"Settings must be a mapping such as {{'gate.high': 0.3}}, got {settings!r}."
+            )
+        changed: dict[str, tuple[Slot, ...]] = {}
+        for path, value in settings.items():
+            kind, *rest = str(path).removeprefix("recipe.").split(".")
+            if kind not in self.KINDS:
+                raise RecipeError(f"{self.WORD} has no slot {kind!r}. {nearest(kind, self.KINDS)}")
+            slots = changed.get(kind, self.of(kind))
+            changed[kind] = (
+                _adjust(self.name, kind, slots, rest, value) if rest else _slots_of(kind, value)
+            )
+        return self.replace(**changed) if changed else self
+
+
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(_Composed):
     """A policy-optimisation method: one value for every axis."""
+
+    KINDS: ClassVar[tuple[str, ...]] = RECIPE_SLOTS
+    WORD: ClassVar[str] = "A recipe"
 
     name: str
     advantage: tuple[Slot, ...]
@@ -79,11 +217,7 @@ class Recipe:
     about: About = field(default_factory=lambda: About("your own"), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for kind in RECIPE_SLOTS:
-            slots = _slots_of(kind, getattr(self, kind))
-            if kind in ONE and len(slots) != 1:
-                raise RecipeError(f"A recipe has exactly one {kind}, got {len(slots)}.")
-            object.__setattr__(self, kind, slots[0] if kind in ONE else slots)
+        self._settle()
         from groupwise.soundness import complaints
 
         refused, doubtful = complaints(self)
@@ -91,64 +225,6 @@ class Recipe:
             raise RecipeError(f"Recipe {self.name!r} makes no sense: {refused[0]}")
         for text in doubtful:
             warnings.warn(f"Recipe {self.name!r}: {text}", RecipeWarning, stacklevel=4)
-
-    def slots(self) -> tuple[Slot, ...]:
-        """All slots in the order of the axes."""
-        return tuple(slot for kind in RECIPE_SLOTS for slot in self.of(kind))
-
-    def of(self, kind: str) -> tuple[Slot, ...]:
-        value = getattr(self, kind)
-        return value if isinstance(value, tuple) else (value,)
-
-    def replace(self, **changes: Any) -> Recipe:
-        """The recipe with other slots: `replace(gate=clip(0.2, 0.3))` or their text."""
-        for key in changes:
-            if key not in (*RECIPE_SLOTS, "name", "about"):
-                raise RecipeError(f"A recipe has no slot {key!r}. {nearest(key, RECIPE_SLOTS)}")
-        changes.setdefault("name", self.name if self.name.endswith("*") else f"{self.name}*")
-        return replace(self, **changes)
-
-    def set(self, path: str, value: Any) -> Recipe:
-        """One setting in the dotted form: `gate`, `gate.high`, `advantage.group_zscore.eps`."""
-        return self.configure({path: value})
-
-    def configure(self, settings: Mapping[str, Any]) -> Recipe:
-        """Several settings at once; only the result must make sense, not the way there."""
-        changed: dict[str, tuple[Slot, ...]] = {}
-        for path, value in settings.items():
-            kind, *rest = path.removeprefix("recipe.").split(".")
-            if kind not in RECIPE_SLOTS:
-                raise RecipeError(f"A recipe has no slot {kind!r}. {nearest(kind, RECIPE_SLOTS)}")
-            slots = changed.get(kind, self.of(kind))
-            changed[kind] = (
-                self._adjust(kind, slots, rest, value) if rest else _slots_of(kind, value)
-            )
-        return self.replace(**changed) if changed else self
-
-    def _adjust(
-        self, kind: str, slots: tuple[Slot, ...], rest: list[str], value: Any
-    ) -> tuple[Slot, ...]:
-        """One hyper-parameter of one of the slots of a kind."""
-        *name, parameter = rest
-        owners = [s for s in slots if parameter in s and (not name or [s.name] == name)]
-        if not owners:
-            known = [key for slot in slots for key, _ in slot.params]
-            raise RecipeError(
-                f"recipe.{kind}.{'.'.join(rest)}: {self.name!r} would ignore it, its {kind} is "
-                f"{', '.join(map(str, slots)) or 'empty'}. "
-                + (nearest(parameter, known) if known else f"Set recipe.{kind} itself.")
-            )
-        if len(owners) > 1:
-            raise RecipeError(
-                f"recipe.{kind}.{parameter} is in {' and '.join(s.name for s in owners)}: write "
-                f"recipe.{kind}.{owners[0].name}.{parameter}."
-            )
-        adjusted = owners[0].replace(**{parameter: value})
-        return tuple(adjusted if slot is owners[0] else slot for slot in slots)
-
-    def text(self) -> dict[str, str]:
-        """The text form of every slot; `from_text` reads it back."""
-        return {kind: ", ".join(map(str, self.of(kind))) for kind in RECIPE_SLOTS}
 
     @classmethod
     def from_text(cls, name: str, text: Mapping[str, str]) -> Recipe:
@@ -209,8 +285,11 @@ def _defaults() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class PairRecipe:
+class PairRecipe(_Composed):
     """A preference method: how pairs are made, how they are scored, what the reference is."""
+
+    KINDS: ClassVar[tuple[str, ...]] = PAIR_SLOTS
+    WORD: ClassVar[str] = "A preference recipe"
 
     name: str
     pairing: Slot
@@ -219,28 +298,11 @@ class PairRecipe:
     about: About = field(compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for kind in ("pairing", "preference"):
-            slots = _slots_of(kind, getattr(self, kind))
-            if len(slots) != 1:
-                raise RecipeError(f"A preference recipe has exactly one {kind}, got {len(slots)}.")
-            object.__setattr__(self, kind, slots[0])
+        self._settle()
 
     @property
     def models(self) -> tuple[str, ...]:
         return ("policy", "reference")
-
-    def slots(self) -> tuple[Slot, ...]:
-        return (self.pairing, self.preference)
-
-    def replace(self, **changes: Any) -> PairRecipe:
-        for key in changes:
-            if key not in ("name", "pairing", "preference", "reference", "about"):
-                raise RecipeError(f"{self.name!r} has no slot {key!r}: only pairing, preference.")
-        changes.setdefault("name", self.name if self.name.endswith("*") else f"{self.name}*")
-        return replace(self, **changes)
-
-    def text(self) -> dict[str, str]:
-        return {"pairing": str(self.pairing), "preference": str(self.preference)}
 
 
 RECIPES: dict[str, Recipe | PairRecipe] = {}
@@ -248,6 +310,11 @@ RECIPES: dict[str, Recipe | PairRecipe] = {}
 
 def register(entry: Recipe | PairRecipe) -> Recipe | PairRecipe:
     """Make a recipe known by its name. A name is taken once."""
+    if not isinstance(entry, (Recipe, PairRecipe)):
+        raise RecipeError(
+            f"register takes a recipe, got {entry!r}. Write "
+            'register(recipe("dapo").replace(name="mine", ...)).'
+        )
     known = RECIPES.get(entry.name)
     if known is not None and known != entry:
         raise RecipeError(f"A recipe called {entry.name!r} exists already. Name yours otherwise.")
@@ -262,22 +329,24 @@ def recipe(name: str, settings: Mapping[str, Any] | None = None) -> Any:
     """
     import groupwise.recipes  # noqa: F401 - fills RECIPES
 
+    if not isinstance(name, str):
+        raise RecipeError(
+            f"A recipe is asked for by its name, got {name!r}. Write recipe('dapo') or "
+            "recipe('file.py:name')."
+        )
     path, colon, wanted = name.rpartition(":")
     if colon:
         load_plugin(path)
     if wanted not in RECIPES:
         where = f" in {path}: does the file call register(...)?" if colon else "."
         raise RecipeError(f"There is no recipe {wanted!r}{where} {nearest(wanted, RECIPES)}")
-    found = RECIPES[wanted]
-    if not settings:
-        return found
-    if isinstance(found, PairRecipe):
-        raise RecipeError(f"{wanted!r} takes no dotted settings; use replace().")
-    return found.configure(settings)
+    return RECIPES[wanted] if settings is None else RECIPES[wanted].configure(settings)
 
 
 def load_plugin(path: str) -> None:
     """Import a user's file, whose decorators and `register` calls add slots and recipes."""
+    import groupwise.recipes  # noqa: F401 - the package's own come first
+
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise RecipeError(f"There is no file {path!r} to load a recipe from.")
@@ -288,9 +357,35 @@ def load_plugin(path: str) -> None:
     if spec is None or spec.loader is None:
         raise RecipeError(f"{path!r} is no Python file.")
     module = importlib.util.module_from_spec(spec)
+    before = set(RECIPES)
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
+    except BaseException as error:
+        _forget(module_name, RECIPES.keys() - before)  # so that the mended file can be loaded
+        if isinstance(error, (Exception, SystemExit)):
+            raise RecipeError(_blame(path, file, error)) from error
         raise
+
+
+def _forget(module_name: str, recipes: Iterable[str]) -> None:
+    """Take back what a file added before it failed."""
+    del sys.modules[module_name]
+    for name in recipes:
+        del RECIPES[name]
+    for known in REGISTRY.values():
+        for name, definition in list(known.items()):
+            if definition.function.__module__ == module_name:
+                del known[name]
+
+
+def _blame(path: str, file: Path, error: BaseException) -> str:
+    """Which line of a user's file failed, and why."""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = path if error.filename == str(file) else error.filename
+        return f"Can't load {place}, line {error.lineno}: {type(error).__name__}: {error.msg}."
+    lines = [
+        n for frame, n in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(file)
+    ]
+    why = str(error) if isinstance(error, GroupwiseError) else f"{type(error).__name__}: {error}."
+    return f"Can't load {path}{f', line {lines[-1]}' if lines else ''}: {why}"

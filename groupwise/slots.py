@@ -19,7 +19,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -103,29 +103,6 @@ class Slot:
     def replace(self, **changes: Any) -> Slot:
         return self.definition(**{**dict(self.params), **changes})
 
-    def reach(self, path: Sequence[str]) -> tuple[str, ...] | None:
-        """The parameters that a dotted path goes through, names of slots left out; None: nowhere.
-
-        `clip.high` and `high` of a clip are both `high`; `width.low` lies in a slot inside.
-        """
-        for rest in (path, path[1:] if path[0] == self.name else ()):
-            if not rest or rest[0] not in self:
-                continue
-            inner = self[rest[0]]
-            if len(rest) == 1:
-                return (rest[0],)
-            found = inner.reach(rest[1:]) if isinstance(inner, Slot) else None
-            if found:
-                return (rest[0], *found)
-        return None
-
-    def put(self, path: Sequence[str], value: Any) -> Slot:
-        """The slot with another value at a path that `reach` gave; text is read as a literal."""
-        key, *rest = path
-        if rest:
-            return self.replace(**{key: self[key].put(rest, value)})
-        return self.replace(**{key: _read(value, self[key])})
-
     @property
     def needs(self) -> tuple[str, ...]:
         """Streams that the function reads, those of slots inside it included."""
@@ -148,19 +125,6 @@ def _make(kind: str, name: str, params: tuple[tuple[str, Any], ...], home: str) 
             f"loaded. Load that file first: groupwise.composition.load_plugin(file), or import it."
         )
     return find(kind, name)(**dict(params))
-
-
-def _read(value: Any, now: Any) -> Any:
-    """Text as command lines give it, read as a value for a parameter that is `now` so far."""
-    if not isinstance(value, str):
-        return value
-    if isinstance(now, Slot):
-        slots = parse(now.kind, value)
-        return slots[0] if len(slots) == 1 else value
-    try:
-        return ast.literal_eval(value.strip())
-    except NOT_LITERAL:
-        return value.strip()
 
 
 def _show(value: Any, digits: int | None = None) -> str:
@@ -233,7 +197,7 @@ class Definition:
         for key in self.parameters:
             hint = hints.get(key)
             number, *bounds = typing.get_args(hint) or (None,)
-            ranged = number in (int, float) and isinstance(bounds[0], Range)
+            ranged = number in (int, float) and isinstance(next(iter(bounds), None), Range)
             if not (ranged or hint is Slot or typing.get_origin(hint) is Literal):
                 raise RecipeError(
                     f"{self.kind} {self.name}: {key} must be annotated with its range, e.g. "

@@ -94,7 +94,7 @@ def group_zscore(
     base=True,
     equation="A = (R − mean_{{j≠i}} R_j) / (σ_{{j≠i}} + {eps}), σ with ddof={ddof}",
     fixes="free of scale; neither baseline nor scale contains the sample's own reward",
-    breaks="spikes when all the others agree",
+    breaks="spikes when the others almost agree (when they do, nothing is scaled)",
 )
 def leave_one_out_zscore(
     reward_N: Tensor, batch: TokenBatch, *, ddof: Ddof = 1, eps: NonNegative = 1e-6

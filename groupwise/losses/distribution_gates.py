@@ -19,23 +19,35 @@ from groupwise.slots import Count, Fraction, NonNegative, Positive, gate
 # --- divergence masks (DPPO) ------------------------------------------------------------------
 
 
-def _masked_weight(
-    keep_NT: Tensor, log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch, cap: float
-) -> Gated:
-    """sg[min(r, cap)]·M·A·ℓ, and the tokens that the mask dropped."""
-    weight_NT = bounded_exp(log_ratio_NT.detach()).clamp(max=cap) * keep_NT
-    objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT", "a divergence mask")
-    return objective_NT, ~keep_NT & batch.mask_NT
-
-
 def keep_unless_further_out(
     divergence_NT: Tensor, delta: float, log_ratio_NT: Tensor, advantage_NT: Tensor
 ) -> Tensor:
     """Drop a token iff the step leads further away from the sampler and it is beyond delta."""
-    outward_NT = ((advantage_NT > 0) & (log_ratio_NT > 0)) | (
-        (advantage_NT < 0) & (log_ratio_NT < 0)
-    )
+    # A and log r of one sign: the step goes the way the policy has already gone.
+    outward_NT = advantage_NT * log_ratio_NT > 0
     return ~(outward_NT & (divergence_NT > delta))
+
+
+def _masked(
+    divergence_NT: Tensor,
+    delta: float,
+    cap: float,
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+) -> Gated:
+    """sg[min(r, cap)]·M·A·ℓ, and the tokens that the mask M dropped."""
+    log_ratio_NT = log_ratio_NT.detach()
+    keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
+    weight_NT = bounded_exp(log_ratio_NT).clamp(max=cap) * keep_NT
+    objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT", "a divergence mask")
+    return objective_NT, ~keep_NT & batch.mask_NT
+
+
+def _of_sampled_token(batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """log π and log μ of the sampled token, without gradient."""
+    logp_NT = batch.stream("logp_NT", "a divergence mask").detach()
+    return logp_NT, batch.stream("sampler_logp_NT", "a divergence mask")
 
 
 def binary_tv(logp_NT: Tensor, sampler_NT: Tensor) -> Tensor:
@@ -68,13 +80,8 @@ def tv_mask(
     cap: Positive = 5.0,
 ) -> Gated:
     """DPPO with binary total variation (2602.04879)."""
-    logp_NT, sampler_NT = (
-        batch.stream("logp_NT", "gate tv_mask").detach(),
-        batch.stream("sampler_logp_NT", "gate tv_mask"),
-    )
-    divergence_NT = binary_tv(logp_NT, sampler_NT)
-    keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
-    return _masked_weight(keep_NT, log_ratio_NT, advantage_NT, batch, cap)
+    divergence_NT = binary_tv(*_of_sampled_token(batch))
+    return _masked(divergence_NT, delta, cap, log_ratio_NT, advantage_NT, batch)
 
 
 @gate(
@@ -94,13 +101,8 @@ def kl_mask(
     cap: Positive = 5.0,
 ) -> Gated:
     """DPPO with binary KL(μ‖π) (2602.04879)."""
-    logp_NT, sampler_NT = (
-        batch.stream("logp_NT", "gate kl_mask").detach(),
-        batch.stream("sampler_logp_NT", "gate kl_mask"),
-    )
-    divergence_NT = binary_kl(logp_NT, sampler_NT)
-    keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
-    return _masked_weight(keep_NT, log_ratio_NT, advantage_NT, batch, cap)
+    divergence_NT = binary_kl(*_of_sampled_token(batch))
+    return _masked(divergence_NT, delta, cap, log_ratio_NT, advantage_NT, batch)
 
 
 def first_k(batch: TokenBatch, name: str, k: int) -> Tensor:
@@ -168,8 +170,7 @@ def topk_mask(
     """DPPO with the top-k divergence (2602.04879)."""
     tv_NT, kl_NT = topk_divergences(batch, k, members)
     divergence_NT = tv_NT if divergence == "tv" else kl_NT
-    keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
-    return _masked_weight(keep_NT, log_ratio_NT, advantage_NT, batch, cap)
+    return _masked(divergence_NT, delta, cap, log_ratio_NT, advantage_NT, batch)
 
 
 # --- top-k smoothing (SimKO) ------------------------------------------------------------------

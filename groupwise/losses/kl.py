@@ -1,8 +1,9 @@
 """KL estimators on x = log π − log π_ref of sampled tokens, and the bounded exp they share.
 
-As values, k1 and k3 are unbiased for KL(π‖ref) on-policy and k2 is not. As gradients in the loss,
-k1 gives zero in expectation, k2 gives ∇KL(π‖ref), k3 gives ∇KL(ref‖π): of the next token, with the
-prefix held fixed. Only KL in the reward also teaches to avoid prefixes that lead far away.
+To read a value, take k1 or k3: on-policy both estimate KL(π‖ref) without bias, k2 does not. To
+learn from one in the loss, mind what its gradient is on average: nothing for k1, ∇KL(π‖ref) for k2,
+∇KL(ref‖π) for k3; each of the next token, the prefix held fixed. Only KL in the reward also teaches
+to avoid prefixes that lead far away.
 """
 
 from __future__ import annotations

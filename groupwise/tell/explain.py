@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any, Literal
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
-from groupwise.composition import RECIPE_SLOTS, RECIPES, PairRecipe, Recipe, recipe
+from groupwise.composition import RECIPES, PairRecipe, Recipe, recipe
 from groupwise.slots import REGISTRY, Definition, Slot
 from groupwise.soundness import complaints
 from groupwise.streams import STREAMS
@@ -26,7 +26,6 @@ __all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "tab
 
 Entry = Recipe | PairRecipe
 
-PAIR_SLOTS = ("pairing", "preference")
 # The loss is read from the outside in: S needs r and A, A needs R, and so on.
 READING_ORDER = (
     "gate", "ratio", "advantage", "shaping", "filter", "aggregation", "correction", "penalty",
@@ -73,8 +72,7 @@ def short(slot: Slot) -> str:
 
 
 def by_kind(entry: Entry) -> dict[str, tuple[Slot, ...]]:
-    kinds = PAIR_SLOTS if isinstance(entry, PairRecipe) else RECIPE_SLOTS
-    return {kind: tuple(slot for slot in entry.slots() if slot.kind == kind) for kind in kinds}
+    return {kind: entry.of(kind) for kind in entry.KINDS}
 
 
 def _text(slots: Sequence[Slot]) -> str:
@@ -147,13 +145,23 @@ def _head(entry: Entry) -> dict[str, Any]:
     }
 
 
-def explain(name: str) -> dict[str, Any]:
-    """All there is to know about a recipe (`name` or `file.py:name`)."""
-    entry: Entry = recipe(name)
+def _derived(entry: Entry) -> dict[str, Any] | None:
+    """What a changed recipe was made from, and what differs; None for one that stands alone."""
+    base = entry.about.base
+    if base is None:
+        return None
+    differing = {k: {"a": d["a"], "b": d["b"]} for k, d in _slot_differences(base, entry).items()}
+    return {"from": base.name, "paper": base.about.paper, "differs": differing}
+
+
+def explain(name: str | Entry) -> dict[str, Any]:
+    """All there is to know about a recipe (`name`, `file.py:name`, or the recipe itself)."""
+    entry: Entry = name if isinstance(name, (Recipe, PairRecipe)) else recipe(name)
     found = notes().get(entry.name, {})
     doubts = [] if isinstance(entry, PairRecipe) else complaints(entry)[1]
     return {
         **_head(entry),
+        "derived": _derived(entry),
         "equation": equation(entry),
         "slots": entry.text(),
         "functions": [_function(slot) for slot in entry.slots()],
@@ -249,7 +257,7 @@ def difference(a: str, b: str) -> dict[str, Any]:
 
 def _admits(definition: Definition, key: str) -> str:
     """The values that a hyper-parameter may take, in words."""
-    hint = typing.get_type_hints(definition.function, include_extras=True)[key]
+    hint = definition.hints[key]
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
     if hint is Slot:
@@ -279,7 +287,7 @@ def slot_functions(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
             "kind": kind,
             "signature": _signature(definition),
             "admits": {key: _admits(definition, key) for key in definition.parameters},
-            "equation": definition.equation.format(**{key: key for key in definition.parameters}),
+            "equation": definition.written({key: key for key in definition.parameters}),
             "fixes": definition.fixes,
             "breaks": definition.breaks,
             "needs": list(definition.needs),

@@ -80,9 +80,18 @@ def _slots_text(functions: Iterable[Mapping[str, str]], width: int) -> list[str]
     return lines
 
 
+def _source_after(data: Mapping[str, Any]) -> str:
+    """Behind the title: the recipe's own source, or that of the recipe it was changed from."""
+    if data["derived"]:
+        return f" ({data['derived']['paper']})" if data["derived"]["paper"] else ""
+    return f", {source(data)}" if source(data) else ""
+
+
 def explain_text(data: Mapping[str, Any], width: int) -> str:
     """One recipe: trade-offs, equation, slots, demands, notes."""
-    lines = [f"{data['name']}: {data['title']}" + (f", {source(data)}" if source(data) else "")]
+    lines = wrapped(f"{data['name']}: {data['title']}{_source_after(data)}", width, indent=0)
+    for kind, side in (data["derived"] or {"differs": {}})["differs"].items():
+        lines += wrapped(f"{kind}: {_value(side['a'])} → {_value(side['b'])}", width, "differs")
     for label, key in (("fixes", "fixes"), ("breaks", "breaks"), ("reach for", "reach_for")):
         lines += wrapped(data[key], width, label) if data[key] else []
     loss, *rest = data["equation"]

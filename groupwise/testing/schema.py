@@ -1,0 +1,268 @@
+"""The words of a case: which hyper-parameters each kind and method reads, what inputs are.
+
+A hyper-parameter that nothing reads is an error, because a misspelt one would otherwise be a
+different case that passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.composition import PairRecipe, Recipe, recipe
+from groupwise.errors import CaseError, nearest
+
+Case = Mapping[str, Any]
+
+# May stand with any method, also where they change nothing (a clip range without a clip).
+GENERIC = (
+    "agg", "norm_len", "adv", "kl_coef", "kl_estimator", "kl_placement", "ddof", "eps", "eps_low",
+    "eps_high",
+)  # fmt: skip
+
+# Slot -> {name in a case: hyper-parameter of the slot}; "" is read by the code around the slot.
+OF_SLOT: dict[str, dict[str, str]] = {
+    # advantage
+    "return_to_go": {"gamma": "gamma"},
+    "gae": {"gamma": "gamma", "lam": "lam"},
+    "gae_length_adaptive": {"gamma": "gamma", "alpha": "alpha", "clamp": ""},
+    "process_rloo": {"beta": "beta", "gamma": "gamma"},
+    "drift_as_process_reward": {"mix_gamma": "mix"},
+    "greedy_baseline": {"greedy_reward": ""},
+    "rescale_for_dead_groups": {"alpha": "", "f_norm": ""},
+    "reweight_by_probability": {"alpha": "alpha"},
+    "whiten_tokens": {
+        "whiten": "",
+        "eps_in_var": "eps_in_var",
+        "whiten_eps_in_var": "eps_in_var",
+    },
+    # ratio and gate
+    "router_shift": {"gamma_min": "floor"},
+    "clip": {"dual_clip_c": ""},
+    "dual_clip": {"dual_clip_c": "bound"},
+    "dynamic_clip": {"dual_clip_c": "bound", "ratio_cap": "cap"},
+    "geometric_clip": {"log_clip": "limit"},
+    "weight_cap": {"is_cap": "cap", "is_floor": "floor"},
+    "soft": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
+    "tv_mask": {"delta": "delta", "ratio_cap": "cap"},
+    "kl_mask": {"delta": "delta", "ratio_cap": "cap"},
+    "topk_mask": {"delta": "delta", "ratio_cap": "cap", "K": "k"},
+    "topk_smoothing": {
+        "alpha": "alpha",
+        "K": "k",
+        "entropy_quantile": "quantile",
+        "lambda_top1": "top1",
+    },
+    # the rest
+    "learned_length_weight": {"lam": "exponent", "r": "slope", "ddof_len": ""},
+    "entropy_bonus": {"coef": "coef", "entropy_coef": "coef"},
+    "positive_nll": {"mu": "weight"},
+    "low_then_high": {"eta": "eta", "which": ""},
+}
+CORRECTION = ("C", "C_min", "C_max", "level", "mode")
+
+# What the kinds without a recipe read.
+OF_KIND: dict[str, tuple[str, ...]] = {
+    "gae": ("gamma", "lam", "ddof", "eps_in_var", "whiten_eps_in_var"),
+    "value_loss": ("cliprange_value", "agg", "norm_len"),
+    "aux_loss": ("coef", "entropy_coef", "agg", "norm_len"),
+    "preference_loss": ("beta",),
+    "reward_shaping": ("L_max", "L_cache"),
+    "filter": (),
+    "kl": (),
+    "kl_expectation": (),
+    "aggregation": ("norm_len",),
+    "gate": ("K", "delta", "delta_tv", "delta_kl"),
+    "router": ("top_k",),
+    "pair_selection": ("n_judge",),
+    "analytic": ("preference_probability",),
+    "estimator_expectation": ("G", "eps", "ddof"),
+}
+GAE_BY_LENGTH = ("gamma", "alpha", "lam_critic", "clamp")
+BAND = ("low", "high")
+KNOWN = frozenset(
+    (
+        *GENERIC,
+        *CORRECTION,
+        *GAE_BY_LENGTH,
+        *BAND,
+        *(name for names in OF_SLOT.values() for name in names),
+        *(name for names in OF_KIND.values() for name in names),
+    )
+)
+
+# Inputs in words, with an example.
+INPUTS = {
+    "rewards": "one per row, as [1, 0, 0, 1]",
+    "mask": "1 on response tokens, as [[1, 1], [1, 0]]",
+    "logp": "log-probabilities of the sampled tokens, as [[-0.5, -1.2], [-0.3, -0.9]]",
+    "logp_old": "the learner's before the update, as [[-0.5, -1.2], [-0.3, -0.9]]",
+    "logp_policy": "the policy's, as [[-0.5, -1.2], [-0.3, -0.9]]",
+    "logp_rollout": "the sampler's, as [[-0.5, -1.2], [-0.3, -0.9]]",
+    "logp_ref": "the reference model's, as [[-0.5, -1.2], [-0.3, -0.9]]",
+    "logp_prm": "the implicit reward model's, as [[-0.5, -1.2], [-0.3, -0.9]]",
+    "values": "the critic's, as [[0.2, 0.4], [0.1, 0.3]]",
+    "values_old": "the critic's before the update, as [[0.2, 0.4], [0.1, 0.3]]",
+    "values_new": "the critic's now, as [[0.2, 0.4], [0.1, 0.3]]",
+    "returns": "the critic's targets, as [[0.2, 0.4], [0.1, 0.3]]",
+    "token_loss": "as [[0.2, 0.4], [0.1, 0.3]]",
+    "greedy_rewards": "of the greedy completions, one per row, as [1, 0]",
+    "correct": "1 for right answers, as [1, 0]",
+    "truncated": "1 for answers that were cut off, as [0, 1]",
+    "segment_ids": "the segment of each token, as [[0, 0], [0, 1]]",
+    "tokens": "the sampled ids, as [[2, 0], [1, 3]]",
+    "step_reward_NT": "at the last token of each step, as [[0, 1], [0.5, 0]]",
+    "step_end_NT": "1 on the last token of each step, as [[0, 1], [1, 0]]",
+    "router_old_topk": "probabilities [row][token][layer][expert]",
+    "router_new_at_old_topk": "probabilities [row][token][layer][expert]",
+    "advantages": "one per row or token, as [1.5, -0.5]",
+    "logits": "over the vocabulary, the last axis, as [0.1, 0.5, -0.2] for one token",
+    "logits_ref": "the reference model's, as [0.1, 0.5, -0.2]",
+    "logits_old": "before the update, as [0.1, 0.5, -0.2]",
+    "logits_rollout": "the sampler's, as [[[0.1, 0.5, -0.2]]] for one row of one token",
+    "reward_per_action": "as [1, 0, 0.5]",
+    "lengths": "tokens per answer, as [100, 18000]",
+    "judge_scores": "a list of judgements per candidate, as [[3, 4], [1, 2]]",
+    "betas": "as [0.1, 1.0]",
+    "router_logits": "one per expert, as [0.3, -1.0, 0.8]",
+    "replay_mask": "1 for the recorded experts, as [1, 0, 1]",
+    "logp_chosen": "sums over answers, one per pair, as [-12.0, -8.5]",
+    "logp_rejected": "sums over answers, one per pair, as [-12.0, -8.5]",
+    "ref_logp_chosen": "sums over answers, one per pair, as [-12.0, -8.5]",
+    "ref_logp_rejected": "sums over answers, one per pair, as [-12.0, -8.5]",
+}
+
+
+def missing(name: str, why: str = "this case") -> CaseError:
+    """The error for an input that is not there."""
+    return CaseError(f"{why} needs the input {name!r}: {INPUTS.get(name, 'see the schema')}.")
+
+
+class Inputs(dict[str, Any]):
+    """The inputs of a case: one that is missing is an error in words."""
+
+    owner = "this case"
+
+    def __missing__(self, name: str) -> Any:
+        raise missing(name, self.owner)
+
+
+def named(case: Case) -> dict[str, Any]:
+    """The case with its inputs and hyper-parameters in checked form."""
+    for key in ("inputs", "params", "axes"):
+        if not isinstance(case.get(key) or {}, Mapping):
+            raise CaseError(f"{key} must be a mapping from names to values, got {case[key]!r}.")
+    if not isinstance(case["method"], str):
+        raise CaseError(f"method must be a name such as 'grpo', got {case['method']!r}.")
+    inputs = Inputs(case["inputs"] or {})
+    inputs.owner = f"{case['kind']} {case['method']}"
+    done = {**case, "inputs": inputs, "params": dict(case.get("params") or {})}
+    done["axes"] = dict(case.get("axes") or {})
+    _check_params(done)
+    return done
+
+
+def _check_params(case: Case) -> None:
+    """Every hyper-parameter is known, and this kind and method read it or it is generic."""
+    allowed = {*GENERIC, *_names_of(case)}
+    for name in case["params"]:
+        if name in allowed:
+            continue
+        which = f"{case['kind']} {case['method']}"
+        if name not in KNOWN:
+            raise CaseError(f"Unknown parameter {name!r} in {which}. {nearest(str(name), KNOWN)}")
+        own = ", ".join(sorted(allowed - set(GENERIC))) or "none"
+        raise CaseError(f"{which} has no use for the parameter {name!r}. Its own are: {own}.")
+
+
+def _names_of(case: Case) -> set[str]:
+    kind, method = case["kind"], case["method"]
+    if kind in ("policy_loss", "advantage"):
+        made = policy_recipe(method)
+        slots = made.slots() if kind == "policy_loss" else made.advantage
+        names = {name for slot in slots for name in OF_SLOT.get(slot.name, ())}
+        weighs = kind == "policy_loss" and made.ratio.get("anchor") != "sampler"
+        return {*names, *(CORRECTION if weighs else ())}
+    if kind == "gae" and method == "vapo":
+        return set(GAE_BY_LENGTH)
+    if kind == "filter" and has_band(case):
+        return set(BAND)
+    return set(OF_KIND[kind])
+
+
+def has_band(case: Case) -> bool:
+    """Whether a case of kind `filter` is about the accuracy band."""
+    filters = policy_recipe(case["method"]).filter
+    return "group_accuracy" in case["inputs"] or any(s.name == "accuracy_band" for s in filters)
+
+
+def policy_recipe(method: str) -> Recipe:
+    made = recipe(method)
+    if not isinstance(made, Recipe):
+        raise CaseError(
+            f"{method!r} is a preference method: use kind 'preference_loss', 'pair_selection' or "
+            "'analytic'."
+        )
+    return made
+
+
+def pair_recipe(method: str) -> PairRecipe:
+    made = recipe(method)
+    if not isinstance(made, PairRecipe):
+        raise CaseError(
+            f"{method!r} is a policy method: use kind 'policy_loss' or 'advantage', or a "
+            "preference method such as 'dpo'."
+        )
+    return made
+
+
+def tensor(values: Any, name: str = "an input") -> Tensor:
+    try:
+        return torch.tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise CaseError(
+            f"{name} must be numbers in lists of equal length, got {repr(values)[:60]}."
+        ) from None
+
+
+def rewards_of(values: Any) -> Tensor:
+    """One reward per row; None is 'no grade', that is NaN."""
+    if isinstance(values, list | tuple):
+        values = [float("nan") if value is None else value for value in values]
+    return tensor(values, "rewards")
+
+
+def grid(inputs: Mapping[str, Any], name: str, mask_NT: Tensor, axes: int = 2) -> Tensor:
+    """An input with a value per token (and more axes behind), of the mask's shape."""
+    x = tensor(inputs[name], name)
+    if x.dim() != axes or x.shape[:2] != mask_NT.shape:
+        rows, width = mask_NT.shape
+        raise CaseError(
+            f"{name} has shape {tuple(x.shape)}, but the case has {rows} rows of {width} tokens"
+            + (f" and it takes {axes} axes." if axes > 2 else ".")
+        )
+    return x
+
+
+def plain(x: Any, mask: Tensor | None = None) -> Any:
+    """Nested lists and floats; 0 on padded positions."""
+    if not isinstance(x, Tensor):
+        return float(x)
+    x = x.detach().double()
+    if mask is not None:
+        x = torch.where(mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())), x, 0.0)
+    return x.tolist()
+
+
+def whole(value: Any, name: str) -> int:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and float(value).is_integer()):
+        raise CaseError(f"{name}={value!r} must be a whole number.")
+    return int(value)
+
+
+def params_of(case: Case) -> dict[str, Any]:
+    return dict(case.get("params") or {})
