@@ -151,6 +151,9 @@ def _derived(entry: Entry) -> dict[str, Any] | None:
     if base is None:
         return None
     differing = {k: {"a": d["a"], "b": d["b"]} for k, d in _slot_differences(base, entry).items()}
+    references = [getattr(each, "reference", "") for each in (base, entry)]
+    if references[0] != references[1]:
+        differing["reference"] = {"a": references[0], "b": references[1]}
     return {"from": base.name, "paper": base.about.paper, "differs": differing}
 
 

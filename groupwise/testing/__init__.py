@@ -11,21 +11,31 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from groupwise.errors import CaseError, RecipeWarning, nearest
+from groupwise.errors import CaseError, GroupwiseError, RecipeWarning, nearest
 from groupwise.testing.kinds import KINDS
+from groupwise.testing.schema import named
 
 
 def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
     """All outputs of a case, as floats and nested lists; padded positions are 0."""
+    if not isinstance(case, Mapping):
+        raise CaseError(
+            f"A case is a mapping with kind, method and inputs, got {str(case)[:60]!r}."
+        )
     for key in ("kind", "method", "inputs"):
         if key not in case:
             raise CaseError(f"A case needs {key!r}; this one has {sorted(case)}.")
     kind = case["kind"]
-    if kind not in KINDS:
-        raise CaseError(f"Unknown kind {kind!r}. {nearest(kind, KINDS)}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise CaseError(f"Unknown kind {kind!r}. {nearest(str(kind), KINDS)}")
     with warnings.catch_warnings():  # a case may well be a doubtful combination
         warnings.simplefilter("ignore", RecipeWarning)
-        outputs = KINDS[kind](case)
+        try:
+            outputs = KINDS[kind](named(case))
+        except CaseError:
+            raise
+        except GroupwiseError as error:
+            raise CaseError(f"{kind} {case['method']}: {error}") from error
     missing = set(case.get("expected") or ()) - set(outputs)
     if missing:
         raise CaseError(

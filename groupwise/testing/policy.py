@@ -20,19 +20,21 @@ from groupwise.losses.kl import bounded_exp
 from groupwise.losses.phase import TokenResult, token_phase
 from groupwise.losses.ratios import router_drift
 from groupwise.records import TokenBatch
-from groupwise.testing.cases import Case, build_batch, build_recipe, params_of, plain, tensor
+from groupwise.testing.batch import batch_for, given_advantages, sampled
+from groupwise.testing.method import build_recipe
+from groupwise.testing.schema import Case, grid, params_of, plain, tensor
 
 
 def policy_loss(case: Case) -> dict[str, Any]:
     """Loss, gradient and the streams between."""
     inputs, params = case["inputs"], params_of(case)
     made = build_recipe(case)
-    batch = _batch(case, made)
+    batch = batch_for(case, made)
     if made.aggregation.name == "learned_length_weight":
         exponent = tensor(made.aggregation["exponent"]).requires_grad_()
         batch = replace(batch, length_exponent=exponent)
     result = batch_phase(made, batch)
-    rows = _row_advantages(made, batch, inputs)
+    rows = _row_advantages(made, batch, case)
     if "advantages" in inputs:
         result = _with_given_advantages(made, result, rows)
     done = result.batch
@@ -58,7 +60,8 @@ def policy_loss(case: Case) -> dict[str, Any]:
     with torch.no_grad():
         found.update(_streams(made, live, out))
         found.update(_named_by_method(made, live, out))
-    found["coef"] = plain(_coef(made, done, outputs, leaf), mask)
+    if "logits" not in inputs:
+        found["coef"] = plain(_coef(made, done, outputs, leaf), mask)
     if len(gradients) > 1:
         slope = gradients[1]
         found["grad_lambda"] = 0.0 if slope is None else plain(slope)
@@ -67,27 +70,10 @@ def policy_loss(case: Case) -> dict[str, Any]:
     return found
 
 
-def _batch(case: Case, made: Recipe) -> TokenBatch:
-    inputs = case["inputs"]
-    batch = build_batch(case)
-    if "logits_old" in inputs:
-        old = from_logits(tensor(inputs["logits_old"]), batch.token_NT)
-        batch = replace(batch, old_logp_NT=torch.where(batch.mask_NT, old["logp_NT"], 0.0))
-    if "token_rewards" in inputs:
-        if made.advantage[0].definition.traits.get("dense"):
-            # token_rewards hold the whole reward already
-            batch = replace(batch, task_reward_N=torch.zeros_like(batch.task_reward_N))
-        elif "rewards" not in inputs:
-            batch = replace(batch, task_reward_N=batch.stream("token_reward_NT", "a case").sum(1))
-    return batch
-
-
-def _row_advantages(made: Recipe, batch: TokenBatch, inputs: Any) -> Tensor:
+def _row_advantages(made: Recipe, batch: TokenBatch, case: Case) -> Tensor:
     """[N] or [N, T] as the chain leaves them, before they are spread over tokens."""
-    if "advantages" in inputs:
-        rows = tensor(inputs["advantages"])
-        if rows.dim() == 2:
-            rows = torch.where(batch.mask_NT, rows, 0.0)
+    if "advantages" in case["inputs"]:
+        rows = given_advantages(case, batch.mask_NT)
         for link in made.advantage[1:]:
             if link.name == "reweight_by_probability":
                 rows = link(rows, batch)
@@ -105,22 +91,20 @@ def _with_given_advantages(made: Recipe, result: BatchResult, rows: Tensor) -> B
 def _learner(case: Case, made: Recipe, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
     """The leaf to differentiate by, and what the learner's forward pass would give."""
     inputs = case["inputs"]
-    if "logits" in inputs:
-        leaf = tensor(inputs["logits"]).requires_grad_()
+    if "logits" in inputs or {"entropy_NT", "topk_logp_NTK"} & set(made.outputs):
+        leaf = grid(inputs, "logits", batch.mask_NT, 3).requires_grad_()
         k = made.gate.get("k", 1)
-        return leaf, from_logits(leaf, batch.token_NT, k)
-    leaf = tensor(inputs["logp"]).requires_grad_()
+        return leaf, from_logits(leaf, sampled(case, batch), k)
+    leaf = grid(inputs, "logp", batch.mask_NT).requires_grad_()
     outputs = {"logp_NT": leaf}
-    if "router_new_at_old_topk" in inputs:
-        outputs["router_NTLK"] = tensor(inputs["router_new_at_old_topk"])
+    if "router_NTLK" in made.outputs:
+        outputs["router_NTLK"] = grid(inputs, "router_new_at_old_topk", batch.mask_NT, 4)
     return leaf, outputs
 
 
 def _coef(made: Recipe, batch: TokenBatch, outputs: dict[str, Tensor], leaf: Tensor) -> Tensor:
     """w·c·A, from the policy term alone: its gradient over −u."""
     u_NT = batch.stream("coefficient_NT", "a case")
-    if leaf.dim() == 3:
-        return torch.zeros_like(u_NT)
     policy_only = made.replace(penalty=(), auxiliary=())
     loss = token_phase(policy_only, batch, **outputs).loss
     (grad,) = torch.autograd.grad(loss, leaf, allow_unused=True)
@@ -145,7 +129,7 @@ def _streams(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any
     if out.weight_NT is not None:
         found["is_weight"] = plain(out.weight_NT, mask)
     if batch.reward_N is not None:
-        found["shaped_reward"] = plain(batch.reward_N)
+        found["shaped_reward"] = plain(batch.reward_N, ~batch.reward_N.isnan())
     return found
 
 

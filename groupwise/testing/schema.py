@@ -83,6 +83,14 @@ OF_KIND: dict[str, tuple[str, ...]] = {
 }
 GAE_BY_LENGTH = ("gamma", "alpha", "lam_critic", "clamp")
 BAND = ("low", "high")
+# A method's words of one kind may stand in its cases of another, where they change nothing.
+OF_METHOD: dict[str, tuple[str, ...]] = {
+    "ppo": (*OF_KIND["gae"], *OF_KIND["value_loss"]),
+    "vapo": (*GAE_BY_LENGTH, "eps_in_var", "whiten", "mu"),
+    "dapo": OF_KIND["reward_shaping"],
+    "prime": (*BAND, "beta", "gamma"),
+    "dppo": OF_KIND["gate"],
+}
 KNOWN = frozenset(
     (
         *GENERIC,
@@ -151,24 +159,26 @@ class Inputs(dict[str, Any]):
 
 
 def named(case: Case) -> dict[str, Any]:
-    """The case with its inputs and hyper-parameters in checked form."""
+    """The case with its inputs and hyper-parameters in checked form; None is 'not given'."""
     for key in ("inputs", "params", "axes"):
         if not isinstance(case.get(key) or {}, Mapping):
             raise CaseError(f"{key} must be a mapping from names to values, got {case[key]!r}.")
     if not isinstance(case["method"], str):
         raise CaseError(f"method must be a name such as 'grpo', got {case['method']!r}.")
-    inputs = Inputs(case["inputs"] or {})
-    inputs.owner = f"{case['kind']} {case['method']}"
-    done = {**case, "inputs": inputs, "params": dict(case.get("params") or {})}
-    done["axes"] = dict(case.get("axes") or {})
-    _check_params(done)
+    done: dict[str, Any] = dict(case)
+    for key in ("inputs", "params", "axes"):
+        values = case.get(key) or {}
+        done[key] = {name: value for name, value in values.items() if value is not None}
+    done["inputs"] = Inputs(done["inputs"])
+    done["inputs"].owner = f"{case['kind']} {case['method']}"
+    _check_params(done, case.get("params") or {})
     return done
 
 
-def _check_params(case: Case) -> None:
+def _check_params(case: Case, params: Mapping[str, Any]) -> None:
     """Every hyper-parameter is known, and this kind and method read it or it is generic."""
-    allowed = {*GENERIC, *_names_of(case)}
-    for name in case["params"]:
+    allowed = {*GENERIC, *OF_METHOD.get(case["method"], ()), *_names_of(case)}
+    for name in params:
         if name in allowed:
             continue
         which = f"{case['kind']} {case['method']}"
@@ -232,7 +242,10 @@ def rewards_of(values: Any) -> Tensor:
     """One reward per row; None is 'no grade', that is NaN."""
     if isinstance(values, list | tuple):
         values = [float("nan") if value is None else value for value in values]
-    return tensor(values, "rewards")
+    reward_N = tensor(values, "rewards")
+    if reward_N.dim() != 1:
+        raise CaseError(f"rewards must be one number per row, got {repr(values)[:60]}.")
+    return reward_N
 
 
 def grid(inputs: Mapping[str, Any], name: str, mask_NT: Tensor, axes: int = 2) -> Tensor:
@@ -259,7 +272,7 @@ def plain(x: Any, mask: Tensor | None = None) -> Any:
 
 def whole(value: Any, name: str) -> int:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and float(value).is_integer()):
+    if not (number and float(value).is_integer() and abs(value) < 2**53):
         raise CaseError(f"{name}={value!r} must be a whole number.")
     return int(value)
 

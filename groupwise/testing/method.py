@@ -1,60 +1,27 @@
-"""From a case to a batch and a recipe: what the words of the case schema mean here."""
+"""From a case to a recipe: what the hyper-parameters of the case schema mean here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from groupwise.composition import Recipe
 from groupwise.errors import CaseError, nearest
 from groupwise.groups import advantages as adv
 from groupwise.groups import aggregation, credit, filters, shaping
 from groupwise.losses import distribution_gates, gates, penalties
-from groupwise.losses.heads import from_logits
-from groupwise.records import TokenBatch
 from groupwise.slots import Slot, find
+from groupwise.testing.batch import advantages_given
 from groupwise.testing.schema import (
     CORRECTION,
     OF_SLOT,
     Case,
-    grid,
     missing,
     params_of,
     policy_recipe,
-    rewards_of,
-    tensor,
     whole,
 )
 
-_STREAMS = {
-    "logp_policy": "old_logp_NT",
-    "logp_old": "old_logp_NT",
-    "logp_rollout": "sampler_logp_NT",
-    "logp_ref": "ref_logp_NT",
-    "logp_prm": "prm_logp_NT",
-    "values": "old_value_NT",
-    "values_old": "old_value_NT",
-    "truncated": "truncated_N",
-    "correct": "correct_N",
-    "outcome_labels": "correct_N",
-    "segment_ids": "segment_NT",
-    "tokens": "token_NT",
-    "router_old_topk": "old_router_NTLK",
-    "step_reward_NT": "step_reward_NT",
-    "step_end_NT": "step_end_NT",
-    "token_rewards": "token_reward_NT",
-}
-# How to call a stream that is missing.
-_INPUT_OF = {stream: name for name, stream in _STREAMS.items() if name != "values_old"} | {
-    "greedy_reward_N": "greedy_rewards",
-    "correct_N": "correct",
-    "router_NTLK": "router_new_at_old_topk",
-}
-_WIDTH_FROM = ("logp", "token_rewards", "logits", "logp_old", "token_loss", "step_reward_NT")
 AGGREGATIONS = (
     "token_mean_batch",
     "token_mean_group",
@@ -63,110 +30,6 @@ AGGREGATIONS = (
     "seq_mean_token_sum_norm",
     "seq_sum_token_mean",
 )
-
-
-# --- the batch --------------------------------------------------------------------------------
-
-
-def build_batch(case: Case) -> TokenBatch:
-    """The batch of a case. Rewards that are missing are 0; without group ids all rows are one."""
-    inputs = case["inputs"]
-    mask_NT = _mask(inputs)
-    streams: dict[str, Tensor] = {}
-    for name, stream in _STREAMS.items():
-        if name in inputs:
-            axes = len(stream.rsplit("_", 1)[1])
-            per_row = axes == 1
-            streams[stream] = (
-                tensor(inputs[name], name) if per_row else grid(inputs, name, mask_NT, axes)
-            )
-    for name in ("segment_NT", "token_NT"):
-        if name in streams:
-            streams[name] = torch.where(mask_NT, streams[name], 0.0).long()
-    greedy = inputs.get("greedy_rewards", params_of(case).get("greedy_reward"))
-    if greedy is not None:
-        greedy_N = tensor(greedy, "greedy_rewards")
-        streams["greedy_reward_N"] = greedy_N if greedy_N.dim() else greedy_N.repeat(len(mask_NT))
-    rewards = inputs.get("rewards")
-    nothing_N = torch.zeros(len(mask_NT), dtype=torch.float64)
-    groups = inputs.get("group_ids", [0] * len(mask_NT))
-    parts: dict[str, Any] = {
-        "group_N": groups,
-        "reward_N": nothing_N if rewards is None else rewards_of(rewards),
-        **streams,
-    }
-    batch = TokenBatch.build(mask_NT=mask_NT, **parts)
-    if batch.truncated_N is None:
-        return batch
-    # A truncated row's mask may come cleared or not: the outputs are those of a cleared one.
-    return TokenBatch.build(mask_NT=mask_NT & filters.overlong()(batch)[:, None], **parts)
-
-
-def _mask(inputs: Mapping[str, Any]) -> Tensor:
-    if "mask" in inputs:
-        mask = tensor(inputs["mask"], "mask") != 0
-        if mask.dim() != 2:
-            raise CaseError(f"mask must be a list per row, got shape {tuple(mask.shape)}.")
-        return mask
-    for name in _WIDTH_FROM:
-        if name in inputs:
-            x = tensor(inputs[name], name)
-            if x.dim() < 2:
-                raise CaseError(f"{name} must be a list per row, got shape {tuple(x.shape)}.")
-            return torch.ones(x.shape[:2], dtype=torch.bool)
-    if inputs.get("rewards") is None:
-        raise missing("rewards")
-    return torch.ones((len(rewards_of(inputs["rewards"])), 1), dtype=torch.bool)
-
-
-def batch_for(case: Case, made: Recipe) -> TokenBatch:
-    """The batch with all that the recipe reads, or an error that names what is missing."""
-    inputs = case["inputs"]
-    batch = build_batch(case)
-    if "logits_old" in inputs:
-        old = from_logits(grid(inputs, "logits_old", batch.mask_NT, 3), sampled(case, batch))
-        batch = replace(batch, old_logp_NT=torch.where(batch.mask_NT, old["logp_NT"], 0.0))
-    if "token_rewards" in inputs:
-        if made.advantage[0].definition.traits.get("dense"):
-            # token_rewards hold the whole reward already
-            batch = replace(batch, task_reward_N=torch.zeros_like(batch.task_reward_N))
-        elif inputs.get("rewards") is None:
-            batch = replace(batch, task_reward_N=batch.stream("token_reward_NT", "a case").sum(1))
-    elif made.advantage[0].definition.traits.get("outcome", True):
-        if inputs.get("rewards") is None and not _advantages_given(case):
-            steps = " (adv is about the outcome, not the steps)" if _has_steps(inputs) else ""
-            raise missing("rewards", f"{case['kind']} {case['method']}{steps}")
-    read = made.slots() if case["kind"] == "policy_loss" else (*made.shaping, *made.advantage)
-    if _advantages_given(case):
-        read = tuple(slot for slot in read if slot.kind not in ("advantage", "shaping", "filter"))
-    for slot in read:
-        for name in slot.needs:
-            if name in _INPUT_OF and getattr(batch, name) is None and name not in made.outputs:
-                raise missing(_INPUT_OF[name], f"{case['method']} ({slot.kind} {slot.name})")
-    return batch
-
-
-def sampled(case: Case, batch: TokenBatch) -> Tensor:
-    """The sampled tokens, within the vocabulary of the logits."""
-    inputs = case["inputs"]
-    if "tokens" not in inputs:
-        raise missing("tokens", f"{case['kind']} {case['method']} on logits")
-    token_NT = batch.stream("token_NT", "a case")
-    vocabulary = tensor(inputs["logits"], "logits").shape[-1]
-    if ((token_NT < 0) | (token_NT >= vocabulary)).any():
-        raise CaseError(f"tokens must lie in 0..{vocabulary - 1}, as the logits have that many.")
-    return token_NT
-
-
-def _advantages_given(case: Case) -> bool:
-    return case["kind"] == "policy_loss" and "advantages" in case["inputs"]
-
-
-def _has_steps(inputs: Mapping[str, Any]) -> bool:
-    return "step_reward_NT" in inputs
-
-
-# --- the recipe -------------------------------------------------------------------------------
 
 
 def build_recipe(case: Case) -> Recipe:
@@ -188,6 +51,9 @@ def build_recipe(case: Case) -> Recipe:
         "schedule": tuned(made.schedule, params).replace(updates=1),
     }
     in_reward, in_loss = _kl(made, case, changes["advantage"])
+    if advantages_given(case):
+        kept = [link for link in changes["advantage"] if link.name == "reweight_by_probability"]
+        changes["advantage"], in_reward = (adv.raw(), *kept), ()
     extra = (tuned(penalty, params) for penalty in made.penalty if penalty.name != "kl")
     return made.replace(shaping=in_reward, penalty=(*in_loss, *extra), **changes)
 
@@ -203,7 +69,7 @@ def tuned(slot: Slot, params: Mapping[str, Any], **generic: str) -> Slot:
 
 
 def _filters(made: Recipe, inputs: Mapping[str, Any]) -> tuple[Slot, ...]:
-    if inputs.get("rewards") is None and "token_rewards" not in inputs:
+    if "rewards" not in inputs and "token_rewards" not in inputs:
         return ()  # nothing to compare
     kept = [slot for slot in made.filter if slot.name in ("zero_variance", "reject")]
     if any(slot.name == "enough_mixed" for slot in made.filter):
@@ -224,7 +90,7 @@ def scaled_advantage(spec: Any) -> Slot:
         "batch": adv.group_mean_batch_std,
     }
     scale = spec.get("scale", "group")
-    if scale not in options:
+    if not isinstance(scale, str) or scale not in options:
         raise CaseError(f"adv.scale={scale!r} is unknown: none, group or batch.")
     return tuned(options[scale](), spec, ddof="ddof", eps="eps")
 
@@ -240,7 +106,7 @@ def _chain(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot, ...
         # a critic's recipe on a case without a critic
         base, modifiers = tuned(adv.group_zscore(), params, ddof="ddof", eps="eps"), []
     else:
-        if base.name == "group_zscore" and _has_steps(inputs):
+        if base.name == "group_zscore" and "step_reward_NT" in inputs:
             base = credit.group_process_zscore()  # GRPO with process supervision
         base = tuned(base, params, ddof="ddof", eps="eps")
     chain = [base]
@@ -309,7 +175,7 @@ def aggregation_of(params: Mapping[str, Any], own: Slot) -> Slot:
     """`agg` and `norm_len`, or the method's own."""
     name = params.get("agg", own.name)
     name = "seq_mean_token_mean" if name == "seq_mean" else name
-    if name != own.name and name not in AGGREGATIONS:
+    if name != own.name and name not in (*AGGREGATIONS, "token_sum"):
         raise CaseError(f"agg={name!r} is unknown. {nearest(str(name), AGGREGATIONS)}")
     if name != "seq_mean_token_sum_norm":
         return own if name == own.name else find("aggregation", name)()
@@ -349,8 +215,8 @@ def _correction(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot
         return made.correction
     own = made.correction[0].name if made.correction else "tis_token"
     own_level, own_mode = _CORRECTIONS.get(own, _CORRECTIONS["tis_token"])
-    level = params.get("level", own_level)
-    mode = params.get("mode", "mask" if level.startswith("geometric") else own_mode)
+    level = str(params.get("level", own_level))
+    mode = str(params.get("mode", "mask" if level.startswith("geometric") else own_mode))
     names = {pair: name for name, pair in _CORRECTIONS.items()}
     if (level, mode) not in names:
         raise CaseError(f"level {level!r} with mode {mode!r} is unknown: {sorted(names)}.")

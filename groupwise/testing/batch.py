@@ -1,0 +1,151 @@
+"""From a case to a batch: what the inputs of the case schema mean here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.composition import Recipe
+from groupwise.errors import CaseError
+from groupwise.groups import filters
+from groupwise.losses.heads import from_logits
+from groupwise.records import TokenBatch
+from groupwise.testing.schema import Case, grid, missing, params_of, rewards_of, tensor
+
+_STREAMS = {
+    "logp_old": "old_logp_NT",
+    "logp_policy": "old_logp_NT",
+    "logp_rollout": "sampler_logp_NT",
+    "logp_ref": "ref_logp_NT",
+    "logp_prm": "prm_logp_NT",
+    "values": "old_value_NT",
+    "values_old": "old_value_NT",
+    "truncated": "truncated_N",
+    "correct": "correct_N",
+    "outcome_labels": "correct_N",
+    "segment_ids": "segment_NT",
+    "tokens": "token_NT",
+    "router_old_topk": "old_router_NTLK",
+    "step_reward_NT": "step_reward_NT",
+    "step_end_NT": "step_end_NT",
+    "token_rewards": "token_reward_NT",
+}
+# How to call a stream that is missing.
+_OTHER_NAMES = ("logp_policy", "values_old", "outcome_labels")
+_INPUT_OF = {stream: name for name, stream in _STREAMS.items() if name not in _OTHER_NAMES}
+_INPUT_OF["greedy_reward_N"] = "greedy_rewards"
+_WIDTH_FROM = (
+    "logp", "token_rewards", "logits", "logp_old", "token_loss", "step_reward_NT", "values",
+    "values_old", "logp_ref",
+)  # fmt: skip
+
+
+def build_batch(case: Case) -> TokenBatch:
+    """The batch of a case. Rewards that are missing are 0; without group ids all rows are one."""
+    inputs = case["inputs"]
+    mask_NT = _mask(inputs)
+    streams: dict[str, Tensor] = {}
+    for name, stream in _STREAMS.items():
+        if name in inputs:
+            axes = len(stream.rsplit("_", 1)[1])
+            streams[stream] = (
+                tensor(inputs[name], name) if axes == 1 else grid(inputs, name, mask_NT, axes)
+            )
+    for name in ("segment_NT", "token_NT"):
+        if name in streams:
+            streams[name] = torch.where(mask_NT, streams[name], 0.0).long()
+    greedy = inputs.get("greedy_rewards", params_of(case).get("greedy_reward"))
+    if greedy is not None:
+        greedy_N = tensor(greedy, "greedy_rewards")
+        streams["greedy_reward_N"] = greedy_N if greedy_N.dim() else greedy_N.repeat(len(mask_NT))
+    rewards = inputs.get("rewards")
+    nothing_N = torch.zeros(len(mask_NT), dtype=torch.float64)
+    groups = inputs.get("group_ids", [0] * len(mask_NT))
+    parts: dict[str, Any] = {
+        "group_N": groups,
+        "reward_N": nothing_N if rewards is None else rewards_of(rewards),
+        **streams,
+    }
+    batch = TokenBatch.build(mask_NT=mask_NT, **parts)
+    if batch.truncated_N is None:
+        return batch
+    # A truncated row's mask may come cleared or not: the outputs are those of a cleared one.
+    return TokenBatch.build(mask_NT=mask_NT & filters.overlong()(batch)[:, None], **parts)
+
+
+def _mask(inputs: Mapping[str, Any]) -> Tensor:
+    if "mask" in inputs:
+        mask = tensor(inputs["mask"], "mask") != 0
+        if mask.dim() != 2:
+            raise CaseError(f"mask must be a list per row, got shape {tuple(mask.shape)}.")
+        return mask
+    for name in _WIDTH_FROM:
+        if name in inputs:
+            x = tensor(inputs[name], name)
+            if x.dim() < 2:
+                raise CaseError(f"{name} must be a list per row, got shape {tuple(x.shape)}.")
+            return torch.ones(x.shape[:2], dtype=torch.bool)
+    if "rewards" not in inputs:
+        raise missing("rewards")
+    return torch.ones((len(rewards_of(inputs["rewards"])), 1), dtype=torch.bool)
+
+
+def batch_for(case: Case, made: Recipe) -> TokenBatch:
+    """The batch with all that the recipe reads, or an error that names what is missing."""
+    inputs = case["inputs"]
+    batch = build_batch(case)
+    if "logits_old" in inputs:
+        old = from_logits(grid(inputs, "logits_old", batch.mask_NT, 3), sampled(case, batch))
+        batch = replace(batch, old_logp_NT=torch.where(batch.mask_NT, old["logp_NT"], 0.0))
+    if "token_rewards" in inputs:
+        if advantages_given(case) or made.advantage[0].definition.traits.get("dense"):
+            # token_rewards hold the whole reward already
+            batch = replace(batch, task_reward_N=torch.zeros_like(batch.task_reward_N))
+        elif "rewards" not in inputs:
+            batch = replace(batch, task_reward_N=batch.stream("token_reward_NT", "a case").sum(1))
+    elif "rewards" not in inputs and not (advantages_given(case) or _by_steps(made)):
+        steps = " (adv is about the outcome, not the steps)" if "step_reward_NT" in inputs else ""
+        raise missing("rewards", f"{case['kind']} {case['method']}{steps}")
+    read = made.slots() if case["kind"] == "policy_loss" else (*made.shaping, *made.advantage)
+    for slot in read:
+        for name in slot.needs:
+            if name in _INPUT_OF and getattr(batch, name) is None and name not in made.outputs:
+                raise missing(_INPUT_OF[name], f"{case['method']} ({slot.kind} {slot.name})")
+    return batch
+
+
+def _by_steps(made: Recipe) -> bool:
+    return made.advantage[0].definition.traits.get("outcome") is False
+
+
+def sampled(case: Case, batch: TokenBatch) -> Tensor:
+    """The sampled tokens, within the vocabulary of the logits."""
+    inputs = case["inputs"]
+    if "tokens" not in inputs:
+        raise missing("tokens", f"{case['kind']} {case['method']} on logits")
+    token_NT = batch.stream("token_NT", "a case")
+    vocabulary = grid(inputs, "logits", batch.mask_NT, 3).shape[-1]
+    if ((token_NT < 0) | (token_NT >= vocabulary)).any():
+        raise CaseError(f"tokens must lie in 0..{vocabulary - 1}, as the logits have that many.")
+    return token_NT
+
+
+def advantages_given(case: Case) -> bool:
+    return case["kind"] == "policy_loss" and "advantages" in case["inputs"]
+
+
+def given_advantages(case: Case, mask_NT: Tensor) -> Tensor:
+    """`advantages` as given: one per row or one per token, 0 on padding."""
+    rows = tensor(case["inputs"]["advantages"], "advantages")
+    if rows.shape == mask_NT.shape:
+        return torch.where(mask_NT, rows, 0.0)
+    if rows.shape != mask_NT.shape[:1]:
+        raise CaseError(
+            f"advantages has shape {tuple(rows.shape)}: give one per row ({len(mask_NT)}) or one "
+            f"per token {tuple(mask_NT.shape)}."
+        )
+    return rows
