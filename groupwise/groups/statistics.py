@@ -67,11 +67,11 @@ def group_token_stats(x_NT: Tensor, select_NT: Tensor, batch: TokenBatch) -> Gro
 
     def squares(mean_M: Tensor) -> Tensor:
         centred_NT = x_NT - batch.world.own(mean_M).to(x_NT.dtype)[:, None]
-        return gather((centred_NT.square() * weight_NT).sum(1, dtype=torch.float64))
+        return gather((centred_NT.square() * weight_NT).sum(1).double())
 
     return _stats(
-        gather(weight_NT.sum(1, dtype=torch.float64)),
-        gather((x_NT * weight_NT).sum(1, dtype=torch.float64)),
+        gather(weight_NT.sum(1).double()),
+        gather((x_NT * weight_NT).sum(1).double()),
         gather((x_NT + far_NT).amin(1).double()),
         gather((x_NT - far_NT).amax(1).double()),
         batch,
@@ -137,7 +137,7 @@ def batch_stats(x_N: Tensor, batch: TokenBatch, ddof: int) -> tuple[Tensor, Tens
 
 def token_total(x_NT: Tensor, batch: TokenBatch) -> Tensor:
     """Sum over all tokens that the loss learns from, from one number per row."""
-    return batch.world.gather(batch.learned(x_NT).sum(1, dtype=torch.float64)).sum()
+    return batch.world.gather(batch.learned(x_NT).sum(1).double()).sum()
 
 
 def centred_tokens(x_NT: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
