@@ -239,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--only", nargs="*", help="recipe names")
     args = parser.parse_args()
     keep_freed_memory()

@@ -226,6 +226,8 @@ class TokenBatch:
     @cached_property
     def last_N(self) -> Tensor:
         """Where each row's last valid token stands (anywhere for a row without one)."""
+        if self.place_NT is None and self.mask_NT[:, 0].all():  # every row starts at its left end
+            return self.length_N - 1
         number_T = torch.arange(1, self.mask_NT.shape[1] + 1, device=self.mask_NT.device)
         return (self.ones_NT * number_T).argmax(1)
 

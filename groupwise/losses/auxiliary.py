@@ -67,7 +67,7 @@ def _value_targets(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tenso
 def clipped_value_error(
     value_NT: Tensor, old_value_NT: Tensor, return_NT: Tensor, limit: float
 ) -> tuple[Tensor, Tensor]:
-    """½·max((v−R)², (clip(v, v_old±ε)−R)²) and where the clipped branch is larger."""
+    """max((v−R)², (clip(v, v_old±ε)−R)²) and where the clipped branch is larger."""
     plain_NT = (value_NT - return_NT).square()
     with torch.no_grad():  # where the clipped branch wins it is constant in v
         near_NT = old_value_NT + (value_NT - old_value_NT).clamp_(-limit, limit)
@@ -75,7 +75,7 @@ def clipped_value_error(
         clipped_NT = bounded_NT > plain_NT
         live_NT = (~clipped_NT).to(plain_NT.dtype)
         constant_NT = bounded_NT.mul_(1.0 - live_NT)
-    return 0.5 * (plain_NT * live_NT + constant_NT), clipped_NT
+    return plain_NT * live_NT + constant_NT, clipped_NT
 
 
 @auxiliary(
@@ -104,7 +104,7 @@ def value_loss(
         prepared["return_NT"],
         limit,
     )
-    return weight * (prepared["coefficient_NT"] * error_NT).sum()
+    return 0.5 * weight * (prepared["coefficient_NT"] * error_NT).sum()
 
 
 def _right_token_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:

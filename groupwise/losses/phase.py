@@ -18,7 +18,7 @@ from groupwise.composition import Recipe
 from groupwise.errors import BatchError, RecipeError
 from groupwise.groups.phase import batch_slots, returned
 from groupwise.losses.corrections import mismatch
-from groupwise.losses.kl import bounded_exp, k3
+from groupwise.losses.kl import EXP_LIMIT
 from groupwise.records import TokenBatch
 from groupwise.streams import STREAMS
 from groupwise.watch.measures import Tally
@@ -152,7 +152,8 @@ def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tal
         return x_NT
 
     def add_weights(name: str, log_weight_NT: Tensor) -> None:
-        weight_NT = add(f"{name}/mean", bounded_exp(log_weight_NT))
+        weight_NT = log_weight_NT.clamp(-EXP_LIMIT, EXP_LIMIT).exp_()  # bounded_exp, in place
+        weight_NT = add(f"{name}/mean", weight_NT)
         totals[f"{name}/second_moment"] = (weight_NT.square().sum(), tokens)
         peaks[f"{name}/max"] = _peak(weight_NT)
 
@@ -163,7 +164,9 @@ def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tal
     totals["clip/low"] = (clipped_NT.sum() - above, tokens)
     logp_NT = batch.stream("logp_NT", "measures").detach()
     if batch.ref_logp_NT is not None:
-        add("kl/ref", k3(logp_NT - batch.ref_logp_NT))
+        x_NT = logp_NT - batch.ref_logp_NT
+        odds_NT = (-x_NT).clamp_(-EXP_LIMIT, EXP_LIMIT).exp_()
+        add("kl/ref", odds_NT.add_(x_NT).sub_(1.0))  # k3, in place
     if batch.entropy_NT is not None:
         add("entropy/mean", batch.entropy_NT)
     if batch.sampler_logp_NT is not None:

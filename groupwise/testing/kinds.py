@@ -60,7 +60,7 @@ def value(case: Case) -> dict[str, Any]:
     error_NT, clipped_NT = clipped_value_error(
         streams[0], batch.stream("old_value_NT", "a case"), streams[1], limit
     )
-    loss = (_weights(batch, params) * error_NT).sum()
+    loss = 0.5 * (_weights(batch, params) * error_NT).sum()
     (grad,) = torch.autograd.grad(loss, leaf)
     mask = batch.mask_NT
     return {
