@@ -247,10 +247,10 @@ class TokenBatch:
             return None
         return torch.where(self.mask_NT, self.mask_NT.cumsum(1) - 1, self.mask_NT.shape[1])
 
-    @property
-    def loss_mask_NT(self) -> Tensor:
-        """Bool: the tokens that the loss learns from."""
-        return self.mask_NT & self.stream("learn_N", "the loss mask")[:, None]
+    @cached_property
+    def learned_NT(self) -> Tensor:
+        """The tokens that the loss learns from, as numbers."""
+        return self.ones_NT * self.stream("learn_N", "the loss")[:, None]
 
     def valid(self, x: Tensor) -> Tensor:
         """A finite value per row or token, on the tokens that the policy wrote; 0 elsewhere."""
@@ -258,10 +258,7 @@ class TokenBatch:
 
     def learned(self, x: Tensor) -> Tensor:
         """The same on the tokens that the loss learns from."""
-        learn_N = self.stream("learn_N", "the loss mask")
-        if x.dim() == 1:
-            return self.valid(x * learn_N)
-        return self.valid(x if learn_N.all() else x * learn_N[:, None])
+        return (x if x.dim() == 2 else x[:, None]).to(self.ones_NT.dtype) * self.learned_NT
 
     def stream(self, name: str, reader: object) -> Tensor:
         """A stream that `reader` can't do without."""

@@ -173,7 +173,19 @@ def _whole_numbers(name: str, x: Tensor, mask_NT: Tensor) -> Tensor:
     valid = torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
     if valid.is_floating_point() and not (valid == valid.round()).all():
         raise BatchError(f"{name} holds fractions or NaN on valid tokens: it takes whole numbers.")
-    return valid.long()
+    whole = valid.long()
+    if name == "segment_NT" and ((whole < 0) | (whole >= whole.shape[1])).any():
+        return _renumber(whole)
+    return whole
+
+
+def _renumber(segment_NT: Tensor) -> Tensor:
+    """Any whole numbers -> 0, 1, ... within each row, equal where they were equal."""
+    order_NT = segment_NT.argsort(1)
+    ranked_NT = segment_NT.gather(1, order_NT)
+    step_NT = torch.zeros_like(ranked_NT)
+    step_NT[:, 1:] = (ranked_NT[:, 1:] != ranked_NT[:, :-1]).long()
+    return torch.zeros_like(segment_NT).scatter(1, order_NT, step_NT.cumsum(1))
 
 
 def _raise_at_first_bad(name: str, x: Tensor) -> None:

@@ -96,21 +96,8 @@ def geomean_token_grad(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
     return mean_N1.clamp(-limit, limit) + (logp_NT - logp_NT.detach())
 
 
-def _renumber(segment_NT: Tensor) -> Tensor:
-    """Any whole numbers -> 0, 1, ... within each row, equal where they were equal."""
-    order_NT = segment_NT.argsort(1)
-    ranked_NT = segment_NT.gather(1, order_NT)
-    step_NT = torch.zeros_like(ranked_NT)
-    step_NT[:, 1:] = (ranked_NT[:, 1:] != ranked_NT[:, :-1]).long()
-    return torch.zeros_like(segment_NT).scatter(1, order_NT, step_NT.cumsum(1))
-
-
 def segment_mean(x_NT: Tensor, segment_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """Mean over the valid tokens of each segment, on each of its tokens."""
-    width = mask_NT.shape[1]
-    segment_NT = torch.where(mask_NT, segment_NT, 0)
-    if ((segment_NT < 0) | (segment_NT >= width)).any():
-        segment_NT = _renumber(segment_NT)
     total_NT = torch.zeros_like(x_NT).scatter_add(1, segment_NT, x_NT)
     count_NT = torch.zeros_like(x_NT).scatter_add(1, segment_NT, mask_NT.to(x_NT.dtype))
     return (total_NT / count_NT.clamp(min=1)).gather(1, segment_NT)
