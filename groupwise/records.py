@@ -1,11 +1,15 @@
-"""The nouns. Tensor names carry their axes: `_N` sequence (row), `_T` token, `_K` top-k entry."""
+"""The nouns. Tensor names carry their axes: `_N` sequence (row), `_T` token, `_K` top-k entry.
+
+In the order of the cycle: Task (a prompt), Completion (what the engine wrote), Grade (what the
+grader said), Rollout (the three together), TokenBatch (the rollouts as the two phases read them).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +23,61 @@ from groupwise.streams import (
     check_rewards,
     check_stream,
 )
+
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt and what its answer is checked with."""
+
+    id: int  # the row's number in its source: the same in every run
+    prompt: str | tuple[Message, ...]
+    answer: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)  # all others, for the reward
+    token_ids: tuple[int, ...] = ()  # the prompt as the model reads it; filled up front
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the engine wrote behind one prompt, token by token; never re-encoded from text."""
+
+    token_ids: tuple[int, ...]  # the token that ended it included
+    logp_T: Tensor  # float32: of each token under the distribution that it was drawn from
+    finish: Literal["eos", "stop", "length"]  # an end token, a stop string, the limit
+    version: int  # of the weights: the number of updates before them
+    weights: str = "shared"  # the learner's own, or which copy: "int8", "stale:2", "noise:0.1"
+    topk_id_TK: Tensor | None = None  # the sampler's likeliest tokens, where asked for
+    topk_logp_TK: Tensor | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish == "length"
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A reward, its parts, and how it came about. No reward (None) is not a reward of 0."""
+
+    reward: float | None
+    parts: Mapping[str, float | None] = field(default_factory=dict)  # before weights
+    correct: bool | None = None  # for accuracies; None where nothing says so
+    status: Literal["ok", "abstained", "error", "timeout"] = "ok"
+    reason: str = ""
+    steps: tuple[tuple[int, float], ...] = ()  # process rewards: (end in the text, reward)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sample: a row of a batch and of the rollout files."""
+
+    task: Task
+    draw: int  # how often the prompt had been drawn before
+    sample: int  # number within the group
+    completion: Completion
+    text: str  # the completion's tokens decoded, special tokens included
+    grade: Grade
 
 
 class World(Protocol):
