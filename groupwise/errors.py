@@ -22,6 +22,26 @@ class ModelError(GroupwiseError, ValueError):
     """A model, checkpoint or tokenizer that can't be used as it is."""
 
 
+class ConfigError(GroupwiseError, ValueError):
+    """A configuration that does not exist, makes no sense, or does not fit the rest."""
+
+
+class DataError(GroupwiseError, ValueError):
+    """Prompts or answers that can't be used as they are."""
+
+
+class RewardError(GroupwiseError, ValueError):
+    """A reward function that can't be used, or that fails too often."""
+
+
+class EngineError(GroupwiseError, ValueError):
+    """A request that the sampler can't serve."""
+
+
+class RunError(GroupwiseError, RuntimeError):
+    """A run that can't start, continue or be written down."""
+
+
 class CaseError(GroupwiseError, ValueError):
     """A test case outside the schema of `groupwise.testing`."""
 

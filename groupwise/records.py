@@ -24,7 +24,6 @@ from groupwise.streams import (
     check_stream,
 )
 
-
 Message = Mapping[str, Any]
 
 
