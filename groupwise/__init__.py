@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from groupwise.composition import PairRecipe, Recipe, recipe, register
+    from groupwise.config import Config
+    from groupwise.config import load as load_config
     from groupwise.groups.phase import BatchResult, batch_phase, passes, select, updates
     from groupwise.losses.pairs import Pairs
     from groupwise.losses.phase import TokenResult, token_phase
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 # `groupwise --help` should not wait for it.
 _HOME = {
     "BatchResult": "groups.phase",
+    "Config": "config",
     "Memory": "records",
     "PairRecipe": "composition",
     "Pairs": "losses.pairs",
@@ -26,6 +29,7 @@ _HOME = {
     "TokenBatch": "records",
     "TokenResult": "losses.phase",
     "batch_phase": "groups.phase",
+    "load_config": "config:load",
     "merge": "watch.measures",
     "passes": "groups.phase",
     "recipe": "composition",
@@ -37,6 +41,7 @@ _HOME = {
 
 __all__ = [
     "BatchResult",
+    "Config",
     "Memory",
     "PairRecipe",
     "Pairs",
@@ -46,6 +51,7 @@ __all__ = [
     "TokenBatch",
     "TokenResult",
     "batch_phase",
+    "load_config",
     "merge",
     "passes",
     "recipe",
@@ -59,6 +65,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
-    value = getattr(import_module(f"groupwise.{_HOME[name]}"), name)
+    module, _, renamed = _HOME[name].partition(":")
+    value = getattr(import_module(f"groupwise.{module}"), renamed or name)
     globals()[name] = value
     return value

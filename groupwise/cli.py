@@ -11,11 +11,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning
+from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
+
+if TYPE_CHECKING:
+    from groupwise.config import Config
 
 PAGE = "docs/algorithms.md"
+SETTINGS = "a file of settings, and settings that go over it: group_size=8 recipe.gate.high=0.3"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,24 +39,52 @@ def _parser() -> argparse.ArgumentParser:
         help="answer a question of --choose beforehand; repeatable",
     )
     recipes.add_argument("--json", action="store_true", help="data instead of text")
-    recipes.set_defaults(run=_recipes)
+    recipes.set_defaults(run_command=_recipes)
 
     explain = commands.add_parser("explain", help="one method, or what differs between two")
     explain.add_argument("names", nargs="+", metavar="NAME", help="a recipe, or file.py:recipe")
     explain.add_argument("--json", action="store_true", help="data instead of text")
-    explain.set_defaults(run=_explain)
+    explain.set_defaults(run_command=_explain)
+
+    train = commands.add_parser(
+        "train",
+        help="train into a run folder, or go on with it",
+        usage="groupwise train [CONFIG.toml] [KEY=VALUE ...] [--run DIR] [--dry-run]",
+    )
+    train.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
+    train.add_argument("--run", metavar="DIR", help="default: runs/<name of the configuration>")
+    train.add_argument("--dry-run", action="store_true", help="print what would run, and stop")
+    train.set_defaults(run_command=_train)
+
+    evaluate = commands.add_parser(
+        "eval",
+        help="held-out accuracy of a model, run or checkpoint",
+        usage="groupwise eval MODEL_OR_RUN_OR_CHECKPOINT [CONFIG.toml] [KEY=VALUE ...] [--json]",
+    )
+    evaluate.add_argument("path", metavar="PATH", help="of a model, a run or a checkpoint")
+    evaluate.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
+    evaluate.add_argument("--json", action="store_true", help="data instead of text")
+    evaluate.set_defaults(run_command=_eval)
+
+    report = commands.add_parser("report", help="write report.html of a run")
+    report.add_argument("folder", metavar="RUN")
+    report.set_defaults(run_command=_report)
 
     docs = commands.add_parser("docs", help=f"write {PAGE} from the code")
     docs.add_argument("--check", action="store_true", help="only say whether it is current")
     docs.add_argument("--file", default=PAGE, help=f"default: {PAGE}")
-    docs.set_defaults(run=_docs)
+    docs.set_defaults(run_command=_docs)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 is success, 1 a failed check, 2 a wrong request."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args, more = parser.parse_known_args(argv)
+    if more and (not hasattr(args, "items") or any(each.startswith("-") for each in more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:  # settings that stand behind an option
+        args.items += more
     if isinstance(sys.stdout, io.TextIOWrapper):  # an ASCII terminal shows ? for Σ, no traceback
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -61,11 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             parser.print_help()
             return 2
-        status: int = args.run(args)
+        status: int = args.run_command(args)
         sys.stdout.flush()
         return status
     except GroupwiseError as error:
-        print(f"groupwise: {error}", file=sys.stderr)
+        print(f"groupwise: error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `groupwise recipes | head`: nobody reads on, nothing is wrong
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -181,6 +213,93 @@ def _explain(args: argparse.Namespace) -> int:
         _print_json(data)
     else:
         print((explain_text if one else difference_text)(data, _width()))
+    return 0
+
+
+# --- train, eval, report ----------------------------------------------------------------------
+
+
+def _settings(items: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
+    """A file, if one stands first, and the settings that go over it."""
+    if items and ("=" not in items[0] or Path(items[0]).is_file()):
+        return Path(items[0]), items[1:]
+    return None, items
+
+
+def _config(source: Path | None, overrides: Sequence[str]) -> Config:
+    """The configuration; what `load` warns of is printed."""
+    from groupwise.config import load
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RecipeWarning)
+        config = load(source, overrides)
+    for warning in caught:
+        _warn(str(warning.message))
+    return config
+
+
+def _warn(text: str) -> None:
+    print(f"groupwise: warning: {text}", file=sys.stderr)
+
+
+def _train(args: argparse.Namespace) -> int:
+    source, overrides = _settings(args.items)
+    config = _config(source, overrides)
+    if args.dry_run:
+        return _dry_run(config)
+    from groupwise import loop
+
+    run = Path(args.run) if args.run else Path("runs") / (source.stem if source else "default")
+    try:
+        loop.train(config, run)
+    except loop.Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return 130
+    return 0
+
+
+def _dry_run(config: Config) -> int:
+    """The resolved configuration, in TOML that can be run; what follows from it as comments."""
+    from groupwise.config import check, describe, text
+
+    for warning in check(config):
+        _warn(warning)
+    print("\n".join(f"# {line}" for line in describe(config)), end="\n\n")
+    print(text(config), end="")
+    return 0
+
+
+def _eval(args: argparse.Namespace) -> int:
+    source, overrides = _settings(args.items)
+    config = _config(source or _config_of(Path(args.path)), overrides)
+    from groupwise.validate.evaluate import evaluate_path
+
+    found = evaluate_path(Path(args.path), config).as_dict()
+    if args.json:
+        _print_json(found)
+        return 0
+    for name, value in found.items():
+        if isinstance(value, int | float):
+            print(f"{name:<16} {value:.4g}")
+    return 0
+
+
+def _config_of(path: Path) -> Path | None:
+    """The configuration of the run that a path is, or is a checkpoint of."""
+    folder = path.resolve()
+    for each in (folder, *folder.parents[:2]):
+        if (each / "config.toml").is_file():
+            return each / "config.toml"
+    return None
+
+
+def _report(args: argparse.Namespace) -> int:
+    folder = Path(args.folder)
+    if not folder.is_dir():
+        raise ConfigError(f"There is no run folder {args.folder!r}.")
+    from groupwise.watch.report import write_report
+
+    print(f"wrote {write_report(folder)}")
     return 0
 
 

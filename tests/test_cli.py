@@ -6,14 +6,18 @@ import io
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from groupwise.cli import main
 from groupwise.composition import RECIPES, Recipe, recipe
+from groupwise.config import load
+from groupwise.errors import RunError
 from groupwise.slots import REGISTRY, parse
 from groupwise.tell.explain import markdown, notes
 
@@ -249,6 +253,155 @@ def test_a_file_of_ones_own_is_explained_and_compared(
     assert status == 2 and "No notes for tanh_recipe_of_a_test" in err
 
 
+# --- train, eval, report ----------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_what_would_run(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text('recipe.name = "dapo"\nsteps = 3\n[engine]\nmax_tokens = 5\n', "utf-8")
+    line = ["train", "small.toml", "group_size=4", "--dry-run", "recipe.gate.high=0.3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "groupwise.cli", *line], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0
+    assert "# 16 prompts x 4 samples = 64 completions a step, 16 updates" in done.stdout
+    assert "warning: soft_overlong(max_length=20480" in done.stderr
+    # What is printed is a configuration: the same one.
+    overrides = ["group_size=4", "recipe.gate.high=0.3"]
+    assert load(tomllib.loads(done.stdout)) == load(path, overrides)
+    assert sorted(tmp_path.iterdir()) == [path]  # and nothing was made
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train", "nowhere.toml"], "There is no configuration 'nowhere.toml'"),
+        (["train", "num_generations=4"], "'num_generations' is 'group_size' here"),
+        (["train", "group_siz=4", "--dry-run"], "Did you mean 'group_size'?"),
+        (["train", "recipe=ppo", "--dry-run"], "recipe ppo needs a critic"),
+        (["train", "recipe=rspo", "--dry-run"], "recipe rspo needs a router"),
+        (["train", "recipe=prime", "--dry-run"], "needs an implicit reward model"),
+        (["train", "recipe=dapoo"], "Did you mean 'dapo'"),
+        (["train", "steps=many"], "steps must be a whole number"),
+        (["train", "steps=3", "oops"], "'oops' sets nothing"),
+        (["eval", "model", "nowhere.toml"], "There is no configuration 'nowhere.toml'"),
+        (["report", "no/such/run"], "no run folder 'no/such/run'"),
+    ],
+)
+def test_wrong_settings_end_with_2_and_a_reason(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, *argv)
+    assert status == 2 and not out
+    assert err.startswith("groupwise: error: ") and message in err and "Traceback" not in err
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the commands hand on; nothing is trained."""
+    found: list[tuple[Any, ...]] = []
+
+    def fake(module: str, name: str, result: Any = None) -> None:
+        def call(*args: Any) -> Any:
+            found.append(args)
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        stand_in = ModuleType(module)
+        vars(stand_in).update({name: call, "Stopped": Stopped, "fail": fake})
+        monkeypatch.setitem(sys.modules, module, stand_in)
+        parent, _, child = module.rpartition(".")
+        monkeypatch.setattr(sys.modules[parent], child, stand_in, raising=False)
+
+    import groupwise.validate
+    import groupwise.watch  # noqa: F401 - the parents of what is replaced
+
+    fake("groupwise.loop", "train")
+    seen = {"accuracy": 0.5, "stderr": None, "examples": [{"prompt": "1+1="}]}
+    fake("groupwise.validate.evaluate", "evaluate_path", SimpleNamespace(as_dict=lambda: seen))
+    fake("groupwise.watch.report", "write_report", Path("somewhere/report.html"))
+    return found
+
+
+def test_train_takes_settings_on_both_sides_of_an_option(
+    calls: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("steps = 1\nseed = 1\n", "utf-8")
+    assert run(capsys, "train", str(path), "seed=2", "--run", "a/b", "group_size=3")[0] == 0
+    assert run(capsys, "train", str(path))[0] == 0
+    assert run(capsys, "train", "--run", "c", "steps=2")[0] == 0
+    assert run(capsys, "train")[0] == 0
+    assert calls == [
+        (load(path, ["seed=2", "group_size=3"]), Path("a/b")),
+        (load(path), Path("runs/mine")),
+        (load(steps=2), Path("c")),
+        (load(), Path("runs/default")),
+    ]
+
+
+def test_a_recipe_that_takes_another_s_place_is_told(
+    calls: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('recipe.name = "dapo"\nrecipe.gate.high = 0.3\n', "utf-8")
+    status, _, err = run(capsys, "train", str(path), "recipe=gspo")
+    assert status == 0 and "groupwise: warning: recipe=gspo takes the place of dapo" in err
+    assert calls[0][0].recipe is recipe("gspo")
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "message"),
+    [
+        (RunError("the disk is full. Make room."), 2, "groupwise: error: the disk is full."),
+        (Stopped("stopped after step 3"), 130, "stopped after step 3"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_a_run_that_ends_early_says_why_without_a_traceback(
+    failure: BaseException,
+    status: int,
+    message: str,
+    calls: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fail: Any = sys.modules["groupwise.loop"]
+    fail.fail("groupwise.loop", "train", failure)
+    got, _, err = run(capsys, "train")
+    assert got == status and message in err and "Traceback" not in err
+
+
+def test_eval_takes_the_configuration_of_its_run(
+    calls: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_7"
+    checkpoint.mkdir(parents=True)
+    (checkpoint.parent / "latest").symlink_to("step_7")
+    (tmp_path / "run" / "config.toml").write_text("seed = 5\n", "utf-8")
+    (tmp_path / "model").mkdir()
+    paths = [tmp_path / "run", checkpoint, checkpoint.parent / "latest", tmp_path / "model"]
+    for path in paths:
+        status, out, _ = run(capsys, "eval", str(path), "eval.tasks=3")
+        assert status == 0 and out == "accuracy         0.5\n"
+    assert [path for path, _ in calls] == paths
+    assert [config.seed for _, config in calls] == [5, 5, 5, 0]
+    assert {config.eval.tasks for _, config in calls} == {3}
+    status, out, _ = run(capsys, "eval", str(paths[0]), "--json")
+    assert json.loads(out)["accuracy"] == 0.5
+
+
+def test_report_says_what_it_wrote(
+    calls: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "report", str(tmp_path))[:2] == (0, "wrote somewhere/report.html\n")
+    assert calls == [(tmp_path,)]
+
+
 # --- docs, version, process -------------------------------------------------------------------
 
 
@@ -278,6 +431,19 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["expalin"])
     assert stopped.value.code == 2
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys, groupwise\n"
+        "from groupwise.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print('torch' in sys.modules, file=sys.stderr)"
+    )
+    for argv in (["--help"], ["train", "--help"], ["eval", "--help"]):
+        line = [sys.executable, "-c", code, *argv]
+        done = subprocess.run(line, capture_output=True, text=True)
+        assert done.stderr == "False\n" and "usage: groupwise" in done.stdout
 
 
 def test_a_reader_that_stops_early_is_no_error() -> None:

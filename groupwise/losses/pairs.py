@@ -1,6 +1,8 @@
 """Preference pairs: selection (`pairing`) and loss (`preference`), for DPO and its relatives.
 
-Log-probabilities here are sums over the answer, one number per pair.
+Log-probabilities here are sums over the answer, one number per pair. The trait `reads` of a pairing
+says where the two answers come from: `labels` of the data, the data's `answers` and one sample, or
+the `grades` of a group of samples.
 """
 
 from __future__ import annotations
@@ -94,6 +96,7 @@ class Choice:
 
 
 @pairing(
+    reads="grades",
     equation="chosen = argmax, rejected = argmin of the mean score; a tie gives no pair",
     fixes="a pair from the model's own answers",
     breaks="only as good as the judge",
@@ -107,6 +110,7 @@ def best_and_worst(scores_C: Tensor) -> Choice:
 
 
 @pairing(
+    reads="answers",
     equation="chosen = the data's answer, rejected = the model's own sample",
     fixes="needs no judge",
     breaks="nothing left to learn once the samples match the data",
@@ -117,6 +121,7 @@ def data_against_own_sample(scores_C: Tensor) -> Choice:
 
 
 @pairing(
+    reads="labels",
     equation="chosen and rejected as labelled",
     fixes="",
     breaks="offline: the pairs are another policy's",

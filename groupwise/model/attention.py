@@ -24,6 +24,10 @@ from groupwise.model.config import ModelConfig
 SMALLEST_CLASS = 16  # tokens: below this, padding costs less than another call
 
 
+# What makes a row of cached attention independent of its neighbours, to the last bit on a CPU.
+KEY_STEP, QUERY_STEP = 16, 4
+
+
 class Attend(Protocol):
     def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
         """What each token sees, [T, H, W], for queries and keys that are rotated already."""
@@ -141,11 +145,14 @@ class KeyValueCache:
     def capacity(self) -> int:
         return self.key_LSJUW.shape[3]
 
-    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Give other slots the first tokens of one: a prompt computed once for its whole group."""
-        index = torch.tensor(targets, device=self.key_LSJUW.device)
-        for cache in (self.key_LSJUW, self.value_LSJUW):
-            cache[:, index, :, :length] = cache[:, source, None, :, :length]
+    def copy(
+        self, source: int, targets: Sequence[int], length: int, origin: KeyValueCache | None = None
+    ) -> None:
+        """Give slots the first tokens of another slot, of this cache or of `origin`."""
+        origin = origin or self
+        for target in targets:
+            self.key_LSJUW[:, target, :, :length] = origin.key_LSJUW[:, source, :, :length]
+            self.value_LSJUW[:, target, :, :length] = origin.value_LSJUW[:, source, :, :length]
 
 
 class CachedAttention:
@@ -172,13 +179,6 @@ class CachedAttention:
         ).to(device)
         self.slot_T = torch.repeat_interleave(torch.tensor(slots), torch.tensor(lengths)).to(device)
         self.fresh = packed(lengths, device) if not any(starts) else None
-        self.single = self.fresh is None and all(n == 1 for n in lengths)
-        if self.single:
-            self.longest = max(ends)
-            key_U = torch.arange(self.longest, device=device)
-            self.mask_N11U = (key_U <= self.position_T[:, None])[:, None, None]
-            inorder = list(slots) == list(range(slots[0], slots[0] + len(slots)))
-            self.window = slice(slots[0], slots[0] + len(slots)) if inorder else self.slot_T
 
     def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
         key_SJUW, value_SJUW = self.cache.key_LSJUW[layer], self.cache.value_LSJUW[layer]
@@ -186,21 +186,7 @@ class CachedAttention:
         value_SJUW[self.slot_T, :, self.position_T] = value_TJW
         if self.fresh is not None:
             return self.fresh(layer, query_THW, key_TJW, value_TJW)
-        if self.single:
-            return self._one_each(query_THW, key_SJUW, value_SJUW)
         return self._several(query_THW, key_SJUW, value_SJUW)
-
-    def _one_each(self, query_NHW: Tensor, key_SJUW: Tensor, value_SJUW: Tensor) -> Tensor:
-        """The heads that share a key head pose as its queries: nothing is copied for them."""
-        rows, _, width = query_NHW.shape
-        query_NJQW = query_NHW.reshape(rows, key_SJUW.shape[1], -1, width)
-        seen_NJQW = F.scaled_dot_product_attention(
-            query_NJQW,
-            key_SJUW[self.window, :, : self.longest],
-            value_SJUW[self.window, :, : self.longest],
-            attn_mask=self.mask_N11U,
-        )
-        return seen_NJQW.flatten(1, 2)
 
     def _several(self, query_THW: Tensor, key_SJUW: Tensor, value_SJUW: Tensor) -> Tensor:
         parts, at = [], 0
@@ -217,6 +203,47 @@ class CachedAttention:
             parts.append(seen_HQW.transpose(0, 1))
             at += length
         return torch.cat(parts)
+
+
+class DecodeAttention:
+    """The next token of each of the cache's first slots looks at what its slot holds, and itself.
+
+    `position_N` is how many tokens each slot holds; `longest` is the largest of them. One object
+    serves one forward pass. A row's result is the same, to the last bit on a CPU, whatever the
+    other rows hold and however many there are: keys are read up to a multiple of a vector's
+    width, and a key head gets its queries in fours (fewer take other roads through the kernels).
+    """
+
+    def __init__(self, cache: KeyValueCache, position_N: Tensor, longest: int) -> None:
+        if len(position_N) > cache.slots or longest >= cache.capacity:
+            raise ModelError(
+                f"{len(position_N)} slots of up to {longest} tokens get one more; the cache has "
+                f"{cache.slots} slots of {cache.capacity} tokens. Make it larger."
+            )
+        self.cache = cache
+        self.position_N = position_N
+        self.row_N = torch.arange(len(position_N), device=position_N.device)
+        self.window = min(_up_to(longest + 1, KEY_STEP), cache.capacity)
+        key_U = torch.arange(self.window, device=position_N.device)
+        self.mask_N11U = (key_U <= position_N[:, None])[:, None, None]
+
+    def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
+        key_SJUW, value_SJUW = self.cache.key_LSJUW[layer], self.cache.value_LSJUW[layer]
+        key_SJUW[self.row_N, :, self.position_N] = key_TJW
+        value_SJUW[self.row_N, :, self.position_N] = value_TJW
+        rows, heads, width = query_THW.shape
+        # The heads that share a key head pose as its queries: nothing is copied for them.
+        query_NJQW = query_THW.reshape(rows, key_SJUW.shape[1], -1, width)
+        queries = query_NJQW.shape[2]
+        if queries % QUERY_STEP:
+            query_NJQW = F.pad(query_NJQW, (0, 0, 0, -queries % QUERY_STEP))
+        seen_NJQW = F.scaled_dot_product_attention(
+            query_NJQW,
+            key_SJUW[:rows, :, : self.window],
+            value_SJUW[:rows, :, : self.window],
+            attn_mask=self.mask_N11U,
+        )
+        return seen_NJQW[:, :, :queries].reshape(rows, heads, width)
 
 
 def _rows(x_THW: Tensor, index_NQ: Tensor) -> Tensor:
@@ -283,6 +310,10 @@ def _assemble(blocks: list[Block], tokens: int, device: torch.device | str) -> B
     take_T = torch.empty(tokens, dtype=torch.long)
     take_T[index[real]] = real
     return BlockAttention([block.to(device) for block in blocks], take_T.to(device))
+
+
+def _up_to(number: int, step: int) -> int:
+    return -(-number // step) * step
 
 
 def _check_slots(

@@ -73,7 +73,7 @@ def logits(
     hidden_TD: Tensor, weight_VD: Tensor, temperature: float = 1.0, out: Tensor | None = None
 ) -> Tensor:
     """hidden · weightᵀ / temperature, summed in float32 whatever the model's precision."""
-    logits_TV = _product(hidden_TD, _ready(weight_VD).t(), out)
+    logits_TV = _product(hidden_TD, widened(weight_VD).t(), out)
     return logits_TV if temperature == 1.0 else logits_TV.div_(temperature)
 
 
@@ -94,7 +94,7 @@ class _Head(torch.autograd.Function):
         top_k: int,
         rows: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        weight = _ready(weight_VD)
+        weight = widened(weight_VD)
         buffers = _buffers(hidden_TD, weight_VD, rows, 2)
         parts = []
         for part in _chunks(len(hidden_TD), rows):
@@ -106,24 +106,27 @@ class _Head(torch.autograd.Function):
         )
         all_ids_TI = torch.cat((ids_TI, topk_id_TK), dim=1) if top_k else ids_TI
         ctx.save_for_backward(hidden_TD, weight_VD, all_ids_TI, peak_T, total_T, entropy_T)
-        ctx.temperature, ctx.entropy, ctx.rows = temperature, entropy, rows
+        ctx.temperature, ctx.rows = temperature, rows
         ctx.mark_non_differentiable(topk_id_TK)
+        ctx.set_materialize_grads(False)  # an entropy that is only measured costs nothing backward
         return logp_TI, entropy_T, topk_id_TK
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_logp_TI: Tensor, grad_entropy_T: Tensor, _ids: Tensor
+        ctx: Any, grad_logp_TI: Tensor | None, grad_entropy_T: Tensor | None, _ids: Tensor
     ) -> tuple[Tensor | None, ...]:
         hidden_TD, weight_VD, ids_TI, peak_T, total_T, entropy_T = ctx.saved_tensors
-        weight = _ready(weight_VD)
+        if grad_logp_TI is None:
+            grad_logp_TI = torch.zeros_like(ids_TI, dtype=peak_T.dtype)
+        weight = widened(weight_VD)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         grad_hidden_TD = torch.empty_like(hidden_TD) if need_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=peak_T.dtype) if need_weight else None
         # p = e/total with e = exp(z − peak). The small numbers are put together first: a
         # rounded log-sum-exp would shift all of a row's probabilities alike.
         slope_T1 = (grad_logp_TI.sum(1) / total_T)[:, None]
-        bend_T1 = (grad_entropy_T / total_T)[:, None]
+        bend_T1 = None if grad_entropy_T is None else (grad_entropy_T / total_T)[:, None]
         level_T1 = (entropy_T - total_T.log())[:, None]
         buffers = _buffers(hidden_TD, weight_VD, ctx.rows, 2)
         for part in _chunks(len(hidden_TD), ctx.rows):
@@ -131,7 +134,7 @@ class _Head(torch.autograd.Function):
             logits(hidden_TD[part], weight, ctx.temperature, out=z_CV)
             z_CV.sub_(peak_T[part, None])
             torch.exp(z_CV, out=e_CV)
-            if ctx.entropy:
+            if bend_T1 is not None:
                 z_CV.add_(level_T1[part]).mul_(bend_T1[part]).add_(slope_T1[part])
                 grad_z_CV = e_CV.mul_(z_CV).neg_()
             else:
@@ -166,7 +169,7 @@ def _read(
     return logp_CI, entropy_C, peak_C1[:, 0], total_C1[:, 0], topk_id_CK
 
 
-def _ready(weight_VD: Tensor) -> Tensor:
+def widened(weight_VD: Tensor) -> Tensor:
     """The head as the products want it. CUDA sums products of bfloat16 in float32 by itself.
 
     Not so float16: gradients of unlikely tokens would fall below its smallest number.
@@ -183,7 +186,7 @@ def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     a = a.to(b.dtype)
     if b.dtype in (torch.float32, torch.float64):
         return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
-    # Only CUDA gets here: elsewhere `_ready` has widened the head.
+    # Only CUDA gets here: elsewhere `widened` has widened the head.
     wide = torch.mm(a, b, out_dtype=torch.float32)
     return wide if out is None else out.copy_(wide)
 

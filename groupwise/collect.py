@@ -1,0 +1,117 @@
+"""The rollouts of a step: sample, grade, and draw again for groups that teach nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from groupwise.composition import PairRecipe
+from groupwise.groups.assemble import Group, assemble, group_numbers
+from groupwise.groups.phase import select
+from groupwise.records import Task
+from groupwise.rollouts import failed, grade, write
+from groupwise.setup import sampling_of
+from groupwise.watch.clock import Clock
+
+if TYPE_CHECKING:
+    from groupwise.run import Run
+
+
+@dataclass
+class Collected:
+    """The groups of a step, and those that dynamic sampling sent away."""
+
+    groups: list[Group]
+    dropped: list[Group] = field(default_factory=list)
+    rounds: int = 0
+    tasks: list[Task] = field(default_factory=list)  # where nothing is sampled, only these
+
+    @property
+    def tokens(self) -> int:
+        every = self.groups + self.dropped
+        return sum(len(r.completion.token_ids) for group in every for r in group)
+
+    def metrics(self) -> dict[str, float]:
+        """Of all that was sampled: what dynamic sampling drops is part of the picture."""
+        rows = [r for group in self.groups + self.dropped for r in group]
+        if not rows:
+            return {}
+        found = {
+            "refill/rounds": float(self.rounds),
+            "refill/drawn_groups": float(len(self.groups) + len(self.dropped)),
+            "length/sampled_mean": self.tokens / len(rows),
+            "length/truncated_share": sum(r.completion.truncated for r in rows) / len(rows),
+            "reward/sampled_mean": _mean([r.grade.reward for r in rows]),
+            "reward/failed_share": sum(failed(r.grade) for r in rows) / len(rows),
+            "correct/mean": _mean([r.grade.correct for r in rows]),
+        }
+        for name in rows[0].grade.parts:
+            found[f"reward/part/{name}"] = _mean([r.grade.parts.get(name) for r in rows])
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def collect(run: Run, clock: Clock) -> Collected:
+    """As many groups as a step wants; after the last refill, as many as there are."""
+    config, recipe = run.config, run.config.recipe
+    if isinstance(recipe, PairRecipe):
+        if not run.grades:
+            drawn = run.cursor.take(config.prompts_per_step)
+            return Collected([], tasks=[run.tasks[d.task] for d in drawn])
+        return Collected(draw(run, config.prompts_per_step, clock))
+    groups = draw(run, config.prompts_per_step, clock)
+    dropped: list[Group] = []
+    for rounds in range(config.refills + 1):
+        batch = assemble(recipe, groups, run.loaded.tokenizer)
+        unwanted = set(select(recipe, batch).refill)
+        numbers = [group_numbers(recipe, groups)[row] for row in _first_rows(groups)]
+        kept = [g for g, number in zip(groups, numbers, strict=True) if number not in unwanted]
+        if len(kept) == len(groups) or rounds == config.refills:
+            break
+        dropped += [g for g, number in zip(groups, numbers, strict=True) if number in unwanted]
+        groups = kept + draw(run, len(groups) - len(kept), clock)
+    if len(kept) < len(groups):
+        run.event(
+            "refill",
+            f"dynamic sampling found {len(kept)} useful groups of {config.prompts_per_step} wanted "
+            f"in {len(groups) + len(dropped)} draws; going on with "
+            + ("those." if kept else "the last ones, which teach nothing."),
+        )
+    if kept:
+        dropped += [g for g in groups if not any(g is k for k in kept)]
+    return Collected(kept or groups, dropped, rounds)
+
+
+def draw(run: Run, prompts: int, clock: Clock) -> list[Group]:
+    """The next prompts, answered and graded."""
+    chosen = [(run.tasks[d.task], d.number) for d in run.cursor.take(prompts)]
+    top_k = run.learner.sampler_top_k
+    with clock("rollout"):
+        written = write(
+            run.engine, chosen, run.config.group_size, sampling_of(run.config, record_top_k=top_k)
+        )
+    with clock("grade"):
+        return grade(run.grader, run.loaded.tokenizer, written)
+
+
+def greedy_rewards(run: Run, groups: Sequence[Group], clock: Clock) -> list[float | None]:
+    """The reward of each group's greedy completion, for a recipe whose baseline it is."""
+    prompts = [(group[0].task, group[0].draw) for group in groups]
+    with clock("rollout"):
+        written = write(run.engine, prompts, 1, sampling_of(run.config, temperature=0.0))
+    with clock("grade"):
+        graded = grade(run.grader, run.loaded.tokenizer, written)
+    return [group[0].grade.reward for group in graded]
+
+
+def _first_rows(groups: Sequence[Group]) -> list[int]:
+    at, starts = 0, []
+    for group in groups:
+        starts.append(at)
+        at += len(group)
+    return starts
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [float(x) for x in values if x is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,343 @@
+"""What is known before anything expensive: what can't be trained, what is doubtful, what follows.
+
+Each rule says what, why and what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from groupwise.composition import PairRecipe, Recipe
+from groupwise.config.fields import Config
+from groupwise.config.reading import BUILT_IN, DEFAULTS
+from groupwise.config.values import FIELDS, checked, flat
+from groupwise.errors import ConfigError
+from groupwise.soundness import complaints
+
+Rule = Callable[[Config, Recipe], Iterator[str]]
+PairRule = Callable[[Config, PairRecipe], Iterator[str]]
+
+# What this trainer does not hold, and which recipe to take instead.
+NOT_HELD = {
+    "critic": "reinforce_pp (also per token, without a critic) or grpo",
+    "implicit reward model": "rloo (the same baseline on outcomes alone) or grpo",
+    "router": "gspo, whose ratio per answer does not mind how experts are chosen",
+}
+# Advantages that are 0, and filters that drop everything, where a group is one answer.
+ONE_IS_NOTHING = {
+    "group_mean", "group_zscore", "group_mean_batch_std", "leave_one_out", "leave_one_out_zscore",
+    "maxrl", "group_and_batch_mean", "group_and_moving_mean", "process_rloo",
+    "group_process_zscore", "drift_as_process_reward", "zero_variance", "reject", "enough_mixed",
+}  # fmt: skip
+TAKES_ONE = "reinforce_pp, remax or reinforce"
+SMALL_BATCH = 32  # completions
+
+
+def check(config: Config) -> list[str]:
+    """Refuse what can't be trained, and return what is doubtful."""
+    for name, value in flat(config).items():
+        checked(name, FIELDS[name], value)
+    recipe = config.recipe
+    if isinstance(recipe, PairRecipe):
+        refused = [text for rule in PAIRS_REFUSED for text in rule(config, recipe)]
+        doubtful = [text for rule in PAIRS_DOUBTFUL for text in rule(config, recipe)]
+    else:
+        refused = [text for rule in REFUSED for text in rule(config, recipe)]
+        doubtful = [text for rule in DOUBTFUL for text in rule(config, recipe)]
+    if refused:
+        raise ConfigError("\n".join(refused))
+    if (
+        isinstance(recipe, Recipe) and recipe.about.family != "dialect"
+    ):  # which repeats what a tool does, doubtful or not
+        doubtful = complaints(recipe)[1] + doubtful
+    return doubtful
+
+
+# --- refused ----------------------------------------------------------------------------------
+
+
+def models_not_held(config: Config, recipe: Recipe) -> Iterator[str]:
+    needed = [name for name in NOT_HELD if name in recipe.models]
+    routed = any("router" in name for name in (*recipe.streams, *recipe.outputs))
+    if routed or any(slot.name == "replay_routing" for slot in recipe.correction):
+        needed.append("router")
+    for name in needed:
+        article = "an" if name[0] in "aeiou" else "a"
+        yield (
+            f"recipe {recipe.name} needs {article} {name}, which this trainer does not hold yet. "
+            f"Take instead {NOT_HELD[name]}."
+        )
+
+
+def batch_smaller_than_updates(config: Config, recipe: Recipe) -> Iterator[str]:
+    updates, rows = recipe.schedule["updates"], config.prompts_per_step * config.group_size
+    if rows < updates:
+        yield (
+            f"{config.prompts_per_step} prompts x {config.group_size} samples = {rows} completions "
+            f"can't be split into the {updates} updates of {recipe.name}. Raise prompts_per_step "
+            f"or group_size, or set recipe.schedule.updates={rows} or less."
+        )
+
+
+def group_of_one(config: Config, recipe: Recipe) -> Iterator[str]:
+    alone = [s for s in (*recipe.advantage, *recipe.filter) if s.name in ONE_IS_NOTHING]
+    if config.group_size == 1 and alone:
+        yield (
+            f"group_size=1 with {alone[0].kind} {alone[0].name}: an answer is compared with the "
+            "others of its group, and there are none, so nothing would be learned. Raise "
+            f"group_size, or take a recipe for one sample per prompt: {TAKES_ONE}."
+        )
+
+
+def sampler_narrower_than_learner(config: Config, recipe: Recipe) -> Iterator[str]:
+    engine = config.engine
+    narrowed = {
+        "engine.top_p=1": engine.top_p < 1,
+        "engine.top_k=0": engine.top_k > 0,
+        "engine.min_tokens=0": engine.min_tokens > 0,
+    }
+    resets = [setting for setting, narrow in narrowed.items() if narrow]
+    if resets and "sampler_logp_NT" not in recipe.streams:
+        now = ", ".join(
+            f"{r.partition('=')[0]}={flat(config)[r.partition('=')[0]]}" for r in resets
+        )
+        yield (
+            f"{now}: answers would come from a narrower distribution than the one whose "
+            f"log-probability is learned, and {recipe.name} does not correct for it. Set "
+            f"{' '.join(resets)}, or take a recipe that weighs by the sampler's "
+            "log-probability, such as tis or olmo3."
+        )
+
+
+def greedy_training(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    if config.engine.temperature == 0:
+        yield (
+            "engine.temperature=0 gives the same answer every time: nothing to choose between. "
+            "Train at 1.0; eval.temperature is set apart."
+        )
+
+
+def knobs_that_the_recipe_ignores(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    ignored = {
+        "reference.update": "reference" not in recipe.models,
+        "optim.exponent_rate": "length_exponent" not in getattr(recipe, "outputs", ()),
+        "refills": not _refilling(recipe),
+    }
+    remedy = {
+        "reference.update": "it has no KL to a reference: add recipe.penalty='kl(coef=0.01)'",
+        "optim.exponent_rate": "it learns no length exponent: take lambda_grpo",
+        "refills": "no filter of it draws again: add recipe.filter='zero_variance()'",
+    }
+    values = flat(config)
+    for name, unused in ignored.items():
+        if unused and values[name] != DEFAULTS[name]:
+            yield (
+                f"{name}={values[name]} would be ignored by {recipe.name}, as {remedy[name]}, or "
+                "leave it out."
+            )
+
+
+def numbers_that_do_not_fit(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    engine, tiny, optim = config.engine, config.tiny, config.optim
+    if engine.min_tokens > engine.max_tokens:
+        yield (
+            f"engine.min_tokens={engine.min_tokens} is more than engine.max_tokens="
+            f"{engine.max_tokens}. Lower the first or raise the second."
+        )
+    if config.model.path == "tiny" and tiny.width % (2 * tiny.heads):
+        yield (
+            f"tiny.width={tiny.width} can't be split into {tiny.heads} heads of even width. Take a "
+            f"multiple of {2 * tiny.heads}."
+        )
+    for name in ("beta1", "beta2"):
+        if getattr(optim, name) == 1:
+            yield f"optim.{name}=1 never takes in a gradient. Keep it below 1."
+    if not any(config.reward.parts.values()):
+        yield (
+            "reward.parts gives nothing a weight, so every answer is worth the same. Write for "
+            "example reward.parts.number=1.0."
+        )
+
+
+def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
+    reads = recipe.pairing.definition.traits["reads"]
+    if reads == "grades" and config.group_size < 2:
+        yield (
+            f"recipe {recipe.name} pairs the best answer of a group with its worst, and group_size "
+            "is 1. Take 4 or more."
+        )
+    if reads != "grades" and config.overlong != "recipe":
+        yield f"overlong={config.overlong} would be ignored by {recipe.name}. Leave it out."
+
+
+def pairs_from_one_sample(config: Config, recipe: PairRecipe) -> Iterator[str]:
+    reads = recipe.pairing.definition.traits["reads"]
+    if reads == "answers" and config.group_size > 1:
+        yield (
+            f"recipe {recipe.name} reads one sample a prompt: group_size={config.group_size} is "
+            "sampled for nothing. Set group_size=1."
+        )
+    if recipe.reference == "the previous iterate" and config.reference.update == "frozen":
+        yield (
+            f"{recipe.name}'s reference is the previous iterate, and here it stays the starting "
+            "policy. Set reference.update=reset:STEPS to begin a new iteration every so often."
+        )
+
+
+def _refilling(recipe: Recipe | PairRecipe) -> list[str]:
+    """The filters after which more prompts are drawn."""
+    return [s.name for s in recipe.slots() if s.definition.traits.get("action") == "refill"]
+
+
+# --- doubtful ---------------------------------------------------------------------------------
+
+
+def lengths_of_another_run(config: Config, recipe: Recipe) -> Iterator[str]:
+    limit = config.engine.max_tokens
+    for slot in recipe.shaping:
+        if slot.name == "soft_overlong" and slot["max_length"] != limit:
+            yield (
+                f"{slot} is made for answers of {slot['max_length']} tokens, and engine.max_tokens "
+                f"is {limit}. Write recipe.shaping.soft_overlong.max_length={limit} "
+                f"recipe.shaping.soft_overlong.cache={max(1, limit // 4)}."
+            )
+    weights = recipe.aggregation
+    if weights.name == "seq_mean_token_sum_norm" and weights["length"] != limit:
+        yield (
+            f"{weights} divides by {weights['length']}, the paper's generation budget, and "
+            f"engine.max_tokens is {limit}. Write recipe.aggregation.length={limit}."
+        )
+
+
+def small_batch(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    rows = config.prompts_per_step * config.group_size
+    if rows < SMALL_BATCH:
+        yield (
+            f"{rows} completions a step are few: most of what an update does is noise. Raise "
+            "prompts_per_step or group_size; optim.micro_tokens bounds the memory."
+        )
+
+
+def schedule_without_a_run(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    warmup, steps = config.optim.warmup_steps, config.steps
+    if warmup >= steps:
+        yield (
+            f"optim.warmup_steps={warmup} is all of steps={steps}: the learning rate never arrives."
+        )
+    if not config.checkpoint.every_steps and not config.checkpoint.every_seconds:
+        yield (
+            "no checkpoints on the way: a run that is killed starts over. Set "
+            "checkpoint.every_seconds=600."
+        )
+
+
+def settings_without_effect(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    values = flat(config)
+    unused = []
+    if config.model.path != "tiny":
+        unused += [(name, "model.path is not tiny") for name in FIELDS if name.startswith("tiny.")]
+    if config.data.train not in BUILT_IN and config.data.eval not in BUILT_IN[1:]:
+        unused += [("data.size", "no generator is in use")]
+    if config.eval.samples > 1 and config.eval.temperature == 0:
+        unused += [("eval.samples", "greedy answers are all the same: set eval.temperature")]
+    for name, why in unused:
+        if values[name] != DEFAULTS[name]:
+            yield f"{name}={values[name]} has no effect: {why}."
+
+
+def nothing_held_out(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    if config.data.train not in BUILT_IN and not config.data.eval:
+        yield (
+            "no held-out tasks, so no accuracy and no best checkpoint. Set data.eval to a file "
+            "that is not in data.train."
+        )
+
+
+REFUSED: tuple[Rule, ...] = (
+    models_not_held,
+    batch_smaller_than_updates,
+    group_of_one,
+    sampler_narrower_than_learner,
+    greedy_training,
+    knobs_that_the_recipe_ignores,
+    numbers_that_do_not_fit,
+)
+DOUBTFUL: tuple[Rule, ...] = (
+    lengths_of_another_run,
+    small_batch,
+    schedule_without_a_run,
+    settings_without_effect,
+    nothing_held_out,
+)
+PAIRS_REFUSED: tuple[PairRule, ...] = (
+    pairs_without_a_choice,
+    greedy_training,
+    knobs_that_the_recipe_ignores,
+    numbers_that_do_not_fit,
+)
+PAIRS_DOUBTFUL: tuple[PairRule, ...] = (
+    pairs_from_one_sample,
+    schedule_without_a_run,
+    settings_without_effect,
+    nothing_held_out,
+)
+
+
+# --- what follows -----------------------------------------------------------------------------
+
+
+def describe(config: Config) -> list[str]:
+    """The numbers that follow from the configuration, for people."""
+    lines = [_batch_line(config)]
+    recipe = config.recipe
+    held = ", ".join(recipe.models)
+    held = held.replace("reference", f"reference ({config.reference.update})")
+    lines.append(f"recipe {recipe.name}; models: {held} ({_model(config)})")
+    tokens = config.prompts_per_step * config.group_size * config.engine.max_tokens
+    lines.append(
+        f"at most {tokens:,} tokens sampled a step ({config.engine.max_tokens} an answer); "
+        f"{config.optim.micro_tokens:,} tokens in memory at once"
+    )
+    drawn = config.steps * config.prompts_per_step
+    drawn_of = f" from {config.data.size:,} tasks" if config.data.train in BUILT_IN else ""
+    lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
+    lines += [
+        f"groups that {name} drops are drawn anew, up to {config.refills} times a step"
+        for name in _refilling(recipe)
+    ]
+    lines.append(_eval_line(config))
+    return lines
+
+
+def _batch_line(config: Config) -> str:
+    prompts, samples = config.prompts_per_step, config.group_size
+    if isinstance(config.recipe, PairRecipe):
+        if config.recipe.pairing.definition.traits["reads"] == "labels":
+            return f"{prompts} labelled pairs a step, 1 update"
+        return f"{prompts} prompts x {samples} samples, at most {prompts} pairs a step, 1 update"
+    line = f"{prompts} prompts x {samples} samples = {prompts * samples} completions a step"
+    schedule, weights = config.recipe.schedule, config.engine.weights
+    updates = schedule["updates"] * (2 if schedule.name == "low_then_high" else 1)
+    if updates > 1:
+        return f"{line}, {updates} updates, all but the first off-policy"
+    policy = "on-policy" if weights == "shared" else f"sampled from other weights ({weights})"
+    return f"{line}, 1 update, {policy}"
+
+
+def _model(config: Config) -> str:
+    path = config.model.path
+    name = "embedded tiny model" if path == "tiny" else Path(path).name
+    return f"{name}, {config.model.dtype} on {config.model.device}"
+
+
+def _eval_line(config: Config) -> str:
+    held_out = config.eval
+    if not held_out.tasks or (config.data.train not in BUILT_IN and not config.data.eval):
+        return "no held-out evaluation"
+    how = f"temperature {held_out.temperature:g}" if held_out.temperature else "greedy"
+    often = f"every {held_out.every} steps" if held_out.every else "before and after"
+    return (
+        f"held-out accuracy {often}: {held_out.tasks} tasks x {held_out.samples} "
+        f"sample{'s' if held_out.samples > 1 else ''}, {how}"
+    )

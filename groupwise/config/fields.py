@@ -1,0 +1,189 @@
+"""Every setting, its type, its range, its default and what it is for: the one place that says so.
+
+The comment beside a field is also what `text` writes beside it in a resolved configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from groupwise.composition import PairRecipe, Recipe
+from groupwise.slots import Count, Fraction, NonNegative, Positive, Range
+
+
+@dataclass(frozen=True)
+class Forms:
+    """A text that is one of some words, or a word and a number: `int8`, `stale:2`."""
+
+    words: tuple[str, ...]
+    numbered: tuple[tuple[str, type[int] | type[float], Range], ...]
+
+    def admits(self, text: str) -> bool:
+        if text in self.words:
+            return True
+        word, _, digits = text.partition(":")
+        for known, kind, bounds in self.numbered:
+            if word == known:
+                try:
+                    number = kind(digits)
+                except ValueError:
+                    return False
+                return math.isfinite(number) and bounds.admits(number)
+        return False
+
+    def __str__(self) -> str:
+        listed = [repr(word) for word in self.words]
+        for word, kind, bounds in self.numbered:
+            listed.append(f"'{word}:{'K' if kind is int else 'X'}' with a number {bounds}")
+        return ", ".join(listed)
+
+
+Whole = Annotated[int, Range(0)]
+PositiveFraction = Annotated[float, Range(0.0, 1.0, above=True)]
+_ONE, _ABOVE_ZERO, _DECAY = Range(1), Range(0.0, above=True), Range(0.0, 0.999999, above=True)
+SamplingWeights = Annotated[
+    str, Forms(("shared", "int8"), (("stale", int, _ONE), ("noise", float, _ABOVE_ZERO)))
+]
+ReferenceUpdate = Annotated[str, Forms(("frozen",), (("ema", float, _DECAY), ("reset", int, _ONE)))]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The policy."""
+
+    path: str = "tiny"  # a Hugging Face folder, a .gguf file, or "tiny": made on the spot
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    threads: Whole = 0  # of the CPU; 0: as PyTorch has it. Other numbers give other last bits
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """The embedded model: a small transformer over characters with a supervised cold start."""
+
+    width: Count = 128
+    layers: Count = 4
+    heads: Count = 4
+    cold_start_steps: Whole = 150  # of supervised learning on the task's own solutions
+    cold_start_batch: Count = 64
+    cold_start_rate: Positive = 3e-3
+
+
+@dataclass(frozen=True)
+class Data:
+    """Prompts."""
+
+    train: str = "arithmetic"  # a .jsonl file, or a generator: arithmetic, countdown
+    eval: str = ""  # the same; "" holds tasks out of a generator, and none of a file
+    prompt_key: str = "prompt"
+    answer_key: str = "answer"
+    template: Literal["auto", "chat", "plain"] = "auto"  # auto: chat for messages, else plain
+    system: str = ""  # a system message in front of chat prompts
+    instruction: str = "{prompt}"  # what a string prompt becomes
+    max_prompt_tokens: Whole = 0  # longer ones are dropped, and reported; 0: what the model holds
+    size: Count = 10_000  # tasks that a generator makes
+    options: dict[str, Any] = field(default_factory=dict)  # of a generator, such as digits = 2
+    shuffle: bool = True
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What an answer is worth: a weighted sum of parts."""
+
+    # name -> weight: "number", "exact", "countdown", "format(pattern=...)", "file.py:function"
+    parts: dict[str, float] = field(default_factory=lambda: {"number": 1.0})
+    max_failed_share: Fraction = 0.05  # of a step's rewards that may fail before the run stops
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The sampler."""
+
+    max_tokens: Count = 64
+    min_tokens: Whole = 0
+    temperature: NonNegative = 1.0
+    top_p: PositiveFraction = 1.0
+    top_k: Whole = 0  # 0: all tokens
+    stop: tuple[str, ...] = ()
+    slots: Count = 64  # sequences in flight
+    # "shared": the learner's own. To study a mismatch, a copy: "int8", "stale:K" updates, "noise:S"
+    weights: SamplingWeights = "shared"
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The update."""
+
+    learning_rate: NonNegative = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Whole = 0
+    weight_decay: NonNegative = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Positive = 1e-8
+    clip_norm: NonNegative = 1.0  # 0: no clipping
+    micro_tokens: Count = 4096  # in one forward and backward pass; changes memory, not the update
+    recompute: bool = False  # activations in the backward pass: less memory, a third more time
+    exponent_rate: NonNegative = 1e-2  # of the length exponent, where the recipe learns one
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What KL terms hold on to, for recipes that have them."""
+
+    # "frozen": the starting policy; "ema:0.99": a moving average; "reset:100": every 100 steps
+    update: ReferenceUpdate = "frozen"
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Held-out accuracy."""
+
+    every: Whole = 10  # steps; also before the first and after the last. 0: only those two
+    tasks: Whole = 128  # 0: no evaluation
+    samples: Count = 1
+    temperature: NonNegative = 0.0  # 0: greedy
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run that was stopped goes on from."""
+
+    every_steps: Whole = 50  # 0: not by steps
+    every_seconds: NonNegative = 600.0  # 0: not by time
+    keep: Count = 2  # the latest; the best is kept beside them
+
+
+@dataclass(frozen=True)
+class Guard:
+    """When not to go on."""
+
+    # mean |sampler − learner| log-probability that the first step may have
+    mismatch: NonNegative = 1e-3
+    max_skipped: Whole = 3  # updates in a row that may be skipped because they are not finite
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of a run. Two numbers set the batch: prompts_per_step and group_size."""
+
+    recipe: Recipe | PairRecipe
+    prompts_per_step: Count = 16
+    group_size: Count = 8  # completions of each prompt
+    steps: Count = 100
+    seed: Whole = 0
+    # answers that hit the limit: as the recipe has it, left out, masked in the loss, or penalised
+    overlong: Literal["recipe", "drop", "mask", "penalise"] = "recipe"
+    refills: Whole = 3  # rounds of dynamic sampling before a smaller batch is taken
+    model: Model = field(default_factory=Model)
+    tiny: Tiny = field(default_factory=Tiny)
+    data: Data = field(default_factory=Data)
+    reward: Reward = field(default_factory=Reward)
+    engine: Engine = field(default_factory=Engine)
+    optim: Optim = field(default_factory=Optim)
+    reference: Reference = field(default_factory=Reference)
+    eval: Eval = field(default_factory=Eval)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    guard: Guard = field(default_factory=Guard)

@@ -1,0 +1,96 @@
+"""Which prompt comes next. The cursor is saved with a run and continues where it stood."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from groupwise.errors import DataError
+from groupwise.records import Task
+
+
+class Draw(NamedTuple):
+    task: int  # its place in the list of tasks
+    number: int  # how often it had been drawn before; the sampler's random numbers depend on it
+
+
+class Cursor:
+    """Endless passes over the tasks, each in an order of its own.
+
+    Every pass draws every task once, so the number of a task's draws is the number of passes
+    before this one: a prompt that comes back, even in the same batch, has another draw number.
+    """
+
+    def __init__(self, tasks: Sequence[Task], seed: int, shuffle: bool = True) -> None:
+        if not tasks:
+            raise DataError("There are no tasks to draw from. Check data.train.")
+        self.seed, self.shuffle = seed, shuffle
+        self.count, self.fingerprint = len(tasks), fingerprint(tasks)
+        self.epoch = self.position = 0
+        self._order = self._order_of(0)
+
+    def take(self, n: int) -> list[Draw]:
+        """The next n draws, over the end of a pass where that is near."""
+        drawn = []
+        for _ in range(n):
+            if self.position == self.count:
+                self.epoch, self.position = self.epoch + 1, 0
+                self._order = self._order_of(self.epoch)
+            drawn.append(Draw(self._order[self.position], self.epoch))
+            self.position += 1
+        return drawn
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs, as JSON."""
+        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state of the same tasks in the same order."""
+        for name, mine in self._identity().items():
+            if state.get(name) != mine:
+                raise DataError(
+                    f"The saved position is of other data: its {name} is {state.get(name)!r}, here "
+                    f"it is {mine!r}. Continue with the data and seed of the run, or start a new "
+                    "one."
+                )
+        epoch, position = state.get("epoch"), state.get("position")
+        if (
+            not isinstance(epoch, int)
+            or not isinstance(position, int)
+            or epoch < 0
+            or not 0 <= position <= self.count
+        ):
+            raise DataError(
+                f"The saved position (epoch {epoch!r}, position {position!r} of {self.count}) "
+                "makes no sense. Continue from another checkpoint."
+            )
+        self.epoch, self.position = epoch, position
+        self._order = self._order_of(epoch)
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.fingerprint,
+            "count": self.count,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+    def _order_of(self, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(self.count))
+        # Sorted by random() rather than shuffled: only random() is the same in every Python.
+        stream = random.Random(f"order/{self.seed}/{epoch}")
+        keys = [stream.random() for _ in range(self.count)]
+        return sorted(range(self.count), key=keys.__getitem__)
+
+
+def fingerprint(tasks: Sequence[Task]) -> str:
+    """A hash of ids and prompts, in order: equal for the same data, and for no other."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        prompt = task.prompt if isinstance(task.prompt, str) else [dict(m) for m in task.prompt]
+        digest.update(json.dumps([task.id, prompt], sort_keys=True).encode())
+    return digest.hexdigest()[:16]

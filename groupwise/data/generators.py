@@ -1,0 +1,195 @@
+"""Tasks made on the spot: arithmetic and countdown. They need no download.
+
+A generator is a function of size, seed and its options; the same call gives the same tasks. Their
+prompts differ from each other; where there are not enough different ones, there are fewer tasks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from groupwise.data.tasks import prompt_text
+from groupwise.errors import DataError, nearest
+from groupwise.records import Task
+
+# Countdown has no formula for the number of its prompts: this many draws in a row without a new
+# one, and it takes the rest to be nothing.
+PATIENCE = 2_000
+BINDING = {"+": 1, "-": 1, "*": 2, "/": 2}
+ATOM = 3
+
+
+def generate(name: str, size: int, seed: int, options: Mapping[str, Any]) -> list[Task]:
+    """Tasks of a generator by name. There are fewer than `size` if it has no more prompts."""
+    if name not in GENERATORS:
+        raise DataError(f"There is no generator {name!r}. {nearest(name, GENERATORS)}")
+    if size < 1:
+        raise DataError(f"data.size = {size} gives no tasks. Make it at least 1.")
+    make = GENERATORS[name]
+    known = [key for key in inspect.signature(make).parameters if key not in ("size", "stream")]
+    for key in options:
+        if key not in known:
+            raise DataError(f"{name} has no option {key!r}. {nearest(key, known)}")
+    return make(size, random.Random(f"{name}/{seed}"), **options)
+
+
+def split(tasks: Sequence[Task], held_out: int, seed: int) -> tuple[list[Task], list[Task]]:
+    """To train on, and to hold out: at least `held_out` tasks, no prompt on both sides."""
+    if held_out <= 0:
+        return list(tasks), []
+    by_prompt: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_prompt.setdefault(prompt_text(task.prompt), []).append(task)
+    prompts = list(by_prompt)
+    random.Random(f"split/{seed}").shuffle(prompts)
+    taken: set[int] = set()
+    for prompt in prompts:
+        if len(taken) >= held_out:
+            break
+        taken.update(task.id for task in by_prompt[prompt])
+    if len(taken) == len(tasks):
+        raise DataError(
+            f"Holding {held_out} of {len(tasks)} tasks out leaves none to train on. Make data.size "
+            "larger or eval.tasks smaller."
+        )
+    return [t for t in tasks if t.id not in taken], [t for t in tasks if t.id in taken]
+
+
+def arithmetic(
+    size: int, stream: random.Random, *, digits: int = 2, operations: str = "+", terms: int = 2
+) -> list[Task]:
+    """'37+58=' -> '95'. Numbers of 1 to `digits` digits, products before sums."""
+    _whole("arithmetic", "digits", digits, 1, 100)
+    _whole("arithmetic", "terms", terms, 1, 100)
+    _operations("arithmetic", operations, "+-*")
+    bases = [10**digits] + [len(operations), 10**digits] * (terms - 1)
+    tasks = []
+    for number, code in enumerate(_distinct(_product(bases), size, stream)):
+        parts = _digits(code, bases)
+        text = "".join(str(x) if at % 2 == 0 else operations[x] for at, x in enumerate(parts))
+        answer = str(_sum_of_products(parts[::2], [operations[x] for x in parts[1::2]]))
+        tasks.append(Task(number, f"{text}=", answer, {"solution": answer}))
+    return tasks
+
+
+def countdown(
+    size: int,
+    stream: random.Random,
+    *,
+    numbers: int = 3,
+    low: int = 1,
+    high: int = 20,
+    operations: str = "+-*/",
+    max_target: int = 100,
+) -> list[Task]:
+    """'make 26 from 3 5 7:' -> '3*7+5', or any other expression with each number once."""
+    _whole("countdown", "numbers", numbers, 2, 8)
+    _whole("countdown", "low", low, 1, 10**6)
+    _whole("countdown", "high", high, low, 10**6)
+    _whole("countdown", "max_target", max_target, 1, 10**9)
+    _operations("countdown", operations, "+-*/")
+    found: dict[tuple[int, tuple[int, ...]], str] = {}
+    misses = 0
+    while len(found) < size and misses < PATIENCE:
+        chosen = [stream.randint(low, high) for _ in range(numbers)]
+        made = _expression(chosen, operations, stream)
+        key = (made[0] if made else 0, tuple(sorted(chosen)))
+        if made is None or made[0] > max_target or key in found:
+            misses += 1
+        else:
+            found[key] = made[1]
+            misses = 0
+    if not found:
+        raise DataError(
+            f"countdown found no target up to max_target = {max_target} with {numbers} numbers "
+            f"from {low} to {high}. Raise max_target or lower the numbers."
+        )
+    return [
+        Task(
+            id=number,
+            prompt=f"make {target} from {' '.join(map(str, given))}:",
+            answer=solution,
+            columns={"numbers": list(given), "target": target, "solution": solution},
+        )
+        for number, ((target, given), solution) in enumerate(found.items())
+    ]
+
+
+GENERATORS: dict[str, Callable[..., list[Task]]] = {
+    "arithmetic": arithmetic,
+    "countdown": countdown,
+}
+
+
+def _distinct(space: int, size: int, stream: random.Random) -> list[int]:
+    """Different numbers below `space`, in random order."""
+    if 2 * size >= space:
+        return stream.sample(range(space), min(size, space))
+    drawn: dict[int, None] = {}
+    while len(drawn) < size:
+        drawn[stream.randrange(space)] = None
+    return list(drawn)
+
+
+def _product(numbers: Sequence[int]) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result
+
+
+def _digits(code: int, bases: Sequence[int]) -> list[int]:
+    """A number written in mixed bases: every code is another list."""
+    digits = []
+    for base in bases:
+        code, digit = divmod(code, base)
+        digits.append(digit)
+    return digits
+
+
+def _sum_of_products(numbers: Sequence[int], operations: Sequence[str]) -> int:
+    total, product = 0, numbers[0]
+    for operation, number in zip(operations, numbers[1:], strict=True):
+        if operation == "*":
+            product *= number
+        else:
+            total, product = total + product, number if operation == "+" else -number
+    return total + product
+
+
+def _expression(
+    numbers: Sequence[int], operations: str, stream: random.Random
+) -> tuple[int, str] | None:
+    """All numbers joined at random; None unless every step is a whole number above 0."""
+    parts = [(number, str(number), ATOM) for number in numbers]
+    while len(parts) > 1:
+        a, a_text, a_binding = parts.pop(stream.randrange(len(parts)))
+        b, b_text, b_binding = parts.pop(stream.randrange(len(parts)))
+        sign = stream.choice(operations)
+        if (sign == "-" and a <= b) or (sign == "/" and a % b):
+            return None
+        value = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
+        binding = BINDING[sign]
+        if a_binding < binding:
+            a_text = f"({a_text})"
+        if b_binding < binding or (b_binding == binding and sign in "-/"):
+            b_text = f"({b_text})"
+        parts.append((value, f"{a_text}{sign}{b_text}", binding))
+    return parts[0][:2]
+
+
+def _whole(name: str, option: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise DataError(
+            f"{name}: {option} = {value!r} must be a whole number from {low} to {high}."
+        )
+
+
+def _operations(name: str, value: Any, known: str) -> None:
+    if not isinstance(value, str) or not value or set(value) - set(known):
+        raise DataError(f"{name}: operations = {value!r} must be some of {known!r}.")
+    if len(set(value)) < len(value):
+        raise DataError(f"{name}: operations = {value!r} names one twice.")

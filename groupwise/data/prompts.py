@@ -1,0 +1,230 @@
+"""From prompts to token ids: once, up front, for sampler and learner alike.
+
+The template is applied once, exactly one BOS stands in front, and every prompt must come back from
+its ids as it went in: otherwise the model would answer another prompt than the one in the data. A
+few rows with odd characters are dropped and reported; if there are more, the set-up is at fault.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from groupwise.errors import DataError, ModelError
+from groupwise.model.tokenizer import Tokenizer
+from groupwise.records import Task
+
+Template = Literal["auto", "chat", "plain"]
+PROMPT = "{prompt}"
+MAX_LOST = 0.01  # share of prompts that may not survive the tokenizer
+
+
+@dataclass(frozen=True)
+class Dropped:
+    task: int  # its id
+    why: str
+    tokens: int  # 0 where there is no telling
+
+
+class _Lost(DataError):
+    """A prompt that does not come back from its ids."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    tasks: list[Task]  # with token_ids
+    dropped: list[Dropped]
+    limit: int  # tokens that a prompt may have
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know about the rows that are not there."""
+        total = len(self.dropped) + len(self.tasks)
+        long = [row for row in self.dropped if row.tokens]
+        lost = [row for row in self.dropped if not row.tokens]
+        notes = []
+        if long:
+            longest = max(long, key=lambda row: row.tokens)
+            notes.append(
+                f"{len(long)} of {total} prompts are longer than {self.limit} tokens and were "
+                f"dropped; the longest, row {longest.task}, has {longest.tokens}."
+            )
+        if lost:
+            notes.append(
+                f"{len(lost)} of {total} prompts do not survive the tokenizer and were dropped; "
+                f"the first: {lost[0].why}"
+            )
+        return notes
+
+
+def prepare(
+    tasks: Sequence[Task],
+    tokenizer: Tokenizer,
+    *,
+    template: Template = "auto",
+    system: str = "",
+    instruction: str = PROMPT,
+    max_prompt_tokens: int = 0,
+    room: int,
+) -> Prepared:
+    """Token ids for every task that fits. `room` is what the model holds beside the answer."""
+    _check_settings(tasks, template, system, instruction)
+    limit = min(max_prompt_tokens or room, room)
+    kept: list[Task] = []
+    dropped: list[Dropped] = []
+    reader = _Reader(tokenizer)
+    for task in tasks:
+        try:
+            ids = reader.ids(task, as_written(task, template, system, instruction))
+        except _Lost as error:
+            dropped.append(Dropped(task.id, str(error), 0))
+            continue
+        if len(ids) > limit:
+            dropped.append(Dropped(task.id, f"longer than {limit} tokens", len(ids)))
+        else:
+            kept.append(replace(task, token_ids=tuple(ids)))
+    lost = [row for row in dropped if not row.tokens]
+    if len(lost) > MAX_LOST * len(tasks):
+        raise DataError(
+            f"{len(lost)} of {len(tasks)} prompts do not survive the tokenizer: the model would "
+            f"read something else. {lost[0].why} Change the prompts or the template, or use the "
+            "tokenizer that belongs to the model."
+        )
+    if not kept:
+        shortest = min(row.tokens for row in dropped)
+        raise DataError(
+            f"All {len(tasks)} prompts are longer than {limit} tokens (the shortest has "
+            f"{shortest}). Raise data.max_prompt_tokens, lower engine.max_tokens, or use a model "
+            "with a longer context."
+        )
+    return Prepared(kept, dropped, limit)
+
+
+def as_written(
+    task: Task, template: Template, system: str, instruction: str
+) -> str | list[dict[str, Any]]:
+    """Plain text, or the messages that the chat template will render."""
+    if isinstance(task.prompt, str):
+        # Not str.format: a prompt or instruction may hold braces of its own.
+        text = instruction.replace(PROMPT, task.prompt)
+        if template != "chat":
+            return text
+        messages = [{"role": "user", "content": text}]
+    else:
+        messages = [dict(message) for message in task.prompt]
+    if not system:
+        return messages
+    if messages[0]["role"] == "system":
+        raise DataError(
+            f"Row {task.id} has a system message of its own, and data.system is set. Remove one of "
+            "the two."
+        )
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _check_settings(
+    tasks: Sequence[Task], template: Template, system: str, instruction: str
+) -> None:
+    """Settings that no prompt would use are mistakes."""
+    if not tasks:
+        raise DataError("There are no prompts. Check data.train and data.size.")
+    strings = sum(isinstance(task.prompt, str) for task in tasks)
+    if PROMPT not in instruction:
+        raise DataError(
+            f"data.instruction = {instruction!r} leaves the prompt out. Write {PROMPT} where it "
+            "goes."
+        )
+    if template == "plain" and strings < len(tasks):
+        raise DataError(
+            f'{len(tasks) - strings} prompts are messages, which data.template = "plain" has no '
+            'text for. Set data.template = "auto".'
+        )
+    if instruction != PROMPT and not strings:
+        raise DataError(
+            "data.instruction is for prompts that are strings, and all of these are messages: it "
+            "would be ignored. Use data.system, or write it into the messages."
+        )
+    if system and template != "chat" and strings == len(tasks):
+        raise DataError(
+            "data.system is for chat prompts, and all of these are plain text: it would be "
+            'ignored. Set data.template = "chat", or write it into data.instruction.'
+        )
+
+
+class _Reader:
+    """Text to ids, checked."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        # What the tokenizer puts around a text: nothing, or a BOS in front.
+        self.front = tokenizer.encode("", with_bos=True)
+        if len(self.front) > 1 or (
+            self.front != [tokenizer.bos_id] and self.front and self.front[0] in tokenizer.eos_ids
+        ):
+            shown = [tokenizer.decode([number]) for number in self.front]
+            raise DataError(
+                f"The tokenizer puts {shown} around a text; a prompt may only have a BOS in front, "
+                "or the model reads that it has ended. Change post_processor in tokenizer.json."
+            )
+
+    def ids(self, task: Task, written: str | list[dict[str, Any]]) -> list[int]:
+        try:
+            text = written if isinstance(written, str) else self.tokenizer.render(written)
+        except ModelError as error:
+            raise DataError(f"Row {task.id}: {error}") from error
+        try:
+            ids = self.tokenizer.encode(text)
+        except ModelError as error:
+            raise _Lost(f"Row {task.id}: {self._stranger(text)!r} has no token.") from error
+        self._check_round_trip(task, text, ids)
+        # A chat template writes the BOS itself, and so do some plain prompts.
+        if isinstance(written, str) and ids[: len(self.front)] != self.front:
+            ids = self.front + ids
+        bos = self.tokenizer.bos_id
+        if bos is not None and ids[:2] == [bos, bos]:
+            raise DataError(
+                f"Row {task.id} starts with two BOS tokens ({self.tokenizer.decode([bos])!r}): the "
+                "prompt and the template both write one. Remove it from the prompt."
+            )
+        return ids
+
+    def _stranger(self, text: str) -> str:
+        """The first character that the tokenizer refuses, or the text if it is none alone."""
+        for character in text:
+            try:
+                self.tokenizer.encode(character)
+            except ModelError:
+                return character
+        return text
+
+    def _check_round_trip(self, task: Task, text: str, ids: list[int]) -> None:
+        back = self.tokenizer.decode(ids)
+        if back == text or self._settled(back) == self._settled(text):
+            return
+        before, after = self._settled(text), self._settled(back)
+        at = next(
+            (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
+            min(len(before), len(after)),
+        )
+        raise _Lost(
+            f"Row {task.id}: {before[at : at + 20]!r} comes back as {after[at : at + 20]!r} "
+            f"(character {at}, behind {before[max(0, at - 20) : at]!r})."
+        )
+
+    def _settled(self, text: str) -> str:
+        """Without what tokenizers of sound models may change.
+
+        That is composed accents, and white space in front and beside special tokens.
+        """
+        *pieces, last = self._special.split(unicodedata.normalize("NFC", text))
+        return "".join([*(piece.strip() for piece in pieces), last.lstrip()])
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        added = self.tokenizer.backend.get_added_tokens_decoder().values()
+        tokens = sorted((re.escape(token.content) for token in added), reverse=True)
+        return re.compile(f"({'|'.join(tokens)})" if tokens else "(?!)")

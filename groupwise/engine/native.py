@@ -1,0 +1,305 @@
+"""The native engine: continuous batching on the learner's own forward pass.
+
+Samples in flight fill the first slots of one cache. At each step all of them get a token, those
+that end leave, the last ones move into the gaps, and waiting samples take the free slots at once.
+A prompt is computed by itself, once for its whole group, and copied into the slots.
+
+On a CPU in float32 a completion is the same, to the last bit, whatever else is in flight: prompts
+are computed alone, and batches of single tokens never have fewer than `MIN_ROWS` rows, since a
+matrix product takes another road for a few rows. The other half of this is in `DecodeAttention`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from groupwise.engine.copies import Source, State, make_source
+from groupwise.engine.protocol import Request, Sampling
+from groupwise.engine.randomness import key, normals, uniforms
+from groupwise.engine.sampling import Choice, choose, padded_width
+from groupwise.engine.stopping import StopWatch
+from groupwise.errors import EngineError
+from groupwise.model.attention import KEY_STEP, CachedAttention, DecodeAttention, KeyValueCache
+from groupwise.model.config import ModelConfig
+from groupwise.model.head import logits, widened
+from groupwise.model.tokenizer import Tokenizer
+from groupwise.model.transformer import PolicyModel
+from groupwise.records import Completion
+
+MIN_ROWS, ROW_STEP = 16, 4
+
+Finish = Literal["eos", "stop", "length"]
+
+
+class NativeEngine:
+    """Samples from the learner's parameters, or from a copy (see copies.py)."""
+
+    def __init__(
+        self,
+        model: PolicyModel,
+        tokenizer: Tokenizer,
+        *,
+        seed: int,
+        slots: int,
+        weights: str = "shared",
+        version: int = 0,
+    ) -> None:
+        if slots < 1:
+            raise EngineError(f"engine.slots is {slots}; at least one sequence must be in flight.")
+        self.weights, self.seed, self.slots = weights, seed, slots
+        self.tokenizer = tokenizer
+        self.source: Source = make_source(weights, model, version)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """Completions in the order of requests and samples."""
+        check_requests(self.source.model.config, requests, sampling)
+        # Caches and buffers live as long as this call: nothing can outlive a change of weights.
+        flight = Flight(self, requests, sampling)
+        return flight.run()
+
+    def sync(self, version: int) -> None:
+        """The learner's weights changed: take them, under this number."""
+        self.source.sync(version)
+
+    def state(self) -> State:
+        """What resuming needs beyond the learner's parameters and the version."""
+        return self.source.state()
+
+    def restore(self, state: State) -> None:
+        self.source.restore(state)
+
+
+@dataclass
+class Sample:
+    """A completion in the making."""
+
+    request: int
+    number: int  # within the group
+    uniform_T: list[float]
+    noise_key: tuple[int, ...]
+    held: int  # tokens of it in the cache: the prompt, later the completion but its last token
+    watch: StopWatch | None
+    tokens: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    topk: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+
+class Flight:
+    """One call of `generate`: the samples in flight, their cache, and who is waiting."""
+
+    def __init__(
+        self, engine: NativeEngine, requests: Sequence[Request], sampling: Sampling
+    ) -> None:
+        self.engine, self.requests, self.sampling = engine, requests, sampling
+        self.source = engine.source
+        self.model: PolicyModel = engine.source.model
+        config, head_VD = self.model.config, self.model.head_weight
+        self.device = head_VD.device
+        self.head_VD = widened(head_VD)  # weights do not change during the call
+        self.temperature = sampling.temperature or 1.0
+        total = sum(request.samples for request in requests)
+        self.places = min(engine.slots, total)
+        rows = padded_rows(self.places)
+        longest = max(len(request.prompt) for request in requests)
+        capacity = -(-(longest + sampling.max_tokens) // KEY_STEP) * KEY_STEP
+        self.cache = KeyValueCache(config, rows, capacity, head_VD.dtype, self.device)
+        self.prompt = KeyValueCache(config, 1, longest, head_VD.dtype, self.device)
+        self.hidden_SD = head_VD.new_zeros(rows, config.hidden_size)
+        wide = torch.float64 if head_VD.dtype == torch.float64 else torch.float32
+        shape = (rows, padded_width(config.vocab_size))
+        self.logits_SV = torch.full(shape, -torch.inf, dtype=wide, device=self.device)
+        self.work_SV = torch.empty_like(self.logits_SV)
+        self.running: list[Sample] = []
+        self.waiting = self._samples()
+        self.done: list[list[Completion | None]] = [[None] * r.samples for r in requests]
+
+    @torch.no_grad()
+    def run(self) -> list[list[Completion]]:
+        self._admit()
+        while self.running:
+            self._retire(self._write(self._choose()))
+            self._forward()
+            self._admit()
+        return [[c for c in group if c is not None] for group in self.done]
+
+    def _samples(self) -> Iterator[Sample]:
+        """Everyone, in order. A group's prompt is computed when its first sample is asked for."""
+        for index, request in enumerate(self.requests):
+            named = (self.engine.seed, request.stream, request.prompt_id, request.draw)
+            keys = [key(*named, number) for number in range(request.samples)]
+            uniform_NT = uniforms(torch.tensor(keys), self.sampling.max_tokens).tolist()
+            self.last_D = self._prefill(request.prompt)
+            for number in range(request.samples):
+                watch = None
+                if self.sampling.stop:
+                    watch = StopWatch(self.engine.tokenizer, self.sampling.stop)
+                noise = key(*named, number, purpose="noise")
+                yield Sample(index, number, uniform_NT[number], noise, len(request.prompt), watch)
+
+    def _prefill(self, prompt: tuple[int, ...]) -> Tensor:
+        """The prompt into its cache; the hidden state behind it."""
+        attend = CachedAttention(self.prompt, [0], [0], [len(prompt)])
+        token_T = torch.tensor(prompt, device=self.device)
+        return self.model(token_T, attend.position_T, attend)[-1]
+
+    def _admit(self) -> None:
+        """Waiting samples into the slots behind the running ones."""
+        while len(self.running) < self.places:
+            sample = next(self.waiting, None)
+            if sample is None:
+                return
+            slot = len(self.running)
+            self.cache.copy(0, [slot], sample.held, self.prompt)
+            self.hidden_SD[slot] = self.last_D
+            self.running.append(sample)
+
+    def _forward(self) -> None:
+        """The last tokens of all that run through the model. Rows behind them are ballast."""
+        if not self.running:
+            return
+        rows = padded_rows(len(self.running))
+        ballast = [0] * (rows - len(self.running))
+        tokens = [sample.tokens[-1] for sample in self.running] + ballast
+        held = [sample.held for sample in self.running] + ballast
+        token_N, position_N = torch.tensor([tokens, held], device=self.device)
+        attend = DecodeAttention(self.cache, position_N, max(held))
+        self.hidden_SD[:rows] = self.model(token_N, position_N, attend)
+        for sample in self.running:
+            sample.held += 1
+
+    def _choose(self) -> Choice:
+        rows = padded_rows(len(self.running))
+        vocabulary = self.model.config.vocab_size
+        logits_NV, work_NV = self.logits_SV[:rows], self.work_SV[:rows]
+        real_NV = logits_NV[:, :vocabulary]
+        logits(self.hidden_SD[:rows], self.head_VD, out=real_NV)
+        if self.source.noise:
+            real_NV[: len(self.running)] += self.source.noise * self._noise(vocabulary)
+        if self.temperature != 1.0:
+            real_NV.div_(self.temperature)
+        uniform = [sample.uniform_T[len(sample.tokens)] for sample in self.running]
+        uniform += [0.0] * (rows - len(self.running))
+        uniform_N = torch.tensor(uniform, dtype=torch.float64, device=self.device)
+        return choose(logits_NV, work_NV, uniform_N, self.sampling, self._banned())
+
+    def _noise(self, vocabulary: int) -> Tensor:
+        keys = torch.tensor([sample.noise_key for sample in self.running], device=self.device)
+        at = torch.tensor([len(sample.tokens) for sample in self.running], device=self.device)
+        return normals(keys, at, vocabulary)
+
+    def _banned(self) -> tuple[Tensor, Tensor] | None:
+        """Rows that may not end yet, and the tokens that would end them."""
+        if not self.sampling.min_tokens:
+            return None
+        rows = [
+            row
+            for row, sample in enumerate(self.running)
+            if len(sample.tokens) < self.sampling.min_tokens
+        ]
+        ends = torch.tensor(self.engine.tokenizer.eos_ids, dtype=torch.long, device=self.device)
+        return torch.tensor(rows, dtype=torch.long, device=self.device), ends
+
+    def _write(self, choice: Choice) -> list[tuple[int, Finish]]:
+        """Append what was chosen; which slots have ended, and why."""
+        ended: list[tuple[int, Finish]] = []
+        tokens, logps = choice.token_N.tolist(), choice.logp_N.tolist()
+        topk_id_NK, topk_logp_NK = choice.topk_id_NK, choice.topk_logp_NK
+        for slot, sample in enumerate(self.running):
+            if not math.isfinite(logps[slot]):
+                raise EngineError(self._not_finite(sample))
+            sample.tokens.append(tokens[slot])
+            sample.logps.append(logps[slot])
+            if topk_id_NK is not None and topk_logp_NK is not None:
+                sample.topk.append((topk_id_NK[slot], topk_logp_NK[slot]))
+            finish = self._finish(sample)
+            if finish is not None:
+                ended.append((slot, finish))
+        return ended
+
+    def _finish(self, sample: Sample) -> Finish | None:
+        written, token = len(sample.tokens), sample.tokens[-1]
+        if token in self.engine.tokenizer.eos_ids:
+            return "eos"
+        stopped = sample.watch is not None and sample.watch.push(token)
+        if stopped and written >= self.sampling.min_tokens:
+            return "stop"
+        return "length" if written == self.sampling.max_tokens else None
+
+    def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
+        """Hand in what has ended, last slot first, and close each gap with the last sample."""
+        for slot, finish in reversed(ended):
+            sample, last = self.running[slot], self.running.pop()
+            self.done[sample.request][sample.number] = self._completion(sample, finish)
+            if last is not sample:
+                self.cache.copy(len(self.running), [slot], last.held)
+                self.running[slot] = last
+
+    def _completion(self, sample: Sample, finish: Finish) -> Completion:
+        ids, logps = zip(*sample.topk, strict=True) if sample.topk else (None, None)
+        return Completion(
+            token_ids=tuple(sample.tokens),
+            logp_T=torch.tensor(sample.logps, dtype=torch.float32),
+            finish=finish,
+            version=self.source.version,
+            weights=self.engine.weights,
+            topk_id_TK=None if ids is None else torch.stack(ids).cpu(),
+            topk_logp_TK=None if logps is None else torch.stack(logps).cpu(),
+        )
+
+    def _not_finite(self, sample: Sample) -> str:
+        request = self.requests[sample.request]
+        return (
+            f"The model gives no finite probabilities for token {len(sample.tokens)} behind prompt "
+            f"{request.prompt_id} (weights of version {self.source.version}): its weights hold NaN "
+            f"or infinity, or its activations overflow. Go back to an earlier checkpoint with a "
+            f"smaller learning rate, or use model.dtype = 'float32'."
+        )
+
+
+def padded_rows(samples: int) -> int:
+    """Rows of a batch in which every row's bits are its own."""
+    return max(MIN_ROWS, -(-samples // ROW_STEP) * ROW_STEP)
+
+
+def check_requests(config: ModelConfig, requests: Sequence[Request], sampling: Sampling) -> None:
+    """Refuse what could not be served, or would be served wrongly, before anything is computed."""
+    if not requests:
+        raise EngineError("There are no requests. Ask for at least one completion.")
+    if sampling.record_top_k > config.vocab_size:
+        raise EngineError(
+            f"record_top_k is {sampling.record_top_k}; the vocabulary has {config.vocab_size} "
+            f"tokens. Ask for fewer."
+        )
+    limit = min(config.max_positions, config.position_limit or config.max_positions)
+    for request in requests:
+        where = f"Prompt {request.prompt_id}"
+        if request.samples < 1:
+            raise EngineError(f"{where} asks for {request.samples} samples. Ask for at least one.")
+        if not request.prompt:
+            raise EngineError(f"{where} is empty. Give it at least one token, such as BOS.")
+        if not 0 <= min(request.prompt) <= max(request.prompt) < config.vocab_size:
+            raise EngineError(
+                f"{where} holds token ids from {min(request.prompt)} to {max(request.prompt)}; the "
+                f"model's vocabulary has {config.vocab_size}. Use the model's own tokenizer."
+            )
+        if len(request.prompt) + sampling.max_tokens > limit:
+            raise EngineError(
+                f"{where} has {len(request.prompt)} tokens; with up to {sampling.max_tokens} more "
+                f"it would pass the model's limit of {limit} positions. Lower engine.max_tokens, "
+                f"or drop long prompts with data.max_prompt_tokens = "
+                f"{max(limit - sampling.max_tokens, 0)}."
+            )
+    names = Counter((request.stream, request.prompt_id, request.draw) for request in requests)
+    (stream, prompt_id, draw), count = names.most_common(1)[0]
+    if count > 1:
+        raise EngineError(
+            f"{count} requests are draw {draw} of prompt {prompt_id} in stream {stream!r}: they "
+            f"would get the same random numbers. Count draws up each time that a prompt comes back."
+        )

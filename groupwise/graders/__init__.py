@@ -1,0 +1,1 @@
+"""Stage 3, rewards: what a completion is worth, and how that came about."""

@@ -1,0 +1,215 @@
+"""Built-in checks of an answer: pure, exact, and linear in the length of the text.
+
+They read the part of a completion that `final` leaves: without end tokens and thoughts.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+MAX_NUMBER = 400  # characters: longer numbers are noise, and slow to compare
+MAX_EXPRESSION = 200
+GAP = "..."  # any text, in a format
+
+# Repetitions that could overlap or start anew at every character are bounded: no quadratic time.
+MARKER = re.compile(r"####|\banswer[\s*]{0,8}:|\\boxed\s{0,8}\{", re.IGNORECASE)
+NUMBER = re.compile(
+    r"(?:(?<![\w)\]}])(?P<sign>[-−+]))?(?:[$€£]\s?(?P<late_sign>[-−])?)?"  # 5-3 has no sign
+    r"(?<!\w)(?<!\d\.)"  # not inside a word or another number
+    r"(?:(?P<whole>\d+)\s(?=\d+\s?/\s?\d))?"  # 1 1/2
+    r"(?P<top>(?:\d{1,3}(?:,\d{3}){1,20}(?!\d)|\d+)(?:\.\d+)?|(?<!\.)\.\d+)"
+    r"(?:\s?/\s?(?P<bottom>\d+)(?![\d,.]\d))?"
+    r"(?:[eE](?P<exponent>[-+]?\d{1,2})(?!\w))?"
+    r"\s?(?P<percent>%)?"
+)
+OR = re.compile(r"\W*\bor\b\W*", re.IGNORECASE)
+# Beside a number: signs of a formula or a lone letter. The answer is then not that number.
+FORMULA = re.compile(r"[-+*/^=<>±:\\_(){}\[\]]|(?<![^\W\d])[^\W\d](?!\w)")
+LATEX = (
+    (re.compile(r"(?<=\d)\s*(?=\\[dt]?frac)"), " "),  # 1\frac{1}{2} is 1 1/2
+    (re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}"), r"\1/\2"),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\([%$])"), r"\1"),
+)
+SIGNS = str.maketrans("×·÷−", "**/-")
+OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+class Number(NamedTuple):
+    value: Fraction
+    percent: bool
+    start: int
+    end: int
+
+    def equals(self, other: Number) -> bool:
+        """Exactly. '50%' is 50 for one who writes no sign, and 0.5; '50%' is never '5000%'."""
+        if self.percent == other.percent:
+            return self.value == other.value
+        rate, plain = (self, other) if self.percent else (other, self)
+        return plain.value in (rate.value, rate.value / 100)
+
+
+def without_ends(text: str, ends: Sequence[str]) -> str:
+    """The text without end tokens and white space behind it."""
+    text = text.rstrip()
+    while end := next((end for end in ends if end and text.endswith(end)), ""):
+        text = text.removesuffix(end).rstrip()
+    return text
+
+
+def final(text: str, ends: Sequence[str] = ()) -> str:
+    """What a completion says in the end: behind its thoughts, without end tokens."""
+    return without_ends(text, ends).rpartition("</think>")[2].strip()
+
+
+def exact(text: str, answer: str | int | float) -> float:
+    """1 if the text is the answer, character by character."""
+    return float(text.strip() == str(answer).strip())
+
+
+def number(text: str, answer: Number) -> float:
+    """1 if the number that the text ends on, or marks as its answer, is the right one."""
+    found = answer_number(text)
+    return float(found is not None and found.equals(answer))
+
+
+def answer_number(text: str) -> Number | None:
+    """The one number behind the last '####', 'Answer:' or in the last \\boxed{}; else the last.
+
+    Candidates are worth nothing: several different numbers where the answer is marked, or two last
+    ones joined by 'or', are no answer.
+    """
+    text = _without_latex(text)
+    marked = marked_answer(text)
+    if marked is not None:
+        found = numbers_in(marked.rpartition("=")[2])
+        return found[0] if found and all(x[:2] == found[0][:2] for x in found) else None
+    found = numbers_in(text)
+    if len(found) > 1 and OR.fullmatch(text, found[-2].end, found[-1].start):
+        return None
+    return found[-1] if found else None
+
+
+def gold_number(answer: Any) -> Number | None:
+    """The number that an answer column holds, if it holds one and nothing else but words."""
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
+        return None
+    return _gold_number(str(answer))
+
+
+@lru_cache(maxsize=2**16)  # a group's samples share their answer
+def _gold_number(answer: str) -> Number | None:
+    if MARKER.search(answer):
+        return answer_number(answer)
+    answer = _without_latex(answer)
+    found = numbers_in(answer)
+    if len(found) != 1 or FORMULA.search(answer[: found[0].start] + answer[found[0].end :]):
+        return None
+    return found[0]
+
+
+def _without_latex(text: str) -> str:
+    for pattern, plain in LATEX:
+        text = pattern.sub(plain, text)
+    return text
+
+
+def marked_answer(text: str) -> str | None:
+    """What stands behind the last marker, on its line or the next; None without a marker."""
+    marks = list(MARKER.finditer(text))
+    if not marks:
+        return None
+    last, rest = marks[-1], text[marks[-1].end() :]
+    if not last[0].endswith("{"):
+        return next((line for line in rest.splitlines() if line.strip(" *")), "")
+    depth = 1
+    for at, character in enumerate(rest):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return rest[:at]
+    return ""  # cut off inside the box
+
+
+def numbers_in(text: str) -> list[Number]:
+    found = []
+    for match in NUMBER.finditer(text):
+        bottom = int(match["bottom"] or 1) if len(match[0]) <= MAX_NUMBER else 0
+        if bottom == 0:
+            continue
+        value = Fraction(match["top"].replace(",", "")) / bottom + int(match["whole"] or 0)
+        value *= Fraction(10) ** int(match["exponent"] or 0)
+        negative = (match["sign"] or match["late_sign"] or "+") != "+"
+        percent = match["percent"] is not None
+        found.append(Number(-value if negative else value, percent, *match.span()))
+    return found
+
+
+def countdown(text: str, numbers: Sequence[int], target: int) -> float:
+    """1 if the text's expression uses each number exactly once and gives the target.
+
+    It stands behind the last marker, else on the last line; what follows '=' must be true as well.
+    """
+    marked = marked_answer(text)
+    lines = text.strip().splitlines()
+    written = marked if marked is not None else (lines[-1] if lines else "")
+    expression, *claims = written.strip().rstrip(".").split("=")
+    found = evaluate(expression)
+    if found is None or found[0] != target or sorted(found[1]) != sorted(numbers):
+        return 0.0
+    results = [evaluate(claim) for claim in claims]
+    return float(all(result is not None and result[0] == target for result in results))
+
+
+def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
+    """Value and numbers of an expression of whole numbers with + - * / and brackets, or None."""
+    expression = expression.translate(SIGNS).strip()
+    if len(expression) > MAX_EXPRESSION or not re.fullmatch(r"[\d+\-*/() ]+", expression):
+        return None
+    used: list[int] = []
+
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            used.append(node.value)
+            return Fraction(node.value)
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+            return OPERATIONS[type(node.op)](value(node.left), value(node.right))
+        raise ValueError("no such operation")  # powers among them, which could be huge
+
+    try:
+        return value(ast.parse(expression, mode="eval").body), used
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def in_format(text: str, pattern: str) -> float:
+    """1 if the whole text is the pattern, in which '...' stands for any text that is not blank.
+
+    No part of the pattern may come up again inside such a text, so that a tag opens and closes
+    once. Runs of white space count as one space. Linear, unlike a regular expression.
+    """
+    literals = [literal.strip() for literal in _one_space(pattern).split(GAP)]
+    first, *others = literals
+    rest = _one_space(text)
+    if not rest.startswith(first):
+        return 0.0
+    rest = rest[len(first) :]
+    for literal in others:
+        gap, found, rest = rest.partition(literal) if literal else (rest, GAP, "")
+        if not found or not gap.strip() or any(other and other in gap for other in literals):
+            return 0.0
+    return float(not rest)
+
+
+def _one_space(text: str) -> str:
+    return " ".join(text.split())

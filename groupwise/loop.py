@@ -1,0 +1,162 @@
+"""The cycle: prompts, rollouts, rewards, advantages, loss, update, new weights. Top to bottom."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from groupwise.collect import collect
+from groupwise.config import Config
+from groupwise.guards import check_agreement, check_rewards, check_updates
+from groupwise.optim.memory import peak_bytes
+from groupwise.optim.schedules import learning_rate
+from groupwise.run import Run, finished, open_run
+from groupwise.setup import sampling_of
+from groupwise.sync.fingerprint import fingerprint
+from groupwise.teach import teach
+from groupwise.validate.evaluate import Evaluation, evaluate
+from groupwise.watch.clock import Clock
+from groupwise.watch.display import Display
+from groupwise.watch.report import write_report, write_summary
+from groupwise.watch.rows import rows_of
+
+
+class Stopped(Exception):
+    """The run was asked to stop. It is saved; the same command goes on with it."""
+
+
+def train(config: Config, path: str | Path, display: Display | None = None) -> dict[str, Any]:
+    """Train into a run folder, or go on where it stands. Returns the summary."""
+    display = display or Display()
+    done = finished(config, path)
+    if done is not None:
+        display.note(f"{path} is finished after {done['steps']} steps; steps=N goes further.")
+        return done
+    with stop_signals() as stop, open_run(config, path, display) as run:
+        gate = check_agreement(run)
+        if run.step == 0 and run.before is None:
+            run.before = held_out(run)
+            run.recorder.step(0, [], {**gate, **run.before.metrics()})
+            display.step({"step": 0, **run.before.metrics()})
+        while run.step < config.steps and not stop.is_set():
+            if one_step(run, stop) and run.checkpoint_due():
+                run.save()
+        if run.saved_step != run.step:
+            run.save()
+        if run.step < config.steps:
+            raise Stopped(f"stopped after step {run.step}, saved; the same command goes on")
+        return finish(run)
+
+
+def one_step(run: Run, stop: threading.Event) -> bool:
+    """One turn of the cycle. False if it was asked to stop before anything was learned."""
+    config, clock, before = run.config, Clock(), run.cursor.state()
+    run.at = run.step + 1
+
+    # Prompts, rollouts, rewards; groups that teach nothing are drawn again.
+    collected = collect(run, clock)
+    check_rewards(run, collected.groups + collected.dropped)
+    if stop.is_set():
+        run.cursor.restore(before)
+        return False
+
+    # Advantages, loss, update.
+    rate = learning_rate(
+        run.step,
+        base=config.optim.learning_rate,
+        schedule=config.optim.schedule,
+        warmup_steps=config.optim.warmup_steps,
+        total_steps=config.steps,
+    )
+    taught = teach(run, collected, rate, clock)
+
+    # New weights to the sampler, and what the next step builds on.
+    run.step += 1
+    run.version += sum(not outcome.skipped for outcome in taught.outcomes)
+    run.memory, run.tokens = taught.memory, run.tokens + collected.tokens
+    run.engine.sync(run.version)
+    if run.reference is not None:
+        run.reference.after_step(run.loaded.model, run.step)
+    enough = check_updates(run, taught.outcomes, taught.batch)
+
+    # What it was like.
+    metrics: dict[str, Any] = {
+        **collected.metrics(),
+        **taught.metrics,
+        "optim/learning_rate": rate,
+        "weights/version": run.version,
+        "weights/fingerprint": fingerprint(run.loaded.model.named_parameters()),
+        "data/epoch": run.cursor.epoch,
+        "cost/tokens": run.tokens,
+    }
+    improved = False
+    if run.step == config.steps or (config.eval.every and run.step % config.eval.every == 0):
+        with clock("eval"):
+            evaluation = held_out(run)
+        metrics |= evaluation.metrics()
+        improved = run.note_evaluation(evaluation)
+    metrics |= clock.metrics(collected.tokens)
+    metrics["memory/peak_bytes"] = peak_bytes(run.learner.device)
+    rows = rows_of(collected.groups, collected.dropped, taught.streams, run.loaded.tokenizer)
+    run.recorder.step(run.step, rows, metrics)
+    run.display.step(metrics)
+    if improved:
+        run.save(best=True)
+    if enough is not None:
+        raise enough
+    return True
+
+
+def held_out(run: Run) -> Evaluation:
+    """Accuracy on tasks that training never sees."""
+    asked = run.config.eval
+    return evaluate(
+        run.engine,
+        run.loaded.tokenizer,
+        run.grader,
+        run.held_out,
+        sampling_of(run.config, temperature=asked.temperature),
+        asked.samples,
+    )
+
+
+def finish(run: Run) -> dict[str, Any]:
+    """The summary and the report."""
+    run.recorder.flush()
+    summary = write_summary(
+        run.folder,
+        steps=run.step,
+        seconds=run.elapsed,
+        before={} if run.before is None else run.before.as_dict(),
+        after={} if run.last is None else run.last.as_dict(),
+    )
+    run.folder.write_cost(seconds=run.elapsed, tokens=run.tokens)
+    write_report(run.folder.path)
+    run.display.finish(summary)
+    return summary
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Set when the process is asked to end; a second request is not held back."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # Python delivers signals to the main thread only
+        return
+
+    def note(number: int, frame: object) -> None:
+        asked.set()
+        signal.signal(number, previous[number])
+
+    previous: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    for number in previous:
+        signal.signal(number, note)
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

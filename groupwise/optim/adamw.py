@@ -1,0 +1,144 @@
+"""AdamW by name: PyTorch's fused kernel, float32 master weights, a state that a file can hold.
+
+A bfloat16 parameter has 8 bits of precision: an update below 1/256 of a weight would round away,
+step after step, and so would a micro-batch's gradient that is small against the sum so far. Such
+parameters get a float32 master copy that takes the updates, and a float32 gradient. float32
+parameters need neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from groupwise.errors import ModelError, RunError
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+class AdamW:
+    """Decoupled weight decay on matrices, embeddings included; norms and biases are left alone.
+
+    Parameters without `requires_grad` are skipped.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        learning_rate: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        self.steps = 0  # done so far
+        self._learning_rate, self._weight_decay = learning_rate, weight_decay
+        self._beta1, self._beta2, self._eps = beta1, beta2, eps
+        self._parameters = {name: p for name, p in named_parameters if p.requires_grad}
+        if len({id(p) for p in self._parameters.values()}) < len(self._parameters):
+            raise ModelError(
+                "A parameter has two names and would be updated twice. Pass "
+                "model.named_parameters(), which lists every parameter once."
+            )
+        self._halves = sorted(n for n, p in self._parameters.items() if p.dtype in HALF)
+        for name in self._halves:
+            self._parameters[name].grad_dtype = torch.float32
+        # What the kernel updates: the parameter itself, or its float32 master.
+        self._weights = {
+            name: p.detach().float() if p.dtype in HALF else p.detach()
+            for name, p in self._parameters.items()
+        }
+        self._exp_avg = {name: torch.zeros_like(w) for name, w in self._weights.items()}
+        self._exp_avg_sq = {name: torch.zeros_like(w) for name, w in self._weights.items()}
+
+    @torch.no_grad()
+    def step(self, learning_rate: float | None = None) -> None:
+        """One update with the gradients as they are; at the constructor's rate if none is given."""
+        rate = self._learning_rate if learning_rate is None else learning_rate
+        matrices = [name for name, p in self._parameters.items() if p.dim() >= 2]
+        others = [name for name, p in self._parameters.items() if p.dim() < 2]
+        gradients = {name: gradient_of(name, p) for name, p in self._parameters.items()}
+        for names, decay in ((matrices, self._weight_decay), (others, 0.0)):
+            if names:
+                self._update(names, gradients, rate, decay)
+        self.steps += 1
+        for name in self._halves:
+            self._parameters[name].copy_(self._weights[name])
+
+    def _update(
+        self, names: list[str], gradients: Mapping[str, Tensor], rate: float, decay: float
+    ) -> None:
+        weights = [self._weights[name] for name in names]
+        # The kernel wants, and counts up, a number for each tensor; all have done the same steps.
+        done = torch.full((len(names),), float(self.steps), device=weights[0].device)
+        adamw(
+            weights,
+            [gradients[name] for name in names],
+            [self._exp_avg[name] for name in names],
+            [self._exp_avg_sq[name] for name in names],
+            [],
+            list(done.unbind()),
+            fused=True,
+            amsgrad=False,
+            beta1=self._beta1,
+            beta2=self._beta2,
+            lr=rate,
+            weight_decay=decay,
+            eps=self._eps,
+            maximize=False,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next step depends on besides the parameters: the tensors, not copies."""
+        return {
+            "step": torch.tensor(self.steps),
+            **{f"exp_avg/{name}": x for name, x in self._exp_avg.items()},
+            **{f"exp_avg_sq/{name}": x for name, x in self._exp_avg_sq.items()},
+            **{f"master/{name}": self._weights[name] for name in self._halves},
+        }
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state()`. The parameters must be those of the same moment."""
+        own = self.state()
+        check_layout("The optimizer's state", state, own)
+        for name in self._halves:
+            parameter = self._parameters[name]
+            if not torch.equal(state[f"master/{name}"].to(parameter), parameter):
+                raise RunError(
+                    f"{name} is not its master weight rounded to {parameter.dtype}: weights and "
+                    f"optimizer state are of different steps. Load both from one checkpoint, the "
+                    f"weights first."
+                )
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self.steps = int(state["step"])
+
+
+def gradient_of(name: str, parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        raise ModelError(
+            f"{name} has no gradient: no backward pass reached it, so it would not be trained. "
+            f"Run one first, or freeze it with requires_grad_(False)."
+        )
+    return parameter.grad
+
+
+def check_layout(what: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Refuse a saved state that belongs to another model or configuration."""
+    hint = "It belongs to another model or configuration; use the checkpoint of this run."
+    for name in own:
+        if name not in given:
+            raise RunError(f"{what} lacks {name!r}. {hint}")
+    for name, found in given.items():
+        if name not in own:
+            raise RunError(f"{what} holds {name!r}, which has no place here. {hint}")
+        if found.shape != own[name].shape or found.dtype != own[name].dtype:
+            raise RunError(
+                f"{what} has {name!r} as {found.dtype} {tuple(found.shape)}, here it is "
+                f"{own[name].dtype} {tuple(own[name].shape)}. {hint}"
+            )

@@ -1,0 +1,292 @@
+"""The learner: the policy, what a recipe trains beside it, and the updates on one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from groupwise import config
+from groupwise.composition import Recipe
+from groupwise.errors import RunError
+from groupwise.groups.phase import passes, updates
+from groupwise.losses.phase import TokenResult, token_phase
+from groupwise.model.transformer import Transformer
+from groupwise.optim.adamw import AdamW
+from groupwise.optim.memory import is_out_of_memory
+from groupwise.optim.packs import Sequences, micro_batches, outputs, pack, score
+from groupwise.optim.step import StepOutcome, apply, first_bad
+from groupwise.records import TokenBatch
+from groupwise.watch.measures import Tally, merge
+
+Rows = list[int]
+
+
+@dataclass
+class Trace:
+    """What the updates of a step saw, token by token: for the rollout files."""
+
+    logp_NT: Tensor
+    entropy_NT: Tensor
+    ratio_NT: Tensor
+    clipped_NT: Tensor
+
+    @classmethod
+    def empty(cls, like_NT: Tensor) -> Trace:
+        zeros = torch.zeros_like(like_NT, dtype=torch.float32)
+        return cls(zeros, zeros.clone(), zeros.clone(), torch.zeros_like(like_NT, dtype=torch.bool))
+
+    def note(
+        self, rows_N: Tensor, seen_NT: Tensor, found: Mapping[str, Tensor], result: TokenResult
+    ) -> None:
+        """Of these rows, the tokens that this pass is about."""
+        new = (found["logp_NT"], found["entropy_NT"], result.log_ratio_NT.exp(), result.clipped_NT)
+        for kept_NT, x_NT in zip(vars(self).values(), new, strict=True):
+            kept_NT[rows_N] = torch.where(seen_NT, x_NT.detach().to(kept_NT.dtype), kept_NT[rows_N])
+
+
+@dataclass
+class Learned:
+    """The updates of one step: what to report and what to look at when one was skipped."""
+
+    trace: Trace
+    outcomes: list[StepOutcome] = field(default_factory=list)
+    terms: dict[str, float] = field(default_factory=dict)
+    tallies: list[Tally] = field(default_factory=list)
+    micro_batches: int = 0
+
+    def add(self, outcome: StepOutcome, results: Sequence[TokenResult]) -> None:
+        self.outcomes.append(outcome)
+        self.micro_batches += len(results)
+        for result in results:
+            self.tallies.append(result.tally)
+            for name, term in result.terms.items():
+                self.terms[name] = self.terms.get(name, 0.0) + float(term)
+
+    def metrics(self) -> dict[str, float]:
+        taken = [outcome for outcome in self.outcomes if not outcome.skipped]
+        count = max(len(self.outcomes), 1)
+        found = merge(self.tallies).read()
+        found |= {f"loss/{name}": total / count for name, total in self.terms.items()}
+        found["loss/total"] = sum(self.terms.values()) / count
+        found["updates/count"] = float(len(self.outcomes))
+        found["optim/skipped"] = float(len(self.outcomes) - len(taken))
+        found["optim/micro_batches"] = float(self.micro_batches)
+        if taken:
+            found["optim/grad_norm"] = sum(outcome.grad_norm for outcome in taken) / len(taken)
+        return found
+
+
+class Learner:
+    """A policy and its optimizer: scores rows, and turns accumulated gradients into updates."""
+
+    sampler_top_k = 0  # how many of the sampler's likeliest tokens the learner wants to see
+
+    def __init__(self, model: Transformer, optim: config.Optim, temperature: float) -> None:
+        self.model, self.optim, self.temperature = model, optim, temperature
+        self.micro_tokens = optim.micro_tokens  # halved when memory runs out
+        model.recompute = optim.recompute
+        self.optimizer = self._adamw(model.named_parameters(), optim.weight_decay)
+
+    def _adamw(self, named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> AdamW:
+        return AdamW(
+            named,
+            learning_rate=self.optim.learning_rate,
+            beta1=self.optim.beta1,
+            beta2=self.optim.beta2,
+            eps=self.optim.eps,
+            weight_decay=weight_decay,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.head_weight.device
+
+    def score(self, model: Transformer, sequences: Sequences, parts: Sequence[Rows]) -> Tensor:
+        """logp_NT under a model, in the passes that the updates will make."""
+        while True:
+            cut = [m for part in parts for m in micro_batches(sequences, part, self.micro_tokens)]
+            try:
+                return score(model, sequences, cut, self.temperature)
+            except Exception as error:
+                self._halve(error)
+
+    def update(self, accumulate: Callable[[], str | None], learning_rate: float) -> StepOutcome:
+        """One optimizer step on the gradients that `accumulate` sums up.
+
+        It returns the name of the first tensor that is not finite, if there is one. When memory
+        runs out it is called again, with smaller micro-batches.
+        """
+        while True:
+            self._clear()
+            try:
+                bad = accumulate()
+                break
+            except Exception as error:
+                self._halve(error)
+        if bad is not None:
+            self._clear()
+            return StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
+        return apply(
+            self.model.named_parameters(),
+            self.optimizer,
+            clip_norm=self.optim.clip_norm,
+            learning_rate=learning_rate,
+        )
+
+    def _clear(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def _halve(self, error: Exception) -> None:
+        """Smaller micro-batches after running out of memory; other errors go on."""
+        if not is_out_of_memory(error):
+            raise error
+        if self.micro_tokens <= 1:
+            raise RunError(
+                "Out of memory with a single sequence in the micro-batch. Set optim.recompute="
+                "true, lower engine.max_tokens or data.max_prompt_tokens, or take a smaller model."
+            ) from error
+        self.micro_tokens //= 2
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"policy/{name}": x for name, x in self.optimizer.state().items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.optimizer.restore(_below("policy/", state))
+
+
+def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)}
+
+
+class PolicyLearner(Learner):
+    """Takes a batch from the batch phase and makes its optimizer steps."""
+
+    def __init__(
+        self, model: Transformer, recipe: Recipe, optim: config.Optim, temperature: float
+    ) -> None:
+        super().__init__(model, optim, temperature)
+        self.recipe = recipe
+        if "sampler_topk_logp_NTK" in recipe.streams:
+            self.sampler_top_k = int(recipe.gate["k"])
+        self.exponent: nn.Parameter | None = None
+        if "length_exponent" in recipe.outputs:
+            start = float(recipe.aggregation["exponent"])
+            self.exponent = nn.Parameter(torch.tensor(start, device=self.device))
+            self.exponent_optimizer = self._adamw([("length_exponent", self.exponent)], 0.0)
+
+    def batch_streams(self) -> dict[str, Tensor]:
+        """What the learner itself adds to a batch before its batch phase."""
+        return {} if self.exponent is None else {"length_exponent": self.exponent.detach()}
+
+    def parts(self, groups: Sequence[int]) -> list[Rows]:
+        """Rows of each update: whole groups while there are enough of them."""
+        wanted = min(self.recipe.schedule["updates"], len(groups))
+        starts = [row for row, group in enumerate(groups) if row == 0 or group != groups[row - 1]]
+        if len(starts) < wanted:
+            starts = list(range(len(groups)))
+        cuts = [starts[len(starts) * part // wanted] for part in range(wanted)] + [len(groups)]
+        return [list(range(a, b)) for a, b in pairwise(cuts)]
+
+    def learn(
+        self,
+        batch: TokenBatch,
+        sequences: Sequences,
+        parts: Sequence[Rows],
+        learning_rate: float,
+    ) -> Learned:
+        """Every pass and update of the recipe's schedule, one optimizer step each."""
+        learned = Learned(Trace.empty(batch.mask_NT))
+        for rows, part in self._steps(batch, parts):
+            results: list[TokenResult] = []
+            accumulate = partial(self._accumulate, part, rows, sequences, learned.trace, results)
+            outcome = self.update(accumulate, learning_rate)
+            learned.add(outcome, results)
+            self._move_exponent(outcome)
+        return learned
+
+    def _steps(self, batch: TokenBatch, parts: Sequence[Rows]) -> Iterator[tuple[Rows, TokenBatch]]:
+        index = [torch.tensor(rows, device=self.device) for rows in parts]
+        for one_pass in passes(self.recipe, batch):
+            split = updates(self.recipe, one_pass, index)
+            for number, rows in enumerate(parts):
+                if self.exponent is not None:  # λ has moved, and the weights with it
+                    fresh = replace(one_pass, length_exponent=self.exponent.detach())
+                    split = updates(self.recipe, fresh, index)
+                yield rows, split[number]
+
+    def _accumulate(
+        self,
+        part: TokenBatch,
+        rows: Rows,
+        sequences: Sequences,
+        trace: Trace,
+        results: list[TokenResult],
+    ) -> str | None:
+        """Gradients of one update, summed over its micro-batches."""
+        results.clear()
+        at = 0
+        for some in micro_batches(sequences, rows, self.micro_tokens):
+            micro = part.select(torch.arange(at, at + len(some), device=self.device))
+            at += len(some)
+            found = outputs(
+                self.model,
+                pack(sequences, some, part.mask_NT.shape[1], self.device),
+                temperature=self.temperature,
+                top_k=self._own_top_k,
+                at_NTK=micro.sampler_topk_id_NTK,
+            )
+            if self.exponent is not None:
+                found["length_exponent"] = self.exponent
+            bad = first_bad(found)
+            if bad is not None:
+                return bad
+            result = token_phase(self.recipe, micro, **found)
+            bad = first_bad({f"loss {name}": term for name, term in result.terms.items()})
+            if bad is not None:
+                return bad
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            seen_NT = micro.mask_NT if micro.pass_NT is None else micro.pass_NT
+            trace.note(torch.tensor(some, device=self.device), seen_NT, found, result)
+            results.append(replace(result, loss=result.loss.detach()))
+        return None
+
+    @property
+    def _own_top_k(self) -> int:
+        """How many of its own likeliest tokens the recipe wants to see."""
+        return int(self.recipe.gate["k"]) if "topk_logp_NTK" in self.recipe.outputs else 0
+
+    def _move_exponent(self, outcome: StepOutcome) -> None:
+        if self.exponent is None or outcome.skipped:
+            return
+        apply(
+            [("length_exponent", self.exponent)],
+            self.exponent_optimizer,
+            clip_norm=0.0,
+            learning_rate=self.optim.exponent_rate,
+        )
+
+    def _clear(self) -> None:
+        super()._clear()
+        if self.exponent is not None:
+            self.exponent.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        found = super().state()
+        if self.exponent is not None:
+            found["exponent"] = self.exponent.detach()
+            inner = self.exponent_optimizer.state()
+            found |= {f"exponent_optimizer/{name}": x for name, x in inner.items()}
+        return found
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        super().restore(state)
+        if self.exponent is not None:
+            with torch.no_grad():
+                self.exponent.copy_(state["exponent"])
+            self.exponent_optimizer.restore(_below("exponent_optimizer/", state))

@@ -1,0 +1,124 @@
+"""Learning from pairs of answers: DPO and its relatives, in the same cycle as the others.
+
+One update a step, on the mean loss of the step's pairs. Rows of a pair lie next to each other, the
+chosen answer first, and share their prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from groupwise import config
+from groupwise.composition import PairRecipe
+from groupwise.errors import DataError
+from groupwise.losses.pairs import PairLoss, Pairs
+from groupwise.model.tokenizer import Tokenizer
+from groupwise.model.transformer import Transformer
+from groupwise.optim.learner import Learner
+from groupwise.optim.packs import Ids, Sequences, micro_batches, outputs, pack
+from groupwise.optim.step import StepOutcome, first_bad
+from groupwise.records import Rollout, Task
+
+
+class PairLearner(Learner):
+    """Makes the preferred of two answers likelier than the other, measured from the reference."""
+
+    def __init__(
+        self, model: Transformer, recipe: PairRecipe, optim: config.Optim, temperature: float
+    ) -> None:
+        super().__init__(model, optim, temperature)
+        self.recipe = recipe
+
+    def learn_pairs(
+        self, pairs: Sequences, reference: Transformer, learning_rate: float
+    ) -> tuple[StepOutcome, dict[str, float]]:
+        """One update, and what the pairs looked like before it."""
+        losses: list[PairLoss] = []
+        outcome = self.update(partial(self._accumulate, pairs, reference, losses), learning_rate)
+        return outcome, _metrics(losses) if losses else {}
+
+    def _accumulate(
+        self, pairs: Sequences, reference: Transformer, losses: list[PairLoss]
+    ) -> str | None:
+        losses.clear()
+        count = len(pairs.completions) // 2
+        every = range(len(pairs.completions))
+        for rows in micro_batches(pairs, every, self.micro_tokens, together=2):
+            part = pack(pairs, rows, pairs.width, self.device)
+            logp_NT = outputs(self.model, part, temperature=self.temperature)["logp_NT"]
+            bad = first_bad({"logp_NT": logp_NT})
+            if bad is not None:
+                return bad
+            with torch.no_grad():
+                ref_NT = outputs(reference, part, temperature=self.temperature)["logp_NT"]
+            sums_N, ref_N = logp_NT.sum(1), ref_NT.sum(1)
+            found: PairLoss = self.recipe.preference(
+                Pairs(sums_N[0::2], sums_N[1::2], ref_N[0::2], ref_N[1::2])
+            )
+            (found.loss_N.sum() / count).backward()  # type: ignore[no-untyped-call]
+            losses.append(found)
+        return None
+
+
+def _metrics(losses: Sequence[PairLoss]) -> dict[str, float]:
+    """Over all pairs, whatever the micro-batches."""
+    together = PairLoss(
+        **{name: torch.cat([vars(x)[name].detach() for x in losses]) for name in vars(losses[0])}
+    )
+    total = float(together.loss)
+    return together.metrics() | {
+        "pairs/count": float(len(together.loss_N)),
+        "loss/preference": total,
+        "loss/total": total,
+    }
+
+
+def labelled_pairs(tasks: Sequence[Task], tokenizer: Tokenizer) -> Sequences:
+    """Chosen and rejected answers of the data."""
+
+    def pair(task: Task) -> tuple[Ids, Ids, Ids]:
+        chosen, rejected = (_answer(task, name, tokenizer) for name in ("chosen", "rejected"))
+        return task.token_ids, chosen, rejected
+
+    return _rows([pair(task) for task in tasks])
+
+
+def sampled_pairs(
+    recipe: PairRecipe, groups: Sequence[Sequence[Rollout]], tokenizer: Tokenizer
+) -> Sequences:
+    """Pairs from the policy's own samples, against each other or against the data's answer."""
+    made = []
+    for group in groups:
+        task, answers = group[0].task, [rollout.completion.token_ids for rollout in group]
+        if recipe.pairing.definition.traits["reads"] == "answers":
+            made.append((task.token_ids, _answer(task, "answer", tokenizer), answers[0]))
+            continue
+        graded = [(r.grade.reward, ids) for r, ids in zip(group, answers, strict=True)]
+        known = [(reward, ids) for reward, ids in graded if reward is not None]
+        if len(known) < 2:
+            continue
+        choice = recipe.pairing(torch.tensor([reward for reward, _ in known]))
+        if choice.keep:
+            made.append((task.token_ids, known[choice.chosen][1], known[choice.rejected][1]))
+    return _rows(made)
+
+
+def _rows(pairs: Sequence[tuple[Ids, Ids, Ids]]) -> Sequences:
+    return Sequences(
+        [prompt for prompt, _, _ in pairs for _ in range(2)],
+        [answer for _, *both in pairs for answer in both],
+    )
+
+
+def _answer(task: Task, column: str, tokenizer: Tokenizer) -> Ids:
+    """An answer of the data as the policy would have written it, end token included."""
+    text = task.answer if column == "answer" else task.columns.get(column)
+    if not isinstance(text, str) or not text:
+        raise DataError(
+            f"Row {task.id} has no text in column {column!r}, which this recipe learns from. Add "
+            "it, or take a recipe that learns from rewards."
+        )
+    return (*tokenizer.encode(text), tokenizer.eos_ids[0])

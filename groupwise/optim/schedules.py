@@ -1,0 +1,32 @@
+"""The learning rate as a function of the optimizer step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from groupwise.errors import ConfigError, nearest
+
+# What is left of the rate when a share of the steps after the warm-up is done.
+DECAYS: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+}
+
+
+def learning_rate(
+    step: int, *, base: float, schedule: str, warmup_steps: int, total_steps: int
+) -> float:
+    """The rate of optimizer step `step`, counted from 0.
+
+    The warm-up climbs in equal stairs: base/warmup_steps for the first step (a rate of 0 would
+    waste a batch), base for its last. The decays start from base and reach 0 at `total_steps`, the
+    first step that is not taken.
+    """
+    if schedule not in DECAYS:
+        raise ConfigError(f"There is no schedule {schedule!r}. {nearest(schedule, DECAYS)}")
+    if step < warmup_steps:
+        return base * (step + 1) / warmup_steps
+    done = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+    return base * DECAYS[schedule](min(done, 1.0))

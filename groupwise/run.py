@@ -1,0 +1,285 @@
+"""A run: all that a step needs, opened, restored and saved as one.
+
+What is saved is what the next step depends on, and nothing else: weights, optimizer, reference,
+cursor, memory, counters. Random numbers need no saving; they are a function of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise import config as configuration
+from groupwise.composition import PairRecipe
+from groupwise.config import Config
+from groupwise.data.cursor import Cursor
+from groupwise.data.cursor import fingerprint as data_fingerprint
+from groupwise.engine.native import NativeEngine
+from groupwise.errors import RunError
+from groupwise.graders.rubric import Grader
+from groupwise.model import tiny
+from groupwise.model.checkpoint import Loaded, load, load_weights
+from groupwise.model.checkpoint import save as save_model
+from groupwise.model.transformer import Transformer
+from groupwise.optim.learner import PolicyLearner
+from groupwise.optim.pairs import PairLearner
+from groupwise.records import Memory, Task
+from groupwise.setup import engine_of, learns_from_labels, set_up
+from groupwise.sync import state as saved
+from groupwise.sync.fingerprint import fingerprint
+from groupwise.sync.reference import Reference
+from groupwise.validate.evaluate import Evaluation
+from groupwise.watch.display import Display
+from groupwise.watch.folder import RunFolder
+from groupwise.watch.recorder import Recorder
+
+EVENT_PAUSE = 10  # steps between two showings of the same kind of event
+COLD_START = "cold_start"  # the embedded model as it was before reinforcement
+
+
+@dataclass
+class Run:
+    """The state of a run between two steps, and the parts that make the next one."""
+
+    config: Config
+    folder: RunFolder
+    recorder: Recorder
+    display: Display
+    loaded: Loaded
+    tasks: list[Task]
+    held_out: list[Task]
+    cursor: Cursor
+    grader: Grader
+    engine: NativeEngine
+    learner: PolicyLearner | PairLearner
+    reference: Reference | None
+    step: int = 0  # finished ones
+    at: int = 0  # the step under way: events belong to it
+    version: int = 0  # updates so far
+    memory: Memory = field(default_factory=Memory)
+    skipped: int = 0  # updates in a row
+    tokens: int = 0  # sampled so far
+    seconds: float = 0.0  # spent by earlier processes
+    before: Evaluation | None = None  # of the starting policy
+    last: Evaluation | None = None
+    best: float | None = None  # accuracy, or reward where nothing says what is correct
+    told: dict[str, int] = field(default_factory=dict)  # when each kind of event was last shown
+    opened: float = field(default_factory=time.monotonic)
+    saved_at: float = field(default_factory=time.monotonic)
+    saved_step: int = -1
+
+    @property
+    def grades(self) -> bool:
+        """Whether answers are sampled and graded in training."""
+        return not learns_from_labels(self.config)
+
+    @property
+    def elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self.opened
+
+    def event(self, kind: str, text: str, **fields: Any) -> None:
+        """Something to know of: to events.jsonl, and now and then to the screen."""
+        if self.at - self.told.get(kind, -EVENT_PAUSE) >= EVENT_PAUSE:
+            self.told[kind] = self.at
+            self.display.warn(text)
+        self.recorder.event(self.at, kind, text, **fields)
+
+    def note_evaluation(self, found: Evaluation) -> bool:
+        """Keep it; True if it is the best so far."""
+        self.last = found
+        value = found.reward if found.accuracy is None else found.accuracy
+        if value is None or (self.best is not None and value <= self.best):
+            return False
+        self.best = value
+        return True
+
+    def checkpoint_due(self) -> bool:
+        asked = self.config.checkpoint
+        by_steps = asked.every_steps and self.step % asked.every_steps == 0
+        by_time = asked.every_seconds and time.monotonic() - self.saved_at >= asked.every_seconds
+        return self.saved_step != self.step and bool(by_steps or by_time)
+
+    def save(self, *, best: bool = False) -> None:
+        """A checkpoint of this very moment; everything before it is on the disk first."""
+        self.recorder.flush()
+        tensors = {"optimizer": self.learner.state(), "engine": self.engine.state()}
+        if self.reference is not None:
+            tensors["reference"] = self.reference.state()
+        values = {
+            "step": self.step,
+            "version": self.version,
+            "cursor": self.cursor.state(),
+            "memory": saved.memory_to_json(self.memory),
+            "skipped": self.skipped,
+            "micro_tokens": self.learner.micro_tokens,
+            "tokens": self.tokens,
+            "seconds": self.elapsed,
+            "before": None if self.before is None else self.before.as_dict(),
+            "last": None if self.last is None else self.last.as_dict(),
+            "best": self.best,
+        }
+        saved.save(
+            self.folder.checkpoints,
+            self.step,
+            model=self.loaded.model,
+            files=self.loaded.files,
+            tensors=tensors,
+            values=values,
+            keep=self.config.checkpoint.keep,
+            best=best,
+        )
+        self.saved_at, self.saved_step = time.monotonic(), self.step
+
+    def restore(self, found: saved.Restored) -> None:
+        """To the bits of the moment when the checkpoint was saved."""
+        stored = load_weights(found.path, device=self.learner.device)
+        same = {k: v.shape for k, v in self.loaded.model.state_dict().items()}
+        if same != {k: v.shape for k, v in stored.state_dict().items()}:
+            raise RunError(
+                f"The checkpoint {found.path} is of another model than {self.config.model.path}. "
+                "Take another run folder (--run), or set model.path back."
+            )
+        self.loaded.model.load_state_dict(stored.state_dict())
+        values = found.values
+        self.step, self.version = int(values["step"]), int(values["version"])
+        self.cursor.restore(values["cursor"])
+        self.memory = saved.memory_from_json(values["memory"])
+        self.skipped = int(values["skipped"])
+        self.learner.micro_tokens = int(values["micro_tokens"])
+        self.tokens, self.seconds = int(values["tokens"]), float(values["seconds"])
+        self.before, self.last = (
+            None if values[name] is None else Evaluation.from_dict(values[name])
+            for name in ("before", "last")
+        )
+        self.best = values["best"]
+        self.learner.restore(found.tensors.get("optimizer", {}))
+        if self.reference is not None:
+            self.reference.restore(found.tensors.get("reference", {}))
+        self.engine.restore(found.tensors.get("engine", {}))
+        self.engine.sync(self.version)
+        self.saved_step = self.step
+
+
+@contextlib.contextmanager
+def open_run(config: Config, path: str | Path, display: Display) -> Iterator[Run]:
+    """Check everything that is cheap, then load, then restore if the folder has a checkpoint."""
+    doubts = configuration.check(config)
+    folder = RunFolder(path)
+    folder.check_writable()
+    with folder.locked():
+        for text in doubts:
+            display.warn(text)
+        for text in _same_configuration(config, folder):
+            display.note(text)
+        with display, Recorder(folder) as recorder:
+            yield _open(config, folder, recorder, display)
+
+
+def _open(config: Config, folder: RunFolder, recorder: Recorder, display: Display) -> Run:
+    bench = set_up(config, lambda *tasks: starting_model(config, folder, *tasks))
+    loaded, model = bench.loaded, bench.loaded.model
+    reference = None
+    if "reference" in config.recipe.models:
+        reference = Reference(model, config.reference.update)
+    run = Run(
+        config=config,
+        folder=folder,
+        recorder=recorder,
+        display=display,
+        loaded=loaded,
+        tasks=bench.tasks,
+        held_out=bench.held_out,
+        cursor=Cursor(bench.tasks, seed=config.seed, shuffle=config.data.shuffle),
+        grader=bench.grader,
+        engine=engine_of(config, loaded),
+        learner=_learner(config, model),
+        reference=reference,
+    )
+    origin = {
+        "weights": fingerprint(model.named_parameters()),
+        "data": data_fingerprint(bench.tasks),
+    }
+    _check_origin(folder, origin)
+    _restore_latest(run)
+    folder.write_config(configuration.text(config))
+    folder.events.touch()  # a run without events says so with an empty file
+    folder.write_manifest(origin, seconds=run.elapsed, tokens=run.tokens)
+    display.start([*configuration.describe(config), *bench.notes], config.steps, run.step)
+    return run
+
+
+def _learner(config: Config, model: Transformer) -> PolicyLearner | PairLearner:
+    if isinstance(config.recipe, PairRecipe):
+        return PairLearner(model, config.recipe, config.optim, config.engine.temperature)
+    return PolicyLearner(model, config.recipe, config.optim, config.engine.temperature)
+
+
+def starting_model(
+    config: Config, folder: RunFolder, tasks: list[Task], held_out: list[Task]
+) -> Loaded:
+    """The policy before its first update. The embedded one is made once a run, and kept."""
+    dtype = getattr(torch, config.model.dtype)
+    if config.model.path != "tiny":
+        return load(config.model.path, dtype, config.model.device)
+    kept = folder.path / COLD_START
+    if not kept.is_dir():
+        made = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)
+        save_model(made.model, kept, made.files)
+    return load(kept, dtype, config.model.device)
+
+
+def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
+    """What changed since the run was started; a change that can't be continued stops here."""
+    before = folder.read_config()
+    if before is None:
+        return []
+    changes = configuration.difference(before, config)
+    refused = [change for change in changes if not change.compatible]
+    if refused:
+        listed = "; ".join(f"{c.key}: {c.old} -> {c.new}" for c in refused)
+        raise RunError(
+            f"{folder.path} holds a run with another configuration: {listed}. What it learned so "
+            "far does not fit. Take another folder (--run), or set these back."
+        )
+    return [f"changed since the run started: {c.key}: {c.old} -> {c.new}" for c in changes]
+
+
+def _check_origin(folder: RunFolder, origin: Mapping[str, str]) -> None:
+    before = folder.read_manifest()
+    for kind, digest in origin.items():
+        stored = (before or {}).get("origin", {}).get(kind)
+        if stored is not None and stored != digest:
+            raise RunError(
+                f"The {kind} of this run are not those that {folder.path} was started with "
+                f"({digest} instead of {stored}). Put them back, or take another folder (--run)."
+            )
+
+
+def _restore_latest(run: Run) -> None:
+    found = saved.load_latest(run.folder.checkpoints)
+    if found is None:
+        run.folder.rewind(-1)
+        return
+    for text in found.fell_back:
+        run.display.warn(text)
+    run.restore(found)
+    dropped = run.folder.rewind(run.step)
+    run.display.note(
+        f"continuing {run.folder.path} after step {run.step}"
+        + (f"; {dropped} recorded steps after it are done again" if dropped else "")
+    )
+
+
+def finished(config: Config, path: str | Path) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do under this configuration."""
+    folder = RunFolder(path)
+    summary, before = folder.read_summary(), folder.read_config()
+    if not summary or before is None or configuration.difference(before, config):
+        return None
+    return summary if summary["steps"] >= config.steps else None

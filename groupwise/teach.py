@@ -1,0 +1,104 @@
+"""What a step learns: advantages, loss and updates, from rewards or from pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from groupwise.collect import Collected, greedy_rewards
+from groupwise.groups.assemble import assemble, group_numbers, sequences_of
+from groupwise.groups.phase import batch_phase
+from groupwise.optim.learner import PolicyLearner
+from groupwise.optim.pairs import PairLearner, labelled_pairs, sampled_pairs
+from groupwise.optim.step import StepOutcome
+from groupwise.records import Memory, TokenBatch
+from groupwise.watch.clock import Clock
+from groupwise.watch.rows import token_streams
+
+if TYPE_CHECKING:
+    from groupwise.run import Run
+
+
+@dataclass(frozen=True)
+class Taught:
+    """The updates of one step and what they leave."""
+
+    outcomes: list[StepOutcome]
+    metrics: dict[str, float]
+    memory: Memory
+    batch: TokenBatch | None = None
+    streams: dict[str, Tensor | None] = field(default_factory=dict)  # per token, for the files
+
+
+def teach(run: Run, collected: Collected, rate: float, clock: Clock) -> Taught:
+    """All updates that the recipe makes on these rollouts."""
+    room = run.learner.micro_tokens
+    if isinstance(run.learner, PairLearner):
+        taught = from_pairs(run, run.learner, collected, rate, clock)
+    else:
+        taught = from_rewards(run, run.learner, collected, rate, clock)
+    if run.learner.micro_tokens < room:
+        run.event(
+            "memory",
+            f"out of memory: micro-batches of {run.learner.micro_tokens} tokens instead of {room} "
+            "from here on; the batch and the update stay the same.",
+        )
+    return taught
+
+
+def from_rewards(
+    run: Run, learner: PolicyLearner, collected: Collected, rate: float, clock: Clock
+) -> Taught:
+    """Score the rollouts, run the batch phase over all groups, make the updates."""
+    recipe, groups = learner.recipe, collected.groups
+    sequences = sequences_of(groups)
+    parts = learner.parts(group_numbers(recipe, groups))
+    streams = learner.batch_streams()
+    with clock("score"):
+        if "old_logp_NT" in recipe.streams:
+            streams["old_logp_NT"] = learner.score(learner.model, sequences, parts)
+        if run.reference is not None:
+            streams["ref_logp_NT"] = learner.score(run.reference.model, sequences, parts)
+    greedy = greedy_rewards(run, groups, clock) if "greedy_reward_N" in recipe.streams else None
+    batch = assemble(
+        recipe,
+        groups,
+        run.loaded.tokenizer,
+        drop_truncated=run.config.overlong == "drop",
+        greedy=greedy,
+        memory=run.memory,
+        device=learner.device,
+        **streams,
+    )
+    result = batch_phase(recipe, batch)
+    with clock("update"):
+        learned = learner.learn(result.batch, sequences, parts, rate)
+    return Taught(
+        outcomes=learned.outcomes,
+        metrics=result.metrics | learned.metrics(),
+        memory=result.memory,
+        batch=result.batch,
+        streams=token_streams(result.batch, learned.trace),
+    )
+
+
+def from_pairs(
+    run: Run, learner: PairLearner, collected: Collected, rate: float, clock: Clock
+) -> Taught:
+    """One update on the pairs that the data or the samples give; none if there are none."""
+    assert run.reference is not None, "a preference recipe holds a reference"
+    if collected.tasks:
+        pairs = labelled_pairs(collected.tasks, run.loaded.tokenizer)
+    else:
+        pairs = sampled_pairs(learner.recipe, collected.groups, run.loaded.tokenizer)
+    if not pairs.completions:
+        run.event("pairs", "no group of this step has two answers of different reward: no update.")
+        return Taught([], {"pairs/count": 0.0, "updates/count": 0.0}, run.memory)
+    with clock("update"):
+        outcome, metrics = learner.learn_pairs(pairs, run.reference.model, rate)
+    metrics |= {"updates/count": 1.0, "optim/skipped": float(outcome.skipped)}
+    if not outcome.skipped:
+        metrics["optim/grad_norm"] = outcome.grad_norm
+    return Taught([outcome], metrics, run.memory)

@@ -1,0 +1,130 @@
+"""Held-out accuracy: the same tasks, sampled the same way, before, during and after training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise.config import Config
+from groupwise.engine.protocol import Engine, Sampling
+from groupwise.errors import DataError
+from groupwise.graders.rubric import Grader
+from groupwise.model.checkpoint import load
+from groupwise.model.tokenizer import Tokenizer
+from groupwise.records import Rollout, Task
+from groupwise.rollouts import failed, grade, write
+from groupwise.setup import engine_of, sampling_of, set_up
+
+SHOWN = 6  # examples kept for people to read
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over tasks: None without tasks; no accuracy where nothing says what is correct."""
+
+    accuracy: float | None
+    stderr: float | None  # of the accuracy, from the spread between tasks
+    reward: float | None
+    length: float | None
+    truncated_share: float | None
+    failed_share: float | None
+    tasks: int
+    samples: int
+    examples: tuple[dict[str, Any], ...]
+
+    def metrics(self) -> dict[str, float]:
+        found = {
+            "eval/accuracy": self.accuracy,
+            "eval/accuracy_stderr": self.stderr,
+            "eval/reward": self.reward,
+            "eval/length": self.length,
+            "eval/truncated_share": self.truncated_share,
+            "eval/failed_share": self.failed_share,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Evaluation:
+        return cls(**(stored | {"examples": tuple(stored["examples"])}))
+
+
+def evaluate(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    grader: Grader,
+    tasks: Sequence[Task],
+    sampling: Sampling,
+    samples: int,
+) -> Evaluation:
+    """Every task `samples` times. The draw number is always 0, so that evaluations compare."""
+    if not tasks:
+        return Evaluation(None, None, None, None, None, None, 0, samples, ())
+    written = write(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")
+    groups = grade(grader, tokenizer, written)
+    rows = [rollout for group in groups for rollout in group]
+    right = [_mean([r.grade.correct for r in group]) for group in groups]
+    rewards = [_mean([r.grade.reward for r in group]) for group in groups]
+    known = [x for x in right if x is not None]
+    accuracy = _mean(known)
+    stderr = None
+    if accuracy is not None and len(known) > 1:
+        spread = sum((x - accuracy) ** 2 for x in known) / (len(known) - 1)
+        stderr = math.sqrt(spread / len(known))
+    return Evaluation(
+        accuracy=accuracy,
+        stderr=stderr,
+        reward=_mean(rewards),
+        length=sum(len(r.completion.token_ids) for r in rows) / len(rows),
+        truncated_share=sum(r.completion.truncated for r in rows) / len(rows),
+        failed_share=sum(failed(r.grade) for r in rows) / len(rows),
+        tasks=len(tasks),
+        samples=samples,
+        examples=tuple(_example(group[0]) for group in groups[:SHOWN]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [float(x) for x in values if x is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _example(rollout: Rollout) -> dict[str, Any]:
+    prompt = rollout.task.prompt
+    return {
+        "prompt": prompt if isinstance(prompt, str) else prompt[-1].get("content", ""),
+        "answer": rollout.task.answer,
+        "completion": rollout.text,
+        "reward": rollout.grade.reward,
+        "correct": rollout.grade.correct,
+    }
+
+
+def evaluate_path(path: str | Path, config: Config) -> Evaluation:
+    """A model's folder or file, a checkpoint, or a run (its best checkpoint, else its latest)."""
+    model = checkpoint_of(Path(path))
+    bench = set_up(config, lambda *_: load(model, getattr(torch, config.model.dtype)))
+    if not bench.held_out:
+        raise DataError(
+            "There are no held-out tasks to evaluate on. Set data.eval to a .jsonl file or to a "
+            "generator, and eval.tasks to how many."
+        )
+    sampling = sampling_of(config, temperature=config.eval.temperature)
+    engine = engine_of(config, bench.loaded)
+    return evaluate(
+        engine, bench.loaded.tokenizer, bench.grader, bench.held_out, sampling, config.eval.samples
+    )
+
+
+def checkpoint_of(path: Path) -> Path:
+    for name in ("best", "latest"):
+        if (path / "checkpoints" / name).exists():
+            return path / "checkpoints" / name
+    return path

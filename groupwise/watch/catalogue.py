@@ -1,0 +1,146 @@
+"""Every metric: what it means, what is healthy, what to do else. The source of docs/metrics.md.
+
+A name that ends in `*` stands for a family, such as the parts of the reward.
+"""
+
+# ruff: noqa: E501 - a row of the table is one line
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """One entry of the page."""
+
+    meaning: str
+    unit: str
+    healthy: str
+    otherwise: str  # what to do outside the healthy range
+
+
+SECTIONS: dict[str, dict[str, Metric]] = {
+    "Reward and correctness": {
+        "reward/mean": Metric("mean reward of the step's samples, before shaping", "reward", "rises over tens of steps; noisy from step to step", "flat: look at groups/dead_share, then at samples; falls: lower optim.learning_rate"),
+        "reward/sampled_mean": Metric("the same over all that was sampled, groups that dynamic sampling dropped included", "reward", "rises; the fairer curve with dynamic sampling", "as for reward/mean"),
+        "reward/shaped_mean": Metric("the same after shaping (length penalties, KL in the reward)", "reward", "close to reward/mean, and rises with it", "far below: the penalty dominates; check the recipe's shaping"),
+        "reward/part/*": Metric("mean of one part of the reward, before its weight", "reward", "every part rises or stays at its best", "one rises while another falls: the policy trades them; change the weights"),
+        "reward/ungraded_share": Metric("samples without a reward (grader abstained, failed, or the row was dropped as overlong)", "share", "0", "read grader_status and grader_reason in the rollouts"),
+        "reward/failed_share": Metric("samples whose grader raised or ran out of time", "share", "0; the run stops above reward.max_failed_share", "read grader_reason in the rollouts and fix the grader; such samples are never counted as 0"),
+        "correct/mean": Metric("samples that the grader calls correct", "share", "rises", "rises while eval/accuracy does not: memorised or hacked; read samples"),
+    },
+    "Held-out evaluation": {
+        "eval/accuracy": Metric("held-out tasks answered correctly", "share", "rises; the number to judge a run by", "falls while reward/mean rises: reward hacking or over-fitting; stop and read samples"),
+        "eval/accuracy_stderr": Metric("standard error of eval/accuracy, from the spread between tasks", "share", "below a third of the gain that you want to see", "raise eval.tasks or eval.samples"),
+        "eval/reward": Metric("mean reward on held-out tasks", "reward", "rises with reward/mean", "as for eval/accuracy"),
+        "eval/length": Metric("mean length of held-out answers", "tokens", "as length/mean", "as for length/mean"),
+        "eval/truncated_share": Metric("held-out answers that hit the token limit", "share", "below 0.1", "raise engine.max_tokens"),
+        "eval/failed_share": Metric("held-out samples whose grader raised or ran out of time", "share", "0", "fix the grader: they are missing from eval/accuracy"),
+    },
+    "Groups": {
+        "groups/count": Metric("groups in the batch that was learned from", "groups", "prompts_per_step", "fewer: dynamic sampling ran out of refills; easier data or more refills"),
+        "groups/dead_share": Metric("groups whose rewards are all equal: nothing to learn from; useful groups are the rest", "share", "below 0.5", "above 0.75: data too hard or too easy, or a broken reward; see the two shares below, or raise group_size"),
+        "groups/all_fail_share": Metric("dead groups without a success", "share", "below 0.5", "easier prompts, a larger group_size, a check of the reward on known answers"),
+        "groups/all_pass_share": Metric("dead groups where all succeed", "share", "below 0.5; rises as the data is used up", "harder prompts, or a recipe with dynamic sampling"),
+        "refill/rounds": Metric("extra sampling rounds of dynamic sampling", "rounds", "0 to 1", "at the limit `refills`: the batch gets smaller; other data"),
+        "refill/drawn_groups": Metric("groups sampled for the step, dropped ones included", "groups", "below 3 x prompts_per_step", "sampling pays for groups that are thrown away: other data"),
+    },
+    "Length and tokens": {
+        "length/mean": Metric("mean length of the completions", "tokens", "changes slowly; rises where reasoning helps", "runs up with a flat reward: length bias of the recipe; drops to a few tokens: collapse, or a reward for brevity"),
+        "length/sampled_mean": Metric("the same over all that was sampled, dropped groups included", "tokens", "close to length/mean", "far from it: the filter prefers a length"),
+        "length/truncated_share": Metric("completions that hit the token limit", "share", "below 0.1", "raise engine.max_tokens, or set overlong"),
+        "tokens/count": Metric("completion tokens in the batch", "tokens", "groups x group_size x length", "–"),
+        "tokens/learned_share": Metric("of these, tokens that the loss learns from", "share", "near 1", "low: many rows are masked as overlong or ungraded"),
+    },
+    "Stability": {
+        "entropy/mean": Metric("mean entropy of the next-token distribution on learned tokens", "nats", "falls slowly and stays above 0.1 x its start", "falls fast: clip higher (dapo), lower the rate; rises without bound: lower the rate, add a KL term"),
+        "ratio/mean": Metric("mean policy/anchor probability ratio", "ratio", "1 exactly on-policy, else 0.95 to 1.05", "fewer updates per batch, lower rate"),
+        "ratio/max": Metric("largest ratio", "ratio", "below 10", "as for ratio/mean; look at the token in the rollouts"),
+        "ratio/effective_sample_share": Metric("(Σr)²/(n·Σr²): how much of the batch the ratios leave", "share", "above 0.9", "as for ratio/mean"),
+        "clip/high": Metric("learned tokens whose gradient the gate took away, ratio above 1", "share", "0 on-policy (nothing can clip), else below 0.1", "fewer updates per batch, lower rate"),
+        "clip/low": Metric("the same, ratio below 1", "share", "0 on-policy, else below 0.1", "as for clip/high"),
+        "kl/ref": Metric("KL to the reference on learned tokens (k3 estimate)", "nats", "0 at the first step, then grows slowly; below 1 for most tasks", "spikes: lower the rate or raise the KL coefficient"),
+        "gate/mismatch_mean": Metric("mean |learner − sampler| log-probability in the check before the first step", "nats", "below guard.mismatch, else the run does not start", "as for mismatch/abs_mean"),
+        "gate/mismatch_p99": Metric("its 99th percentile", "nats", "below 10 x its mean", "as for mismatch/abs_mean"),
+        "gate/mismatch_max": Metric("its maximum", "nats", "below 0.1", "as for mismatch/abs_mean"),
+        "mismatch/abs_mean": Metric("mean |learner − sampler| log-probability for the same weights", "nats", "below 1e-3 (float32: below 1e-5)", "sampler and learner differ: temperature, precision, weights that did not arrive"),
+        "mismatch/abs_max": Metric("largest of these", "nats", "below 0.1", "as for mismatch/abs_mean: the maximum moves first"),
+        "mismatch/mean": Metric("mean learner/sampler probability ratio ρ", "ratio", "0.99 to 1.01", "as for mismatch/abs_mean, or a recipe with a correction"),
+        "mismatch/max": Metric("largest ρ", "ratio", "below 1.1", "as for mismatch/abs_mean"),
+        "mismatch/effective_sample_share": Metric("(Σρ)²/(n·Σρ²)", "share", "above 0.99", "as for mismatch/abs_mean"),
+    },
+    "Loss and update": {
+        "loss/total": Metric("what is differentiated, mean over the step's updates", "–", "no target: near 0 on-policy, where the ratio is 1 and advantages are centred", "do not judge a run by it"),
+        "loss/policy": Metric("its policy term", "–", "as loss/total", "–"),
+        "loss/*": Metric("its other terms: penalties and auxiliary losses by name", "–", "small: the policy term should drive the update", "one dominates: lower its coefficient"),
+        "optim/grad_norm": Metric("norm of the gradient before clipping, mean over the step's updates", "–", "steady within a factor of 10; 0 only if all groups are dead", "spikes: lower the rate or optim.clip_norm; 0: see groups/dead_share"),
+        "optim/learning_rate": Metric("learning rate of the step", "–", "as the schedule says", "–"),
+        "optim/skipped": Metric("updates skipped because loss or gradient was not finite", "updates", "0", "events.jsonl names the first bad tensor; the run stops after guard.max_skipped in a row"),
+        "optim/micro_batches": Metric("forward and backward passes of the step", "passes", "as few as memory allows", "raise optim.micro_tokens; it changes memory, not the update"),
+        "updates/count": Metric("optimizer steps made on the batch; 1 is on-policy", "updates", "as the recipe's schedule says", "–"),
+        "weights/fingerprint": Metric("hash of the weights after the step; equal runs have equal ones", "text", "changes whenever an update was made", "stands still: updates are skipped"),
+        "weights/version": Metric("optimizer steps since the start", "updates", "rises by updates/count", "stands still: updates are skipped"),
+    },
+    "Preference pairs": {
+        "pairs/count": Metric("pairs of answers in the step", "pairs", "prompts_per_step", "fewer: groups without two different rewards give no pair"),
+        "pairs/accuracy": Metric("pairs whose chosen answer the policy prefers, measured from the reference", "share", "rises from 0.5", "stays: raise the rate; at 1 early: the pairs are too easy"),
+        "pairs/margin": Metric("mean implicit reward of chosen minus rejected answers", "reward", "rises slowly", "runs away: raise beta or lower the rate"),
+        "pairs/chosen_reward": Metric("mean implicit reward of chosen answers", "reward", "above 0", "below 0: chosen answers become less likely; see pairs/displaced_share"),
+        "pairs/rejected_reward": Metric("mean implicit reward of rejected answers", "reward", "below pairs/chosen_reward", "as for pairs/margin"),
+        "pairs/displaced_share": Metric("pairs that are preferred although the chosen answer became less likely", "share", "below 0.5", "a recipe with a term for the chosen answer's own likelihood"),
+    },
+    "Data and cost": {
+        "data/epoch": Metric("how often the data has been gone through", "epochs", "below 10", "answers may be memorised: compare correct/mean with eval/accuracy"),
+        "cost/tokens": Metric("tokens sampled since the start, refills included", "tokens", "rises", "–"),
+        "time/step": Metric("seconds of the step, all phases", "s", "steady", "the largest phase below is the bottleneck"),
+        "time/rollout": Metric("seconds of sampling", "s", "the largest phase for long answers", "more engine.slots, fewer engine.max_tokens"),
+        "time/grade": Metric("seconds of grading", "s", "below a tenth of time/step", "a faster or parallel grader"),
+        "time/score": Metric("seconds of scoring with the learner before the update, and with the reference", "s", "below time/update", "a recipe without reference needs less"),
+        "time/update": Metric("seconds of forward, backward and optimizer", "s", "about half of time/step for short answers", "raise optim.micro_tokens; optim.recompute = false"),
+        "time/eval": Metric("seconds of held-out evaluation", "s", "below a tenth of all time", "raise eval.every, lower eval.tasks"),
+        "time/checkpoint": Metric("seconds of saving", "s", "below a twentieth of all time", "raise checkpoint.every_seconds"),
+        "time/tokens_per_second": Metric("sampled tokens per second of time/rollout", "tokens/s", "steady", "drops: another process on the machine, or longer answers"),
+        "memory/peak_bytes": Metric("peak memory of the process or device", "bytes", "below nine tenths of what there is", "lower optim.micro_tokens or engine.slots; optim.recompute = true"),
+    },
+}  # fmt: skip
+
+CATALOGUE = {name: metric for part in SECTIONS.values() for name, metric in part.items()}
+
+INTRO = """# Metrics
+
+<!-- Generated by `make docs` from groupwise/watch/catalogue.py. Do not edit. -->
+
+metrics.jsonl has one JSON object a step: `step` first, then the names below in alphabetical order.
+A name that does not apply to the recipe or the step is absent; a value that is not finite is null.
+Names under `time/` and `memory/` depend on the clock and the machine; all others repeat bit for bit.
+`*` stands for a name of your configuration. A share is a number from 0 to 1.
+
+Judge a run by held-out accuracy, reward, useful groups (1 − `groups/dead_share`), length and
+entropy, in that order. Never by the loss. Ranges are rules of thumb for verifiable rewards.
+"""
+
+
+def find(name: str) -> Metric | None:
+    """The entry of a metric, by its name or its family."""
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    families = [key for key in CATALOGUE if key.endswith("*") and name.startswith(key[:-1])]
+    return CATALOGUE[families[0]] if families else None
+
+
+def undocumented(names: Iterable[str]) -> list[str]:
+    """Names that the page does not have; `step` is the line's own."""
+    return sorted(name for name in names if name != "step" and find(name) is None)
+
+
+def metrics_page() -> str:
+    """The whole of docs/metrics.md."""
+    head = ("name", "meaning", "unit", "healthy", "otherwise")
+    parts = [INTRO.rstrip()]
+    for title, metrics in SECTIONS.items():
+        rows = [(f"`{name}`", *metric) for name, metric in metrics.items()]
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+        table = [head, ("---",) * len(head), *cells]
+        parts.append(f"## {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in table))
+    return "\n\n".join(parts) + "\n"

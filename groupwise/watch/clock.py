@@ -1,0 +1,31 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Clock:
+    """Seconds by phase, since the clock was made."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.phases: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - begun
+
+    def metrics(self, tokens: int) -> dict[str, float]:
+        """The phases, the whole, and sampled tokens per second of the rollout phase."""
+        found = {f"time/{phase}": seconds for phase, seconds in self.phases.items()}
+        found["time/step"] = time.perf_counter() - self.start
+        if self.phases.get("rollout"):
+            found["time/tokens_per_second"] = tokens / self.phases["rollout"]
+        return found

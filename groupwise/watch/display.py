@@ -1,0 +1,317 @@
+"""What a person sees of a run: a live panel on a terminal, else one plain line a step.
+
+The loss is not shown: on-policy it is near 0 whether or not the model learns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from groupwise.watch.files import storable
+
+LOSS_NOTE = (
+    "loss≈0 is expected: ratio=1 and advantages are centred. Watch reward and held-out accuracy."
+)
+PHASES = ("rollout", "grade", "score", "update", "eval", "checkpoint")
+DEAD_SHARE, TRUNCATED_SHARE = 0.75, 0.1  # above these the display says something
+HINT_EVERY = 10  # steps
+RECENT = 20  # steps that the time left is estimated from
+BARS = "▁▂▃▄▅▆▇█"
+
+Metrics = Mapping[str, Any]
+
+
+class _Console(Console):
+    """rich ends the program when nobody reads its output; a run must go on."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class Display:
+    """`start`, `step` for each metrics line, `finish`. Closed early by `with` or `close`."""
+
+    def __init__(self, stream: TextIO | None = None, live: bool | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._console = _Console(file=self._stream, highlight=False, markup=False)
+        self._panel = self._console.is_terminal if live is None else live
+        self._live: Live | None = None
+        self._muted = False
+        self._step, self._total, self._last_hint = 0, 0, -HINT_EVERY
+        self._rewards: list[float] = []
+        self._seconds: deque[float] = deque(maxlen=RECENT)
+        self._timed = 0  # steps of this process
+        self._held_out: tuple[int, float] | None = None
+
+    def start(self, header_lines: Sequence[str], total_steps: int, from_step: int = 0) -> None:
+        """Say what will run; on a new run also what not to worry about."""
+        self._step, self._total = from_step, total_steps
+        for line in header_lines:
+            self._print(line)
+        if from_step == 0:
+            self._print(LOSS_NOTE)
+        if self._panel:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._show(self._live.start)
+
+    def step(self, metrics: Metrics) -> None:
+        """One step's metrics; the step after the last, unless they name another."""
+        self._step = int(metrics.get("step", self._step + 1))
+        self._remember(metrics)
+        if self._live is not None:
+            panel, live = self._render(metrics), self._live
+            self._show(lambda: live.update(panel, refresh=True))
+        else:
+            self._print("  ".join(f"{name} {value}".strip() for name, value in self._line(metrics)))
+        hint = dead_groups_hint(metrics)
+        if hint and self._step - self._last_hint >= HINT_EVERY:
+            self._last_hint = self._step
+            self.warn(hint)
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def warn(self, text: str) -> None:
+        self._print(f"warning: {text}", style="yellow")
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The run in a few numbers, and samples before and after."""
+        self.close()
+        for line in summary_lines(summary):
+            self._print(line)
+
+    def close(self) -> None:
+        """Leave the last panel on the screen and give the terminal back."""
+        if self._live is not None:
+            self._show(self._live.stop)
+            self._live = None
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _print(self, line: str, style: str = "") -> None:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        line = visible(line).encode(encoding, "replace").decode(encoding)
+        if self._panel:
+            self._show(lambda: self._console.print(Text(line, style=style), soft_wrap=True))
+        else:
+            self._show(lambda: print(line, file=self._stream, flush=True))
+
+    def _show(self, action: Callable[[], object]) -> None:
+        """Whoever read the output may have gone: the run goes on, and its files have it all."""
+        if self._muted:
+            return
+        try:
+            action()
+        except OSError:
+            self._muted = True
+
+    def _remember(self, metrics: Metrics) -> None:
+        reward, seconds = metrics.get("reward/mean"), metrics.get("time/step")
+        if reward is not None:
+            self._rewards.append(reward)
+        if seconds is not None:
+            self._timed += 1
+            if self._timed == 2:
+                self._seconds.clear()  # the first step warms up, and is no measure of the others
+            self._seconds.append(seconds)
+        accuracy = metrics.get("eval/accuracy")
+        if accuracy is not None:
+            self._held_out = (self._step, accuracy)
+
+    def _left(self) -> str:
+        """Time left, from the second step on."""
+        if self._timed < 2:
+            return ""
+        return clock((self._total - self._step) * sum(self._seconds) / len(self._seconds))
+
+    def _held_out_text(self) -> str:
+        if self._held_out is None:
+            return ""
+        step, accuracy = self._held_out
+        stale = "" if step == self._step else f" (step {step})"
+        return percent(accuracy, 1) + stale
+
+    def _line(self, metrics: Metrics) -> list[tuple[str, str]]:
+        """(name, value) of all that a step's line says, in order."""
+        found = [("step", f"{self._step}/{self._total}"), *vital_signs(metrics)]
+        found.insert(2, ("held-out", self._held_out_text()))
+        found += [(name, f"{seconds:.1f} s") for name, seconds in phases(metrics)]
+        found.append(("ETA", self._left()))
+        return [(name, value) for name, value in found if value]
+
+    def _render(self, metrics: Metrics) -> Panel:
+        signs = dict(self._line(metrics))
+        title = signs.pop("step")
+        eta = signs.pop("ETA", "after the second step")
+        speed = signs.pop("", "")
+        split = " · ".join(f"{name} {signs.pop(name)}" for name, _ in phases(metrics))
+        table = Table.grid(padding=(0, 3, 0, 0))
+        pairs = [
+            (Text(name, style="dim"), Text(value, style="bold")) for name, value in signs.items()
+        ]
+        for at in range(0, len(pairs), 2):
+            table.add_row(*(cell for pair in pairs[at : at + 2] for cell in pair))
+        lines = [f"{speed}   {split}".strip(), f"ETA {eta}"]
+        if len(self._rewards) > 1 and self._console.encoding.lower().startswith("utf"):
+            lines.insert(0, f"reward {sparkline(self._rewards, 48)}")
+        body = Group(
+            table,
+            Text("\n".join(line for line in lines if line), no_wrap=True, overflow="ellipsis"),
+            ProgressBar(total=max(self._total, 1), completed=self._step),
+        )
+        return Panel(body, title=f"step {title}", title_align="left", box=box.ROUNDED)
+
+
+# --- what the numbers say ---------------------------------------------------------------------
+
+
+def vital_signs(metrics: Metrics) -> list[tuple[str, str]]:
+    """The numbers that tell whether a run is well; "" where the step has none."""
+
+    def shown(name: str, form: str) -> str:
+        value = metrics.get(name)
+        return "" if value is None else format(value, form)
+
+    useful = useful_share(metrics)
+    speed = shown("time/tokens_per_second", ",.0f")
+    failed = metrics.get("reward/failed_share")
+    skipped = metrics.get("optim/skipped")
+    return [
+        ("reward", shown("reward/mean", ".3f")),
+        ("useful groups", "" if useful is None else percent(useful)),
+        ("length", length(metrics)),
+        ("entropy", shown("entropy/mean", ".2f")),
+        ("mismatch", shown("mismatch/abs_mean", ".1e")),
+        ("grad", shown("optim/grad_norm", ".3g")),
+        ("clip", clip(metrics)),
+        ("graders failed", percent(failed) if failed else ""),
+        ("updates skipped", f"{skipped:.0f}" if skipped else ""),
+        ("", f"{speed} tok/s" if speed else ""),
+    ]
+
+
+def useful_share(metrics: Metrics) -> float | None:
+    """Groups to learn from, of all that were sampled: what dynamic sampling drops was useless."""
+    dead = metrics.get("groups/dead_share")
+    if dead is None:
+        return None
+    count, drawn = metrics.get("groups/count"), metrics.get("refill/drawn_groups")
+    kept = count / drawn if count and drawn else 1.0
+    return float((1 - dead) * kept)
+
+
+def length(metrics: Metrics) -> str:
+    mean, cut = metrics.get("length/mean"), metrics.get("length/truncated_share")
+    if mean is None:
+        return ""
+    return f"{mean:,.1f}" + (f" ({percent(cut)} cut off)" if cut and cut > TRUNCATED_SHARE else "")
+
+
+def clip(metrics: Metrics) -> str:
+    """Share of tokens without gradient; with one update a batch nothing can be clipped."""
+    if metrics.get("updates/count") == 1:
+        return "n/a (on-policy)"
+    sides = [metrics.get(f"clip/{side}") for side in ("low", "high")]
+    known = [side for side in sides if side is not None]
+    return percent(sum(known), 1) if known else ""
+
+
+def phases(metrics: Metrics) -> list[tuple[str, float]]:
+    """Seconds of each phase that takes a twentieth of the step or more, in the cycle's order."""
+    spent = {name: metrics.get(f"time/{name}") or 0.0 for name in PHASES}
+    least = 0.05 * (metrics.get("time/step") or sum(spent.values()))
+    return [(name, seconds) for name, seconds in spent.items() if seconds and seconds >= least]
+
+
+def dead_groups_hint(metrics: Metrics) -> str:
+    """What it means that most groups have equal rewards; "" while enough are useful."""
+    dead, count = metrics.get("groups/dead_share"), metrics.get("groups/count")
+    if dead is None or not count or dead <= DEAD_SHARE:
+        return ""
+    failed = metrics.get("groups/all_fail_share") or 0.0
+    if 2 * failed >= dead:
+        which, why = f"{failed * count:.0f} all-fail", "data too hard or reward broken"
+    else:
+        which, why = f"{(dead - failed) * count:.0f} all-pass", "data too easy"
+    return f"{dead * count:.0f}/{count:.0f} groups useless ({which}): {why}"
+
+
+def summary_lines(summary: Mapping[str, Any]) -> list[str]:
+    """summary.json for people."""
+
+    def change(name: str, form: Callable[[float], str]) -> str:
+        sides = [summary.get(f"{name}_{side}") for side in ("before", "after")]
+        return " -> ".join("n/a" if x is None else form(x) for x in sides)
+
+    lines = []
+    for sample in summary.get("samples", ()):
+        lines += ["", f"prompt  {sample['prompt']}"]
+        if sample.get("answer") is not None:
+            lines.append(f"answer  {sample['answer']}")
+        for side in ("before", "after"):
+            right = {True: " (correct)", False: " (wrong)"}.get(sample.get(f"correct_{side}"), "")
+            lines.append(f"{side:<7} {sample[side]}{right}")
+    return [
+        *lines,
+        "",
+        f"held-out accuracy {change('accuracy', lambda x: percent(x, 1))}",
+        f"reward {change('reward', lambda x: f'{x:.3f}')}",
+        f"{summary['steps']} steps in {clock(summary['seconds'])}",
+    ]
+
+
+# --- how numbers look -------------------------------------------------------------------------
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def clock(seconds: float) -> str:
+    """2:10, or 1:02:10."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as bars; means of neighbours where there are more than fit."""
+    if len(values) > width:
+        edges = [len(values) * i // width for i in range(width + 1)]
+        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(values), max(values)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in values)
+
+
+# Control characters, and those that turn the direction of the text around them.
+_UNSEEN = [*range(32), *range(127, 160), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F),
+           *range(0x2066, 0x206A)]  # fmt: skip
+_SPELLED = {code: ascii(chr(code))[1:-1] for code in _UNSEEN if chr(code) not in "\n\t"}
+
+
+def visible(text: str) -> str:
+    """Such characters spelled out: a completion must not steer the terminal or the page."""
+    return storable(text).translate(_SPELLED)

@@ -1,0 +1,329 @@
+"""The run folder: where a run's files are, and how they are written so that a crash loses nothing.
+
+`RunFolder(path)` only names the files; `check_writable` makes the folder. docs/run_folder.md says
+what is in each file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import RunError
+from groupwise.watch.files import (
+    PARTIAL,
+    append_lines,
+    read_lines,
+    sync_folder,
+    to_line,
+    to_page,
+    write_atomic,
+)
+from groupwise.watch.manifest import machine_facts
+
+FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "summary.json",
+         "report.html")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that was said or done beside the numbers."""
+
+    step: int
+    kind: str
+    text: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def line(self) -> str:
+        known = {"step": self.step, "kind": self.kind, "text": self.text}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return to_line({**known, **self.fields, "time/at": now})
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """What `rewind` dropped, by step."""
+
+    metrics: tuple[int, ...] = ()
+    events: tuple[int, ...] = ()
+    rollouts: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        """How many steps will be done again."""
+        return len({*self.metrics, *self.rollouts})
+
+    def __str__(self) -> str:
+        return str(len(self))
+
+
+class RunFolder:
+    """The files of one run. Reading needs no lock; one process at a time writes."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config, self.manifest = self.path / "config.toml", self.path / "manifest.json"
+        self.metrics, self.events = self.path / "metrics.jsonl", self.path / "events.jsonl"
+        self.summary, self.report = self.path / "summary.json", self.path / "report.html"
+        self.rollouts, self.checkpoints = self.path / "rollouts", self.path / "checkpoints"
+        self._appending = threading.Lock()  # the recorder's thread and the loop both append events
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def rollout(self, step: int) -> Path:
+        return self.rollouts / f"step_{step}.parquet"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step_{step}"
+
+    # --- before anything expensive ------------------------------------------------------------
+
+    def check_writable(self, needs: int = 0) -> None:
+        """Make the folder and write to every part of it; `needs` is the room in bytes to expect."""
+        for name in FILES:
+            if (self.path / name).is_dir():
+                raise RunError(
+                    f"{self.path / name} is a folder, and the run needs a file there. Move it "
+                    "away, or choose another run folder with --run."
+                )
+        for folder in (self.path, self.rollouts, self.checkpoints):
+            with self.writing(folder.name):
+                folder.mkdir(parents=True, exist_ok=True)
+                probe = folder / f".probe_{os.getpid()}"  # another process may be trying as well
+                write_atomic(probe, b"groupwise")
+                probe.unlink()
+        for path in (self.path / name for name in FILES):
+            if path.exists():
+                with self.writing(path.name):
+                    open(path, "r+b").close()
+        free = shutil.disk_usage(self.path).free
+        if free < needs:
+            raise RunError(
+                f"{self.path} has {size(free)} free, and this run needs about {size(needs)} for "
+                "checkpoints and rollouts. Free some space, keep fewer checkpoints, or choose a "
+                "folder on another disk with --run."
+            )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for this process; a process that dies lets go, however it dies."""
+        with self.writing(".lock"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"{_holder(self.path / '.lock')} is writing to {self.path}. Two writers would "
+                    "mix their files. Wait for it, stop it, or choose another folder with --run."
+                ) from None
+            _held.add(descriptor)
+            with self.writing(".lock"):
+                me = {"pid": os.getpid(), "host": platform.node()}
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, to_line(me).encode(), 0)
+            yield
+        finally:
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """Turn what the disk says into what a person can do about it."""
+        try:
+            yield
+        except OSError as error:
+            raise self._trouble(what, error) from error
+
+    def _trouble(self, what: str, error: OSError) -> RunError:
+        place = f"{what} of the run folder {self.path}"
+        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+            return RunError(
+                f"Can't write {place}: a file is in the way of a folder, or a folder in the way of "
+                f"a file ({error}). Move it away, or choose another run folder with --run."
+            )
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return RunError(
+                f"Can't write {place}: it is read-only for this user ({error}). Change its "
+                "permissions, or choose another run folder with --run."
+            )
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why, remedy = "the disk or the quota is full", "Free some space"
+        else:
+            why, remedy = f"the disk reports an error ({error})", "Check the disk"
+        latest = self.checkpoints / "latest"
+        if latest.is_symlink():
+            state = f"The last good checkpoint, checkpoints/{os.readlink(latest)}, is intact."
+            then = "it continues from there"
+        else:
+            state, then = "There was no checkpoint yet.", "it starts from the beginning"
+        return RunError(
+            f"Can't write {place}: {why}. {state} {remedy}, then run the same command again: "
+            f"{then}."
+        )
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def write_config(self, text: str) -> None:
+        with self.writing("config.toml"):
+            write_atomic(self.config, text)
+
+    def write_manifest(self, origin: Mapping[str, str], *, seconds: float, tokens: int) -> None:
+        """What this start runs on; what an earlier start ran on is kept where it differs.
+
+        `origin` maps "data", "weights" to hashes; seconds and tokens are the cost so far.
+        """
+        facts = json.loads(to_line({**machine_facts(), "origin": dict(origin)}))
+        before = self.read_manifest()
+        earlier = list(before.get("earlier", ()))
+        was = {key: before[key] for key in facts if key in before}
+        if was and was != facts:
+            earlier.append(was)
+        self._store_manifest({"format": 1, **facts, "earlier": earlier}, seconds, tokens)
+
+    def write_cost(self, *, seconds: float, tokens: int) -> None:
+        """The cost so far, into the manifest."""
+        self._store_manifest(self.read_manifest(), seconds, tokens)
+
+    def _store_manifest(self, manifest: Mapping[str, Any], seconds: float, tokens: int) -> None:
+        cost = {"seconds": seconds, "tokens": tokens}
+        with self.writing("manifest.json"):
+            write_atomic(self.manifest, to_page({**manifest, "cost": cost}))
+
+    def event(self, step: int, kind: str, text: str, **fields: Any) -> None:
+        """Write down what was said or done at a step."""
+        self.add_events([Event(step, kind, text, fields)])
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        with self._appending, self.writing("events.jsonl"):
+            append_lines(self.events, [event.line() for event in events])
+
+    def add_metrics(self, line: str) -> None:
+        with self.writing("metrics.jsonl"):
+            append_lines(self.metrics, [line])
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def read_config(self) -> str | None:
+        """The configuration's text; None before the first start."""
+        return self.config.read_text("utf-8") if self.config.is_file() else None
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        return [value for _, value in read_lines(self.metrics)]
+
+    def read_events(self) -> list[dict[str, Any]]:
+        return [value for _, value in read_lines(self.events)]
+
+    def read_manifest(self) -> dict[str, Any]:
+        return _read_object(self.manifest)
+
+    def read_summary(self) -> dict[str, Any]:
+        return _read_object(self.summary)
+
+    def rollout_steps(self) -> list[int]:
+        """The steps whose rollouts are there, in order."""
+        numbers = (path.stem.removeprefix("step_") for path in self.rollouts.glob("step_*.parquet"))
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def durable_step(self) -> int:
+        """The last step up to which metrics and rollouts have no gap: resume not behind it."""
+        counted = {line["step"] for line in self.read_metrics()} & set(self.rollout_steps())
+        step = 0
+        while step + 1 in counted:
+            step += 1
+        return step
+
+    # --- going back ---------------------------------------------------------------------------
+
+    def rewind(self, step: int) -> Rewound:
+        """Drop all that was written after `step`, and what a crash left half written.
+
+        Metrics go first: a metrics line promises that its rollouts are there. A rewind that is
+        itself cut short is completed by the next one.
+        """
+        with self.writing("the files after the last checkpoint"):
+            metrics = _drop_after(self.metrics, step)
+            events = _drop_after(self.events, step)
+            rollouts = tuple(number for number in self.rollout_steps() if number > step)
+            for number in rollouts:
+                self.rollout(number).unlink()
+            halves = [*self.path.glob(f".*{PARTIAL}"), *self.rollouts.glob(f".*{PARTIAL}")]
+            for half in halves:
+                half.unlink()
+            if rollouts and self.rollouts.is_dir():
+                sync_folder(self.rollouts)
+        return Rewound(metrics, events, rollouts)
+
+
+def _drop_after(path: Path, step: int) -> tuple[int, ...]:
+    """Keep the lines up to a step, byte for byte; the steps of those dropped."""
+    lines = read_lines(path)
+    kept = b"".join(raw for raw, value in lines if value["step"] <= step)
+    if path.exists() and path.stat().st_size != len(kept):
+        write_atomic(path, kept)
+    return tuple(value["step"] for _, value in lines if value["step"] > step)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON file, {} if there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise RunError(
+            f"{path} is not JSON ({error}). It is written in one piece, so it was edited or the "
+            "disk is faulty. Remove it and run again: what it said is written anew."
+        ) from error
+    return dict(value)
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    number = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+# --- the lock ---------------------------------------------------------------------------------
+
+# A forked child (a grader's worker) inherits the lock's descriptor, and would hold the lock after
+# its parent's death. It closes its copy, which leaves the parent's lock as it is.
+_held: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_bytes())
+        elsewhere = holder["host"] != platform.node()
+        return f"Process {holder['pid']}" + (f" on {holder['host']}" if elsewhere else "")
+    except (OSError, ValueError, KeyError, TypeError):  # it has the lock, and has not signed yet
+        return "Another process"

@@ -1,0 +1,326 @@
+"""summary.json and report.html: a run for people, from its folder alone.
+
+The page holds no script and loads nothing. Whatever a model or a data set wrote is escaped: it is
+hostile text until shown otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import RunError
+from groupwise.watch.catalogue import find
+from groupwise.watch.chart import Curve, Point, description, svg
+from groupwise.watch.display import clock, percent, useful_share, visible
+from groupwise.watch.files import to_page, write_atomic
+from groupwise.watch.folder import RunFolder, size
+from groupwise.watch.rollouts import read
+
+SAMPLES, EVENTS, TEXT_LIMIT = 6, 200, 4000  # shown at most; the files have all of it
+
+# title, metric, whether it is a share
+CURVES = (
+    ("Held-out accuracy", "eval/accuracy", True),
+    ("Reward", "reward/mean", False),
+    ("Useful groups", "groups/dead_share", True),
+    ("Length in tokens", "length/mean", False),
+    ("Entropy in nats", "entropy/mean", False),
+    ("Gradient norm", "optim/grad_norm", False),
+    ("Sampler–learner mismatch in nats", "mismatch/abs_mean", False),
+)
+
+
+# --- summary.json -----------------------------------------------------------------------------
+
+
+def write_summary(
+    folder: RunFolder,
+    *,
+    steps: int,
+    seconds: float,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The run in a few numbers. `before` and `after` are evaluations of the same tasks, as dicts.
+
+    They hold accuracy, stderr and reward (None where not measured), and examples.
+    """
+    summary: dict[str, Any] = {"steps": steps, "seconds": seconds}
+    for name in ("accuracy", "stderr", "reward"):
+        summary[f"{name}_before"] = before.get(name)
+        summary[f"{name}_after"] = after.get(name)
+    pairs = zip(before.get("examples", ()), after.get("examples", ()), strict=False)
+    summary["samples"] = [
+        {
+            "prompt": old["prompt"],
+            "answer": old.get("answer"),
+            "before": old["completion"],
+            "after": new["completion"],
+            "correct_before": old.get("correct"),
+            "correct_after": new.get("correct"),
+        }
+        for old, new in pairs
+    ]
+    with folder.writing("summary.json"):
+        write_atomic(folder.summary, to_page(summary))
+    return summary
+
+
+# --- report.html ------------------------------------------------------------------------------
+
+
+def write_report(path: str | os.PathLike[str]) -> Path:
+    """Make report.html from what the run folder holds now; the run may be unfinished."""
+    folder = RunFolder(path)
+    page = report_page(folder)
+    with folder.writing("report.html"):
+        write_atomic(folder.report, page)
+    return folder.report
+
+
+def report_page(folder: RunFolder) -> str:
+    metrics = folder.read_metrics()
+    config = folder.read_config()
+    if not metrics and config is None:
+        raise RunError(
+            f"{folder.path} is not a run folder: it has neither config.toml nor metrics.jsonl. "
+            "Give the folder that `groupwise train` wrote to, for example runs/demo."
+        )
+    summary, manifest = folder.read_summary(), folder.read_manifest()
+    name = folder.path.resolve().name
+    parts = [
+        f"<h1>{text(name)}</h1>",
+        _state(metrics, summary, config),
+        _tiles(metrics, summary, manifest),
+        _section("Curves", f'<div class="curves">{"".join(_figures(metrics))}</div>'),
+        _section("Samples before and after", _samples(folder, summary)),
+        _section("Events", _events(folder.read_events())),
+        _section("Cost and machine", _machine(manifest, metrics)),
+        _section("Configuration", f"<pre>{text(config or 'none', limit=None)}</pre>"),
+    ]
+    title = f"<title>{text(name)}: groupwise run</title>"
+    body = "\n".join(parts)
+    return (
+        f"{HEAD}{title}\n<style>{STYLE}</style>\n</head>\n"
+        f"<body><main>\n{body}\n</main></body>\n</html>\n"
+    )
+
+
+def text(value: object, limit: int | None = TEXT_LIMIT) -> str:
+    """Anything as HTML text: escaped, control characters spelled out, cut if very long."""
+    shown = str(value)
+    cut = max(0, len(shown) - limit) if limit is not None else 0
+    kept = escape(visible(shown[: len(shown) - cut]), quote=True)
+    return f"{kept} … ({cut:,} characters more)" if cut else kept
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{text(title)}</h2>\n{body}\n</section>"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    top = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide" tabindex="0" role="region" aria-label="table">{table}</div>'
+
+
+def _state(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], config: Any) -> str:
+    step = metrics[-1]["step"] if metrics else 0
+    if summary and summary.get("steps") == step:
+        return f"<p>Finished after {step:,} steps.</p>"
+    try:
+        total = tomllib.loads(config or "").get("steps")
+    except tomllib.TOMLDecodeError:
+        total = None
+    of = f" of {total:,}" if isinstance(total, int) else ""
+    return f"<p><strong>Unfinished:</strong> step {step:,}{of} so far.</p>"
+
+
+def _tiles(
+    metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], manifest: Mapping[str, Any]
+) -> str:
+    """The few numbers to read first."""
+    found = []
+    for title, name, is_share in CURVES[:3]:
+        points = _points(metrics, name)
+        if points:
+            ends = (points[0].value, points[-1].value)
+            shown = [percent(x, 1) if is_share else f"{x:.3f}" for x in ends]
+            found.append((title, " → ".join(shown)))
+    recorded = sum(line.get("time/step") or 0.0 for line in metrics)
+    spent = manifest.get("cost", {}).get("seconds") or 0.0
+    found.append(("Time", clock(summary.get("seconds") or max(spent, recorded))))
+    tokens = next((m["cost/tokens"] for m in reversed(metrics) if "cost/tokens" in m), None)
+    if tokens is not None:
+        found.append(("Tokens sampled", f"{tokens:,.0f}"))
+    tiles = "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in found)
+    return f'<dl class="tiles">{tiles}</dl>'
+
+
+def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
+    found = []
+    for line in metrics:
+        value = useful_share(line) if name == "groups/dead_share" else line.get(name)
+        if value is not None:
+            found.append(Point(line["step"], value, line.get(f"{name}_stderr")))
+    return found
+
+
+def _figures(metrics: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    for title, name, is_share in CURVES:
+        points = _points(metrics, name)
+        curve = Curve(title, points, share=is_share, sparse=name.startswith("eval/"))
+        entry = find(name)
+        healthy = "above 50 %" if name == "groups/dead_share" else entry.healthy if entry else ""
+        bars = " Bars: ± one standard error." if any(point.error for point in points) else ""
+        caption = f"{description(curve, points)} Healthy: {healthy}.{bars}"
+        yield (
+            f"<figure><h3>{text(title)}</h3>{svg(curve)}"
+            f"<figcaption>{text(caption)}</figcaption></figure>"
+        )
+
+
+# --- samples ----------------------------------------------------------------------------------
+
+
+def _samples(folder: RunFolder, summary: Mapping[str, Any]) -> str:
+    """The same held-out tasks before and after; while there are none, training's own samples."""
+    pairs = summary.get("samples") or []
+    if pairs:
+        return "".join(_pair(sample) for sample in pairs[:SAMPLES])
+    steps = folder.rollout_steps()
+    if not steps:
+        return "<p>No rollouts yet.</p>"
+    first, last = steps[0], steps[-1]
+    sides = [f"<div><h3>Step {step:,}</h3>{_step_samples(folder, step)}</div>"
+             for step in dict.fromkeys((first, last))]  # fmt: skip
+    return f'<p>From the training rollouts.</p><div class="sides">{"".join(sides)}</div>'
+
+
+def _pair(sample: Mapping[str, Any]) -> str:
+    answer = sample.get("answer")
+    known = "" if answer is None else f" <span>answer: <code>{text(answer)}</code></span>"
+    sides = "".join(
+        f"<div><h4>{side.capitalize()} {_verdict(sample.get(f'correct_{side}'))}</h4>"
+        f'<pre dir="auto">{text(sample[side])}</pre></div>'
+        for side in ("before", "after")
+    )
+    return (
+        f'<article><pre class="prompt" dir="auto">{text(sample["prompt"])}</pre>{known}'
+        f'<div class="sides">{sides}</div></article>'
+    )
+
+
+def _verdict(correct: bool | None) -> str:
+    if correct is None:
+        return ""
+    return (
+        '<span class="right">✓ correct</span>' if correct else '<span class="wrong">✗ wrong</span>'
+    )
+
+
+def _step_samples(folder: RunFolder, step: int) -> str:
+    columns = ["prompt_id", "sample", "prompt_text", "text", "reward", "correct"]
+    rows = read(folder.rollout(step), columns).to_pylist()
+    firsts = [row for row in rows if row["sample"] == 0] or rows
+    return "".join(
+        f'<article><pre class="prompt" dir="auto">{text(row["prompt_text"])}</pre>'
+        f'<pre dir="auto">{text(row["text"])}</pre>'
+        f"<p>reward {text(row['reward'])} {_verdict(row['correct'])}</p></article>"
+        for row in firsts[:SAMPLES]
+    )
+
+
+# --- events, cost, machine --------------------------------------------------------------------
+
+
+def _events(events: Sequence[Mapping[str, Any]]) -> str:
+    if not events:
+        return "<p>None: nothing went wrong, nothing was changed on the way.</p>"
+    shown = events[-EVENTS:]
+    note = f"<p>The last {EVENTS} of {len(events):,}.</p>" if len(events) > EVENTS else ""
+    rows = [(e.get("step"), e.get("kind"), e.get("text"), e.get("time/at", "")) for e in shown]
+    return note + _table(("step", "kind", "what", "when"), rows)
+
+
+def _machine(manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
+    rows: list[tuple[str, object]] = []
+    cost = manifest.get("cost", {})
+    if cost:
+        rows.append(("cost so far", f"{clock(cost['seconds'])}, {cost['tokens']:,} tokens"))
+    for phase in ("rollout", "grade", "score", "update", "eval", "checkpoint"):
+        spent = sum(line.get(f"time/{phase}") or 0.0 for line in metrics)
+        if spent:
+            rows.append((f"time in {phase}", f"{spent:,.1f} s"))
+    peak = max((line.get("memory/peak_bytes") or 0 for line in metrics), default=0)
+    if peak:
+        rows.append(("peak memory", size(int(peak))))
+    for part in ("versions", "hardware", "git", "origin"):
+        for key, value in (manifest.get(part) or {}).items():
+            if value not in (None, []):
+                rows.append((key if part != "origin" else f"hash of {key}", value))
+    if manifest.get("earlier"):
+        rows.append(("earlier starts on something else", len(manifest["earlier"])))
+    if manifest.get("threads") is not None:
+        rows.append(("threads", manifest["threads"]))
+    return _table(("what", "value"), rows) if rows else "<p>No manifest yet.</p>"
+
+
+HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+"""
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --page: #ffffff;
+  --card: #f6f8fa; --edge: #d0d7de; --accent: #0b62c4; --good: #17692f; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9aa5b1; --page: #0f1318;
+  --card: #181e25; --edge: #313a44; --accent: #6cb2ff; --good: #5ed17f; --bad: #ff8f87; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 1120px; color: var(--ink);
+  background: var(--page); font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.7rem; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; }
+h3, h4 { font-size: .95rem; margin: 0 0 .35rem; }
+.tiles { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0 0; }
+.tiles div, figure, article { background: var(--card); border: 1px solid var(--edge);
+  border-radius: 8px; padding: .75rem 1rem; margin: 0; }
+dt, figcaption, .tick { color: var(--soft); }
+dt, figcaption { font-size: .85rem; }
+dd { margin: 0; font-size: 1.15rem; font-weight: 600; font-variant-numeric: tabular-nums; }
+.curves { display: grid; gap: .75rem;
+  grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); }
+svg { width: 100%; height: auto; display: block; }
+.tick { font-size: 10.5px; fill: var(--soft); }
+.grid { stroke: var(--edge); stroke-width: 1; }
+.line, .raw { fill: none; stroke: var(--accent); stroke-width: 2; stroke-linejoin: round; }
+.raw { stroke-width: 1; opacity: .35; }
+.dot { fill: var(--accent); }
+.error { stroke: var(--accent); stroke-width: 1.5; opacity: .6; }
+article { margin: 0 0 .75rem; }
+article p { margin: 0; }
+article .sides { margin-top: .5rem; }
+.sides { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); }
+pre { margin: .25rem 0; padding: .6rem .75rem; background: var(--page); border-radius: 6px;
+  border: 1px solid var(--edge); white-space: pre-wrap; overflow-wrap: anywhere; max-height: 24rem;
+  overflow: auto; unicode-bidi: isolate; font: 13px/1.45 ui-monospace, monospace; }
+.prompt { border-style: dashed; }
+.right { color: var(--good); } .wrong { color: var(--bad); }
+.right, .wrong { font-weight: 600; font-size: .85rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--edge);
+  vertical-align: top; overflow-wrap: anywhere; }
+td:first-child { white-space: nowrap; font-variant-numeric: tabular-nums; }
+"""

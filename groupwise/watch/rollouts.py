@@ -1,0 +1,212 @@
+"""Rollout files: one Parquet file a step, one row a sample. docs/run_folder.md has the schema.
+
+The same rows give the same bytes: nothing in the file depends on the clock. Floats come back bit
+for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from groupwise.errors import RunError
+from groupwise.watch.files import storable, write_atomic
+
+if TYPE_CHECKING:
+    from groupwise.records import Rollout
+
+VERSION = 1  # of the schema; a change of a column's name, type or meaning raises it
+VERSION_KEY = b"groupwise.rollouts.version"
+Numbers = Any  # one per token of the completion: a list, a numpy array, a CPU tensor without grad
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample. What is None was not computed, or there is none."""
+
+    prompt_id: int
+    draw: int
+    group: int
+    sample: int
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    sampler_logp: Numbers
+    mask: Numbers | None = None  # None: the policy wrote every token
+    learner_logp: Numbers | None = None
+    ref_logp: Numbers | None = None
+    entropy: Numbers | None = None
+    advantage: Numbers | None = None
+    coefficient: Numbers | None = None
+    ratio: Numbers | None = None
+    clipped: Numbers | None = None
+    reward: float | None = None
+    reward_parts: Mapping[str, float | None] = field(default_factory=dict)
+    correct: bool | None = None
+    grader_status: str = "ok"
+    grader_reason: str = ""
+    finish: str = "eos"
+    weight_version: int = 0
+    weights: str = "shared"
+    used: bool = True
+    prompt_text: str = ""
+    text: str = ""
+    answer: str | None = None
+
+    @classmethod
+    def of(
+        cls, rollout: Rollout, *, group: int, prompt_text: str, used: bool = True, **streams: Any
+    ) -> Row:
+        """From a rollout and what the learner said about its tokens (learner_logp=..., ...)."""
+        task, done, grade = rollout.task, rollout.completion, rollout.grade
+        return cls(
+            prompt_id=task.id,
+            draw=rollout.draw,
+            group=group,
+            sample=rollout.sample,
+            prompt_token_ids=task.token_ids,
+            token_ids=done.token_ids,
+            sampler_logp=done.logp_T,
+            reward=grade.reward,
+            reward_parts=grade.parts,
+            correct=grade.correct,
+            grader_status=grade.status,
+            grader_reason=grade.reason,
+            finish=done.finish,
+            weight_version=done.version,
+            weights=done.weights,
+            used=used,
+            prompt_text=prompt_text,
+            text=rollout.text,
+            answer=None if task.answer is None else str(task.answer),
+            **streams,
+        )
+
+
+def _plain(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
+    return lambda name, rows: pa.array([getattr(row, name) for row in rows], type=kind)
+
+
+def _text(name: str, rows: Sequence[Row]) -> pa.Array:
+    values = [getattr(row, name) for row in rows]
+    return pa.array([None if x is None else storable(x) for x in values], type=pa.string())
+
+
+def _parts(name: str, rows: Sequence[Row]) -> pa.Array:
+    entries = [[(storable(key), x) for key, x in row.reward_parts.items()] for row in rows]
+    return pa.array(entries, type=REWARD_PARTS)
+
+
+def _list(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
+    """Lists of numbers, put end to end without a Python object for each."""
+    dtype = kind.to_pandas_dtype()
+
+    def column(name: str, rows: Sequence[Row]) -> pa.Array:
+        given = [getattr(row, name) for row in rows]
+        parts = [np.zeros(0, dtype) if x is None else np.asarray(x, dtype=dtype) for x in given]
+        ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int32)
+        flat = np.concatenate([np.zeros(0, dtype), *parts])
+        absent = pa.array([x is None for x in given], type=pa.bool_()) if rows else None
+        return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat, type=kind), mask=absent)
+
+    return column
+
+
+def _mask(name: str, rows: Sequence[Row]) -> pa.Array:
+    full = [np.ones(len(row.token_ids), bool) if row.mask is None else row.mask for row in rows]
+    lists = [np.asarray(x, dtype=bool).tolist() for x in full]
+    return pa.array(lists, type=pa.list_(pa.bool_()))
+
+
+def _step(step: int) -> Callable[[str, Sequence[Row]], pa.Array]:
+    return lambda name, rows: pa.array([step] * len(rows), type=pa.int32())
+
+
+REWARD_PARTS = pa.map_(pa.string(), pa.float64())
+_INT32, _INT64, _FLOAT32, _BOOL = pa.int32(), pa.int64(), pa.float32(), pa.bool_()
+
+# Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
+PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "advantage",
+             "coefficient", "ratio", "clipped")  # fmt: skip
+_FLOATS = tuple(name for name in PER_TOKEN if name not in ("mask", "clipped"))
+_TEXTS = ("grader_status", "grader_reason", "finish", "weights", "prompt_text", "text", "answer")
+
+_COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
+    "prompt_id": _plain(_INT64),
+    "draw": _plain(_INT32),
+    "group": _plain(_INT64),
+    "sample": _plain(_INT32),
+    "prompt_token_ids": _list(_INT32),
+    "token_ids": _list(_INT32),
+    "mask": _mask,
+    **{name: _list(_FLOAT32) for name in _FLOATS},
+    "clipped": _list(_BOOL),
+    "reward": _plain(pa.float64()),
+    "reward_parts": _parts,
+    "correct": _plain(_BOOL),
+    "grader_status": _text,
+    "grader_reason": _text,
+    "finish": _text,
+    "weight_version": _plain(_INT64),
+    "weights": _text,
+    "used": _plain(_BOOL),
+    "prompt_text": _text,
+    "text": _text,
+    "answer": _text,
+}
+
+
+def to_table(rows: Sequence[Row], step: int) -> pa.Table:
+    """The rows as columns, checked: a list per token is as long as its completion."""
+    for number, row in enumerate(rows):
+        for name in PER_TOKEN:
+            values = getattr(row, name)
+            if values is not None and len(values) != len(row.token_ids):
+                raise RunError(
+                    f"Row {number} of step {step} has {len(values)} values of {name} for "
+                    f"{len(row.token_ids)} tokens: one for each token of the completion, or None."
+                )
+    columns = {"step": _step(step), **_COLUMNS}
+    table = pa.table({name: make(name, rows) for name, make in columns.items()})
+    return table.replace_schema_metadata({VERSION_KEY: str(VERSION).encode()})
+
+
+def write(path: Path, rows: Sequence[Row], step: int) -> None:
+    """The whole file or none; durable on return."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        to_table(rows, step),
+        sink,
+        compression="zstd",
+        use_dictionary=[*_TEXTS, "reward_parts.key_value.key"],
+        # The bytes of a float apart: exponents repeat, and compress.
+        column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _FLOATS},
+    )
+    write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A step's rows, or some columns of them."""
+    try:
+        table = pq.read_table(path, columns=None if columns is None else list(columns))
+    except FileNotFoundError:
+        raise RunError(
+            f"There are no rollouts at {path}: the step was not reached, or the file was removed."
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        raise RunError(
+            f"{path} is not a Parquet file that can be read ({error}). It is written in one piece, "
+            "so it was changed since or the disk is faulty."
+        ) from error
+    found = (table.schema.metadata or {}).get(VERSION_KEY, b"none").decode()
+    if found != str(VERSION):
+        raise RunError(
+            f"{path} has rollout schema {found}, this groupwise reads {VERSION}. Read it with the "
+            "groupwise that wrote it (manifest.json names the version), or with pyarrow."
+        )
+    return table

@@ -1,0 +1,81 @@
+"""Small runs for the tests: a tiny model that trains in a second, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise.config import Config, load
+from groupwise.loop import train
+from groupwise.watch.display import Display
+
+SMALL: dict[str, Any] = {
+    "recipe": "dr_grpo",
+    "recipe.aggregation.length": 4,
+    "prompts_per_step": 4,
+    "group_size": 4,
+    "steps": 3,
+    "model.threads": 1,
+    "tiny.width": 32,
+    "tiny.layers": 2,
+    "tiny.heads": 2,
+    "tiny.cold_start_steps": 60,
+    "tiny.cold_start_batch": 32,
+    "data.options": {"digits": 1},
+    "engine.max_tokens": 4,
+    "engine.slots": 16,
+    "optim.learning_rate": 1e-3,
+    "eval.every": 2,
+    "eval.tasks": 8,
+    "checkpoint.every_steps": 1,
+}
+
+
+def small(**changes: Any) -> Config:
+    """A run of a few steps; names of nested settings with `__` for the dot."""
+    named = {key.replace("__", "."): value for key, value in changes.items()}
+    if "recipe" in named:
+        return load({k: v for k, v in SMALL.items() if not k.startswith("recipe")} | named)
+    return load(SMALL | named)
+
+
+def quiet() -> Display:
+    return Display(io.StringIO(), live=False)
+
+
+def run(folder: Path, **changes: Any) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return train(small(**changes), folder, quiet())
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """Every metrics line, without what depends on the clock or the machine."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: x for name, x in line.items() if not name.startswith(("time/", "memory/"))}
+        for line in lines
+    ]
+
+
+def left_behind(folder: Path) -> dict[str, Any]:
+    """All of a run that must repeat bit for bit."""
+    last = (folder / "checkpoints" / "latest").resolve()
+    events = [json.loads(x) for x in (folder / "events.jsonl").read_text().splitlines()]
+    values = json.loads((last / "resume" / "values.json").read_text())
+    values.pop("seconds")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary.pop("seconds")
+    found: dict[str, Any] = {
+        "metrics": metrics(folder),
+        "events": [{k: v for k, v in e.items() if not k.startswith("time/")} for e in events],
+        "values": values,
+        "summary": summary,
+    }
+    files = [*sorted(folder.glob("rollouts/*.parquet")), *sorted(last.rglob("*.safetensors"))]
+    return found | {
+        str(f.relative_to(last if last in f.parents else folder)): f.read_bytes() for f in files
+    }

@@ -1,0 +1,204 @@
+"""What a person sees: the plain line, the panel, hints, and what must never reach a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from groupwise.watch.display import (
+    LOSS_NOTE,
+    Display,
+    clock,
+    dead_groups_hint,
+    sparkline,
+    useful_share,
+    visible,
+)
+
+STEP = {
+    "reward/mean": 0.4321,
+    "groups/dead_share": 0.125,
+    "groups/count": 16.0,
+    "groups/all_fail_share": 0.125,
+    "length/mean": 4.21,
+    "length/truncated_share": 0.0,
+    "entropy/mean": 0.8123,
+    "mismatch/abs_mean": 1.23e-7,
+    "optim/grad_norm": 0.6249,
+    "updates/count": 1.0,
+    "clip/high": 0.0,
+    "clip/low": 0.0,
+    "loss/total": 1e-9,
+    "time/rollout": 0.31,
+    "time/grade": 0.001,
+    "time/update": 0.52,
+    "time/step": 0.9,
+    "time/tokens_per_second": 1234.4,
+}
+
+
+def shown(*steps: dict[str, Any], total: int = 100, start: int = 0) -> list[str]:
+    stream = io.StringIO()
+    display = Display(stream)
+    display.start([], total, start)
+    for metrics in steps:
+        display.step(metrics)
+    return [line for line in stream.getvalue().splitlines() if line != LOSS_NOTE]
+
+
+def test_the_plain_line_to_the_letter() -> None:
+    first, last = shown(STEP, {**STEP, "eval/accuracy": 0.61}, start=10)
+    assert last == (
+        "step 12/100  reward 0.432  held-out 61.0 %  useful groups 88 %  length 4.2  entropy 0.81  "
+        "mismatch 1.2e-07  grad 0.625  clip n/a (on-policy)  1,234 tok/s  rollout 0.3 s  "
+        "update 0.5 s  ETA 1:19"
+    )
+    assert "ETA" not in first  # one step is no measure
+    assert "loss" not in first + last
+
+
+def test_the_time_left_is_that_of_recent_steps_without_the_first() -> None:
+    """Step 1 warms up (100 s); then 2 s and 4 s: 3 s each for the 7 that are left."""
+    lines = shown(*({"time/step": seconds} for seconds in (100.0, 2.0, 4.0)), total=10)
+    assert lines[1].endswith("ETA 0:16")
+    assert lines[2].endswith("ETA 0:21")
+    slow_then_fast = [{"time/step": 50.0}] * 30 + [{"time/step": 1.0}] * 20
+    assert shown(*slow_then_fast, total=60)[-1].endswith("ETA 0:10")
+
+
+def test_clip_is_a_number_only_where_something_can_be_clipped() -> None:
+    metrics = {"updates/count": 4.0, "clip/high": 0.01, "clip/low": 0.005}
+    assert "clip 1.5 %" in shown(metrics)[0]
+    assert "clip n/a (on-policy)" in shown({**metrics, "updates/count": 1.0})[0]
+
+
+def test_an_old_held_out_accuracy_says_from_when_it_is() -> None:
+    lines = shown({"step": 0, "eval/accuracy": 0.5}, {"reward/mean": 0.1}, {"eval/accuracy": 0.75})
+    assert lines == [
+        "step 0/100  held-out 50.0 %",
+        "step 1/100  reward 0.100  held-out 50.0 % (step 0)",
+        "step 2/100  held-out 75.0 %",
+    ]
+
+
+def test_what_went_wrong_is_on_the_line() -> None:
+    (line,) = shown({"reward/failed_share": 0.03, "optim/skipped": 1.0, "length/mean": 9.0,
+                     "length/truncated_share": 0.34, "reward/mean": None})  # fmt: skip
+    assert line == "step 1/100  length 9.0 (34 % cut off)  graders failed 3 %  updates skipped 1"
+    (fine,) = shown({"reward/failed_share": 0.0, "optim/skipped": 0.0, "length/mean": 9.0,
+                     "length/truncated_share": 0.05})  # fmt: skip
+    assert fine == "step 1/100  length 9.0"
+
+
+def test_dead_groups_are_explained_at_most_every_ten_steps() -> None:
+    dead = {"groups/dead_share": 13 / 16, "groups/all_fail_share": 12 / 16, "groups/count": 16.0}
+    hint = "warning: 13/16 groups useless (12 all-fail): data too hard or reward broken"
+    lines = shown(*[dead] * 21)
+    assert [at for at, line in enumerate(lines) if line == hint] == [1, 12, 23]
+    easy = {"groups/dead_share": 0.8, "groups/all_fail_share": 0.1, "groups/count": 10.0}
+    assert dead_groups_hint(easy) == "8/10 groups useless (7 all-pass): data too easy"
+    assert dead_groups_hint({**dead, "groups/dead_share": 0.75}) == ""
+
+
+def test_groups_that_dynamic_sampling_dropped_were_useless() -> None:
+    metrics = {"groups/dead_share": 0.0, "groups/count": 16.0, "refill/drawn_groups": 64.0}
+    assert useful_share(metrics) == 0.25
+    assert useful_share({"groups/dead_share": 0.25, "groups/count": 4.0}) == 0.75
+    assert useful_share({}) is None
+
+
+def test_the_loss_is_explained_once_and_not_on_resume() -> None:
+    stream = io.StringIO()
+    display = Display(stream)
+    display.start(["16 prompts x 8"], 3)
+    for _ in range(3):
+        display.step(STEP)
+    assert stream.getvalue().count(LOSS_NOTE) == 1
+    assert "loss≈0 is expected: ratio=1 and advantages are centred" in LOSS_NOTE
+    assert stream.getvalue().startswith("16 prompts x 8\n")
+    resumed = io.StringIO()
+    Display(resumed).start([], 3, 2)
+    assert resumed.getvalue() == ""
+
+
+SUMMARY = {
+    "steps": 100,
+    "seconds": 3725.0,
+    "accuracy_before": 0.2,
+    "accuracy_after": 0.864,
+    "reward_before": None,
+    "reward_after": 0.9,
+    "samples": [{"prompt": "1+2=", "answer": 3, "before": "\x1b[2Jhi", "after": "3",
+                 "correct_before": False, "correct_after": True}],
+}  # fmt: skip
+
+
+def test_the_end_shows_before_and_after() -> None:
+    stream = io.StringIO()
+    Display(stream).finish(SUMMARY)
+    assert stream.getvalue().splitlines() == [
+        "",
+        "prompt  1+2=",
+        "answer  3",
+        "before  \\x1b[2Jhi (wrong)",
+        "after   3 (correct)",
+        "",
+        "held-out accuracy 20.0 % -> 86.4 %",
+        "reward n/a -> 0.900",
+        "100 steps in 1:02:05",
+    ]
+
+
+def test_the_panel_on_a_terminal() -> None:
+    stream = io.StringIO()
+    with Display(stream, live=True) as display:
+        display._console.width = 100
+        display.start(["header"], 100)
+        for reward in (0.0, 0.5, 1.0):
+            display.step({**STEP, "reward/mean": reward, "eval/accuracy": 0.61})
+        display.warn("odd [bold]text[/] \x1b[2J")
+        display.finish(SUMMARY)
+    text = stream.getvalue()
+    last = text[text.rindex("step 3/100") :]
+    for part in ("reward", "1.000", "61.0 %", "88 %", "4.2", "0.81", "1.2e-07", "n/a (on-policy)",
+                 "▁▅█", "1,234 tok/s", "rollout 0.3 s · update 0.5 s", "ETA 1:27"):  # fmt: skip
+        assert part in last, part
+    assert "warning: odd [bold]text[/] \\x1b[2J" in text and "\x1b[2J" not in text
+    assert "loss" not in last
+    assert "held-out accuracy 20.0 % -> 86.4 %" in last
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_reader_who_left_does_not_end_the_run(live: bool) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with Display(Gone(), live=live) as display:
+        display.start(["a"], 3)
+        display.step(STEP)
+        display.warn("b")
+        display.finish(SUMMARY)
+
+
+def test_an_ascii_terminal_shows_question_marks_instead_of_a_traceback() -> None:
+    code = "from groupwise.watch.display import Display; d = Display(); d.start(['ℓ'], 1)"
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"?\nloss?0 is expected")
+
+
+def test_small_things() -> None:
+    assert [clock(s) for s in (0, 59.6, 130, 3725)] == ["0:00", "1:00", "2:10", "1:02:05"]
+    assert sparkline([0.0, 1.0, 0.5], 10) == "▁█▅"
+    assert sparkline([2.0, 2.0], 10) == "▁▁"
+    assert sparkline([0, 0, 1, 1], 2) == "▁█"
+    assert visible("a\tb\n\x07\x9b\r\u202e\ud800 \u200d é") == (
+        "a\tb\n\\x07\\x9b\\r\\u202e? \u200d é"
+    )

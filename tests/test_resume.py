@@ -1,0 +1,114 @@
+"""A run that was killed and started again can't be told from one that never stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import left_behind, metrics, run
+
+# Several updates a batch, dynamic sampling, a moving reference, a memory of prompts.
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "several updates and dynamic sampling": {
+        "recipe": "dapo",
+        "recipe__shaping": "",
+        "recipe__schedule__updates": 2,
+        "refills": 2,
+    },
+    "a moving reference": {"recipe": "grpo", "reference__update": "ema:0.9"},
+    "a memory of prompts": {"recipe": "dcpo", "data__size": 12, "eval__tasks": 4},
+    "a learned exponent": {"recipe": "lambda_grpo"},
+    "a stale sampler": {"recipe": "tis", "engine__weights": "stale:2"},
+}
+
+
+def start(folder: Path, **changes: Any) -> int:
+    """The run in a process of its own; returns its id."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            run(folder, **changes)
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def exit_code(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bug_46_n_and_n_more_steps_equal_2n(kind: str, tmp_path: Path) -> None:
+    run(tmp_path / "whole", steps=6, **KINDS[kind])
+    run(tmp_path / "halves", steps=3, **KINDS[kind])
+    run(tmp_path / "halves", steps=6, **KINDS[kind])
+    whole, halves = left_behind(tmp_path / "whole"), left_behind(tmp_path / "halves")
+    # The first half ended with an evaluation of its own; the other lines are the same.
+    ended = {name: x for name, x in halves["metrics"][3].items() if name.startswith("eval/")}
+    assert whole["metrics"][3] == {k: x for k, x in halves["metrics"][3].items() if k not in ended}
+    halves["metrics"][3] = whole["metrics"][3]
+    for name in ("best",):  # which that evaluation may have been
+        whole["values"].pop(name), halves["values"].pop(name)
+    assert halves == whole
+
+
+@pytest.mark.parametrize("kind", ["plain", "several updates and dynamic sampling"])
+def test_killed_at_random_moments_it_comes_back_the_same(kind: str, tmp_path: Path) -> None:
+    changes = KINDS[kind] | {"steps": 8}
+    begun = time.monotonic()
+    assert exit_code(start(tmp_path / "whole", **changes)) == 0
+    seconds = time.monotonic() - begun
+    dice = random.Random(kind)
+    folder, kills = tmp_path / "killed", 0
+    while True:
+        child = start(folder, **changes)
+        time.sleep(seconds * dice.uniform(0.05, 0.45))
+        os.kill(child, signal.SIGKILL)
+        if exit_code(child) == 0:
+            break
+        kills += 1
+        assert kills < 40, "it makes no progress"
+    assert kills > 1
+    assert left_behind(folder) == left_behind(tmp_path / "whole")
+
+
+def test_sigterm_saves_and_exits(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    child = start(folder, steps=500, checkpoint__every_steps=0, eval__every=0)
+    while not (folder / "metrics.jsonl").exists() or len(metrics(folder)) < 3:
+        time.sleep(0.02)
+    os.kill(child, signal.SIGTERM)
+    assert exit_code(child) == 1  # `Stopped`, which the command line turns into its own code
+    saved = (folder / "checkpoints" / "latest").resolve().name
+    assert saved == f"step_{len(metrics(folder)) - 1}"
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    run(tmp_path / "whole", steps=4)
+    folder = tmp_path / "damaged"
+    run(folder, steps=3)
+    weights = folder / "checkpoints" / "step_3" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    run(folder, steps=4)
+    whole, again = left_behind(tmp_path / "whole"), left_behind(folder)
+    assert again["model.safetensors"] == whole["model.safetensors"]
+    assert [line["weights/fingerprint"] for line in again["metrics"][1:]] == [
+        line["weights/fingerprint"] for line in whole["metrics"][1:]
+    ]
+
+
+def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = run(folder)
+    before = {f: (f.stat().st_mtime_ns, f.read_bytes()) for f in folder.rglob("*") if f.is_file()}
+    assert run(folder) == first
+    after = {f: (f.stat().st_mtime_ns, f.read_bytes()) for f in folder.rglob("*") if f.is_file()}
+    assert after == before
