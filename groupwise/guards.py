@@ -1,4 +1,4 @@
-"""When not to go on: sampler against learner before the first step, rewards, updates."""
+"""When not to go on: sampler against learner, weights that were delivered, rewards, updates."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from groupwise.engine.copies import make_source
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.graders.rubric import stop_if_failing
 from groupwise.groups.assemble import Group
+from groupwise.model.transformer import PolicyModel
 from groupwise.optim.packs import Sequences
 from groupwise.optim.step import StepOutcome
 from groupwise.records import TokenBatch
 from groupwise.rollouts import failed, write
 from groupwise.setup import sampling_of
+from groupwise.sync.fingerprint import fingerprint, same_weights
+from groupwise.watch.files import write_atomic
 
 if TYPE_CHECKING:
     from groupwise.run import Run
@@ -30,7 +34,7 @@ def check_agreement(run: Run) -> dict[str, float]:
 
     The reference starts as the policy, so at step 0 their difference is exactly 0.
     """
-    tasks = run.tasks[:PROBES]
+    room, tasks = run.learner.micro_tokens, run.tasks[:PROBES]
     sampling = sampling_of(  # the whole distribution: whether the engines agree is the question
         run.config,
         max_tokens=min(PROBE_TOKENS, run.config.engine.max_tokens),
@@ -45,6 +49,7 @@ def check_agreement(run: Run) -> dict[str, float]:
     learner_NT = run.learner.score(run.loaded.model, sequences, parts)
     if run.reference is not None and run.step == 0:
         _check_reference(learner_NT, run.learner.score(run.reference.model, sequences, parts))
+    run.note_memory(room)
     sampler = torch.cat([done.logp_T for _, done in rows])
     gap = (learner_NT.cpu()[sequences.mask()] - sampler).abs()
     found = {
@@ -74,6 +79,41 @@ def _check_reference(policy_NT: Tensor, reference_NT: Tensor) -> None:
             f"{worst:.1e} before the first update, where the KL must be exactly 0. It was loaded "
             "from other weights or in another precision."
         )
+
+
+def check_delivery(run: Run) -> str:
+    """The learner's fingerprint, after making sure that the sampler has the weights it should.
+
+    What it should have is what a sampler made from the learner just now has, or had as many updates
+    ago as the configuration says. Parameters that are the learner's own need no second look.
+    """
+    learner, engine = run.loaded.model, run.engine
+    fresh = make_source(engine.weights, learner, run.version).model
+
+    def digest(model: PolicyModel) -> str:
+        return mine if model is learner else fingerprint(model.named_parameters())
+
+    mine = fingerprint(learner.named_parameters())
+    known = run.delivered | {run.version: digest(fresh)}
+    lag = int(engine.weights.removeprefix("stale:")) if engine.weights.startswith("stale:") else 0
+    wanted = max((v for v in known if v <= run.version - lag), default=min(known))
+    run.delivered = {version: x for version, x in known.items() if version >= wanted}
+    held, source = engine.source.version, engine.source.model
+    why = None
+    if held != wanted:
+        why = f"it says that it has version {held} instead of version {wanted}"
+    elif digest(source) != known[wanted]:
+        same = wanted == run.version  # else the weights to compare with are gone
+        why = same and same_weights(fresh.named_parameters(), source.named_parameters())
+        why = why or "their fingerprints differ"
+    if why is not None:
+        raise RunError(
+            f"After step {run.step} the engine does not sample from version {wanted} of the "
+            f"weights: {why}. They did not arrive, and every rollout would come from another "
+            f"policy than the learner's. The engine's sync ({engine.weights}) is at fault. The last "
+            "checkpoint is sound; the same command goes on from it once that is mended."
+        )
+    return mine
 
 
 def check_rewards(run: Run, groups: Sequence[Group]) -> None:
@@ -111,10 +151,12 @@ def check_updates(
 
 def dump(run: Run, batch: TokenBatch) -> str:
     """Every tensor of a batch, by name, for looking at later."""
-    place = run.folder.path / "dumps"
-    place.mkdir(exist_ok=True)
-    file = place / f"step_{run.step}.safetensors"
+    file = run.folder.path / "dumps" / f"step_{run.step}.safetensors"
     named = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    tensors = {k: x.detach().contiguous() for k, x in named.items() if isinstance(x, Tensor)}
-    save_file(tensors, file)
-    return str(file.relative_to(run.folder.path))
+    # Copies: two streams may be one tensor, which the format refuses.
+    tensors = {k: x.detach().cpu().clone() for k, x in named.items() if isinstance(x, Tensor)}
+    name = str(file.relative_to(run.folder.path))
+    with run.folder.writing(name):
+        file.parent.mkdir(exist_ok=True)
+        write_atomic(file, save({k: x.contiguous() for k, x in tensors.items()}))
+    return name

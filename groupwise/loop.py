@@ -11,12 +11,11 @@ from typing import Any
 
 from groupwise.collect import collect
 from groupwise.config import Config
-from groupwise.guards import check_agreement, check_rewards, check_updates
+from groupwise.guards import check_agreement, check_delivery, check_rewards, check_updates
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
 from groupwise.run import Run, finished, open_run
 from groupwise.setup import sampling_of
-from groupwise.sync.fingerprint import fingerprint
 from groupwise.teach import teach
 from groupwise.validate.evaluate import Evaluation, evaluate
 from groupwise.watch.clock import Clock
@@ -37,6 +36,7 @@ def train(config: Config, path: str | Path, display: Display | None = None) -> d
         display.note(f"{path} is finished after {done['steps']} steps; steps=N goes further.")
         return done
     with stop_signals() as stop, open_run(config, path, display) as run:
+        check_delivery(run)
         gate = check_agreement(run)
         if run.step == 0 and run.before is None:
             run.before = held_out(run)
@@ -79,6 +79,7 @@ def one_step(run: Run, stop: threading.Event) -> bool:
     run.version += sum(not outcome.skipped for outcome in taught.outcomes)
     run.memory, run.tokens = taught.memory, run.tokens + collected.tokens
     run.engine.sync(run.version)
+    delivered = check_delivery(run)
     if run.reference is not None:
         run.reference.after_step(run.loaded.model, run.step)
     enough = check_updates(run, taught.outcomes, taught.batch)
@@ -89,7 +90,7 @@ def one_step(run: Run, stop: threading.Event) -> bool:
         **taught.metrics,
         "optim/learning_rate": rate,
         "weights/version": run.version,
-        "weights/fingerprint": fingerprint(run.loaded.model.named_parameters()),
+        "weights/fingerprint": delivered,
         "data/epoch": run.cursor.epoch,
         "cost/tokens": run.tokens,
     }

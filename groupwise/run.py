@@ -65,6 +65,7 @@ class Run:
     memory: Memory = field(default_factory=Memory)
     skipped: int = 0  # updates in a row
     tokens: int = 0  # sampled so far
+    delivered: dict[int, str] = field(default_factory=dict)  # fingerprints by version
     seconds: float = 0.0  # spent by earlier processes
     before: Evaluation | None = None  # of the starting policy
     last: Evaluation | None = None
@@ -89,6 +90,15 @@ class Run:
             self.told[kind] = self.at
             self.display.warn(text)
         self.recorder.event(self.at, kind, text, **fields)
+
+    def note_memory(self, room: int) -> None:
+        """Say so if micro-batches became smaller than this."""
+        if self.learner.micro_tokens < room:
+            self.event(
+                "memory",
+                f"out of memory: micro-batches of {self.learner.micro_tokens} tokens instead of "
+                f"{room} from here on; the batch and the update stay the same.",
+            )
 
     def note_evaluation(self, found: Evaluation) -> bool:
         """Keep it; True if it is the best so far."""
@@ -118,6 +128,8 @@ class Run:
             "memory": saved.memory_to_json(self.memory),
             "skipped": self.skipped,
             "micro_tokens": self.learner.micro_tokens,
+            "micro_tokens_asked": self.config.optim.micro_tokens,
+            "delivered": {str(version): x for version, x in self.delivered.items()},
             "tokens": self.tokens,
             "seconds": self.elapsed,
             "before": None if self.before is None else self.before.as_dict(),
@@ -148,10 +160,13 @@ class Run:
         self.loaded.model.load_state_dict(stored.state_dict())
         values = found.values
         self.step, self.version = int(values["step"]), int(values["version"])
+        self.at = self.step
         self.cursor.restore(values["cursor"])
         self.memory = saved.memory_from_json(values["memory"])
         self.skipped = int(values["skipped"])
-        self.learner.micro_tokens = int(values["micro_tokens"])
+        if values["micro_tokens_asked"] == self.config.optim.micro_tokens:  # else it is set anew
+            self.learner.micro_tokens = int(values["micro_tokens"])
+        self.delivered = {int(version): x for version, x in values["delivered"].items()}
         self.tokens, self.seconds = int(values["tokens"]), float(values["seconds"])
         self.before, self.last = (
             None if values[name] is None else Evaluation.from_dict(values[name])

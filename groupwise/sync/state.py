@@ -146,19 +146,19 @@ def _write_resume(
     folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], values: str
 ) -> None:
     resume = folder / "resume"
-    resume.mkdir()
-    (resume / "values.json").write_text(values)
-    for part, named in tensors.items():
-        ready = {name: x.detach().cpu().contiguous() for name, x in named.items()}
-        save_file(ready, resume / f"{part}{TENSORS}")
-    written = sorted(path for path in folder.rglob("*") if path.is_file())
-    # Hashing beside the flush: the disk and the processor are busy at the same time.
+    # Hashing beside writing and flushing: processor and disk are busy at the same time.
     with ThreadPoolExecutor() as pool:
-        flushed = pool.map(_flush, resume.iterdir())
-        found = dict(zip(written, pool.map(_seal, written), strict=True))
-        list(flushed)
-    seals = {path.relative_to(folder).as_posix(): seal for path, seal in found.items()}
-    state = {"version": VERSION, "step": step, "files": seals}
+        seals = {path: pool.submit(_seal, path) for path in sorted(folder.iterdir())}
+        resume.mkdir()
+        (resume / "values.json").write_text(values)
+        for part, named in tensors.items():
+            ready = {name: x.detach().cpu().contiguous() for name, x in named.items()}
+            save_file(ready, resume / f"{part}{TENSORS}")
+        written = sorted(resume.iterdir())
+        seals |= {path: pool.submit(_seal, path) for path in written}
+        list(pool.map(_flush, written))
+        found = {path.relative_to(folder).as_posix(): seal.result() for path, seal in seals.items()}
+    state = {"version": VERSION, "step": step, "files": found}
     (resume / "state.json").write_text(json.dumps(state, indent=1))
     _flush(resume / "state.json")
     sync_folder(resume)
