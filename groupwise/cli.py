@@ -18,7 +18,7 @@ from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWar
 if TYPE_CHECKING:
     from groupwise.config import Config
 
-PAGE = "docs/algorithms.md"
+PAGES = "docs/algorithms.md and docs/metrics.md"
 SETTINGS = "a file of settings, and settings that go over it: group_size=8 recipe.gate.high=0.3"
 
 
@@ -70,15 +70,18 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("folder", metavar="RUN")
     report.set_defaults(run_command=_report)
 
-    docs = commands.add_parser("docs", help=f"write {PAGE} from the code")
-    docs.add_argument("--check", action="store_true", help="only say whether it is current")
-    docs.add_argument("--file", default=PAGE, help=f"default: {PAGE}")
+    docs = commands.add_parser("docs", help=f"write {PAGES} from the code")
+    docs.add_argument("--check", action="store_true", help="only say whether they are current")
+    docs.add_argument("--folder", default="docs", help="default: docs")
     docs.set_defaults(run_command=_docs)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 is success, 1 a failed check, 2 a wrong request."""
+    """Run one command.
+
+    0 is success, 1 a failed check, 2 a wrong request, 130 stopped on request (and saved).
+    """
     parser = _parser()
     args, more = parser.parse_known_args(argv)
     if more and (not hasattr(args, "items") or any(each.startswith("-") for each in more)):
@@ -308,23 +311,25 @@ def _report(args: argparse.Namespace) -> int:
 
 def _docs(args: argparse.Namespace) -> int:
     from groupwise.tell.explain import markdown, undocumented
+    from groupwise.watch.catalogue import metrics_page
 
     missing = undocumented()
     if missing:
         raise RecipeError(
             f"No notes for {', '.join(missing)}: add their pitfalls to groupwise/tell/notes.toml."
         )
-    page, path = markdown(), Path(args.file)
-    if args.check:
-        current = path.is_file() and path.read_text("utf-8") == page
-        if not current:
+    folder, current = Path(args.folder), True
+    if not args.check and not folder.is_dir():
+        raise RecipeError(f"There is no folder {args.folder!r}: run this at the root.")
+    for name, page in (("algorithms.md", markdown()), ("metrics.md", metrics_page())):
+        path = folder / name
+        if not args.check:
+            path.write_text(page, "utf-8")
+            print(f"wrote {path}")
+        elif not path.is_file() or path.read_text("utf-8") != page:
             print(f"{path} is not what the code says: run `make docs`.", file=sys.stderr)
-        return 0 if current else 1
-    if not path.parent.is_dir():
-        raise RecipeError(f"There is no folder {str(path.parent)!r}: run this at the root.")
-    path.write_text(page, "utf-8")
-    print(f"wrote {path}")
-    return 0
+            current = False
+    return 0 if current else 1
 
 
 if __name__ == "__main__":

@@ -62,7 +62,9 @@ def collect(run: Run, clock: Clock) -> Collected:
     groups = draw(run, config.prompts_per_step, clock)
     dropped: list[Group] = []
     for rounds in range(config.refills + 1):
-        batch = assemble(recipe, groups, run.loaded.tokenizer)
+        batch = assemble(
+            recipe, groups, run.loaded.tokenizer, drop_truncated=config.overlong == "drop"
+        )
         unwanted = set(select(recipe, batch).refill)
         numbers = [group_numbers(recipe, groups)[row] for row in _first_rows(groups)]
         kept = [g for g, number in zip(groups, numbers, strict=True) if number not in unwanted]

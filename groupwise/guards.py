@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from groupwise.engine.copies import make_source
-from groupwise.errors import GroupwiseError, RunError
+from groupwise.errors import GroupwiseError, RewardError, RunError
 from groupwise.graders.rubric import stop_if_failing
 from groupwise.groups.assemble import Group
 from groupwise.model.transformer import PolicyModel
@@ -84,50 +84,56 @@ def _check_reference(policy_NT: Tensor, reference_NT: Tensor) -> None:
 def check_delivery(run: Run) -> str:
     """The learner's fingerprint, after making sure that the sampler has the weights it should.
 
-    What it should have is what a sampler made from the learner just now has, or had as many updates
-    ago as the configuration says. Parameters that are the learner's own need no second look.
+    That is what a sampler made from the learner just now would have, or would have had as many
+    updates ago as engine.weights says. Parameters that are the learner's own need no second look.
     """
     learner, engine = run.loaded.model, run.engine
+    mine = fingerprint(learner.named_parameters())
     fresh = make_source(engine.weights, learner, run.version).model
 
     def digest(model: PolicyModel) -> str:
         return mine if model is learner else fingerprint(model.named_parameters())
 
-    mine = fingerprint(learner.named_parameters())
     known = run.delivered | {run.version: digest(fresh)}
-    lag = int(engine.weights.removeprefix("stale:")) if engine.weights.startswith("stale:") else 0
-    wanted = max((v for v in known if v <= run.version - lag), default=min(known))
+    kind, _, number = engine.weights.partition(":")
+    lag = int(number) if kind == "stale" else 0
+    wanted = max((version for version in known if version <= run.version - lag), default=min(known))
     run.delivered = {version: x for version, x in known.items() if version >= wanted}
     held, source = engine.source.version, engine.source.model
-    why = None
+    if held == wanted and digest(source) == known[wanted]:
+        return mine
     if held != wanted:
         why = f"it says that it has version {held} instead of version {wanted}"
-    elif digest(source) != known[wanted]:
-        same = wanted == run.version  # else the weights to compare with are gone
-        why = same and same_weights(fresh.named_parameters(), source.named_parameters())
-        why = why or "their fingerprints differ"
-    if why is not None:
-        raise RunError(
-            f"After step {run.step} the engine does not sample from version {wanted} of the "
-            f"weights: {why}. They did not arrive, and every rollout would come from another "
-            f"policy than the learner's. The engine's sync ({engine.weights}) is at fault. The last "
-            "checkpoint is sound; the same command goes on from it once that is mended."
-        )
-    return mine
+    else:
+        differing = same_weights(fresh.named_parameters(), source.named_parameters())
+        why = f"{differing}" if lag == 0 else "their fingerprints differ"
+    raise RunError(
+        f"After step {run.step} the engine does not sample from version {wanted} of the weights: "
+        f"{why}. They did not arrive, and rollouts would come from another policy than the "
+        f"learner's. The engine's sync ({engine.weights}) is at fault. The last checkpoint is "
+        "sound; the same command goes on from it once that is mended."
+    )
 
 
-def check_rewards(run: Run, groups: Sequence[Group]) -> None:
-    """Stop when rewards fail too often: what is learned from the rest would be another task."""
+def check_rewards(run: Run, groups: Sequence[Group]) -> GroupwiseError | None:
+    """Count rewards that failed, and say when they are too many.
+
+    What is learned from the rest would then be another task.
+    """
     rows = [rollout for group in groups for rollout in group]
     bad = [rollout for rollout in rows if failed(rollout.grade)]
     if not bad:
-        return
+        return None
     reasons = "; ".join(dict.fromkeys(r.grade.reason for r in bad[:3]))
     run.event(
         "reward",
         f"{len(bad)} of {len(rows)} rewards failed and count as ungraded, not as 0: {reasons}",
     )
-    stop_if_failing([rollout.grade for rollout in rows], run.config.reward.max_failed_share)
+    try:
+        stop_if_failing([rollout.grade for rollout in rows], run.config.reward.max_failed_share)
+    except RewardError as error:
+        return error
+    return None
 
 
 def check_updates(

@@ -15,7 +15,7 @@ from groupwise.guards import check_agreement, check_delivery, check_rewards, che
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
 from groupwise.run import Run, finished, open_run
-from groupwise.setup import sampling_of
+from groupwise.setup import engine_of, sampling_of
 from groupwise.teach import teach
 from groupwise.validate.evaluate import Evaluation, evaluate
 from groupwise.watch.clock import Clock
@@ -59,10 +59,14 @@ def one_step(run: Run, stop: threading.Event) -> bool:
 
     # Prompts, rollouts, rewards; groups that teach nothing are drawn again.
     collected = collect(run, clock)
-    check_rewards(run, collected.groups + collected.dropped)
-    if stop.is_set():
-        run.cursor.restore(before)
-        return False
+    failing = check_rewards(run, collected.groups + collected.dropped)
+    if failing is not None or stop.is_set():
+        run.cursor.restore(before)  # as if the step had not begun
+        if failing is None:
+            return False
+        if run.saved_step != run.step:
+            run.save()
+        raise failing
 
     # Advantages, loss, update.
     rate = learning_rate(
@@ -113,10 +117,10 @@ def one_step(run: Run, stop: threading.Event) -> bool:
 
 
 def held_out(run: Run) -> Evaluation:
-    """Accuracy on tasks that training never sees."""
+    """Accuracy on tasks that training never sees; of the policy, also where a copy is sampled."""
     asked = run.config.eval
     return evaluate(
-        run.engine,
+        run.engine if run.engine.weights == "shared" else engine_of(run.config, run.loaded),
         run.loaded.tokenizer,
         run.grader,
         run.held_out,

@@ -212,7 +212,7 @@ def _open(config: Config, folder: RunFolder, recorder: Recorder, display: Displa
         held_out=bench.held_out,
         cursor=Cursor(bench.tasks, seed=config.seed, shuffle=config.data.shuffle),
         grader=bench.grader,
-        engine=engine_of(config, loaded),
+        engine=engine_of(config, loaded, config.engine.weights),
         learner=_learner(config, model),
         reference=reference,
     )
@@ -223,7 +223,8 @@ def _open(config: Config, folder: RunFolder, recorder: Recorder, display: Displa
     _check_origin(folder, origin)
     _restore_latest(run)
     folder.write_config(configuration.text(config))
-    folder.events.touch()  # a run without events says so with an empty file
+    with folder.writing("events.jsonl"):
+        folder.events.touch()  # a run without events says so with an empty file
     folder.write_manifest(origin, seconds=run.elapsed, tokens=run.tokens)
     display.start([*configuration.describe(config), *bench.notes], config.steps, run.step)
     return run
@@ -251,18 +252,26 @@ def starting_model(
 
 def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
     """What changed since the run was started; a change that can't be continued stops here."""
-    before = folder.read_config()
-    if before is None:
-        return []
-    changes = configuration.difference(before, config)
+    changes = _changes(config, folder)
     refused = [change for change in changes if not change.compatible]
     if refused:
-        listed = "; ".join(f"{c.key}: {c.old} -> {c.new}" for c in refused)
+        listed = "; ".join(map(str, refused))
         raise RunError(
             f"{folder.path} holds a run with another configuration: {listed}. What it learned so "
             "far does not fit. Take another folder (--run), or set these back."
         )
-    return [f"changed since the run started: {c.key}: {c.old} -> {c.new}" for c in changes]
+    return [f"changed since the run started: {change}" for change in changes]
+
+
+def _changes(config: Config, folder: RunFolder) -> list[configuration.Change]:
+    try:
+        before = folder.read_config()
+        return [] if before is None else configuration.difference(before, config)
+    except ValueError as error:  # no TOML, no text
+        raise RunError(
+            f"{folder.config} can't be read: {error}. It is written in one piece, so it was edited "
+            "or the disk is faulty. Mend it, or remove it to go on without comparing."
+        ) from error
 
 
 def _check_origin(folder: RunFolder, origin: Mapping[str, str]) -> None:
@@ -294,7 +303,9 @@ def _restore_latest(run: Run) -> None:
 def finished(config: Config, path: str | Path) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do under this configuration."""
     folder = RunFolder(path)
-    summary, before = folder.read_summary(), folder.read_config()
-    if not summary or before is None or configuration.difference(before, config):
+    if not folder.config.is_file():
+        return None
+    summary = folder.read_summary()
+    if not summary or _changes(config, folder):
         return None
     return summary if summary["steps"] >= config.steps else None

@@ -22,7 +22,6 @@ from groupwise.model.checkpoint import Loaded
 from groupwise.optim.pairs import labelled_pairs
 from groupwise.records import Task
 
-
 # Tasks are data: the same in every run, so that runs with other seeds can be compared.
 TASKS_SEED = 0
 
@@ -89,13 +88,14 @@ def learns_from_labels(config: Config) -> bool:
     return isinstance(recipe, PairRecipe) and recipe.pairing.definition.traits["reads"] == "labels"
 
 
-def engine_of(config: Config, loaded: Loaded) -> NativeEngine:
+def engine_of(config: Config, loaded: Loaded, weights: str = "shared") -> NativeEngine:
+    """That samples from the policy itself, or from a copy of it."""
     return NativeEngine(
         loaded.model,
         loaded.tokenizer,
         seed=config.seed,
         slots=config.engine.slots,
-        weights=config.engine.weights,
+        weights=weights,
     )
 
 

@@ -12,7 +12,7 @@ from groupwise.groups.assemble import assemble, group_numbers, sequences_of
 from groupwise.groups.phase import batch_phase
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner, labelled_pairs, sampled_pairs
-from groupwise.optim.step import StepOutcome
+from groupwise.optim.step import StepOutcome, first_bad
 from groupwise.records import Memory, TokenBatch
 from groupwise.watch.clock import Clock
 from groupwise.watch.rows import token_streams
@@ -39,12 +39,7 @@ def teach(run: Run, collected: Collected, rate: float, clock: Clock) -> Taught:
         taught = from_pairs(run, run.learner, collected, rate, clock)
     else:
         taught = from_rewards(run, run.learner, collected, rate, clock)
-    if run.learner.micro_tokens < room:
-        run.event(
-            "memory",
-            f"out of memory: micro-batches of {run.learner.micro_tokens} tokens instead of {room} "
-            "from here on; the batch and the update stay the same.",
-        )
+    run.note_memory(room)
     return taught
 
 
@@ -61,6 +56,10 @@ def from_rewards(
             streams["old_logp_NT"] = learner.score(learner.model, sequences, parts)
         if run.reference is not None:
             streams["ref_logp_NT"] = learner.score(run.reference.model, sequences, parts)
+    bad = first_bad(streams)
+    if bad is not None:  # no batch can be made of it: the rollout file has what was sampled
+        outcome = StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
+        return Taught([outcome], {"updates/count": 1.0, "optim/skipped": 1.0}, run.memory)
     greedy = greedy_rewards(run, groups, clock) if "greedy_reward_N" in recipe.streams else None
     batch = assemble(
         recipe,

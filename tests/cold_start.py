@@ -1,4 +1,4 @@
-"""The embedded model as a folder, made once: runs that start from it take a fraction of a second."""
+"""The embedded model as a folder, made once: runs that start from it take less than a second."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def settings(model: str, **changes: Any) -> dict[str, Any]:
     own = {k: v for k, v in SMALL.items() if not k.startswith("tiny.")}
     if "recipe" in named:
         own = {k: v for k, v in own.items() if not k.startswith("recipe")}
-    if not str(named.get("data.train", "arithmetic")) == "arithmetic":
+    if named.get("data.train", "arithmetic") != "arithmetic":
         own.pop("data.options")
     return own | {"model.path": model} | named
 

@@ -19,6 +19,7 @@ from runs import quiet, small
 from torch import Tensor
 
 from groupwise.collect import Collected, collect
+from groupwise.guards import check_delivery
 from groupwise.loop import one_step
 from groupwise.model.attention import packed, packed_positions
 from groupwise.model.head import logits
@@ -104,6 +105,7 @@ class Start:
     def opened(self, folder: Path, **changes: Any) -> Iterator[Run]:
         """A run before its first step; or where it was saved."""
         with open_run(small(**self.settings(**changes)), folder, quiet()) as run:
+            check_delivery(run)
             yield run
 
 

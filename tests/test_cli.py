@@ -140,7 +140,7 @@ def test_choose_does_not_ask_what_was_answered_or_does_not_apply(
         (["explain", "grpo@ver"], "grpo@verl"),
         (["explain", "grpo", "dapo", "gspo"], "one recipe or two"),
         (["explain", "nowhere.py:mine"], "no file 'nowhere.py'"),
-        (["docs", "--file", "no/such/folder/page.md"], "no folder"),
+        (["docs", "--folder", "no/such/folder"], "no folder"),
     ],
 )
 def test_wrong_requests_end_with_2_and_a_reason(

@@ -12,14 +12,22 @@ from typing import Any
 import pytest
 import torch
 from engine_zoo import engine, learner_logp, one, request, same, tokenizer, worst
-from model_zoo import CONFIGS, all_logits, make
+from model_zoo import CONFIGS, all_logits, hidden, make, sequences
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
 
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.engine.stopping import StopWatch
 from groupwise.errors import EngineError
+from groupwise.model.attention import (
+    CachedAttention,
+    DecodeAttention,
+    KeyValueCache,
+    shared_positions,
+    shared_prompts,
+)
 from groupwise.model.checkpoint import load, save
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Transformer
@@ -99,13 +107,81 @@ def test_any_batch_composition_gives_the_same_bits(name: str) -> None:
     assert all(map(same, one(engine(model, eos=eos), fewer, FREE), alone[3][:2]))
 
 
-def test_a_longer_neighbour_changes_no_bit() -> None:
+@pytest.mark.parametrize(("few", "many"), [(3, 150), (100, 228), (130, 228), (180, 220)])
+def test_a_longer_neighbour_changes_no_bit(few: int, many: int) -> None:
     """The window of keys grows with the longest sequence in flight."""
     model = make("llama3")
-    short, long = request(3, 3, 0), request(150, 3, 1)
+    short, long = request(few, 3, 0), request(many, 3, 1)
     alone = one(engine(model), short, FREE)
     together = engine(model).generate([long, short], FREE)[1]
     assert all(map(same, alone, together))
+
+
+@pytest.mark.parametrize(("groups", "queries", "width"), [(3, 3, 64), (2, 1, 16), (2, 7, 32)])
+def test_cached_attention_is_exact_and_alone_in_its_row(
+    groups: int, queries: int, width: int
+) -> None:
+    """Against float64, and against itself with longer and more neighbours, to the last bit."""
+    heads, slots = groups * queries, 32
+    config = replace(
+        make("llama2").config, num_layers=1, num_heads=heads, num_kv_heads=groups, head_dim=width
+    )
+    cache = KeyValueCache(config, slots, 656)
+    generator = torch.Generator().manual_seed(0)
+    for numbers in (cache.key_LSJUW, cache.value_LSJUW):
+        numbers.normal_(generator=generator)
+    position_N = torch.randint(655, (slots,), generator=generator)
+    position_N[:8] = torch.tensor([0, 15, 127, 128, 150, 255, 300, 511])
+    query_NHW = torch.randn(slots, heads, width, generator=generator)
+    key_NJW, value_NJW = torch.randn(2, slots, groups, width, generator=generator)
+
+    def look(rows: Tensor, longest: int) -> Tensor:
+        """Slots in this order, in a window for this position."""
+        moved = KeyValueCache(config, len(rows), 656)
+        moved.key_LSJUW.copy_(cache.key_LSJUW[:, rows])
+        moved.value_LSJUW.copy_(cache.value_LSJUW[:, rows])
+        attend = DecodeAttention(moved, position_N[rows], longest)
+        return attend(0, query_NHW[rows], key_NJW[rows], value_NJW[rows])
+
+    found = look(torch.arange(slots), 654)
+    for row, position in enumerate(position_N.tolist()):
+        key, value = cache.key_LSJUW[0, row].double(), cache.value_LSJUW[0, row].double()
+        key[:, position], value[:, position] = key_NJW[row].double(), value_NJW[row].double()
+        score = query_NHW[row].double().view(groups, queries, width) @ key.transpose(1, 2)
+        weight = (score[..., : position + 1] / width**0.5).softmax(-1)
+        expected = (weight @ value[:, : position + 1]).view(heads, width)
+        torch.testing.assert_close(found[row].double(), expected, rtol=0, atol=2e-6)
+    for top in position_N.unique().tolist():
+        rows = (position_N <= top).nonzero()[:, 0].flip(0)
+        rows = torch.cat([rows, rows.new_zeros(-len(rows) % 16)])  # slot 0 holds nothing
+        assert torch.equal(look(rows, top), found[rows])
+
+
+@pytest.mark.parametrize("name", ["smollm2", "llama2", "qwen3"])
+def test_sampler_and_learner_agree_to_the_bit(name: str) -> None:
+    """Hidden states from the cache, from a pack, and behind a shared prompt, up to 128 tokens."""
+    model, rows = make(name), sequences([48, 80, 20])
+    prompt, tails = rows[0], rows[1:]
+    cache = KeyValueCache(model.config, 16, 128)
+    with torch.no_grad():
+        whole = hidden(model, [torch.cat([prompt, tail]) for tail in tails]).split([128, 68])
+        lengths = [48], [[80, 20]]
+        shared = model(torch.cat(rows), shared_positions(*lengths), shared_prompts(*lengths))
+        first = CachedAttention(cache, [0], [0], [48])
+        begun = model(prompt, first.position_T, first)
+        cache.copy(0, range(1, 16), 48)
+        for step in range(80):
+            token_N = torch.zeros(16, dtype=torch.long)
+            token_N[:2] = torch.stack([tail[min(step, len(tail) - 1)] for tail in tails])
+            position_N = torch.full((16,), 48 + step)
+            attend = DecodeAttention(cache, position_N, 48 + step)
+            out = model(token_N, position_N, attend)
+            assert torch.equal(out[0], whole[0][48 + step])
+            assert torch.equal(out[0], shared[48 + step])
+            if step < 20:
+                assert torch.equal(out[1], whole[1][48 + step])
+                assert torch.equal(out[1], shared[128 + step])
+    assert torch.equal(begun, whole[0][:48]) and torch.equal(begun, shared[:48])
 
 
 def test_a_prompt_is_computed_once_for_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +195,13 @@ def test_a_prompt_is_computed_once_for_its_group(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(model, "forward", counted)
     requests = [request(33, 7, 0), request(57, 7, 1)]
     engine(model, slots=3).generate(requests, Sampling(6))
-    assert sizes.count(33) == 1 and sizes.count(57) == 1
-    assert set(sizes) == {33, 57, 16}  # all else are batches of single tokens
+    assert sizes.count(48) == sizes.count(64) == 1  # the prompts, in steps of 16 rows
+    assert set(sizes) == {48, 64, 16}  # all else are batches of single tokens
     # 14 samples of 6 tokens in 3 slots; the first token of each comes from the prompt's pass
     assert len(sizes) - 2 == pytest.approx(14 * 5 / 3, abs=3)
+    sizes.clear()
+    engine(model, slots=20).generate(requests, Sampling(6))
+    assert sizes == [96] + [16] * 5  # both prompts in one pass
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -297,7 +376,7 @@ def test_the_samplers_likeliest_tokens_are_recorded() -> None:
 
 
 def test_half_precision_samples_from_a_float32_head() -> None:
-    model, asked = make("smollm2", dtype=torch.bfloat16), request(9, 64)
+    model, asked = make("smollm2", dtype=torch.bfloat16), request(16, 64)
     group = one(engine(model, slots=64), asked, Sampling(1))
     for completion in group:
         expected = learner_logp(model, asked, completion)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import errno
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from runs import left_behind, metrics
 from safetensors.torch import load_file
 from torch import Tensor
 
-from groupwise import loop
+from groupwise import guards, loop
 from groupwise.engine import copies, native
 from groupwise.errors import RunError
 from groupwise.model.checkpoint import load_weights
@@ -55,41 +56,47 @@ def nothing_learned(folder: Path) -> bool:
 # --- before the first step ----------------------------------------------------------------------
 
 
+def asked_otherwise(patch: Patch, request: dict[str, Any], sampling: dict[str, Any]) -> None:
+    """What reaches the sampler is not what was asked of it."""
+    real = native.NativeEngine.generate
+
+    def generate(self: Any, requests: Any, asked: Any) -> Any:
+        changed = [replace(r, **{k: f(r) for k, f in request.items()}) for r in requests]
+        return real(self, changed, replace(asked, **sampling))
+
+    patch.setattr(native.NativeEngine, "generate", generate)
+
+
 def other_temperature(patch: Patch) -> None:
-    real = native.Flight.__init__
-
-    def warmer(self: Any, *args: Any) -> None:
-        real(self, *args)
-        self.temperature = 1.5
-
-    patch.setattr(native.Flight, "__init__", warmer)
-
-
-def other_weights(patch: Patch) -> None:
-    def perturbed(weights: str, model: Any, version: int) -> copies.Shared:
-        twin = copies.detached(model)
-        for _, parameter in twin.named_parameters():
-            parameter += 0.05 * torch.randn(
-                parameter.shape, generator=torch.Generator().manual_seed(0)
-            )
-        return copies.Shared(twin, version)
-
-    patch.setattr(native, "make_source", perturbed)
-
-
-def other_logits(patch: Patch) -> None:
-    real = native.logits
-
-    def shifted(*args: Any, out: Tensor) -> Tensor:
-        return real(*args, out=out).copy_(out.roll(1, dims=-1))
-
-    patch.setattr(native, "logits", shifted)
+    asked_otherwise(patch, {}, {"temperature": 1.5})
 
 
 def other_prompt(patch: Patch) -> None:
-    """The sampler reads one token less of it, as if a template had been applied on one side."""
-    real = native.Flight._prefill
-    patch.setattr(native.Flight, "_prefill", lambda self, prompt: real(self, prompt[:-1]))
+    """One token less of it, as if a template had been applied on one side."""
+    asked_otherwise(patch, {"prompt": lambda request: request.prompt[:-1]}, {})
+
+
+def other_weights(patch: Patch) -> None:
+    real = native.NativeEngine.__init__
+
+    def perturbed(self: Any, *args: Any, **options: Any) -> None:
+        real(self, *args, **options)
+        self.source.model = copies.detached(self.source.model)
+        for _, parameter in self.source.model.named_parameters():
+            parameter.mul_(1.05)
+
+    patch.setattr(native.NativeEngine, "__init__", perturbed)
+
+
+def other_logits(patch: Patch) -> None:
+    """Each token's is its neighbour's."""
+    real = native.logits
+
+    def shifted(*args: Any, **options: Any) -> Tensor:
+        found = real(*args, **options)
+        return found.copy_(found.roll(1, dims=-1))
+
+    patch.setattr(native, "logits", shifted)
 
 
 @pytest.mark.parametrize("sabotage", [other_temperature, other_weights, other_logits, other_prompt])
@@ -121,10 +128,11 @@ def test_a_sound_run_passes_the_gate_by_far(run: Run, tmp_path: Path) -> None:
     assert metrics(tmp_path / "run")[0]["gate/mismatch_max"] < 1e-5
 
 
-def test_kl_is_exactly_0_before_the_first_step(run: Run, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_kl_is_exactly_0_before_the_first_step(
+    run: Run, tmp_path: Path, monkeypatch: Patch
+) -> None:
     run(tmp_path / "sound", recipe="grpo", steps=1)
-    assert {x == y for row in rows(tmp_path / "sound", 1)
-            for x, y in zip(row["learner_logp"], row["ref_logp"], strict=True)} == {True}  # fmt: skip
+    assert all(row["learner_logp"] == row["ref_logp"] for row in rows(tmp_path / "sound", 1))
     real = Reference.__init__
 
     def perturbed(self: Reference, *args: Any) -> None:
@@ -136,6 +144,17 @@ def test_kl_is_exactly_0_before_the_first_step(run: Run, tmp_path: Path, monkeyp
     with pytest.raises(RunError, match=r"not the starting policy.*KL must be exactly 0"):
         run(tmp_path / "run", recipe="grpo")
     assert nothing_learned(tmp_path / "run")
+
+
+def test_the_gate_stands_before_a_resumed_run_too(
+    run: Run, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    run(tmp_path / "run", steps=1)
+    before = left_behind(tmp_path / "run")
+    other_temperature(monkeypatch)
+    with pytest.raises(RunError, match="disagree on identical weights"):
+        run(tmp_path / "run", steps=2)
+    assert left_behind(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("kind", ["int8", "stale:1", "noise:0.5"])
@@ -162,65 +181,50 @@ def test_fingerprints_change_with_every_update_and_repeat(run: Run, tmp_path: Pa
     assert fingerprint(saved.named_parameters()) == found[0][-1]
 
 
-def deaf(patch: Patch, kind: type) -> None:
-    """Versions are counted up, weights stay where they are."""
-
-    def only_version(self: Any, version: int) -> None:
-        self.version = version
-
-    patch.setattr(kind, "sync", only_version)
+def nothing_arrives(engine: native.NativeEngine, version: int) -> None:
+    pass
 
 
-def own_copy(patch: Patch, after: int) -> None:
-    """The sampler is taken off the learner's parameters: it keeps those of that update."""
-    real = copies.Shared.sync
-
-    def leave(self: copies.Shared, version: int) -> None:
-        real(self, version)
-        if version == after:
-            self.model = copies.detached(self.model)
-
-    patch.setattr(copies.Shared, "sync", leave)
+def only_the_number_arrives(engine: native.NativeEngine, version: int) -> None:
+    engine.source.version = version
 
 
-def half_delivered(patch: Patch) -> None:
-    """The tied head, or one adapter, is left behind."""
-    real = copies.Int8.sync
-
-    def partly(self: copies.Int8, version: int) -> None:
-        old = copy.deepcopy(self.model.state_dict()) if hasattr(self, "model") else None
-        real(self, version)
-        if old is not None:
-            with torch.no_grad():
-                name = "model.embed_tokens.weight"
-                dict(self.model.named_parameters())[name].copy_(old[name])
-
-    patch.setattr(copies.Int8, "sync", partly)
+def a_copy_is_left_behind(engine: native.NativeEngine, version: int) -> None:
+    """As of update 1 the sampler is off the learner's parameters, and keeps those that it has."""
+    if version == 1:
+        engine.source.model = copies.detached(engine.source.model)
+    engine.source.sync(version)
 
 
+def one_tensor_is_left_behind(engine: native.NativeEngine, version: int) -> None:
+    name = "model.embed_tokens.weight"  # the tied head
+    old = dict(engine.source.model.named_parameters())[name].clone()
+    engine.source.sync(version)
+    dict(engine.source.model.named_parameters())[name].data.copy_(old)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sync", "step", "why"),
+    [
+        ("shared", nothing_arrives, 1, "version 0 instead of version 1"),
+        ("shared", a_copy_is_left_behind, 2, "model.embed_tokens.weight has other values"),
+        ("noise:0.1", a_copy_is_left_behind, 2, "model.embed_tokens.weight has other values"),
+        ("int8", only_the_number_arrives, 1, "model.embed_tokens.weight has other values"),
+        ("int8", one_tensor_is_left_behind, 1, "model.embed_tokens.weight has other values"),
+        ("stale:1", nothing_arrives, 2, "version 0 instead of version 1"),
+        ("stale:1", one_tensor_is_left_behind, 2, "fingerprints differ"),
+    ],
+)
 def test_weights_that_do_not_reach_the_sampler_stop_the_run(
-    run: Run, tmp_path: Path, monkeypatch: Patch
+    weights: str, sync: Any, step: int, why: str, run: Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    with monkeypatch.context() as patch:
-        own_copy(patch, after=1)
-        with pytest.raises(RunError, match=r"after step 2.*does not sample from version 2.*values"):
-            run(tmp_path / "shared")
-    assert latest(tmp_path / "shared") == "step_1"
-    with monkeypatch.context() as patch:
-        half_delivered(patch)
-        with pytest.raises(RunError, match=r"after step 1.*model\.embed_tokens\.weight has other"):
-            run(tmp_path / "int8", recipe="tis", engine__weights="int8")
-    with monkeypatch.context() as patch:
-        patch.setattr(copies.Int8, "sync", lambda self, version: None)
-        with pytest.raises(AttributeError):  # it takes its first copy by a sync
-            run(tmp_path / "none", recipe="tis", engine__weights="int8")
-    with monkeypatch.context() as patch:
-        real = copies.Stale.sync
-        first = lambda self, version: real(self, version) if version == 0 else None  # noqa: E731
-        patch.setattr(copies.Stale, "sync", first)
-        with pytest.raises(RunError, match=r"after step 2.*version 0.*instead of version 1"):
-            run(tmp_path / "stale", recipe="tis", engine__weights="stale:1")
-    assert latest(tmp_path / "stale") == "step_1"
+    monkeypatch.setattr(native.NativeEngine, "sync", sync)
+    with pytest.raises(RunError, match="does not sample from version") as caught:
+        run(tmp_path / "run", recipe="tis", engine__weights=weights)
+    assert f"After step {step} " in str(caught.value) and why in str(caught.value)
+    # What was learned before is there, and nothing after it.
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(step))
+    assert step == 1 or latest(tmp_path / "run") == f"step_{step - 1}"
 
 
 def test_a_run_goes_on_with_the_versions_that_it_delivered(run: Run, tmp_path: Path) -> None:
@@ -290,7 +294,7 @@ def bad_gradient(patch: Patch, wrong: Callable[[], bool]) -> None:
 
 BAD = {
     "logp_NT has": bad_logits,
-    "loss gate has": bad_loss,
+    "loss policy has": bad_loss,
     "model.embed_tokens.weight has": bad_gradient,
 }
 
@@ -318,6 +322,39 @@ def test_what_is_not_finite_is_skipped_dumped_and_named(
         wanted = recorded[0][column]
         assert first[: len(wanted)].tolist() == wanted if first.dim() else float(first) == wanted
     assert {"mask_NT", "advantage_NT", "coefficient_NT", "group_N"} <= batch.keys()
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "dapo"])
+def test_what_is_not_finite_before_the_loss_is_skipped_too(
+    recipe: str, run: Run, now: SimpleNamespace, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """In the passes that score the rollouts: by the policy before the update, by the reference."""
+    real = packs.outputs
+
+    def outputs(*args: Any, **options: Any) -> dict[str, Tensor]:
+        found = real(*args, **options)
+        return {k: x * float("nan") for k, x in found.items()} if now.step == 2 else found
+
+    monkeypatch.setattr(packs, "outputs", outputs)
+    run(tmp_path / "run", recipe=recipe, **{"recipe.shaping": ""} if recipe == "dapo" else {})
+    lines = metrics(tmp_path / "run")[1:]
+    assert [line["optim/skipped"] for line in lines] == [0, 1, 0]
+    assert lines[0]["weights/fingerprint"] == lines[1]["weights/fingerprint"]
+    (event,) = events(tmp_path / "run", "not finite")
+    assert "_logp_NT has" in event["text"] and "rollouts/step_2.parquet" in event["text"]
+    assert any(row["used"] for row in rows(tmp_path / "run", 2))
+
+
+def test_a_batch_that_cannot_be_dumped_stops_the_run_in_words(
+    run: Run, now: SimpleNamespace, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    bad_loss(monkeypatch, lambda: now.step == 2)
+    monkeypatch.setattr(guards, "write_atomic", full)
+    with pytest.raises(RunError, match=r"dumps/step_2\.safetensors.*full.*step_1, is intact"):
+        run(tmp_path / "run")
 
 
 def test_the_optimizer_does_not_move_on_a_skipped_update(
@@ -421,7 +458,9 @@ def test_out_of_memory_in_the_middle_is_told_and_lasts(
     assert small_batches(folder)[2:] == small_batches(tmp_path / "small")[2:]
     assert small_batches(folder)[1] < small_batches(tmp_path / "small")[1]
     # The update is the same but for the order of float32 sums.
-    whole, parts = (load_weights(x / "checkpoints" / "latest") for x in (folder, tmp_path / "small"))
+    whole, parts = (
+        load_weights(x / "checkpoints" / "latest") for x in (folder, tmp_path / "small")
+    )
     for (_, a), (_, b) in zip(whole.named_parameters(), parts.named_parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
@@ -434,7 +473,7 @@ def test_a_size_set_anew_on_resume_is_what_runs(
     room.tokens = 10**9
     run(tmp_path / "run", steps=2, optim__micro_tokens=4096)
     assert small_batches(tmp_path / "run")[2] == 1
-    run(tmp_path / "run", steps=3, optim__micro_tokens=12)
+    run(tmp_path / "run", steps=3, optim__micro_tokens=6)
     assert small_batches(tmp_path / "run")[3] > 4
 
 

@@ -153,3 +153,26 @@ def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
     given = {"hidden_TD": hidden, "weight_VD": weight, "token_T": token} | change
     with pytest.raises(ModelError, match=message):
         log_probs(**given)
+
+
+def test_an_entropy_that_is_only_measured_changes_no_gradient() -> None:
+    """Nor costs any: the backward pass is the one without it, to the last bit."""
+    hidden, weight, token, _ = inputs()
+    gradients = []
+    for entropy in (False, True):
+        out = log_probs(hidden, weight, token, temperature=0.7, entropy=entropy, chunk=5)
+        ramp = torch.linspace(-1, 1, len(token))
+        gradients.append(torch.autograd.grad((ramp * out.logp_T).sum(), (hidden, weight)))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_an_entropy_alone_has_its_gradient() -> None:
+    hidden, weight, token, at = inputs(dtype=torch.float64)
+    expected = plain(hidden, weight, token, at, 0.7).entropy_T
+    found = log_probs(hidden, weight, token, temperature=0.7, entropy=True, chunk=5).entropy_T
+    assert found is not None
+    ramp = torch.linspace(-1, 1, len(token), dtype=torch.float64)
+    wanted = torch.autograd.grad((ramp * expected).sum(), (hidden, weight))
+    got = torch.autograd.grad((ramp * found).sum(), (hidden, weight))
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)

@@ -75,7 +75,11 @@ TERMS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     ),
     "two passes": ({"recipe": "lopti"}, {"recipe__schedule": "joint()"}, 1),
     "top-k smoothing": ({"recipe": "simko"}, {"recipe__gate__alpha": 0.0}, 1),
-    "top-1 push": ({"recipe": "simko"}, {"recipe__gate__top1": 1.0}, 1),
+    "top-1 push": (
+        {"recipe": "simko", "recipe__gate__quantile": 0.5},
+        {"recipe__gate__top1": 1.0},
+        1,
+    ),
     "entropy bonus": ({"recipe": "entropy_bonus"}, {"recipe__penalty": ""}, 1),
     "learned exponent": (
         {"recipe": "lambda_grpo", "optim__exponent_rate": 0.5},
@@ -94,7 +98,11 @@ TERMS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "icepop": ({"recipe": "icepop", **NOISY}, {"recipe__correction": ""}, 1),
     "mis": ({"recipe": "mis", **NOISY}, {"recipe__correction": ""}, 1),
     "mis_geometric": ({"recipe": "mis_geometric", **NOISY}, {"recipe__correction": ""}, 1),
-    "sequence ratio": ({"recipe": "gspo"}, {"recipe__ratio": "token()"}, 1),
+    "sequence ratio": (
+        {"recipe": "gspo", "recipe__gate": "clip(0.2, 0.2)", "recipe__schedule__updates": 2},
+        {"recipe__ratio": "token()"},
+        1,
+    ),
     "segment ratio": (
         {"recipe": "sspo", "recipe__schedule__updates": 2},
         {"recipe__ratio": "token()", "recipe__gate": "clip()"},
@@ -113,7 +121,8 @@ def test_a_special_term_changes_the_update_it_should(
     """Same seed, all else equal: the same weights before its step, others after it."""
     with_term, without, step = TERMS[term]
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for number, changes in enumerate((with_term, with_term | without)):
+    many = {"prompts_per_step": 8}  # so that some groups are mixed whatever the start
+    for number, changes in enumerate((many | with_term, many | with_term | without)):
         with start.opened(tmp_path / str(number), **changes, **BARE) as run:
             before = weights(advance(run, step - 1).loaded.model)
             advance(run)
@@ -128,7 +137,7 @@ def test_a_special_term_changes_the_update_it_should(
 
 
 def test_remax_subtracts_the_reward_of_the_greedy_completion(start: Start, tmp_path: Path) -> None:
-    with start.opened(tmp_path, recipe="remax") as run:
+    with start.opened(tmp_path, recipe="remax", prompts_per_step=12) as run:
         collected, model, tokenizer = gather(run), run.loaded.model, run.loaded.tokenizer
         expected = []
         for group in collected.groups:
@@ -200,12 +209,12 @@ def test_process_rewards_stand_on_the_tokens_that_complete_their_steps(
         batch = learn(run, collected).batch
     for number, group in enumerate(collected.groups):
         # One token a character here: a digit at place t is the step that ends with token t.
-        steps = [
-            (row, t, float(x in "13579"))
-            for row, rollout in enumerate(group)
-            for t, x in enumerate(rollout.text.removesuffix("<end>"))
-            if x.isdigit()
-        ]
+        # An answer without digits has no steps: its reward, 0, is that of its last token.
+        steps = []
+        for row, rollout in enumerate(group):
+            digits = [t for t, x in enumerate(rollout.text) if x.isdigit()]
+            steps += [(row, t, float(rollout.text[t] in "13579")) for t in digits]
+            steps += [] if digits else [(row, len(rollout.completion.token_ids) - 1, 0.0)]
         values = torch.tensor([value for *_, value in steps], dtype=torch.float64)
         z = (values - values.mean()) / (values.std() + 1e-6)
         for row, rollout in enumerate(group):
@@ -265,8 +274,8 @@ def test_dcpo_remembers_prompts_across_visits_and_restarts(start: Start, tmp_pat
         now = torch.tensor([r.grade.reward for r in group], dtype=torch.float64)
         mean = torch.cat([before, now]).mean()
         spread = sum(x.var() + (x.mean() - mean) ** 2 for x in (before, now)) / 2
-        new = (now - now.mean()) / now.std() if now.var() else torch.zeros(4)
-        total = (now - mean) / spread.sqrt() if spread else torch.zeros(4)
+        new = (now - now.mean()) / now.std() if now.var() else now * 0
+        total = (now - mean) / spread.sqrt() if spread else now * 0
         # At the second visit both ways of smoothing are the mean of the two.
         found = taught.batch.advantage_NT[4 * number : 4 * number + 4, 0]
         torch.testing.assert_close(found.double(), (new + total) / 2, rtol=0, atol=1e-6)
@@ -307,12 +316,15 @@ def test_lambda_moves_against_its_gradient_and_is_saved(
         def loss(exponent: float) -> float:
             moved = torch.tensor(exponent)
             (part,) = updates(recipe, replace(batch, length_exponent=moved), rows)
-            return float(token_phase(recipe, part, **(outputs | {"length_exponent": moved})).loss)
+            found = token_phase(recipe, part, **(outputs | {"length_exponent": moved}))
+            return float(found.loss.detach())
 
         slope = (loss(0.1) - loss(-0.1)) / 0.2
         assert abs(slope) > 1e-4
         # Adam's first step has the size of its rate, whatever the gradient's.
-        assert float(run.learner.exponent) == pytest.approx(-0.25 * (1 if slope > 0 else -1), 1e-3)
+        assert float(run.learner.exponent.detach()) == pytest.approx(
+            -0.25 * (1 if slope > 0 else -1), 1e-3
+        )
         state = run.learner.exponent_optimizer.state()["exp_avg/length_exponent"]
         assert float(state) / 0.1 == pytest.approx(slope, rel=0.02)
         run.save()
@@ -322,3 +334,14 @@ def test_lambda_moves_against_its_gradient_and_is_saved(
         assert {name for name in found if name.startswith("exponent")} > {"exponent"}
         assert found.keys() == kept.keys()
         assert all(torch.equal(found[name], kept[name]) for name in kept)
+
+
+def test_every_update_weighs_lengths_by_the_lambda_of_its_moment(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = spy(monkeypatch, TOKEN_PHASE)
+    changes = {"recipe__schedule__updates": 2, "optim__exponent_rate": 0.25, "prompts_per_step": 8}
+    with start.opened(tmp_path, recipe="lambda_grpo", **changes) as run:
+        learn(run, gather(run))
+    weighed = [args[1].weighed_exponent for args, _, _ in calls]
+    assert weighed[0] == 0.0 and abs(weighed[1]) == pytest.approx(0.25, rel=1e-3)

@@ -66,7 +66,8 @@ class Tiny:
     width: Count = 128
     layers: Count = 4
     heads: Count = 4
-    cold_start_steps: Whole = 150  # of supervised learning on the task's own solutions
+    cold_start_accuracy: Fraction = 0.3  # supervised learning on the task's solutions up to here
+    cold_start_steps: Whole = 3000  # or so many steps
     cold_start_batch: Count = 64
     cold_start_rate: Positive = 3e-3
 

@@ -2,18 +2,18 @@
 
 Samples in flight fill the first slots of one cache. At each step all of them get a token, those
 that end leave, the last ones move into the gaps, and waiting samples take the free slots at once.
-A prompt is computed by itself, once for its whole group, and copied into the slots.
+A prompt is computed once for its whole group and copied into the slots.
 
-On a CPU in float32 a completion is the same, to the last bit, whatever else is in flight: prompts
-are computed alone, and batches of single tokens never have fewer than `MIN_ROWS` rows, since a
-matrix product takes another road for a few rows. The other half of this is in `DecodeAttention`.
+On a CPU in float32 a completion is the same, to the last bit, whatever else is in flight: every
+pass has a multiple of `ROW_STEP` rows, since matrix products and sums take other roads for a few
+or for the last rows, and attention keeps sequences apart (see model/attention.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,7 +33,8 @@ from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import PolicyModel
 from groupwise.records import Completion
 
-MIN_ROWS, ROW_STEP = 16, 4
+ROW_STEP = 16
+PROMPT_TOKENS = 2048  # of the prompts that are computed in one pass, unless one is longer
 
 Finish = Literal["eos", "stop", "length"]
 
@@ -82,6 +83,7 @@ class Sample:
 
     request: int
     number: int  # within the group
+    prompt: int  # the slot of the prompts' cache that its own is in
     uniform_T: list[float]
     noise_key: tuple[int, ...]
     held: int  # tokens of it in the cache: the prompt, later the completion but its last token
@@ -103,21 +105,26 @@ class Flight:
         config, head_VD = self.model.config, self.model.head_weight
         self.device = head_VD.device
         self.head_VD = widened(head_VD)  # weights do not change during the call
-        self.temperature = sampling.temperature or 1.0
-        total = sum(request.samples for request in requests)
-        self.places = min(engine.slots, total)
-        rows = padded_rows(self.places)
-        longest = max(len(request.prompt) for request in requests)
-        capacity = -(-(longest + sampling.max_tokens) // KEY_STEP) * KEY_STEP
-        self.cache = KeyValueCache(config, rows, capacity, head_VD.dtype, self.device)
-        self.prompt = KeyValueCache(config, 1, longest, head_VD.dtype, self.device)
-        self.hidden_SD = head_VD.new_zeros(rows, config.hidden_size)
         wide = torch.float64 if head_VD.dtype == torch.float64 else torch.float32
-        shape = (rows, padded_width(config.vocab_size))
-        self.logits_SV = torch.full(shape, -torch.inf, dtype=wide, device=self.device)
-        self.work_SV = torch.empty_like(self.logits_SV)
+        self.temperature = sampling.temperature or 1.0
+        self.places = min(engine.slots, sum(request.samples for request in requests))
+        rows = in_steps(self.places, ROW_STEP)
+        longest = max(len(request.prompt) for request in requests)
+        self.together = max(1, min(self.places, len(requests), PROMPT_TOKENS // longest))
+        capacity = in_steps(longest + sampling.max_tokens, KEY_STEP)
+        self.cache = KeyValueCache(config, rows, capacity, head_VD.dtype, self.device)
+        # One slot more, for the ballast that makes the rows of a pass whole steps.
+        room = in_steps(max(longest, ROW_STEP), KEY_STEP)
+        self.prompts = KeyValueCache(config, self.together + 1, room, head_VD.dtype, self.device)
+        self.last_PD = head_VD.new_zeros(0)  # hidden states behind the prompts in that cache
+        self.hidden_SD = head_VD.new_zeros(rows, config.hidden_size)
+        self.scratch = [
+            torch.empty(rows * padded_width(config.vocab_size), dtype=wide, device=self.device)
+            for _ in range(2)
+        ]
         self.running: list[Sample] = []
-        self.waiting = self._samples()
+        self.ready: deque[Sample] = deque()  # their prompts are computed
+        self.waiting = deque(range(len(requests)))
         self.done: list[list[Completion | None]] = [[None] * r.samples for r in requests]
 
     @torch.no_grad()
@@ -129,42 +136,62 @@ class Flight:
             self._admit()
         return [[c for c in group if c is not None] for group in self.done]
 
-    def _samples(self) -> Iterator[Sample]:
-        """Everyone, in order. A group's prompt is computed when its first sample is asked for."""
-        for index, request in enumerate(self.requests):
-            named = (self.engine.seed, request.stream, request.prompt_id, request.draw)
-            keys = [key(*named, number) for number in range(request.samples)]
-            uniform_NT = uniforms(torch.tensor(keys), self.sampling.max_tokens).tolist()
-            self.last_D = self._prefill(request.prompt)
-            for number in range(request.samples):
-                watch = None
-                if self.sampling.stop:
-                    watch = StopWatch(self.engine.tokenizer, self.sampling.stop)
-                noise = key(*named, number, purpose="noise")
-                yield Sample(index, number, uniform_NT[number], noise, len(request.prompt), watch)
-
-    def _prefill(self, prompt: tuple[int, ...]) -> Tensor:
-        """The prompt into its cache; the hidden state behind it."""
-        attend = CachedAttention(self.prompt, [0], [0], [len(prompt)])
-        token_T = torch.tensor(prompt, device=self.device)
-        return self.model(token_T, attend.position_T, attend)[-1]
-
     def _admit(self) -> None:
         """Waiting samples into the slots behind the running ones."""
-        while len(self.running) < self.places:
-            sample = next(self.waiting, None)
-            if sample is None:
-                return
+        while len(self.running) < self.places and (self.ready or self.waiting):
+            if not self.ready:
+                self._compute_prompts()
+            sample = self.ready.popleft()
             slot = len(self.running)
-            self.cache.copy(0, [slot], sample.held, self.prompt)
-            self.hidden_SD[slot] = self.last_D
+            self.cache.copy(sample.prompt, [slot], sample.held, self.prompts)
+            self.hidden_SD[slot] = self.last_PD[sample.prompt]
             self.running.append(sample)
+
+    def _compute_prompts(self) -> None:
+        """Of as many groups as the free slots can begin with."""
+        free, number = self.places - len(self.running), 0
+        prompts: list[tuple[int, ...]] = []
+        while self.waiting and number < free and len(prompts) < self.together:
+            index = self.waiting.popleft()
+            self.ready.extend(self._group(index, len(prompts)))
+            prompts.append(self.requests[index].prompt)
+            number += self.requests[index].samples
+        lengths = [len(prompt) for prompt in prompts]
+        last_P = torch.tensor(lengths, device=self.device).cumsum(0) - 1
+        slots = list(range(len(prompts)))
+        ballast = -sum(lengths) % ROW_STEP
+        if ballast:
+            prompts.append((0,) * ballast)
+            lengths.append(ballast)
+            slots.append(self.together)
+        attend = CachedAttention(self.prompts, slots, [0] * len(slots), lengths)
+        token_T = torch.tensor([token for prompt in prompts for token in prompt])
+        hidden_TD = self.model(token_T.to(self.device), attend.position_T, attend)
+        self.last_PD = hidden_TD[last_P]
+
+    def _group(self, index: int, prompt: int) -> list[Sample]:
+        request, stop = self.requests[index], self.sampling.stop
+        named = (self.engine.seed, request.stream, request.prompt_id, request.draw)
+        keys = [key(*named, number) for number in range(request.samples)]
+        uniform_NT = uniforms(torch.tensor(keys), self.sampling.max_tokens).tolist()
+        return [
+            Sample(
+                request=index,
+                number=number,
+                prompt=prompt,
+                uniform_T=uniform_T,
+                noise_key=key(*named, number, purpose="noise"),
+                held=len(request.prompt),
+                watch=StopWatch(self.engine.tokenizer, stop) if stop else None,
+            )
+            for number, uniform_T in enumerate(uniform_NT)
+        ]
 
     def _forward(self) -> None:
         """The last tokens of all that run through the model. Rows behind them are ballast."""
         if not self.running:
             return
-        rows = padded_rows(len(self.running))
+        rows = in_steps(len(self.running), ROW_STEP)
         ballast = [0] * (rows - len(self.running))
         tokens = [sample.tokens[-1] for sample in self.running] + ballast
         held = [sample.held for sample in self.running] + ballast
@@ -175,10 +202,11 @@ class Flight:
             sample.held += 1
 
     def _choose(self) -> Choice:
-        rows = padded_rows(len(self.running))
+        rows = in_steps(len(self.running), ROW_STEP)
         vocabulary = self.model.config.vocab_size
-        logits_NV, work_NV = self.logits_SV[:rows], self.work_SV[:rows]
+        logits_NV, work_NV = (self._buffer(numbers, rows) for numbers in self.scratch)
         real_NV = logits_NV[:, :vocabulary]
+        logits_NV[:, vocabulary:] = -torch.inf
         logits(self.hidden_SD[:rows], self.head_VD, out=real_NV)
         if self.source.noise:
             real_NV[: len(self.running)] += self.source.noise * self._noise(vocabulary)
@@ -188,6 +216,12 @@ class Flight:
         uniform += [0.0] * (rows - len(self.running))
         uniform_N = torch.tensor(uniform, dtype=torch.float64, device=self.device)
         return choose(logits_NV, work_NV, uniform_N, self.sampling, self._banned())
+
+    def _buffer(self, numbers: Tensor, rows: int) -> Tensor:
+        """[N, V] in whole blocks. A CPU makes the logits of few rows faster lying as [V, N]."""
+        width = padded_width(self.model.config.vocab_size)
+        flat = numbers[: rows * width]
+        return flat.view(rows, width) if flat.is_cuda else flat.view(width, rows).t()
 
     def _noise(self, vocabulary: int) -> Tensor:
         keys = torch.tensor([sample.noise_key for sample in self.running], device=self.device)
@@ -263,9 +297,9 @@ class Flight:
         )
 
 
-def padded_rows(samples: int) -> int:
-    """Rows of a batch in which every row's bits are its own."""
-    return max(MIN_ROWS, -(-samples // ROW_STEP) * ROW_STEP)
+def in_steps(number: int, step: int) -> int:
+    """The next multiple."""
+    return -(-number // step) * step
 
 
 def check_requests(config: ModelConfig, requests: Sequence[Request], sampling: Sampling) -> None:

@@ -1,8 +1,8 @@
 """One token a row from logits and one uniform number a row, by inverting the distribution.
 
 On a CPU, cumulative sums and log-sum-exp over the vocabulary take as long as the head itself, so
-sums are taken of blocks of tokens first, and only the block that is hit is looked into. Axes:
-`_B` block, else as in CONTRIBUTING.md.
+sums are taken of blocks of tokens first, and only the block that is hit is looked into. Axis `_B`:
+block, or token within one.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def choose(
     """
     topk_id_NK, topk_logp_NK = _likeliest(logits_NV, work_NV, sampling.record_top_k)
     if banned is not None:
-        row_R, id_E = banned
-        logits_NV[row_R[:, None], id_E] = -torch.inf
+        row_N, id_K = banned
+        logits_NV[row_N[:, None], id_K] = -torch.inf
     z_NV = logits_NV.sub_(logits_NV.amax(-1, keepdim=True))
     weight_NV = torch.exp(z_NV, out=work_NV)
     if sampling.temperature == 0:
@@ -71,8 +71,8 @@ def draw(weight_NV: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
     above_N1 = cumulative_NB.gather(1, block_N1)
     below_N1 = torch.where(block_N1 > 0, cumulative_NB.gather(1, (block_N1 - 1).clamp(min=0)), 0)
     share_N1 = (target_N1 - below_N1) / (above_N1 - below_N1)
-    inside_N = block_N1 * BLOCK + torch.arange(BLOCK, device=weight_NV.device)
-    within_NB = weight_NV.gather(1, inside_N).double().cumsum(-1)
+    inside_NB = block_N1 * BLOCK + torch.arange(BLOCK, device=weight_NV.device)
+    within_NB = weight_NV.gather(1, inside_NB).double().cumsum(-1)
     place_N1 = _passed(within_NB, share_N1 * within_NB[:, -1:])
     return (block_N1 * BLOCK + place_N1)[:, 0], total_N1[:, 0]
 
@@ -103,7 +103,14 @@ def _least_of_share(weight_NV: Tensor, share: float) -> Tensor:
 
 
 def _cumulative(weight_NV: Tensor) -> Tensor:
-    return weight_NV.view(len(weight_NV), -1, BLOCK).sum(-1).double().cumsum(-1)
+    """Running sums of whole blocks.
+
+    A block is folded by hand: the order in which `sum` adds depends on how many rows there are.
+    """
+    fold_NBK = weight_NV.view(len(weight_NV), -1, BLOCK)
+    while (width := fold_NBK.shape[-1]) > 1:
+        fold_NBK = fold_NBK[..., : width // 2] + fold_NBK[..., width // 2 :]
+    return fold_NBK[..., 0].double().cumsum(-1)
 
 
 def _passed(cumulative_NB: Tensor, target_N1: Tensor) -> Tensor:

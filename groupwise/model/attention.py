@@ -24,8 +24,11 @@ from groupwise.model.config import ModelConfig
 SMALLEST_CLASS = 16  # tokens: below this, padding costs less than another call
 
 
-# What makes a row of cached attention independent of its neighbours, to the last bit on a CPU.
-KEY_STEP, QUERY_STEP = 16, 4
+# What gives a token the same bits on a CPU, alone or in company: keys are counted in whole vectors,
+# a key head gets its queries in fours (fewer take other roads through the kernels), and the cache
+# is read in pieces, because sums over more keys are split at a place that depends on their number.
+# Packs pad alike, so that in sequences of up to PIECE tokens they agree with the cache to the bit.
+KEY_STEP, QUERY_STEP, PIECE = 16, 4, 128
 
 
 class Attend(Protocol):
@@ -159,7 +162,8 @@ class CachedAttention:
     """New tokens of some slots look at themselves and at what their slots hold already.
 
     `starts` is how many tokens each slot holds, `lengths` how many come now; the pack has them in
-    this order. One object serves one forward pass, in which the keys and values are written.
+    this order. One object serves one forward pass, in which the keys and values are written. Each
+    slot is attended to by itself, so that its neighbours change no bit.
     """
 
     def __init__(
@@ -173,34 +177,32 @@ class CachedAttention:
         device = cache.key_LSJUW.device
         self.cache = cache
         self.runs = list(zip(slots, starts, lengths, strict=True))
-        ends = [start + length for _, start, length in self.runs]
-        self.position_T = torch.cat(
-            [torch.arange(s, e) for s, e in zip(starts, ends, strict=True)]
-        ).to(device)
+        spans = [torch.arange(start, start + length) for _, start, length in self.runs]
+        self.position_T = torch.cat(spans).to(device)
         self.slot_T = torch.repeat_interleave(torch.tensor(slots), torch.tensor(lengths)).to(device)
-        self.fresh = packed(lengths, device) if not any(starts) else None
 
     def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
         key_SJUW, value_SJUW = self.cache.key_LSJUW[layer], self.cache.value_LSJUW[layer]
         key_SJUW[self.slot_T, :, self.position_T] = key_TJW
         value_SJUW[self.slot_T, :, self.position_T] = value_TJW
-        if self.fresh is not None:
-            return self.fresh(layer, query_THW, key_TJW, value_TJW)
-        return self._several(query_THW, key_SJUW, value_SJUW)
-
-    def _several(self, query_THW: Tensor, key_SJUW: Tensor, value_SJUW: Tensor) -> Tensor:
         parts, at = [], 0
         for slot, start, length in self.runs:
-            end = start + length
-            mask_QU = torch.ones(length, end, dtype=torch.bool, device=query_THW.device)
+            end = min(_up_to(start + length, KEY_STEP), self.cache.capacity)
+            query_QHW = query_THW.new_zeros((end - start, *query_THW.shape[1:]))
+            query_QHW[:length] = query_THW[at : at + length]
+            mask_QU = None
+            if start:
+                mask_QU = torch.ones(end - start, end, dtype=torch.bool, device=query_THW.device)
+                mask_QU = mask_QU.tril(start)
             seen_HQW = F.scaled_dot_product_attention(
-                query_THW[at : at + length].transpose(0, 1)[None],
+                query_QHW.transpose(0, 1)[None],
                 key_SJUW[slot, :, :end][None],
                 value_SJUW[slot, :, :end][None],
-                attn_mask=mask_QU.tril(start),
-                enable_gqa=True,
+                attn_mask=mask_QU,
+                is_causal=mask_QU is None,
+                enable_gqa=query_THW.shape[1] != key_TJW.shape[1],
             )[0]
-            parts.append(seen_HQW.transpose(0, 1))
+            parts.append(seen_HQW.transpose(0, 1)[:length])
             at += length
         return torch.cat(parts)
 
@@ -209,9 +211,8 @@ class DecodeAttention:
     """The next token of each of the cache's first slots looks at what its slot holds, and itself.
 
     `position_N` is how many tokens each slot holds; `longest` is the largest of them. One object
-    serves one forward pass. A row's result is the same, to the last bit on a CPU, whatever the
-    other rows hold and however many there are: keys are read up to a multiple of a vector's
-    width, and a key head gets its queries in fours (fewer take other roads through the kernels).
+    serves one forward pass. On a CPU a row's result has the same bits whatever the other rows hold
+    and however many (at least 16) there are.
     """
 
     def __init__(self, cache: KeyValueCache, position_N: Tensor, longest: int) -> None:
@@ -220,30 +221,68 @@ class DecodeAttention:
                 f"{len(position_N)} slots of up to {longest} tokens get one more; the cache has "
                 f"{cache.slots} slots of {cache.capacity} tokens. Make it larger."
             )
+        device = position_N.device
         self.cache = cache
         self.position_N = position_N
-        self.row_N = torch.arange(len(position_N), device=position_N.device)
-        self.window = min(_up_to(longest + 1, KEY_STEP), cache.capacity)
-        key_U = torch.arange(self.window, device=position_N.device)
-        self.mask_N11U = (key_U <= position_N[:, None])[:, None, None]
+        self.row_N = torch.arange(len(position_N), device=device)
+        window = min(_up_to(longest + 1, KEY_STEP), cache.capacity)
+        size = PIECE if device.type == "cpu" else window
+        self.pieces = [slice(at, min(at + size, window)) for at in range(0, window, size)]
+        unseen_NU = torch.arange(window, device=device) > position_N[:, None]
+        mask_NU = torch.zeros(unseen_NU.shape, dtype=cache.key_LSJUW.dtype, device=device)
+        self.mask_N11U = mask_NU.masked_fill_(unseen_NU, -torch.inf)[:, None, None]
+        self.query_NJQW: Tensor | None = None  # made once, for all layers
 
     def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
         key_SJUW, value_SJUW = self.cache.key_LSJUW[layer], self.cache.value_LSJUW[layer]
         key_SJUW[self.row_N, :, self.position_N] = key_TJW
         value_SJUW[self.row_N, :, self.position_N] = value_TJW
         rows, heads, width = query_THW.shape
+        groups = key_TJW.shape[1]
+        queries = heads // groups
+        if self.query_NJQW is None:
+            shape = (rows, groups, _up_to(queries, QUERY_STEP), width)
+            self.query_NJQW = query_THW.new_zeros(shape)
         # The heads that share a key head pose as its queries: nothing is copied for them.
-        query_NJQW = query_THW.reshape(rows, key_SJUW.shape[1], -1, width)
-        queries = query_NJQW.shape[2]
-        if queries % QUERY_STEP:
-            query_NJQW = F.pad(query_NJQW, (0, 0, 0, -queries % QUERY_STEP))
-        seen_NJQW = F.scaled_dot_product_attention(
-            query_NJQW,
-            key_SJUW[:rows, :, : self.window],
-            value_SJUW[:rows, :, : self.window],
-            attn_mask=self.mask_N11U,
-        )
+        self.query_NJQW[:, :, :queries] = query_THW.view(rows, groups, queries, width)
+        key_NJUW, value_NJUW = key_SJUW[:rows], value_SJUW[:rows]
+        if len(self.pieces) == 1:
+            seen_NJQW = self._whole(self.query_NJQW, key_NJUW, value_NJUW, self.pieces[0])
+        else:
+            seen_NJQW = self._in_pieces(self.query_NJQW, key_NJUW, value_NJUW)
         return seen_NJQW[:, :, :queries].reshape(rows, heads, width)
+
+    def _whole(self, query_NJQW: Tensor, key: Tensor, value: Tensor, piece: slice) -> Tensor:
+        return F.scaled_dot_product_attention(
+            query_NJQW, key[:, :, piece], value[:, :, piece], attn_mask=self.mask_N11U[..., piece]
+        )
+
+    def _in_pieces(self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor) -> Tensor:
+        """Σ w·seen / Σ w over pieces, w = exp(log-sum-exp of the piece's scores). Only on a CPU.
+
+        Where a row has no key in a piece, w is exactly 0: longer neighbours change nothing.
+        """
+        first_NJQW, first_NJQ = self._piece(query_NJQW, key_NJUW, value_NJUW, self.pieces[0])
+        total_NJQW, level_NJQ = first_NJQW, first_NJQ
+        for piece in self.pieces[1:]:
+            seen_NJQW, score_NJQ = self._piece(query_NJQW, key_NJUW, value_NJUW, piece)
+            higher_NJQ = torch.logaddexp(level_NJQ, score_NJQ)
+            old_NJQ, new_NJQ = (level_NJQ - higher_NJQ).exp(), (score_NJQ - higher_NJQ).exp()
+            total_NJQW = total_NJQW * old_NJQ[..., None] + seen_NJQW * new_NJQ[..., None]
+            level_NJQ = higher_NJQ
+        return total_NJQW.to(query_NJQW.dtype)
+
+    def _piece(
+        self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor, piece: slice
+    ) -> tuple[Tensor, Tensor]:
+        """What is seen within a piece, and the log-sum-exp of its scores: −inf if nothing is."""
+        some_N = self.position_N >= piece.start
+        mask_N11U = self.mask_N11U[..., piece].masked_fill(~some_N[:, None, None, None], 0)
+        # The kernel behind scaled_dot_product_attention, which does not hand out the second.
+        seen_NJQW, score_NJQ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query_NJQW, key_NJUW[:, :, piece], value_NJUW[:, :, piece], attn_mask=mask_N11U
+        )
+        return seen_NJQW, score_NJQ.masked_fill(~some_N[:, None, None], -torch.inf)
 
 
 def _rows(x_THW: Tensor, index_NQ: Tensor) -> Tensor:
@@ -288,19 +327,22 @@ def _causal_blocks(spans: Sequence[Span]) -> list[Block]:
 
 
 def _behind_prompts(rows: Sequence[tuple[Span, Span]]) -> Block:
-    prompt_NU, shown_NU = _indices([prompt for prompt, _ in rows])
+    """Keys lie by position: the prompt's, then at once the completion's, then padding."""
     query_NQ, real_NQ = _indices([completion for _, completion in rows])
-    width = query_NQ.shape[1]
-    causal_QQ = torch.ones(width, width, dtype=torch.bool).tril()
-    shown_NQU = shown_NU[:, None].expand(-1, width, -1)
-    mask_NQU = torch.cat((shown_NQU, causal_QQ.expand(len(rows), -1, -1)), dim=2)
-    return Block(query_NQ, real_NQ, torch.cat((prompt_NU, query_NQ), dim=1), mask_NQU[:, None])
+    (prompt_N1, before_N1), (start_N1, length_N1) = (
+        torch.tensor(spans).T[:, :, None] for spans in zip(*rows, strict=True)
+    )
+    at_U = torch.arange(_up_to(int((before_N1 + length_N1).max()), KEY_STEP))
+    behind_NU = torch.minimum(at_U - before_N1, length_N1 - 1)
+    key_NU = torch.where(at_U < before_N1, prompt_N1 + at_U, start_N1 + behind_NU)
+    last_NQ = before_N1 + torch.arange(query_NQ.shape[1])
+    return Block(query_NQ, real_NQ, key_NU, (at_U <= last_NQ[:, :, None])[:, None])
 
 
 def _indices(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     """Token numbers of the spans, padded with each span's last token, and what is no padding."""
     start_N1, length_N1 = torch.tensor(spans).T[:, :, None]
-    at_Q = torch.arange(int(length_N1.max()))
+    at_Q = torch.arange(_up_to(int(length_N1.max()), KEY_STEP))
     return start_N1 + torch.minimum(at_Q, length_N1 - 1), at_Q < length_N1
 
 

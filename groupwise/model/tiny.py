@@ -21,6 +21,8 @@ from groupwise.optim.packs import Sequences, outputs, pack
 from groupwise.optim.step import apply
 from groupwise.records import Task
 
+WARMUP, MEMORY = 50, 0.9  # of the cold start: steps, weight of the past in an average
+
 
 def make(
     tiny: config.Tiny, tasks: Sequence[Task], held_out: Sequence[Task], longest: int, seed: int
@@ -72,7 +74,11 @@ def _teach(
     tiny: config.Tiny,
     generator: torch.Generator,
 ) -> None:
-    """Cross-entropy on solution and end token; batches drawn with replacement."""
+    """Cross-entropy on solution and end token, until samples would be right often enough.
+
+    When that is varies with the last bits of the arithmetic, so a number of steps would start
+    another run from another policy on every kind of machine.
+    """
     optimizer = AdamW(
         model.named_parameters(),
         learning_rate=tiny.cold_start_rate,
@@ -82,7 +88,8 @@ def _teach(
         weight_decay=0.0,
     )
     end = (tokenizer.eos_ids[0],)
-    for _ in range(tiny.cold_start_steps):
+    right = 0.0  # probability of the whole solution, averaged over recent batches
+    for step in range(tiny.cold_start_steps):
         drawn = torch.randint(len(pairs), (tiny.cold_start_batch,), generator=generator).tolist()
         batch = Sequences(
             [tuple(tokenizer.prompt(pairs[i][0])) for i in drawn],
@@ -90,10 +97,13 @@ def _teach(
         )
         part = pack(batch, range(len(drawn)), batch.width)
         logp_NT = outputs(model, part, temperature=1.0)["logp_NT"]
+        right = MEMORY * right + (1 - MEMORY) * float(logp_NT.detach().sum(1).exp().mean())
+        if right >= tiny.cold_start_accuracy:
+            return
         (-logp_NT.sum() / part.mask_NT.sum()).backward()  # type: ignore[no-untyped-call]
         apply(
             model.named_parameters(),
             optimizer,
             clip_norm=1.0,
-            learning_rate=tiny.cold_start_rate,
+            learning_rate=tiny.cold_start_rate * min(1.0, (step + 1) / WARMUP),
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from groupwise import config
 from groupwise.composition import Recipe
-from groupwise.errors import RunError
+from groupwise.errors import ConfigError, RunError
 from groupwise.groups.phase import passes, updates
 from groupwise.losses.phase import TokenResult, token_phase
 from groupwise.model.transformer import Transformer
@@ -172,8 +172,11 @@ class PolicyLearner(Learner):
     ) -> None:
         super().__init__(model, optim, temperature)
         self.recipe = recipe
+        self.own_top_k = 0  # how many of its own likeliest tokens the recipe wants to see
         if "sampler_topk_logp_NTK" in recipe.streams:
-            self.sampler_top_k = int(recipe.gate["k"])
+            self.sampler_top_k = self._top_k()
+        if "topk_logp_NTK" in recipe.outputs:
+            self.own_top_k = self._top_k()
         self.exponent: nn.Parameter | None = None
         if "length_exponent" in recipe.outputs:
             start = float(recipe.aggregation["exponent"])
@@ -238,7 +241,7 @@ class PolicyLearner(Learner):
                 self.model,
                 pack(sequences, some, part.mask_NT.shape[1], self.device),
                 temperature=self.temperature,
-                top_k=self._own_top_k,
+                top_k=self.own_top_k,
                 at_NTK=micro.sampler_topk_id_NTK,
             )
             if self.exponent is not None:
@@ -256,10 +259,14 @@ class PolicyLearner(Learner):
             results.append(replace(result, loss=result.loss.detach()))
         return None
 
-    @property
-    def _own_top_k(self) -> int:
-        """How many of its own likeliest tokens the recipe wants to see."""
-        return int(self.recipe.gate["k"]) if "topk_logp_NTK" in self.recipe.outputs else 0
+    def _top_k(self) -> int:
+        k, vocabulary = int(self.recipe.gate["k"]), len(self.model.head_weight)
+        if k > vocabulary:
+            raise ConfigError(
+                f"{self.recipe.gate} reads the {k} likeliest tokens, and this model's vocabulary "
+                f"has {vocabulary}. Set recipe.gate.k={vocabulary} or less."
+            )
+        return k
 
     def _move_exponent(self, outcome: StepOutcome) -> None:
         if self.exponent is None or outcome.skipped:

@@ -13,7 +13,7 @@ import torch
 
 from groupwise import config
 from groupwise.composition import PairRecipe
-from groupwise.errors import DataError
+from groupwise.errors import DataError, ModelError
 from groupwise.losses.pairs import PairLoss, Pairs
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Transformer
@@ -121,4 +121,7 @@ def _answer(task: Task, column: str, tokenizer: Tokenizer) -> Ids:
             f"Row {task.id} has no text in column {column!r}, which this recipe learns from. Add "
             "it, or take a recipe that learns from rewards."
         )
-    return (*tokenizer.encode(text), tokenizer.eos_ids[0])
+    try:
+        return (*tokenizer.encode(text), tokenizer.eos_ids[0])
+    except ModelError as error:
+        raise DataError(f"Row {task.id}, column {column!r}: {error}") from error

@@ -14,7 +14,7 @@ from groupwise.config import Config
 from groupwise.engine.protocol import Engine, Sampling
 from groupwise.errors import DataError
 from groupwise.graders.rubric import Grader
-from groupwise.model.checkpoint import load
+from groupwise.model.checkpoint import Loaded, load
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.records import Rollout, Task
 from groupwise.rollouts import failed, grade, write
@@ -110,17 +110,26 @@ def _example(rollout: Rollout) -> dict[str, Any]:
 def evaluate_path(path: str | Path, config: Config) -> Evaluation:
     """A model's folder or file, a checkpoint, or a run (its best checkpoint, else its latest)."""
     model = checkpoint_of(Path(path))
-    bench = set_up(config, lambda *_: load(model, getattr(torch, config.model.dtype)))
-    if not bench.held_out:
-        raise DataError(
-            "There are no held-out tasks to evaluate on. Set data.eval to a .jsonl file or to a "
-            "generator, and eval.tasks to how many."
-        )
+
+    def policy(tasks: list[Task], held_out: list[Task]) -> Loaded:
+        check_held_out(held_out[: config.eval.tasks])  # a look before the model is loaded
+        return load(model, getattr(torch, config.model.dtype), config.model.device)
+
+    bench = set_up(config, policy)
+    check_held_out(bench.held_out)
     sampling = sampling_of(config, temperature=config.eval.temperature)
     engine = engine_of(config, bench.loaded)
     return evaluate(
         engine, bench.loaded.tokenizer, bench.grader, bench.held_out, sampling, config.eval.samples
     )
+
+
+def check_held_out(tasks: Sequence[Task]) -> None:
+    if not tasks:
+        raise DataError(
+            "There are no held-out tasks to evaluate on. Set data.eval to a .jsonl file or to a "
+            "generator, and eval.tasks to how many."
+        )
 
 
 def checkpoint_of(path: Path) -> Path:

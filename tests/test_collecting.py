@@ -1,0 +1,160 @@
+"""Which answers a step learns from: dynamic sampling, answers that were cut off, failed rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from steps import BARE, Start, advance, difference, gather, gradient, learn, rollouts, weights
+
+from groupwise.collect import Collected
+from groupwise.run import Run
+from groupwise.watch import rollouts as files
+
+# Two terms of two digits do not fit: a third of the answers is cut off.
+CUT: dict[str, Any] = {"engine__max_tokens": 6, **BARE}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    return Start(tmp_path_factory.mktemp("start"))
+
+
+def events(run: Run) -> list[dict[str, Any]]:
+    run.recorder.flush()
+    return [json.loads(line) for line in run.folder.events.read_text().splitlines()]
+
+
+def mixed(group: Any) -> bool:
+    return len({rollout.grade.reward for rollout in group}) > 1
+
+
+# --- dynamic sampling -------------------------------------------------------------------------
+
+
+def test_groups_that_teach_nothing_are_drawn_again_from_fresh_prompts(
+    start: Start, tmp_path: Path
+) -> None:
+    changes = {"recipe": "dapo", "reward": "odd_for_some", "refills": 10}
+    with start.opened(tmp_path, **changes) as run:
+        collected = gather(run)
+        assert len(collected.groups) == 4 and all(map(mixed, collected.groups))
+        assert collected.dropped and not any(map(mixed, collected.dropped))
+        every = collected.groups + collected.dropped
+        drawn = [(group[0].task.id, group[0].draw) for group in every]
+        assert len(set(drawn)) == len(drawn) == run.cursor.position
+        assert collected.metrics()["refill/drawn_groups"] == len(drawn)
+        assert events(run) == []
+
+
+def test_after_the_last_refill_the_batch_is_smaller_and_says_so(
+    start: Start, tmp_path: Path
+) -> None:
+    changes = {"recipe": "dapo", "reward": "odd_for_some", "refills": 1, "prompts_per_step": 8}
+    with start.opened(tmp_path, **changes) as run:
+        before = weights(run.loaded.model)
+        advance(run)
+        (event,) = events(run)
+        assert not torch.equal(weights(run.loaded.model), before)
+    table = files.read(tmp_path / "rollouts" / "step_1.parquet").to_pylist()
+    groups = {row["group"] for row in table if row["used"]}
+    assert 0 < len(groups) < 8
+    assert event["kind"] == "refill" and f"{len(groups)} useful groups of 8" in event["text"]
+    for number in {row["group"] for row in table}:
+        rewards = {row["reward"] for row in table if row["group"] == number}
+        assert (len(rewards) > 1) == (number in groups)  # what was dropped is on file as well
+
+
+@pytest.mark.parametrize("name", ["dapo", "cispo", "olmo3", "gpg"])
+def test_a_batch_of_dead_groups_is_a_step_without_an_update_not_a_dead_run(
+    name: str, start: Start, tmp_path: Path
+) -> None:
+    with start.opened(tmp_path, recipe=name, reward="nothing", refills=2) as run:
+        before = weights(run.loaded.model)
+        advance(run, 2)
+        assert run.step == 2 and torch.equal(weights(run.loaded.model), before)
+        told = events(run)
+        assert [event["step"] for event in told] == [1, 2]
+        assert "which teach nothing" in told[0]["text"]
+        assert run.cursor.position == 2 * 3 * 4  # two steps of a draw and two refills each
+
+
+def test_rewards_that_are_all_missing_teach_nothing_and_stop_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    """A grader may abstain; that is no failure, and no reward of 0 either."""
+    with start.opened(tmp_path, recipe="grpo", reward="abstains") as run:
+        before = weights(run.loaded.model)
+        batch = learn(run, gather(run)).batch
+        assert torch.equal(weights(run.loaded.model), before)
+    assert batch.task_reward_N.isnan().all() and not batch.learn_N.any()
+
+
+# --- answers that were cut off ----------------------------------------------------------------
+
+
+def cut(collected: Collected) -> torch.Tensor:
+    found = torch.tensor([rollout.completion.truncated for rollout in rollouts(collected)])
+    assert 0 < int(found.sum()) < len(found)
+    return found
+
+
+def test_overlong_drop_is_as_if_the_row_were_absent(start: Start, tmp_path: Path) -> None:
+    slopes = []
+    for absent in (False, True):
+        with start.opened(tmp_path / str(absent), recipe="grpo", overlong="drop", **CUT) as run:
+            collected = gather(advance(run))  # the reference is another model by now
+            cut(collected)
+            if absent:
+                short = [[r for r in g if not r.completion.truncated] for g in collected.groups]
+                collected = Collected([group for group in short if group])
+            learn(run, collected)
+            slopes.append(gradient(run))
+    # Sums of the same numbers in packs of other sizes: float32 rounding.
+    assert float(slopes[0].norm()) > 1e-3 and difference(*slopes) < 1e-5
+
+
+def test_overlong_mask_takes_the_tokens_out_and_leaves_the_reward_in(
+    start: Start, tmp_path: Path
+) -> None:
+    with start.opened(tmp_path, recipe="dr_grpo", overlong="mask", **CUT) as run:
+        collected = gather(run)
+        batch = learn(run, collected).batch
+    cut_N = cut(collected)
+    reward_GS = torch.tensor([[r.grade.reward for r in group] for group in collected.groups])
+    expected = (reward_GS - reward_GS.mean(1, keepdim=True)).flatten()
+    torch.testing.assert_close(batch.advantage_NT[:, 0], expected, rtol=0, atol=1e-6)
+    assert torch.equal(batch.learn_N, ~cut_N) and (batch.coefficient_NT[cut_N] == 0).all()
+    rows = int((~cut_N).sum())  # the mean is over the rows that are left
+    kept_NT = batch.mask_NT & ~cut_N[:, None]
+    torch.testing.assert_close(
+        batch.coefficient_NT[kept_NT], torch.full((int(kept_NT.sum()),), 1 / (rows * 3000))
+    )
+
+
+def test_overlong_penalise_takes_from_the_reward(start: Start, tmp_path: Path) -> None:
+    with start.opened(tmp_path, recipe="dr_grpo", overlong="penalise", **CUT) as run:
+        collected = gather(run)
+        batch = learn(run, collected).batch
+    cut(collected)
+    length_N = torch.tensor([len(r.completion.token_ids) for r in rollouts(collected)])
+    # A limit of 6 has a ramp of 6 // 4 = 1 token: nothing up to 5, all of it at 6.
+    graded_N = torch.tensor([r.grade.reward for r in rollouts(collected)])
+    assert torch.equal(batch.task_reward_N.float(), graded_N)
+    assert torch.equal(batch.reward_N.float(), graded_N - (length_N == 6).float())
+    assert batch.learn_N.all()
+
+
+def test_a_group_that_only_a_dropped_answer_sets_apart_is_drawn_again(
+    start: Start, tmp_path: Path
+) -> None:
+    """The reward is for being cut off: without such answers, no group has two rewards."""
+    changes = CUT | {"recipe": "olmo3", "reward": "cut_off", "refills": 2}
+    with start.opened(tmp_path / "kept", **changes) as run:
+        assert any(map(mixed, gather(run).groups))
+    with start.opened(tmp_path / "dropped", overlong="drop", **changes) as run:
+        collected = gather(run)
+        assert collected.rounds == 2 and len(collected.groups + collected.dropped) == 12
