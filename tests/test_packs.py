@@ -109,7 +109,7 @@ def test_top_k_and_given_ids(model: Transformer) -> None:
     part = pack(ROWS, range(6), ROWS.width)
     found = outputs(model, part, temperature=1.0, top_k=3, at_NTK=ids_NTK)
     full = logits(
-        model(part.token_T, part.position_T, part.attend)[part.take_M], model.head_weight
+        model(part.token_T, part.position_T, part.attend)[part.take_A], model.head_weight
     ).log_softmax(-1)
     top = full.topk(3)
     assert torch.equal(found["topk_id_NTK"][part.mask_NT], top.indices)

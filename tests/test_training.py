@@ -186,7 +186,7 @@ MICRO = (1, 16, 64, 4096)
 def test_micro_batches_and_recomputation_do_not_change_the_update(
     name: str, start: Start, tmp_path: Path
 ) -> None:
-    """The gradient to 1e-5 and the weights to 1e-6: float32 sums in another order, and no more.
+    """The gradient to 3e-6 and the weights to 1e-7: float32 sums in another order, and no more.
 
     float64 below shows that it is rounding.
     """
@@ -208,8 +208,8 @@ def test_micro_batches_and_recomputation_do_not_change_the_update(
             found[kind] = gradient(run), weights(run.loaded.model)
     assert float(found[4096][0].norm()) > 1e-3
     for kind in (*MICRO[:-1], "recompute"):
-        assert difference(found[kind][0], found[4096][0]) < 1e-5
-        assert difference(found[kind][1], found[4096][1]) < 1e-6
+        assert difference(found[kind][0], found[4096][0]) < 3e-6
+        assert difference(found[kind][1], found[4096][1]) < 1e-7
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "simko"])

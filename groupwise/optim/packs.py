@@ -52,16 +52,16 @@ class Pack:
     token_T: Tensor
     position_T: Tensor
     attend: Attend
-    take_M: Tensor  # the hidden state that predicts each completion token, row by row
-    target_M: Tensor
+    take_A: Tensor  # the hidden state that predicts each completion token, row by row
+    target_A: Tensor
     mask_NT: Tensor  # where these tokens stand in the batch
 
-    def spread(self, x_M: Tensor) -> Tensor:
+    def spread(self, x_A: Tensor) -> Tensor:
         """Values per predicted token -> [rows, width, ...], 0 elsewhere; differentiable."""
-        shape = (*self.mask_NT.shape, *x_M.shape[1:])
+        shape = (*self.mask_NT.shape, *x_A.shape[1:])
         (flat,) = self.mask_NT.flatten().nonzero(as_tuple=True)
         return (
-            x_M.new_zeros(self.mask_NT.numel(), *x_M.shape[1:]).index_copy(0, flat, x_M).view(shape)
+            x_A.new_zeros(self.mask_NT.numel(), *x_A.shape[1:]).index_copy(0, flat, x_A).view(shape)
         )
 
 
@@ -115,8 +115,8 @@ def pack(
         token_T=torch.tensor(token, device=device),
         position_T=shared_positions(prompts, behind, device),
         attend=shared_prompts(prompts, behind, device),
-        take_M=torch.tensor(take, device=device),
-        target_M=torch.tensor(target, device=device),
+        take_A=torch.tensor(take, device=device),
+        target_A=torch.tensor(target, device=device),
         mask_NT=(torch.arange(width) < length_N[:, None]).to(device),
     )
 
@@ -135,9 +135,9 @@ def outputs(
     """
     hidden_TD = model(part.token_T, part.position_T, part.attend)
     found = log_probs(
-        hidden_TD.index_select(0, part.take_M),
+        hidden_TD.index_select(0, part.take_A),
         model.head_weight,
-        part.target_M,
+        part.target_A,
         temperature=temperature,
         entropy=True,
         top_k=top_k,
