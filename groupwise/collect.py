@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from groupwise.composition import PairRecipe
@@ -25,11 +25,17 @@ class Collected:
     groups: list[Group]
     dropped: list[Group] = field(default_factory=list)
     rounds: int = 0
+    greedy: list[Group] = field(default_factory=list)  # one baseline a group, where asked for
     tasks: list[Task] = field(default_factory=list)  # where nothing is sampled, only these
 
     @property
+    def unused(self) -> list[Group]:
+        """Sampled, and not learned from."""
+        return self.dropped + self.greedy
+
+    @property
     def tokens(self) -> int:
-        every = self.groups + self.dropped
+        every = self.groups + self.unused
         return sum(len(r.completion.token_ids) for group in every for r in group)
 
     def metrics(self) -> dict[str, float]:
@@ -40,7 +46,7 @@ class Collected:
         found = {
             "refill/rounds": float(self.rounds),
             "refill/drawn_groups": float(len(self.groups) + len(self.dropped)),
-            "length/sampled_mean": self.tokens / len(rows),
+            "length/sampled_mean": sum(len(r.completion.token_ids) for r in rows) / len(rows),
             "length/truncated_share": sum(r.completion.truncated for r in rows) / len(rows),
             "reward/sampled_mean": _mean([r.grade.reward for r in rows]),
             "reward/failed_share": sum(failed(r.grade) for r in rows) / len(rows),
@@ -81,7 +87,9 @@ def collect(run: Run, clock: Clock) -> Collected:
         )
     if kept:
         dropped += [g for g in groups if not any(g is k for k in kept)]
-    return Collected(kept or groups, dropped, rounds)
+    used = kept or groups
+    baselines = greedy(run, used, clock) if "greedy_reward_N" in recipe.streams else []
+    return Collected(used, dropped, rounds, baselines)
 
 
 def draw(run: Run, prompts: int, clock: Clock) -> list[Group]:
@@ -96,14 +104,15 @@ def draw(run: Run, prompts: int, clock: Clock) -> list[Group]:
         return grade(run.grader, run.loaded.tokenizer, written)
 
 
-def greedy_rewards(run: Run, groups: Sequence[Group], clock: Clock) -> list[float | None]:
-    """The reward of each group's greedy completion, for a recipe whose baseline it is."""
+def greedy(run: Run, groups: Sequence[Group], clock: Clock) -> list[Group]:
+    """Each group's greedy completion, for a recipe whose baseline it is."""
+    # Sample number -1: beside the group's own.
     prompts = [(group[0].task, group[0].draw) for group in groups]
     with clock("rollout"):
         written = write(run.engine, prompts, 1, sampling_of(run.config, temperature=0.0))
     with clock("grade"):
         graded = grade(run.grader, run.loaded.tokenizer, written)
-    return [group[0].grade.reward for group in graded]
+    return [[replace(rollout, sample=-1)] for (rollout,) in graded]
 
 
 def _first_rows(groups: Sequence[Group]) -> list[int]:

@@ -59,7 +59,7 @@ def one_step(run: Run, stop: threading.Event) -> bool:
 
     # Prompts, rollouts, rewards; groups that teach nothing are drawn again.
     collected = collect(run, clock)
-    failing = check_rewards(run, collected.groups + collected.dropped)
+    failing = check_rewards(run, collected.groups + collected.unused)
     if failing is not None or stop.is_set():
         run.cursor.restore(before)  # as if the step had not begun
         if failing is None:
@@ -106,7 +106,7 @@ def one_step(run: Run, stop: threading.Event) -> bool:
         improved = run.note_evaluation(evaluation)
     metrics |= clock.metrics(collected.tokens)
     metrics["memory/peak_bytes"] = peak_bytes(run.learner.device)
-    rows = rows_of(collected.groups, collected.dropped, taught.streams, run.loaded.tokenizer)
+    rows = rows_of(collected.groups, collected.unused, taught.streams, run.loaded.tokenizer)
     run.recorder.step(run.step, rows, metrics)
     run.display.step(metrics)
     if improved:

@@ -19,7 +19,7 @@ from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Sampling
 from groupwise.graders.rubric import Grader, check
 from groupwise.model.checkpoint import Loaded
-from groupwise.optim.pairs import labelled_pairs
+from groupwise.optim.pairs import check_data
 from groupwise.records import Task
 
 # Tasks are data: the same in every run, so that runs with other seeds can be compared.
@@ -73,8 +73,8 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
         notes += prepared.notes
         ready.append(prepared.tasks)
     tasks, held_out = ready
-    if not graded:
-        labelled_pairs(tasks, tokenizer)  # refuses rows without a label
+    if isinstance(config.recipe, PairRecipe):
+        check_data(config.recipe, tasks, tokenizer, longest)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
     grader = Grader(config.reward.parts, [*ends, *config.engine.stop])
     if not graded:  # such data has answers for some of the rows, or for none

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from groupwise.collect import Collected, greedy_rewards
+from groupwise.collect import Collected
 from groupwise.groups.assemble import assemble, group_numbers, sequences_of
 from groupwise.groups.phase import batch_phase
 from groupwise.optim.learner import PolicyLearner
@@ -60,13 +60,12 @@ def from_rewards(
     if bad is not None:  # no batch can be made of it: the rollout file has what was sampled
         outcome = StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
         return Taught([outcome], {"updates/count": 1.0, "optim/skipped": 1.0}, run.memory)
-    greedy = greedy_rewards(run, groups, clock) if "greedy_reward_N" in recipe.streams else None
     batch = assemble(
         recipe,
         groups,
         run.loaded.tokenizer,
         drop_truncated=run.config.overlong == "drop",
-        greedy=greedy,
+        greedy=[group[0].grade.reward for group in collected.greedy] or None,
         memory=run.memory,
         device=learner.device,
         **streams,

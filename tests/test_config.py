@@ -502,6 +502,7 @@ def test_every_recipe_trains_by_name_or_says_what_it_lacks(name: str) -> None:
 
 def test_pairs_need_answers_to_choose_between() -> None:
     assert "group_size is 1" in refused(recipe="self_rewarding", group_size=1)
+    assert "overlong=mask would be ignored" in refused(recipe="dpo", overlong="mask")
     assert "Set group_size=1" in " ".join(check(load(recipe="spin", group_size=8)))
     assert "reset:STEPS" in " ".join(check(load(recipe="spin", group_size=1)))
     settings = {"group_size": 1, "reference": {"update": "reset:10"}}

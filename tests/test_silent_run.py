@@ -161,7 +161,7 @@ def seen(monkeypatch: Patch) -> dict[str, list[Any]]:
             made = real(sequences, some, *args)
             ids = [sequences.completions[row] for row in some]
             # What the model reads and predicts, not only what it was handed.
-            assert made.target_M.tolist() == [i for answer in ids for i in answer]
+            assert made.target_A.tolist() == [i for answer in ids for i in answer]
             found[kind] += [(sequences.prompts[row], sequences.completions[row]) for row in some]
             return made
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from groupwise.groups.phase import updates
 from groupwise.losses.phase import token_phase
-from groupwise.records import Memory, Visit
+from groupwise.records import Grade, Memory, Visit
 
 TOKEN_PHASE = "groupwise.optim.learner.token_phase"
 
@@ -154,13 +154,13 @@ def test_remax_subtracts_the_reward_of_the_greedy_completion(start: Start, tmp_p
     ]
 
 
-def test_remax_without_a_greedy_reward_has_no_baseline(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remax_without_a_greedy_reward_has_no_baseline(start: Start, tmp_path: Path) -> None:
     """The group counts as ungraded, not as one with a baseline of 0."""
-    monkeypatch.setattr("groupwise.teach.greedy_rewards", lambda *_: [None, 1.0, 0.0, 1.0])
     with start.opened(tmp_path, recipe="remax") as run:
-        batch = learn(run, gather(run)).batch
+        collected = gather(run)
+        for group, reward in zip(collected.greedy, [None, 1.0, 0.0, 1.0], strict=True):
+            group[0] = replace(group[0], grade=Grade(reward))
+        batch = learn(run, collected).batch
     assert batch.learn_N.tolist() == [False] * 4 + [True] * 12
     assert (batch.coefficient_NT[:4] == 0).all()
 

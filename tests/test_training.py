@@ -165,6 +165,7 @@ def test_a_step_without_a_pair_makes_no_update(start: Start, tmp_path: Path) -> 
         ({"chosen": "3"}, "Row 1 has no text in column 'rejected'"),
         ({"chosen": ["3"], "rejected": "4"}, "Row 1 has no text in column 'chosen'"),
         ({"chosen": "3", "rejected": "four"}, "Row 1, column 'rejected': .* can't encode 'four'"),
+        ({"chosen": "3", "rejected": "4" * 100}, "Row 1: the prompt with its 'rejected' has 105 "),
     ],
 )
 def test_labels_that_can_t_be_learned_from_are_refused_at_the_start(
@@ -173,6 +174,14 @@ def test_labels_that_can_t_be_learned_from_are_refused_at_the_start(
     rows = [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}, {"prompt": "1+2=", **row}]
     changes = {"recipe": "dpo", "data__train": start.rows("odd", rows)}
     with pytest.raises(DataError, match=message), start.opened(tmp_path, **changes):
+        pass
+
+
+def test_spin_refuses_rows_without_an_answer_at_the_start(start: Start, tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2="}]
+    changes = {"recipe": "spin", "group_size": 1, "data__train": start.rows("odd", rows)}
+    changes["reward__parts"] = {"length(target=3)": 1.0}
+    with pytest.raises(DataError, match="Row 1 has no text"), start.opened(tmp_path, **changes):
         pass
 
 

@@ -167,8 +167,11 @@ def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
             f"recipe {recipe.name} pairs the best answer of a group with its worst, and group_size "
             "is 1. Take 4 or more."
         )
-    if reads != "grades" and config.overlong != "recipe":
-        yield f"overlong={config.overlong} would be ignored by {recipe.name}. Leave it out."
+    if config.overlong != "recipe":
+        yield (
+            f"overlong={config.overlong} would be ignored by {recipe.name}, which learns from "
+            "pairs. Leave it out."
+        )
 
 
 def pairs_from_one_sample(config: Config, recipe: PairRecipe) -> Iterator[str]:

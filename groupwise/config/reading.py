@@ -267,7 +267,11 @@ def _with_overlong(config: Config) -> Config:
         "mask": ("filter", overlong()),
         "penalise": ("shaping", soft_overlong(limit, max(1, limit // 4))),
     }.get(config.overlong, ("", None))
-    if slot is None or any(each.name == slot.name for each in recipe.of(kind)):
+    if (
+        slot is None
+        or isinstance(recipe, PairRecipe)
+        or any(each.name == slot.name for each in recipe.of(kind))
+    ):
         return config
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecipeWarning)

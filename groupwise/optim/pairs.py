@@ -76,6 +76,21 @@ def _metrics(losses: Sequence[PairLoss]) -> dict[str, float]:
     }
 
 
+def check_data(
+    recipe: PairRecipe, tasks: Sequence[Task], tokenizer: Tokenizer, longest: int
+) -> None:
+    """Refuse data without the answers that the recipe learns from, and answers that don't fit."""
+    columns = {"labels": ("chosen", "rejected"), "answers": ("answer",), "grades": ()}
+    for column in columns[recipe.pairing.definition.traits["reads"]]:
+        for task in tasks:
+            tokens = len(task.token_ids) + len(_answer(task, column, tokenizer))
+            if tokens > longest:
+                raise DataError(
+                    f"Row {task.id}: the prompt with its {column!r} has {tokens} tokens, and the "
+                    f"model holds {longest}. Drop such rows, or take a model with a longer context."
+                )
+
+
 def labelled_pairs(tasks: Sequence[Task], tokenizer: Tokenizer) -> Sequences:
     """Chosen and rejected answers of the data."""
 

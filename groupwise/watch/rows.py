@@ -27,14 +27,14 @@ def token_streams(batch: TokenBatch, trace: Trace) -> dict[str, Tensor | None]:
 
 def rows_of(
     groups: Sequence[Sequence[Rollout]],
-    dropped: Sequence[Sequence[Rollout]],
+    unused: Sequence[Sequence[Rollout]],
     streams: Mapping[str, Tensor | None],
     tokenizer: Tokenizer,
 ) -> list[Row]:
-    """Rows of the batch in its order, then what dynamic sampling sent away."""
+    """Rows of the batch in its order, then what was sampled and not learned from."""
     on_cpu = {name: x.cpu() for name, x in streams.items() if x is not None}
     made: list[Row] = []
-    for number, group in enumerate([*groups, *dropped]):
+    for number, group in enumerate([*groups, *unused]):
         prompt_text = tokenizer.decode(group[0].task.token_ids)
         for rollout in group:
             used = number < len(groups)
