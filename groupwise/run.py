@@ -7,6 +7,7 @@ cursor, memory, counters. Random numbers need no saving; they are a function of 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -253,6 +254,11 @@ def starting_model(
 def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
     """What changed since the run was started; a change that can't be continued stops here."""
     changes = _changes(config, folder)
+    if changes and not any(folder.checkpoints.glob("step_*")):
+        # Nothing was learned yet: the folder starts over.
+        shutil.rmtree(folder.path / COLD_START, ignore_errors=True)
+        folder.manifest.unlink(missing_ok=True)
+        return []
     refused = [change for change in changes if not change.compatible]
     if refused:
         listed = "; ".join(map(str, refused))

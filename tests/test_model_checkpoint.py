@@ -207,3 +207,9 @@ def test_what_is_no_model_is_refused_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / checkpoint.SINGLE).write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     with pytest.raises(ModelError, match="cut short or damaged"):
         load(tmp_path)
+
+
+def test_weights_are_as_readable_as_the_folder_they_lie_in(tmp_path: Path) -> None:
+    save(make("llama2"), tmp_path / "model", {})
+    allowed = (tmp_path / "model").stat().st_mode & 0o666
+    assert (tmp_path / "model" / "model.safetensors").stat().st_mode & 0o777 == allowed

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from runs import left_behind, metrics, run
 
+from groupwise.errors import RunError
+
 # Several updates a batch, dynamic sampling, a moving reference, a memory of prompts.
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -112,3 +114,12 @@ def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
     assert run(folder) == first
     after = {f: (f.stat().st_mtime_ns, f.read_bytes()) for f in folder.rglob("*") if f.is_file()}
     assert after == before
+
+
+def test_a_run_that_failed_before_it_learned_does_not_bind_its_folder(tmp_path: Path) -> None:
+    """Say at the comparison of sampler and learner: mend the configuration, run it again."""
+    with pytest.raises(RunError, match="disagree"):
+        run(tmp_path / "run", seed=1, tiny__width=16, guard__mismatch=0.0)
+    run(tmp_path / "run", steps=2)
+    run(tmp_path / "fresh", steps=2)
+    assert left_behind(tmp_path / "run") == left_behind(tmp_path / "fresh")

@@ -238,16 +238,22 @@ def _write_tensors(folder: Path, state: dict[str, Tensor], shard_bytes: int) -> 
         shards[-1][name] = tensor
         size += tensor.nbytes
     if len(shards) == 1:
-        save_file(shards[0], folder / SINGLE, metadata={"format": "pt"})
+        _write_shard(folder / SINGLE, shards[0])
         return
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
+        _write_shard(folder / file, shard)
         places |= dict.fromkeys(shard, file)
     total = sum(tensor.nbytes for tensor in state.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=2))
+
+
+def _write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
+    save_file(tensors, file, metadata={"format": "pt"})
+    # The library makes files that nobody else can read, not even a server under another name.
+    file.chmod(file.parent.stat().st_mode & 0o666)
 
 
 def _config_bytes(
