@@ -1,6 +1,6 @@
 """One side of the comparison of whole training steps; benchmarks/cpu.py starts both.
 
-    python benchmarks/cpu_step.py {groupwise,trl} MODEL --steps 3 --threads 2
+    python benchmarks/cpu_step.py {groupwise,trl} MODEL [--steps 3] [--rows-at-once 64]
 
 Prints one JSON object: seconds of every step and the process's peak memory. Both sides: 8 prompts x
 8 completions x 32 tokens (end tokens ignored), temperature 1, float32, AdamW, clip 0.2, no KL.
@@ -65,7 +65,7 @@ def groupwise_steps(model: str, steps: int, threads: int) -> list[float]:
                 "data.train": str(data),
                 "engine.max_tokens": TOKENS,
                 "optim.learning_rate": 1e-6,
-                "optim.micro_tokens": 1024,
+                "optim.micro_tokens": 320,  # a group and its prompt
                 "checkpoint.every_steps": 0,
                 "checkpoint.every_seconds": 0,
                 "eval.every": 0,
@@ -81,7 +81,7 @@ def groupwise_steps(model: str, steps: int, threads: int) -> list[float]:
     return found
 
 
-def trl_steps(model: str, steps: int, threads: int) -> list[float]:
+def trl_steps(model: str, steps: int, threads: int, rows_at_once: int) -> list[float]:
     import torch
     from datasets import Dataset  # type: ignore[import-not-found]
     from transformers import TrainerCallback
@@ -106,8 +106,8 @@ def trl_steps(model: str, steps: int, threads: int) -> list[float]:
     with tempfile.TemporaryDirectory() as scratch:
         settings = GRPOConfig(
             output_dir=scratch,
-            per_device_train_batch_size=GROUP,
-            gradient_accumulation_steps=PROMPTS,
+            per_device_train_batch_size=rows_at_once,
+            gradient_accumulation_steps=PROMPTS * GROUP // rows_at_once,
             num_generations=GROUP,
             max_completion_length=TOKENS,
             generation_kwargs={"min_new_tokens": TOKENS},
@@ -139,9 +139,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--rows-at-once", type=int, default=PROMPTS * GROUP, help="of TRL: its micro-batch"
+    )
     args = parser.parse_args()
-    run = groupwise_steps if args.side == "groupwise" else trl_steps
-    seconds = run(args.model, args.steps, args.threads)
+    if args.side == "groupwise":
+        seconds = groupwise_steps(args.model, args.steps, args.threads)
+    else:
+        seconds = trl_steps(args.model, args.steps, args.threads, args.rows_at_once)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"seconds": seconds, "peak_bytes": peak}))
 

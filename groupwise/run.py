@@ -227,7 +227,12 @@ def _open(config: Config, folder: RunFolder, recorder: Recorder, display: Displa
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
     folder.write_manifest(origin, seconds=run.elapsed, tokens=run.tokens)
-    display.start([*configuration.describe(config), *bench.notes], config.steps, run.step)
+    display.start(
+        [*configuration.describe(config), *bench.notes],
+        config.steps,
+        run.step,
+        explain_loss=not isinstance(config.recipe, PairRecipe),
+    )
     return run
 
 

@@ -17,6 +17,7 @@ from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Sampling
+from groupwise.errors import ConfigError
 from groupwise.graders.rubric import Grader, check
 from groupwise.model.checkpoint import Loaded
 from groupwise.optim.pairs import check_data
@@ -39,6 +40,7 @@ class Bench:
 
 def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
+    check_device(config.model.device)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     graded = not learns_from_labels(config)
@@ -56,6 +58,12 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
     loaded = model_for(found.train, found.eval)
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     longest = min(shape.position_limit or shape.max_positions, shape.max_positions)
+    room = longest - config.engine.max_tokens
+    if room < 1:
+        raise ConfigError(
+            f"engine.max_tokens={config.engine.max_tokens} leaves no room for a prompt: the model "
+            f"holds {longest} tokens in all. Lower engine.max_tokens."
+        )
     ready: list[list[Task]] = []
     for some in (found.train, found.eval):
         if not some:
@@ -68,7 +76,7 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
             system=config.data.system,
             instruction=config.data.instruction,
             max_prompt_tokens=config.data.max_prompt_tokens,
-            room=longest - config.engine.max_tokens,
+            room=room,
         )
         notes += prepared.notes
         ready.append(prepared.tasks)
@@ -80,6 +88,18 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
     if not graded:  # such data has answers for some of the rows, or for none
         held_out = [task for task in held_out if task.answer is not None]
     return Bench(loaded, tasks, held_out[: config.eval.tasks], grader, list(dict.fromkeys(notes)))
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this machine or this PyTorch does not have."""
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise ConfigError(
+            f"model.device={name!r} can't be used here: {reason}. Set model.device=cpu, or run "
+            "where PyTorch has that device."
+        ) from error
 
 
 def learns_from_labels(config: Config) -> bool:

@@ -71,6 +71,12 @@ def from_rewards(
         **streams,
     )
     result = batch_phase(recipe, batch)
+    if not result.metrics["tokens/learned_share"]:
+        run.event(
+            "nothing learned",
+            "no answer of this step counts (without a reward, or cut off and left out): look at "
+            "grader_reason and finish in its rollout file.",
+        )
     with clock("update"):
         learned = learner.learn(result.batch, sequences, parts, rate)
     return Taught(

@@ -89,8 +89,14 @@ def test_rewards_that_are_all_missing_teach_nothing_and_stop_nothing(
     """A grader may abstain; that is no failure, and no reward of 0 either."""
     with start.opened(tmp_path, recipe="grpo", reward="abstains") as run:
         before = weights(run.loaded.model)
-        batch = learn(run, gather(run)).batch
+        taught = learn(run, gather(run))
+        batch = taught.batch
         assert torch.equal(weights(run.loaded.model), before)
+    # There is no mean reward, and no group is useful or useless.
+    assert not {"reward/mean", "groups/dead_share"} & taught.metrics.keys()
+    assert taught.metrics["reward/ungraded_share"] == 1.0
+    (event,) = [e for e in run.folder.read_events() if e["kind"] == "nothing learned"]
+    assert "grader_reason" in event["text"]
     assert batch.task_reward_N.isnan().all() and not batch.learn_N.any()
 
 
@@ -159,3 +165,10 @@ def test_a_group_that_only_a_dropped_answer_sets_apart_is_drawn_again(
     with start.opened(tmp_path / "dropped", overlong="drop", **changes) as run:
         collected = gather(run)
         assert collected.rounds == 2 and len(collected.groups + collected.dropped) == 36
+
+
+def test_a_group_of_one_is_not_called_useless(start: Start, tmp_path: Path) -> None:
+    changes = {"recipe": "remax", "group_size": 1, "prompts_per_step": 12}
+    with start.opened(tmp_path, **changes) as run:
+        found = learn(run, gather(run)).metrics
+    assert "groups/dead_share" not in found and found["groups/count"] == 12

@@ -74,7 +74,9 @@ def test_the_time_left_is_that_of_recent_steps_without_the_first() -> None:
 def test_clip_is_a_number_only_where_something_can_be_clipped() -> None:
     metrics = {"updates/count": 4.0, "clip/high": 0.01, "clip/low": 0.005}
     assert "clip 1.5 %" in shown(metrics)[0]
-    assert "clip n/a (on-policy)" in shown({**metrics, "updates/count": 1.0})[0]
+    one = {"updates/count": 1.0}
+    assert "clip 1.5 %" in shown({**metrics, **one})[0]  # a sampler that is behind
+    assert "clip n/a (on-policy)" in shown({"clip/high": 0.0, "clip/low": 0.0, **one})[0]
 
 
 def test_an_old_held_out_accuracy_says_from_when_it_is() -> None:

@@ -578,3 +578,25 @@ def test_a_configuration_that_was_damaged_is_named(line: Line) -> None:
     why = one_line(line.train("steps=2"))
     assert "config.toml" in why
     assert load(line.config)  # the user's own is sound
+
+
+# --- what this machine or this model can't do -------------------------------------------------
+
+
+def test_a_device_that_is_not_there_is_refused_before_a_model_is_loaded(
+    line: Line, no_model: None
+) -> None:
+    assert "model.device='banana' can't be used here" in line.refused("model.device=banana")
+
+
+def test_answers_that_leave_no_room_for_a_prompt(line: Line) -> None:
+    assert "leaves no room for a prompt" in line.refused("engine.max_tokens=5000")
+
+
+def test_other_answers_behind_the_same_prompts_are_other_data(line: Line) -> None:
+    rows_ = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
+    line.jsonl("data.jsonl", *rows_)
+    settings = [f"data.train={line.folder / 'data.jsonl'}", "data.options={}"]
+    assert line.train(*settings, "steps=1").status == 0
+    line.jsonl("data.jsonl", *(row | {"answer": "0"} for row in rows_))
+    assert "The data of this run" in line.refused(*settings, "steps=2")

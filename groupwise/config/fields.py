@@ -125,7 +125,7 @@ class Optim:
     beta2: Fraction = 0.999
     eps: Positive = 1e-8
     clip_norm: NonNegative = 1.0  # 0: no clipping
-    micro_tokens: Count = 4096  # in one forward and backward pass; changes memory, not the update
+    micro_tokens: Count = 1024  # in one forward and backward pass; changes memory, not the update
     recompute: bool = False  # activations in the backward pass: less memory, a third more time
     exponent_rate: NonNegative = 1e-2  # of the length exponent, where the recipe learns one
 

@@ -88,9 +88,10 @@ class Cursor:
 
 
 def fingerprint(tasks: Sequence[Task]) -> str:
-    """A hash of ids and prompts, in order: equal for the same data, and for no other."""
+    """A hash of all of every row, in order: equal for the same data, and for no other."""
     digest = hashlib.sha256()
     for task in tasks:
         prompt = task.prompt if isinstance(task.prompt, str) else [dict(m) for m in task.prompt]
-        digest.update(json.dumps([task.id, prompt], sort_keys=True).encode())
+        row = [task.id, prompt, task.answer, dict(task.columns)]
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]

@@ -246,17 +246,22 @@ def _metrics(batch: TokenBatch) -> dict[str, float]:
     graded_M = ~task_M.isnan()
     length_M = gather(batch.length_N).double()
     tokens_M = gather(batch.length_N * batch.stream("learn_N", "metrics")).double()
-    found = dead_groups(batch)
-    groups = max(found.groups, 1)
-    graded = max(int(graded_M.sum()), 1)
-    return {
-        "reward/mean": float(task_M[graded_M].double().sum()) / graded,
-        "reward/shaped_mean": float(shaped_M[graded_M].double().sum()) / graded,
+    found, graded = dead_groups(batch), int(graded_M.sum())
+    rewards: dict[str, float] = {}
+    if graded:  # else there is no mean, which is not a mean of 0
+        rewards = {
+            "reward/mean": float(task_M[graded_M].double().sum()) / graded,
+            "reward/shaped_mean": float(shaped_M[graded_M].double().sum()) / graded,
+        }
+    if graded and len(task_M) > len(batch.groups):  # a group of one has nothing to be equal to
+        rewards |= {
+            "groups/dead_share": found.dead / found.groups,
+            "groups/all_pass_share": (found.dead - found.failed) / found.groups,
+            "groups/all_fail_share": found.failed / found.groups,
+        }
+    return rewards | {
         "reward/ungraded_share": 1.0 - float(graded_M.double().mean()),
         "groups/count": float(found.groups),
-        "groups/dead_share": found.dead / groups,
-        "groups/all_pass_share": (found.dead - found.failed) / groups,
-        "groups/all_fail_share": found.failed / groups,
         "tokens/count": float(length_M.sum()),
         "tokens/learned_share": float(tokens_M.sum() / length_M.sum().clamp(min=1)),
         "length/mean": float(length_M.mean()),

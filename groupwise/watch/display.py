@@ -56,12 +56,18 @@ class Display:
         self._timed = 0  # steps of this process
         self._held_out: tuple[int, float] | None = None
 
-    def start(self, header_lines: Sequence[str], total_steps: int, from_step: int = 0) -> None:
+    def start(
+        self,
+        header_lines: Sequence[str],
+        total_steps: int,
+        from_step: int = 0,
+        explain_loss: bool = True,
+    ) -> None:
         """Say what will run; on a new run also what not to worry about."""
         self._step, self._total = from_step, total_steps
         for line in header_lines:
             self._print(line)
-        if from_step == 0:
+        if from_step == 0 and explain_loss:
             self._print(LOSS_NOTE)
         if self._panel:
             self._live = Live(console=self._console, auto_refresh=False)
@@ -230,11 +236,11 @@ def length(metrics: Metrics) -> str:
 
 
 def clip(metrics: Metrics) -> str:
-    """Share of tokens without gradient; with one update a batch nothing can be clipped."""
-    if metrics.get("updates/count") == 1:
-        return "n/a (on-policy)"
+    """Share of tokens without gradient; none to lose in one on-policy update."""
     sides = [metrics.get(f"clip/{side}") for side in ("low", "high")]
     known = [side for side in sides if side is not None]
+    if metrics.get("updates/count") == 1 and known and not sum(known):
+        return "n/a (on-policy)"
     return percent(sum(known), 1) if known else ""
 
 
