@@ -137,7 +137,7 @@ def test_the_text_carries_the_comments_of_the_fields() -> None:
     written = text(load())
     assert 'weights = "shared"  # "shared": the learner\'s own. To study a mismatch' in written
     assert "[engine]  # The sampler." in written
-    assert "micro_tokens = 4096  # in one forward and backward pass; changes memory" in written
+    assert "micro_tokens = 1024  # in one forward and backward pass; changes memory" in written
     assert written.count("\neval = ") == 1  # data.eval, which has a table's name
 
 
