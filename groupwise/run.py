@@ -220,8 +220,9 @@ def _open(config: Config, folder: RunFolder, recorder: Recorder, display: Displa
     origin = {
         "weights": fingerprint(model.named_parameters()),
         "data": data_fingerprint(bench.tasks),
+        "reward": bench.grader.code(),
     }
-    _check_origin(folder, origin)
+    _check_origin(folder, origin, display)
     _restore_latest(run)
     folder.write_config(configuration.text(config))
     with folder.writing("events.jsonl"):
@@ -285,11 +286,14 @@ def _changes(config: Config, folder: RunFolder) -> list[configuration.Change]:
         ) from error
 
 
-def _check_origin(folder: RunFolder, origin: Mapping[str, str]) -> None:
+def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display) -> None:
+    """Other weights or data stop here; other reward code may be the very mend, and is said."""
     before = folder.read_manifest()
     for kind, digest in origin.items():
         stored = (before or {}).get("origin", {}).get(kind)
-        if stored is not None and stored != digest:
+        if kind == "reward" and stored not in (None, digest):
+            display.warn("changed since the run started: the code of the reward functions")
+        elif stored is not None and stored != digest:
             raise RunError(
                 f"The {kind} of this run are not those that {folder.path} was started with "
                 f"({digest} instead of {stored}). Put them back, or take another folder (--run)."
@@ -304,6 +308,11 @@ def _restore_latest(run: Run) -> None:
     for text in found.fell_back:
         run.display.warn(text)
     run.restore(found)
+    if run.folder.durable_step() < run.step:
+        run.display.warn(
+            f"the records of {run.folder.path} end at step {run.folder.durable_step()}, before the "
+            f"checkpoint of step {run.step}: metrics or rollouts were removed or damaged."
+        )
     dropped = run.folder.rewind(run.step)
     run.display.note(
         f"continuing {run.folder.path} after step {run.step}"

@@ -600,3 +600,20 @@ def test_other_answers_behind_the_same_prompts_are_other_data(line: Line) -> Non
     assert line.train(*settings, "steps=1").status == 0
     line.jsonl("data.jsonl", *(row | {"answer": "0"} for row in rows_))
     assert "The data of this run" in line.refused(*settings, "steps=2")
+
+
+def test_other_reward_code_is_said_and_goes_on(line: Line) -> None:
+    """A function may be mended in the middle of a run: that must work, and must not be silent."""
+    setting = line.reward("def f(completion):\n    return 0.5 * len(completion)\n")
+    assert line.train(setting, "steps=1").status == 0
+    line.reward("def f(completion):\n    return 0.25 * len(completion)\n")
+    ended = line.train(setting, "steps=2")
+    assert ended.status == 0 and "the code of the reward functions" in ended.out
+    again = line.train(setting, "steps=3")
+    assert again.status == 0 and "the code of the reward functions" not in again.out
+
+
+def test_records_that_were_removed_are_missed_on_resume(line: Line) -> None:
+    assert line.train("steps=2").status == 0
+    (line.run / "rollouts" / "step_1.parquet").unlink()
+    assert "the records of" in line.train("steps=3").out

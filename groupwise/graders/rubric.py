@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,12 @@ class Grader:
         }
         own = [name for name, part in self.parts.items() if part.decides]
         self.decider = next(iter(own or filter(_is_function, parts)), None)
+
+    def code(self) -> str:
+        """A hash of the files that a user's functions come from; nothing without such functions."""
+        files = sorted({name.rpartition(":")[0] for name in self.parts if _is_function(name)})
+        sources = [Path(file).expanduser().read_bytes() for file in files]
+        return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if files else ""
 
     @property
     def needs_answers(self) -> bool:
