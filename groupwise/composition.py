@@ -304,6 +304,12 @@ class PairRecipe(_Composed):
     def models(self) -> tuple[str, ...]:
         return ("policy", "reference")
 
+    @property
+    def reads(self) -> str:
+        """Where the two answers come from: `labels`, `answers` or `grades`."""
+        reads: str = self.pairing.definition.traits["reads"]
+        return reads
+
 
 RECIPES: dict[str, Recipe | PairRecipe] = {}
 

@@ -11,8 +11,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from groupwise.engine.copies import make_source
-from groupwise.errors import GroupwiseError, RewardError, RunError
-from groupwise.graders.rubric import stop_if_failing
+from groupwise.errors import GroupwiseError, RunError
+from groupwise.graders.rubric import too_many_failed
 from groupwise.groups.assemble import Group
 from groupwise.model.transformer import PolicyModel
 from groupwise.optim.packs import Sequences
@@ -129,11 +129,7 @@ def check_rewards(run: Run, groups: Sequence[Group]) -> GroupwiseError | None:
         "reward",
         f"{len(bad)} of {len(rows)} rewards failed and count as ungraded, not as 0: {reasons}",
     )
-    try:
-        stop_if_failing([rollout.grade for rollout in rows], run.config.reward.max_failed_share)
-    except RewardError as error:
-        return error
-    return None
+    return too_many_failed([r.grade for r in rows], run.config.reward.max_failed_share)
 
 
 def check_updates(

@@ -303,7 +303,9 @@ def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display
 def _restore_latest(run: Run) -> None:
     found = saved.load_latest(run.folder.checkpoints)
     if found is None:
-        run.folder.rewind(-1)
+        again = len(run.folder.rewind(-1))
+        if again:
+            run.display.note(f"no checkpoint yet: {again} recorded steps are done again")
         return
     for text in found.fell_back:
         run.display.warn(text)

@@ -105,7 +105,7 @@ def check_device(name: str) -> None:
 def learns_from_labels(config: Config) -> bool:
     """Pairs that the data labels: nothing is sampled, nothing graded."""
     recipe = config.recipe
-    return isinstance(recipe, PairRecipe) and recipe.pairing.definition.traits["reads"] == "labels"
+    return isinstance(recipe, PairRecipe) and recipe.reads == "labels"
 
 
 def engine_of(config: Config, loaded: Loaded, weights: str = "shared") -> NativeEngine:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import left_behind, metrics, run
+from runs import left_behind, metrics, run, small
 
 from groupwise.errors import RunError
+from groupwise.loop import train
+from groupwise.watch.display import Display
 
 # Several updates a batch, dynamic sampling, a moving reference, a memory of prompts.
 KINDS: dict[str, dict[str, Any]] = {
@@ -123,3 +127,14 @@ def test_a_run_that_failed_before_it_learned_does_not_bind_its_folder(tmp_path: 
     run(tmp_path / "run", steps=2)
     run(tmp_path / "fresh", steps=2)
     assert left_behind(tmp_path / "run") == left_behind(tmp_path / "fresh")
+
+
+def test_without_a_checkpoint_the_records_are_made_again_and_that_is_said(tmp_path: Path) -> None:
+    run(tmp_path / "run", steps=2)
+    before = left_behind(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "summary.json").unlink()
+    said = io.StringIO()
+    train(small(steps=2), tmp_path / "run", Display(said, live=False))
+    assert "no checkpoint yet: 3 recorded steps are done again" in said.getvalue()
+    assert left_behind(tmp_path / "run") == before

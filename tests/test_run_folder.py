@@ -506,7 +506,7 @@ def test_events_keep_their_order_and_fields(run: RunFolder) -> None:
     with Recorder(run) as made:
         made.event(0, "resume", "continues", tokens=3)
         made.step(1, [row()], {}, [Event(1, "health", "half a pair: \ud800", {"x": float("nan")})])
-    run.event(1, "end", "done")
+    run.add_events([Event(1, "end", "done", {})])
     first, second, third = run.read_events()
     assert list(first) == ["step", "kind", "text", "tokens", "time/at"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", first["time/at"])

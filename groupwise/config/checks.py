@@ -160,14 +160,8 @@ def numbers_that_do_not_fit(config: Config, recipe: Recipe | PairRecipe) -> Iter
         )
 
 
-def _reads(recipe: PairRecipe) -> str:
-    """Where its pairs come from: labels, answers or grades."""
-    reads: str = recipe.pairing.definition.traits["reads"]
-    return reads
-
-
 def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
-    reads = _reads(recipe)
+    reads = recipe.reads
     if reads == "grades" and config.group_size < 2:
         yield (
             f"recipe {recipe.name} pairs the best answer of a group with its worst, and group_size "
@@ -181,7 +175,7 @@ def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
 
 
 def pairs_from_one_sample(config: Config, recipe: PairRecipe) -> Iterator[str]:
-    reads = _reads(recipe)
+    reads = recipe.reads
     if reads == "answers" and config.group_size > 1:
         yield (
             f"recipe {recipe.name} reads one sample a prompt: group_size={config.group_size} is "
@@ -304,7 +298,7 @@ def describe(config: Config) -> list[str]:
     held = held.replace("reference", f"reference ({config.reference.update})")
     lines.append(f"recipe {recipe.name}; models: {held} ({_model(config)})")
     tokens = config.prompts_per_step * config.group_size * config.engine.max_tokens
-    labelled = isinstance(recipe, PairRecipe) and _reads(recipe) == "labels"
+    labelled = isinstance(recipe, PairRecipe) and recipe.reads == "labels"
     lines.append(
         f"nothing is sampled; {config.optim.micro_tokens:,} tokens in memory at once"
         if labelled
@@ -325,7 +319,7 @@ def describe(config: Config) -> list[str]:
 def _batch_line(config: Config) -> str:
     prompts, samples = config.prompts_per_step, config.group_size
     if isinstance(config.recipe, PairRecipe):
-        if _reads(config.recipe) == "labels":
+        if config.recipe.reads == "labels":
             return f"{prompts} labelled pairs a step, 1 update"
         return f"{prompts} prompts x {samples} samples, at most {prompts} pairs a step, 1 update"
     line = f"{prompts} prompts x {samples} samples = {prompts * samples} completions a step"

@@ -86,13 +86,13 @@ class Grader:
         return Grade(sum(counted), values, correct, steps=tuple(steps))
 
 
-def stop_if_failing(grades: Sequence[Grade], max_share: float) -> None:
-    """Refuse to go on where more than this share of rewards failed."""
+def too_many_failed(grades: Sequence[Grade], max_share: float) -> RewardError | None:
+    """Why not to go on, where more than this share of rewards failed."""
     failed = [grade.reason for grade in grades if grade.status in ("error", "timeout")]
     if not failed or len(failed) <= max_share * len(grades):
-        return
+        return None
     often = max(dict.fromkeys(failed), key=failed.count)
-    raise RewardError(
+    return RewardError(
         f"{len(failed)} of {len(grades)} rewards failed, more than reward.max_failed_share = "
         f"{max_share:g} allows. Most often: {often}. Mend the function; the run continues from its "
         "last checkpoint."

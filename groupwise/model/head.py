@@ -78,9 +78,9 @@ def logits(
     if out is None or head_VD.is_cuda:
         logits_TV = _product(hidden_TD, head_VD.t(), out)
     else:  # a CPU is a sixth faster where a part of the head stays in its cache; same bits
-        logits_TV = out
+        logits_TV, hidden_TD = out, hidden_TD.to(head_VD.dtype)
         for part in _chunks(len(head_VD), CACHED_COLUMNS):
-            torch.mm(hidden_TD.to(head_VD.dtype), head_VD[part].t(), out=out[:, part])
+            torch.mm(hidden_TD, head_VD[part].t(), out=out[:, part])
     return logits_TV if temperature == 1.0 else logits_TV.div_(temperature)
 
 

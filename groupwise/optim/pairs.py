@@ -81,7 +81,7 @@ def check_data(
 ) -> None:
     """Refuse data without the answers that the recipe learns from, and answers that don't fit."""
     columns = {"labels": ("chosen", "rejected"), "answers": ("answer",), "grades": ()}
-    for column in columns[recipe.pairing.definition.traits["reads"]]:
+    for column in columns[recipe.reads]:
         for task in tasks:
             tokens = len(task.token_ids) + len(_answer(task, column, tokenizer))
             if tokens > longest:
@@ -108,7 +108,7 @@ def sampled_pairs(
     made = []
     for group in groups:
         task, answers = group[0].task, [rollout.completion.token_ids for rollout in group]
-        if recipe.pairing.definition.traits["reads"] == "answers":
+        if recipe.reads == "answers":
             made.append((task.token_ids, _answer(task, "answer", tokenizer), answers[0]))
             continue
         graded = [(r.grade.reward, ids) for r, ids in zip(group, answers, strict=True)]

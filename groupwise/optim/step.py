@@ -68,6 +68,9 @@ def gradient_norm(gradients: list[Tensor], dtype: torch.dtype = torch.float32) -
 
 def first_bad(named_tensors: Mapping[str, Tensor]) -> str | None:
     """The first tensor with values that are not finite: its name, and how many there are."""
+    sums = [tensor.detach().sum().double() for tensor in named_tensors.values()]
+    if not sums or bool(torch.stack(sums).isfinite().all()):  # waits for the device once
+        return None
     for name, tensor in named_tensors.items():
         bad = int((~tensor.isfinite()).sum())
         if bad:

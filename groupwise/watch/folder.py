@@ -87,9 +87,6 @@ class RunFolder:
     def rollout(self, step: int) -> Path:
         return self.rollouts / f"step_{step}.parquet"
 
-    def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"step_{step}"
-
     # --- before anything expensive ------------------------------------------------------------
 
     def check_writable(self, needs: int = 0) -> None:
@@ -204,10 +201,6 @@ class RunFolder:
         cost = {"seconds": seconds, "tokens": tokens}
         with self.writing("manifest.json"):
             write_atomic(self.manifest, to_page({**manifest, "cost": cost}))
-
-    def event(self, step: int, kind: str, text: str, **fields: Any) -> None:
-        """Write down what was said or done at a step."""
-        self.add_events([Event(step, kind, text, fields)])
 
     def add_events(self, events: Sequence[Event]) -> None:
         with self._appending, self.writing("events.jsonl"):
