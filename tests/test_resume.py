@@ -73,15 +73,20 @@ def test_killed_at_random_moments_it_comes_back_the_same(kind: str, tmp_path: Pa
     assert exit_code(start(tmp_path / "whole", **changes)) == 0
     seconds = time.monotonic() - begun
     dice = random.Random(kind)
-    folder, kills = tmp_path / "killed", 0
+    folder, kills, fruitless, saved = tmp_path / "killed", 0, 0, ""
     while True:
         child = start(folder, **changes)
-        time.sleep(seconds * dice.uniform(0.05, 0.45))
+        # A busy machine may need longer than the first run did to get anywhere at all.
+        time.sleep(seconds * dice.uniform(0.05, 0.45) * 1.3**fruitless)
         os.kill(child, signal.SIGKILL)
-        if exit_code(child) == 0:
+        code = exit_code(child)
+        if code == 0:
             break
+        assert code == -signal.SIGKILL, "it failed by itself"
         kills += 1
-        assert kills < 40, "it makes no progress"
+        before, saved = saved, (folder / "checkpoints" / "latest").resolve().name
+        fruitless = fruitless + 1 if saved == before else 0
+        assert kills < 100, "it makes no progress"
     assert kills > 1
     assert left_behind(folder) == left_behind(tmp_path / "whole")
 
