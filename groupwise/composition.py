@@ -250,10 +250,40 @@ class Recipe(_Composed):
         anchor = self.ratio.get("anchor")
         if anchor == "sampler":
             needs["sampler_logp_NT"] = None
-        if anchor == "old" and self.schedule["updates"] > 1:
+        if self.schedule["updates"] > 1 and (anchor == "old" or self.corrects_mismatch):
             # From the second update on the policy is no longer its own anchor.
             needs["old_logp_NT"] = None
+        elif self.schedule["updates"] == 1 and not self._looks_back:
+            # In one update the policy's own log-probabilities, detached, are the old ones.
+            needs.pop("old_logp_NT", None)
         return tuple(name for name in needs if name not in OUTPUT_STREAMS)
+
+    @property
+    def _looks_back(self) -> bool:
+        """Whether old log-probabilities are read before the update's forward pass."""
+        late = ("ratio", "gate", "correction", "penalty")
+        return any("old_logp_NT" in s.needs for s in self.slots() if s.kind not in late)
+
+    @property
+    def corrects_mismatch(self) -> bool:
+        """Whether a correction weighs or masks by learner/sampler."""
+        return any("sampler_logp_NT" in slot.needs for slot in self.correction)
+
+    def anchored(self, weights: str) -> Self:
+        """The recipe as it runs with a sampler of these weights: no pass for anchors alone.
+
+        With several updates whose ratio alone reads the policy before them, the anchor is the
+        sampler: its log-probabilities are of the same weights and known already. Not for a copy
+        that is sampled to study a mismatch, which the anchor would take out.
+        """
+        several = self.schedule["updates"] > 1
+        others = any("old_logp_NT" in slot.needs for slot in self.slots()) or self.corrects_mismatch
+        if weights != "shared" or not several or others or self.ratio.get("anchor") != "old":
+            return self
+        ratio = self.ratio.replace(anchor="sampler")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RecipeWarning)  # its doubts were told before
+            return self.replace(ratio=ratio, name=self.name, about=self.about)
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from groupwise.run import Run
 
 PROBES, PROBE_SAMPLES, PROBE_TOKENS = 8, 2, 32  # of the comparison before the first step
+HALF_FACTOR = 50  # what bfloat16 may differ more than float32: it has 16 bits less
 
 
 def check_agreement(run: Run) -> dict[str, float]:
@@ -60,15 +61,28 @@ def check_agreement(run: Run) -> dict[str, float]:
     shown = ", ".join(f"{name.rpartition('_')[2]} {value:.1e}" for name, value in found.items())
     if run.engine.weights != "shared":
         run.display.note(f"the sampler is a copy ({run.engine.weights}): |Δ log p| {shown}")
-    elif not found["gate/mismatch_mean"] <= run.config.guard.mismatch:
+        return found
+    limit, said = mismatch_limit(run)
+    if not found["gate/mismatch_mean"] <= limit:
         raise RunError(
             f"Sampler and learner disagree on identical weights: |Δ log p| {shown}, limit "
-            f"guard.mismatch = {run.config.guard.mismatch:g}. Every update would be off-policy. "
+            f"{said}. Every update would be off-policy. "
             "Likely causes: a temperature, top-p or top-k on one side only; weights that did not "
             "reach the sampler; another precision or chat template; an engine that computes "
             "another model. Raise the limit only if you correct for it (recipe tis)."
         )
     return found
+
+
+def mismatch_limit(run: Run) -> tuple[float, str]:
+    """What the mean may be, and how to name it: nothing at all in exact mode."""
+    if run.config.engine.exact:
+        return 0.0, "0 (engine.exact)"
+    limit = run.config.guard.mismatch
+    if run.loaded.model.head_weight.dtype == torch.bfloat16:
+        said = f"guard.mismatch = {limit:g}, {HALF_FACTOR} times it in bfloat16"
+        return HALF_FACTOR * limit, said
+    return limit, f"guard.mismatch = {limit:g}"
 
 
 def _check_reference(policy_NT: Tensor, reference_NT: Tensor) -> None:

@@ -22,6 +22,7 @@ from groupwise.watch.clock import Clock
 from groupwise.watch.display import Display
 from groupwise.watch.report import write_report, write_summary
 from groupwise.watch.rows import rows_of
+from groupwise.watch.speed import step_speed
 
 
 class Stopped(Exception):
@@ -105,6 +106,7 @@ def one_step(run: Run, stop: threading.Event) -> bool:
         metrics |= evaluation.metrics()
         improved = run.note_evaluation(evaluation)
     metrics |= clock.metrics(collected.tokens)
+    metrics |= step_speed(run, collected, taught, clock, metrics["time/step"])
     metrics["memory/peak_bytes"] = peak_bytes(run.learner.device)
     rows = rows_of(collected.groups, collected.unused, taught.streams, run.loaded.tokenizer)
     run.recorder.step(run.step, rows, metrics)

@@ -215,6 +215,8 @@ class TokenBatch:
     made_by: tuple[Any, ...] | None = None  # the batch-phase slots that filled this
     pass_NT: Tensor | None = None  # the tokens of this pass, where a schedule has several
     pass_number: int = 0
+    moved: bool = False  # earlier updates on these rollouts, and no old_logp_NT from before them
+    watched: bool = False  # whoever computes the outputs sees himself to it that they are finite
 
     # Filled by the token phase: what the learner's forward pass gave, with gradient.
     logp_NT: Tensor | None = None
@@ -329,8 +331,8 @@ class TokenBatch:
             )
         return x
 
-    def select(self, rows: Tensor) -> TokenBatch:
-        """A micro-batch: some rows (indices or a bool mask), in that order, with all they carry."""
+    def select(self, rows: Tensor | slice) -> TokenBatch:
+        """A micro-batch: some rows (indices, a bool mask or a slice), with all they carry."""
         changes: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -370,7 +372,9 @@ class TokenBatch:
     def with_outputs(self, **outputs: Tensor) -> TokenBatch:
         """The batch with the learner's outputs, cleaned, in at least float32."""
         checked: dict[str, Any] = {
-            name: check_stream(name, x, self.mask_NT, self.ones_NT, graph=True)
+            name: check_stream(
+                name, x, self.mask_NT, self.ones_NT, graph=True, look=not self.watched
+            )
             for name, x in outputs.items()
         }
         return replace(self, **checked)

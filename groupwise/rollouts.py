@@ -42,7 +42,9 @@ def write(
 
 def grade(grader: Grader, tokenizer: Tokenizer, written: Sequence[Written]) -> list[list[Rollout]]:
     """Every completion with its text and grade, group by group."""
-    texts = [[tokenizer.decode(c.token_ids) for c in group.completions] for group in written]
+    every = tokenizer.decode_all([c.token_ids for group in written for c in group.completions])
+    following = iter(every)
+    texts = [[next(following) for _ in group.completions] for group in written]
     grades = iter(
         grader.grade(
             [

@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from groupwise.model.transformer import Transformer
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner
 from groupwise.records import Memory, Task
-from groupwise.setup import engine_of, learns_from_labels, set_up
+from groupwise.setup import check_room, engine_of, learns_from_labels, micro_tokens_of, set_up
 from groupwise.sync import state as saved
 from groupwise.sync.fingerprint import fingerprint
 from groupwise.sync.reference import Reference
@@ -129,7 +129,7 @@ class Run:
             "memory": saved.memory_to_json(self.memory),
             "skipped": self.skipped,
             "micro_tokens": self.learner.micro_tokens,
-            "micro_tokens_asked": self.config.optim.micro_tokens,
+            "micro_tokens_asked": self.learner.optim.micro_tokens,
             "delivered": {str(version): x for version, x in self.delivered.items()},
             "tokens": self.tokens,
             "seconds": self.elapsed,
@@ -165,7 +165,8 @@ class Run:
         self.cursor.restore(values["cursor"])
         self.memory = saved.memory_from_json(values["memory"])
         self.skipped = int(values["skipped"])
-        if values["micro_tokens_asked"] == self.config.optim.micro_tokens:  # else it is set anew
+        # Smaller ones after running out of memory last as long as the start would be the same.
+        if values["micro_tokens_asked"] == self.learner.optim.micro_tokens:
             self.learner.micro_tokens = int(values["micro_tokens"])
         self.delivered = {int(version): x for version, x in values["delivered"].items()}
         self.tokens, self.seconds = int(values["tokens"]), float(values["seconds"])
@@ -229,7 +230,7 @@ def _open(config: Config, folder: RunFolder, recorder: Recorder, display: Displa
         folder.events.touch()  # a run without events says so with an empty file
     folder.write_manifest(origin, seconds=run.elapsed, tokens=run.tokens)
     display.start(
-        [*configuration.describe(config), *bench.notes],
+        [*configuration.describe(config, run.learner.micro_tokens), *bench.notes],
         config.steps,
         run.step,
         explain_loss=not isinstance(config.recipe, PairRecipe),
@@ -238,9 +239,11 @@ def _open(config: Config, folder: RunFolder, recorder: Recorder, display: Displa
 
 
 def _learner(config: Config, model: Transformer) -> PolicyLearner | PairLearner:
+    optim = replace(config.optim, micro_tokens=micro_tokens_of(config, model.config))
     if isinstance(config.recipe, PairRecipe):
-        return PairLearner(model, config.recipe, config.optim, config.engine.temperature)
-    return PolicyLearner(model, config.recipe, config.optim, config.engine.temperature)
+        return PairLearner(model, config.recipe, optim, config.engine.temperature)
+    recipe = config.recipe.anchored(config.engine.weights)
+    return PolicyLearner(model, recipe, optim, config.engine.temperature)
 
 
 def starting_model(
@@ -249,6 +252,7 @@ def starting_model(
     """The policy before its first update. The embedded one is made once a run, and kept."""
     dtype = getattr(torch, config.model.dtype)
     if config.model.path != "tiny":
+        check_room(config, config.model.path, training=True)
         return load(config.model.path, dtype, config.model.device)
     kept = folder.path / COLD_START
     if not kept.is_dir():

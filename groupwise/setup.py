@@ -5,21 +5,29 @@ In the order of cost: a mistake in the data or the reward is found before a mode
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from groupwise import room as device_room
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
+from groupwise.cost import cache_bytes
 from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Sampling
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, ModelError
 from groupwise.graders.rubric import Grader, check
 from groupwise.model.checkpoint import Loaded
+from groupwise.model.config import ModelConfig
+from groupwise.model.equip import check_precision, equip
+from groupwise.model.gguf import GGUFFile, hf_config
+from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
 from groupwise.records import Task
 
@@ -41,6 +49,7 @@ class Bench:
 def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
     check_device(config.model.device)
+    check_precision(config.model.device, config.model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     graded = not learns_from_labels(config)
@@ -56,6 +65,7 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
         notes += check(parts, found.train)
         notes += check(parts, found.eval) if found.eval else []
     loaded = model_for(found.train, found.eval)
+    notes += equip(loaded.model, exact=config.engine.exact)
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     longest = min(shape.position_limit or shape.max_positions, shape.max_positions)
     room = longest - config.engine.max_tokens
@@ -64,6 +74,7 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
             f"engine.max_tokens={config.engine.max_tokens} leaves no room for a prompt: the model "
             f"holds {longest} tokens in all. Lower engine.max_tokens."
         )
+    check_answer(config, shape)
     ready: list[list[Task]] = []
     for some in (found.train, found.eval):
         if not some:
@@ -100,6 +111,73 @@ def check_device(name: str) -> None:
             f"model.device={name!r} can't be used here: {reason}. Set model.device=cpu, or run "
             "where PyTorch has that device."
         ) from error
+
+
+def check_room(config: Config, path: str | Path, *, training: bool) -> None:
+    """Refuse a model that a GPU has no room for, before its weights are read."""
+    shape = stored_shape(path) if on_gpu(config) else None
+    if shape is not None:
+        why = device_room.refusal(
+            demand_of(config, shape, training=training), device_bytes(config.model.device)
+        )
+        if why:
+            raise ModelError(why)
+
+
+def check_answer(config: Config, shape: ModelConfig) -> None:
+    """Refuse answers whose keys and values alone are more than all of the machine's memory.
+
+    A CPU's memory has no sharper limit: other programs come and go, and pages can be swapped out.
+    """
+    there, tokens = device_bytes(config.model.device), config.engine.max_tokens
+    needed = cache_bytes(shape, 1, tokens, 1, 1, weight_bytes(config))
+    if needed > there and not on_gpu(config):
+        raise ConfigError(
+            f"engine.max_tokens={tokens}: keys and values of one such answer take "
+            f"{device_room.size(needed)}, and this machine has {device_room.size(there)} in all. "
+            "Lower engine.max_tokens, or take a smaller model."
+        )
+
+
+def demand_of(config: Config, shape: ModelConfig, *, training: bool) -> device_room.Demand:
+    return device_room.Demand(
+        shape,
+        max_tokens=config.engine.max_tokens,
+        training=training,
+        recompute=config.optim.recompute,
+        reference="reference" in config.recipe.models,
+        width=weight_bytes(config),
+    )
+
+
+def micro_tokens_of(config: Config, shape: ModelConfig) -> int:
+    """As the configuration has it, or what suits the device."""
+    if config.optim.micro_tokens:
+        return config.optim.micro_tokens
+    if not on_gpu(config):
+        return device_room.CPU_TOKENS
+    demand = demand_of(config, shape, training=True)
+    return device_room.automatic_tokens(demand, device_bytes(config.model.device))
+
+
+def stored_shape(path: str | Path) -> ModelConfig | None:
+    """A model's sizes without its weights; None for a model that can't be read."""
+    path = Path(path)
+    try:
+        if path.suffix == ".gguf":
+            return ModelConfig.from_hf(hf_config(GGUFFile(path)))
+        return ModelConfig.from_hf(json.loads((path / "config.json").read_bytes()))
+    except (OSError, ValueError):
+        return None  # loading it says why
+
+
+def on_gpu(config: Config) -> bool:
+    return torch.device(config.model.device).type == "cuda"
+
+
+def weight_bytes(config: Config) -> int:
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    return dtype.itemsize
 
 
 def learns_from_labels(config: Config) -> bool:

@@ -117,11 +117,14 @@ def check_rewards(reward_N: Tensor | Sequence[float | None], rows: int) -> Tenso
     return _at_least_float32(reward_N)
 
 
-def check_stream(name: str, x: Tensor, mask_NT: Tensor, ones_NT: Tensor, *, graph: bool) -> Tensor:
+def check_stream(
+    name: str, x: Tensor, mask_NT: Tensor, ones_NT: Tensor, *, graph: bool, look: bool = True
+) -> Tensor:
     """Shape, finite on valid tokens, 0 elsewhere; half precision becomes float32.
 
     Without `graph` the stream is detached: an anchor with a graph would cancel the gradient that it
-    anchors.
+    anchors. Without `look` its values are not read, which would wait for the device: the caller
+    reads them later.
     """
     if name not in STREAMS:
         raise BatchError(f"Unknown stream {name!r}. {nearest(name, STREAMS)}")
@@ -129,7 +132,7 @@ def check_stream(name: str, x: Tensor, mask_NT: Tensor, ones_NT: Tensor, *, grap
         raise BatchError(f"{name} must be a tensor, got {type(x).__name__}: torch.tensor(...).")
     x = x if graph else x.detach()
     if name == "length_exponent":
-        if x.dim() != 0 or not x.is_floating_point() or not x.isfinite():
+        if x.dim() != 0 or not x.is_floating_point() or (look and not x.isfinite()):
             raise BatchError("length_exponent must be a finite scalar tensor, for example 0.0.")
         return x
     _check_shape(name, x, mask_NT)
@@ -139,6 +142,8 @@ def check_stream(name: str, x: Tensor, mask_NT: Tensor, ones_NT: Tensor, *, grap
     if name in _WHOLE:
         return _whole_numbers(name, x, mask_NT)
     x = _at_least_float32(x)
+    if not look:
+        return x if per_row else torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
     if x.detach().sum().isfinite():  # all finite, padding too: a product is the fastest mask
         return x if per_row else x * _inner(ones_NT, x).to(x.dtype)
     if not per_row:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from groupwise.collect import Collected
+from groupwise.cost import Parts, add, forward_cost, update_cost
 from groupwise.groups.assemble import assemble, group_numbers, sequences_of
 from groupwise.groups.phase import batch_phase
 from groupwise.optim.learner import PolicyLearner
@@ -30,6 +31,7 @@ class Taught:
     memory: Memory
     batch: TokenBatch | None = None
     streams: dict[str, Tensor | None] = field(default_factory=dict)  # per token, for the files
+    work: dict[str, Parts] = field(default_factory=dict)  # what the phases had to compute
 
 
 def teach(run: Run, collected: Collected, rate: float, clock: Clock) -> Taught:
@@ -51,12 +53,16 @@ def from_rewards(
     sequences = sequences_of(groups)
     parts = learner.parts(group_numbers(recipe, groups))
     streams = learner.batch_streams()
-    with clock("score"):
-        if "old_logp_NT" in recipe.streams:
-            streams["old_logp_NT"] = learner.score(learner.model, sequences, parts)
-        if run.reference is not None:
-            streams["ref_logp_NT"] = learner.score(run.reference.model, sequences, parts)
-    bad = first_bad(streams)
+    models = {}
+    if "old_logp_NT" in recipe.streams:
+        models["old_logp_NT"] = learner.model
+    if run.reference is not None:
+        models["ref_logp_NT"] = run.reference.model
+    if models:
+        with clock("score"):
+            for name, model in models.items():
+                streams[name] = learner.score(model, sequences, parts)
+    bad = first_bad(streams.items())
     if bad is not None:  # no batch can be made of it: the rollout file has what was sampled
         outcome = StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
         return Taught([outcome], {"updates/count": 1.0, "optim/skipped": 1.0}, run.memory)
@@ -79,12 +85,18 @@ def from_rewards(
         )
     with clock("update"):
         learned = learner.learn(result.batch, sequences, parts, rate)
+    shape, sizes = learner.model.config, sequences.sizes()
+    passes = len(learned.outcomes) // len(parts)
     return Taught(
         outcomes=learned.outcomes,
         metrics=result.metrics | learned.metrics(),
         memory=result.memory,
         batch=result.batch,
         streams=token_streams(result.batch, learned.trace),
+        work={
+            "score": add(*[forward_cost(shape, sizes)] * len(models)),
+            "update": update_cost(shape, sizes, passes=passes),
+        },
     )
 
 
@@ -105,4 +117,6 @@ def from_pairs(
     metrics |= {"updates/count": 1.0, "optim/skipped": float(outcome.skipped)}
     if not outcome.skipped:
         metrics["optim/grad_norm"] = outcome.grad_norm
-    return Taught([outcome], metrics, run.memory)
+    shape, sizes = learner.model.config, pairs.sizes()
+    work = add(update_cost(shape, sizes), forward_cost(shape, sizes))  # the reference's
+    return Taught([outcome], metrics, run.memory, work={"update": work})

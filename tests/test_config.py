@@ -137,7 +137,7 @@ def test_the_text_carries_the_comments_of_the_fields() -> None:
     written = text(load())
     assert 'weights = "shared"  # "shared": the learner\'s own. To study a mismatch' in written
     assert "[engine]  # The sampler." in written
-    assert "micro_tokens = 1024  # in one forward and backward pass; changes memory" in written
+    assert "micro_tokens = 0  # in one forward and backward pass; 0: 1,024 on a CPU" in written
     assert written.count("\neval = ") == 1  # data.eval, which has a table's name
 
 
@@ -563,6 +563,8 @@ def test_bug_21_a_narrowed_sampler_is_refused_where_nothing_corrects_it(
     [
         ({"engine.temperature": 0}, "the same answer every time"),
         ({"engine.min_tokens": 65, "recipe": "tis"}, "more than engine.max_tokens=64"),
+        ({"engine.exact": True}, "for a GPU in bfloat16, and this is float32 on cpu"),
+        ({"engine.exact": True, "model.device": "cuda"}, "this is float32 on cuda"),
         ({"tiny.width": 100, "tiny.heads": 4}, "multiple of 8"),
         ({"optim.beta2": 1}, "optim.beta2=1"),
         ({"reward.parts": {}}, "reward.parts gives nothing a weight"),
@@ -640,6 +642,22 @@ def test_the_batch_is_described_in_numbers() -> None:
     assert describe(load(**{"data.train": "rows.jsonl"}))[-1] == "no held-out evaluation"
     for name in RECIPES:
         assert describe(load(recipe=name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "known", "told"),
+    [
+        ({}, None, "micro-batches of 1,024 tokens (automatic)"),
+        ({}, 512, "micro-batches of 512 tokens (automatic)"),
+        ({"optim.micro_tokens": 4096}, None, "micro-batches of 4,096 tokens"),
+        ({"optim.micro_tokens": 4096}, 2048, "micro-batches of 2,048 tokens"),
+        ({"model.device": "cuda"}, None, "micro-batches as large as memory allows (automatic)"),
+        ({"model.device": "cuda"}, 8192, "micro-batches of 8,192 tokens (automatic)"),
+    ],
+)
+def test_micro_batches_are_described(changes: dict[str, Any], known: int | None, told: str) -> None:
+    (line,) = (x for x in describe(load(**changes), known) if "micro-batches" in x)
+    assert line.endswith(f"; {told}")
 
 
 # --- what a resumed run may change ------------------------------------------------------------

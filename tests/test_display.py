@@ -62,6 +62,25 @@ def test_the_plain_line_to_the_letter() -> None:
     assert "loss" not in first + last
 
 
+def test_what_the_device_did_stands_behind_its_phase_and_the_bottleneck_is_named() -> None:
+    slow = {
+        **STEP,
+        "time/rollout_bandwidth_share": 0.547,
+        "time/update_flops_share": 0.481,
+        "time/bottleneck": "update, 58 % of the step, compute-bound at 48 % of the device's "
+        "operations",
+    }
+    other = {**slow, "time/bottleneck": "rollout, 51 % of the step"}
+    lines = shown(slow, slow, *[other] * 9, slow)
+    assert (
+        "rollout 0.3 s (55 % bandwidth)  update 0.5 s (48 % FLOPs)  bottleneck update" in lines[1]
+    )
+    # In words: not for the first step, which warms up, and not on every change.
+    words = [(at, line) for at, line in enumerate(lines) if line.startswith("bottleneck:")]
+    assert words == [(2, f"bottleneck: {slow['time/bottleneck']}")]
+    assert shown(*[slow] * 2, *[other] * 10)[-1] == "bottleneck: rollout, 51 % of the step"
+
+
 def test_the_time_left_is_that_of_recent_steps_without_the_first() -> None:
     """Step 1 warms up (100 s); then 2 s and 4 s: 3 s each for the 7 that are left."""
     lines = shown(*({"time/step": seconds} for seconds in (100.0, 2.0, 4.0)), total=10)

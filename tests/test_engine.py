@@ -401,8 +401,8 @@ def test_what_cannot_be_served_is_refused_before_anything_runs() -> None:
         sampler.generate([], FREE)
     with pytest.raises(EngineError, match="record_top_k is 98"):
         one(sampler, request(3), Sampling(2, record_top_k=98))
-    with pytest.raises(EngineError, match="slots is 0"):
-        engine(slots=0)
+    with pytest.raises(EngineError, match="slots is -1"):
+        engine(slots=-1)
 
 
 def test_weights_that_are_not_finite_are_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 import re
 import time
 from collections.abc import Callable
@@ -651,3 +652,17 @@ def test_gold_answers_of_countdown_score() -> None:
     tasks = read_jsonl(DATA / "countdown/test.jsonl.gz")
     grades = Grader({"countdown": 1.0}).grade([(t, t.answer, (), "eos") for t in tasks])
     assert tasks and all(grade.reward == 1.0 for grade in grades)
+
+
+def test_the_last_numbers_are_found_from_the_end_as_from_the_start() -> None:
+    """Searched for in the tail alone, where it has two: the same as in all numbers of the text."""
+    dice = random.Random(0)
+    from groupwise.graders import answers
+
+    pieces = ["12", "3.5", " ", "1 1/2", "e", "E5", "$", "-", "+", "x", "or", ",", "1,000", "%",
+              "/", "\n", " is ", "²", "7e3", ".5", "é", "the total of these "]  # fmt: skip
+    for _ in range(3000):
+        text = "".join(dice.choice(pieces) for _ in range(dice.randrange(120)))
+        every = answers.numbers_in(text)
+        last = [answers._number(match) for match in answers._last_two(text)]
+        assert last == every[-2:], text

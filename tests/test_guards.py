@@ -336,7 +336,8 @@ def test_what_is_not_finite_before_the_loss_is_skipped_too(
         return {k: x * float("nan") for k, x in found.items()} if now.step == 2 else found
 
     monkeypatch.setattr(packs, "outputs", outputs)
-    run(tmp_path / "run", recipe=recipe, **{"recipe.shaping": ""} if recipe == "dapo" else {})
+    scored = {"recipe.shaping": "", "recipe.correction": "tis_token()"}
+    run(tmp_path / "run", recipe=recipe, **scored if recipe == "dapo" else {})
     lines = metrics(tmp_path / "run")[1:]
     assert [line["optim/skipped"] for line in lines] == [0, 1, 0]
     assert lines[0]["weights/fingerprint"] == lines[1]["weights/fingerprint"]

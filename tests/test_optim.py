@@ -287,19 +287,29 @@ def test_a_loss_that_is_not_finite_skips_a_finite_gradient() -> None:
     optimizer = AdamW([("p", p)], **SETTINGS)
     p.grad = torch.ones(1)
     outcome = apply(
-        [("p", p)], optimizer, clip_norm=0.0, learning_rate=0.1, loss=torch.tensor(math.inf)
+        [("p", p)],
+        optimizer,
+        clip_norm=0.0,
+        learning_rate=0.1,
+        seen=[("the loss", torch.tensor(math.inf))],
     )
     assert outcome.skipped and outcome.bad == "the loss has 0 NaN and 1 infinite of 1 values"
     assert outcome.grad_norm == 1.0 and p.item() == 1.0 and optimizer.steps == 0
     p.grad = torch.ones(1)
-    fine = apply([("p", p)], optimizer, clip_norm=0.0, learning_rate=0.1, loss=torch.tensor(2.0))
+    fine = apply(
+        [("p", p)],
+        optimizer,
+        clip_norm=0.0,
+        learning_rate=0.1,
+        seen=[("the loss", torch.tensor(2.0))],
+    )
     assert not fine.skipped and fine.bad is None and p.item() == pytest.approx(0.9)
 
 
 def test_the_first_bad_tensor_is_named() -> None:
     fine, bad = torch.ones(3), torch.tensor([[1.0, math.nan], [math.inf, -math.inf]])
-    assert first_bad({"a": fine, "ids": torch.arange(3), "mask": fine > 0}) is None
-    found = first_bad({"a": fine, "logp_NT": bad, "later": bad})
+    assert first_bad([("a", fine), ("ids", torch.arange(3)), ("mask", fine > 0)]) is None
+    found = first_bad([("a", fine), ("logp_NT", bad), ("later", bad)])
     assert found == "logp_NT has 1 NaN and 2 infinite of 4 values"
 
 

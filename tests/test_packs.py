@@ -108,12 +108,34 @@ def test_top_k_and_given_ids(model: Transformer) -> None:
     ids_NTK = torch.randint(0, 10, (6, ROWS.width, 2), generator=torch.Generator().manual_seed(0))
     part = pack(ROWS, range(6), ROWS.width)
     found = outputs(model, part, temperature=1.0, top_k=3, at_NTK=ids_NTK)
+    attend = model.ops.attention(part.prompts, part.behind, part.token_T.device)
     full = logits(
-        model(part.token_T, part.position_T, part.attend)[part.take_A], model.head_weight
+        model(part.token_T, part.position_T, attend)[part.take_A], model.head_weight
     ).log_softmax(-1)
     top = full.topk(3)
-    assert torch.equal(found["topk_id_NTK"][part.mask_NT], top.indices)
-    torch.testing.assert_close(found["topk_logp_NTK"][part.mask_NT], top.values)
+    assert torch.equal(part.collect(found["topk_id_NTK"]), top.indices)
+    torch.testing.assert_close(part.collect(found["topk_logp_NTK"]), top.values)
     torch.testing.assert_close(
-        found["logp_at_sampler_topk_NTK"][part.mask_NT], full.gather(1, ids_NTK[part.mask_NT])
+        part.collect(found["logp_at_sampler_topk_NTK"]), full.gather(1, part.collect(ids_NTK))
     )
+
+
+def test_a_pack_by_hand() -> None:
+    part = pack(ROWS, [1, 2, 3], ROWS.width)
+    assert part.prompts == [4, 1] and part.behind == [[4], [1]]  # one token: nobody reads it
+    assert part.token_T.tolist() == [5, 9, 2, 7, 1, 2, 0, 5, 3, 7]
+    assert part.take_A.tolist() == [3, 3, 4, 5, 6, 7, 8, 9]
+    assert part.target_A.tolist() == [4, 1, 2, 0, 5, 6, 7, 7]
+    assert part.place_A.tolist() == [0, 5, 6, 7, 8, 9, 10, 11]
+    assert part.row_N.tolist() == [1, 2, 3]
+    assert part.mask_NT.sum(1).tolist() == [1, 5, 2]
+
+
+def test_the_passes_of_a_step_read_the_same_packs() -> None:
+    rows = Sequences(PROMPTS, ANSWERS)
+    assert rows.pack([0, 1]) is rows.pack([0, 1]) is not rows.pack([0, 1, 2])
+    assert rows.tokens()[2].tolist() == [1, 2, 0, 5, 6] and rows.tokens()[3].tolist()[2:] == [0] * 3
+    assert [(g.prompt, g.completions) for g in rows.sizes()] == [
+        (4, [3, 1, 5]), (1, [2, 1]), (6, [4])
+    ]  # fmt: skip
+    assert Sequences([], []).sizes() == []

@@ -244,6 +244,8 @@ OF_THE_LOOP = [
     "reward/part/mine.py:score", "reward/failed_share", "reward/sampled_mean", "refill/rounds",
     "refill/drawn_groups", "correct/mean", "time/rollout", "time/grade", "time/score",
     "time/update", "time/eval", "time/checkpoint", "time/step", "time/tokens_per_second",
+    "time/share/rollout", "time/update_flops_share", "time/rollout_bytes_per_second",
+    "time/rollout_bandwidth_share", "time/bottleneck",
     "memory/peak_bytes", "cost/tokens", "data/epoch", "weights/version", "weights/fingerprint",
     "optim/micro_batches", "gate/mismatch_mean", "gate/mismatch_p99", "gate/mismatch_max",
     "pairs/count",

@@ -77,7 +77,7 @@ def test_killed_at_random_moments_it_comes_back_the_same(kind: str, tmp_path: Pa
     while True:
         child = start(folder, **changes)
         # A busy machine may need longer than the first run did to get anywhere at all.
-        time.sleep(seconds * dice.uniform(0.05, 0.45) * 1.3**fruitless)
+        time.sleep(seconds * dice.uniform(0.05, 0.3) * 1.3**fruitless)
         os.kill(child, signal.SIGKILL)
         code = exit_code(child)
         if code == 0:
@@ -87,7 +87,7 @@ def test_killed_at_random_moments_it_comes_back_the_same(kind: str, tmp_path: Pa
         before, saved = saved, (folder / "checkpoints" / "latest").resolve().name
         fruitless = fruitless + 1 if saved == before else 0
         assert kills < 100, "it makes no progress"
-    assert kills > 1
+    assert kills > 0
     assert left_behind(folder) == left_behind(tmp_path / "whole")
 
 

@@ -156,20 +156,23 @@ def seen(monkeypatch: Patch) -> dict[str, list[Any]]:
             ]  # fmt: skip
         return groups
 
-    def passing(kind: str, real: Callable[..., packs.Pack]) -> Callable[..., packs.Pack]:
-        def pack(sequences: packs.Sequences, some: Any, *args: Any) -> packs.Pack:
-            made = real(sequences, some, *args)
-            ids = [sequences.completions[row] for row in some]
+    def passing(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def outputs(policy: Any, part: packs.Pack, **options: Any) -> Any:
             # What the model reads and predicts, not only what it was handed.
-            assert made.target_A.tolist() == [i for answer in ids for i in answer]
-            found[kind] += [(sequences.prompts[row], sequences.completions[row]) for row in some]
-            return made
+            lengths = part.mask_NT.sum(1).tolist()
+            both = zip(part.take_A.split(lengths), part.target_A.split(lengths), strict=True)
+            for take_T, target_T in both:
+                end = int(take_T[0])  # the state of the prompt's last token predicts the first
+                prompt_T = part.token_T[end - int(part.position_T[end]) : end + 1]
+                assert torch.equal(part.token_T[take_T[1:]], target_T[:-1])
+                found[kind].append((tuple(prompt_T.tolist()), tuple(target_T.tolist())))
+            return real(policy, part, **options)
 
-        return pack
+        return outputs
 
     monkeypatch.setattr(native.NativeEngine, "generate", noted)
-    monkeypatch.setattr(packs, "pack", passing("scored", packs.pack))
-    monkeypatch.setattr(learner, "pack", passing("learned", learner.pack))
+    monkeypatch.setattr(packs, "outputs", passing("scored", packs.outputs))
+    monkeypatch.setattr(learner, "outputs", passing("learned", learner.outputs))
     return found
 
 

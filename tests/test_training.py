@@ -238,7 +238,7 @@ def test_in_float64_micro_batches_agree_to_its_last_digits(
         found = []
         for micro_tokens in MICRO:
             model = copy.deepcopy(twin).double()
-            learner = PolicyLearner(model, run.config.recipe, run.config.optim, 1.0)
+            learner = PolicyLearner(model, run.learner.recipe, run.config.optim, 1.0)
             learner.micro_tokens = micro_tokens
             learned = learner.learn(batch, sequences, parts, 1e-3)
             found.append((weights(model), learned.metrics()))
@@ -302,7 +302,7 @@ def test_bug_5_the_chunked_head_gives_the_gradient_of_the_plain_one(
             collected = gather(run)
             with monkeypatch.context() as patch:
                 if head == "plain":
-                    patch.setattr("groupwise.optim.packs.log_probs", plain_head)
+                    patch.setattr("groupwise.model.ops.log_probs", plain_head)
                 else:
                     patch.setattr("groupwise.model.head.CHUNK_NUMBERS", 7 * 15)  # 7 tokens
                 found = learn(run, collected).metrics

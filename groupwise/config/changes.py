@@ -30,6 +30,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "reward": (True, "rewards before and after can't be compared"),
     "reward.max_failed_share": (True, "only when to stop"),
     "engine": (True, "later answers are sampled otherwise"),
+    "engine.exact": (True, "the last bits of what follows are others"),
     "engine.slots": (True, "speed and memory only"),
     "engine.weights": (False, "the copy that is sampled from is part of the checkpoint"),
     "optim": (True, "later updates have another size"),

@@ -13,6 +13,7 @@ from groupwise.config.fields import Config
 from groupwise.config.reading import BUILT_IN, DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
 from groupwise.errors import ConfigError
+from groupwise.room import CPU_TOKENS
 from groupwise.soundness import complaints
 
 Rule = Callable[[Config, Recipe], Iterator[str]]
@@ -160,6 +161,18 @@ def numbers_that_do_not_fit(config: Config, recipe: Recipe | PairRecipe) -> Iter
         )
 
 
+def exact_without_kernels(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    model = config.model
+    if not config.engine.exact or (model.device.startswith("cuda") and model.dtype == "bfloat16"):
+        return
+    on_cpu = model.device == "cpu" and model.dtype == "float32"
+    yield (
+        f"engine.exact=true is for a GPU in bfloat16, and this is {model.dtype} on {model.device}. "
+        "Set engine.exact=false"
+        + (": sampler and learner agree to about the last bit here anyway." if on_cpu else ".")
+    )
+
+
 def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
     reads = recipe.reads
     if reads == "grades" and config.group_size < 2:
@@ -265,6 +278,7 @@ REFUSED: tuple[Rule, ...] = (
     greedy_training,
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
+    exact_without_kernels,
 )
 DOUBTFUL: tuple[Rule, ...] = (
     lengths_of_another_run,
@@ -278,6 +292,7 @@ PAIRS_REFUSED: tuple[PairRule, ...] = (
     greedy_training,
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
+    exact_without_kernels,
 )
 PAIRS_DOUBTFUL: tuple[PairRule, ...] = (
     pairs_from_one_sample,
@@ -290,21 +305,29 @@ PAIRS_DOUBTFUL: tuple[PairRule, ...] = (
 # --- what follows -----------------------------------------------------------------------------
 
 
-def describe(config: Config) -> list[str]:
-    """The numbers that follow from the configuration, for people."""
+def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
+    """The numbers that follow from the configuration, for people.
+
+    `micro_tokens` are those that a run has come to, where it is known.
+    """
     lines = [_batch_line(config)]
     recipe = config.recipe
     held = ", ".join(recipe.models)
     held = held.replace("reference", f"reference ({config.reference.update})")
     lines.append(f"recipe {recipe.name}; models: {held} ({_model(config)})")
+    if isinstance(recipe, Recipe) and recipe.anchored(config.engine.weights) != recipe:
+        lines.append(
+            "anchor of the ratio = the sampler: its log-probabilities stand for those of the "
+            "policy before the updates, and nothing is scored again"
+        )
     tokens = config.prompts_per_step * config.group_size * config.engine.max_tokens
     labelled = isinstance(recipe, PairRecipe) and recipe.reads == "labels"
     lines.append(
-        f"nothing is sampled; {config.optim.micro_tokens:,} tokens in memory at once"
+        "nothing is sampled; "
         if labelled
         else f"at most {tokens:,} tokens sampled a step ({config.engine.max_tokens} an answer); "
-        f"{config.optim.micro_tokens:,} tokens in memory at once"
     )
+    lines[-1] += _micro_batches(config, micro_tokens)
     drawn = config.steps * config.prompts_per_step
     drawn_of = f" from {config.data.size:,} tasks" if config.data.train in BUILT_IN else ""
     lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
@@ -314,6 +337,14 @@ def describe(config: Config) -> list[str]:
     ]
     lines.append(_eval_line(config))
     return lines
+
+
+def _micro_batches(config: Config, tokens: int | None) -> str:
+    asked = config.optim.micro_tokens
+    tokens = tokens or asked or (None if config.model.device.startswith("cuda") else CPU_TOKENS)
+    if tokens is None:
+        return "micro-batches as large as memory allows (automatic)"
+    return f"micro-batches of {tokens:,} tokens{'' if asked else ' (automatic)'}"
 
 
 def _batch_line(config: Config) -> str:

@@ -108,7 +108,8 @@ class Engine:
     top_p: PositiveFraction = 1.0
     top_k: Whole = 0  # 0: all tokens
     stop: tuple[str, ...] = ()
-    slots: Count = 64  # sequences in flight
+    slots: Whole = 0  # sequences in flight; 0: 64 on a CPU, up to 1,024 on a GPU as memory allows
+    exact: bool = False  # sampler and learner equal to the last bit on a GPU, at a price in speed
     # "shared": the learner's own. To study a mismatch, a copy: "int8", "stale:K" updates, "noise:S"
     weights: SamplingWeights = "shared"
 
@@ -125,7 +126,9 @@ class Optim:
     beta2: Fraction = 0.999
     eps: Positive = 1e-8
     clip_norm: NonNegative = 1.0  # 0: no clipping
-    micro_tokens: Count = 1024  # in one forward and backward pass; changes memory, not the update
+    # in one forward and backward pass; 0: 1,024 on a CPU, as memory allows on a GPU. It changes
+    # memory and speed, not the update
+    micro_tokens: Whole = 0
     recompute: bool = False  # activations in the backward pass: less memory, a third more time
     exponent_rate: NonNegative = 1e-2  # of the length exponent, where the recipe learns one
 
@@ -161,7 +164,7 @@ class Checkpoint:
 class Guard:
     """When not to go on."""
 
-    # mean |sampler − learner| log-probability that the first step may have
+    # mean |sampler − learner| log-probability that the first step may have; 50 times it in bfloat16
     mismatch: NonNegative = 1e-3
     max_skipped: Whole = 3  # updates in a row that may be skipped because they are not finite
 

@@ -15,13 +15,13 @@ import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from groupwise.engine.copies import Source, State, make_source
-from groupwise.engine.protocol import Request, Sampling
+from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key, normals, uniforms
 from groupwise.engine.sampling import Choice, choose, padded_width
 from groupwise.engine.stopping import StopWatch
@@ -33,10 +33,12 @@ from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import PolicyModel
 from groupwise.records import Completion
 
-ROW_STEP = 16
-PROMPT_TOKENS = 2048  # of the prompts that are computed in one pass, unless one is longer
+if TYPE_CHECKING:
+    from groupwise.engine.decoder import Decoder
 
-Finish = Literal["eos", "stop", "length"]
+ROW_STEP = 16
+SLOTS = 64  # unless asked otherwise: more take more memory and are hardly faster on a CPU
+PROMPT_TOKENS = 2048  # of the prompts that are computed in one pass, unless one is longer
 
 
 class NativeEngine:
@@ -52,17 +54,35 @@ class NativeEngine:
         weights: str = "shared",
         version: int = 0,
     ) -> None:
-        if slots < 1:
-            raise EngineError(f"engine.slots is {slots}; at least one sequence must be in flight.")
+        if slots < 0:
+            raise EngineError(f"engine.slots is {slots}; it must be 0 (as many as fit) or more.")
         self.weights, self.seed, self.slots = weights, seed, slots
         self.tokenizer = tokenizer
         self.source: Source = make_source(weights, model, version)
+        self.decoder: Decoder | None = None  # made when it is first needed
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Completions in the order of requests and samples."""
         check_requests(self.source.model.config, requests, sampling)
-        # Caches and buffers live as long as this call: nothing can outlive a change of weights.
-        flight = Flight(self, requests, sampling)
+        # Caches live as long as this call: nothing can outlive a change of weights.
+        if self._captured(sampling):
+            return self._decode(requests, sampling)
+        return Flight(self, requests, sampling).run()
+
+    def _captured(self, sampling: Sampling) -> bool:
+        """Whether whole steps can run as CUDA graphs: from the learner's own weights, with kernels,
+        and drawing from the whole distribution. Everything else takes the plain way."""
+        whole = sampling.top_p == 1 and not sampling.top_k and not sampling.record_top_k
+        return whole and self.weights == "shared" and self.source.model.ops.name != "plain"
+
+    def _decode(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        from groupwise.engine.decoder import Decoder  # needs Triton
+        from groupwise.engine.inflight import DecoderFlight
+
+        if self.decoder is None:
+            model = self.source.model
+            self.decoder = Decoder(model, self.tokenizer, seed=self.seed, slots=self.slots)
+        flight = DecoderFlight(self.decoder, requests, sampling, self.source.version, self.weights)
         return flight.run()
 
     def sync(self, version: int) -> None:
@@ -107,7 +127,7 @@ class Flight:
         self.head_VD = widened(head_VD)  # weights do not change during the call
         wide = torch.float64 if head_VD.dtype == torch.float64 else torch.float32
         self.temperature = sampling.temperature or 1.0
-        self.places = min(engine.slots, sum(request.samples for request in requests))
+        self.places = min(engine.slots or SLOTS, sum(request.samples for request in requests))
         rows = in_steps(self.places, ROW_STEP)
         longest = max(len(request.prompt) for request in requests)
         self.together = max(1, min(self.places, len(requests), PROMPT_TOKENS // longest))
@@ -247,7 +267,8 @@ class Flight:
         topk_id_NK, topk_logp_NK = choice.topk_id_NK, choice.topk_logp_NK
         for slot, sample in enumerate(self.running):
             if not math.isfinite(logps[slot]):
-                raise EngineError(self._not_finite(sample))
+                request = self.requests[sample.request]
+                raise EngineError(not_finite(request, len(sample.tokens), self.source.version))
             sample.tokens.append(tokens[slot])
             sample.logps.append(logps[slot])
             if topk_id_NK is not None and topk_logp_NK is not None:
@@ -285,15 +306,6 @@ class Flight:
             weights=self.engine.weights,
             topk_id_TK=None if ids is None else torch.stack(ids).cpu(),
             topk_logp_TK=None if logps is None else torch.stack(logps).cpu(),
-        )
-
-    def _not_finite(self, sample: Sample) -> str:
-        request = self.requests[sample.request]
-        return (
-            f"The model gives no finite probabilities for token {len(sample.tokens)} behind prompt "
-            f"{request.prompt_id} (weights of version {self.source.version}): its weights hold NaN "
-            f"or infinity, or its activations overflow. Go back to an earlier checkpoint with a "
-            f"smaller learning rate, or use model.dtype = 'float32'."
         )
 
 

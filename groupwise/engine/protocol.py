@@ -11,6 +11,7 @@ from groupwise.errors import EngineError
 from groupwise.records import Completion
 
 Stream = Literal["train", "eval", "probe"]
+Finish = Literal["eos", "stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -80,3 +81,13 @@ class Engine(Protocol):
 def _check(good: bool, name: str, value: object, wanted: str) -> None:
     if not good:
         raise EngineError(f"{name} is {value!r}; it must be {wanted}. Change engine.{name}.")
+
+
+def not_finite(request: Request, position: int, version: int) -> str:
+    """What to say of a model whose numbers have left the range of its precision."""
+    return (
+        f"The model gives no finite probabilities for token {position} behind prompt "
+        f"{request.prompt_id} (weights of version {version}): its weights hold NaN or infinity, or "
+        f"its activations overflow. Go back to an earlier checkpoint with a smaller learning rate, "
+        f"or use model.dtype = 'float32'."
+    )

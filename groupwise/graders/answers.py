@@ -19,7 +19,9 @@ GAP = "..."  # any text, in a format
 
 # Repetitions that could overlap or start anew at every character are bounded: no quadratic time.
 MARKER = re.compile(r"####|\banswer[\s*]{0,8}:|\\boxed\s{0,8}\{", re.IGNORECASE)
+MARKER_WORDS = ("####", "answer", "boxed")  # without any of them there is no marker
 NUMBER = re.compile(
+    r"(?=[-−+$€£.\d])"  # most characters begin no number: seen at once
     r"(?:(?<![\w)\]}])(?P<sign>[-−+]))?(?:[$€£]\s?(?P<late_sign>[-−])?)?"  # 5-3 has no sign
     r"(?<!\w)(?<!\d\.)"  # not inside a word or another number
     r"(?:(?P<whole>\d+)\s(?=\d+\s?/\s?\d))?"  # 1 1/2
@@ -28,6 +30,8 @@ NUMBER = re.compile(
     r"(?:[eE](?P<exponent>[-+]?\d{1,2})(?!\w))?"
     r"\s?(?P<percent>%)?"
 )
+LETTER = re.compile(r"[^\W\d_eE]")
+TAIL = 200  # characters, in which the last two numbers mostly are
 OR = re.compile(r"\W*\bor\b\W*", re.IGNORECASE)
 # Beside a number: signs of a formula or a lone letter. The answer is then not that number.
 FORMULA = re.compile(r"[-+*/^=<>±:\\_(){}\[\]]|(?<![^\W\d])[^\W\d](?!\w)")
@@ -95,10 +99,10 @@ def answer_number(text: str) -> Number | None:
     if marked is not None:
         found = numbers_in(marked.rpartition("=")[2])
         return found[0] if found and all(x[:2] == found[0][:2] for x in found) else None
-    found = numbers_in(text)
-    if len(found) > 1 and OR.fullmatch(text, found[-2].end, found[-1].start):
+    last = _last_two(text)
+    if len(last) > 1 and OR.fullmatch(text, last[0].end(), last[1].start()):
         return None
-    return found[-1] if found else None
+    return _number(last[-1]) if last else None
 
 
 def gold_number(answer: Any) -> Number | None:
@@ -120,6 +124,8 @@ def _gold_number(answer: str) -> Number | None:
 
 
 def _without_latex(text: str) -> str:
+    if "\\" not in text and "{" not in text:  # each of them has one
+        return text
     for pattern, plain in LATEX:
         text = pattern.sub(plain, text)
     return text
@@ -127,6 +133,9 @@ def _without_latex(text: str) -> str:
 
 def marked_answer(text: str) -> str | None:
     """What stands behind the last marker, on its line or the next; None without a marker."""
+    folded = text.casefold()
+    if not any(word in folded for word in MARKER_WORDS):
+        return None
     marks = list(MARKER.finditer(text))
     if not marks:
         return None
@@ -142,17 +151,27 @@ def marked_answer(text: str) -> str | None:
 
 
 def numbers_in(text: str) -> list[Number]:
-    found = []
-    for match in NUMBER.finditer(text):
-        bottom = int(match["bottom"] or 1) if len(match[0]) <= MAX_NUMBER else 0
-        if bottom == 0:
-            continue
-        value = Fraction(match["top"].replace(",", "")) / bottom + int(match["whole"] or 0)
-        value *= Fraction(10) ** int(match["exponent"] or 0)
-        negative = (match["sign"] or match["late_sign"] or "+") != "+"
-        percent = match["percent"] is not None
-        found.append(Number(-value if negative else value, percent, *match.span()))
-    return found
+    return [_number(match) for match in _number_matches(text)]
+
+
+def _number_matches(text: str, start: int = 0) -> list[re.Match[str]]:
+    """Where the numbers stand; not one divided by 0, nor one of thousands of digits."""
+    found = NUMBER.finditer(text, start)
+    return [m for m in found if len(m[0]) <= MAX_NUMBER and int(m["bottom"] or 1)]
+
+
+def _last_two(text: str) -> list[re.Match[str]]:
+    """No number reaches over a letter but e: behind one, a search finds what it would have."""
+    letter = LETTER.search(text, max(len(text) - TAIL, 0))
+    found = _number_matches(text, letter.end()) if letter else []
+    return (found if len(found) > 1 else _number_matches(text))[-2:]
+
+
+def _number(match: re.Match[str]) -> Number:
+    value = Fraction(match["top"].replace(",", "")) / int(match["bottom"] or 1)
+    value = (value + int(match["whole"] or 0)) * Fraction(10) ** int(match["exponent"] or 0)
+    negative = (match["sign"] or match["late_sign"] or "+") != "+"
+    return Number(-value if negative else value, match["percent"] is not None, *match.span())
 
 
 def countdown(text: str, numbers: Sequence[int], target: int) -> float:

@@ -30,7 +30,7 @@ def kl(
 
 
 @penalty(
-    needs=("ref_logp_NT",),
+    needs=("ref_logp_NT", "old_logp_NT"),
     equation="+ {coef}·(π/π_old)·k3(ℓ − ℓ^ref)",
     fixes="∇KL(π‖ref) also when sampled from π_old",
     breaks="a second model in memory",

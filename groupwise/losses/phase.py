@@ -97,7 +97,10 @@ def _attach(recipe: Recipe, batch: TokenBatch, outputs: dict[str, Tensor]) -> To
             "Pass it to TokenBatch.build."
         )
     batch = batch.with_outputs(**outputs)
-    dtype = batch.stream("logp_NT", "the token phase").dtype
+    logp_NT = batch.stream("logp_NT", "the token phase")
+    if batch.old_logp_NT is None:  # the first update: the policy is its own anchor
+        batch = replace(batch, old_logp_NT=logp_NT.detach())
+    dtype = logp_NT.dtype
     same = batch.stream("advantage_NT", "the token phase").dtype == dtype
     return batch if same else _cast(batch, dtype)
 
@@ -169,7 +172,7 @@ def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tal
         add("kl/ref", odds_NT.add_(x_NT).sub_(1.0))  # k3, in place
     if batch.entropy_NT is not None:
         add("entropy/mean", batch.entropy_NT)
-    if batch.sampler_logp_NT is not None:
+    if batch.sampler_logp_NT is not None and not batch.moved:
         gap_NT = mismatch(batch, "measures")
         add_weights("mismatch", gap_NT)
         peaks["mismatch/abs_max"] = _peak(add("mismatch/abs_mean", gap_NT.abs()))

@@ -1,8 +1,9 @@
 """Ratios: `ratio(batch) -> log_ratio_NT`, the policy against an anchor.
 
 The anchor `old` is the learner's own log-probabilities before the update (the mismatch with the
-sampler is then a correction's business); `sampler` puts that mismatch inside the ratio. Without
-old log-probabilities the policy is its own anchor: one update per batch, ratio exactly 1.
+sampler is then a correction's business); `sampler` puts that mismatch inside the ratio. In a batch
+without old log-probabilities the policy is its own anchor (the token phase sees to it): one update
+per batch, ratio exactly 1.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ def anchor_logp(batch: TokenBatch, anchor: str, reader: object) -> Tensor:
     """The log-probabilities that the ratio divides by, detached."""
     if anchor == "sampler":
         return batch.stream("sampler_logp_NT", reader)
-    if batch.old_logp_NT is not None:
-        return batch.old_logp_NT
-    return batch.stream("logp_NT", reader).detach()
+    return batch.stream("old_logp_NT", reader)
 
 
 def _difference(batch: TokenBatch, anchor: str, reader: object) -> Tensor:

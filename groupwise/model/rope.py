@@ -11,20 +11,22 @@ from torch import Tensor
 from groupwise.model.config import ModelConfig, Rope
 
 
-def rope_tables(
-    config: ModelConfig, position_T: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """cos and sin of every token's angles, shaped [T, 1, W] to meet any number of heads."""
+def rope_tables(config: ModelConfig, position_T: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of every token's angles, [T, W/2] in float32."""
     frequency_F = frequencies(config.rope, config.head_dim, position_T.device)
     angle_TF = position_T[:, None].float() * frequency_F
-    angle_TW = torch.cat((angle_TF, angle_TF), dim=-1)
-    return angle_TW.cos().to(dtype)[:, None], angle_TW.sin().to(dtype)[:, None]
+    return angle_TF.cos(), angle_TF.sin()
 
 
-def rotate(x_THW: Tensor, cos_T1W: Tensor, sin_T1W: Tensor) -> Tensor:
-    """Turn each pair (i, i + W/2) of a head by the token's angle i."""
+def rotate(x_THW: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
+    """Turn each pair (i, i + W/2) of a head by the token's angle i.
+
+    In half precision the angles, both products and the sum are rounded, as transformers does.
+    """
     first, second = x_THW.chunk(2, dim=-1)
-    return x_THW * cos_T1W + torch.cat((-second, first), dim=-1) * sin_T1W
+    cos_T1F, sin_T1F = (x_TF.to(x_THW.dtype)[:, None] for x_TF in (cos_TF, sin_TF))
+    turned = (first * cos_T1F - second * sin_T1F, second * cos_T1F + first * sin_T1F)
+    return torch.cat(turned, dim=-1)
 
 
 @functools.lru_cache(maxsize=16)

@@ -105,6 +105,11 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
+    def decode_all(self, many: Sequence[Sequence[int]]) -> list[str]:
+        """Several texts at once, on all cores."""
+        lists = [list(ids) for ids in many]
+        return self.backend.decode_batch(lists, skip_special_tokens=False)
+
     def prompt(self, prompt: str | Sequence[Message], **variables: Any) -> list[int]:
         """Ids to continue from. Messages get the chat template, once; a string never does."""
         if isinstance(prompt, str):

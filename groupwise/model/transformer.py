@@ -10,7 +10,7 @@ CONTRIBUTING.md: `_T` token of the pack, `_D` model width, `_H` query head, `_J`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from groupwise.errors import ModelError
 from groupwise.model.attention import Attend
 from groupwise.model.config import ModelConfig
-from groupwise.model.rope import rope_tables, rotate
+from groupwise.model.ops import Ops, Plain
+from groupwise.model.rope import rope_tables
 
 
 class PolicyModel(Protocol):
@@ -28,6 +29,11 @@ class PolicyModel(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    @property
+    def ops(self) -> Ops:
+        """How its arithmetic is done; also for the head and for attention within packs."""
+        ...
 
     @property
     def head_weight(self) -> Tensor:
@@ -50,18 +56,12 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.adapter: nn.Module | None = None
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return linear(self, x_TD)
-
 
 class Norm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return rms_norm(x_TD, self.weight, self.eps)
 
 
 class Embedding(nn.Module):
@@ -86,21 +86,6 @@ class Attention(nn.Module):
         self.q_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(
-        self, x_TD: Tensor, cos_T1W: Tensor, sin_T1W: Tensor, attend: Attend, layer: int
-    ) -> Tensor:
-        heads = (len(x_TD), -1, self.head_dim)
-        query_THW = self.q_proj(x_TD).view(heads)
-        key_TJW = self.k_proj(x_TD).view(heads)
-        value_TJW = self.v_proj(x_TD).view(heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            query_THW, key_TJW = self.q_norm(query_THW), self.k_norm(key_TJW)
-        query_THW = rotate(query_THW, cos_T1W, sin_T1W)
-        key_TJW = rotate(key_TJW, cos_T1W, sin_T1W)
-        seen_THW = attend(layer, query_THW, key_TJW, value_TJW)
-        out_TD: Tensor = self.o_proj(seen_THW.flatten(1))
-        return out_TD
-
 
 class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
@@ -110,12 +95,10 @@ class FeedForward(nn.Module):
         self.up_proj = Linear(width, inner, bias)
         self.down_proj = Linear(inner, width, bias)
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        out_TD: Tensor = self.down_proj(F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD))
-        return out_TD
-
 
 class Layer(nn.Module):
+    """Takes the residual stream and what the layer before adds to it; hands on the same two."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.input_layernorm = Norm(config.hidden_size, config.norm_eps)
@@ -124,11 +107,20 @@ class Layer(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(
-        self, x_TD: Tensor, cos_T1W: Tensor, sin_T1W: Tensor, attend: Attend, layer: int
-    ) -> Tensor:
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), cos_T1W, sin_T1W, attend, layer)
-        x_TD = x_TD + self.mlp(self.post_attention_layernorm(x_TD))
-        return x_TD
+        self,
+        x_TD: Tensor | None,
+        more_TD: Tensor,
+        cos_TF: Tensor,
+        sin_TF: Tensor,
+        attend: Attend,
+        layer: int,
+        ops: Ops,
+    ) -> tuple[Tensor, Tensor]:
+        attention = self.self_attn
+        x_TD, *heads = ops.heads(x_TD, more_TD, self.input_layernorm, attention, cos_TF, sin_TF)
+        seen_THW = attend(layer, *heads)
+        seen_TD = ops.linear(attention.o_proj, seen_THW.flatten(1))
+        return ops.feed_forward(x_TD, seen_TD, self.post_attention_layernorm, self.mlp)
 
 
 class Decoder(nn.Module):
@@ -148,6 +140,7 @@ class Transformer(nn.Module):
         super().__init__()
         self._config = config
         self.recompute = False  # in the backward pass, instead of keeping each layer's activations
+        self.ops: Ops = Plain()
         self.model = Decoder(config)
         if not config.tied:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -157,6 +150,10 @@ class Transformer(nn.Module):
         return self._config
 
     @property
+    def layers(self) -> list[Layer]:
+        return cast(list[Layer], list(self.model.layers))
+
+    @property
     def head_weight(self) -> Tensor:
         head = self.model.embed_tokens if self._config.tied else self.lm_head
         return head.weight
@@ -164,15 +161,15 @@ class Transformer(nn.Module):
     def forward(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the last norm, one row a token."""
         check_pack(self._config, token_T, position_T)
-        x_TD = self.model.embed_tokens(token_T)
-        cos_T1W, sin_T1W = rope_tables(self._config, position_T, x_TD.dtype)
-        for index, layer in enumerate(self.model.layers):
+        x_TD, more_TD = None, self.model.embed_tokens(token_T)
+        cos_TF, sin_TF = rope_tables(self._config, position_T)
+        for index, layer in enumerate(self.layers):
+            given = (x_TD, more_TD, cos_TF, sin_TF, attend, index, self.ops)
             if self.recompute and torch.is_grad_enabled():
-                x_TD = checkpoint(layer, x_TD, cos_T1W, sin_T1W, attend, index, use_reentrant=False)
+                x_TD, more_TD = checkpoint(layer, *given, use_reentrant=False)
             else:
-                x_TD = layer(x_TD, cos_T1W, sin_T1W, attend, index)
-        out_TD: Tensor = self.model.norm(x_TD)
-        return out_TD
+                x_TD, more_TD = layer(*given)
+        return self.ops.add_norm(x_TD, more_TD, self.model.norm)[1]
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator, std: float = 0.02) -> Transformer:
@@ -185,18 +182,6 @@ class Transformer(nn.Module):
             else:
                 parameter.normal_(0.0, std, generator=generator)
         return self
-
-
-def linear(module: Linear, x_TD: Tensor) -> Tensor:
-    """Every matrix product below the head goes through here."""
-    out_TD = F.linear(x_TD, module.weight, module.bias)
-    return out_TD if module.adapter is None else out_TD + module.adapter(x_TD)
-
-
-def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / rms(x) · weight; the mean in float32, the product in the model's precision."""
-    wide_TD = x_TD if x_TD.dtype == torch.float64 else x_TD.float()
-    return weight_D * F.rms_norm(wide_TD, wide_TD.shape[-1:], eps=eps).to(x_TD.dtype)
 
 
 def check_pack(config: ModelConfig, token_T: Tensor, position_T: Tensor) -> None:

@@ -18,10 +18,10 @@ from groupwise.losses.phase import TokenResult, token_phase
 from groupwise.model.transformer import Transformer
 from groupwise.optim.adamw import AdamW
 from groupwise.optim.memory import is_out_of_memory
-from groupwise.optim.packs import Sequences, micro_batches, outputs, pack, score
-from groupwise.optim.step import StepOutcome, apply, first_bad
+from groupwise.optim.packs import Sequences, micro_batches, outputs, score
+from groupwise.optim.step import Named, StepOutcome, apply
 from groupwise.records import TokenBatch
-from groupwise.watch.measures import Tally, merge
+from groupwise.watch.measures import Tally, merge, values
 
 Rows = list[int]
 
@@ -30,7 +30,7 @@ Rows = list[int]
 class Trace:
     """What the updates of a step saw, token by token: for the rollout files."""
 
-    logp_NT: Tensor
+    logp_NT: Tensor  # by the policy that nothing moved yet; NaN where it did not read the token
     entropy_NT: Tensor
     ratio_NT: Tensor
     clipped_NT: Tensor
@@ -38,45 +38,58 @@ class Trace:
     @classmethod
     def empty(cls, like_NT: Tensor) -> Trace:
         zeros = torch.zeros_like(like_NT, dtype=torch.float32)
-        return cls(zeros, zeros.clone(), zeros.clone(), torch.zeros_like(like_NT, dtype=torch.bool))
+        nothing = torch.full_like(zeros, float("nan"))
+        return cls(nothing, zeros, zeros.clone(), torch.zeros_like(like_NT, dtype=torch.bool))
 
     def note(
-        self, rows_N: Tensor, seen_NT: Tensor, found: Mapping[str, Tensor], result: TokenResult
+        self, rows_N: Tensor, micro: TokenBatch, found: Mapping[str, Tensor], result: TokenResult
     ) -> None:
         """Of these rows, the tokens that this pass is about."""
-        new = (found["logp_NT"], found["entropy_NT"], result.log_ratio_NT.exp(), result.clipped_NT)
-        for kept_NT, x_NT in zip(vars(self).values(), new, strict=True):
+        seen_NT = micro.mask_NT if micro.pass_NT is None else micro.pass_NT
+        new = [
+            (self.entropy_NT, found["entropy_NT"]),
+            (self.ratio_NT, result.log_ratio_NT.exp()),
+            (self.clipped_NT, result.clipped_NT),
+        ]
+        if not micro.moved:
+            new.append((self.logp_NT, found["logp_NT"]))
+        for kept_NT, x_NT in new:
             kept_NT[rows_N] = torch.where(seen_NT, x_NT.detach().to(kept_NT.dtype), kept_NT[rows_N])
 
 
 @dataclass
 class Learned:
-    """The updates of one step: what to report and what to look at when one was skipped."""
+    """The updates of one step: what to report and what to look at when one was skipped.
+
+    What is measured stays on its device until `metrics` reads it, all at once.
+    """
 
     trace: Trace
     outcomes: list[StepOutcome] = field(default_factory=list)
-    terms: dict[str, float] = field(default_factory=dict)
+    terms: list[tuple[str, Tensor]] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
     micro_batches: int = 0
 
     def add(self, outcome: StepOutcome, results: Sequence[TokenResult]) -> None:
+        """A skipped update counts, but what it measured is no measure of anything."""
         self.outcomes.append(outcome)
         self.micro_batches += len(results)
-        for result in results:
+        for result in results if not outcome.skipped else ():
             self.tallies.append(result.tally)
-            for name, term in result.terms.items():
-                self.terms[name] = self.terms.get(name, 0.0) + float(term)
+            self.terms += result.terms.items()
 
     def metrics(self) -> dict[str, float]:
         taken = [outcome for outcome in self.outcomes if not outcome.skipped]
-        count = max(len(self.outcomes), 1)
         found = merge(self.tallies).read()
-        found |= {f"loss/{name}": total / count for name, total in self.terms.items()}
-        found["loss/total"] = sum(self.terms.values()) / count
+        totals: dict[str, float] = {}
+        for (name, _), value in zip(self.terms, values([x for _, x in self.terms]), strict=True):
+            totals[name] = totals.get(name, 0.0) + value
         found["updates/count"] = float(len(self.outcomes))
         found["optim/skipped"] = float(len(self.outcomes) - len(taken))
         found["optim/micro_batches"] = float(self.micro_batches)
         if taken:
+            found |= {f"loss/{name}": total / len(taken) for name, total in totals.items()}
+            found["loss/total"] = sum(totals.values()) / len(taken)
             found["optim/grad_norm"] = sum(outcome.grad_norm for outcome in taken) / len(taken)
         return found
 
@@ -115,27 +128,26 @@ class Learner:
             except Exception as error:
                 self._halve(error)
 
-    def update(self, accumulate: Callable[[], str | None], learning_rate: float) -> StepOutcome:
+    def update(self, accumulate: Callable[[], list[Named]], learning_rate: float) -> StepOutcome:
         """One optimizer step on the gradients that `accumulate` sums up.
 
-        It returns the name of the first tensor that is not finite, if there is one. When memory
-        runs out it is called again, with smaller micro-batches.
+        It returns what it saw on the way: if one of these tensors is not finite, the update is
+        skipped. The device is waited for once, when all is computed. When memory runs out it is
+        called again, with smaller micro-batches.
         """
         while True:
             self._clear()
             try:
-                bad = accumulate()
+                seen = accumulate()
                 break
             except Exception as error:
                 self._halve(error)
-        if bad is not None:
-            self._clear()
-            return StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
         return apply(
             self.model.named_parameters(),
             self.optimizer,
             clip_norm=self.optim.clip_norm,
             learning_rate=learning_rate,
+            seen=seen,
         )
 
     def _clear(self) -> None:
@@ -206,6 +218,8 @@ class PolicyLearner(Learner):
         """Every pass and update of the recipe's schedule, one optimizer step each."""
         learned = Learned(Trace.empty(batch.mask_NT))
         for rows, part in self._steps(batch, parts):
+            moved = any(not outcome.skipped for outcome in learned.outcomes)
+            part = replace(part, watched=True, moved=moved and batch.old_logp_NT is None)
             results: list[TokenResult] = []
             accumulate = partial(self._accumulate, part, rows, sequences, learned.trace, results)
             outcome = self.update(accumulate, learning_rate)
@@ -230,34 +244,31 @@ class PolicyLearner(Learner):
         sequences: Sequences,
         trace: Trace,
         results: list[TokenResult],
-    ) -> str | None:
-        """Gradients of one update, summed over its micro-batches."""
+    ) -> list[Named]:
+        """Gradients of one update, summed over its micro-batches; what was seen, in order."""
         results.clear()
+        seen: list[Named] = []
         at = 0
         for some in micro_batches(sequences, rows, self.micro_tokens):
-            micro = part.select(torch.arange(at, at + len(some), device=self.device))
+            micro = part.select(slice(at, at + len(some)))
             at += len(some)
+            packed = sequences.pack(some, self.device)
             found = outputs(
                 self.model,
-                pack(sequences, some, part.mask_NT.shape[1], self.device),
+                packed,
                 temperature=self.temperature,
                 top_k=self.own_top_k,
                 at_NTK=micro.sampler_topk_id_NTK,
             )
             if self.exponent is not None:
                 found["length_exponent"] = self.exponent
-            bad = first_bad(found)
-            if bad is not None:
-                return bad
             result = token_phase(self.recipe, micro, **found)
-            bad = first_bad({f"loss {name}": term for name, term in result.terms.items()})
-            if bad is not None:
-                return bad
+            seen += [(name, x.detach()) for name, x in found.items()]
+            seen += [(f"loss {name}", term) for name, term in result.terms.items()]
             result.loss.backward()  # type: ignore[no-untyped-call]
-            seen_NT = micro.mask_NT if micro.pass_NT is None else micro.pass_NT
-            trace.note(torch.tensor(some, device=self.device), seen_NT, found, result)
+            trace.note(packed.row_N, micro, found, result)
             results.append(replace(result, loss=result.loss.detach()))
-        return None
+        return seen
 
     def _top_k(self) -> int:
         k, vocabulary = int(self.recipe.gate["k"]), len(self.model.head_weight)

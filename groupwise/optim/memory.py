@@ -1,7 +1,8 @@
-"""Memory: whether an error means that there was too little of it, and how much was used."""
+"""Memory: whether an error means too little of it, how much was used, and how much there is."""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 
@@ -30,3 +31,11 @@ def peak_bytes(device: torch.device | str) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def device_bytes(device: torch.device | str) -> int:
+    """What PyTorch holds of a GPU or could still get; all of a machine's memory elsewhere."""
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -9,38 +9,100 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from groupwise.model.attention import Attend, shared_positions, shared_prompts
-from groupwise.model.head import log_probs
+from groupwise.cost import Group
 from groupwise.model.transformer import PolicyModel
 
 Ids = tuple[int, ...]
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompt and completion of every row. Rows of a group lie next to each other."""
+    """Prompt and completion of every row. Rows of a group lie next to each other.
+
+    Packs are made once and kept: a step's passes (scoring, reference, update) read the same ones.
+    """
 
     prompts: Sequence[Ids]
     completions: Sequence[Ids]
 
     @property
     def width(self) -> int:
-        return max(len(ids) for ids in self.completions)
+        return int(self.length_N.max())
+
+    @cached_property
+    def length_N(self) -> Numbers:
+        """Tokens of each completion."""
+        return _counts(self.completions)
+
+    @cached_property
+    def run_N(self) -> Numbers:
+        """Neighbours with the same prompt have the same number."""
+        before = (None, *self.prompts)
+        new = [a is not b and a != b for a, b in zip(self.prompts, before, strict=False)]
+        return np.cumsum(np.array(new, np.int64)) - 1
+
+    @cached_property
+    def prompt_R(self) -> Numbers:
+        """Tokens of each run's prompt."""
+        return _counts(self._run_prompts)
+
+    @cached_property
+    def token(self) -> Numbers:
+        """All token ids end to end: the prompt of every run, then every completion."""
+        total = int(self.prompt_R.sum() + self.length_N.sum())
+        every = chain(self._run_prompts, self.completions)
+        return np.fromiter(chain.from_iterable(every), dtype=np.int64, count=total)
+
+    @property
+    def prompt_at_R(self) -> Numbers:
+        """Where each prompt begins in `token`."""
+        return np.cumsum(self.prompt_R) - self.prompt_R
+
+    @property
+    def at_N(self) -> Numbers:
+        """Where each completion begins in `token`."""
+        return np.cumsum(self.length_N) - self.length_N + self.prompt_R.sum()
+
+    @property
+    def _run_prompts(self) -> list[Ids]:
+        first_R = np.flatnonzero(np.diff(self.run_N, prepend=-1))
+        return [self.prompts[row] for row in first_R.tolist()]
+
+    @cached_property
+    def _packs(self) -> dict[tuple[tuple[int, ...], str], Pack]:
+        return {}
+
+    def pack(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Pack:
+        """The pack of these rows, made when it is asked for the first time."""
+        key = (tuple(rows), str(device))
+        if key not in self._packs:
+            self._packs[key] = pack(self, rows, self.width, device)
+        return self._packs[key]
+
+    def sizes(self) -> list[Group]:
+        """Their tokens, for counting what they cost."""
+        cuts = np.flatnonzero(np.diff(self.run_N, prepend=-1)).tolist()
+        length, prompts = self.length_N.tolist(), self.prompt_R.tolist()
+        spans_R = pairwise([*cuts, len(length)])
+        return [Group(p, length[a:b]) for p, (a, b) in zip(prompts, spans_R, strict=True)]
 
     def mask(self) -> Tensor:
-        length_N = torch.tensor([len(ids) for ids in self.completions])
-        return torch.arange(self.width) < length_N[:, None]
+        return torch.arange(self.width) < torch.from_numpy(self.length_N)[:, None]
 
     def tokens(self) -> Tensor:
         """token_NT, padded with 0."""
         token_NT = torch.zeros(len(self.completions), self.width, dtype=torch.long)
-        token_NT[self.mask()] = torch.tensor([i for ids in self.completions for i in ids])
+        token_NT[self.mask()] = torch.from_numpy(self.token[self.prompt_R.sum() :])
         return token_NT
 
 
@@ -49,20 +111,31 @@ class Pack:
     """One forward pass: tokens of some rows, and which hidden state predicts which token."""
 
     rows: list[int]
+    width: int  # of the batch
+    prompts: list[int]  # tokens of each prompt, and of what is read of the completions behind it
+    behind: list[list[int]]
     token_T: Tensor
     position_T: Tensor
-    attend: Attend
     take_A: Tensor  # the hidden state that predicts each completion token, row by row
     target_A: Tensor
-    mask_NT: Tensor  # where these tokens stand in the batch
+    place_A: Tensor  # where that token stands in [rows, width], flat
+    row_N: Tensor  # the rows once more, on the device
+
+    @property
+    def mask_NT(self) -> Tensor:
+        """The tokens of these rows, as the batch has them."""
+        flat = torch.zeros(len(self.rows) * self.width, dtype=torch.bool, device=self.row_N.device)
+        return flat.index_fill(0, self.place_A, True).view(len(self.rows), self.width)
 
     def spread(self, x_A: Tensor) -> Tensor:
         """Values per predicted token -> [rows, width, ...], 0 elsewhere; differentiable."""
-        shape = (*self.mask_NT.shape, *x_A.shape[1:])
-        (flat,) = self.mask_NT.flatten().nonzero(as_tuple=True)
-        return (
-            x_A.new_zeros(self.mask_NT.numel(), *x_A.shape[1:]).index_copy(0, flat, x_A).view(shape)
-        )
+        shape = (len(self.rows), self.width, *x_A.shape[1:])
+        zeros = x_A.new_zeros(len(self.rows) * self.width, *x_A.shape[1:])
+        return zeros.index_copy(0, self.place_A, x_A).view(shape)
+
+    def collect(self, x_NT: Tensor) -> Tensor:
+        """The other way round: [rows, width, ...] -> values per predicted token."""
+        return x_NT.flatten(0, 1).index_select(0, self.place_A)
 
 
 def micro_batches(
@@ -72,17 +145,19 @@ def micro_batches(
 
     Rows that stay together are neighbours with one prompt.
     """
+    length, run = sequences.length_N.tolist(), sequences.run_N.tolist()
+    prompt = sequences.prompt_R.tolist()
     parts: list[list[int]] = []
     room = 0
     for at in range(0, len(rows), together):
         some = rows[at : at + together]
-        prompt = sequences.prompts[some[0]]
-        answers = sum(len(sequences.completions[row]) - 1 for row in some)
-        shares = bool(parts) and sequences.prompts[parts[-1][-1]] == prompt
-        cost = answers if shares else answers + len(prompt)
+        number = run[some[0]]
+        answers = sum(length[row] - 1 for row in some)
+        shares = bool(parts) and run[parts[-1][-1]] == number
+        cost = answers if shares else answers + prompt[number]
         if not parts or cost > room:
             parts.append([])
-            cost, room = answers + len(prompt), budget
+            cost, room = answers + prompt[number], budget
         parts[-1] += some
         room -= cost
     return parts
@@ -91,34 +166,61 @@ def micro_batches(
 def pack(
     sequences: Sequences, rows: Sequence[int], width: int, device: torch.device | str = "cpu"
 ) -> Pack:
-    """The forward pass of these rows; neighbours with the same prompt share it."""
-    prompts: list[int] = []
-    behind: list[list[int]] = []
-    token: list[int] = []
-    take: list[int] = []
-    target: list[int] = []
-    for prompt, group in groupby(rows, key=lambda row: sequences.prompts[row]):
-        token += prompt
-        prompts.append(len(prompt))
-        behind.append([])
-        last = len(token) - 1
-        for row in group:
-            answer = sequences.completions[row]
-            take += [last, *range(len(token), len(token) + len(answer) - 1)]
-            target += answer
-            token += answer[:-1]
-            if len(answer) > 1:
-                behind[-1].append(len(answer) - 1)
-    length_N = torch.tensor([len(sequences.completions[row]) for row in rows])
-    return Pack(
-        rows=list(rows),
-        token_T=torch.tensor(token, device=device),
-        position_T=shared_positions(prompts, behind, device),
-        attend=shared_prompts(prompts, behind, device),
-        take_A=torch.tensor(take, device=device),
-        target_A=torch.tensor(target, device=device),
-        mask_NT=(torch.arange(width) < length_N[:, None]).to(device),
+    """The forward pass of these rows; neighbours with the same prompt share it.
+
+    Its segments are prompt, completion, completion, ..., prompt, ...; a completion is read without
+    its last token.
+    """
+    row_N = np.asarray(rows, np.int64)
+    run_N, answer_N = sequences.run_N[row_N], sequences.length_N[row_N]
+    at_R = np.flatnonzero(np.diff(run_N, prepend=-1))  # rows with a prompt in front of them
+    run_R = run_N[at_R]
+
+    def segments(of_prompts: Numbers, of_rows: Numbers) -> Numbers:
+        return np.insert(of_rows, at_R, of_prompts)
+
+    size = segments(sequences.prompt_R[run_R], answer_N - 1)
+    start = np.cumsum(size) - size
+    reads_prompt = segments(np.ones_like(run_R), np.zeros_like(run_N)) == 1
+    last_R = start[reads_prompt] + size[reads_prompt] - 1
+    take_A = spans(start[~reads_prompt] - 1, answer_N)
+    rows_R = np.diff(at_R, append=len(row_N))
+    take_A[np.cumsum(answer_N) - answer_N] = np.repeat(last_R, rows_R)  # each row's first token
+    sent = send(
+        [
+            sequences.token[
+                spans(segments(sequences.prompt_at_R[run_R], sequences.at_N[row_N]), size)
+            ],
+            spans(segments(np.zeros_like(run_R), sequences.prompt_R[run_N]), size),
+            take_A,
+            sequences.token[spans(sequences.at_N[row_N], answer_N)],
+            spans(np.arange(len(row_N)) * width, answer_N),
+            row_N,
+        ],
+        device,
     )
+    behind = [[n for n in some.tolist() if n] for some in np.split(answer_N - 1, at_R[1:])]
+    return Pack(list(rows), width, size[reads_prompt].tolist(), behind, *sent)
+
+
+def spans(start: Numbers, length: Numbers) -> Numbers:
+    """start, start + 1, ... for each of the lengths, end to end."""
+    offset = np.cumsum(length) - length
+    return np.repeat(start - offset, length) + np.arange(int(length.sum()))
+
+
+def send(arrays: Sequence[Numbers], device: torch.device | str) -> list[Tensor]:
+    """To the device in one copy that the host does not wait for."""
+    together = torch.from_numpy(np.concatenate(arrays))
+    if torch.device(device).type == "cuda":
+        together = together.pin_memory().to(device, non_blocking=True)
+    else:
+        together = together.to(device)
+    return list(torch.split(together, [len(x) for x in arrays]))
+
+
+def _counts(many: Sequence[Ids]) -> Numbers:
+    return np.array([len(ids) for ids in many], np.int64)
 
 
 def outputs(
@@ -133,15 +235,17 @@ def outputs(
 
     `top_k` adds the policy's own likeliest tokens, `at_NTK` its view of the sampler's.
     """
-    hidden_TD = model(part.token_T, part.position_T, part.attend)
-    found = log_probs(
+    # Made for each pass and not kept: on a CPU its masks are far larger than the tokens.
+    attend = model.ops.attention(part.prompts, part.behind, part.token_T.device)
+    hidden_TD = model(part.token_T, part.position_T, attend)
+    found = model.ops.log_probs(
         hidden_TD.index_select(0, part.take_A),
         model.head_weight,
         part.target_A,
         temperature=temperature,
         entropy=True,
         top_k=top_k,
-        at_TK=None if at_NTK is None else at_NTK[part.mask_NT],
+        at_TK=None if at_NTK is None else part.collect(at_NTK),
     )
     named: dict[str, Any] = {
         "logp_NT": found.logp_T,
@@ -161,12 +265,9 @@ def score(
 
     Equal passes give equal bits: then a ratio that should be 1 is exactly 1.
     """
-    width = sequences.width
     device = model.head_weight.device
-    logp_NT = torch.zeros(len(sequences.completions), width, device=device)
+    logp_NT = torch.zeros(len(sequences.completions), sequences.width, device=device)
     for rows in parts:
-        part = pack(sequences, rows, width, device)
-        logp_NT[torch.tensor(rows, device=device)] = outputs(model, part, temperature=temperature)[
-            "logp_NT"
-        ]
+        part = sequences.pack(rows, device)
+        logp_NT[part.row_N] = outputs(model, part, temperature=temperature)["logp_NT"]
     return logp_NT

@@ -18,8 +18,8 @@ from groupwise.losses.pairs import PairLoss, Pairs
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Transformer
 from groupwise.optim.learner import Learner
-from groupwise.optim.packs import Ids, Sequences, micro_batches, outputs, pack
-from groupwise.optim.step import StepOutcome, first_bad
+from groupwise.optim.packs import Ids, Sequences, micro_batches, outputs
+from groupwise.optim.step import Named, StepOutcome
 from groupwise.records import Rollout, Task
 
 
@@ -38,29 +38,30 @@ class PairLearner(Learner):
         """One update, and what the pairs looked like before it."""
         losses: list[PairLoss] = []
         outcome = self.update(partial(self._accumulate, pairs, reference, losses), learning_rate)
-        return outcome, _metrics(losses) if losses else {}
+        return outcome, {} if outcome.skipped else _metrics(losses)
 
     def _accumulate(
         self, pairs: Sequences, reference: Transformer, losses: list[PairLoss]
-    ) -> str | None:
+    ) -> list[Named]:
         losses.clear()
+        seen: list[Named] = []
         count = len(pairs.completions) // 2
         every = range(len(pairs.completions))
         for rows in micro_batches(pairs, every, self.micro_tokens, together=2):
-            part = pack(pairs, rows, pairs.width, self.device)
+            part = pairs.pack(rows, self.device)
             logp_NT = outputs(self.model, part, temperature=self.temperature)["logp_NT"]
-            bad = first_bad({"logp_NT": logp_NT})
-            if bad is not None:
-                return bad
+            seen.append(("logp_NT", logp_NT.detach()))
             with torch.no_grad():
                 ref_NT = outputs(reference, part, temperature=self.temperature)["logp_NT"]
-            sums_N, ref_N = logp_NT.sum(1), ref_NT.sum(1)
+            # What is not finite skips the update, when all is computed; until then it counts as 0.
+            sums_N = logp_NT.nan_to_num(0.0, 0.0, 0.0).sum(1)
+            ref_N = ref_NT.sum(1)
             found: PairLoss = self.recipe.preference(
                 Pairs(sums_N[0::2], sums_N[1::2], ref_N[0::2], ref_N[1::2])
             )
             (found.loss_N.sum() / count).backward()  # type: ignore[no-untyped-call]
             losses.append(found)
-        return None
+        return seen
 
 
 def _metrics(losses: Sequence[PairLoss]) -> dict[str, float]:

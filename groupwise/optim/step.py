@@ -6,13 +6,15 @@ Gradients are sums over micro-batches and ranks already; nothing here averages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from groupwise.optim.adamw import AdamW, gradient_of
+
+Named = tuple[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,16 @@ def apply(
     *,
     clip_norm: float,
     learning_rate: float,
-    loss: Tensor | None = None,
+    seen: Sequence[Named] = (),
 ) -> StepOutcome:
     """Update with the gradients of the parameters, then clear them. `clip_norm` 0: no clipping.
 
-    A loss or gradient that is not finite skips the update.
+    A gradient, or a tensor `seen` on the way to it, that is not finite skips the update.
     """
     trained = {name: p for name, p in parameters if p.requires_grad}
     gradients = {name: gradient_of(name, p) for name, p in trained.items()}
-    seen = gradients if loss is None else {"the loss": loss.detach(), **gradients}
-    norm, finite = _norm_and_finite(list(gradients.values()), loss)
-    bad = None if finite else first_bad(seen)
+    norm, finite = _norm_and_finite(list(gradients.values()), seen)
+    bad = None if finite else first_bad([*seen, *gradients.items()])
     if bad is None and not math.isfinite(norm):  # only the float32 squares overflowed
         norm = float(gradient_norm(list(gradients.values()), torch.float64))
     clipped = bad is None and 0.0 < clip_norm < norm
@@ -66,12 +67,12 @@ def gradient_norm(gradients: list[Tensor], dtype: torch.dtype = torch.float32) -
     return torch.linalg.vector_norm(torch.cat(rows).double())
 
 
-def first_bad(named_tensors: Mapping[str, Tensor]) -> str | None:
+def first_bad(named_tensors: Iterable[Named]) -> str | None:
     """The first tensor with values that are not finite: its name, and how many there are."""
-    sums = [tensor.detach().sum().double() for tensor in named_tensors.values()]
-    if not sums or bool(torch.stack(sums).isfinite().all()):  # waits for the device once
+    named = list(named_tensors)
+    if not named or bool(torch.stack(_sums(named)).isfinite().all()):  # waits for the device once
         return None
-    for name, tensor in named_tensors.items():
+    for name, tensor in named:
         bad = int((~tensor.isfinite()).sum())
         if bad:
             nan = int(tensor.isnan().sum())
@@ -79,9 +80,11 @@ def first_bad(named_tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _norm_and_finite(gradients: list[Tensor], loss: Tensor | None) -> tuple[float, bool]:
-    """The norm, and whether it and the loss are finite; waits for the device once."""
-    norm = gradient_norm(gradients)
-    both = norm if loss is None else torch.stack([norm, loss.detach().double().reshape(())])
-    values = both.reshape(-1).tolist()
+def _sums(named: Iterable[Named]) -> list[Tensor]:
+    return [tensor.detach().sum().double() for _, tensor in named]
+
+
+def _norm_and_finite(gradients: list[Tensor], seen: Sequence[Named]) -> tuple[float, bool]:
+    """The norm, and whether it and all that was seen is finite; waits for the device once."""
+    values = torch.stack([gradient_norm(gradients), *_sums(seen)]).tolist()
     return values[0], all(math.isfinite(x) for x in values)

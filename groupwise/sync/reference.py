@@ -42,6 +42,7 @@ class Reference:
     def __init__(self, model: Transformer, update: str) -> None:
         self._kind, self._number = parse_update(update)
         self.model = copy.deepcopy(model).requires_grad_(False)
+        self.model.ops.lay_out(self.model)
         self._own = {name: p.detach() for name, p in self.model.named_parameters()}
         # A bfloat16 average would not move: most steps are below its rounding.
         wide = HALF if self._kind == "ema" else ()

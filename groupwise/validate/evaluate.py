@@ -18,7 +18,7 @@ from groupwise.model.checkpoint import Loaded, load
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.records import Rollout, Task
 from groupwise.rollouts import failed, grade, write
-from groupwise.setup import engine_of, sampling_of, set_up
+from groupwise.setup import check_room, engine_of, sampling_of, set_up
 
 SHOWN = 6  # examples kept for people to read
 
@@ -113,6 +113,7 @@ def evaluate_path(path: str | Path, config: Config) -> Evaluation:
 
     def policy(tasks: list[Task], held_out: list[Task]) -> Loaded:
         check_held_out(held_out[: config.eval.tasks])  # a look before the model is loaded
+        check_room(config, model, training=False)
         return load(model, getattr(torch, config.model.dtype), config.model.device)
 
     bench = set_up(config, policy)

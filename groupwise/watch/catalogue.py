@@ -93,7 +93,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
     "Data and cost": {
         "data/epoch": Metric("how often the data has been gone through", "epochs", "below 10", "answers may be memorised: compare correct/mean with eval/accuracy"),
         "cost/tokens": Metric("tokens sampled since the start, refills included", "tokens", "rises", "–"),
-        "time/step": Metric("seconds of the step, all phases", "s", "steady", "the largest phase below is the bottleneck"),
+        "time/step": Metric("seconds of the step, all phases", "s", "steady", "time/bottleneck names what to look at"),
         "time/rollout": Metric("seconds of sampling", "s", "the largest phase for long answers", "more engine.slots, fewer engine.max_tokens"),
         "time/grade": Metric("seconds of grading", "s", "below a tenth of time/step", "a faster or parallel grader"),
         "time/score": Metric("seconds of scoring with the learner before the update, and with the reference", "s", "below time/update", "a recipe without reference needs less"),
@@ -101,6 +101,11 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "time/eval": Metric("seconds of held-out evaluation", "s", "below a tenth of all time", "raise eval.every, lower eval.tasks"),
         "time/checkpoint": Metric("seconds of saving", "s", "below a twentieth of all time", "raise checkpoint.every_seconds"),
         "time/tokens_per_second": Metric("sampled tokens per second of time/rollout", "tokens/s", "steady", "drops: another process on the machine, or longer answers"),
+        "time/share/*": Metric("share of time/step that a phase takes; other: all between the phases", "share", "rollout and update together above 0.8", "grade or other large: the device waits for the host"),
+        "time/update_flops_share": Metric("model FLOPs of the update (6 x weights x tokens, attention, head; nothing that is computed twice) a second, of the device's peak; absent where that is not known", "share", "above 0.4 on a GPU", "raise optim.micro_tokens; optim.recompute = false"),
+        "time/rollout_bytes_per_second": Metric("weights, keys and values that sampling must read a second, each counted once a decoding step", "bytes/s", "near the device's bandwidth", "more completions at a time: raise engine.slots, prompts_per_step or group_size"),
+        "time/rollout_bandwidth_share": Metric("the same as a share of the device's bandwidth; absent where that is not known", "share", "above 0.4 on a GPU", "as for time/rollout_bytes_per_second"),
+        "time/bottleneck": Metric("the phase that takes longest, and what holds it up", "text", "rollout or update, near a peak of the device", "grade or other: the device waits; see the phase's own row"),
         "memory/peak_bytes": Metric("peak memory of the process or device", "bytes", "below nine tenths of what there is", "lower optim.micro_tokens or engine.slots; optim.recompute = true"),
     },
 }  # fmt: skip

@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 
 class Clock:
-    """Seconds by phase, since the clock was made."""
+    """Seconds by phase, since the clock was made. A phase ends when the device is done with it."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -16,16 +18,23 @@ class Clock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        begun = now()
         try:
             yield
         finally:
-            self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - begun
+            self.phases[phase] = self.phases.get(phase, 0.0) + now() - begun
 
     def metrics(self, tokens: int) -> dict[str, float]:
         """The phases, the whole, and sampled tokens per second of the rollout phase."""
         found = {f"time/{phase}": seconds for phase, seconds in self.phases.items()}
-        found["time/step"] = time.perf_counter() - self.start
+        found["time/step"] = now() - self.start
         if self.phases.get("rollout"):
             found["time/tokens_per_second"] = tokens / self.phases["rollout"]
         return found
+
+
+def now() -> float:
+    """Seconds; what was given to a GPU before is done."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -55,6 +55,7 @@ class Display:
         self._seconds: deque[float] = deque(maxlen=RECENT)
         self._timed = 0  # steps of this process
         self._held_out: tuple[int, float] | None = None
+        self._bottleneck = ("", -HINT_EVERY)  # the last that was named, and when
 
     def start(
         self,
@@ -82,10 +83,21 @@ class Display:
             self._show(lambda: live.update(panel, refresh=True))
         else:
             self._print("  ".join(f"{name} {value}".strip() for name, value in self._line(metrics)))
+        self._name_bottleneck(metrics)
         hint = dead_groups_hint(metrics)
         if hint and self._step - self._last_hint >= HINT_EVERY:
             self._last_hint = self._step
             self.warn(hint)
+
+    def _name_bottleneck(self, metrics: Metrics) -> None:
+        """In words, when it is another phase than before; not of the first step, which warms up."""
+        phase, step = bottleneck(metrics), self._step
+        known, when = self._bottleneck
+        if self._live is not None or self._timed < 2 or phase in ("", known):
+            return
+        if step - when >= HINT_EVERY:
+            self._bottleneck = (phase, step)
+            self._print(f"bottleneck: {metrics['time/bottleneck']}")
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -163,7 +175,10 @@ class Display:
         """(name, value) of all that a step's line says, in order."""
         found = [("step", f"{self._step}/{self._total}"), *vital_signs(metrics)]
         found.insert(2, ("held-out", self._held_out_text()))
-        found += [(name, f"{seconds:.1f} s") for name, seconds in phases(metrics)]
+        found += [
+            (name, f"{seconds:.1f} s{of_peak(name, metrics)}") for name, seconds in phases(metrics)
+        ]
+        found.append(("bottleneck", bottleneck(metrics)))
         found.append(("ETA", self._left()))
         return [(name, value) for name, value in found if value]
 
@@ -173,13 +188,14 @@ class Display:
         eta = signs.pop("ETA", "after the second step")
         speed = signs.pop("", "")
         split = " · ".join(f"{name} {signs.pop(name)}" for name, _ in phases(metrics))
+        slow = f"bottleneck: {metrics['time/bottleneck']}" if signs.pop("bottleneck", "") else ""
         table = Table.grid(padding=(0, 3, 0, 0))
         pairs = [
             (Text(name, style="dim"), Text(value, style="bold")) for name, value in signs.items()
         ]
         for at in range(0, len(pairs), 2):
             table.add_row(*(cell for pair in pairs[at : at + 2] for cell in pair))
-        lines = [f"{speed}   {split}".strip(), f"ETA {eta}"]
+        lines = [f"{speed}   {split}".strip(), slow, f"ETA {eta}"]
         if len(self._rewards) > 1 and self._console.encoding.lower().startswith("utf"):
             lines.insert(0, f"reward {sparkline(self._rewards, 48)}")
         body = Group(
@@ -249,6 +265,22 @@ def phases(metrics: Metrics) -> list[tuple[str, float]]:
     spent = {name: metrics.get(f"time/{name}") or 0.0 for name in PHASES}
     least = 0.05 * (metrics.get("time/step") or sum(spent.values()))
     return [(name, seconds) for name, seconds in spent.items() if seconds and seconds >= least]
+
+
+def bottleneck(metrics: Metrics) -> str:
+    """The phase alone."""
+    return str(metrics.get("time/bottleneck", "")).partition(",")[0]
+
+
+def of_peak(phase: str, metrics: Metrics) -> str:
+    """How much of what the device can do a phase used, where that is known."""
+    known = {
+        "rollout": ("time/rollout_bandwidth_share", "bandwidth"),
+        "update": ("time/update_flops_share", "FLOPs"),
+    }
+    name, of = known.get(phase, ("", ""))
+    share = metrics.get(name)
+    return "" if share is None else f" ({percent(share)} {of})"
 
 
 def dead_groups_hint(metrics: Metrics) -> str:

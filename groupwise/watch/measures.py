@@ -6,7 +6,7 @@ apart until the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,16 +22,25 @@ class Tally:
 
     def read(self) -> dict[str, float]:
         """Means, maxima and what follows from them, as numbers."""
-        values = {}
-        for name, (total, weight) in self.totals.items():
-            if float(weight) > 0:
-                values[name] = float(total) / float(weight)
-        values.update({name: float(peak) for name, peak in self.peaks.items()})
+        both = [x for pair in self.totals.values() for x in pair]
+        numbers = values([*both, *self.peaks.values()])
+        totals, weights = numbers[0 : len(both) : 2], numbers[1 : len(both) : 2]
+        found = {
+            name: total / weight
+            for name, total, weight in zip(self.totals, totals, weights, strict=True)
+            if weight > 0
+        }
+        found.update(zip(self.peaks, numbers[len(both) :], strict=True))
         for kind in ("ratio", "mismatch"):
-            second = values.pop(f"{kind}/second_moment", None)
+            second = found.pop(f"{kind}/second_moment", None)
             if second:  # (Σw)² / (n·Σw²)
-                values[f"{kind}/effective_sample_share"] = values[f"{kind}/mean"] ** 2 / second
-        return values
+                found[f"{kind}/effective_sample_share"] = found[f"{kind}/mean"] ** 2 / second
+        return found
+
+
+def values(tensors: Sequence[Tensor]) -> list[float]:
+    """Scalars as numbers; the device is waited for once."""
+    return torch.stack([x.detach().double() for x in tensors]).tolist() if tensors else []
 
 
 def merge(tallies: Iterable[Tally]) -> Tally:

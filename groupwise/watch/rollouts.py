@@ -108,19 +108,23 @@ def _list(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
 
     def column(name: str, rows: Sequence[Row]) -> pa.Array:
         given = [getattr(row, name) for row in rows]
-        parts = [np.zeros(0, dtype) if x is None else np.asarray(x, dtype=dtype) for x in given]
-        ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int32)
-        flat = np.concatenate([np.zeros(0, dtype), *parts])
-        absent = pa.array([x is None for x in given], type=pa.bool_()) if rows else None
-        return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat, type=kind), mask=absent)
+        return _lists([None if x is None else np.asarray(x, dtype=dtype) for x in given], kind)
 
     return column
 
 
+def _lists(parts: Sequence[Numbers | None], kind: pa.DataType) -> pa.Array:
+    nothing = np.zeros(0, kind.to_pandas_dtype())
+    known = [nothing if part is None else part for part in parts]
+    ends = np.cumsum([0, *(len(part) for part in known)], dtype=np.int32)
+    flat = np.concatenate([nothing, *known])
+    absent = pa.array([part is None for part in parts], type=pa.bool_()) if parts else None
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat, type=kind), mask=absent)
+
+
 def _mask(name: str, rows: Sequence[Row]) -> pa.Array:
     full = [np.ones(len(row.token_ids), bool) if row.mask is None else row.mask for row in rows]
-    lists = [np.asarray(x, dtype=bool).tolist() for x in full]
-    return pa.array(lists, type=pa.list_(pa.bool_()))
+    return _lists([np.asarray(x, dtype=bool) for x in full], pa.bool_())
 
 
 def _step(step: int) -> Callable[[str, Sequence[Row]], pa.Array]:

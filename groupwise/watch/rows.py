@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from groupwise.model.tokenizer import Tokenizer
@@ -31,14 +33,23 @@ def rows_of(
     streams: Mapping[str, Tensor | None],
     tokenizer: Tokenizer,
 ) -> list[Row]:
-    """Rows of the batch in its order, then what was sampled and not learned from."""
-    on_cpu = {name: x.cpu() for name, x in streams.items() if x is not None}
+    """Rows of the batch in its order, then what was sampled and not learned from.
+
+    A row's numbers are views of arrays for the whole batch. The learner's log-probabilities are
+    absent where only a policy that had moved already read the row.
+    """
+    arrays = {name: x.cpu().numpy() for name, x in streams.items() if x is not None}
+    known_N = ~np.isnan(arrays["learner_logp"]).all(1) if "learner_logp" in arrays else None
     made: list[Row] = []
     for number, group in enumerate([*groups, *unused]):
         prompt_text = tokenizer.decode(group[0].task.token_ids)
+        used = number < len(groups)
         for rollout in group:
-            used = number < len(groups)
-            tokens = slice(0, len(rollout.completion.token_ids))
-            seen = {name: x[len(made), tokens] for name, x in on_cpu.items()} if used else {}
+            row, tokens = len(made), len(rollout.completion.token_ids)
+            seen: dict[str, Any] = (
+                {name: x[row, :tokens] for name, x in arrays.items()} if used else {}
+            )
+            if used and known_N is not None and not known_N[row]:
+                seen["learner_logp"] = None
             made.append(Row.of(rollout, group=number, prompt_text=prompt_text, used=used, **seen))
     return made

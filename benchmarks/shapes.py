@@ -1,0 +1,165 @@
+"""Random weights of known shapes: how the cost of sampling and learning grows."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import string
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from afterwards import update_floor
+
+from groupwise.composition import Recipe
+from groupwise.config import Config, load
+from groupwise.cost import Group, update_cost
+from groupwise.groups.assemble import assemble, group_numbers, sequences_of
+from groupwise.groups.phase import batch_phase
+from groupwise.model.checkpoint import Loaded
+from groupwise.model.config import ModelConfig
+from groupwise.model.tokenizer import Tokenizer, character_files
+from groupwise.model.transformer import Transformer
+from groupwise.optim.learner import PolicyLearner
+from groupwise.optim.memory import device_bytes, peak_bytes
+from groupwise.records import Completion, Grade, Rollout, Task
+from groupwise.room import refusal
+from groupwise.setup import demand_of, micro_tokens_of
+from groupwise.watch.speed import device_of, peaks
+
+
+def _qwen2(width: int, inner: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": 28,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    } | more
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": _qwen2(64, 128, 4, 2, vocab_size=512, num_hidden_layers=2),  # to try a row on a CPU
+    "135M": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+    },
+    "1.5B": _qwen2(1536, 8960, 12, 2),
+    "7B": _qwen2(3584, 18944, 28, 4, vocab_size=152064, tie_word_embeddings=False),
+}
+FILES = character_files(string.ascii_lowercase)  # of a tokenizer: nobody reads the text
+
+
+def policy(name: str, dtype: torch.dtype, device: str, seed: int) -> Loaded:
+    """Weights drawn on the device."""
+    generator = torch.Generator(device).manual_seed(seed)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = Transformer(ModelConfig.from_hf(SHAPES[name])).initialise(generator)
+    finally:
+        torch.set_default_dtype(usual)
+    return Loaded(model, Tokenizer.from_files(FILES), FILES)
+
+
+def prompts(count: int, length: int, seed: int) -> list[dict[str, str]]:
+    """Lines of a data file: so many letters each, one token a letter."""
+    rng = random.Random(seed)
+    return [{"prompt": "".join(rng.choices("abcdefgh", k=length))} for _ in range(count)]
+
+
+def case(
+    given: argparse.Namespace, overrides: list[str], data: str, group: int, tokens: int
+) -> Config:
+    """One cell of the table."""
+    return load(
+        None,
+        overrides,
+        seed=given.seed,
+        prompts_per_step=given.prompts,
+        group_size=group,
+        recipe={"name": "dr_grpo", "aggregation.length": tokens},
+        **{
+            "model.dtype": given.dtype,
+            "model.device": given.device,
+            "data.train": data,
+            "reward.parts": {"length": 1.0},
+            "engine.max_tokens": tokens,
+            "eval.tasks": 0,
+        },
+    )
+
+
+def learn(
+    config: Config, loaded: Loaded, tasks: list[Task], repeats: int, now: Callable[[], float]
+) -> dict[str, Any]:
+    """One update on as many completions, made up, again and again at a rate of 0."""
+    shape, device = loaded.model.config, loaded.model.head_weight.device
+    if device.type == "cuda":
+        why = refusal(demand_of(config, shape, training=True), device_bytes(device))
+        if why:
+            return {"update": why}
+    recipe = config.recipe
+    assert isinstance(recipe, Recipe), "one that learns from rewards"
+    optim = replace(config.optim, micro_tokens=micro_tokens_of(config, shape))
+    learner = PolicyLearner(loaded.model, recipe, optim, config.engine.temperature)
+    groups = made_up(config, loaded, tasks)
+    sequences = sequences_of(groups)
+    parts = learner.parts(group_numbers(recipe, groups))
+    seconds = []
+    for _ in range(repeats + 1):
+        batch = assemble(recipe, groups, loaded.tokenizer, device=device)
+        ready = batch_phase(recipe, batch).batch
+        begun = now()  # what time/update has in a run
+        learner.learn(ready, sequences, parts, 0.0)
+        seconds.append(now() - begun)
+    for parameter in loaded.model.parameters():
+        parameter.grad = None
+    length = [config.engine.max_tokens] * config.group_size
+    size = [Group(len(task.token_ids), length) for task in tasks]
+    width, best = loaded.model.head_weight.element_size(), min(seconds[1:])
+    there = device_of(device)
+    used = peaks(update_cost(shape, size), best, there)
+    return {
+        "update_first_seconds": seconds[0],
+        "update_seconds": seconds[1:],
+        "update_roofline_seconds": update_floor(shape, size, 1, width, there),
+        "update_model_flop_utilisation": used and used.flops,
+        "update_tokens_per_second": sum(map(len, sequences.completions)) / best,
+        "micro_tokens": learner.micro_tokens,
+        "update_peak_bytes": peak_bytes(device),
+    }
+
+
+def made_up(config: Config, loaded: Loaded, tasks: list[Task]) -> list[list[Rollout]]:
+    """Groups of random tokens, every other answer right."""
+    length, samples = config.engine.max_tokens, config.group_size
+    generator = torch.Generator().manual_seed(config.seed)
+    size = (len(tasks), samples, length)
+    token_PNT = torch.randint(1, loaded.model.config.vocab_size, size, generator=generator)
+
+    def one(task: Task, number: int, ids: list[int]) -> Rollout:
+        written = Completion(tuple(ids), torch.zeros(length), "length", 0)
+        return Rollout(task, 0, number, written, "", Grade(float(number % 2)))
+
+    return [
+        [one(task, number, ids) for number, ids in enumerate(group)]
+        for task, group in zip(tasks, token_PNT.tolist(), strict=True)
+    ]

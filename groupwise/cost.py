@@ -1,0 +1,323 @@
+"""What a step costs, part by part: operations, bytes moved and bytes held, from sizes alone.
+
+One model for what a run prints about its speed, for what fits into a device (room.py), and for the
+floor that a measurement stands beside. It counts what can't be avoided: matrix products, attention,
+the head; weights, keys and values read; nothing for norms, launches and the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from groupwise.model.config import ModelConfig
+
+HALF, SINGLE = 2, 4  # bytes of a number
+# Of the optimizer, for each weight: gradient read twice (its norm first), moments and master read
+# and written. A half-precision weight is written beside its master.
+OPTIMIZER_BYTES = {HALF: 2 * 4 + 2 * 12 + 2, SINGLE: 2 * 4 + 2 * 12}
+OPTIMIZER_FLOPS = 15
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations, and bytes read or written."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+
+    def __mul__(self, times: float) -> Cost:
+        return Cost(self.flops * times, self.bytes * times)
+
+
+Parts = dict[str, Cost]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt and its completions, in tokens."""
+
+    prompt: int
+    completions: Sequence[int]
+
+
+def total(parts: Mapping[str, Cost]) -> Cost:
+    return sum(parts.values(), Cost())
+
+
+def add(*many: Mapping[str, Cost]) -> Parts:
+    """Part by part."""
+    names = dict.fromkeys(name for parts in many for name in parts)
+    return {name: sum((parts.get(name, Cost()) for parts in many), Cost()) for name in names}
+
+
+# --- a model ----------------------------------------------------------------------------------
+
+
+def layer_weights(shape: ModelConfig) -> int:
+    """Numbers in the matrices of all layers: what every token is multiplied with."""
+    heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    return shape.num_layers * shape.hidden_size * (heads + 3 * shape.intermediate_size)
+
+
+def head_weights(shape: ModelConfig) -> int:
+    return shape.vocab_size * shape.hidden_size
+
+
+def parameters(shape: ModelConfig) -> int:
+    """All of them, norms and biases too."""
+    width, keys = shape.hidden_size, shape.num_kv_heads * shape.head_dim
+    queries = shape.num_heads * shape.head_dim
+    small = 2 * width
+    small += (queries + 2 * keys) * shape.qkv_bias + width * shape.o_bias
+    small += (2 * shape.intermediate_size + width) * shape.mlp_bias
+    small += 2 * shape.head_dim * shape.qk_norm
+    tables = head_weights(shape) * (1 if shape.tied else 2)
+    return layer_weights(shape) + shape.num_layers * small + width + tables
+
+
+def kept_numbers(shape: ModelConfig) -> int:
+    """Keys and values of one token, in all layers."""
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+
+
+def _attention_flops(shape: ModelConfig, pairs: float) -> float:
+    """Scores and weighted sums of so many (token, token that it sees) pairs, in all layers."""
+    return 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * pairs
+
+
+def _own_pairs(tokens: int) -> float:
+    """A sequence with itself, causal."""
+    return tokens * (tokens + 1) / 2
+
+
+# --- sampling ---------------------------------------------------------------------------------
+
+
+def prefill_cost(shape: ModelConfig, groups: Sequence[Group], width: int = HALF) -> Parts:
+    """Every group's prompt once, in one pass."""
+    tokens = sum(group.prompt for group in groups)
+    pairs = sum(_own_pairs(group.prompt) for group in groups)
+    return {
+        "layers": Cost(2.0 * layer_weights(shape) * tokens, layer_weights(shape) * width),
+        "attention": Cost(_attention_flops(shape, pairs), kept_numbers(shape) * tokens * width),
+    }
+
+
+def decode_step_cost(
+    shape: ModelConfig, rows: int, prompt: float, own: float, group: float, width: int = HALF
+) -> Parts:
+    """One token for each of `rows` that hold `own` tokens each behind a prompt of `prompt`.
+
+    Weights are read once a step, a prompt's keys and values once for the `group` of rows behind it.
+    """
+    seen = rows * own + rows / group * prompt
+    written = rows
+    return {
+        "layers": Cost(2.0 * layer_weights(shape) * rows, layer_weights(shape) * width),
+        "attention": Cost(
+            _attention_flops(shape, rows * (prompt + own + 1)),
+            kept_numbers(shape) * (seen + written) * width,
+        ),
+        "head": Cost(2.0 * head_weights(shape) * rows, head_weights(shape) * width),
+    }
+
+
+def rollout_cost(
+    shape: ModelConfig, groups: Sequence[Group], slots: int, width: int = HALF
+) -> Parts:
+    """Prompts, then as many steps as `slots` sequences at a time need, none of them idle."""
+    lengths = [n for group in groups for n in group.completions]
+    tokens, steps = sum(lengths), decode_steps(lengths, slots)
+    behind = sum(_own_pairs(n) for n in lengths)
+    pairs = behind + sum(group.prompt * sum(group.completions) for group in groups)
+    prompts = sum(group.prompt * max(group.completions, default=0) for group in groups)
+    decode = {
+        "layers": Cost(2.0 * layer_weights(shape) * tokens, layer_weights(shape) * steps * width),
+        "attention": Cost(
+            _attention_flops(shape, pairs),
+            kept_numbers(shape) * (prompts + behind) * width,
+        ),
+        "head": Cost(2.0 * head_weights(shape) * tokens, head_weights(shape) * steps * width),
+    }
+    return add(prefill_cost(shape, groups, width), decode)
+
+
+def decode_steps(lengths: Sequence[int], slots: int) -> int:
+    """The longest alone takes its own number; more sequences than slots wait for their turn."""
+    return max(max(lengths, default=0), ceil(sum(lengths) / slots))
+
+
+# --- learning ---------------------------------------------------------------------------------
+
+
+def forward_cost(shape: ModelConfig, groups: Sequence[Group]) -> Parts:
+    """Prompts once a group; of completions, all tokens are predicted and all but the last read."""
+    prompts = sum(group.prompt for group in groups)
+    predicted = sum(sum(group.completions) for group in groups)
+    read = sum(sum(group.completions) - len(group.completions) for group in groups)
+    pairs = sum(
+        _own_pairs(group.prompt) + sum((n - 1) * group.prompt + _own_pairs(n - 1) for n in rows)
+        for group in groups
+        for rows in [group.completions]
+    )
+    return {
+        "layers": Cost(2.0 * layer_weights(shape) * (prompts + read)),
+        "attention": Cost(_attention_flops(shape, pairs)),
+        "head": Cost(2.0 * head_weights(shape) * predicted),
+    }
+
+
+def update_cost(
+    shape: ModelConfig, groups: Sequence[Group], *, passes: int = 1, recompute: bool = False
+) -> Parts:
+    """Forward and backward, which costs twice as much.
+
+    What a backward pass computes once more is a part of its own and no model FLOPs: logits and
+    attention scores always, all of the layers with `recompute`.
+    """
+    forward = forward_cost(shape, groups)
+    again = forward["head"].flops + forward["attention"].flops / 2
+    if recompute:
+        again += forward["layers"].flops + forward["attention"].flops
+    parts = {name: cost * (3 * passes) for name, cost in forward.items()}
+    return {**parts, "recomputed": Cost(again * passes)}
+
+
+def needed(parts: Mapping[str, Cost]) -> Parts:
+    """What the mathematics asks for: without what was computed twice to save memory."""
+    return {name: cost for name, cost in parts.items() if name != "recomputed"}
+
+
+def model_flops(parts: Mapping[str, Cost]) -> float:
+    return total(needed(parts)).flops
+
+
+def optimizer_cost(shape: ModelConfig, width: int = HALF) -> Cost:
+    """One step of AdamW, with float32 masters where the weights are in half precision."""
+    count = parameters(shape)
+    return Cost(OPTIMIZER_FLOPS * count, OPTIMIZER_BYTES[width] * count)
+
+
+# --- devices ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device can do, as measured: a large matrix product and a large copy."""
+
+    name: str
+    flops: float | None  # a second, in bfloat16 with float32 sums; None: not known
+    bandwidth: float | None  # bytes a second
+    memory: float | None = None  # bytes
+
+
+# H200 measured: 80 % of the operations and 90 % of the bandwidth that its data sheet has. The
+# others by the same shares of theirs. First match wins.
+KNOWN = (
+    Device("H200", 790e12, 4.3e12, 141e9),
+    Device("H100 PCIe", 605e12, 1.8e12, 80e9),
+    Device("H100", 790e12, 3.0e12, 80e9),
+    Device("A100-SXM4-40GB", 250e12, 1.4e12, 40e9),
+    Device("A100", 250e12, 1.8e12, 80e9),
+)
+
+
+def device_named(name: str, memory: float | None = None) -> Device:
+    """By the name that the driver gives it, such as 'NVIDIA H200'. Others: peaks not known."""
+    for known in KNOWN:
+        if known.name in name:
+            return Device(name, known.flops, known.bandwidth, memory or known.memory)
+    return Device(name, None, None, memory)
+
+
+def floor_seconds(parts: Mapping[str, Cost], device: Device) -> float | None:
+    """The least time for parts one after the other, each bound by operations or by memory."""
+    if device.flops is None or device.bandwidth is None:
+        return None
+    flops, bandwidth = device.flops, device.bandwidth
+    return sum(max(cost.flops / flops, cost.bytes / bandwidth) for cost in parts.values())
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+HEAD_CHUNK = 2**27  # logits at a time in the head's backward pass
+
+
+def activations(shape: ModelConfig, width: int = HALF, *, recompute: bool = False) -> int:
+    """Bytes that one token of a micro-batch takes until its backward pass is through.
+
+    In half precision the kernels keep of a layer: the residual stream twice, in float32; queries,
+    keys and values, rotated; what attention saw and its log-sum; gate and up. In single precision
+    plain PyTorch also keeps norms before and after their weights, silu(gate), its product with up,
+    and what attention saw once more. One layer counts twice, for the gradients on their way. With
+    `recompute` that layer is all, besides what goes into each: the residual stream and an addend.
+    """
+    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    seen, inner = shape.num_heads * shape.head_dim, shape.intermediate_size
+    if width == HALF:
+        layer = 2 * shape.hidden_size * SINGLE + (heads + seen + 2 * inner) * HALF
+    else:
+        layer = (6 * shape.hidden_size + heads + 2 * seen + 4 * inner) * width
+    layer += shape.num_heads * SINGLE
+    if recompute:
+        return 2 * layer + shape.num_layers * shape.hidden_size * (SINGLE + width)
+    return layer * (shape.num_layers + 1)
+
+
+def head_bytes(shape: ModelConfig, tokens: int, width: int = HALF) -> int:
+    """A chunk of logits and its gradient, and a gradient of the head beside the one summed up."""
+    chunk = min(tokens * shape.vocab_size, HEAD_CHUNK) * (SINGLE + width)
+    return chunk + head_weights(shape) * SINGLE
+
+
+def held(shape: ModelConfig, width: int = HALF, *, reference: bool = False) -> dict[str, int]:
+    """Bytes that training holds all the time."""
+    count = parameters(shape)
+    return {
+        "weights": count * width,
+        "master weights": count * SINGLE if width == HALF else 0,
+        "optimizer moments": 2 * count * SINGLE,
+        "reference": count * width if reference else 0,
+    }
+
+
+def cache_bytes(
+    shape: ModelConfig, slots: int, max_tokens: int, prompt: int, group: int, width: int = HALF
+) -> int:
+    """Keys and values of the sequences in flight, a group's prompt once."""
+    tokens = slots * max_tokens + ceil(slots / group) * prompt
+    return kept_numbers(shape) * tokens * width
+
+
+def memory(
+    shape: ModelConfig,
+    *,
+    slots: int,
+    max_tokens: int,
+    prompt: int,
+    group: int,
+    micro_tokens: int,
+    recompute: bool = False,
+    reference: bool = False,
+    width: int = HALF,
+) -> dict[str, int]:
+    """Bytes of training by what they are for."""
+    per_token = activations(shape, width, recompute=recompute)
+    return {
+        **held(shape, width, reference=reference),
+        "gradients": parameters(shape) * SINGLE,
+        "micro-batch": micro_tokens * per_token + head_bytes(shape, micro_tokens, width),
+        "cache": cache_bytes(shape, slots, max_tokens, prompt, group, width),
+    }
+
+
+def peak(parts: Mapping[str, int]) -> int:
+    """Of `memory`: what is held, and the larger of what takes turns, learning and sampling."""
+    learning = parts.get("gradients", 0) + parts.get("micro-batch", 0)
+    sampling = parts.get("cache", 0)
+    return sum(parts.values()) - min(learning, sampling)

@@ -1,0 +1,188 @@
+"""Decoding on a GPU: a whole step is one CUDA graph, and the bookkeeping is on the device.
+
+A step samples a token for every row from the hidden state of the one before, notes it, and runs it
+through the model. Rows are few words: each names a slot, where the sequence's keys, values, tokens
+and counters lie. Who is in which slot is the host's business (see inflight.py). The caches live as
+long as a call and their addresses are read from the device, so that captured steps outlive them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.model.kernels.attention import decode_attention
+from groupwise.model.kernels.head import sample
+from groupwise.model.kernels.record import ENDED, record
+from groupwise.model.tokenizer import Tokenizer
+from groupwise.model.transformer import PolicyModel
+
+MOST_ROWS = 1024  # in flight at a time, unless asked otherwise
+PROGRAMS = 264  # of the attention kernel, at the least: two for each multiprocessor of an H200
+MOST_SPLITS = 16
+FILLING = 0  # the slot of rows that only fill up a batch
+
+
+def bucket(rows: int) -> int:
+    """The batch size of the captured step that serves so many rows: at most a third more."""
+    for step, up_to in ((16, 64), (32, 128), (64, 512), (128, 1024), (256, 1 << 30)):
+        if rows <= up_to:
+            return -(-rows // step) * step
+    raise AssertionError
+
+
+class State:
+    """What the device knows of each slot. Slot 0 is for rows that only fill up a batch."""
+
+    def __init__(self, slots: int, length: int, model: PolicyModel) -> None:
+        self.slots, self.length = slots, length
+        head_VD = model.head_weight
+        device = head_VD.device
+
+        def numbers(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        every = slots + 1
+        self.slot_B = numbers(bucket(slots))
+        self.hidden_SD = torch.zeros(
+            every, model.config.hidden_size, dtype=head_VD.dtype, device=device
+        )
+        self.key_S4 = numbers(every, 4, kind=torch.int64)
+        self.prompt_S, self.prompt_length_S = numbers(every), numbers(every)
+        self.count_S, self.own_S, self.finish_S = numbers(every), numbers(every), numbers(every)
+        self.token_ST = numbers(every, length)
+        self.logp_ST = numbers(every, length, kind=torch.float32)
+        self.limit, self.least = numbers(1), numbers(1)
+        # Where the caches lie, see kernels/attention.py.
+        self.layout = numbers(10, kind=torch.int64)
+        self.prompt_length_S[FILLING] = 1
+        self.finish_S[FILLING] = ENDED
+
+
+@dataclass(frozen=True)
+class CachedDecode:
+    """Attention of one new token a row to its prompt and to what its slot holds."""
+
+    state: State
+    slot_B: Tensor
+    splits: int
+    exact: bool
+
+    def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
+        state = self.state
+        return decode_attention(
+            layer,
+            query_THW,
+            key_TJW,
+            value_TJW,
+            self.slot_B,
+            state.own_S,
+            state.prompt_S,
+            state.prompt_length_S,
+            state.layout,
+            self.splits,
+            self.exact,
+        )
+
+
+class Decoder:
+    """Serves one model; its buffers and captured steps last as long as it does."""
+
+    def __init__(self, model: PolicyModel, tokenizer: Tokenizer, *, seed: int, slots: int) -> None:
+        self.model, self.tokenizer, self.seed = model, tokenizer, seed
+        self.slots = slots or MOST_ROWS
+        self.exact = model.ops.name == "exact"
+        self.device = model.head_weight.device
+        self.end_K = torch.tensor(tokenizer.eos_ids, dtype=torch.int64, device=self.device)
+        self.state: State | None = None
+        self.graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
+        self.pool: Any = None
+        self.captured_at = 0
+
+    def ready(self, slots: int, length: int) -> State:
+        """Buffers for so many slots of so many tokens; captured steps belong to their buffers."""
+        state = self.state
+        moved = self.captured_at != self.model.head_weight.data_ptr()
+        if state is None or state.slots < slots or state.length < length or moved:
+            if state is not None:
+                slots, length = max(slots, state.slots), max(length, state.length)
+            self.state, self.graphs, self.pool = None, {}, None  # freed before the new ones
+            self.state = state = State(slots, length, self.model)
+            self.captured_at = self.model.head_weight.data_ptr()
+        return state
+
+    def _state(self) -> State:
+        assert self.state is not None, "ready comes first"
+        return self.state
+
+    def advance(self, rows: int, steps: int, temperature: float) -> None:
+        """So many tokens for the first rows."""
+        size = bucket(rows)
+        if self.device.type != "cuda":  # no graphs there: the step as it is
+            for _ in range(steps):
+                self._step(self._state(), size, temperature)
+            return
+        graph = self.graphs.get((size, temperature)) or self._capture(size, temperature)
+        for _ in range(steps):
+            graph.replay()
+
+    def _capture(self, size: int, temperature: float) -> torch.cuda.CUDAGraph:
+        state = self._state()
+        kept = state.slot_B[:size].clone()
+        state.slot_B[:size] = FILLING  # a step that touches nobody
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # the first run compiles kernels and makes workspaces
+            self._step(state, size, temperature)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self._step(state, size, temperature)
+        self.pool = self.pool or graph.pool()
+        state.slot_B[:size] = kept
+        self.graphs[size, temperature] = graph
+        return graph
+
+    def _step(self, state: State, size: int, temperature: float) -> None:
+        """Sample, note, run through the model. A temperature of 0 takes the likeliest."""
+        slot_B = state.slot_B[:size]
+        count_B = state.count_S.index_select(0, slot_B)
+        token_B, logp_B = sample(
+            state.hidden_SD.index_select(0, slot_B),
+            self.model.head_weight,
+            state.key_S4.index_select(0, slot_B),
+            count_B,
+            1.0 / (temperature or 1.0),
+            greedy=temperature == 0,
+            end_K=self.end_K,
+            may_end_B=count_B >= state.least,
+        )
+        record(
+            token_B,
+            logp_B,
+            slot_B,
+            self.end_K,
+            state.limit,
+            state.count_S,
+            state.own_S,
+            state.finish_S,
+            state.token_ST,
+            state.logp_ST,
+        )
+        position_B = state.own_S.index_select(0, slot_B)
+        position_B = position_B + state.prompt_length_S.index_select(0, slot_B)
+        attend = CachedDecode(state, slot_B, self._splits(size), self.exact)
+        hidden_BD = self.model(token_B, position_B, attend)
+        state.hidden_SD.index_copy_(0, slot_B.long(), hidden_BD)
+
+    def _splits(self, rows: int) -> int:
+        """Programs for each row and key head, where few rows alone would leave the GPU idle."""
+        splits = 1
+        while not self.exact and splits < MOST_SPLITS:
+            if rows * self.model.config.num_kv_heads * splits >= PROGRAMS:
+                break
+            splits *= 2
+        return splits

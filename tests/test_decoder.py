@@ -1,0 +1,264 @@
+"""The GPU's decoder: what a captured step computes, and who is in flight when.
+
+Without a GPU its kernels run in Triton's interpreter, on small models in float32.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_zoo import engine, one, request, same, worst
+from model_zoo import make
+
+from groupwise.engine import native
+from groupwise.engine.native import NativeEngine
+from groupwise.engine.protocol import Sampling
+from groupwise.errors import EngineError
+from groupwise.model.ops import Plain
+from groupwise.model.transformer import Transformer
+
+pytestmark = pytest.mark.usefixtures("kernels")
+if torch.cuda.is_available():
+    pytest.skip("small float32 models are for the interpreter", allow_module_level=True)
+
+
+class Twins(Plain):
+    """Poses as a model with kernels; the decoder's own are replaced by `twins`."""
+
+    name = "fast"
+
+
+@pytest.fixture
+def twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder's three kernels in plain PyTorch: the interpreter takes seconds a token."""
+    from groupwise.engine import decoder, inflight
+    from groupwise.engine.drawing import draw_plain
+    from groupwise.model.kernels.record import record_plain
+
+    flights: list[inflight.DecoderFlight] = []
+    tell = inflight.DecoderFlight._tell_device
+
+    def tell_and_note(flight: inflight.DecoderFlight) -> None:
+        flights.append(flight)
+        tell(flight)
+
+    def sample(hidden_BD, head_VD, key_B4, position_B, inverse_temperature, **options):
+        logits_BV = hidden_BD @ head_VD.T * inverse_temperature
+        return draw_plain(logits_BV, key_B4, position_B, **options)
+
+    def decode_attention(
+        layer, query_BHW, key_BJW, value_BJW, slot_B, own_S, prompt_S, length_S, *_
+    ):
+        own, prompts = flights[-1].cache, flights[-1].prompts
+        seen = []
+        for row, slot in enumerate(slot_B.tolist()):
+            at, prompt, length = int(own_S[slot]), int(prompt_S[slot]), int(length_S[slot])
+            own.key_LSJUW[layer, slot, :, at] = key_BJW[row]
+            own.value_LSJUW[layer, slot, :, at] = value_BJW[row]
+            key_JUW, value_JUW = (
+                torch.cat((a[layer, prompt, :, :length], b[layer, slot, :, : at + 1]), 1)
+                for a, b in (
+                    (prompts.key_LSJUW, own.key_LSJUW),
+                    (prompts.value_LSJUW, own.value_LSJUW),
+                )
+            )
+            many = query_BHW.shape[1] // len(key_JUW)
+            key_HUW, value_HUW = (x.repeat_interleave(many, 0) for x in (key_JUW, value_JUW))
+            score_HU = torch.einsum("hw,huw->hu", query_BHW[row], key_HUW)
+            weight_HU = (score_HU / key_HUW.shape[-1] ** 0.5).softmax(-1)
+            seen.append(torch.einsum("hu,huw->hw", weight_HU, value_HUW))
+        return torch.stack(seen)
+
+    monkeypatch.setattr(inflight.DecoderFlight, "_tell_device", tell_and_note)
+    monkeypatch.setattr(decoder, "sample", sample)
+    monkeypatch.setattr(decoder, "record", record_plain)
+    monkeypatch.setattr(decoder, "decode_attention", decode_attention)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rows that only fill up, no splits: each costs the interpreter as much as a real one."""
+    from groupwise.engine import decoder, inflight
+
+    for module in (decoder, inflight):
+        monkeypatch.setattr(module, "bucket", lambda rows: rows)
+    monkeypatch.setattr(decoder, "PROGRAMS", 1)
+
+
+def twin(name: str = "smollm2") -> Transformer:
+    model = make(name)
+    model.ops = Twins()
+    return model
+
+
+def equipped(name: str = "smollm2", exact: bool = False) -> Transformer:
+    from groupwise.model.fast import Exact, Fast
+
+    model = make(name)
+    model.ops = Exact() if exact else Fast()
+    model.ops.lay_out(model)
+    return model
+
+
+def decoder_engine(**options: object) -> NativeEngine:
+    return engine(twin(), **options)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("name", ["smollm2", "qwen3"])
+def test_kernels_and_plain_engine_write_the_same(name: str) -> None:
+    sampling = Sampling(max_tokens=3, temperature=0.0)
+    requests = [request(5, 1, 0), request(9, 1, 1)]
+    plain = engine(name).generate(requests, sampling)
+    kernels = engine(equipped(name)).generate(requests, sampling)
+    for a, b in zip(plain, kernels, strict=True):
+        assert [c.token_ids for c in a] == [c.token_ids for c in b]
+        assert torch.allclose(a[0].logp_T, b[0].logp_T, atol=2e-5)
+
+
+@pytest.mark.usefixtures("few")
+def test_in_exact_mode_a_completion_has_the_same_bits_in_any_company() -> None:
+    sampling = Sampling(max_tokens=3)
+    requests = [request(4 + 3 * n, 2, n) for n in range(2)]
+    single = engine(equipped(exact=True), slots=1).generate(requests, sampling)
+    many = engine(equipped(exact=True), slots=8).generate(requests, sampling)
+    for a, b in zip(single, many, strict=True):
+        assert all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.usefixtures("twins")
+@pytest.mark.parametrize("name", ["smollm2", "qwen2"])
+def test_greedy_is_that_of_the_plain_engine(name: str) -> None:
+    sampling = Sampling(max_tokens=17, temperature=0.0)
+    requests = [request(5, 2, 0), request(9, 1, 1)]
+    plain = engine(name).generate(requests, sampling)
+    fast = engine(twin(name)).generate(requests, sampling)
+    for a, b in zip(plain, fast, strict=True):
+        assert [c.token_ids for c in a] == [c.token_ids for c in b]
+
+
+@pytest.mark.usefixtures("twins")
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_recorded_log_probabilities_are_the_models(temperature: float) -> None:
+    ask = request(6, 3)
+    sampling = Sampling(max_tokens=20, temperature=temperature)
+    group = one(decoder_engine(), ask, sampling)
+    assert len({c.token_ids for c in group}) == 3
+    assert worst(make("smollm2"), ask, group, temperature) < 1e-5
+
+
+@pytest.mark.usefixtures("twins")
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_slots_are_used_again(slots: int) -> None:
+    """Nine samples through few slots, or all at once."""
+    sampling, ends = Sampling(max_tokens=20), [3, 50, 60]
+    requests = [request(4 + 3 * n, 3, n) for n in range(3)]
+    few = decoder_engine(slots=slots, eos=ends).generate(requests, sampling)
+    many = decoder_engine(slots=16, eos=ends).generate(requests, sampling)
+    assert {c.finish for group in many for c in group} == {"eos", "length"}
+    for a, b in zip(few, many, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert x.token_ids == y.token_ids and x.finish == y.finish
+            assert torch.allclose(x.logp_T, y.logp_T, atol=1e-5)
+
+
+@pytest.mark.usefixtures("twins")
+def test_prompts_that_do_not_fit_into_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from groupwise.engine import inflight
+
+    requests, sampling = [request(4 + 5 * n, 2, n) for n in range(5)], Sampling(max_tokens=4)
+    whole = decoder_engine(slots=16).generate(requests, sampling)
+    monkeypatch.setattr(inflight, "PROMPT_TOKENS", 12)
+    parts = decoder_engine(slots=16).generate(requests, sampling)
+    tokens = [[c.token_ids for c in group] for group in parts]
+    assert tokens == [[c.token_ids for c in group] for group in whole]
+
+
+@pytest.mark.usefixtures("twins")
+def test_one_engine_serves_calls_of_other_sizes() -> None:
+    """Buffers grow with a larger call and serve a smaller one."""
+    sampler = decoder_engine(slots=16)
+    asks = [(request(5, 2), 6), (request(8, 5, 1), 9), (request(4, 1, 2), 3)]
+    for ask, tokens in asks:
+        found = one(sampler, ask, Sampling(max_tokens=tokens))
+        fresh = one(decoder_engine(slots=16), ask, Sampling(max_tokens=tokens))
+        assert [c.token_ids for c in found] == [c.token_ids for c in fresh]
+
+
+@pytest.mark.usefixtures("twins")
+def test_it_ends_where_it_should() -> None:
+    ask = request(5, 4)
+    free = one(decoder_engine(), ask, Sampling(max_tokens=12))
+    assert all(c.finish == "length" and len(c.token_ids) == 12 for c in free)
+    end = free[0].token_ids[4]
+    ended = one(decoder_engine(eos=[end]), ask, Sampling(max_tokens=12))
+    first = free[0].token_ids.index(end)
+    assert ended[0].finish == "eos"
+    assert ended[0].token_ids == free[0].token_ids[: first + 1]
+    for whole, cut in zip(free, ended, strict=True):
+        assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids
+        assert (end in whole.token_ids) == (cut.finish == "eos")
+
+
+@pytest.mark.usefixtures("twins")
+def test_end_tokens_are_barred_before_min_tokens() -> None:
+    ask = request(5, 4)
+    ends = list(range(40, 70))
+    group = one(decoder_engine(eos=ends), ask, Sampling(max_tokens=12, min_tokens=6))
+    assert all(not set(c.token_ids[:6]) & set(ends) for c in group)
+    assert any(c.finish == "eos" for c in group)
+
+
+@pytest.mark.usefixtures("twins")
+def test_stop_strings() -> None:
+    ask = request(5, 3)
+    text = decoder_engine().tokenizer.decode
+    free = one(decoder_engine(), ask, Sampling(max_tokens=12))
+    stop = text(free[1].token_ids[2:4])
+    stopped = one(decoder_engine(), ask, Sampling(max_tokens=12, stop=(stop,)))
+    assert stopped[1].finish == "stop"
+    assert text(stopped[1].token_ids).endswith(stop)
+    for whole, cut in zip(free, stopped, strict=True):
+        assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids
+        assert (stop in text(whole.token_ids)) == (cut.finish == "stop")
+        assert len(cut.logp_T) == len(cut.token_ids)
+    late = one(decoder_engine(), ask, Sampling(max_tokens=12, min_tokens=6, stop=(stop,)))
+    assert late[1].token_ids == free[1].token_ids
+
+
+@pytest.mark.usefixtures("twins")
+def test_weights_that_changed_in_place_are_what_the_next_call_samples_from() -> None:
+    model = twin()
+    sampler, ask, sampling = engine(model), request(5, 1), Sampling(max_tokens=6, temperature=0.0)
+    before = one(sampler, ask, sampling)[0]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.manual_seed(1)) * 0.1)
+    sampler.sync(1)
+    after = one(sampler, ask, sampling)[0]
+    assert after.token_ids != before.token_ids
+    assert after.version == 1
+    fresh = one(engine(model), ask, sampling)[0]
+    assert fresh.token_ids == after.token_ids and torch.equal(fresh.logp_T, after.logp_T)
+
+
+@pytest.mark.usefixtures("twins")
+def test_what_the_captured_step_cannot_draw_takes_the_plain_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("not for the decoder")
+
+    monkeypatch.setattr(native.NativeEngine, "_decode", never)
+    for change in ({"top_p": 0.9}, {"top_k": 5}, {"record_top_k": 3}):
+        group = one(decoder_engine(), request(5, 2), Sampling(max_tokens=3, **change))
+        assert len(group) == 2
+
+
+@pytest.mark.usefixtures("twins")
+def test_weights_that_are_not_finite_are_named() -> None:
+    model = twin()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(EngineError, match=r"no finite probabilities for token 0 behind prompt 0"):
+        one(engine(model), request(5, 2), Sampling(max_tokens=4))
