@@ -3,7 +3,7 @@
     python benchmarks/gpu.py rollout --model DIR             tokens/s, all completions full length
     python benchmarks/gpu.py step --model DIR [--train F]    whole steps: seconds, memory, mismatch
     python benchmarks/gpu.py train --model DIR --train F --test F --seconds 240
-    python benchmarks/gpu.py shape --shape 7B --group 4,16,64 --tokens 256,1024
+    python benchmarks/gpu.py shape --shape 7B --group 4,16,64 --tokens 256,1024 [--phases rollout]
     python benchmarks/gpu.py vllm (--model DIR | --shape 7B) the peer, where it is installed
 
 Without --train the prompts are word problems (workload S), with it GSM8K as in
@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
@@ -51,6 +52,7 @@ HERE = Path(__file__).resolve().parent
 GSM8K = HERE.parent / "configs" / "gsm8k_qwen.toml"
 ENDLESS = 1_000_000  # steps, of runs that end by the clock or after some
 PROBLEMS = 4096  # word problems
+PHASES = ("rollout", "update")  # of a shape
 GOAL = 0.63  # held-out accuracy whose time is taken
 # Metrics of a step that go into its row.
 KEPT = ("time/", "speed/", "mismatch/", "length/", "reward/mean", "groups/dead", "optim/micro")
@@ -291,8 +293,8 @@ def held_out(run: Run) -> Row:
 
 
 def shape(given: argparse.Namespace) -> Iterator[Row]:
-    """Random weights: rollouts and one update at every group size and length asked for."""
-    begun = time.perf_counter()
+    """Random weights: rollouts and updates at every group size and length, a row each."""
+    budget = shapes.Budget(given.budget, given.device)
     with tempfile.TemporaryDirectory() as scratch:
         rows = shapes.prompts(given.prompts, given.prompt_tokens, given.seed)
         data = data_file(Path(scratch), rows)
@@ -301,18 +303,22 @@ def shape(given: argparse.Namespace) -> Iterator[Row]:
             shapes.case(given, overrides(given), data, 2, max(given.tokens)),
             lambda *_: shapes.policy(given.shape, dtype, given.device, given.seed),
         )
-        for group, tokens in product(given.group, given.tokens):
-            if time.perf_counter() - begun > given.budget:
-                print(f"no time left for {group} x {tokens} tokens", file=sys.stderr, flush=True)
-                continue
-            if given.device.startswith("cuda"):
-                torch.cuda.reset_peak_memory_stats()
+        for group, tokens, phase in product(given.group, given.tokens, given.phases):
             config = shapes.case(given, overrides(given), data, group, tokens)
-            sampled = full_length(given, config, bench.loaded, bench.tasks)
-            learned = shapes.learn(
-                config, bench.loaded, bench.tasks, given.repeats, lambda: now(given.device)
-            )
-            yield {"shape": given.shape, **sampled, **learned}
+            measures: dict[str, Callable[[], Row]] = {
+                "rollout": partial(full_length, given, config, bench.loaded, bench.tasks),
+                "update": partial(
+                    shapes.learn,
+                    config,
+                    bench.loaded,
+                    bench.tasks,
+                    given.repeats,
+                    lambda: now(given.device),
+                ),
+            }
+            size = {"prompts": given.prompts, "group": group, "tokens": tokens}
+            found = budget.row(phase, given.prompts * group * tokens, measures[phase])
+            yield {"shape": given.shape, "phase": phase, **size, **found}
 
 
 def vllm(given: argparse.Namespace) -> Iterator[Row]:
@@ -333,6 +339,7 @@ def vllm(given: argparse.Namespace) -> Iterator[Row]:
         dtype=given.dtype,
         memory=given.memory,
         repeats=given.repeats,
+        budget=given.budget,
         now=lambda: now(given.device),
     ):
         yield {"shape": given.shape, **size, **row}
@@ -355,6 +362,13 @@ def versions(device: str) -> Row:
 
 def numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
+
+
+def phases(text: str) -> list[str]:
+    found = text.split(",")
+    if set(found) - set(PHASES):
+        raise argparse.ArgumentTypeError(f"{text!r}: some of {','.join(PHASES)}")
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -394,6 +408,8 @@ def parser() -> argparse.ArgumentParser:
         row.add_argument("--tokens", type=kind, default=kind("256"))
         row.add_argument("--prompt-tokens", type=int, default=75, help="of made-up prompts")
         row.add_argument("--budget", type=float, default=400.0, help="seconds; then no new case")
+        if name == "shape":
+            row.add_argument("--phases", type=phases, default=list(PHASES), help="of a case")
         row.add_argument("--model", type=Path)
         row.add_argument("--memory", type=float, default=0.5, help="share of the GPU for vLLM")
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +29,13 @@ def rollouts(
     dtype: str,
     memory: float,
     repeats: int,
+    budget: float,
     now: Callable[[], float],
 ) -> Iterator[dict[str, Any]]:
-    """With log-probabilities and without. A config.json instead of a folder: random weights."""
+    """With log-probabilities and without. A config.json instead of a folder: random weights.
+
+    Behind `budget` seconds a pass is not repeated once more.
+    """
     os.environ |= ENVIRONMENT
     try:
         from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
@@ -38,7 +43,7 @@ def rollouts(
         yield {"skipped": f"vLLM can't be imported: {error}"}
         return
     sequences = min(MOST_SEQUENCES, len(prompts) * group)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         settings: dict[str, Any] = {"model": str(model)}
         if isinstance(model, dict):
@@ -52,7 +57,8 @@ def rollouts(
             max_num_seqs=sequences,
             compilation_config={"max_cudagraph_capture_size": sequences},
         )
-    started = time.perf_counter() - begun
+    started = time.perf_counter() - start
+    print(f"vLLM is there after {started:.0f} s", file=sys.stderr, flush=True)
     asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
     for logprobs in (0, None):
         sampling = SamplingParams(
@@ -64,10 +70,13 @@ def rollouts(
             detokenize=False,
         )
         seconds, written = [], 0
-        for _ in range(repeats + 1):
+        for done in range(repeats + 1):
+            if done > 1 and time.perf_counter() - start > budget:
+                break
             begun = now()
             answers = llm.generate(asked, sampling, use_tqdm=False)
             seconds.append(now() - begun)
+            print(f"{seconds[-1]:.2f} s a pass", file=sys.stderr, flush=True)
             written = sum(len(c.token_ids) for answer in answers for c in answer.outputs)
         yield {
             "log_probabilities": logprobs is not None,

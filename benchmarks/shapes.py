@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import string
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +18,7 @@ from afterwards import update_floor
 from groupwise.composition import Recipe
 from groupwise.config import Config, load
 from groupwise.cost import Group, update_cost
+from groupwise.errors import GroupwiseError, ModelError
 from groupwise.groups.assemble import assemble, group_numbers, sequences_of
 from groupwise.groups.phase import batch_phase
 from groupwise.model.checkpoint import Loaded
@@ -22,7 +26,7 @@ from groupwise.model.config import ModelConfig
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.model.transformer import Transformer
 from groupwise.optim.learner import PolicyLearner
-from groupwise.optim.memory import device_bytes, peak_bytes
+from groupwise.optim.memory import device_bytes, is_out_of_memory, peak_bytes
 from groupwise.records import Completion, Grade, Rollout, Task
 from groupwise.room import refusal
 from groupwise.setup import demand_of, micro_tokens_of
@@ -67,7 +71,7 @@ FILES = character_files(string.ascii_lowercase)  # of a tokenizer: nobody reads 
 
 
 def policy(name: str, dtype: torch.dtype, device: str, seed: int) -> Loaded:
-    """Weights drawn on the device."""
+    """Weights made and drawn on the device: a host takes long over billions."""
     generator = torch.Generator(device).manual_seed(seed)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -107,6 +111,38 @@ def case(
     )
 
 
+class Budget:
+    """The seconds of a call: a case that would end behind them is left out, and says so."""
+
+    def __init__(self, seconds: float, device: str) -> None:
+        self.begun, self.seconds, self.device = time.perf_counter(), seconds, device
+        self.rate: dict[str, float] = {}  # seconds a token, of the last case of each phase
+
+    def row(self, phase: str, tokens: int, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was measured, or why nothing was: no time, or no room."""
+        spent, expected = time.perf_counter() - self.begun, self.rate.get(phase, 0.0) * tokens
+        if spent + expected > self.seconds:
+            return {"left_out": f"{expected:.0f} s more after {spent:.0f} of {self.seconds:.0f} s"}
+        print(f"{spent:.0f} s: {phase} of {tokens:,} tokens", file=sys.stderr, flush=True)
+        give_back(self.device)
+        try:
+            found = measure()
+        except Exception as error:
+            if not (isinstance(error, GroupwiseError) or is_out_of_memory(error)):
+                raise
+            return {"left_out": str(error).partition("\n")[0]}
+        self.rate[phase] = (time.perf_counter() - self.begun - spent) / tokens
+        return found
+
+
+def give_back(device: str) -> None:
+    """Memory of the case before, captured steps included; the next one's peak is its own."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 def learn(
     config: Config, loaded: Loaded, tasks: list[Task], repeats: int, now: Callable[[], float]
 ) -> dict[str, Any]:
@@ -115,7 +151,7 @@ def learn(
     if device.type == "cuda":
         why = refusal(demand_of(config, shape, training=True), device_bytes(device))
         if why:
-            return {"update": why}
+            raise ModelError(why)
     recipe = config.recipe
     assert isinstance(recipe, Recipe), "one that learns from rewards"
     optim = replace(config.optim, micro_tokens=micro_tokens_of(config, shape))
@@ -124,27 +160,29 @@ def learn(
     sequences = sequences_of(groups)
     parts = learner.parts(group_numbers(recipe, groups))
     seconds = []
-    for _ in range(repeats + 1):
-        batch = assemble(recipe, groups, loaded.tokenizer, device=device)
-        ready = batch_phase(recipe, batch).batch
-        begun = now()  # what time/update has in a run
-        learner.learn(ready, sequences, parts, 0.0)
-        seconds.append(now() - begun)
-    for parameter in loaded.model.parameters():
-        parameter.grad = None
+    try:
+        for _ in range(repeats + 1):
+            batch = assemble(recipe, groups, loaded.tokenizer, device=device)
+            ready = batch_phase(recipe, batch).batch
+            begun = now()  # what time/update has in a run
+            learner.learn(ready, sequences, parts, 0.0)
+            seconds.append(now() - begun)
+    finally:  # the weights outlive the learner
+        for parameter in loaded.model.parameters():
+            parameter.grad = None
     length = [config.engine.max_tokens] * config.group_size
     size = [Group(len(task.token_ids), length) for task in tasks]
     width, best = loaded.model.head_weight.element_size(), min(seconds[1:])
     there = device_of(device)
     used = peaks(update_cost(shape, size), best, there)
     return {
-        "update_first_seconds": seconds[0],
-        "update_seconds": seconds[1:],
-        "update_roofline_seconds": update_floor(shape, size, 1, width, there),
-        "update_model_flop_utilisation": used and used.flops,
-        "update_tokens_per_second": sum(map(len, sequences.completions)) / best,
+        "first_seconds": seconds[0],
+        "seconds": seconds[1:],
+        "tokens_per_second": sum(map(len, sequences.completions)) / best,
+        "roofline_seconds": update_floor(shape, size, 1, width, there),
+        "model_flop_utilisation": used and used.flops,
         "micro_tokens": learner.micro_tokens,
-        "update_peak_bytes": peak_bytes(device),
+        "peak_bytes": peak_bytes(device),
     }
 
 
