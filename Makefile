@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo demo-smollm2 smollm2 test check check-slow format docs bench clean
+.PHONY: setup demo demo-smollm2 smollm2 test check check-slow check-gpu format docs bench clean
 
 setup: $(READY)
 
@@ -37,6 +37,16 @@ check: $(READY)
 
 check-slow: $(READY)
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# What needs a GPU, with the machine's own Python, whose PyTorch fits its driver: nothing is set up.
+# EXTRA_PATH is for packages that this Python lacks.
+check-gpu:
+	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then \
+		PYTHONPATH=.:$(EXTRA_PATH) $(PYTHON) -m pytest --durations=5 tests/test_kernels_*.py \
+			tests/test_joined.py tests/test_prefix.py tests/test_fast.py tests/test_gpu.py; \
+	else \
+		echo "check-gpu: skipped, $(PYTHON) has no PyTorch that sees a GPU"; \
+	fi
 
 format: $(READY)
 	$(BIN)/ruff format .

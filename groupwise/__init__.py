@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from groupwise.composition import PairRecipe, Recipe, recipe, register
     from groupwise.config import Config
     from groupwise.config import load as load_config
+    from groupwise.engine.protocol import Engine
     from groupwise.groups.phase import BatchResult, batch_phase, passes, select, updates
-    from groupwise.loop import train
+    from groupwise.loop import steps, train
     from groupwise.losses.pairs import Pairs
     from groupwise.losses.phase import TokenResult, token_phase
     from groupwise.records import Memory, Ranks, TokenBatch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _HOME = {
     "BatchResult": "groups.phase",
     "Config": "config",
+    "Engine": "engine.protocol",
     "Memory": "records",
     "PairRecipe": "composition",
     "Pairs": "losses.pairs",
@@ -38,6 +40,7 @@ _HOME = {
     "recipe": "composition",
     "register": "composition",
     "select": "groups.phase",
+    "steps": "loop",
     "token_phase": "losses.phase",
     "train": "loop",
     "updates": "groups.phase",
@@ -46,6 +49,7 @@ _HOME = {
 __all__ = [
     "BatchResult",
     "Config",
+    "Engine",
     "Memory",
     "PairRecipe",
     "Pairs",
@@ -62,6 +66,7 @@ __all__ = [
     "recipe",
     "register",
     "select",
+    "steps",
     "token_phase",
     "train",
     "updates",

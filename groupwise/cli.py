@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from groupwise.commands import doctor, export, init, plan
+from groupwise.commands.shared import (
+    SETTINGS,
+    print_json,
+    read_config,
+    split_settings,
+    terminal_width,
+    warn,
+)
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
 
 if TYPE_CHECKING:
     from groupwise.config import Config
 
 PAGES = "docs/algorithms.md and docs/metrics.md"
-SETTINGS = "a file of settings, and settings that go over it: group_size=8 recipe.gate.high=0.3"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="data instead of text")
     explain.set_defaults(run_command=_explain)
 
+    for command in (doctor, export, init, plan):
+        command.add_parser(commands)
     train = commands.add_parser(
         "train",
         help="train into a run folder, or go on with it",
@@ -117,14 +125,6 @@ def _version() -> int:
     return 0
 
 
-def _width() -> int:
-    return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
-
-
-def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False, default=str))
-
-
 # --- recipes ----------------------------------------------------------------------------------
 
 
@@ -138,9 +138,9 @@ def _recipes(args: argparse.Namespace) -> int:
 
     rows = table()
     if args.json:
-        _print_json(rows)
+        print_json(rows)
     else:
-        print(recipes_text(rows, _width()))
+        print(recipes_text(rows, terminal_width()))
     return 0
 
 
@@ -171,9 +171,9 @@ def _choose(args: argparse.Namespace) -> int:
         print(f"Not answered, so the defaults hold: {taken}.", file=sys.stderr)
     found = choose.choose(full)
     if args.json:
-        _print_json({"answers": full, "assumed": assumed, "recommendations": found})
+        print_json({"answers": full, "assumed": assumed, "recommendations": found})
     else:
-        print(choice_text(full, assumed, found, _width()))
+        print(choice_text(full, assumed, found, terminal_width()))
     return 0
 
 
@@ -213,41 +213,18 @@ def _explain(args: argparse.Namespace) -> int:
         warnings.simplefilter("ignore", RecipeWarning)
         data = explain(args.names[0]) if one else difference(*args.names)
     if args.json:
-        _print_json(data)
+        print_json(data)
     else:
-        print((explain_text if one else difference_text)(data, _width()))
+        print((explain_text if one else difference_text)(data, terminal_width()))
     return 0
 
 
 # --- train, eval, report ----------------------------------------------------------------------
 
 
-def _settings(items: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
-    """A file, if one stands first, and the settings that go over it."""
-    if items and ("=" not in items[0] or Path(items[0]).is_file()):
-        return Path(items[0]), items[1:]
-    return None, items
-
-
-def _config(source: Path | None, overrides: Sequence[str]) -> Config:
-    """The configuration; what `load` warns of is printed."""
-    from groupwise.config import load
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RecipeWarning)
-        config = load(source, overrides)
-    for warning in caught:
-        _warn(str(warning.message))
-    return config
-
-
-def _warn(text: str) -> None:
-    print(f"groupwise: warning: {text}", file=sys.stderr)
-
-
 def _train(args: argparse.Namespace) -> int:
-    source, overrides = _settings(args.items)
-    config = _config(source, overrides)
+    source, overrides = split_settings(args.items)
+    config = read_config(source, overrides)
     if args.dry_run:
         return _dry_run(config)
     from groupwise import loop
@@ -266,20 +243,20 @@ def _dry_run(config: Config) -> int:
     from groupwise.config import check, describe, text
 
     for warning in check(config):
-        _warn(warning)
+        warn(warning)
     print("\n".join(f"# {line}" for line in describe(config)), end="\n\n")
     print(text(config), end="")
     return 0
 
 
 def _eval(args: argparse.Namespace) -> int:
-    source, overrides = _settings(args.items)
-    config = _config(source or _config_of(Path(args.path)), overrides)
+    source, overrides = split_settings(args.items)
+    config = read_config(source or _config_of(Path(args.path)), overrides)
     from groupwise.validate.evaluate import evaluate_path
 
     found = evaluate_path(Path(args.path), config).as_dict()
     if args.json:
-        _print_json(found)
+        print_json(found)
         return 0
     for name, value in found.items():
         if isinstance(value, int | float):

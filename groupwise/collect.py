@@ -54,6 +54,11 @@ class Collected:
         }
         for name in rows[0].grade.parts:
             found[f"reward/part/{name}"] = _mean([r.grade.parts.get(name) for r in rows])
+        for source in sorted({r.task.source for r in rows if r.task.source}):
+            own = [r for r in rows if r.task.source == source]
+            found[f"data/source/{source}/share"] = len(own) / len(rows)
+            found[f"data/source/{source}/reward"] = _mean([r.grade.reward for r in own])
+            found[f"data/source/{source}/correct"] = _mean([r.grade.correct for r in own])
         return {name: value for name, value in found.items() if value is not None}
 
 

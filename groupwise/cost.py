@@ -217,13 +217,21 @@ class Device:
 
 
 # H200 measured: 80 % of the operations and 90 % of the bandwidth that its data sheet has. The
-# others by the same shares of theirs. First match wins.
+# others by the same shares of theirs. First match wins. T4 and V100 have no bfloat16.
 KNOWN = (
+    Device("B200", 1800e12, 7.2e12, 180e9),
     Device("H200", 790e12, 4.3e12, 141e9),
     Device("H100 PCIe", 605e12, 1.8e12, 80e9),
     Device("H100", 790e12, 3.0e12, 80e9),
     Device("A100-SXM4-40GB", 250e12, 1.4e12, 40e9),
     Device("A100", 250e12, 1.8e12, 80e9),
+    Device("L40S", 290e12, 0.78e12, 48e9),
+    Device("L4", 97e12, 0.27e12, 24e9),
+    Device("A6000", 124e12, 0.69e12, 48e9),
+    Device("4090", 132e12, 0.9e12, 24e9),
+    Device("3090", 57e12, 0.84e12, 24e9),
+    Device("V100", None, 0.81e12, 32e9),
+    Device("T4", None, 0.29e12, 16e9),
 )
 
 
@@ -245,21 +253,26 @@ def floor_seconds(parts: Mapping[str, Cost], device: Device) -> float | None:
 
 # --- memory -----------------------------------------------------------------------------------
 
-HEAD_CHUNK = 2**27  # logits at a time in the head's backward pass
+HEAD_CHUNK, HEAD_CHUNK_CPU = 2**27, 2**23  # logits at a time in the head's backward pass
+# A process on a CPU holds more than tensors: interpreter and libraries (0.27 GB measured), and what
+# was freed and not given back. On a GPU neither counts.
+PROCESS = 500_000_000
 
 
-def activations(shape: ModelConfig, width: int = HALF, *, recompute: bool = False) -> int:
+def activations(
+    shape: ModelConfig, width: int = HALF, *, recompute: bool = False, cpu: bool = False
+) -> int:
     """Bytes that one token of a micro-batch takes until its backward pass is through.
 
-    In half precision the kernels keep of a layer: the residual stream twice, in float32; queries,
-    keys and values, rotated; what attention saw and its log-sum; gate and up. In single precision
+    In half precision on a GPU kernels keep of a layer: the residual stream twice, in float32;
+    queries, keys and values, rotated; what attention saw and its log-sum; gate and up. Elsewhere
     plain PyTorch also keeps norms before and after their weights, silu(gate), its product with up,
     and what attention saw once more. One layer counts twice, for the gradients on their way. With
     `recompute` that layer is all, besides what goes into each: the residual stream and an addend.
     """
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     seen, inner = shape.num_heads * shape.head_dim, shape.intermediate_size
-    if width == HALF:
+    if width == HALF and not cpu:
         layer = 2 * shape.hidden_size * SINGLE + (heads + seen + 2 * inner) * HALF
     else:
         layer = (6 * shape.hidden_size + heads + 2 * seen + 4 * inner) * width
@@ -269,9 +282,10 @@ def activations(shape: ModelConfig, width: int = HALF, *, recompute: bool = Fals
     return layer * (shape.num_layers + 1)
 
 
-def head_bytes(shape: ModelConfig, tokens: int, width: int = HALF) -> int:
+def head_bytes(shape: ModelConfig, tokens: int, width: int = HALF, *, cpu: bool = False) -> int:
     """A chunk of logits and its gradient, and a gradient of the head beside the one summed up."""
-    chunk = min(tokens * shape.vocab_size, HEAD_CHUNK) * (SINGLE + width)
+    most = HEAD_CHUNK_CPU if cpu else HEAD_CHUNK
+    chunk = min(tokens * shape.vocab_size, most) * (SINGLE + (SINGLE if cpu else width))
     return chunk + head_weights(shape) * SINGLE
 
 
@@ -305,15 +319,18 @@ def memory(
     recompute: bool = False,
     reference: bool = False,
     width: int = HALF,
+    cpu: bool = False,
 ) -> dict[str, int]:
     """Bytes of training by what they are for."""
-    per_token = activations(shape, width, recompute=recompute)
-    return {
+    per_token = activations(shape, width, recompute=recompute, cpu=cpu)
+    head = head_bytes(shape, micro_tokens, width, cpu=cpu)
+    parts = {
         **held(shape, width, reference=reference),
         "gradients": parameters(shape) * SINGLE,
-        "micro-batch": micro_tokens * per_token + head_bytes(shape, micro_tokens, width),
+        "micro-batch": micro_tokens * per_token + head,
         "cache": cache_bytes(shape, slots, max_tokens, prompt, group, width),
     }
+    return {**parts, "process": PROCESS} if cpu else parts
 
 
 def peak(parts: Mapping[str, int]) -> int:

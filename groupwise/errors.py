@@ -50,6 +50,16 @@ class RecipeWarning(UserWarning):
     """A combination that runs, and that its author probably did not mean."""
 
 
+class EngineWarning(RuntimeWarning):
+    """The sampler goes on in another way than it was asked to."""
+
+
+def in_short(error: BaseException) -> str:
+    """Its kind and the first line of what it says: compilers go on for pages."""
+    said = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *said[:1]])
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A tail for 'unknown name' messages: the closest names, or all of them if few."""
     known = sorted(known)

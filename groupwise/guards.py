@@ -100,9 +100,12 @@ def check_delivery(run: Run) -> str:
 
     That is what a sampler made from the learner just now would have, or would have had as many
     updates ago as engine.weights says. Parameters that are the learner's own need no second look.
+    Of an engine that does not show its weights, log-probabilities tell (mismatch/ in the metrics).
     """
     learner, engine = run.loaded.model, run.engine
     mine = fingerprint(learner.named_parameters())
+    if engine.source is None:
+        return mine
     fresh = make_source(engine.weights, learner, run.version).model
 
     def digest(model: PolicyModel) -> str:

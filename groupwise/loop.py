@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from groupwise.config import Config
 from groupwise.guards import check_agreement, check_delivery, check_rewards, check_updates
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
-from groupwise.run import Run, finished, open_run
+from groupwise.run import MakeEngine, Run, finished, open_run
 from groupwise.setup import engine_of, sampling_of
 from groupwise.teach import teach
 from groupwise.validate.evaluate import Evaluation, evaluate
@@ -22,6 +20,7 @@ from groupwise.watch.clock import Clock
 from groupwise.watch.display import Display
 from groupwise.watch.report import write_report, write_summary
 from groupwise.watch.rows import rows_of
+from groupwise.watch.signals import Signals
 from groupwise.watch.speed import step_speed
 
 
@@ -29,23 +28,74 @@ class Stopped(Exception):
     """The run was asked to stop. It is saved; the same command goes on with it."""
 
 
-def train(config: Config, path: str | Path, display: Display | None = None) -> dict[str, Any]:
-    """Train into a run folder, or go on where it stands. Returns the summary."""
-    display = display or Display()
+Metrics = dict[str, Any]
+
+
+def train(
+    config: Config,
+    path: str | Path,
+    display: Display | None = None,
+    *,
+    engine: MakeEngine | None = None,
+) -> dict[str, Any]:
+    """Train into a run folder, or go on where it stands. Returns the summary.
+
+    `engine` makes a sampler of your own for the policy; without it the native one samples.
+    """
+    signals = Signals()
+    with signals.held():
+        cycle = _cycle(config, path, display or Display(), engine, signals)
+        while True:
+            try:
+                next(cycle)
+            except StopIteration as end:
+                return end.value
+
+
+def steps(
+    config: Config,
+    path: str | Path,
+    display: Display | None = None,
+    *,
+    engine: MakeEngine | None = None,
+) -> Generator[Metrics, None, dict[str, Any]]:
+    """As `train`, one step at a time: yields the metrics of each, and returns the summary.
+
+    The first are those of step 0, before any update, unless the run goes on. Whoever does not ask
+    for the next step leaves a run that is saved and can go on. While a step is computed, a request
+    to stop ends it: it is saved, and `Stopped` raised.
+    """
+    return _cycle(config, path, display or Display(), engine, Signals())
+
+
+def _cycle(
+    config: Config,
+    path: str | Path,
+    display: Display,
+    engine: MakeEngine | None,
+    signals: Signals,
+) -> Generator[Metrics, None, dict[str, Any]]:
     done = finished(config, path)
     if done is not None:
         display.note(f"{path} is finished after {done['steps']} steps; steps=N goes further.")
         return done
-    with stop_signals() as stop, open_run(config, path, display) as run:
-        check_delivery(run)
-        gate = check_agreement(run)
-        if run.step == 0 and run.before is None:
-            run.before = held_out(run)
-            run.recorder.step(0, [], {**gate, **run.before.metrics()})
-            display.step({"step": 0, **run.before.metrics()})
-        while run.step < config.steps and not stop.is_set():
-            if one_step(run, stop) and run.checkpoint_due():
+    with open_run(config, path, display, engine) as run:
+        with signals.held():
+            first = begin(run)
+        try:
+            if first is not None:
+                yield first
+            while run.step < config.steps and not signals.asked.is_set():
+                with signals.held():
+                    metrics = one_step(run, signals.asked)
+                    if metrics is not None and run.checkpoint_due():
+                        run.save()
+                if metrics is not None:
+                    yield metrics
+        except GeneratorExit:  # nobody asks for the next step
+            if run.saved_step != run.step:
                 run.save()
+            raise
         if run.saved_step != run.step:
             run.save()
         if run.step < config.steps:
@@ -53,8 +103,20 @@ def train(config: Config, path: str | Path, display: Display | None = None) -> d
         return finish(run)
 
 
-def one_step(run: Run, stop: threading.Event) -> bool:
-    """One turn of the cycle. False if it was asked to stop before anything was learned."""
+def begin(run: Run) -> Metrics | None:
+    """Check that sampler and learner agree; of a new run, how good the starting policy is."""
+    check_delivery(run)
+    gate = check_agreement(run)
+    if run.step != 0 or run.before is not None:
+        return None
+    run.before = held_out(run)
+    run.recorder.step(0, [], {**gate, **run.before.metrics()})
+    run.display.step({"step": 0, **run.before.metrics()})
+    return {"step": 0, **gate, **run.before.metrics()}
+
+
+def one_step(run: Run, stop: threading.Event) -> Metrics | None:
+    """One turn of the cycle. None if it was asked to stop before anything was learned."""
     config, clock, before = run.config, Clock(), run.cursor.state()
     run.at = run.step + 1
 
@@ -64,7 +126,7 @@ def one_step(run: Run, stop: threading.Event) -> bool:
     if failing is not None or stop.is_set():
         run.cursor.restore(before)  # as if the step had not begun
         if failing is None:
-            return False
+            return None
         if run.saved_step != run.step:
             run.save()
         raise failing
@@ -115,7 +177,7 @@ def one_step(run: Run, stop: threading.Event) -> bool:
         run.save(best=True)
     if enough is not None:
         raise enough
-    return True
+    return {"step": run.step, **metrics}
 
 
 def held_out(run: Run) -> Evaluation:
@@ -145,25 +207,3 @@ def finish(run: Run) -> dict[str, Any]:
     write_report(run.folder.path)
     run.display.finish(summary)
     return summary
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """Set when the process is asked to end; a second request is not held back."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked  # Python delivers signals to the main thread only
-        return
-
-    def note(number: int, frame: object) -> None:
-        asked.set()
-        signal.signal(number, previous[number])
-
-    previous: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-    for number in previous:
-        signal.signal(number, note)
-    try:
-        yield asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -36,6 +36,7 @@ class Task:
     answer: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)  # all others, for the reward
     token_ids: tuple[int, ...] = ()  # the prompt as the model reads it; filled up front
+    source: str = ""  # which of several sources it is from
 
 
 @dataclass(frozen=True)

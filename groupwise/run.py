@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import torch
 from groupwise import config as configuration
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
-from groupwise.data.cursor import Cursor
+from groupwise.data.cursor import Cursor, MixedCursor, cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.engine.native import NativeEngine
+from groupwise.engine.protocol import Engine
 from groupwise.errors import RunError
 from groupwise.graders.rubric import Grader
 from groupwise.model import tiny
@@ -43,6 +44,8 @@ from groupwise.watch.recorder import Recorder
 EVENT_PAUSE = 10  # steps between two showings of the same kind of event
 COLD_START = "cold_start"  # the embedded model as it was before reinforcement
 
+MakeEngine = Callable[[Loaded], Engine]  # a sampler for this policy
+
 
 @dataclass
 class Run:
@@ -55,9 +58,9 @@ class Run:
     loaded: Loaded
     tasks: list[Task]
     held_out: list[Task]
-    cursor: Cursor
+    cursor: Cursor | MixedCursor
     grader: Grader
-    engine: NativeEngine
+    engine: Engine
     learner: PolicyLearner | PairLearner
     reference: Reference | None
     step: int = 0  # finished ones
@@ -184,7 +187,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(config: Config, path: str | Path, display: Display) -> Iterator[Run]:
+def open_run(
+    config: Config, path: str | Path, display: Display, engine: MakeEngine | None = None
+) -> Iterator[Run]:
     """Check everything that is cheap, then load, then restore if the folder has a checkpoint."""
     doubts = configuration.check(config)
     folder = RunFolder(path)
@@ -195,10 +200,16 @@ def open_run(config: Config, path: str | Path, display: Display) -> Iterator[Run
         for text in _same_configuration(config, folder):
             display.note(text)
         with display, Recorder(folder) as recorder:
-            yield _open(config, folder, recorder, display)
+            yield _open(config, folder, recorder, display, engine)
 
 
-def _open(config: Config, folder: RunFolder, recorder: Recorder, display: Display) -> Run:
+def _open(
+    config: Config,
+    folder: RunFolder,
+    recorder: Recorder,
+    display: Display,
+    make_engine: MakeEngine | None,
+) -> Run:
     bench = set_up(config, lambda *tasks: starting_model(config, folder, *tasks))
     loaded, model = bench.loaded, bench.loaded.model
     reference = None
@@ -212,12 +223,18 @@ def _open(config: Config, folder: RunFolder, recorder: Recorder, display: Displa
         loaded=loaded,
         tasks=bench.tasks,
         held_out=bench.held_out,
-        cursor=Cursor(bench.tasks, seed=config.seed, shuffle=config.data.shuffle),
+        cursor=cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle),
         grader=bench.grader,
-        engine=engine_of(config, loaded, config.engine.weights),
+        engine=(
+            make_engine(loaded)
+            if make_engine is not None
+            else engine_of(config, loaded, config.engine.weights)
+        ),
         learner=_learner(config, model),
         reference=reference,
     )
+    if isinstance(run.engine, NativeEngine):
+        run.engine.tell = run.event
     origin = {
         "weights": fingerprint(model.named_parameters()),
         "data": data_fingerprint(bench.tasks),

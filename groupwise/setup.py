@@ -44,6 +44,7 @@ class Bench:
     held_out: list[Task]
     grader: Grader
     notes: list[str]  # what a person should know about them
+    mixture: dict[str, float]  # weights of the sources, by name; empty without a mixture
 
 
 def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]) -> Bench:
@@ -98,7 +99,8 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
     grader = Grader(config.reward.parts, [*ends, *config.engine.stop])
     if not graded:  # such data has answers for some of the rows, or for none
         held_out = [task for task in held_out if task.answer is not None]
-    return Bench(loaded, tasks, held_out[: config.eval.tasks], grader, list(dict.fromkeys(notes)))
+    notes = list(dict.fromkeys(notes))
+    return Bench(loaded, tasks, held_out[: config.eval.tasks], grader, notes, found.weights)
 
 
 def check_device(name: str) -> None:

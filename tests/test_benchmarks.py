@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import string
 import sys
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from groupwise.config import load as load_config
 from groupwise.cost import Device
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import afterwards
 import apples
 import gpu
+import growth
 import gsm8k_reward
 import shapes
 import unpack
@@ -286,13 +289,100 @@ def test_train_row(policy: Path, tmp_path: Path) -> None:
 def test_shape_rows(tmp_path: Path) -> None:
     sizes = ["--group", "2,4", "--tokens", "3,6", "--prompt-tokens", "11"]
     rows = rows_of(["shape", "--shape", "tiny", *sizes], tmp_path / "rows.jsonl")
-    assert [(row["group"], row["tokens"]) for row in rows] == [(2, 3), (2, 6), (4, 3), (4, 6)]
+    cases = [(row["group"], row["tokens"], row["phase"]) for row in rows]
+    assert cases == [
+        (group, tokens, phase)
+        for group, tokens in [(2, 3), (2, 6), (4, 3), (4, 6)]
+        for phase in ("rollout", "update")
+    ]
     for row in rows:
         written = 2 * row["group"] * row["tokens"]
-        assert row["prompt_tokens"] == 11
-        assert row["update_tokens_per_second"] == pytest.approx(
-            written / min(row["update_seconds"])
-        )
+        assert len(row["seconds"]) == 2
+        assert row["tokens_per_second"] == pytest.approx(written / min(row["seconds"]))
+    assert {row["prompt_tokens"] for row in rows[::2]} == {11}
+
+
+def test_rollouts_alone_make_no_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "PolicyLearner", None)
+    size = ["--group", "2", "--tokens", "3", "--phases", "rollout"]
+    (row,) = rows_of(["shape", "--shape", "tiny", *size], tmp_path / "rows.jsonl")
+    assert row["phase"] == "rollout" and row["tokens_per_second"] > 0
+
+
+def test_a_case_that_fails_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner without room: rows before and after it are there, gradients are not."""
+    learn = shapes.PolicyLearner.learn
+
+    def full(self: Any, *given: Any) -> Any:
+        learn(self, *given)
+        raise torch.OutOfMemoryError("no room for 3 GiB\nat all")
+
+    made: list[Loaded] = []
+    policy = shapes.policy
+    monkeypatch.setattr(shapes, "policy", lambda *given: made.append(policy(*given)) or made[0])
+    monkeypatch.setattr(shapes.PolicyLearner, "learn", full)
+    size = ["--group", "2,3", "--tokens", "3"]
+    rows = rows_of(["shape", "--shape", "tiny", *size], tmp_path / "rows.jsonl")
+    assert [row.get("left_out") for row in rows] == [None, "no room for 3 GiB"] * 2
+    assert all(parameter.grad is None for parameter in made[0].model.parameters())
+
+
+def test_a_case_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr(shapes.time, "perf_counter", lambda: clock)
+
+    def took(seconds: float) -> dict[str, Any]:
+        nonlocal clock
+        clock += seconds
+        return {"seconds": seconds}
+
+    budget = shapes.Budget(100.0, "cpu")
+    assert budget.row("rollout", 10, lambda: took(20.0)) == {"seconds": 20.0}
+    # Four times the tokens are expected to take 80 s, which just fits; another phase is unknown.
+    assert budget.row("rollout", 41, lambda: took(1.0)) == {
+        "left_out": "82 s more after 20 of 100 s"
+    }
+    assert budget.row("update", 41, lambda: took(1.0)) == {"seconds": 1.0}
+    assert "left_out" in budget.row("rollout", 40, lambda: took(1.0))
+    assert budget.row("rollout", 39, lambda: took(90.0)) == {"seconds": 90.0}
+    assert "left_out" in budget.row("update", 1, lambda: took(1.0))  # it is over
+
+
+def test_random_weights_never_touch_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7B on a device without memory: whatever was made elsewhere would be seen."""
+    elsewhere: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            made = function(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and made.device.type != "meta":
+                elsewhere.append(made.numel())
+            return made
+
+    asked: list[str] = []
+
+    class Anywhere(torch.Generator):  # there is none for that device
+        def __new__(cls, device: str) -> Anywhere:
+            asked.append(device)
+            return super().__new__(cls)
+
+    monkeypatch.setattr(torch, "Generator", Anywhere)
+    with Watch():
+        model = shapes.policy("7B", torch.bfloat16, "meta", 0).model
+    assert asked == ["meta"] and not elsewhere
+    assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.bfloat16)}
+
+
+def test_random_weights_follow_their_seed() -> None:
+    first, again, other = (
+        shapes.policy("tiny", torch.float32, "cpu", seed).model.head_weight for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert first.std().item() == pytest.approx(0.02, rel=0.05)
 
 
 def test_shapes_have_the_sizes_of_their_models() -> None:
@@ -315,6 +405,31 @@ def test_made_up_answers_differ_within_a_group() -> None:
     answers = {r.completion.token_ids for group in groups for r in group}
     assert len(answers) == 12 and {len(ids) for ids in answers} == {7}
     assert all(0 < token < 512 for ids in answers for token in ids)
+
+
+def test_growth_puts_the_roofline_beside_the_measurement(tmp_path: Path) -> None:
+    def row(phase: str, group: int, seconds: float, **more: Any) -> str:
+        size = {"shape": "tiny", "phase": phase, "prompts": 2, "group": group, "tokens": 8}
+        speed = {"seconds": [seconds, 9.0], "tokens_per_second": 2 * group * 8 / seconds}
+        found = {"row": "shape", **size, **speed, "roofline_seconds": 0.5, "peak_bytes": 3e9}
+        return json.dumps(found | more)
+
+    rows = [row("rollout", 4, 7.0), row("rollout", 4, 2.0), row("update", 4, 4.0)]
+    rows += [row("rollout", 16, 1.0), row("update", 16, 1.0, left_out="no room")]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join([*rows, json.dumps({"row": "step"})]))
+    found = growth.read(file)
+    assert growth.table(found).splitlines()[2:] == [  # the second measurement of two counts
+        "| tiny | 2 x 4 | 8 | 32 | 25 % | 4.00 | 12 % | 3.0 |",
+        "| tiny | 2 x 16 | 8 | 256 | 50 % | – | – | 3.0 |",
+    ]
+    # 32 and 256 tokens/s; at the roofline 128 and 512. The axis goes from 10 to 1,000.
+    left, right, bottom, top = 56.0, 340.0, 206.0, 30.0
+    drawn = growth.panel([row for row in found if row["phase"] == "rollout"], "rollout", "group")
+    for first, last in ((32, 256), (128, 512)):
+        y_first, y_last = (bottom - (math.log10(y) - 1) / 2 * (bottom - top) for y in (first, last))
+        assert f"{left:.1f},{y_first:.1f} {right:.1f},{y_last:.1f}" in drawn
+    assert growth.plot(found).count("not measured") == 3
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="it is there")

@@ -19,7 +19,7 @@ from groupwise.data import load
 from groupwise.data.cursor import Cursor, Draw, fingerprint
 from groupwise.data.generators import generate, split
 from groupwise.data.prompts import prepare
-from groupwise.data.tasks import read_jsonl
+from groupwise.data.tasks import read
 from groupwise.errors import DataError
 from groupwise.graders.answers import evaluate
 from groupwise.model.tokenizer import Tokenizer, character_files
@@ -36,7 +36,7 @@ def written(folder: Path, *lines: Any, name: str = "data.jsonl") -> str:
 
 def refused(*args: Any, **kwargs: Any) -> str:
     with pytest.raises(DataError) as caught:
-        read_jsonl(*args, **kwargs)
+        read(*args, **kwargs)
     return str(caught.value)
 
 
@@ -48,7 +48,7 @@ def test_rows_become_tasks_in_order(tmp_path: Path) -> None:
         "",
         {"q": messages, "a": ["x"]},
     )
-    one, two = read_jsonl(path, "q", "a")
+    one, two = read(path, "q", "a").tasks
     assert (one.id, one.prompt, one.answer) == (0, "one", 1)
     # The answer also stays under the name that functions written for this file ask for.
     assert one.columns == {"level": 3, "answer": "kept", "a": 1}
@@ -60,7 +60,7 @@ def test_compressed_rows_and_odd_line_ends(tmp_path: Path) -> None:
     row = json.dumps({"prompt": "a\u2028b\u0085c", "answer": "1"}, ensure_ascii=False)
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(gzip.compress(f"\ufeff{row}\r\n{row}\r\n".encode()))
-    assert [t.prompt for t in read_jsonl(path)] == ["a\u2028b\u0085c"] * 2
+    assert [t.prompt for t in read(path).tasks] == ["a\u2028b\u0085c"] * 2
 
 
 def test_malformed_rows_are_listed_with_line_and_row(tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_a_column_that_is_nowhere_names_the_nearest(tmp_path: Path) -> None:
     assert "data.prompt_key" in message and "'promt'" in message and "line" not in message
     message = refused(path, "promt", require_answers=True)
     assert "data.answer_key" in message and "'anwser'" in message
-    assert [task.answer for task in read_jsonl(path, "promt")] == [None, None]  # nobody asks
+    assert [task.answer for task in read(path, "promt").tasks] == [None, None]  # nobody asks
 
 
 @pytest.mark.parametrize("empty", [None, "", "  ", [], {}])
 def test_an_empty_answer_is_refused_where_it_is_needed(tmp_path: Path, empty: Any) -> None:
     path = written(tmp_path, {"prompt": "a", "answer": 0}, {"prompt": "b", "answer": empty})
     assert "line 2: 'answer' is empty" in refused(path, require_answers=True)
-    assert [task.answer for task in read_jsonl(path)] == [0, empty]
+    assert [task.answer for task in read(path).tasks] == [0, empty]
     path = written(tmp_path, {"prompt": "a", "answer": False}, {"prompt": "b"})
     assert "line 2: no column 'answer'" in refused(path, require_answers=True)
 
@@ -115,7 +115,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert "no rows" in refused(written(tmp_path, "", " "))
     assert "is a folder" in refused(tmp_path)
     assert "Did you mean 'data.jsonl'" in refused(tmp_path / "dato.jsonl")
-    assert "JSON lines" in refused(written(tmp_path, "a,b", name="data.csv"))
+    assert "JSON lines" in refused(written(tmp_path, "a,b", name="data.xlsx"))
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe9"}\n')
     assert "line 2, is no UTF-8" in refused(tmp_path / "latin.jsonl")
     whole = gzip.compress(b'{"prompt": "a"}\n' * 1000)

@@ -46,13 +46,24 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
         logits_BV = hidden_BD @ head_VD.T * inverse_temperature
         return draw_plain(logits_BV, key_B4, position_B, **options)
 
+    def prompt_attention(layer, query_BHW, key_heads, tile_I4, layout):
+        """Notes only which row read what."""
+        assert key_heads * 3 == query_BHW.shape[1] and int(tile_I4[:, 1].sum()) == len(query_BHW)
+        return {
+            row: (prompt, length)
+            for start, rows, prompt, length in tile_I4.tolist()
+            for row in range(start, start + rows)
+        }
+
     def decode_attention(
-        layer, query_BHW, key_BJW, value_BJW, slot_B, own_S, prompt_S, length_S, *_
+        layer, query_BHW, key_BJW, value_BJW, slot_B, own_S, prompt_S, length_S, *rest
     ):
+        first = rest[-1]
         own, prompts = flights[-1].cache, flights[-1].prompts
         seen = []
         for row, slot in enumerate(slot_B.tolist()):
             at, prompt, length = int(own_S[slot]), int(prompt_S[slot]), int(length_S[slot])
+            assert first is None or first[row] == (prompt, length)
             own.key_LSJUW[layer, slot, :, at] = key_BJW[row]
             own.value_LSJUW[layer, slot, :, at] = value_BJW[row]
             key_JUW, value_JUW = (
@@ -73,6 +84,7 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "sample", sample)
     monkeypatch.setattr(decoder, "record", record_plain)
     monkeypatch.setattr(decoder, "decode_attention", decode_attention)
+    monkeypatch.setattr(decoder, "prompt_attention", prompt_attention)
 
 
 @pytest.fixture
@@ -114,6 +126,68 @@ def test_kernels_and_plain_engine_write_the_same(name: str) -> None:
     for a, b in zip(plain, kernels, strict=True):
         assert [c.token_ids for c in a] == [c.token_ids for c in b]
         assert torch.allclose(a[0].logp_T, b[0].logp_T, atol=2e-5)
+
+
+@pytest.mark.usefixtures("few")
+def test_kernels_that_read_prompts_once_write_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from groupwise.engine import decoder
+
+    monkeypatch.setattr(decoder, "PROMPT_ONCE_ROWS", 1)
+    monkeypatch.setattr(decoder, "ROWS_A_TILE", 1)
+    sampling = Sampling(max_tokens=3, temperature=0.0)
+    requests = [request(5, 2, 0), request(9, 1, 1)]
+    plain = engine().generate(requests, sampling)
+    sampler = engine(equipped())
+    kernels = sampler.generate(requests, sampling)
+    assert sampler.decoder is not None and sampler.decoder._state().prompt_once
+    for a, b in zip(plain, kernels, strict=True):
+        assert [c.token_ids for c in a] == [c.token_ids for c in b]
+        assert torch.allclose(a[0].logp_T, b[0].logp_T, atol=2e-5)
+
+
+@pytest.mark.usefixtures("twins")
+@pytest.mark.parametrize("slots, expected", [(3, {True}), (6, {True, False}), (16, {False})])
+def test_prompts_are_read_once_while_groups_are_large(
+    slots: int, expected: set[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 16 rows have room for 4 tiles. The twin holds every row against its tile."""
+    from groupwise.engine import decoder
+
+    ways: set[bool] = set()
+    advance = decoder.Decoder.advance
+
+    def noted(self: decoder.Decoder, rows: int, steps: int, temperature: float) -> None:
+        state = self._state()
+        prompts = {int(state.prompt_S[slot]) for slot in state.slot_B[:rows]}
+        assert state.prompt_once == (len(prompts) + (rows < 16) <= 4)
+        ways.add(state.prompt_once)
+        advance(self, rows, steps, temperature)
+
+    sampling, ends = Sampling(max_tokens=20), [3, 50, 60]
+    requests = [request(4 + 3 * n, samples, n) for n, samples in enumerate((3, 1, 1, 7, 1, 3))]
+    apart = decoder_engine(slots=slots, eos=ends).generate(requests, sampling)
+    monkeypatch.setattr(decoder, "PROMPT_ONCE_ROWS", 16)
+    monkeypatch.setattr(decoder.Decoder, "advance", noted)
+    once = decoder_engine(slots=slots, eos=ends).generate(requests, sampling)
+    assert ways == expected
+    for a, b in zip(apart, once, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert x.token_ids == y.token_ids and x.finish == y.finish
+            assert torch.allclose(x.logp_T, y.logp_T, atol=1e-5)
+
+
+def test_batches_that_do_not_read_prompts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from groupwise.engine import decoder
+
+    def may_share(exact: bool) -> bool:
+        tokenizer = engine().tokenizer
+        return decoder.Decoder(equipped(exact=exact), tokenizer, seed=0, slots=8).may_share(64)
+
+    assert not may_share(exact=False), "by default nobody does"
+    for least, share in ((1, True), (64, True), (65, False)):
+        monkeypatch.setattr(decoder, "PROMPT_ONCE_ROWS", least)
+        assert may_share(exact=False) == share
+        assert not may_share(exact=True)
 
 
 @pytest.mark.usefixtures("few")

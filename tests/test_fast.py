@@ -1,4 +1,8 @@
-"""The whole model with kernels against plain PyTorch: hidden states, and every gradient."""
+"""The whole model with kernels against plain PyTorch: hidden states, and every gradient.
+
+On a GPU in bfloat16, which is what they are for; in the interpreter, which multiplies bfloat16
+wrongly, in float32.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from model_zoo import make
 pytestmark = pytest.mark.usefixtures("kernels")
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
+DTYPE = torch.bfloat16 if CUDA else torch.float32
 PROMPTS, BEHIND = [5, 3], [[4, 1], []]
 TOKENS = sum(PROMPTS) + sum(map(sum, BEHIND))
 POSITIONS = [*range(5), *range(5, 9), 5, *range(3)]
@@ -38,12 +43,22 @@ def test_kernels_compute_the_same_model(kind: str, name: str, recompute: bool) -
         pytest.skip("one family each is enough")
     from groupwise.model import fast
 
-    plain = make(name).to(DEVICE)
+    plain = make(name, dtype=DTYPE).to(DEVICE)
     model = copy.deepcopy(plain)
     model.ops, model.recompute = getattr(fast, kind)(), recompute
     model.ops.lay_out(model)
-    wanted, found = run(plain), run(model)
+    found = run(model)
+    wanted = run(copy.deepcopy(plain).float())
     assert found.keys() == wanted.keys()
+    if not CUDA:
+        for key, value in wanted.items():
+            scale = value.abs().max().clamp(min=1e-3)
+            assert (found[key] - value).abs().max() / scale < 2e-5, key
+        return
+    rounded = run(plain)  # what the precision itself costs
     for key, value in wanted.items():
-        scale = value.abs().max().clamp(min=1e-3)
-        assert (found[key] - value).abs().max() / scale < 2e-5, key
+        assert difference(found[key], value) < 2 * difference(rounded[key], value) + 0.03, key
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupwise.data.generators import generate
-from groupwise.data.tasks import read_jsonl
+from groupwise.data.tasks import read
 from groupwise.errors import RewardError
 from groupwise.graders.answers import (
     answer_number,
@@ -629,7 +629,7 @@ def test_generated_tasks_accept_their_own_solutions(name: str, part: str) -> Non
 def test_gold_answers_of_gsm8k_score() -> None:
     grader = Grader({"number": 1.0})
     for name in ("train", "test"):
-        tasks = read_jsonl(DATA / f"gsm8k/{name}.jsonl.gz", require_answers=True)
+        tasks = read(DATA / f"gsm8k/{name}.jsonl.gz", require_answers=True).tasks
         for texts in ([t.answer for t in tasks], [t.columns["solution"] for t in tasks]):
             samples = [(t, text, (), "eos") for t, text in zip(tasks, texts, strict=True)]
             assert all(grade.reward == 1.0 for grade in grader.grade(samples))
@@ -649,7 +649,7 @@ def test_labelled_solutions_of_gsm8k_are_judged_as_their_authors_did() -> None:
 
 @NOT_HERE
 def test_gold_answers_of_countdown_score() -> None:
-    tasks = read_jsonl(DATA / "countdown/test.jsonl.gz")
+    tasks = read(DATA / "countdown/test.jsonl.gz").tasks
     grades = Grader({"countdown": 1.0}).grade([(t, t.answer, (), "eos") for t in tasks])
     assert tasks and all(grade.reward == 1.0 for grade in grades)
 

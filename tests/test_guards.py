@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from groupwise import guards, loop
-from groupwise.engine import copies, native
+from groupwise.engine import copies, flight, native
 from groupwise.errors import RunError
 from groupwise.model.checkpoint import load_weights
 from groupwise.optim import learner, packs
@@ -90,13 +90,13 @@ def other_weights(patch: Patch) -> None:
 
 def other_logits(patch: Patch) -> None:
     """Each token's is its neighbour's."""
-    real = native.logits
+    real = flight.logits
 
     def shifted(*args: Any, **options: Any) -> Tensor:
         found = real(*args, **options)
         return found.copy_(found.roll(1, dims=-1))
 
-    patch.setattr(native, "logits", shifted)
+    patch.setattr(flight, "logits", shifted)
 
 
 @pytest.mark.parametrize("sabotage", [other_temperature, other_weights, other_logits, other_prompt])

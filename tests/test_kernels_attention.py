@@ -27,6 +27,7 @@ from groupwise.model.kernels.attention import (  # noqa: E402
     merge,
     pack_attention,
 )
+from groupwise.model.kernels.prompts import prompt_attention, prompt_tiles  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels")
 DEVICE = "cuda" if CUDA else "cpu"
@@ -77,37 +78,13 @@ def seen_by(query_HW: Tensor, key_UJW: Tensor, value_UJW: Tensor) -> Tensor:
     return torch.einsum("hu,uhw->hw", score_HU.softmax(-1), value_UHW)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("splits", [1, 5])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", SMALL + MODELS, ids=str)
-def test_decode_is_attention_over_prompt_own_tokens_and_itself(sizes, dtype, splits, exact):
-    if splits > 1 and dtype == torch.float16:
-        pytest.skip("covered by the others")
-    own = [0, 31, 32, 5, 63, 64, 70, 33]
-    prompt = [2, 0, 0, 1, 2, 1, 1, 0]
-    lengths = [1, 64, 75]
-    slots = [6, 0, 3, 1, 5, 2, 7]  # slot 4 rests
-    cache = caches(2, 8, 3, 96, 80, sizes, dtype)
-    before = cache.own_key.clone(), cache.own_value.clone()
-    query_BHW, key_BJW, value_BJW = heads_of(len(slots), sizes, dtype, seed=9)
+def numbers(x: Sequence[object], kind: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor(x, dtype=kind, device=DEVICE)
 
-    def numbers(x: Sequence[int], kind: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(x, dtype=kind, device=DEVICE)
 
-    seen_BHW = decode_attention(
-        1,
-        query_BHW,
-        key_BJW,
-        value_BJW,
-        numbers(slots, torch.int64),
-        numbers(own),
-        numbers(prompt),
-        numbers([lengths[p] for p in prompt]),
-        cache.layout,
-        splits,
-        exact,
-    )
+def check_decode(seen_BHW, heads_BXW, cache, before, slots, own, prompt, lengths):
+    """Rows see what they should in layer 1, and one key and value a row is written."""
+    query_BHW, key_BJW, value_BJW = heads_BXW
     expected_key, expected_value = before
     for row, slot in enumerate(slots):
         expected_key[1, slot, :, own[slot]] = key_BJW[row]
@@ -126,9 +103,88 @@ def test_decode_is_attention_over_prompt_own_tokens_and_itself(sizes, dtype, spl
         )
         expected_HW = seen_by(query_BHW[row], key_UJW, value_UJW)
         error = (seen_BHW[row].double() - expected_HW).abs().max().item()
-        assert error < TOLERANCE[dtype], f"row {row}, slot {slot}: {error}"
+        assert error < TOLERANCE[query_BHW.dtype], f"row {row}, slot {slot}: {error}"
     assert torch.equal(cache.own_key, expected_key), "one key a row is written, and nothing else"
     assert torch.equal(cache.own_value, expected_value)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("splits", [1, 5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SMALL + MODELS, ids=str)
+def test_decode_is_attention_over_prompt_own_tokens_and_itself(sizes, dtype, splits, exact):
+    if splits > 1 and dtype == torch.float16:
+        pytest.skip("covered by the others")
+    own = [0, 31, 32, 5, 63, 64, 70, 33]
+    prompt = [2, 0, 0, 1, 2, 1, 1, 0]
+    lengths = [1, 64, 75]
+    slots = [6, 0, 3, 1, 5, 2, 7]  # slot 4 rests
+    cache = caches(2, 8, 3, 96, 80, sizes, dtype)
+    before = cache.own_key.clone(), cache.own_value.clone()
+    heads_BXW = heads_of(len(slots), sizes, dtype, seed=9)
+    seen_BHW = decode_attention(
+        1,
+        *heads_BXW,
+        numbers(slots, torch.int64),
+        numbers(own),
+        numbers(prompt),
+        numbers([lengths[p] for p in prompt]),
+        cache.layout,
+        splits,
+        exact,
+    )
+    check_decode(seen_BHW, heads_BXW, cache, before, slots, own, prompt, lengths)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "sizes", MODELS if CUDA else [(34, 2, 8), (9, 1, 24), (20, 1, 72)], ids=str
+)
+def test_rows_of_a_group_read_their_prompt_once(sizes, dtype, splits):
+    """A group of two tiles, of one, of one row; slots in any order; rows that fill up."""
+    if splits > 1 and dtype == torch.float16:
+        pytest.skip("covered by the others")
+    many = 64 // (sizes[0] // sizes[1]) + 3  # more rows than a tile takes
+    groups = [(1, 75), (2, 1), (1, 64), (many, 33), (2, 150)]  # rows, tokens
+    lengths = [n for _, n in groups] + [9]
+    prompt = [0, *[p for p, (rows, _) in enumerate(groups) for _ in range(rows)]]
+    slots = [*range(len(prompt) - 1, 0, -1), 0, 0]  # slot 0 is for rows that fill up
+    own = [0, *[(0, 31, 32, 70, 5)[slot % 5] for slot in slots[:-2]]]
+    cache = caches(2, len(prompt), len(lengths), 96, 160, sizes, dtype)
+    for shared in (cache.prompt_key, cache.prompt_value):
+        shared[:, -1] = torch.nan  # nobody's prompt
+        for p, n in enumerate(lengths):
+            shared[:, p, :, n:] = torch.nan
+    before = cache.own_key.clone(), cache.own_value.clone()
+    heads_BXW = heads_of(len(slots), sizes, dtype, seed=9)
+    queries = sizes[0] // sizes[1]
+    tiles = prompt_tiles([(prompt[slot], lengths[prompt[slot]]) for slot in slots], queries)
+    unused = [(0, 0, len(groups), 9), (0, 0, 0, 0)]
+    first = prompt_attention(1, heads_BXW[0], sizes[1], numbers(tiles + unused), cache.layout)
+    nowhere = numbers([-1] * len(prompt))  # the prompts are not looked at again
+    seen_BHW = decode_attention(
+        1, *heads_BXW, numbers(slots), numbers(own), nowhere, nowhere, cache.layout, splits, False,
+        first,
+    )  # fmt: skip
+    assert seen_BHW.isfinite().all()
+    # Both rows that fill up write to slot 0, and nobody looks at what they see.
+    rows = slice(0, len(slots) - 2)
+    cache.own_key[1, 0], cache.own_value[1, 0] = before[0][1, 0], before[1][1, 0]
+    real = tuple(x[rows] for x in heads_BXW)
+    check_decode(seen_BHW, real, cache, before, slots[rows], own, prompt, lengths)
+
+
+def test_tiles_are_neighbours_with_one_prompt():
+    rows = [(7, 5)] * 3 + [(2, 9)] + [(7, 5)] * 22 + [(7, 4)]
+    assert prompt_tiles(rows, queries=3) == [
+        (0, 3, 7, 5),
+        (3, 1, 2, 9),
+        (4, 21, 7, 5),
+        (25, 1, 7, 5),
+        (26, 1, 7, 4),
+    ]
+    assert prompt_tiles(rows[:3], queries=33) == [(n, 1, 7, 5) for n in range(3)]
 
 
 def test_garbage_behind_a_slots_tokens_is_not_read():
@@ -278,3 +334,6 @@ def test_what_the_kernels_cannot_take_is_refused():
     cache = noise(1, 2, 3, 16, 5, seed=0).transpose(3, 4)
     with pytest.raises(ModelError, match="Make them contiguous"):
         cache_layout(cache, cache, cache, cache)
+    many, _, _ = heads_of(2, (65, 1, 16), torch.float32, seed=0)
+    with pytest.raises(ModelError, match="65 query heads share a key head"):
+        prompt_attention(0, many, 1, numbers([(0, 2, 0, 1)]), tile)

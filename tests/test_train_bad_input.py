@@ -129,7 +129,7 @@ def test_a_bad_row_is_named_with_its_line(
 
 
 def test_an_answer_column_that_is_empty_or_elsewhere_is_named(line: Line, no_model: None) -> None:
-    path = line.jsonl("rows.jsonl", *({"prompt": "1+2=", "solution": "3"} for _ in range(3)))
+    path = line.jsonl("rows.jsonl", *({"prompt": "1+2=", "result": "3"} for _ in range(3)))
     why = line.set(data__train=path).refused()
     assert "No row" in why and "column 'answer', which the reward reads" in why
     assert "Set data.answer_key" in why

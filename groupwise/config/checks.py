@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from groupwise.composition import PairRecipe, Recipe
-from groupwise.config.fields import Config
-from groupwise.config.reading import BUILT_IN, DEFAULTS
+from groupwise.config.fields import GENERATORS, Config
+from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
 from groupwise.errors import ConfigError
 from groupwise.room import CPU_TOKENS
@@ -253,7 +253,7 @@ def settings_without_effect(config: Config, recipe: Recipe | PairRecipe) -> Iter
     unused = []
     if config.model.path != "tiny":
         unused += [(name, "model.path is not tiny") for name in FIELDS if name.startswith("tiny.")]
-    if config.data.train not in BUILT_IN and config.data.eval not in BUILT_IN[1:]:
+    if not {*config.data.sources, *config.data.eval_sources} & {*GENERATORS}:
         unused += [("data.size", "no generator is in use")]
     if config.eval.samples > 1 and config.eval.temperature == 0:
         unused += [("eval.samples", "greedy answers are all the same: set eval.temperature")]
@@ -263,10 +263,10 @@ def settings_without_effect(config: Config, recipe: Recipe | PairRecipe) -> Iter
 
 
 def nothing_held_out(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
-    if config.data.train not in BUILT_IN and not config.data.eval:
+    if not config.data.evaluates:
         yield (
             "no held-out tasks, so no accuracy and no best checkpoint. Set data.eval to a file "
-            "that is not in data.train."
+            "that is not in data.train, or data.holdout_share=0.05."
         )
 
 
@@ -329,7 +329,7 @@ def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
     )
     lines[-1] += _micro_batches(config, micro_tokens)
     drawn = config.steps * config.prompts_per_step
-    drawn_of = f" from {config.data.size:,} tasks" if config.data.train in BUILT_IN else ""
+    drawn_of = f" from {config.data.size:,} tasks" if config.data.train in GENERATORS else ""
     lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
     lines += [
         f"groups that {name} drops are drawn anew, up to {config.refills} times a step"
@@ -370,7 +370,7 @@ def _model(config: Config) -> str:
 
 def _eval_line(config: Config) -> str:
     held_out = config.eval
-    if not held_out.tasks or (config.data.train not in BUILT_IN and not config.data.eval):
+    if not held_out.tasks or not config.data.evaluates:
         return "no held-out evaluation"
     how = f"temperature {held_out.temperature:g}" if held_out.temperature else "greedy"
     often = f"every {held_out.every} steps" if held_out.every else "before and after"

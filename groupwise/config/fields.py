@@ -72,21 +72,56 @@ class Tiny:
     cold_start_rate: Positive = 3e-3
 
 
+GENERATORS = ("arithmetic", "countdown")
+
+
 @dataclass(frozen=True)
 class Data:
     """Prompts."""
 
-    train: str = "arithmetic"  # a .jsonl file, or a generator: arithmetic, countdown
-    eval: str = ""  # the same; "" holds tasks out of a generator, and none of a file
-    prompt_key: str = "prompt"
-    answer_key: str = "answer"
-    template: Literal["auto", "chat", "plain"] = "auto"  # auto: chat for messages, else plain
+    # a file, a pattern ("data/*.parquet"), a named set ("gsm8k:FILE") or a generator (arithmetic,
+    # countdown); a list of them, or a table with weights: { "gsm8k:FILE" = 0.7, "FILE" = 0.3 }
+    train: str | tuple[str, ...] | dict[str, Positive] = "arithmetic"
+    # the same without weights; "" holds tasks out of a generator, and none of a file
+    eval: str | tuple[str, ...] = ""
+    holdout_share: Fraction = (
+        0.0  # of the prompts of data.train, chosen by their text; not with eval
+    )
+    duplicates: Literal["keep", "drop"] = "keep"  # drop also leaves prompts of data.eval out
+    prompt_key: str = ""  # a column, or a path such as extra_info.question; "": recognised
+    answer_key: str = ""  # the same: reward_model.ground_truth
+    # auto (chat for messages, else plain), chat, plain, r1_zero, qwen_math, a file with {prompt}
+    template: str = "auto"
     system: str = ""  # a system message in front of chat prompts
     instruction: str = "{prompt}"  # what a string prompt becomes
     max_prompt_tokens: Whole = 0  # longer ones are dropped, and reported; 0: what the model holds
     size: Count = 10_000  # tasks that a generator makes
     options: dict[str, Any] = field(default_factory=dict)  # of a generator, such as digits = 2
     shuffle: bool = True
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return _names(self.train)
+
+    @property
+    def eval_sources(self) -> tuple[str, ...]:
+        return _names(self.eval)
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether a number of tasks is held out of the generator that is trained on."""
+        alone = len(self.sources) == 1 and self.sources[0] in GENERATORS
+        return alone and not self.holdout_share and self.eval_sources in ((), self.sources)
+
+    @property
+    def evaluates(self) -> bool:
+        return bool(self.eval_sources or self.holdout_share or self.holds_out)
+
+
+def _names(source: str | tuple[str, ...] | dict[str, float]) -> tuple[str, ...]:
+    if isinstance(source, str):
+        return (source,) if source else ()
+    return tuple(source)
 
 
 @dataclass(frozen=True)

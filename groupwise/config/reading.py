@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import tomllib
 import typing
@@ -14,7 +15,7 @@ from typing import Any
 from groupwise import recipes as _recipes  # noqa: F401 - fills RECIPES
 from groupwise.composition import RECIPES, PairRecipe, Recipe, load_plugin
 from groupwise.composition import recipe as recipe_by_name
-from groupwise.config.fields import Config
+from groupwise.config.fields import GENERATORS, Config
 from groupwise.config.names import unknown
 from groupwise.config.values import FIELDS, OPEN, TABLES, Raw, checked, flat
 from groupwise.errors import ConfigError, RecipeWarning
@@ -27,7 +28,7 @@ DEFAULT_RECIPE = "grpo"
 # A recipe that is not known by name must spell these out.
 REQUIRED = {"advantage", "ratio", "gate", "aggregation", "schedule"}
 # Not files, whatever lies beside the configuration.
-BUILT_IN = ("", "tiny", "arithmetic", "countdown")
+BUILT_IN = ("", "tiny", "auto", "chat", "plain", "r1_zero", "qwen_math", *GENERATORS)
 
 
 @dataclass(frozen=True)
@@ -179,17 +180,30 @@ def _beside(folder: Path, setting: Setting) -> Setting:
     """Files that lie beside the configuration are meant, before those of the working folder."""
 
     def file(name: str) -> str:
-        found = folder / name
-        known = name not in BUILT_IN and found.exists()
-        return os.path.normpath(found) if known else name
+        if name in BUILT_IN:
+            return name
+        if (folder / name).exists():
+            return os.path.normpath(folder / name)
+        pattern = os.path.normpath(os.path.join(glob.escape(str(folder)), name))
+        fits = glob.has_magic(name) and glob.glob(pattern, recursive=True)
+        return pattern if fits else name
+
+    def source(name: str) -> str:  # a file, a pattern, or set:file
+        word, colon, path = name.partition(":")
+        return f"{word}:{file(path)}" if colon and path and file(name) == name else file(name)
 
     def member(name: str) -> str:  # file.py:function
         path, colon, word = name.rpartition(":")
         return f"{file(path)}:{word}" if colon and path.endswith(".py") else name
 
     field, entry, value = setting.field, setting.entry, setting.value
-    if field in ("model.path", "data.train", "data.eval"):
+    if field in ("model.path", "data.template"):
         return replace(setting, value=file(value))
+    if field in ("data.train", "data.eval"):
+        if isinstance(value, Mapping):
+            return replace(setting, value={source(name): x for name, x in value.items()})
+        several = isinstance(value, tuple)
+        return replace(setting, value=tuple(map(source, value)) if several else source(value))
     if field == "recipe" and entry is None and isinstance(value, str):
         return replace(setting, value=member(value))
     if field == "reward.parts":

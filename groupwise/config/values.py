@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import tomllib
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -64,6 +65,8 @@ class Raw(str):
 def checked(where: str, hint: Any, value: Any) -> Any:
     """The value as its field holds it, or an error that says what the field holds."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return checked(where, _form(args, value), value)
     kind, bounds = args if origin is Annotated else (hint, Range())
     texts = kind is str or origin is Literal
     if isinstance(value, Raw):
@@ -84,6 +87,17 @@ def checked(where: str, hint: Any, value: Any) -> Any:
         _of_type(where, Mapping, "a table such as { name = 1.0 }", value)
         return {str(key): checked(f"{where}.{key}", args[1], each) for key, each in value.items()}
     return _plain(where, value)
+
+
+def _form(forms: tuple[Any, ...], value: Any) -> Any:
+    """Which form of a setting that has several is meant: a table, a list, or else a text."""
+    if isinstance(value, Raw):
+        value = value.read()
+    for kind, given in ((dict, Mapping), (tuple, (list, tuple))):
+        fitting = [form for form in forms if typing.get_origin(form) is kind]
+        if fitting and isinstance(value, given):
+            return fitting[0]
+    return str
 
 
 def _shown(value: Any) -> str:

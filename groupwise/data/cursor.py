@@ -24,7 +24,7 @@ class Cursor:
     before this one: a prompt that comes back, even in the same batch, has another draw number.
     """
 
-    def __init__(self, tasks: Sequence[Task], seed: int, shuffle: bool = True) -> None:
+    def __init__(self, tasks: Sequence[Task], seed: int | str, shuffle: bool = True) -> None:
         if not tasks:
             raise DataError("There are no tasks to draw from. Check data.train.")
         self.seed, self.shuffle = seed, shuffle
@@ -87,11 +87,76 @@ class Cursor:
         return sorted(range(self.count), key=keys.__getitem__)
 
 
+class MixedCursor:
+    """A cursor for each of several sources, and whose turn it is.
+
+    The turn goes to the source that is furthest behind its share, so that none is ever a whole
+    draw ahead of it: batches have the shares too, not only the run. Each source has passes of its
+    own: a small one with a large weight comes round more often.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], weights: Mapping[str, float], seed: int, shuffle: bool = True
+    ) -> None:
+        total = sum(weights.values())
+        self.shares = {source: weight / total for source, weight in weights.items()}
+        self._places: dict[str, list[int]] = {source: [] for source in weights}
+        for place, task in enumerate(tasks):
+            self._places[task.source].append(place)
+        for source, places in self._places.items():
+            if not places:
+                raise DataError(f"There are no tasks of {source} to draw from. Check data.train.")
+        self.parts = {
+            source: Cursor([tasks[i] for i in places], f"{seed}/{source}", shuffle)
+            for source, places in self._places.items()
+        }
+
+    @property
+    def epoch(self) -> int:
+        """Of the source that has come round most often."""
+        return max(part.epoch for part in self.parts.values())
+
+    def take(self, n: int) -> list[Draw]:
+        """The next n draws."""
+        drawn = []
+        counts = {s: part.epoch * part.count + part.position for s, part in self.parts.items()}
+        for number in range(sum(counts.values()) + 1, sum(counts.values()) + n + 1):
+            source = max(counts, key=lambda s: self.shares[s] * number - counts[s])
+            counts[source] += 1
+            (draw,) = self.parts[source].take(1)
+            drawn.append(Draw(self._places[source][draw.task], draw.number))
+        return drawn
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs, as JSON."""
+        parts = {source: part.state() for source, part in self.parts.items()}
+        return {"shares": dict(self.shares), "parts": parts}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state of the same sources with the same weights."""
+        if state.get("shares") != self.shares:
+            raise DataError(
+                f"The saved position is of other data: its shares are {state.get('shares')!r}, "
+                f"here they are {self.shares!r}. Continue with the data of the run, or start a new "
+                "one."
+            )
+        for source, part in self.parts.items():
+            part.restore(state["parts"][source])
+
+
+def cursor_of(
+    tasks: Sequence[Task], weights: Mapping[str, float], seed: int, shuffle: bool
+) -> Cursor | MixedCursor:
+    """By the weights of the sources, where they have any."""
+    return MixedCursor(tasks, weights, seed, shuffle) if weights else Cursor(tasks, seed, shuffle)
+
+
 def fingerprint(tasks: Sequence[Task]) -> str:
     """A hash of all of every row, in order: equal for the same data, and for no other."""
     digest = hashlib.sha256()
     for task in tasks:
         prompt = task.prompt if isinstance(task.prompt, str) else [dict(m) for m in task.prompt]
         row = [task.id, prompt, task.answer, dict(task.columns)]
+        row += [task.source] if task.source else []
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]

@@ -12,14 +12,14 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
+from groupwise.data.tasks import prompt_text
+from groupwise.data.templates import CHAT, PROMPT, template_text
 from groupwise.errors import DataError, ModelError
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.records import Task
 
-Template = Literal["auto", "chat", "plain"]
-PROMPT = "{prompt}"
 MAX_LOST = 0.01  # share of prompts that may not survive the tokenizer
 
 
@@ -65,7 +65,7 @@ def prepare(
     tasks: Sequence[Task],
     tokenizer: Tokenizer,
     *,
-    template: Template = "auto",
+    template: str = "auto",
     system: str = "",
     instruction: str = PROMPT,
     max_prompt_tokens: int = 0,
@@ -76,10 +76,10 @@ def prepare(
     limit = min(max_prompt_tokens or room, room)
     kept: list[Task] = []
     dropped: list[Dropped] = []
-    reader = _Reader(tokenizer)
+    reader = Reader(tokenizer, Wording(template, system, instruction))
     for task in tasks:
         try:
-            ids = reader.ids(task, as_written(task, template, system, instruction))
+            ids = reader.ids(task)
         except _Lost as error:
             dropped.append(Dropped(task.id, str(error), 0))
             continue
@@ -104,31 +104,49 @@ def prepare(
     return Prepared(kept, dropped, limit)
 
 
-def as_written(
-    task: Task, template: Template, system: str, instruction: str
-) -> str | list[dict[str, Any]]:
-    """Plain text, or the messages that the chat template will render."""
-    if isinstance(task.prompt, str):
+class Wording:
+    """How a prompt is put to the model: as plain text, or as messages for its chat template."""
+
+    def __init__(self, template: str, system: str, instruction: str) -> None:
+        self.template, self.system, self.instruction = template, system, instruction
+        self.around = None if template in CHAT else template_text(template)
+
+    def __call__(self, task: Task) -> str | list[dict[str, Any]]:
+        if self.around is not None:
+            return self._within(self.around, self._within(self.instruction, self._question(task)))
+        if isinstance(task.prompt, str):
+            text = self._within(self.instruction, task.prompt)
+            if self.template != "chat":
+                return text
+            messages = [{"role": "user", "content": text}]
+        else:
+            messages = [dict(message) for message in task.prompt]
+        if not self.system:
+            return messages
+        if messages[0]["role"] == "system":
+            raise DataError(
+                f"Row {task.id} has a system message of its own, and data.system is set. Remove "
+                "one of the two."
+            )
+        return [{"role": "system", "content": self.system}, *messages]
+
+    def _within(self, text: str, prompt: str) -> str:
         # Not str.format: a prompt or instruction may hold braces of its own.
-        text = instruction.replace(PROMPT, task.prompt)
-        if template != "chat":
-            return text
-        messages = [{"role": "user", "content": text}]
-    else:
-        messages = [dict(message) for message in task.prompt]
-    if not system:
-        return messages
-    if messages[0]["role"] == "system":
+        return text.replace(PROMPT, prompt)
+
+    def _question(self, task: Task) -> str:
+        """A single message of the user is a question, and has room in a text."""
+        if isinstance(task.prompt, str):
+            return task.prompt
+        if len(task.prompt) == 1 and task.prompt[0]["role"] == "user":
+            return str(task.prompt[0]["content"])
         raise DataError(
-            f"Row {task.id} has a system message of its own, and data.system is set. Remove one of "
-            "the two."
+            f"Row {task.id} is a conversation, which data.template = {self.template!r} has no "
+            'place for. Set data.template = "chat".'
         )
-    return [{"role": "system", "content": system}, *messages]
 
 
-def _check_settings(
-    tasks: Sequence[Task], template: Template, system: str, instruction: str
-) -> None:
+def _check_settings(tasks: Sequence[Task], template: str, system: str, instruction: str) -> None:
     """Settings that no prompt would use are mistakes."""
     if not tasks:
         raise DataError("There are no prompts. Check data.train and data.size.")
@@ -143,23 +161,31 @@ def _check_settings(
             f'{len(tasks) - strings} prompts are messages, which data.template = "plain" has no '
             'text for. Set data.template = "auto".'
         )
-    if instruction != PROMPT and not strings:
+    if instruction != PROMPT and not strings and template in CHAT:
         raise DataError(
             "data.instruction is for prompts that are strings, and all of these are messages: it "
             "would be ignored. Use data.system, or write it into the messages."
         )
-    if system and template != "chat" and strings == len(tasks):
+    chats = template == "chat" or (template == "auto" and strings < len(tasks))
+    if system and not chats:
         raise DataError(
             "data.system is for chat prompts, and all of these are plain text: it would be "
             'ignored. Set data.template = "chat", or write it into data.instruction.'
         )
 
 
-class _Reader:
-    """Text to ids, checked."""
+class Reader:
+    """A task to ids, checked."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, wording: Wording) -> None:
+        self.tokenizer, self.wording = tokenizer, wording
+        if wording.template == "qwen_math":
+            lacking = [t for t in ("<|im_start|>", "<|im_end|>") if t not in self._special_tokens]
+            if lacking:
+                raise DataError(
+                    f'data.template = "qwen_math" writes {lacking[0]!r}, which is no token of this '
+                    'model: it would read letters. Set data.template = "chat" or "r1_zero".'
+                )
         # What the tokenizer puts around a text: nothing, or a BOS in front.
         self.front = tokenizer.encode("", with_bos=True)
         if len(self.front) > 1 or (
@@ -171,7 +197,9 @@ class _Reader:
                 "or the model reads that it has ended. Change post_processor in tokenizer.json."
             )
 
-    def ids(self, task: Task, written: str | list[dict[str, Any]]) -> list[int]:
+    def ids(self, task: Task) -> list[int]:
+        written = self.wording(task)
+        self._check_untouched(task, written)
         try:
             text = written if isinstance(written, str) else self.tokenizer.render(written)
         except ModelError as error:
@@ -191,6 +219,23 @@ class _Reader:
                 "prompt and the template both write one. Remove it from the prompt."
             )
         return ids
+
+    def _check_untouched(self, task: Task, written: str | list[dict[str, Any]]) -> None:
+        """A prompt that has been through a template must not go through another."""
+        around, prompt = self.wording.around, prompt_text(task.prompt)
+        if isinstance(written, list):  # the chat template writes special tokens, the prompt may not
+            marks = self._special_tokens
+        elif around is None or around == PROMPT:
+            return
+        else:
+            head = around.partition(PROMPT)[0].strip()
+            marks = {token for token in self._special_tokens if token in around} | {head}
+        twice = next((mark for mark in sorted(marks) if mark and mark in prompt), None)
+        if twice is not None:
+            raise _Lost(
+                f"Row {task.id}: {twice[:40]!r} is in the prompt already and would stand there "
+                "twice: a template is applied once."
+            )
 
     def _stranger(self, text: str) -> str:
         """The first character that the tokenizer refuses, or the text if it is none alone."""
@@ -222,6 +267,12 @@ class _Reader:
         """
         *pieces, last = self._special.split(unicodedata.normalize("NFC", text))
         return "".join([*(piece.strip() for piece in pieces), last.lstrip()])
+
+    @cached_property
+    def _special_tokens(self) -> set[str]:
+        """Those that say where turns begin and end."""
+        added = self.tokenizer.backend.get_added_tokens_decoder().values()
+        return {token.content for token in added if token.special}
 
     @cached_property
     def _special(self) -> re.Pattern[str]:

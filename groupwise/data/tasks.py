@@ -1,46 +1,156 @@
-"""Tasks from JSON lines. A file with malformed rows is refused as a whole, its lines named."""
+"""Tasks from files. A file with malformed rows is refused as a whole, its lines or rows named."""
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from groupwise.data.columns import MISSING, Layout, lookup, names_in, recognise, tidy
+from groupwise.data.files import Row, files_of, rows
 from groupwise.errors import DataError, nearest
-from groupwise.records import Task
+from groupwise.records import Message, Task
 
 SHOWN = 5  # malformed rows that a message lists
-SUFFIXES = (".jsonl", ".jsonl.gz")
+
+# From a row as a named set has it to one with `prompt` and `answer`; BadRow if it can't.
+Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
-def read_jsonl(
-    path: str | Path,
-    prompt_key: str = "prompt",
-    answer_key: str = "answer",
+class BadRow(ValueError):
+    """What is wrong with a row of a named set."""
+
+
+@dataclass(frozen=True)
+class Read:
+    tasks: list[Task]
+    notes: list[str]  # what was recognised, and what is odd
+
+
+def read(
+    name: str | Path,
+    prompt_key: str = "",
+    answer_key: str = "",
     *,
     require_answers: bool = False,
-) -> list[Task]:
-    """One task a line; columns other than prompt and answer reach the reward.
+    convert: Convert | None = None,
+) -> Read:
+    """A task a row; columns other than prompt and answer reach the reward.
 
-    With `require_answers`, a row without a usable answer is malformed. Otherwise answers are taken
-    where they are and None elsewhere.
+    Keys are names of columns or dotted paths; without them, the layout is recognised by the first
+    row. With `require_answers`, a row without a usable answer is malformed. Otherwise answers are
+    taken where they are and None elsewhere.
     """
-    lines = list(_lines(Path(path).expanduser()))
-    if not lines:
-        raise DataError(f"{path} has no rows. Write one JSON object a line, or name another file.")
-    rows: list[dict[str, Any]] = []
-    problems: list[tuple[int, str, str]] = []  # line number, what is wrong, the line
-    for number, line in lines:
-        row, why = _row(line, prompt_key, answer_key if require_answers else None)
-        rows.append(row)
-        if why:
-            problems.append((number, why, line))
-    if problems:
-        keys = (prompt_key, answer_key) if require_answers else (prompt_key,)
-        raise DataError(_complaint(path, rows, problems, keys))
-    return [_task(number, row, prompt_key, answer_key) for number, row in enumerate(rows)]
+    tasks: list[Task] = []
+    scan = Scan(prompt_key, answer_key, require_answers=require_answers, convert=convert)
+    for path in files_of(str(name)):
+        tasks += scan.tasks(path, first=len(tasks))
+    return Read(tasks, [f"{Path(name).name}: {note}" for note in scan.notes()])
+
+
+@dataclass
+class Scan:
+    """One pass over the files of a source, all in the layout of the first row."""
+
+    prompt_key: str = ""
+    answer_key: str = ""
+    require_answers: bool = False
+    convert: Convert | None = None
+    layout: Layout | None = None
+    kinds: dict[str, str] = field(default_factory=dict)  # of answers -> where the first one is
+
+    def tasks(self, path: Path, first: int = 0) -> Iterator[Task]:
+        """The file's tasks, numbered from `first`; an error behind the last if any is malformed."""
+        problems: list[tuple[str, str, str]] = []  # place, what is wrong, the row
+        there: dict[str, bool] = {}  # whether any row has the column of the prompt, the answer
+        names: set[str] = set()
+        count = bad = 0
+        for count, row in enumerate(rows(path), 1):
+            values, why = self._converted(row)
+            names.update(values if self.layout else ())
+            if not why:
+                why = self._problem(values, there)
+            if why:
+                bad += 1
+                if len(problems) < SHOWN:
+                    shown = row.text or json.dumps(row.values, default=str, ensure_ascii=False)
+                    problems.append((row.place, why, shown))
+                    names.update(names_in(values))
+            elif not bad:  # behind a malformed row, only more of them are looked for
+                yield self._task(first + count - 1, values, row.place)
+        if not count:
+            raise DataError(f"{path} has no rows. Write some, or name another file.")
+        if bad:
+            nowhere = [which for which, found in there.items() if not found]
+            raise DataError(
+                self._nowhere(path, nowhere[0], names)
+                if nowhere
+                else _complaint(path, problems, bad, count)
+            )
+
+    def notes(self) -> list[str]:
+        found = [] if self.layout is None or not self.layout.kind else [f"{self.layout}."]
+        if len(self.kinds) > 1:
+            kinds = ", ".join(f"{kind} ({place})" for kind, place in self.kinds.items())
+            found.append(f"answers are of several kinds, first seen so: {kinds}.")
+        return found
+
+    def _converted(self, row: Row) -> tuple[dict[str, Any], str]:
+        if row.why:
+            return {}, row.why
+        values = tidy(row.values)
+        if self.convert is not None:
+            try:
+                values = self.convert(values)
+            except BadRow as error:
+                return values, str(error)
+        if self.layout is None:
+            keys = ("prompt", "answer") if self.convert else (self.prompt_key, self.answer_key)
+            self.layout = recognise(values, *keys)
+        return values, ""
+
+    def _problem(self, values: Mapping[str, Any], there: dict[str, bool]) -> str:
+        assert self.layout is not None
+        wanted: dict[str, tuple[str, Callable[[str, Any], str]]]
+        wanted = {"prompt": (self.layout.prompt, _prompt_problem)}
+        if self.require_answers:
+            wanted["answer"] = (self.layout.answer, _answer_problem)
+        for which, (key, problem) in wanted.items():
+            value = lookup(values, key)
+            there[which] = there.get(which, False) or value is not MISSING
+            why = f"no column {key!r}" if value is MISSING else problem(key, value)
+            if why:
+                return why
+        return ""
+
+    def _task(self, number: int, values: Mapping[str, Any], place: str) -> Task:
+        assert self.layout is not None
+        prompt, answer = self.layout.prompt, lookup(values, self.layout.answer)
+        answer = None if answer is MISSING else answer
+        if answer is not None:
+            self.kinds.setdefault(_kind(answer), place)
+        # An answer of another name stays there: reward functions of other tools ask for it.
+        own = {prompt, "answer"} if self.layout.answer == "answer" else {prompt}
+        columns = {key: value for key, value in values.items() if key not in own}
+        return Task(
+            id=number,
+            prompt=_frozen(lookup(values, prompt)),
+            answer=answer,
+            columns=columns,
+        )
+
+    def _nowhere(self, path: Path, which: str, names: set[str]) -> str:
+        assert self.layout is not None
+        key, need = self.layout.prompt, ""
+        if which == "answer":
+            key, need = self.layout.answer, ", which the reward reads"
+        return (
+            f"No row of {path} has a column {key!r}{need}. Set data.{which}_key to the right one. "
+            f"{nearest(key, names)}"
+        )
 
 
 def prompt_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
@@ -50,70 +160,28 @@ def prompt_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
-def _task(number: int, row: Mapping[str, Any], prompt_key: str, answer_key: str) -> Task:
-    prompt = row[prompt_key]
-    columns = {key: value for key, value in row.items() if key not in (prompt_key, answer_key)}
-    if answer_key in row and answer_key != "answer":
-        # Reward functions of other tools ask for the column by the name that the file gives it.
-        columns[answer_key] = row[answer_key]
-    return Task(
-        id=number,
-        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        answer=row.get(answer_key),
-        columns=columns,
-    )
+def normalised(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """Equal for prompts that differ in case, white space or composed accents only."""
+    return " ".join(unicodedata.normalize("NFC", prompt_text(prompt)).casefold().split())
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered from 1, blank ones left out."""
-    if path.is_dir():
-        raise DataError(f"{path} is a folder. Name one {' or '.join(SUFFIXES)} file in it.")
-    if not path.is_file():
-        beside = [f.name for f in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = f" {nearest(path.name, beside)}" if 0 < len(beside) <= 50 else ""
-        raise DataError(f"There is no file {path}.{hint}")
-    if not path.name.endswith(SUFFIXES):
-        raise DataError(
-            f"{path} is none of {', '.join(SUFFIXES)}. Write its rows as JSON lines: one object a "
-            "line."
-        )
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                # Only line feeds end a line: str.splitlines would cut prompts at rarer characters.
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if line:
-                    yield number, line
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}, line {number}, is no UTF-8: {error.reason} at byte {error.start}. Convert "
-            "the file to UTF-8."
-        ) from error
-    except (OSError, EOFError) as error:  # no permission, a torn or fake .gz
-        raise DataError(
-            f"{path} can't be read behind line {number}: {error}. Fetch or write it again."
-        ) from error
+def _frozen(prompt: Any) -> str | tuple[Message, ...]:
+    """Messages without fields that are null: a table gives every message the fields of all."""
+    if isinstance(prompt, str):
+        return prompt
+    return tuple({key: x for key, x in m.items() if x is not None} for m in prompt)
 
 
-def _row(line: str, prompt_key: str, answer_key: str | None) -> tuple[dict[str, Any], str]:
-    """A line's object, and what is wrong with it ('' if nothing is)."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return {}, f"no JSON ({error})"
-    if not isinstance(row, dict):
-        return {}, f"a JSON {type(row).__name__} instead of an object"
-    why = _prompt_problem(row, prompt_key)
-    if not why and answer_key is not None:
-        why = _answer_problem(row, answer_key)
-    return row, why
+def _kind(answer: Any) -> str:
+    if isinstance(answer, bool):
+        return "true or false"
+    if isinstance(answer, int | float):
+        return "number"
+    names: dict[type, str] = {str: "text", list: "list", dict: "object"}
+    return names.get(type(answer), type(answer).__name__)
 
 
-def _prompt_problem(row: Mapping[str, Any], key: str) -> str:
-    if key not in row:
-        return f"no column {key!r}"
-    prompt = row[key]
+def _prompt_problem(key: str, prompt: Any) -> str:
     if isinstance(prompt, str):
         texts = [prompt]
     elif isinstance(prompt, list):
@@ -135,37 +203,27 @@ def _prompt_problem(row: Mapping[str, Any], key: str) -> str:
     return ""
 
 
-def _answer_problem(row: Mapping[str, Any], key: str) -> str:
-    if key not in row:
-        return f"no column {key!r}"
-    answer = row[key]
-    if answer is None or (isinstance(answer, str) and not answer.strip()) or answer in ([], {}):
+def _answer_problem(key: str, answer: Any) -> str:
+    if answer is None:
+        return f"{key!r} is empty (null)"
+    if (isinstance(answer, str) and not answer.strip()) or answer in ([], {}):
         return f"{key!r} is empty"
+    if isinstance(answer, float) and answer != answer:
+        return f"{key!r} is no number (NaN)"
     return ""
 
 
 def _complaint(
-    path: str | Path,
-    rows: Sequence[Mapping[str, Any]],
-    problems: Sequence[tuple[int, str, str]],
-    keys: Sequence[str],
+    path: Path, problems: Sequence[tuple[str, str, str]], malformed: int, count: int
 ) -> str:
-    columns = {key for row in rows for key in row}
-    for key, setting in zip(keys, ("data.prompt_key", "data.answer_key"), strict=False):
-        if columns and key not in columns:
-            need = "" if setting == "data.prompt_key" else ", which the reward reads"
-            return (
-                f"No row of {path} has a column {key!r}{need}. Set {setting} to the right one. "
-                f"{nearest(key, columns)}"
-            )
-    listed = [f"  line {number}: {why}: {_short(line)}" for number, why, line in problems[:SHOWN]]
-    if len(problems) > SHOWN:
-        listed.append(f"  and {len(problems) - SHOWN} more")
+    listed = [f"  {place}: {why}: {_short(text)}" for place, why, text in problems]
+    if malformed > len(problems):
+        listed.append(f"  and {malformed - len(problems)} more")
     return "\n".join(
         [
-            f"{path} has {len(problems)} malformed of {len(rows)} rows:",
+            f"{path} has {malformed} malformed of {count} rows:",
             *listed,
-            "Mend or delete these lines.",
+            f"Mend or delete these {problems[0][0].split()[0]}s.",
         ]
     )
 

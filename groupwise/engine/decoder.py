@@ -8,6 +8,7 @@ long as a call and their addresses are read from the device, so that captured st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from groupwise.model.kernels.attention import decode_attention
 from groupwise.model.kernels.head import sample
+from groupwise.model.kernels.prompts import prompt_attention, prompt_tiles
 from groupwise.model.kernels.record import ENDED, record
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import PolicyModel
@@ -24,6 +26,13 @@ MOST_ROWS = 1024  # in flight at a time, unless asked otherwise
 PROGRAMS = 264  # of the attention kernel, at the least: two for each multiprocessor of an H200
 MOST_SPLITS = 16
 FILLING = 0  # the slot of rows that only fill up a batch
+FILLING_PROMPT = (0, 1)  # its slot and length
+# Batches from this size on read a group's prompt once for all its rows; 0: none does. In smaller
+# ones splits already spread the prompts over an idle GPU, and one more kernel a layer would only
+# add its start. Groups must be worth it, too: for `ROWS_A_TILE` rows there is room for one tile,
+# and where more are needed (of a group's rows, few are left), each row reads for itself.
+PROMPT_ONCE_ROWS = 0
+ROWS_A_TILE = 4
 
 
 def bucket(rows: int) -> int:
@@ -32,6 +41,11 @@ def bucket(rows: int) -> int:
         if rows <= up_to:
             return -(-rows // step) * step
     raise AssertionError
+
+
+def most_tiles(size: int) -> int:
+    """Of the rows that share their prompts, in the captured step of this batch size."""
+    return size // ROWS_A_TILE
 
 
 class State:
@@ -47,6 +61,8 @@ class State:
 
         every = slots + 1
         self.slot_B = numbers(bucket(slots))
+        self.tile_I4 = numbers(most_tiles(bucket(slots)), 4)
+        self.prompt_once = False  # whether the tiles are those of the rows
         self.hidden_SD = torch.zeros(
             every, model.config.hidden_size, dtype=head_VD.dtype, device=device
         )
@@ -58,7 +74,7 @@ class State:
         self.limit, self.least = numbers(1), numbers(1)
         # Where the caches lie, see kernels/attention.py.
         self.layout = numbers(10, kind=torch.int64)
-        self.prompt_length_S[FILLING] = 1
+        self.prompt_S[FILLING], self.prompt_length_S[FILLING] = FILLING_PROMPT
         self.finish_S[FILLING] = ENDED
 
 
@@ -68,11 +84,15 @@ class CachedDecode:
 
     state: State
     slot_B: Tensor
+    tile_I4: Tensor | None  # rows that read their prompt together; None: each for itself
     splits: int
     exact: bool
 
     def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
-        state = self.state
+        state, first = self.state, None
+        if self.tile_I4 is not None:
+            heads = key_TJW.shape[1]
+            first = prompt_attention(layer, query_THW, heads, self.tile_I4, state.layout)
         return decode_attention(
             layer,
             query_THW,
@@ -85,6 +105,7 @@ class CachedDecode:
             state.layout,
             self.splits,
             self.exact,
+            first,
         )
 
 
@@ -98,7 +119,7 @@ class Decoder:
         self.device = model.head_weight.device
         self.end_K = torch.tensor(tokenizer.eos_ids, dtype=torch.int64, device=self.device)
         self.state: State | None = None
-        self.graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, float, bool], torch.cuda.CUDAGraph] = {}
         self.pool: Any = None
         self.captured_at = 0
 
@@ -118,6 +139,24 @@ class Decoder:
         assert self.state is not None, "ready comes first"
         return self.state
 
+    def may_share(self, size: int) -> bool:
+        """Whether rows of one prompt should be neighbours, so that they can read it together."""
+        return not self.exact and 0 < PROMPT_ONCE_ROWS <= size
+
+    def set_rows(self, slots: Sequence[int], prompts: Sequence[tuple[int, int]]) -> None:
+        """Who is in which row from now on: a slot each, and its prompt's slot and length."""
+        state, size = self._state(), bucket(len(slots))
+        filling = size - len(slots)
+        _overwrite(state.slot_B[:size], [*slots, *[FILLING] * filling])
+        state.prompt_once = False
+        if self.may_share(size):
+            config, most = self.model.config, most_tiles(size)
+            queries = config.num_heads // config.num_kv_heads
+            tiles = prompt_tiles([*prompts, *[FILLING_PROMPT] * filling], queries)
+            state.prompt_once = len(tiles) <= most
+            if state.prompt_once:
+                _overwrite(state.tile_I4[:most], tiles + [(0, 0, 0, 0)] * (most - len(tiles)))
+
     def advance(self, rows: int, steps: int, temperature: float) -> None:
         """So many tokens for the first rows."""
         size = bucket(rows)
@@ -125,7 +164,8 @@ class Decoder:
             for _ in range(steps):
                 self._step(self._state(), size, temperature)
             return
-        graph = self.graphs.get((size, temperature)) or self._capture(size, temperature)
+        which = (size, temperature, self._state().prompt_once)
+        graph = self.graphs.get(which) or self._capture(size, temperature)
         for _ in range(steps):
             graph.replay()
 
@@ -143,7 +183,7 @@ class Decoder:
             self._step(state, size, temperature)
         self.pool = self.pool or graph.pool()
         state.slot_B[:size] = kept
-        self.graphs[size, temperature] = graph
+        self.graphs[size, temperature, state.prompt_once] = graph
         return graph
 
     def _step(self, state: State, size: int, temperature: float) -> None:
@@ -174,7 +214,8 @@ class Decoder:
         )
         position_B = state.own_S.index_select(0, slot_B)
         position_B = position_B + state.prompt_length_S.index_select(0, slot_B)
-        attend = CachedDecode(state, slot_B, self._splits(size), self.exact)
+        tile_I4 = state.tile_I4[: most_tiles(size)] if state.prompt_once else None
+        attend = CachedDecode(state, slot_B, tile_I4, self._splits(size), self.exact)
         hidden_BD = self.model(token_B, position_B, attend)
         state.hidden_SD.index_copy_(0, slot_B.long(), hidden_BD)
 
@@ -186,3 +227,7 @@ class Decoder:
                 break
             splits *= 2
         return splits
+
+
+def _overwrite(buffer: Tensor, numbers: Sequence[Any]) -> None:
+    buffer.copy_(torch.tensor(numbers, dtype=buffer.dtype, device=buffer.device))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from groupwise.engine.decoder import FILLING, Decoder, bucket
+from groupwise.engine.decoder import Decoder, bucket
 from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key
 from groupwise.engine.stopping import StopWatch
@@ -129,7 +129,7 @@ class DecoderFlight:
         return min(LOOK, self.sampling.max_tokens - self.fewest)
 
     def _admit(self) -> None:
-        """Waiting samples into free slots; then the rows are those that run, in order of slots."""
+        """Waiting samples into free slots; then the rows are those that run."""
         new: list[tuple[int, Sample]] = []
         while self.free and (self.ready or self.waiting):
             if not self.ready:
@@ -159,12 +159,16 @@ class DecoderFlight:
         self.fewest = 0  # tokens that a running sample has
 
     def _set_rows(self) -> None:
+        """In order of slots; where rows can share their prompts, by prompts first."""
+        if not self.running:
+            return
         rows = sorted(self.running)
-        filled = rows + [FILLING] * (bucket(len(rows)) - len(rows))
-        if rows:
-            self.state.slot_B[: len(filled)] = torch.tensor(
-                filled, dtype=torch.int32, device=self.device
-            )
+        if self.decoder.may_share(bucket(len(rows))):
+            rows.sort(key=lambda slot: self.running[slot].prompt)
+        samples = [self.running[slot] for slot in rows]
+        self.decoder.set_rows(
+            rows, [(s.prompt, len(self.requests[s.request].prompt)) for s in samples]
+        )
 
     def _compute_prompts(self) -> None:
         """Of as many groups as the free slots can begin with."""

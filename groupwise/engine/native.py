@@ -1,44 +1,33 @@
-"""The native engine: continuous batching on the learner's own forward pass.
+"""The native engine: the learner's own forward pass, in captured steps on a GPU (decoder.py), else
+in plain PyTorch (flight.py).
 
-Samples in flight fill the first slots of one cache. At each step all of them get a token, those
-that end leave, the last ones move into the gaps, and waiting samples take the free slots at once.
-A prompt is computed once for its whole group and copied into the slots.
-
-On a CPU in float32 a completion is the same, to the last bit, whatever else is in flight: every
-pass has a multiple of `ROW_STEP` rows, since matrix products and sums take other roads for a few
-or for the last rows, and attention keeps sequences apart (see model/attention.py).
+A call that runs out of memory starts again with fewer slots; one whose kernels fail, without them.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from groupwise.engine.copies import Source, State, make_source
-from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
-from groupwise.engine.randomness import key, normals, uniforms
-from groupwise.engine.sampling import Choice, choose, padded_width
-from groupwise.engine.stopping import StopWatch
-from groupwise.errors import EngineError
-from groupwise.model.attention import KEY_STEP, CachedAttention, DecodeAttention, KeyValueCache
+from groupwise.engine.flight import Flight
+from groupwise.engine.protocol import Request, Sampling
+from groupwise.errors import EngineError, EngineWarning, in_short
 from groupwise.model.config import ModelConfig
-from groupwise.model.head import logits, widened
+from groupwise.model.order import order
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import PolicyModel
+from groupwise.optim.memory import is_out_of_memory
 from groupwise.records import Completion
 
 if TYPE_CHECKING:
     from groupwise.engine.decoder import Decoder
 
-ROW_STEP = 16
 SLOTS = 64  # unless asked otherwise: more take more memory and are hardly faster on a CPU
-PROMPT_TOKENS = 2048  # of the prompts that are computed in one pass, unless one is longer
 
 
 class NativeEngine:
@@ -60,20 +49,42 @@ class NativeEngine:
         self.tokenizer = tokenizer
         self.source: Source = make_source(weights, model, version)
         self.decoder: Decoder | None = None  # made when it is first needed
+        self.failed = False  # a kernel of the decoder
+        self.places = 0  # slots that the last try had
+        self.tell: Callable[[str, str], None] = warn  # kind and text: a run has better places
+        self.told = False  # that it is not exact
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Completions in the order of requests and samples."""
         check_requests(self.source.model.config, requests, sampling)
-        # Caches live as long as this call: nothing can outlive a change of weights.
-        if self._captured(sampling):
-            return self._decode(requests, sampling)
-        return Flight(self, requests, sampling).run()
+        # Caches live as long as one try: nothing can outlive a change of weights, and a try that
+        # failed leaves nothing behind.
+        while True:
+            captured = self._captured(sampling)
+            try:
+                with order(fixed=False):  # nothing here depends on it, and captures go without it
+                    if captured:
+                        return self._decode(requests, sampling)
+                    return self._plain(requests, sampling)
+            except Exception as error:
+                self._recover(error, requests, sampling, captured)
+            self._give_back()  # not before: the error holds on to all that was in memory
 
     def _captured(self, sampling: Sampling) -> bool:
         """Whether whole steps can run as CUDA graphs: from the learner's own weights, with kernels,
         and drawing from the whole distribution. Everything else takes the plain way."""
+        kernels = self.source.model.ops.name
+        if kernels == "plain" or self.weights != "shared" or self.failed:
+            return False
         whole = sampling.top_p == 1 and not sampling.top_k and not sampling.record_top_k
-        return whole and self.weights == "shared" and self.source.model.ops.name != "plain"
+        if not whole and kernels == "exact" and not self.told:
+            self.told = True
+            self.tell(
+                "engine",
+                "not exact: top-p, top-k and recording the likeliest tokens take the plain "
+                "sampler, whose log-probabilities differ from the learner's in their last bits.",
+            )
+        return whole
 
     def _decode(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         from groupwise.engine.decoder import Decoder  # needs Triton
@@ -82,8 +93,63 @@ class NativeEngine:
         if self.decoder is None:
             model = self.source.model
             self.decoder = Decoder(model, self.tokenizer, seed=self.seed, slots=self.slots)
+        self.places = min(self.decoder.slots, samples_of(requests))
         flight = DecoderFlight(self.decoder, requests, sampling, self.source.version, self.weights)
+        self.places = flight.slots
         return flight.run()
+
+    def _plain(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        self.places = min(self.slots or SLOTS, samples_of(requests))
+        return Flight(self, requests, sampling, self.places).run()
+
+    def _recover(
+        self,
+        error: Exception,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        captured: bool,
+    ) -> None:
+        """Fewer slots where memory ran out, the plain way where a kernel failed; else it goes on.
+
+        What it decides is for all calls to come.
+        """
+        if isinstance(error, EngineError):
+            raise error
+        if ran_out_of_memory(error):
+            if self.places == 1:
+                longest = max(len(request.prompt) for request in requests)
+                raise EngineError(
+                    f"Out of memory with a single sequence in flight, of {longest} prompt tokens "
+                    f"and up to {sampling.max_tokens} more. Lower engine.max_tokens or "
+                    "data.max_prompt_tokens, free the device of other programs, or take a smaller "
+                    "model."
+                ) from error
+            self.slots = self.places // 2
+            self.tell(
+                "memory",
+                f"out of memory while sampling: {self.slots} in flight at a time instead of "
+                f"{self.places} from here on.",
+            )
+        elif not captured:
+            raise error
+        elif self.source.model.ops.name == "exact":
+            raise EngineError(
+                f"A kernel of the sampler failed ({in_short(error)}), and nothing else gives the "
+                "learner's bits. Set engine.exact=false."
+            ) from error
+        else:
+            self.failed = True
+            self.tell(
+                "engine",
+                f"a kernel of the sampler failed ({in_short(error)}). Plain PyTorch samples "
+                "instead from here on, several times slower.",
+            )
+
+    def _give_back(self) -> None:
+        """All memory that the decoder holds, captured steps included."""
+        self.decoder = None
+        if self.source.model.head_weight.is_cuda:
+            torch.cuda.empty_cache()
 
     def sync(self, version: int) -> None:
         """The learner's weights changed: take them, under this number."""
@@ -97,221 +163,21 @@ class NativeEngine:
         self.source.restore(state)
 
 
-@dataclass
-class Sample:
-    """A completion in the making."""
-
-    request: int
-    number: int  # within the group
-    prompt: int  # the slot of the prompts' cache that its own is in
-    uniform_T: list[float]
-    noise_key: tuple[int, ...]
-    held: int  # tokens of it in the cache: the prompt, later the completion but its last token
-    watch: StopWatch | None
-    tokens: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
-    topk: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+def warn(kind: str, text: str) -> None:
+    warnings.warn(text, EngineWarning, stacklevel=4)
 
 
-class Flight:
-    """One call of `generate`: the samples in flight, their cache, and who is waiting."""
-
-    def __init__(
-        self, engine: NativeEngine, requests: Sequence[Request], sampling: Sampling
-    ) -> None:
-        self.engine, self.requests, self.sampling = engine, requests, sampling
-        self.source = engine.source
-        self.model: PolicyModel = engine.source.model
-        config, head_VD = self.model.config, self.model.head_weight
-        self.device = head_VD.device
-        self.head_VD = widened(head_VD)  # weights do not change during the call
-        wide = torch.float64 if head_VD.dtype == torch.float64 else torch.float32
-        self.temperature = sampling.temperature or 1.0
-        self.places = min(engine.slots or SLOTS, sum(request.samples for request in requests))
-        rows = in_steps(self.places, ROW_STEP)
-        longest = max(len(request.prompt) for request in requests)
-        self.together = max(1, min(self.places, len(requests), PROMPT_TOKENS // longest))
-        capacity = in_steps(longest + sampling.max_tokens, KEY_STEP)
-        self.cache = KeyValueCache(config, rows, capacity, head_VD.dtype, self.device)
-        # One slot more, for the ballast that makes the rows of a pass whole steps.
-        room = in_steps(max(longest, ROW_STEP), KEY_STEP)
-        self.prompts = KeyValueCache(config, self.together + 1, room, head_VD.dtype, self.device)
-        self.last_PD = head_VD.new_zeros(0)  # hidden states behind the prompts in that cache
-        self.hidden_SD = head_VD.new_zeros(rows, config.hidden_size)
-        self.scratch = [
-            torch.empty(rows * padded_width(config.vocab_size), dtype=wide, device=self.device)
-            for _ in range(2)
-        ]
-        self.running: list[Sample] = []
-        self.ready: deque[Sample] = deque()  # their prompts are computed
-        self.waiting = deque(range(len(requests)))
-        self.done: list[list[Completion | None]] = [[None] * r.samples for r in requests]
-
-    @torch.no_grad()
-    def run(self) -> list[list[Completion]]:
-        self._admit()
-        while self.running:
-            self._retire(self._write(self._choose()))
-            self._forward()
-            self._admit()
-        return [[c for c in group if c is not None] for group in self.done]
-
-    def _admit(self) -> None:
-        """Waiting samples into the slots behind the running ones."""
-        while len(self.running) < self.places and (self.ready or self.waiting):
-            if not self.ready:
-                self._compute_prompts()
-            sample = self.ready.popleft()
-            slot = len(self.running)
-            self.cache.copy(sample.prompt, [slot], sample.held, self.prompts)
-            self.hidden_SD[slot] = self.last_PD[sample.prompt]
-            self.running.append(sample)
-
-    def _compute_prompts(self) -> None:
-        """Of as many groups as the free slots can begin with."""
-        free, number = self.places - len(self.running), 0
-        prompts: list[tuple[int, ...]] = []
-        while self.waiting and number < free and len(prompts) < self.together:
-            index = self.waiting.popleft()
-            self.ready.extend(self._group(index, len(prompts)))
-            prompts.append(self.requests[index].prompt)
-            number += self.requests[index].samples
-        lengths = [len(prompt) for prompt in prompts]
-        last_P = torch.tensor(lengths, device=self.device).cumsum(0) - 1
-        slots = list(range(len(prompts)))
-        ballast = -sum(lengths) % ROW_STEP
-        if ballast:
-            prompts.append((0,) * ballast)
-            lengths.append(ballast)
-            slots.append(self.together)
-        attend = CachedAttention(self.prompts, slots, [0] * len(slots), lengths)
-        token_T = torch.tensor([token for prompt in prompts for token in prompt])
-        hidden_TD = self.model(token_T.to(self.device), attend.position_T, attend)
-        self.last_PD = hidden_TD[last_P]
-
-    def _group(self, index: int, prompt: int) -> list[Sample]:
-        request, stop = self.requests[index], self.sampling.stop
-        named = (self.engine.seed, request.stream, request.prompt_id, request.draw)
-        keys = [key(*named, number) for number in range(request.samples)]
-        uniform_NT = uniforms(torch.tensor(keys), self.sampling.max_tokens).tolist()
-        return [
-            Sample(
-                request=index,
-                number=number,
-                prompt=prompt,
-                uniform_T=uniform_T,
-                noise_key=key(*named, number, purpose="noise"),
-                held=len(request.prompt),
-                watch=StopWatch(self.engine.tokenizer, stop) if stop else None,
-            )
-            for number, uniform_T in enumerate(uniform_NT)
-        ]
-
-    def _forward(self) -> None:
-        """The last tokens of all that run through the model. Rows behind them are ballast."""
-        if not self.running:
-            return
-        rows = in_steps(len(self.running), ROW_STEP)
-        ballast = [0] * (rows - len(self.running))
-        tokens = [sample.tokens[-1] for sample in self.running] + ballast
-        held = [sample.held for sample in self.running] + ballast
-        token_N, position_N = torch.tensor([tokens, held], device=self.device)
-        attend = DecodeAttention(self.cache, position_N, max(held))
-        self.hidden_SD[:rows] = self.model(token_N, position_N, attend)
-        for sample in self.running:
-            sample.held += 1
-
-    def _choose(self) -> Choice:
-        rows = in_steps(len(self.running), ROW_STEP)
-        vocabulary = self.model.config.vocab_size
-        logits_NV, work_NV = (self._buffer(numbers, rows) for numbers in self.scratch)
-        real_NV = logits_NV[:, :vocabulary]
-        logits_NV[:, vocabulary:] = -torch.inf
-        logits(self.hidden_SD[:rows], self.head_VD, out=real_NV)
-        if self.source.noise:
-            real_NV[: len(self.running)] += self.source.noise * self._noise(vocabulary)
-        if self.temperature != 1.0:
-            real_NV.div_(self.temperature)
-        uniform = [sample.uniform_T[len(sample.tokens)] for sample in self.running]
-        uniform += [0.0] * (rows - len(self.running))
-        uniform_N = torch.tensor(uniform, dtype=torch.float64, device=self.device)
-        return choose(logits_NV, work_NV, uniform_N, self.sampling, self._banned())
-
-    def _buffer(self, numbers: Tensor, rows: int) -> Tensor:
-        """[N, V] in whole blocks. A CPU makes the logits of few rows faster lying as [V, N]."""
-        width = padded_width(self.model.config.vocab_size)
-        flat = numbers[: rows * width]
-        return flat.view(rows, width) if flat.is_cuda else flat.view(width, rows).t()
-
-    def _noise(self, vocabulary: int) -> Tensor:
-        keys = torch.tensor([sample.noise_key for sample in self.running], device=self.device)
-        at = torch.tensor([len(sample.tokens) for sample in self.running], device=self.device)
-        return normals(keys, at, vocabulary)
-
-    def _banned(self) -> tuple[Tensor, Tensor] | None:
-        """Rows that may not end yet, and the tokens that would end them."""
-        if not self.sampling.min_tokens:
-            return None
-        rows = [
-            row
-            for row, sample in enumerate(self.running)
-            if len(sample.tokens) < self.sampling.min_tokens
-        ]
-        ends = torch.tensor(self.engine.tokenizer.eos_ids, dtype=torch.long, device=self.device)
-        return torch.tensor(rows, dtype=torch.long, device=self.device), ends
-
-    def _write(self, choice: Choice) -> list[tuple[int, Finish]]:
-        """Append what was chosen; which slots have ended, and why."""
-        ended: list[tuple[int, Finish]] = []
-        tokens, logps = choice.token_N.tolist(), choice.logp_N.tolist()
-        topk_id_NK, topk_logp_NK = choice.topk_id_NK, choice.topk_logp_NK
-        for slot, sample in enumerate(self.running):
-            if not math.isfinite(logps[slot]):
-                request = self.requests[sample.request]
-                raise EngineError(not_finite(request, len(sample.tokens), self.source.version))
-            sample.tokens.append(tokens[slot])
-            sample.logps.append(logps[slot])
-            if topk_id_NK is not None and topk_logp_NK is not None:
-                sample.topk.append((topk_id_NK[slot], topk_logp_NK[slot]))
-            finish = self._finish(sample)
-            if finish is not None:
-                ended.append((slot, finish))
-        return ended
-
-    def _finish(self, sample: Sample) -> Finish | None:
-        written, token = len(sample.tokens), sample.tokens[-1]
-        if token in self.engine.tokenizer.eos_ids:
-            return "eos"
-        stopped = sample.watch is not None and sample.watch.push(token)
-        if stopped and written >= self.sampling.min_tokens:
-            return "stop"
-        return "length" if written == self.sampling.max_tokens else None
-
-    def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
-        """Hand in what has ended, last slot first, and close each gap with the last sample."""
-        for slot, finish in reversed(ended):
-            sample, last = self.running[slot], self.running.pop()
-            self.done[sample.request][sample.number] = self._completion(sample, finish)
-            if last is not sample:
-                self.cache.copy(len(self.running), [slot], last.held)
-                self.running[slot] = last
-
-    def _completion(self, sample: Sample, finish: Finish) -> Completion:
-        ids, logps = zip(*sample.topk, strict=True) if sample.topk else (None, None)
-        return Completion(
-            token_ids=tuple(sample.tokens),
-            logp_T=torch.tensor(sample.logps, dtype=torch.float32),
-            finish=finish,
-            version=self.source.version,
-            weights=self.engine.weights,
-            topk_id_TK=None if ids is None else torch.stack(ids).cpu(),
-            topk_logp_TK=None if logps is None else torch.stack(logps).cpu(),
-        )
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Also where another error came of it: a capture that breaks off complains by itself."""
+    while error is not None:
+        if is_out_of_memory(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
-def in_steps(number: int, step: int) -> int:
-    """The next multiple."""
-    return -(-number // step) * step
+def samples_of(requests: Sequence[Request]) -> int:
+    return sum(request.samples for request in requests)
 
 
 def check_requests(config: ModelConfig, requests: Sequence[Request], sampling: Sampling) -> None:

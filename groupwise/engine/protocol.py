@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from groupwise.engine.copies import Source, State
 from groupwise.errors import EngineError
 from groupwise.records import Completion
 
@@ -67,7 +68,15 @@ class Request:
 
 
 class Engine(Protocol):
-    weights: str  # what it samples from: "shared", or the name of a copy
+    """What an engine of your own has to have: a subclass writes `generate`, and `sync` if it keeps
+    weights or caches. The rest is as it should be for the learner's own parameters."""
+
+    weights: str = "shared"  # what it samples from: "shared", or the name of a copy
+
+    @property
+    def source(self) -> Source | None:
+        """The weights themselves, for a look at what arrived; None where they can't be seen."""
+        return None
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Completions in the order of requests and samples."""
@@ -75,7 +84,13 @@ class Engine(Protocol):
 
     def sync(self, version: int) -> None:
         """The learner's weights changed: take them, under this number, and forget every cache."""
-        ...
+
+    def state(self) -> State:
+        """What resuming needs beyond the learner's parameters and the version."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """From `state()`."""
 
 
 def _check(good: bool, name: str, value: object, wanted: str) -> None:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from groupwise.errors import ModelError
+from groupwise.errors import ModelError, in_short
 from groupwise.model.ops import Plain
+from groupwise.model.order import fix_order
 from groupwise.model.transformer import Transformer
+
+# Tokens for which kernels take the largest of their tiles. The head needs more than one tile of
+# 64; exact products need a tile of 128 for each of an H200's multiprocessors.
+MANY, MANY_EXACT = 128, 128 * 132
 
 
 def equip(model: Transformer, *, exact: bool) -> list[str]:
     """Set the model's `ops`; returns what a person should know about the choice."""
-    device, dtype = model.head_weight.device, model.head_weight.dtype
-    reason = None
-    if device.type != "cuda":
-        reason = f"they are for a GPU, and model.device is {device.type}"
-    elif dtype != torch.bfloat16:
-        reason = f"they are for bfloat16, and model.dtype is {str(dtype).removeprefix('torch.')}"
-    else:
-        reason = _take_kernels(model, exact)
+    device = model.head_weight.device
+    fix_order(exact)
+    reason = _obstacle(model, exact)
     if reason is None:
         return [_EXACT if exact else _FAST]
     model.ops = Plain()
     if exact:
+        fix_order(False)
         raise ModelError(
             f"engine.exact needs kernels that can't be used here: {reason}. Set engine.exact=false."
             + (
@@ -57,36 +59,62 @@ def check_precision(device: str, dtype: str) -> None:
         )
 
 
+def _obstacle(model: Transformer, exact: bool) -> str | None:
+    """Give the model its kernels; why they can't be used, if they can't."""
+    device, dtype = model.head_weight.device, model.head_weight.dtype
+    if device.type != "cuda":
+        return f"they are for a GPU, and model.device is {device.type}"
+    if dtype != torch.bfloat16:
+        return f"they are for bfloat16, and model.dtype is {str(dtype).removeprefix('torch.')}"
+    return _take_kernels(model, exact)
+
+
 def _take_kernels(model: Transformer, exact: bool) -> str | None:
-    """Try them on a few tokens, forward and backward; why they can't be used, if they can't."""
     try:
         from groupwise.model.fast import Exact, Fast
     except ImportError as error:
         return f"Triton can't be imported ({error})"
     model.ops = Exact() if exact else Fast()
-    model.ops.lay_out(model)
     try:
-        _rehearse(model)
+        model.ops.lay_out(model)
+        _rehearse(model, MANY_EXACT if exact else MANY)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{model.head_weight.device} ran out of memory while the model's kernels were tried: "
+            "with its weights there is no room left to work in. Free the GPU of other programs, or "
+            "take a smaller model."
+        ) from error
     except Exception as error:  # what a compiler may raise is not ours to list
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
-        return f"a kernel failed ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
+        return f"a kernel failed ({in_short(error)})"
     return None
 
 
-def _rehearse(model: Transformer) -> None:
-    """A prompt of three tokens and two answers of two: every kernel of the learner runs once."""
-    device = model.head_weight.device
-    token_T = torch.zeros(7, dtype=torch.long, device=device)
-    position_T = torch.tensor([0, 1, 2, 3, 4, 3, 4], device=device)
-    attend = model.ops.attention([3], [[2, 2]], device)
+def _rehearse(model: Transformer, many: int) -> None:
+    """Every kernel of the learner runs once: what fails shall fail before the run.
+
+    A prompt of three tokens and two answers of two, forward and backward; then many tokens.
+    """
     before = {name: p.grad for name, p in model.named_parameters()}
-    hidden_TD = model(token_T, position_T, attend)
+    try:
+        logp_T = _log_probs(model, [3], [[2, 2]], [0, 1, 2, 3, 4, 3, 4])
+        logp_T.sum().backward()  # type: ignore[no-untyped-call]
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.grad = before[name]
+    with torch.no_grad():
+        _log_probs(model, [8] * (many // 8), [[]] * (many // 8), [*range(8)] * (many // 8))
+    if model.head_weight.is_cuda:
+        torch.cuda.synchronize(model.head_weight.device)  # an error of a kernel belongs here
+
+
+def _log_probs(
+    model: Transformer, prompts: list[int], behind: list[list[int]], positions: list[int]
+) -> Tensor:
+    device = model.head_weight.device
+    token_T = torch.zeros(len(positions), dtype=torch.long, device=device)
+    position_T = torch.tensor(positions, device=device)
+    hidden_TD = model(token_T, position_T, model.ops.attention(prompts, behind, device))
     found = model.ops.log_probs(
         hidden_TD, model.head_weight, token_T, temperature=1.0, entropy=True
     )
-    found.logp_T.sum().backward()  # type: ignore[no-untyped-call]
-    for name, parameter in model.named_parameters():
-        parameter.grad = before[name]
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # an error of a kernel belongs here
+    return found.logp_T

@@ -14,7 +14,7 @@ Axes: `_E` ends of segments, `_I` tile, else as in transformer.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from groupwise.errors import ModelError
+from groupwise.model.order import order
 
 TILE = 64  # tokens of one segment that the exact kernel looks at together
 
@@ -105,7 +106,7 @@ class _Prefix(torch.autograd.Function):
         query_THW, key_TJW, value_TJW, seen_THW, lse_HT = ctx.saved_tensors
         plan: Plan = ctx.plan
         grad_THW = grad_THW.contiguous()
-        with _repeatable(ctx.exact):
+        with order(fixed=True) if ctx.exact else nullcontext():
             grads = segment_backward(
                 grad_THW, query_THW, key_TJW, value_TJW, seen_THW, lse_HT, plan.itself
             )
@@ -355,16 +356,3 @@ def _by_key_head(x_THW: Tensor, groups: int) -> Tensor:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-@contextmanager
-def _repeatable(exact: bool) -> Iterator[None]:
-    """In exact mode, flash attention's backward sums in a fixed order instead of as it comes."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    if exact:
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)

@@ -40,14 +40,14 @@ def make(
     files = character_files(alphabet)
     tokenizer = Tokenizer.from_files(files)
     room = max(len(str(task.prompt)) for task in [*tasks, *held_out]) + longest
-    shape = ModelConfig.from_hf(_hugging_face_config(tiny, len(tokenizer), room))
+    shape = ModelConfig.from_hf(hugging_face_config(tiny, len(tokenizer), room))
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(shape).initialise(generator)
     _teach(model, tokenizer, pairs, tiny, generator)
     return Loaded(model, tokenizer, files)
 
 
-def _hugging_face_config(tiny: config.Tiny, vocabulary: int, room: int) -> dict[str, object]:
+def hugging_face_config(tiny: config.Tiny, vocabulary: int, room: int) -> dict[str, object]:
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],

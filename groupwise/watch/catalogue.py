@@ -91,7 +91,8 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "pairs/displaced_share": Metric("pairs that are preferred although the chosen answer became less likely", "share", "below 0.5", "a recipe with a term for the chosen answer's own likelihood"),
     },
     "Data and cost": {
-        "data/epoch": Metric("how often the data has been gone through", "epochs", "below 10", "answers may be memorised: compare correct/mean with eval/accuracy"),
+        "data/epoch": Metric("how often the data has been gone through; of several sources, the one that came round most often", "epochs", "below 10", "answers may be memorised: compare correct/mean with eval/accuracy"),
+        "data/source/*": Metric("of one of several sources of data: its share of the samples, their mean reward and the share of correct ones", "share, reward", "shares as in data.train; every source gets better", "one stands still: too hard or too easy; change its weight"),
         "cost/tokens": Metric("tokens sampled since the start, refills included", "tokens", "rises", "–"),
         "time/step": Metric("seconds of the step, all phases", "s", "steady", "time/bottleneck names what to look at"),
         "time/rollout": Metric("seconds of sampling", "s", "the largest phase for long answers", "more engine.slots, fewer engine.max_tokens"),

@@ -25,6 +25,9 @@ from groupwise.model.prefix import TILE
 
 LN_2 = tl.constexpr(log(2))
 
+# What was seen so far, [B, H, W], relative to the top score, [B, H], and the weights' sum, [B, H].
+Parts = tuple[Tensor, Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -87,12 +90,16 @@ def _place(layout_G, entry: tl.constexpr, layer, slot, head, ALIGN: tl.constexpr
 @triton.jit(do_not_specialize=["layer"])
 def _decode_kernel(
     query_BHW, key_BJW, value_BJW, slot_B, own_S, prompt_S, prompt_length_S, layout_G,
-    seen_BHW, part_BHXW, top_BHX, total_BHX,
+    seen_BHW, part_BHXW, top_BHX, total_BHX, first_BHW, first_top_BH, first_total_BH,
     layer, scale, query_stride, key_stride, value_stride,
     J: tl.constexpr, QUERIES: tl.constexpr, W: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_W: tl.constexpr, WHOLE: tl.constexpr,
+    FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One row, one key head, one share of its keys. Rows of a prompt are neighbours in the grid."""
+    """One row, one key head, one share of its keys. Rows of a prompt are neighbours in the grid.
+
+    With FIRST, the prompt was seen before: the first share goes on from there.
+    """
     row, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     shares = tl.num_programs(2)
     element: tl.constexpr = query_BHW.dtype.element_ty
@@ -124,12 +131,19 @@ def _decode_kernel(
     seen_QW = tl.zeros([BLOCK_Q, BLOCK_W], tl.float32)
     top_Q = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total_Q = tl.zeros([BLOCK_Q], tl.float32)
+    if FIRST:
+        first_Q = (row.to(tl.int64) * J + head) * QUERIES + at_Q
+        mine_Q = (at_Q < QUERIES) & (share == 0)
+        first_QW = first_BHW + first_Q[:, None] * W + at_W[None, :]
+        seen_QW = tl.load(first_QW, mask=mine_Q[:, None] & real_W[None, :], other=0.0)
+        top_Q = tl.load(first_top_BH + first_Q, mask=mine_Q, other=float("-inf"))
+        total_Q = tl.load(first_total_BH + first_Q, mask=mine_Q, other=0.0)
 
-    prompt_blocks = tl.cdiv(before, BLOCK_U)
+    prompt_blocks = 0 if FIRST else tl.cdiv(before, BLOCK_U)
     blocks = prompt_blocks + own // BLOCK_U + 1
     part = tl.cdiv(blocks, shares)
     for block in range(share * part, tl.minimum((share + 1) * part, blocks)):
-        shared = block < prompt_blocks
+        shared = False if FIRST else block < prompt_blocks
         index_U = (block - tl.where(shared, 0, prompt_blocks)) * BLOCK_U + tl.arange(0, BLOCK_U)
         last = tl.where(shared, before - 1, own)
         # The new token's key and value come from where they were made, not from the cache.
@@ -302,13 +316,15 @@ def decode_attention(
     layout_G: Tensor,
     splits: int,
     exact: bool,
+    first: Parts | None = None,
 ) -> Tensor:
     """What one new token a row sees: its prompt, its slot's own tokens, itself. [B, H, W].
 
     Row b works on slot `slot_B[b]`, which holds `own_S` tokens behind prompt `prompt_S` of
     `prompt_length_S` tokens; the new key and value are written behind them. `splits` programs
     share a row's keys: more than 1 for small batches, chosen from the batch's size alone. With
-    `exact` and one split, the bits are those of `pack_attention`.
+    `exact` and one split, the bits are those of `pack_attention`. With `first`, what the rows saw
+    of their prompts (see prompts.py), nobody looks at them again.
     """
     (rows, heads, width), groups = query_BHW.shape, key_BJW.shape[1]
     queries = heads // groups
@@ -328,9 +344,10 @@ def decode_attention(
     scale, block = _scale(width), _block_width(width)
     _decode_kernel[rows, groups, splits](
         query_BHW, key_BJW, value_BJW, slot_B, own_S, prompt_S, prompt_length_S, layout_G,
-        seen_BHW, *parts, layer, scale, *strides,
+        seen_BHW, *parts, *(first or parts), layer, scale, *strides,
         J=groups, QUERIES=queries, W=width, ALIGN=_alignment(width),
         BLOCK_Q=shape.rows, BLOCK_U=shape.keys, BLOCK_W=block, WHOLE=whole,
+        FIRST=first is not None,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     if not whole:

@@ -1,0 +1,212 @@
+"""`groupwise doctor`: what this machine has, what is missing for what, and what mends it.
+
+Works without PyTorch, and says so. Packages are looked up in the installation's own records;
+PyTorch is tried in a process of its own, since a broken one can take down whoever imports it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from groupwise.commands import machine
+from groupwise.commands.shared import print_json
+
+LEAST_PYTHON = (3, 11)
+LEAST_DISK = 2 * 10**9  # bytes: two checkpoints of a small model and some steps
+# What training can't do without, and from which version on: as in pyproject.toml.
+REQUIRED = {
+    "torch": "2.11",
+    "numpy": "1.26",
+    "safetensors": "0.5",
+    "tokenizers": "0.22",
+    "jinja2": "3.1.6",
+    "pyarrow": "18",
+    "rich": "13.9",
+}
+# What it can do without, and what each is for.
+OPTIONAL = {
+    "triton": "kernels on an NVIDIA GPU; without them it is several times slower",
+    "huggingface_hub": "fetching models and data: hf download",
+    "transformers": "using an exported model elsewhere",
+    "vllm": "serving an exported model",
+}
+CUDA_WHEELS = "https://download.pytorch.org/whl/cu130"
+TORCH_SECONDS = 60.0
+# Run by an interpreter of its own; prints one JSON object.
+TRY_TORCH = """
+import json, torch
+gpus = []
+for number in range(torch.cuda.device_count()):
+    has = torch.cuda.get_device_properties(number)
+    gpus.append({"name": has.name, "memory": has.total_memory, "bfloat16": has.major >= 8})
+print(json.dumps({"cuda": torch.version.cuda, "gpus": gpus}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what there is, and where something is wrong, what mends it."""
+
+    about: str
+    status: Literal["ok", "missing", "broken"]  # missing is optional; broken stops training
+    text: str
+    mend: str = ""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor", help="what this machine has, what is missing for what, and what mends it"
+    )
+    parser.add_argument("--runs", default="runs", metavar="DIR", help="where runs go: runs")
+    parser.add_argument("--json", action="store_true", help="data instead of text")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 where training can run, 1 where it can't."""
+    found = list(examine(Path(args.runs)))
+    healthy = all(each.status != "broken" for each in found)
+    if args.json:
+        print_json({"healthy": healthy, "findings": [asdict(each) for each in found]})
+    else:
+        print(text(found))
+    return 0 if healthy else 1
+
+
+def examine(runs: Path) -> Iterator[Finding]:
+    yield python()
+    for name, least in REQUIRED.items():
+        yield required(name, least)
+    yield Finding("cpu", "ok", f"{machine.cores()} cores, {machine.processor()}")
+    yield Finding("memory", "ok", _size(machine.memory_bytes()))
+    yield from devices(machine.gpus(), try_torch() if version("torch") else None)
+    yield disk(runs)
+    for name, purpose in OPTIONAL.items():
+        yield optional(name, purpose)
+
+
+def text(found: list[Finding]) -> str:
+    marks = {"ok": "ok", "missing": "-", "broken": "NO"}
+    lines = [
+        f"{marks[each.status]:<3} {each.about:<16} {each.text}"
+        + (f": {each.mend}" if each.mend else "")
+        for each in found
+    ]
+    broken = [each.about for each in found if each.status == "broken"]
+    verdict = f"training can't run yet: {', '.join(broken)}" if broken else "training can run"
+    return "\n".join([*lines, "", verdict])
+
+
+# --- one thing each ---------------------------------------------------------------------------
+
+
+def python() -> Finding:
+    have = platform.python_version()
+    if sys.version_info[:2] >= LEAST_PYTHON:
+        return Finding("python", "ok", f"{have}, {platform.system()} {platform.machine()}")
+    least = ".".join(map(str, LEAST_PYTHON))
+    return Finding(
+        "python", "broken", f"{have}; {least} or newer is needed", "make setup PYTHON=python3.12"
+    )
+
+
+def version(name: str) -> str | None:
+    """Of an installed package; None if it is not there."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def required(name: str, least: str) -> Finding:
+    have, mend = version(name), f"pip install '{name}>={least}'"
+    if have is None:
+        return Finding(name, "broken", "not installed; nothing trains without it", mend)
+    if _numbers(have) < _numbers(least):
+        return Finding(name, "broken", f"{have}; {least} or newer is needed", mend)
+    return Finding(name, "ok", have)
+
+
+def optional(name: str, purpose: str) -> Finding:
+    have = version(name)
+    if have is None:
+        return Finding(name, "missing", f"not installed; for {purpose}", f"pip install {name}")
+    return Finding(name, "ok", f"{have}; for {purpose}")
+
+
+def try_torch(command: str = sys.executable) -> dict[str, Any] | str:
+    """What PyTorch sees, or why it can't be imported."""
+    try:
+        done = subprocess.run(
+            [command, "-c", TRY_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+    except subprocess.TimeoutExpired:
+        return f"no answer in {TORCH_SECONDS:.0f} s"
+    except (OSError, ValueError) as error:
+        said = done.stderr.strip().splitlines() if isinstance(error, ValueError) else [str(error)]
+        return said[-1] if said else f"it ended with status {done.returncode}"
+
+
+def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> Iterator[Finding]:
+    """GPUs as the driver has them beside those that PyTorch can use."""
+    if isinstance(torch, str):
+        mend = "pip install --force-reinstall torch"
+        yield Finding("torch import", "broken", f"it can't be imported: {torch}", mend)
+        torch = None
+    usable = [] if torch is None else torch["gpus"]
+    for gpu in usable:
+        kind = "bfloat16" if gpu["bfloat16"] else "no bfloat16: set model.dtype=float32"
+        yield Finding("gpu", "ok", f"{gpu['name']}, {_size(gpu['memory'])}, {kind}")
+    if usable or torch is None:
+        return
+    if not driver:
+        yield Finding("gpu", "ok", "none; training runs on the CPU (model.device=cpu)")
+    for seen in driver:
+        why = "this PyTorch is built without CUDA"
+        mend = (
+            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+        )
+        if torch["cuda"]:
+            why = f"PyTorch's CUDA {torch['cuda']} can't use it with driver {seen.driver}"
+            mend = "install a newer driver, or a torch for an older CUDA"
+        yield Finding("gpu", "broken", f"{seen.name}, {_size(seen.memory)}: {why}", mend)
+
+
+def disk(runs: Path) -> Finding:
+    """Room where runs go, and whether they can be written."""
+    there = machine.existing(runs)
+    free = shutil.disk_usage(there).free
+    mend = "groupwise train CONFIG --run FOLDER_ON_ANOTHER_DISK"
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        return Finding("disk", "broken", f"{there} can't be written to", mend)
+    if free < LEAST_DISK:
+        return Finding("disk", "broken", f"{_size(free)} free in {there}, too little", mend)
+    return Finding("disk", "ok", f"{_size(free)} free in {there}")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: 2.13.0+cpu -> (2, 13, 0)."""
+    found = []
+    for part in text.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        found.append(int(digits))
+    return tuple(found)
+
+
+def _size(number: float) -> str:
+    return f"{number / 2**30:.1f} GiB"

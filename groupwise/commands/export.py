@@ -1,0 +1,45 @@
+"""`groupwise export`: a run's policy as a plain Hugging Face folder, checked by reading it back."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from groupwise.commands.shared import print_json
+
+DTYPES = ("bfloat16", "float32", "float16")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "export", help="a plain Hugging Face folder of a run or checkpoint, checked"
+    )
+    parser.add_argument("path", metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("out", metavar="OUT", help="the folder to make")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: as it is stored")
+    parser.add_argument(
+        "--which", metavar="NAME", help="best, latest or step_N of a run; default: best, or latest"
+    )
+    parser.add_argument("--json", action="store_true", help="data instead of text")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from groupwise.sync.export import checkpoint_in, export
+
+    source = checkpoint_in(Path(args.path), args.which)
+    dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    found = export(source, Path(args.out), dtype)
+    if args.json:
+        print_json(asdict(found))
+        return 0
+    print(f"wrote {found.folder} from {found.source}, {found.dtype}")
+    print(
+        f"read back: log-probabilities of {found.tokens} tokens differ by at most {found.max:.2g} "
+        f"(mean {found.mean:.2g}; allowed {found.limit:g})"
+    )
+    return 0

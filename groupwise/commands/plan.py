@@ -1,0 +1,178 @@
+"""`groupwise plan`: memory by part and time by phase, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from groupwise.commands import machine
+from groupwise.commands.shared import SETTINGS, print_json, read_config, split_settings, warn
+from groupwise.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from groupwise.config import Config
+    from groupwise.cost import Device
+    from groupwise.planning import Place, Plan
+
+NOTES = {
+    "process": "interpreter and libraries, and what was freed and not given back",
+    "gradients": "while learning",
+    "head": "while learning: logits of a few tokens at a time, and a gradient of the head",
+}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="memory by part and time by phase, before anything is loaded",
+        usage="groupwise plan [CONFIG.toml] [KEY=VALUE ...] [--gpu NAME] [--tokens N] [--json]",
+    )
+    parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
+    parser.add_argument("--gpu", metavar="NAME", help="plan for this GPU, such as H100 or A100")
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="of an answer on average; default: the most"
+    )
+    parser.add_argument("--json", action="store_true", help="data instead of text")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 where it fits, or where there is no telling; 1 where it does not."""
+    from groupwise.config import check
+    from groupwise.planning import plan
+
+    config = read_config(*split_settings(args.items))
+    if args.gpu:
+        config = replace(config, model=replace(config.model, device="cuda"))
+    for doubt in check(config):
+        warn(doubt)
+    limit = config.engine.max_tokens
+    if args.tokens is not None and not 1 <= args.tokens <= limit:
+        raise ConfigError(
+            f"--tokens {args.tokens}: answers have 1 to {limit} tokens (engine.max_tokens)."
+        )
+    made = plan(config, named_gpu(args.gpu) if args.gpu else here(config), args.tokens)
+    if args.json:
+        print_json(made.as_dict())
+    else:
+        print(text(made))
+    return 1 if made.fits is False else 0
+
+
+def named_gpu(name: str) -> Place:
+    from groupwise.cost import KNOWN
+    from groupwise.planning import Place
+
+    for known in KNOWN:
+        if known.name.lower() in name.lower():
+            return Place(known, False, known.memory)
+    raise ConfigError(
+        f"--gpu {name}: there are no figures for it. {nearest(name, [x.name for x in KNOWN])}"
+    )
+
+
+def here(config: Config) -> Place:
+    """This machine's device that the configuration asks for."""
+    import torch
+
+    from groupwise.cost import KNOWN, device_named
+    from groupwise.optim.memory import device_bytes
+    from groupwise.planning import Place
+
+    name = config.model.device
+    kind = torch.device(name).type
+    if kind == "cpu":
+        if config.model.threads:
+            torch.set_num_threads(config.model.threads)
+        memory = machine.memory_bytes()
+        return Place(_measured_cpu(getattr(torch, config.model.dtype), memory), True, memory)
+    if kind == "cuda" and torch.cuda.is_available():
+        there = torch.cuda.get_device_properties(name)
+        return Place(device_named(there.name, there.total_memory), False, device_bytes(name))
+    raise ConfigError(
+        f"model.device={name} is not on this machine. Name the GPU that you plan for with --gpu "
+        f"({', '.join(known.name for known in KNOWN)}), or set model.device=cpu."
+    )
+
+
+def _measured_cpu(dtype: Any, memory: int) -> Device:
+    """Operations and bandwidth of this CPU as it is now: a matrix product and a copy."""
+    import torch
+
+    from groupwise.cost import Device
+
+    a, b = torch.randn(512, 1024).to(dtype), torch.randn(1024, 2048).to(dtype)
+    large = torch.zeros(2**24)  # 64 MiB
+    flops = 2 * a.shape[0] * b.numel() / _best(lambda: a @ b)
+    return Device(machine.processor(), flops, 2 * large.nbytes / _best(large.clone), memory)
+
+
+def _best(work: Callable[[], object], times: int = 4) -> float:
+    seconds = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
+# --- for people -------------------------------------------------------------------------------
+
+
+def text(made: Plan) -> str:
+    from groupwise.cost import parameters
+    from groupwise.planning import assumptions
+    from groupwise.room import size
+
+    config, prompts = made.config, made.prompts
+    notes = NOTES | {
+        "activations": f"while learning, of {made.micro_tokens:,} tokens at a time",
+        "cache": f"while sampling, of {made.slots:,} sequences at a time; not beside learning",
+    }
+    lines = [
+        f"{Path(config.model.path).name}, {_count(parameters(made.shape))} parameters in "
+        f"{config.model.dtype}, on {made.place.device.name}",
+        f"{config.prompts_per_step} prompts x {config.group_size} samples a step; prompts of "
+        f"{prompts.mean} tokens, at most {prompts.longest} ({prompts.source})",
+        "",
+        *(_row(name, size(x), notes.get(name, "")) for name, x in made.memory.items()),
+        _row("peak", size(made.peak), _verdict(made)),
+    ]
+    if made.seconds is not None and made.step_seconds is not None:
+        step, steps = made.step_seconds, config.steps
+        lines += ["", *(_row(name, _time(x)) for name, x in made.seconds.items())]
+        lines += [_row("step", _time(step), f"{steps:,} steps: {_time(step * steps)}")]
+    lines += ["", "assuming", *(f"  {each}" for each in assumptions(made))]
+    if made.advice:
+        title = "better" if made.fits else "what would fit"
+        lines += ["", title, *(f"  {each}" for each in made.advice)]
+    return "\n".join(lines)
+
+
+def _verdict(made: Plan) -> str:
+    from groupwise.room import size
+
+    free = made.place.memory
+    if free is None:
+        return ""
+    words = "fits, barely" if made.tight else "fits" if made.fits else "does not fit"
+    return f"of {size(free)}: {words}"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.3g}M"
+
+
+def _row(name: str, value: str, note: str = "") -> str:
+    return f"{name:<18}{value:>10}  {note}".rstrip()
+
+
+def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,80 @@
+"""Which columns of a row are the prompt and the answer: named by the user, or recognised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MISSING: Any = object()
+PROMPTS = ("prompt", "question", "problem")
+ANSWERS = ("answer", "ground_truth", "solution")
+VERL_ANSWER = "reward_model.ground_truth"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of columns, or dotted paths into them: `reward_model.ground_truth`."""
+
+    prompt: str
+    answer: str
+    kind: str = ""  # whose rows these are; "" where the user said, or where there is nothing to say
+    answered: bool = True
+
+    def __str__(self) -> str:
+        answers = f"answers from {self.answer!r}" if self.answered else "no answers"
+        return f"{self.kind}: prompts from {self.prompt!r}, {answers}"
+
+
+def recognise(row: Mapping[str, Any], prompt_key: str = "", answer_key: str = "") -> Layout:
+    """The layout of rows like this one. What the user names goes before what is recognised."""
+    prompt = prompt_key or _first(row, PROMPTS)
+    verl = lookup(row, VERL_ANSWER) is not MISSING
+    answer = answer_key or (VERL_ANSWER if verl else _first(row, ANSWERS))
+    kind = "" if prompt_key and answer_key else _kind(row, prompt, answer)
+    return Layout(prompt, answer, kind, lookup(row, answer) is not MISSING)
+
+
+def lookup(row: Mapping[str, Any], key: str) -> Any:
+    """A column by its name, or what a dotted path leads to; MISSING if there is none."""
+    if key in row:
+        return row[key]
+    head, dot, rest = key.partition(".")
+    inner = row.get(head)
+    return lookup(inner, rest) if dot and isinstance(inner, Mapping) else MISSING
+
+
+def names_in(row: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Every name that `lookup` finds something by."""
+    found = []
+    for key, value in row.items():
+        found.append(prefix + key)
+        if isinstance(value, Mapping):
+            found += names_in(value, f"{prefix}{key}.")
+    return found
+
+
+def tidy(row: dict[str, Any]) -> dict[str, Any]:
+    """verifiers keeps `info` as JSON, so that rows with different ones fit one table."""
+    info = row.get("info")
+    if isinstance(info, str) and info.lstrip().startswith("{"):
+        try:
+            return {**row, "info": json.loads(info)}
+        except ValueError:
+            return row
+    return row
+
+
+def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    return next((name for name in names if name in row), names[0])
+
+
+def _kind(row: Mapping[str, Any], prompt: str, answer: str) -> str:
+    if answer == VERL_ANSWER:
+        return "verl rows"
+    if answer == "answer" and answer in row and ("info" in row or "task" in row):
+        return "verifiers rows"
+    if isinstance(lookup(row, prompt), list):
+        return "rows with messages"
+    return "" if (prompt, answer) == ("prompt", "answer") else "questions and answers"

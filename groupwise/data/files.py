@@ -1,0 +1,304 @@
+"""Rows of files: one small function a format. Rows come as they are read, a few at a time."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from groupwise.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+AT_ONCE = 1024  # rows of a table that are in memory as Python objects
+LFS = b"version https://git-lfs"  # what stands in the place of a file that Git LFS has not fetched
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of every whole Arrow stream
+
+
+class Row(NamedTuple):
+    place: str  # "line 7" of a text, from 1; "row 7" of a table, from 0
+    values: dict[str, Any]  # by column; empty where the row is malformed
+    why: str = ""  # what is wrong with it
+    text: str = ""  # as it stands in the file
+
+
+def files_of(name: str) -> list[Path]:
+    """The file of that name, the saved data set in that folder, or all files that fit a pattern.
+
+    Files of a pattern are sorted by name: the same order on every machine.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        _check_saved(path)
+        return [path]
+    if path.is_file():
+        return [path]
+    if glob.has_magic(name):
+        found = sorted(Path(each) for each in glob.glob(str(path), recursive=True))
+        files = [each for each in found if each.is_file()]
+        if not files:
+            raise DataError(f"No file fits {name!r}. The working folder is {Path.cwd()}.")
+        return files
+    beside = [f.name for f in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = f" {nearest(path.name, beside)}" if 0 < len(beside) <= 50 else ""
+    raise DataError(f"There is no file {path}.{hint}")
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """All rows of a file, malformed ones with the reason; an error where it can't be read on."""
+    read, place = _reader(path), "its start"
+    if path.is_file():
+        _check_fetched(path)
+    try:
+        for row in read(path):
+            place = row.place
+            yield row
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, behind {place}, is no UTF-8: {error.reason} at byte {error.start}. Convert "
+            "its texts to UTF-8."
+        ) from error
+    except _unreadable() as error:
+        said = str(error).strip().rstrip(".")
+        raise DataError(
+            f"{path} can't be read behind {place}: {said}. Fetch or write it again."
+        ) from error
+
+
+# --- texts ------------------------------------------------------------------------------------
+
+
+def json_lines(path: Path) -> Iterator[Row]:
+    for number, raw in _lines(path):
+        line = raw.strip()
+        if not line:
+            continue
+        place = f"line {number}"
+        try:
+            yield _object(place, json.loads(line), line)
+        except json.JSONDecodeError as error:
+            yield Row(place, {}, f"no JSON, {error.msg} at column {error.colno}", line)
+        except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
+            yield Row(place, {}, f"no JSON ({error})", line)
+
+
+def json_list(path: Path) -> Iterator[Row]:
+    with _opened(path) as file:
+        raw = file.read()
+    try:
+        found = json.loads(raw.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        hint = " It looks like JSON lines: name it .jsonl." if error.msg == "Extra data" else ""
+        raise DataError(
+            f"{path} is no JSON: {error.msg} at line {error.lineno}, column {error.colno}.{hint}"
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{path} is nested too deeply to be a list of rows.") from error
+    if not isinstance(found, list):
+        raise DataError(
+            f"{path} is a JSON {type(found).__name__}, not a list of objects. Write "
+            '[{"prompt": ..., "answer": ...}, ...].'
+        )
+    for number, each in enumerate(found):
+        yield _object(f"row {number}", each, "")
+
+
+def separated(path: Path, separator: str) -> Iterator[Row]:
+    """Cells are texts, as they stand there: what a number is depends on who reads it."""
+    csv.field_size_limit(2**30)  # the library's own limit is shorter than many solutions
+    reader = csv.reader((line for _, line in _lines(path)), delimiter=separator, strict=True)
+    header = next(reader, None)
+    if header is None:
+        return
+    _check_names(path, header)
+    before = reader.line_num
+    for cells in reader:
+        place, before = f"line {before + 1}", reader.line_num
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            why = f"{len(cells)} cells under {len(header)} columns"
+            yield Row(place, {}, why, separator.join(cells))
+        else:
+            yield Row(place, dict(zip(header, cells, strict=True)))
+
+
+def _object(place: str, found: Any, text: str) -> Row:
+    if isinstance(found, dict):
+        return Row(place, found, text=text)
+    return Row(place, {}, f"a JSON {type(found).__name__} instead of an object", text)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered from 1. Only line feeds end one: str.splitlines would cut prompts."""
+    with _opened(path) as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path}, line {number}, is no UTF-8: {error.reason} at byte {error.start}. "
+                    "Convert the file to UTF-8."
+                ) from error
+
+
+def _opened(path: Path) -> io.BufferedIOBase:
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    if path.suffix == ".zst":
+        import pyarrow as pa
+
+        if not pa.Codec.is_available("zstd"):
+            raise DataError(
+                f"This pyarrow can't unpack {path}. Unpack it (zstd -d), or install a pyarrow "
+                "with zstd."
+            )
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"))
+    return path.open("rb")
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def parquet(path: Path) -> Iterator[Row]:
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    with pq.ParquetFile(path) as file:
+        _check_names(path, file.schema_arrow.names)
+        yield from _of_batches(file.iter_batches(AT_ONCE))
+
+
+def arrow(path: Path) -> Iterator[Row]:
+    """Arrow's file format (also Feather's) or its stream format, as the `datasets` library has."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        head = source.read(6)
+        if head[:4] == b"FEA1":
+            raise DataError(f"{path} is of Feather's first version. Write it again with pyarrow.")
+        if head == b"ARROW1":
+            file = pa.ipc.open_file(source)
+            _check_names(path, file.schema.names)
+            yield from _of_batches(file.get_batch(i) for i in range(file.num_record_batches))
+            return
+        # A stream that is cut between two batches reads like a shorter one.
+        source.seek(max(0, source.size() - len(END_OF_STREAM)))
+        if source.read() != END_OF_STREAM:
+            raise DataError(f"{path} is cut off, or no Arrow file. Fetch or write it again.")
+        source.seek(0)
+        stream = pa.ipc.open_stream(source)
+        _check_names(path, stream.schema.names)
+        yield from _of_batches(stream)
+
+
+def saved(folder: Path) -> Iterator[Row]:
+    """A folder that the `datasets` library saved: Arrow streams, and state.json to list them."""
+    number = 0
+    for shard in saved_shards(folder):
+        for row in arrow(shard):
+            yield row._replace(place=f"row {number}")
+            number += 1
+
+
+def saved_shards(folder: Path) -> list[Path]:
+    state = folder / "state.json"
+    try:
+        shards = [
+            folder / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{state} lists no files ({error!r}). Save the data set again.") from error
+    for shard in shards:
+        if not shard.is_file():
+            raise DataError(f"{folder} lacks {shard.name}, which state.json lists. Fetch it again.")
+    return shards
+
+
+def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    number = 0
+    for batch in batches:
+        batch.validate(full=True)  # offsets that lead out of a torn file would crash the process
+        for start in range(0, batch.num_rows, AT_ONCE):
+            for values in batch.slice(start, AT_ONCE).to_pylist():
+                yield Row(f"row {number}", values)
+                number += 1
+
+
+# --- which ------------------------------------------------------------------------------------
+
+TEXTS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": json_lines,
+    ".json": json_list,
+    ".csv": lambda path: separated(path, ","),
+    ".tsv": lambda path: separated(path, "\t"),
+}
+TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".parquet": parquet,
+    ".arrow": arrow,
+    ".feather": arrow,
+}
+PACKED = (".gz", ".zst")  # texts may be
+KNOWN = f"{', '.join((*TEXTS, *TABLES))} (texts also {' or '.join(PACKED)})"
+
+
+def format_of(path: Path) -> str:
+    """The suffix that tells the format, without that of the compression."""
+    name = path.name.lower()
+    for packed in PACKED:
+        if name.endswith(packed) and Path(name.removesuffix(packed)).suffix in TEXTS:
+            name = name.removesuffix(packed)
+    return Path(name).suffix
+
+
+def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
+    if path.is_dir():
+        return saved
+    suffix = format_of(path)
+    if suffix not in (*TEXTS, *TABLES):
+        raise DataError(
+            f"{path} is none of {KNOWN}. Write its rows as JSON lines: one object a line."
+        )
+    return {**TEXTS, **TABLES}[suffix]
+
+
+def _check_saved(folder: Path) -> None:
+    if (folder / "state.json").is_file():
+        return
+    splits = folder / "dataset_dict.json"
+    if splits.is_file():
+        within = sorted(each.parent.name for each in folder.glob("*/state.json"))
+        named = " or ".join(f"{folder}/{each}" for each in within)
+        raise DataError(f"{folder} is a folder of several data sets. Name one: {named}.")
+    suffixes = sorted({format_of(each) for each in folder.iterdir()} & {*TEXTS, *TABLES})
+    which = f"such as {folder}/*{suffixes[0]}" if suffixes else f"of one of the kinds {KNOWN}"
+    raise DataError(f"{folder} is a folder. Name a file in it, or several by a pattern, {which}.")
+
+
+def _check_fetched(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(LFS))
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error}.") from error
+    if head == LFS:
+        raise DataError(f"{path} is a pointer of Git LFS, not the data. Run `git lfs pull` there.")
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"{path} has several columns {twice[0]!r}. Rename all but one of them.")
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What the libraries raise for files that are torn, or something else than their name says."""
+    import pyarrow as pa
+
+    return (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException)

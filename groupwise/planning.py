@@ -1,0 +1,366 @@
+"""What a configuration would take on a device: memory by part, seconds by phase, what would fit.
+
+Counted from sizes (cost.py, room.py) before anything is loaded: of the model only its configuration
+is read, of the data the lengths of its prompts. Seconds are counted work over the shares of a
+device's peaks that were measured; they are rough, and a plan says what they rest on.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from groupwise import cost, room
+from groupwise.composition import PairRecipe
+from groupwise.config import Config
+from groupwise.cost import Device, Group
+from groupwise.data import load as load_data
+from groupwise.data.prompts import prepare
+from groupwise.errors import DataError, GroupwiseError, ModelError
+from groupwise.model.checkpoint import read_companions
+from groupwise.model.config import ModelConfig
+from groupwise.model.gguf import GGUFFile
+from groupwise.model.gguf_tokenizer import tokenizer_files
+from groupwise.model.tiny import hugging_face_config
+from groupwise.model.tokenizer import Tokenizer, character_files
+from groupwise.records import Task
+from groupwise.setup import TASKS_SEED, demand_of, learns_from_labels, stored_shape, weight_bytes
+
+ASSUMED_PROMPT = 128  # tokens, where the data can't be read
+READ_PROMPTS = 512  # of the data: more tell nothing new
+CPU_SLOTS, GPU_SLOTS = 64, 1024  # sequences in flight, unless asked otherwise
+# Shares of a device's peaks that were measured: on an H200 for 135M and 1.5B parameters, on two
+# CPU cores for 135M. Decoding: of its floor in operations and bytes. Learning: of the operations.
+DECODE_SHARE, CPU_DECODE_SHARE = 1 / 3, 0.4
+UPDATE_SHARES, CPU_UPDATE_SHARE = ((135e6, 0.28), (1.5e9, 0.59)), 0.55
+OPTIMIZER_SHARE = 0.5  # of the bandwidth; not measured by itself
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device that is planned for."""
+
+    device: Device
+    cpu: bool
+    memory: float | None  # bytes that training may take; None: not known
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Lengths in tokens, and where they come from."""
+
+    mean: int
+    longest: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a configuration would take, in bytes and seconds."""
+
+    config: Config
+    shape: ModelConfig
+    place: Place
+    prompts: Prompts
+    answer_tokens: int  # on average
+    micro_tokens: int
+    slots: int
+    memory: dict[str, int]  # by part; the cache takes turns with what learning needs
+    peak: int
+    seconds: dict[str, float] | None  # by phase; None where peaks are not known
+    advice: list[str] = field(default_factory=list)  # what would fit, or do better
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.place.memory is None else self.peak <= self.place.memory
+
+    @property
+    def tight(self) -> bool:
+        """Fits, and leaves less than captured steps and workspaces take on a GPU."""
+        free = self.place.memory
+        if free is None or self.place.cpu:
+            return False
+        return free * (1 - room.SPARE_SHARE) - room.SPARE < self.peak <= free
+
+    @property
+    def step_seconds(self) -> float | None:
+        return None if self.seconds is None else sum(self.seconds.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it in numbers and words, the configuration aside."""
+        return {
+            "model": self.config.model.path,
+            "parameters": cost.parameters(self.shape),
+            "device": asdict(self.place.device),
+            "prompts": asdict(self.prompts),
+            "answer_tokens": self.answer_tokens,
+            "micro_tokens": self.micro_tokens,
+            "slots": self.slots,
+            "memory": self.memory,
+            "peak": self.peak,
+            "available": self.place.memory,
+            "fits": self.fits,
+            "seconds": self.seconds,
+            "step_seconds": self.step_seconds,
+            "assumptions": assumptions(self),
+            "advice": self.advice,
+        }
+
+
+def plan(config: Config, place: Place, tokens: int | None = None) -> Plan:
+    """Of a configuration on a device, with answers of so many tokens on average."""
+    shape, prompts = sizes_of(config)
+    made = count(config, place, shape, prompts, tokens or config.engine.max_tokens)
+    return replace(made, advice=advice(made))
+
+
+# --- model and data ---------------------------------------------------------------------------
+
+
+def sizes_of(config: Config) -> tuple[ModelConfig, Prompts]:
+    """The model's shape and the prompts' lengths."""
+    if config.model.path == "tiny":
+        return _tiny(config)
+    path = Path(config.model.path)
+    shape = stored_shape(path)
+    if shape is None:
+        raise ModelError(
+            f"{path} has no config.json that can be read, so its sizes are not known. Set "
+            "model.path to a model's folder or a .gguf file; its configuration is enough, weights "
+            "are not read."
+        )
+    try:
+        return shape, _prompts(config, _tasks(config), _tokenizer(path), shape)
+    except (GroupwiseError, OSError) as error:
+        why = " ".join(str(error).split())
+        longest = max(ASSUMED_PROMPT, config.data.max_prompt_tokens)
+        return shape, Prompts(ASSUMED_PROMPT, longest, f"assumed, as there is no telling: {why}")
+
+
+def _tiny(config: Config) -> tuple[ModelConfig, Prompts]:
+    """The embedded model's shape follows from its tasks: a token is a character."""
+    tasks = _tasks(config)
+    texts = [str(x) for task in tasks for x in (task.prompt, task.columns.get("solution", ""))]
+    tokenizer = Tokenizer.from_files(character_files("".join(sorted(set("".join(texts))))))
+    longest = max(len(str(task.prompt)) for task in tasks) + config.engine.max_tokens
+    shape = ModelConfig.from_hf(hugging_face_config(config.tiny, len(tokenizer), longest))
+    return shape, _prompts(config, tasks, tokenizer, shape)
+
+
+def _tasks(config: Config) -> list[Task]:
+    return load_data(config.data, seed=TASKS_SEED, held_out=config.eval.tasks).train
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    if path.suffix == ".gguf":
+        return Tokenizer.from_files(tokenizer_files(GGUFFile(path).metadata))
+    return Tokenizer.from_files(read_companions(path))
+
+
+def _prompts(
+    config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
+) -> Prompts:
+    room_left = shape.max_positions - config.engine.max_tokens
+    if room_left < 1:
+        raise DataError(f"engine.max_tokens={config.engine.max_tokens} leaves no room for a prompt")
+    prepared = prepare(
+        tasks[:: max(1, len(tasks) // READ_PROMPTS)][:READ_PROMPTS],
+        tokenizer,
+        template=config.data.template,
+        system=config.data.system,
+        instruction=config.data.instruction,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        room=room_left,
+    )
+    lengths = [len(task.token_ids) for task in prepared.tasks]
+    source = f"{len(lengths)} prompts of data.train read"
+    return Prompts(round(statistics.mean(lengths)), max(lengths), source)
+
+
+# --- counting ---------------------------------------------------------------------------------
+
+
+def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, tokens: int) -> Plan:
+    width, rows = weight_bytes(config), config.prompts_per_step * config.group_size
+    slots = min(config.engine.slots or (CPU_SLOTS if place.cpu else GPU_SLOTS), rows)
+    micro = micro_tokens(config, place, shape, prompts)
+    parts = cost.memory(
+        shape,
+        slots=0 if learns_from_labels(config) else slots,
+        max_tokens=config.engine.max_tokens,
+        prompt=prompts.longest if place.cpu else prompts.mean,
+        group=1 if place.cpu else config.group_size,  # a CPU's cache has a copy for each sample
+        micro_tokens=micro,
+        recompute=config.optim.recompute,
+        reference="reference" in config.recipe.models,
+        width=width,
+        cpu=place.cpu,
+    )
+    peak = cost.peak(parts)
+    # The head's logits are counted with the micro-batch; to people they are something else.
+    head = cost.head_bytes(shape, micro, width, cpu=place.cpu)
+    together, cache = parts.pop("micro-batch"), parts.pop("cache")
+    parts |= {"activations": together - head, "head": head, "cache": cache}
+    return Plan(
+        config=config,
+        shape=shape,
+        place=place,
+        prompts=prompts,
+        answer_tokens=tokens,
+        micro_tokens=micro,
+        slots=slots,
+        memory={name: x for name, x in parts.items() if x},
+        peak=peak,
+        seconds=seconds(config, place, shape, prompts.mean, tokens, slots),
+    )
+
+
+def micro_tokens(config: Config, place: Place, shape: ModelConfig, prompts: Prompts) -> int:
+    """Of a micro-batch: as asked or by itself; one sequence at least, the whole batch at most."""
+    asked = config.optim.micro_tokens
+    if not asked and place.cpu:
+        asked = room.CPU_TOKENS
+    elif not asked:
+        demand = demand_of(config, shape, training=True)
+        asked = room.automatic_tokens(demand, place.memory or math.inf)
+    limit = config.engine.max_tokens
+    batch = sum(g.prompt + sum(g.completions) for g in learned_groups(config, prompts.mean, limit))
+    return min(max(asked, prompts.longest + limit), batch)
+
+
+def learned_groups(config: Config, prompt: int, tokens: int) -> list[Group]:
+    """What one step learns from: groups, or one pair a prompt."""
+    rows = 2 if isinstance(config.recipe, PairRecipe) else config.group_size
+    return [Group(prompt, [tokens] * rows)] * config.prompts_per_step
+
+
+def seconds(
+    config: Config, place: Place, shape: ModelConfig, prompt: int, tokens: int, slots: int
+) -> dict[str, float] | None:
+    """By phase; None where the device's peaks are not known for this precision."""
+    device, width, recipe = place.device, weight_bytes(config), config.recipe
+    if device.flops is None or device.bandwidth is None:
+        return None
+    if not place.cpu and width != cost.HALF:
+        return None  # plain PyTorch, and peaks are those of bfloat16
+    found = {}
+    if not learns_from_labels(config):
+        sampled = [Group(prompt, [tokens] * config.group_size)] * config.prompts_per_step
+        floor = cost.floor_seconds(cost.rollout_cost(shape, sampled, slots, width), device)
+        assert floor is not None
+        found["rollout"] = floor / (CPU_DECODE_SHARE if place.cpu else DECODE_SHARE)
+    rate = device.flops * update_share(cost.parameters(shape), cpu=place.cpu)
+    batch = learned_groups(config, prompt, tokens)
+    forward = cost.total(cost.forward_cost(shape, batch)).flops / rate
+    scored, passes, updates = 1, 1, 1  # of a preference recipe: the reference alone is scored
+    if not isinstance(recipe, PairRecipe):
+        old = "old_logp_NT" in recipe.anchored(config.engine.weights).streams
+        scored = old + ("reference" in recipe.models)
+        passes = 2 if recipe.schedule.name == "low_then_high" else 1
+        updates = recipe.schedule["updates"] * passes
+    if scored:
+        found["score"] = scored * forward
+    # A measured share is of what the mathematics asks for, three times a forward pass. What is
+    # computed again to save memory is one more.
+    found["update"] = (4 if config.optim.recompute else 3) * passes * forward
+    moved = cost.optimizer_cost(shape, width).bytes * updates
+    found["optimizer"] = moved / (device.bandwidth * OPTIMIZER_SHARE)
+    return found
+
+
+def update_share(parameters: int, *, cpu: bool) -> float:
+    """Of the peak operations: measured for two sizes, in between by the logarithm of the size."""
+    if cpu:
+        return CPU_UPDATE_SHARE
+    (small, low), (large, high) = UPDATE_SHARES
+    at = math.log(parameters / small) / math.log(large / small)
+    return low + (high - low) * min(max(at, 0.0), 1.0)
+
+
+# --- in words ---------------------------------------------------------------------------------
+
+
+def assumptions(made: Plan) -> list[str]:
+    """What the figures rest on."""
+    config, place, tokens = made.config, made.place, made.answer_tokens
+    most = tokens == config.engine.max_tokens
+    found = [
+        f"answers of {tokens} tokens"
+        + (": the most that they can have; --tokens N for what you expect" if most else "")
+    ]
+    if made.seconds is None:
+        known = ", ".join(device.name for device in cost.KNOWN if device.flops)
+        return [*found, f"no times: they are known for bfloat16 on {known}, and for a CPU"]
+    share = f"{update_share(cost.parameters(made.shape), cpu=place.cpu):.0%}"
+    found.append(
+        f"{_rate(place.device)}, measured just now; decoding at {CPU_DECODE_SHARE:.0%} and "
+        f"learning at {share} of that, as measured for 135M parameters on two quiet cores"
+        if place.cpu
+        else f"{_rate(place.device)}; decoding at a third of that, learning at {share} of the "
+        "operations, as measured on an H200 (135M parameters: 28%, 1.5B: 59%)"
+    )
+    found.append("grading, evaluation, checkpoints and compilation in the first steps not counted")
+    if any(slot.definition.traits.get("action") == "refill" for slot in config.recipe.slots()):
+        found.append(f"dynamic sampling may draw up to {config.refills + 1} times as much")
+    if config.engine.weights != "shared":
+        found.append(f"the sampler's copy of the weights ({config.engine.weights}) not counted")
+    return found
+
+
+def _rate(device: Device) -> str:
+    assert device.flops is not None and device.bandwidth is not None
+    flops, unit = (device.flops / 1e12, "T") if device.flops >= 1e12 else (device.flops / 1e9, "G")
+    return f"{flops:.0f} {unit}FLOP/s and {device.bandwidth / 1e9:,.0f} GB/s"
+
+
+def advice(made: Plan) -> list[str]:
+    """What fits instead; where all fits, what would do better."""
+    config, place = made.config, made.place
+    if made.fits is None:
+        return []
+
+    def again(changed: Config) -> Plan:
+        return count(changed, place, made.shape, made.prompts, made.answer_tokens)
+
+    if made.fits and (place.cpu or config.model.dtype == "bfloat16"):
+        return []
+    others = {text: again(changed) for text, changed in changes(made).items()}
+    if made.fits:
+        fast = "model.dtype=bfloat16"
+        return [f"{fast} runs the kernels, several times as fast: {_brief(others[fast])}"]
+    found = [f"{text}: {_brief(other)}" for text, other in others.items() if other.fits]
+    if found:
+        return found
+    demand = replace(demand_of(config, made.shape, training=True), prompt=made.prompts.mean)
+    assert place.memory is not None
+    return [room.refusal(demand, place.memory) or "no single change is enough"]
+
+
+def changes(made: Plan) -> dict[str, Config]:
+    """Single changes that take less memory, by how they are written."""
+    config = made.config
+    model, optim, engine = config.model, config.optim, config.engine
+    found = {}
+    tokens = made.micro_tokens // 2
+    while tokens >= made.prompts.longest + engine.max_tokens:
+        found[f"optim.micro_tokens={tokens}"] = replace(
+            config, optim=replace(optim, micro_tokens=tokens)
+        )
+        tokens //= 2
+    if not optim.recompute:
+        found["optim.recompute=true"] = replace(config, optim=replace(optim, recompute=True))
+    if model.dtype != "bfloat16":
+        found["model.dtype=bfloat16"] = replace(config, model=replace(model, dtype="bfloat16"))
+    slots = made.slots // 2
+    if slots:
+        found[f"engine.slots={slots}"] = replace(config, engine=replace(engine, slots=slots))
+    return found
+
+
+def _brief(made: Plan) -> str:
+    step = made.step_seconds
+    return room.size(made.peak) + ("" if step is None else f", {step:.3g} s a step")

@@ -1,0 +1,163 @@
+"""A policy as a plain Hugging Face folder in a chosen precision, checked before it appears.
+
+What was written is read back and compared with what it was made from, log-probability by
+log-probability, in float32 on both sides: a difference is what rounding the weights costs, or a
+mistake, and too large a one is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+
+from groupwise.errors import ModelError, RunError, nearest
+from groupwise.model.attention import packed, packed_positions
+from groupwise.model.checkpoint import Loaded, load, save
+from groupwise.model.head import log_probs
+from groupwise.model.tokenizer import Tokenizer
+from groupwise.model.transformer import Transformer
+
+# The largest difference of a log-probability that rounding the weights may make: several times
+# what it made for SmolLM2-135M (0.01 and 0.07).
+LIMITS = {torch.float32: 1e-4, torch.float16: 0.1, torch.bfloat16: 0.5}
+PROBES, PROBE_TOKENS = 8, 256
+# Where there is no run to take sequences from.
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "What is 12 + 30? Think step by step, then give the answer.",
+    "def add(a, b):\n    return a + b\n",
+    "0 1 2 3 4 5 6 7 8 9",
+)
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how far it is from what it was made from."""
+
+    source: Path
+    folder: Path
+    dtype: str
+    tokens: int  # compared
+    mean: float  # of |Δ log p|
+    max: float
+    limit: float
+
+
+def checkpoint_in(path: Path, which: str | None = None) -> Path:
+    """The checkpoint of a run (its best, else its latest, or the one asked for), or the path."""
+    parent = path / "checkpoints"
+    if not parent.is_dir():
+        if which is not None:
+            raise RunError(f"{path} is no run, so there is no {which!r} in it. Leave --which out.")
+        return path
+    names = sorted(each.name for each in parent.iterdir() if not each.name.startswith("."))
+    wanted = [which] if which else ["best", "latest"]
+    for name in wanted:
+        if name in names and (parent / name).exists():
+            return (parent / name).resolve()
+    if not names:
+        raise RunError(f"{path} has no checkpoint yet.")
+    raise RunError(f"{path} has no checkpoint {wanted[0]!r}. {nearest(wanted[0], names)}")
+
+
+def export(source: Path, folder: Path, dtype: torch.dtype | None = None) -> Exported:
+    """Write `folder` from a checkpoint; in the precision that it has if none is given."""
+    if folder.exists():
+        raise ModelError(f"{folder} exists already, and nothing is overwritten. Choose another.")
+    policy = policy_of(source)
+    stored = policy.model.head_weight.dtype
+    dtype = dtype or stored
+    _check_range(policy.model, dtype)
+    sequences = sequences_for(source, policy.tokenizer)
+    before = logp_of(policy.model, sequences)
+    beside = folder.with_name(f".{folder.name}.unchecked")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        save(policy.model, beside, policy.files, dtype=dtype)
+        del policy  # one model in memory at a time
+        after = logp_of(load(beside).model, sequences)
+        gap = (after - before).abs()
+        limit = 0.0 if torch.promote_types(stored, dtype) == dtype else LIMITS[dtype]
+        name = str(dtype).removeprefix("torch.")
+        found = Exported(source, folder, name, len(gap), float(gap.mean()), float(gap.max()), limit)
+        _check_gap(found)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return found
+
+
+def policy_of(source: Path) -> Loaded:
+    """The whole policy of a checkpoint. The one place that will merge adapters into it."""
+    if (source / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{source} holds an adapter, which can't be merged into its base yet: an export would "
+            "leave out what was learned. Merge it first, and export the result."
+        )
+    return load(source)
+
+
+def sequences_for(source: Path, tokenizer: Tokenizer) -> list[Ids]:
+    """Prompts with their answers from the last rollouts of the run, or texts where it has none."""
+    folders = source.resolve().parents[:2]
+    files = [file for each in folders for file in each.glob("rollouts/step_*.parquet")]
+    if not files:
+        return [tuple(tokenizer.encode(text)) for text in TEXTS if _encodes(tokenizer, text)]
+    last = max(files, key=lambda file: int(file.stem.partition("_")[2]))
+    columns = ["prompt_token_ids", "token_ids"]
+    rows = pq.read_table(last, columns=columns).to_pylist()
+    by_prompt = {tuple(row[columns[0]]): tuple(row[columns[1]]) for row in rows}
+    return [(*prompt, *answer)[:PROBE_TOKENS] for prompt, answer in by_prompt.items()][:PROBES]
+
+
+def _encodes(tokenizer: Tokenizer, text: str) -> bool:
+    try:
+        return len(tokenizer.encode(text)) > 1
+    except ModelError:  # an alphabet without these characters
+        return False
+
+
+@torch.no_grad()
+def logp_of(model: Transformer, sequences: Sequence[Ids]) -> Tensor:
+    """Of every token but the first of each sequence, in float32 whatever the weights are in."""
+    model = model.to("cpu", torch.float32)
+    found = []
+    for ids in sequences or [tuple(range(min(16, model.config.vocab_size)))]:
+        token_T = torch.tensor(ids)
+        hidden_TD = model(token_T, packed_positions([len(ids)]), packed([len(ids)]))
+        found.append(log_probs(hidden_TD[:-1], model.head_weight, token_T[1:]).logp_T)
+    return torch.cat(found)
+
+
+def _check_range(model: Transformer, dtype: torch.dtype) -> None:
+    """float16 ends at 65504: a weight beyond would become infinite."""
+    most = torch.finfo(dtype).max
+    for name, tensor in model.state_dict().items():
+        largest = float(tensor.abs().max())
+        if not largest <= most:
+            raise ModelError(
+                f"{name} has a weight of {largest:g}, and {str(dtype).removeprefix('torch.')} ends "
+                f"at {most:g}. Take --dtype bfloat16 or float32."
+                if math.isfinite(largest)
+                else f"{name} holds weights that are not finite. Export an earlier checkpoint."
+            )
+
+
+def _check_gap(found: Exported) -> None:
+    if found.max <= found.limit:
+        return
+    raise ModelError(
+        f"The exported weights say something else: log-probabilities differ by up to "
+        f"{found.max:.2g} (mean {found.mean:.2g}) over {found.tokens} tokens, and {found.dtype} "
+        f"may make {found.limit:g}. Nothing was written. Take --dtype float32; if it fails as "
+        "well, the checkpoint or the disk is damaged."
+    )

@@ -1,0 +1,613 @@
+"""The commands before and after training: plan, doctor, export, init."""
+
+from __future__ import annotations
+
+import ast
+import io
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import run as train_small
+from test_cost import SEVEN, M, S
+
+from groupwise import cost, planning
+from groupwise.cli import main
+from groupwise.commands import doctor, init, machine
+from groupwise.commands.plan import named_gpu
+from groupwise.config import Config, load
+from groupwise.cost import Device
+from groupwise.errors import ConfigError, ModelError, RunError
+from groupwise.model import checkpoint
+from groupwise.model.checkpoint import load as load_model
+from groupwise.model.checkpoint import save
+from groupwise.model.config import ModelConfig
+from groupwise.model.tokenizer import character_files
+from groupwise.model.transformer import Transformer
+from groupwise.planning import Place, Prompts, count
+from groupwise.sync import export as exporting
+
+ROOT = Path(__file__).resolve().parents[1]
+GiB = 2**30
+H200 = named_gpu("H200")
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    status = main(argv)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def settings(*overrides: str, **keywords: Any) -> Config:
+    base = {"recipe": "grpo@trl", "model.dtype": "bfloat16", "model.device": "cuda"}
+    return load(base | keywords, overrides)
+
+
+def folder_of(shape: ModelConfig, path: Path) -> Path:
+    """A model's folder without weights."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(shape.to_hf()))
+    return path
+
+
+# --- plan: against what was measured ----------------------------------------------------------
+
+WORKLOAD_S = ("prompts_per_step=64", "group_size=16", "engine.max_tokens=256")
+WORKLOAD_M = ("prompts_per_step=64", "group_size=8", "engine.max_tokens=320")
+S_PROMPTS, M_PROMPTS = Prompts(68, 80, ""), Prompts(97, 220, "")
+
+
+@pytest.mark.parametrize(
+    ("shape", "workload", "more", "prompts", "measured"),
+    [
+        (S, WORKLOAD_S, ["optim.micro_tokens=20480"], S_PROMPTS, 12.65e9),
+        (S, WORKLOAD_S, ["optim.micro_tokens=65536", "optim.recompute=true"], S_PROMPTS, 11.51e9),
+        (M, WORKLOAD_M, ["optim.micro_tokens=8192"], M_PROMPTS, 43.04e9),
+    ],
+    ids=["135M", "135M recomputed", "1.5B"],
+)
+def test_memory_is_within_15_percent_of_what_an_h200_needed(
+    shape: ModelConfig,
+    workload: tuple[str, ...],
+    more: list[str],
+    prompts: Prompts,
+    measured: float,
+) -> None:
+    made = count(settings(*workload, *more), H200, shape, prompts, 256)
+    assert made.peak == pytest.approx(measured, rel=0.15)
+    learning = sum(x for name, x in made.memory.items() if name != "cache")
+    assert made.peak == learning  # parts add up, and the cache is smaller than what learning needs
+
+
+CPU = Place(Device("two cores", 200e9, 20e9), True, 24e9)
+
+
+@pytest.mark.parametrize(("micro", "measured"), [(320, 3.38 * GiB), (1024, 4.48e9)])
+def test_memory_is_within_15_percent_of_what_a_cpu_needed(micro: int, measured: float) -> None:
+    """SmolLM2-135M in float32, 8 x 8 x 32 tokens: benchmarks/cpu_step.py."""
+    config = settings(
+        "prompts_per_step=8", "group_size=8", "engine.max_tokens=32", "model.dtype=float32",
+        f"optim.micro_tokens={micro}", "model.device=cpu",
+    )  # fmt: skip
+    made = count(config, CPU, S, Prompts(46, 47, ""), 32)
+    assert made.peak == pytest.approx(measured, rel=0.15)
+    assert made.seconds is not None
+    # 314 tokens a second; the step took 21 to 24 s.
+    assert made.seconds["rollout"] == pytest.approx(8 * 8 * 32 / 314, rel=0.25)
+    assert made.step_seconds == pytest.approx(22.5, rel=0.25)
+
+
+def test_memory_of_a_cpu_by_hand() -> None:
+    """Plain PyTorch in every precision, logits in small chunks, and the process itself."""
+    sizes = {"slots": 4, "max_tokens": 10, "prompt": 5, "group": 1, "micro_tokens": 300}
+    parts = cost.memory(S, **sizes, width=4, cpu=True)
+    assert parts["cache"] == 4 * 15 * 2 * 30 * 3 * 64 * 4
+    layer = (6 * 576 + 15 * 64 + 2 * 576 + 4 * 1536) * 4 + 36
+    head = 2**23 * 8 + 49152 * 576 * 4
+    assert parts["micro-batch"] == 300 * 31 * layer + head
+    assert cost.peak(parts) == sum(parts.values()) - parts["cache"]
+    assert parts["process"] == cost.PROCESS and "process" not in cost.memory(S, **sizes)
+    half = cost.activations(S, 2, cpu=True)
+    assert half == 31 * ((layer - 36) // 2 + 36) > cost.activations(S, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "workload", "prompts", "tokens", "rollout", "update"),
+    [
+        (S, WORKLOAD_S, S_PROMPTS, 256, 0.77, None),  # full length: the `rollout` row
+        (M, WORKLOAD_M, M_PROMPTS, 232, 1.69, 2.46),
+    ],
+    ids=["135M", "1.5B"],
+)
+def test_times_are_near_what_an_h200_took(
+    shape: ModelConfig,
+    workload: tuple[str, ...],
+    prompts: Prompts,
+    tokens: int,
+    rollout: float,
+    update: float | None,
+) -> None:
+    made = count(settings(*workload), H200, shape, prompts, tokens)
+    assert made.seconds is not None
+    assert made.seconds["rollout"] == pytest.approx(rollout, rel=0.2)
+    if update is not None:
+        both = made.seconds["update"] + made.seconds["optimizer"]
+        assert both == pytest.approx(update, rel=0.2)
+
+
+def test_the_share_of_operations_between_the_two_that_were_measured() -> None:
+    assert planning.update_share(10_000_000, cpu=False) == 0.28
+    assert planning.update_share(7_000_000_000, cpu=False) == 0.59
+    middle = round((135e6 * 1.5e9) ** 0.5)  # half way by the logarithm
+    assert planning.update_share(middle, cpu=False) == pytest.approx(0.435, abs=1e-4)
+
+
+# --- plan: by hand ----------------------------------------------------------------------------
+
+TOY = Place(Device("toy", 1e12, 1e11, 80e9), False, 80e9)
+
+
+def test_phases_by_hand() -> None:
+    """Recipes differ by what they score and how often they update."""
+    few, prompts = ("prompts_per_step=4", "group_size=8"), Prompts(100, 100, "")
+
+    def of(recipe: str, *more: str) -> dict[str, float]:
+        found = count(settings(*few, *more, recipe=recipe), TOY, M, prompts, 64).seconds
+        assert found is not None
+        return found
+
+    plain = of("grpo@trl")
+    tokens = 4 * (100 + 8 * 63)
+    layers = 2 * cost.layer_weights(M) * tokens
+    head = 2 * 151936 * 1536 * 4 * 8 * 64
+    pairs = 4 * (100 * 101 / 2 + 8 * (63 * 100 + 63 * 64 / 2))
+    forward = (layers + head + 4 * 28 * 12 * 128 * pairs) / (1e12 * 0.59)
+    assert plain["update"] == pytest.approx(3 * forward)
+    assert plain["optimizer"] == pytest.approx(34 * cost.parameters(M) / (1e11 * 0.5))
+    assert of("grpo@trl", "optim.recompute=true")["update"] == pytest.approx(4 * forward)
+    scored = of("grpo")  # its KL holds on to a reference
+    assert scored["score"] == pytest.approx(plain.get("score", 0) + forward)
+    several = of("grpo@verl")
+    assert several["optimizer"] == pytest.approx(4 * plain["optimizer"])
+    twice = of("lopti")
+    assert twice["update"] == pytest.approx(6 * forward)
+    labelled = of("dpo")
+    assert "rollout" not in labelled
+    pair = of("grpo@trl", "group_size=2")
+    assert labelled["update"] == pytest.approx(pair["update"])
+
+
+def test_a_micro_batch_is_one_sequence_at_least_and_the_batch_at_most() -> None:
+    prompts = Prompts(100, 300, "")
+    few = ("prompts_per_step=2", "group_size=4", "engine.max_tokens=64")
+    least = count(settings(*few, "optim.micro_tokens=10"), H200, M, prompts, 64)
+    assert least.micro_tokens == 364
+    whole = count(settings(*few), H200, M, prompts, 64)
+    assert whole.micro_tokens == 2 * (100 + 4 * 64)
+
+
+def test_what_does_not_fit_comes_with_what_does() -> None:
+    config = settings(*WORKLOAD_M, "optim.micro_tokens=16384")
+    place = Place(H200.device, False, 45e9)
+    made = count(config, place, M, M_PROMPTS, 320)
+    assert made.fits is False
+    found = planning.advice(made)
+    assert any(text.startswith("optim.micro_tokens=8192: ") for text in found)
+    assert any(text.startswith("optim.recompute=true: ") for text in found)
+    for text in found:  # each is true
+        change = text.partition(":")[0]
+        again = count(settings(*WORKLOAD_M, "optim.micro_tokens=16384", change), place, M,
+                      M_PROMPTS, 320)  # fmt: skip
+        assert again.fits, change
+    small = count(settings(*WORKLOAD_M), Place(H200.device, False, 8e9), SEVEN, M_PROMPTS, 320)
+    (refused,) = planning.advice(small)
+    assert "a dense model of about" in refused
+
+
+def test_a_plan_without_room_to_spare_says_so() -> None:
+    made = count(settings(*WORKLOAD_M, "optim.micro_tokens=8192"), H200, M, M_PROMPTS, 320)
+    assert made.fits and not made.tight
+    barely = replace(made, place=Place(H200.device, False, made.peak + 2**29))
+    assert barely.fits and barely.tight
+    over = replace(made, place=Place(H200.device, False, made.peak - 1))
+    assert not over.fits and not over.tight
+
+
+def test_single_precision_on_a_gpu_is_told_what_it_misses() -> None:
+    config = settings(*WORKLOAD_M, "model.dtype=float32")
+    made = count(config, H200, M, M_PROMPTS, 320)
+    assert made.seconds is None and made.fits
+    (better,) = planning.advice(made)
+    assert better.startswith("model.dtype=bfloat16 runs the kernels")
+    assert any(text.startswith("no times") for text in planning.assumptions(made))
+
+
+# --- plan: the command ------------------------------------------------------------------------
+
+
+def test_plan_reads_a_configuration_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No weights, no tokenizer, no GPU; what is assumed is said."""
+    model = folder_of(M, tmp_path / "model")
+    argv = ("plan", f"model.path={model}", "model.dtype=bfloat16", "data.eval=arithmetic",
+            "recipe=grpo@trl", "--gpu", "nvidia h200", "--json")  # fmt: skip
+    status, out, _ = run(capsys, *argv)
+    found = json.loads(out)
+    assert status == 0 and found["fits"] is True
+    assert found["parameters"] == 1_543_714_304
+    assert found["memory"]["weights"] == 2 * 1_543_714_304
+    assert found["prompts"]["mean"] == 128 and "assumed" in found["prompts"]["source"]
+    assert found["device"]["name"] == "H200"
+    status, out, _ = run(capsys, *argv[:-3], "--gpu", "T4")
+    assert status == 1 and "does not fit" in out and "what would fit" in out
+
+
+def test_plan_measures_prompts_as_the_model_reads_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = character_files("abcdefghij ")
+    shape = replace(S, vocab_size=12, hidden_size=16, num_heads=2, num_kv_heads=1, num_layers=1,
+                    head_dim=8, intermediate_size=16)  # fmt: skip
+    model = Transformer(shape).initialise(torch.Generator().manual_seed(0))
+    save(model, tmp_path / "model", files)
+    rows = [{"prompt": "a" * n, "answer": "b"} for n in (10, 20, 60)]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    status, out, _ = run(
+        capsys, "plan", f"model.path={tmp_path / 'model'}", f"data.train={data}", "--json"
+    )
+    found = json.loads(out)
+    assert status == 0
+    assert (found["prompts"]["mean"], found["prompts"]["longest"]) == (30, 60)
+    assert "3 prompts" in found["prompts"]["source"]
+
+
+def test_plan_of_the_embedded_model_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = str(ROOT / "configs" / "tiny.toml")
+    status, out, _ = run(capsys, "plan", tiny, "--tokens", "2")
+    assert status == 0
+    rows = {line.split("  ")[0]: line for line in out.splitlines() if line}
+    for name in ("weights", "optimizer moments", "gradients", "activations", "head", "cache",
+                 "peak", "rollout", "update", "optimizer", "step"):  # fmt: skip
+        assert name in rows, name
+    assert "fits" in rows["peak"] and "240 steps" in rows["step"]
+    assert "answers of 2 tokens" in out
+
+
+def test_plan_refuses_what_it_can_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(capsys, "plan", f"model.path={tmp_path}", "--gpu", "H100")
+    assert status == 2 and "no config.json" in err
+    status, _, err = run(capsys, "plan", "--gpu", "H300")
+    assert status == 2 and "H200" in err
+    status, _, err = run(capsys, "plan", "--tokens", "65")
+    assert status == 2 and "engine.max_tokens" in err
+    if not torch.cuda.is_available():
+        status, _, err = run(capsys, "plan", "model.device=cuda")
+        assert status == 2 and "--gpu" in err
+    with pytest.raises(ConfigError, match="no figures"):
+        named_gpu("Voodoo2")
+
+
+# --- doctor -----------------------------------------------------------------------------------
+
+
+def test_doctor_knows_what_is_required_and_what_the_code_imports() -> None:
+    """Its tables are those of pyproject.toml and of the imports, no more and no less."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pairs = [re.fullmatch(r"([\w-]+)>=([\d.]+)", text) for text in project["dependencies"]]
+    assert {pair[1]: pair[2] for pair in pairs if pair} == doctor.REQUIRED
+    assert ">=" + ".".join(map(str, doctor.LEAST_PYTHON)) == project["requires-python"]
+    imported = set()
+    for file in (ROOT / "groupwise").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    others = imported - set(sys.stdlib_module_names) - {"groupwise"}
+    known = {name.replace("-", "_") for name in (*doctor.REQUIRED, *doctor.OPTIONAL)}
+    assert others <= known, "add them to groupwise/commands/doctor.py"
+
+
+def test_doctor_finds_a_sound_machine_sound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = run(capsys, "doctor", "--runs", str(tmp_path / "a" / "b"), "--json")
+    found = json.loads(out)
+    assert status == 0 and found["healthy"]
+    by_name = {each["about"]: each for each in found["findings"]}
+    assert by_name["torch"]["text"] == torch.__version__
+    assert str(tmp_path) in by_name["disk"]["text"]
+    assert not (tmp_path / "a").exists()  # only looked at
+    assert by_name["cpu"]["text"].startswith(f"{machine.cores()} cores")
+
+
+def test_doctor_works_without_any_package() -> None:
+    """Not even PyTorch: it says what to install, and that nothing trains before."""
+    line = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from groupwise.cli import main; "
+    line += "sys.exit(main(['doctor', '--json']))"
+    done = subprocess.run([sys.executable, "-S", "-c", line], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    found = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
+    for name, least in doctor.REQUIRED.items():
+        assert found[name]["status"] == "broken"
+        assert found[name]["mend"] == f"pip install '{name}>={least}'"
+    assert (
+        found["triton"]["status"] == "missing" and found["triton"]["mend"] == "pip install triton"
+    )
+    assert "gpu" not in found  # who knows
+
+
+def test_old_versions_and_full_disks_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    versions = {"torch": "2.9.1+cu128", "numpy": "1.26.0rc1", "rich": "13.10"}
+    monkeypatch.setattr(doctor, "version", versions.get)
+    assert doctor.required("torch", "2.11").status == "broken"  # 9 is less than 11
+    assert doctor.required("numpy", "1.26").status == "ok"
+    assert doctor.required("rich", "13.9").status == "ok"
+    assert doctor.required("pyarrow", "18").status == "broken"
+    assert doctor.disk(tmp_path).status == "ok"
+    monkeypatch.setattr(doctor, "LEAST_DISK", 10**18)
+    assert "too little" in doctor.disk(tmp_path).text
+    (tmp_path / "file").touch()
+    assert "can't be written" in doctor.disk(tmp_path / "file").text
+    monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 2))
+    assert doctor.python().status == "broken"
+
+
+T4 = machine.Gpu("Tesla T4", 16 * GiB, 7.5, "550.1")
+
+
+def test_gpus_as_the_driver_and_as_pytorch_see_them() -> None:
+    (none,) = doctor.devices([], {"cuda": None, "gpus": []})
+    assert none.status == "ok" and "CPU" in none.text
+    (built,) = doctor.devices([T4], {"cuda": None, "gpus": []})
+    assert built.status == "broken" and "without CUDA" in built.text
+    (driver,) = doctor.devices([T4], {"cuda": "13.0", "gpus": []})
+    assert driver.status == "broken" and "driver 550.1" in driver.text
+    gpu = {"name": "Tesla T4", "memory": 15 * GiB, "bfloat16": False}
+    (there,) = doctor.devices([T4], {"cuda": "13.0", "gpus": [gpu]})
+    assert there.status == "ok" and "float32" in there.text and "15.0 GiB" in there.text
+    (broken,) = doctor.devices([], "ImportError: libcudnn.so.9")
+    assert broken.status == "broken" and "libcudnn" in broken.text
+    assert list(doctor.devices([T4], None)) == []
+
+
+def test_a_pytorch_that_crashes_is_a_finding(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho 'ImportError: undefined symbol' >&2; exit 1\n")
+    fake.chmod(0o755)
+    assert doctor.try_torch(str(fake)) == "ImportError: undefined symbol"
+    fake.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    assert "status" in str(doctor.try_torch(str(fake)))
+    assert "No such file" in str(doctor.try_torch(str(tmp_path / "none")))
+
+
+def test_what_the_driver_says_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771, 9.0, 580.95'\necho 'Odd, [N/A], , '\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (gpu,) = machine.gpus()
+    assert gpu == machine.Gpu("NVIDIA H200", 143771 * 2**20, 9.0, "580.95") and gpu.bfloat16
+    assert not T4.bfloat16
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert machine.gpus() == []
+
+
+def test_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    free_cores, free_memory = machine.cores(), machine.memory_bytes()
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert (machine.cores(), machine.memory_bytes()) == (1, GiB)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert (machine.cores(), machine.memory_bytes()) == (free_cores, free_memory)
+
+
+# --- export -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    train_small(folder, steps=2)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_is_exported_loads_in_transformers_and_says_the_same(
+    dtype: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    status, said, _ = run(capsys, "export", str(trained), str(out), "--dtype", dtype)
+    assert status == 0 and f"wrote {out}" in said and "differ by at most" in said
+    if dtype == "float32":  # nothing was rounded
+        assert "differ by at most 0 " in said
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    theirs = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    assert theirs.dtype == getattr(torch, dtype)
+    ours = load_model(exporting.checkpoint_in(trained)).model
+    token_T = torch.tensor([3, 1, 4, 1, 5])
+    theirs_TV = theirs.float()(token_T[None]).logits[0].log_softmax(-1)
+    theirs_T = theirs_TV[:-1].gather(1, token_T[1:, None])[:, 0]
+    ours_T = exporting.logp_of(ours, [tuple(token_T.tolist())])
+    near = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}[dtype]
+    torch.testing.assert_close(theirs_T, ours_T, atol=near, rtol=0)
+    text = "7+5="
+    assert AutoTokenizer.from_pretrained(out)(text)["input_ids"] == load_model(
+        out
+    ).tokenizer.encode(text)
+    assert not (out / "resume").exists()
+
+
+def test_which_checkpoint(trained: Path, tmp_path: Path) -> None:
+    steps = trained / "checkpoints"
+    assert exporting.checkpoint_in(trained) == (steps / "best").resolve()
+    assert exporting.checkpoint_in(trained, "latest") == steps.resolve() / "step_2"
+    assert exporting.checkpoint_in(trained, "step_1") == steps.resolve() / "step_1"
+    assert exporting.checkpoint_in(steps / "step_1") == steps / "step_1"
+    with pytest.raises(RunError, match="'step_2'"):
+        exporting.checkpoint_in(trained, "step_9")
+    with pytest.raises(RunError, match="no run"):
+        exporting.checkpoint_in(steps / "step_1", "best")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(RunError, match="no checkpoint yet"):
+        exporting.checkpoint_in(tmp_path)
+
+
+def test_what_is_compared_comes_from_the_run(trained: Path) -> None:
+    import pyarrow.parquet as pq
+
+    source = exporting.checkpoint_in(trained, "step_1")
+    found = exporting.sequences_for(source, load_model(source).tokenizer)
+    rows = pq.read_table(trained / "rollouts" / "step_2.parquet").to_pylist()
+    written = {(*row["prompt_token_ids"], *row["token_ids"]) for row in rows}
+    assert len(found) == len({row["prompt_id"] for row in rows}) and set(found) <= written
+
+
+@pytest.mark.parametrize("damage", ["one number", "not finite"])
+def test_an_export_that_says_something_else_is_refused(
+    damage: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves nothing behind."""
+    real = checkpoint.save
+
+    def faulty(model: Transformer, path: Path, files: Any, **options: Any) -> None:
+        with torch.no_grad():
+            model.layers[0].mlp.down_proj.weight[0, 0] += 0.5 if damage == "one number" else 1e38
+            model.layers[0].mlp.down_proj.weight[0, 0] *= 1 if damage == "one number" else 1e38
+        real(model, path, files, **options)
+
+    monkeypatch.setattr(exporting, "save", faulty)
+    with pytest.raises(ModelError, match="say something else"):
+        exporting.export(exporting.checkpoint_in(trained), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exports_that_can_not_be(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    status, _, err = run(capsys, "export", str(trained), str(tmp_path / "there"))
+    assert status == 2 and "nothing is overwritten" in err
+    source = exporting.checkpoint_in(trained)
+    loaded = load_model(source)
+    with torch.no_grad():
+        loaded.model.layers[1].mlp.up_proj.weight[0, 0] = 1e5
+    save(loaded.model, tmp_path / "large", loaded.files)
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj.* 100000.*65504"):
+        exporting.export(tmp_path / "large", tmp_path / "out", torch.float16)
+    (tmp_path / "large" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="adapter"):
+        exporting.export(tmp_path / "large", tmp_path / "out")
+    status, _, err = run(capsys, "export", str(tmp_path / "nowhere"), str(tmp_path / "out"))
+    assert status == 2 and "no folder here" in err
+    assert not (tmp_path / "out").exists()
+
+
+# --- init -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+
+
+class Terminal(io.StringIO):
+    """A keyboard with these lines typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("pipe")
+def test_what_init_writes_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    status, out, err = run(capsys, "init", str(path))
+    assert status == 0 and f"groupwise train {path}" in out
+    assert "--model tiny, --data arithmetic, --reward number, --device cpu" in err
+    assert run(capsys, "train", str(path), "--dry-run")[0] == 0
+    few = ("steps=1", "tiny.cold_start_steps=5", "eval.tasks=4", "tiny.layers=1", "tiny.width=16")
+    status, out, err = run(capsys, "train", str(path), *few, "--run", str(tmp_path / "run"))
+    assert status == 0 and not err
+    before = path.read_bytes()
+    status, _, err = run(capsys, "init", str(path), "--model", "other")
+    assert status == 2 and "overwritten" in err and path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("pipe")
+@pytest.mark.parametrize(
+    ("model", "data", "device"),
+    list(itertools.product(["tiny", "chatty", "plain"], ["arithmetic", "countdown", "rows.jsonl"],
+                           ["cpu", "cuda"])),
+)  # fmt: skip
+def test_every_answer_gives_a_configuration_without_doubts(
+    model: str,
+    data: str,
+    device: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, settings_ in (("chatty", {"chat_template": "{{ x }}"}), ("plain", {})):
+        Path(name).mkdir()
+        Path(name, "tokenizer_config.json").write_text(json.dumps(settings_))
+    Path("rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    status, _, err = run(
+        capsys, "init", "--model", model, "--data", data, "--device", device, "--reward", "number"
+    )
+    assert (status, err) == (0, "")
+    status, _, err = run(capsys, "train", "groupwise.toml", "--dry-run")
+    assert (status, err) == (0, "")
+    found = load(Path("groupwise.toml"))
+    assert (found.model.path, found.model.device, found.data.train) == (model, device, data)
+    assert found.model.dtype == ("bfloat16" if device == "cuda" else "float32")
+    assert (found.data.template == "chat") == (model == "chatty")
+    assert found.data.evaluates
+    assert dict(found.reward.parts) == {"number": 1.0}
+
+
+def test_init_asks_for_what_was_not_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("tiny\ncountdown\n\n"))
+    monkeypatch.setattr(machine, "gpus", lambda: [T4])
+    path = tmp_path / "asked.toml"
+    status, _, err = run(capsys, "init", str(path), "--device", "cpu")
+    assert status == 0 and err.count("> ") == 3
+    assert "[countdown]" in err  # the reward that fits to the data is the default
+    assert load(path).reward.parts == {"countdown": 1.0}
+    assert init.default("device", {"model": "large"}) == "cuda"
+    assert init.default("device", {"model": "tiny"}) == "cpu"
+
+
+@pytest.mark.usefixtures("pipe")
+def test_init_says_what_is_not_there_and_refuses_what_can_not_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.toml"
+    options = ("--model", "no/model", "--data", "no.jsonl", "--reward", "no.py:f")
+    status, _, err = run(capsys, "init", str(path), *options, "--device", "cpu")
+    assert status == 0
+    assert all(f"{name} is not there" in err for name in ("no/model", "no.jsonl", "no.py"))
+    status, _, err = run(capsys, "init", str(tmp_path / "b.toml"), "--device", "tpu")
+    assert status == 2 and "cpu or cuda" in err
+    status, _, err = run(capsys, "init", str(tmp_path / "none" / "c.toml"), "--model", "tiny")
+    assert status == 2 and "can't be written" in err
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["a.toml"]
