@@ -269,13 +269,17 @@ class Recipe(_Composed):
         """Whether a correction weighs or masks by learner/sampler."""
         return any("sampler_logp_NT" in slot.needs for slot in self.correction)
 
-    def anchored(self, weights: str) -> Self:
+    def anchored(self, weights: str, *, close: bool = True) -> Self:
         """The recipe as it runs with a sampler of these weights: no pass for anchors alone.
 
         With several updates whose ratio alone reads the policy before them, the anchor is the
         sampler: its log-probabilities are of the same weights and known already. Not for a copy
-        that is sampled to study a mismatch, which the anchor would take out.
+        that is sampled to study a mismatch, which the anchor would take out. And where sampler and
+        learner are not `close` (bfloat16 without exact mode), not for a ratio of whole answers: it
+        adds up what they differ by, and GSPO's clip range is narrower than that.
         """
+        if not close and self.ratio.definition.traits["level"] == "sequence":
+            return self
         several = self.schedule["updates"] > 1
         others = any("old_logp_NT" in slot.needs for slot in self.slots()) or self.corrects_mismatch
         if weights != "shared" or not several or others or self.ratio.get("anchor") != "old":

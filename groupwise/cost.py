@@ -7,6 +7,7 @@ the head; weights, keys and values read; nothing for norms, launches and the hos
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -224,6 +225,7 @@ KNOWN = (
     Device("H100 PCIe", 605e12, 1.8e12, 80e9),
     Device("H100", 790e12, 3.0e12, 80e9),
     Device("A100-SXM4-40GB", 250e12, 1.4e12, 40e9),
+    Device("A100-PCIE-40GB", 250e12, 1.4e12, 40e9),
     Device("A100", 250e12, 1.8e12, 80e9),
     Device("L40S", 290e12, 0.78e12, 48e9),
     Device("L4", 97e12, 0.27e12, 24e9),
@@ -236,9 +238,12 @@ KNOWN = (
 
 
 def device_named(name: str, memory: float | None = None) -> Device:
-    """By the name that the driver gives it, such as 'NVIDIA H200'. Others: peaks not known."""
+    """By the name that the driver gives it, such as 'NVIDIA H200'. Others: peaks not known.
+
+    Whole words: an RTX A1000 is no A100, and of a GPU that is shared out nobody knows the share.
+    """
     for known in KNOWN:
-        if known.name in name:
+        if re.search(rf"\b{known.name}\b", name) and "MIG" not in name:
             return Device(name, known.flops, known.bandwidth, memory or known.memory)
     return Device(name, None, None, memory)
 
@@ -267,8 +272,9 @@ def activations(
     In half precision on a GPU kernels keep of a layer: the residual stream twice, in float32;
     queries, keys and values, rotated; what attention saw and its log-sum; gate and up. Elsewhere
     plain PyTorch also keeps norms before and after their weights, silu(gate), its product with up,
-    and what attention saw once more. One layer counts twice, for the gradients on their way. With
-    `recompute` that layer is all, besides what goes into each: the residual stream and an addend.
+    and what attention saw once more. Norms of queries and keys keep what they were made from, and
+    a number for each head. One layer counts twice, for the gradients on their way. With `recompute`
+    that layer is all, besides what goes into each: the residual stream and an addend.
     """
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     seen, inner = shape.num_heads * shape.head_dim, shape.intermediate_size
@@ -277,6 +283,11 @@ def activations(
     else:
         layer = (6 * shape.hidden_size + heads + 2 * seen + 4 * inner) * width
     layer += shape.num_heads * SINGLE
+    if shape.qk_norm:
+        normed = shape.num_heads + shape.num_kv_heads
+        # The kernels keep the joined projection, values included; PyTorch both sides of a weight.
+        kept = heads * HALF if width == HALF and not cpu else 2 * normed * shape.head_dim * width
+        layer += kept + normed * SINGLE
     if recompute:
         return 2 * layer + shape.num_layers * shape.hidden_size * (SINGLE + width)
     return layer * (shape.num_layers + 1)
@@ -289,14 +300,17 @@ def head_bytes(shape: ModelConfig, tokens: int, width: int = HALF, *, cpu: bool 
     return chunk + head_weights(shape) * SINGLE
 
 
-def held(shape: ModelConfig, width: int = HALF, *, reference: bool = False) -> dict[str, int]:
-    """Bytes that training holds all the time."""
+def held(
+    shape: ModelConfig, width: int = HALF, *, reference: bool = False, average: bool = False
+) -> dict[str, int]:
+    """Bytes that training holds all the time. A reference that is an average has masters, too."""
     count = parameters(shape)
+    each = width + (SINGLE if average and width == HALF else 0)
     return {
         "weights": count * width,
         "master weights": count * SINGLE if width == HALF else 0,
         "optimizer moments": 2 * count * SINGLE,
-        "reference": count * width if reference else 0,
+        "reference": count * each if reference else 0,
     }
 
 
@@ -318,6 +332,7 @@ def memory(
     micro_tokens: int,
     recompute: bool = False,
     reference: bool = False,
+    average: bool = False,
     width: int = HALF,
     cpu: bool = False,
 ) -> dict[str, int]:
@@ -325,7 +340,7 @@ def memory(
     per_token = activations(shape, width, recompute=recompute, cpu=cpu)
     head = head_bytes(shape, micro_tokens, width, cpu=cpu)
     parts = {
-        **held(shape, width, reference=reference),
+        **held(shape, width, reference=reference, average=average),
         "gradients": parameters(shape) * SINGLE,
         "micro-batch": micro_tokens * per_token + head,
         "cache": cache_bytes(shape, slots, max_tokens, prompt, group, width),

@@ -32,6 +32,7 @@ class Demand:
     training: bool = True  # or sampling alone
     recompute: bool = False
     reference: bool = False
+    average: bool = False  # which the reference is, of the policy
     width: int = HALF  # bytes of a weight
 
     def parts(self, micro_tokens: int | None = None) -> dict[str, int]:
@@ -49,6 +50,7 @@ class Demand:
             micro_tokens=self.prompt + self.max_tokens if micro_tokens is None else micro_tokens,
             recompute=self.recompute,
             reference=self.reference,
+            average=self.average,
             width=self.width,
         )
 
@@ -93,6 +95,7 @@ def _alternatives(demand: Demand, available: float) -> list[str]:
     changes = {
         "optim.recompute=true": replace(demand, recompute=True),
         "model.dtype=bfloat16": replace(demand, width=HALF),
+        "reference.update=frozen": replace(demand, average=False),
         "a recipe without a reference": replace(demand, reference=False),
     }
     found = [text for text, other in changes.items() if other.least <= available]

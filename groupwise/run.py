@@ -259,7 +259,7 @@ def _learner(config: Config, model: Transformer) -> PolicyLearner | PairLearner:
     optim = replace(config.optim, micro_tokens=micro_tokens_of(config, model.config))
     if isinstance(config.recipe, PairRecipe):
         return PairLearner(model, config.recipe, optim, config.engine.temperature)
-    recipe = config.recipe.anchored(config.engine.weights)
+    recipe = configuration.anchored(config, config.recipe)
     return PolicyLearner(model, recipe, optim, config.engine.temperature)
 
 

@@ -104,9 +104,14 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that this machine or this PyTorch does not have."""
+    """Refuse a device that this machine or this PyTorch does not have; take it if it has a number.
+
+    Kernels, streams and captured steps go to the current device, whatever their tensors lie on.
+    """
     try:
         torch.zeros(1, device=name)
+        if torch.device(name).type == "cuda" and torch.device(name).index is not None:
+            torch.cuda.set_device(name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise ConfigError(
@@ -148,6 +153,7 @@ def demand_of(config: Config, shape: ModelConfig, *, training: bool) -> device_r
         training=training,
         recompute=config.optim.recompute,
         reference="reference" in config.recipe.models,
+        average=config.reference.update.startswith("ema"),
         width=weight_bytes(config),
     )
 

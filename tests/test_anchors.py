@@ -11,9 +11,9 @@ from runs import small
 from steps import Start, advance, gather, learn, spy, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from groupwise import recipe
+from groupwise import TokenBatch, batch_phase, recipe, token_phase
 from groupwise.composition import Recipe
-from groupwise.config import describe
+from groupwise.config import anchored, describe
 from groupwise.groups.assemble import sequences_of
 from groupwise.model import ops
 from groupwise.watch.rollouts import read
@@ -74,6 +74,39 @@ def test_the_anchor_is_all_that_changes_and_it_is_told() -> None:
     for changes in ({"recipe__schedule__updates": 1}, {"engine__weights": "int8"}):
         lines = describe(small(recipe="gspo", **changes))
         assert not any("anchor of the ratio" in line for line in lines)
+
+
+def test_what_bfloat16_differs_by_is_no_step_away_from_the_policy() -> None:
+    """At 4e-3 nats a token, a mean over an answer leaves GSPO's range before anything moved."""
+    half = {"model__dtype": "bfloat16", "model__device": "cuda"}
+    for name, changes, anchor in (
+        ("gspo", half, "old"),
+        ("gspo", {**half, "engine__exact": True}, "sampler"),
+        ("gspo", {}, "sampler"),
+        ("dapo", half, "sampler"),  # a token's own ratio, and 20 % of room
+    ):
+        config = small(recipe=name, **changes)
+        made = anchored(config, config.recipe)
+        assert made.ratio["anchor"] == anchor
+        told = any("anchor of the ratio" in line for line in describe(config))
+        assert told == (anchor == "sampler")
+        if anchor == "old":
+            assert reads_old(made)
+    made = recipe("gspo")
+    torch.manual_seed(0)
+    logp_NT = -torch.rand(128, 250)
+    streams = {"sampler_logp_NT": logp_NT + 5e-3 * torch.randn(128, 250), "old_logp_NT": logp_NT}
+    batch = TokenBatch.build(
+        mask_NT=torch.ones(128, 250, dtype=torch.bool),
+        group_N=[row // 8 for row in range(128)],
+        reward_N=[float(row % 3 == 0) for row in range(128)],
+        **streams,
+    )
+    shares = []
+    for way in (made.anchored("shared"), made.anchored("shared", close=False)):
+        found = token_phase(way, batch_phase(way, batch).batch, logp_NT=logp_NT)
+        shares.append(float(found.clipped_NT.double().mean()))
+    assert shares[0] > 0.1 and shares[1] == 0
 
 
 # With these, one update reads the old policy in its token phase alone.
@@ -156,7 +189,7 @@ def test_no_micro_batch_waits_for_the_device(
     name: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One look an update, when its gradients are there."""
-    waits, real = Waits(), ops.shared_prompts
+    waits, real = Waits(), ops.Plain.attention
 
     def on_the_host(*args: Any) -> Any:  # what is read there never was on a device
         waits.on = False
@@ -164,7 +197,7 @@ def test_no_micro_batch_waits_for_the_device(
         waits.on = True
         return made
 
-    monkeypatch.setattr(ops, "shared_prompts", on_the_host)
+    monkeypatch.setattr(ops.Plain, "attention", staticmethod(on_the_host))
     counts = []
     for micro_tokens in (15, 10_000):
         changes = {"recipe__schedule__updates": 1, "optim__micro_tokens": micro_tokens}

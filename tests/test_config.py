@@ -581,6 +581,25 @@ def test_what_makes_no_sense_together_is_refused(settings: dict[str, Any], said:
     assert said in refused(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine.top_p": 0.9, "recipe": "tis"}, "can't hold with engine.top_p=0.9: "),
+        ({"engine.top_k": 5, "recipe": "tis"}, "can't hold with engine.top_k=5: "),
+        ({"engine.weights": "int8"}, "can't hold with engine.weights=int8: "),
+        ({"recipe": "dppo_topk"}, "which reads the likeliest tokens: "),
+        ({"recipe": "simko"}, "which reads the likeliest tokens: "),
+    ],
+)
+def test_exact_mode_is_refused_where_it_would_not_be_exact(
+    settings: dict[str, Any], said: str
+) -> None:
+    gpu = {"model.device": "cuda", "model.dtype": "bfloat16"}
+    assert said in refused(**gpu, **settings, **{"engine.exact": True})
+    check(load(**gpu, **settings))
+    check(load(**gpu, **{"engine.exact": True}))
+
+
 def test_a_knob_that_the_recipe_reads_is_fine() -> None:
     check(load(**{"reference.update": "ema:0.9"}))
     check(load(recipe="lambda_grpo", **{"optim.exponent_rate": 1}))

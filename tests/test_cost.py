@@ -151,9 +151,9 @@ def test_memory_by_hand() -> None:
     assert cost.optimizer_cost(M).bytes == 34 * 1_543_714_304
 
 
-def kept_by_layers(layers: int, ops: Ops, dtype: torch.dtype, device: str) -> float:
+def kept_by_layers(shape: ModelConfig, ops: Ops, dtype: torch.dtype, device: str) -> float:
     """Bytes a token that a forward pass leaves for its backward pass, weights aside."""
-    model = Transformer(replace(TINY, num_layers=layers))
+    model = Transformer(shape)
     model = model.initialise(torch.Generator().manual_seed(0)).to(device, dtype)
     model.ops = ops
     model.ops.lay_out(model)
@@ -179,16 +179,20 @@ TINY = ModelConfig(
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "kernels"])
-def test_what_a_layer_keeps_is_what_autograd_is_given(kind: str) -> None:
+def test_what_a_layer_keeps_is_what_autograd_is_given(kind: str, qk_norm: bool) -> None:
     from groupwise.model.fast import Fast
 
     gpu = torch.cuda.is_available()
     half, device = (torch.bfloat16, "cuda") if gpu else (torch.float16, "cpu")
     ops, dtype = (Plain(), torch.float32) if kind == "plain" else (Fast(), half)
     device = "cpu" if kind == "plain" else device
-    one, two = (kept_by_layers(layers, ops, dtype, device) for layers in (1, 2))
-    counted = cost.activations(TINY, dtype.itemsize) / 3  # two layers, one of them twice
+    shape = replace(TINY, qk_norm=qk_norm)
+    one, two = (
+        kept_by_layers(replace(shape, num_layers=layers), ops, dtype, device) for layers in (1, 2)
+    )
+    counted = cost.activations(shape, dtype.itemsize) / 3  # two layers, one of them twice
     # Beside it there are the two numbers that each row was divided by.
     assert counted < two - one < 1.01 * counted
 
@@ -199,8 +203,18 @@ def test_devices_by_the_names_of_their_drivers() -> None:
     assert cost.device_named("NVIDIA H100 PCIe").bandwidth == 1.8e12
     assert cost.device_named("NVIDIA A100-SXM4-40GB").memory == 40e9
     assert cost.device_named("NVIDIA A100-SXM4-80GB", 85e9).memory == 85e9
-    other = cost.device_named("Some GPU", 8e9)
-    assert (other.flops, other.memory) == (None, 8e9)
+    assert cost.device_named("NVIDIA A100-PCIE-40GB").bandwidth == 1.4e12
+    for name in (
+        "Some GPU",
+        "NVIDIA RTX A1000",
+        "NVIDIA GH200 480GB",
+        "NVIDIA H20",
+        "NVIDIA L40",
+        "T400",
+    ):
+        other = cost.device_named(name, 8e9)
+        assert (other.flops, other.memory) == (None, 8e9)
+    assert cost.device_named("NVIDIA H100 80GB HBM3 MIG 1g.10gb").flops is None
     assert cost.floor_seconds({"x": Cost(1, 1)}, other) is None
     bound = {"a": Cost(790e12, 0), "b": Cost(1, 8.6e12)}  # 1 s of operations, 2 s of memory
     assert cost.floor_seconds(bound, H200) == pytest.approx(3.0)

@@ -336,3 +336,34 @@ def test_weights_that_are_not_finite_are_named() -> None:
         model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(EngineError, match=r"no finite probabilities for token 0 behind prompt 0"):
         one(engine(model), request(5, 2), Sampling(max_tokens=4))
+
+
+def test_caches_leave_room_to_compute_the_prompts_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a 7B model, 16,384 tokens of prompts take gate and up of 1.2 GB alone."""
+    from test_cost import SEVEN
+
+    from groupwise.engine import inflight
+
+    made: list[tuple[int, int]] = []
+
+    class Cache:
+        def __init__(self, config: object, slots: int, capacity: int, *_: object) -> None:
+            made.append((slots, capacity))
+
+    per_token = 28 * 2 * 4 * 128 * 2
+    gib, caches = 2**30, per_token * (129 * 4096 + 64 * 512)
+    monkeypatch.setattr(inflight, "KeyValueCache", Cache)
+    head_VD = torch.zeros(1, dtype=torch.bfloat16)
+
+    def slots(free: int, prompts: list[int]) -> int:
+        monkeypatch.setattr(inflight, "free_bytes", lambda device: free)
+        return inflight.make_caches(SEVEN, 128, 4096, prompts, head_VD)[0]
+
+    width, inner = 3584, 18944
+    pass_of_prompts = 16_384 * (2 * 4 * width + 3 * 2 * width + 2 * 3 * inner)
+    assert slots(caches + gib, [512] * 64) == 64
+    assert slots(caches + gib + 2 * pass_of_prompts, [512] * 64) == 128
+    assert made[-2:] == [(129, 4096), (64, 512)]
+    assert slots(caches + gib + gib // 4, [1] * 63 + [512]) == 128  # few tokens: little room
+    with pytest.raises(EngineError, match=r"GiB to compute in; 1\.0 GiB are free"):
+        slots(gib, [512])

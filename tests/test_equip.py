@@ -157,3 +157,23 @@ def test_a_block_has_its_own_order(before: tuple[bool, bool], fixed: bool) -> No
         assert switch() == (fixed, False)  # strict: flash attention does not heed a warning
         raise ZeroDivisionError
     assert switch() == before
+
+
+@on_cpu
+@pytest.mark.usefixtures("kernels", "short")
+def test_a_rehearsal_takes_no_gradients_of_the_size_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model that is only sampled from may fill the memory with its weights."""
+    model = make("mistral").requires_grad_(False)
+    held: list[int] = []
+    backward = torch.Tensor.backward
+
+    def measured(loss: torch.Tensor) -> None:
+        backward(loss)
+        held.append(sum(p.grad.numel() for p in model.parameters() if p.grad is not None))
+
+    monkeypatch.setattr(torch.Tensor, "backward", measured)
+    assert module._take_kernels(model, False) is None
+    assert held == [sum(p.numel() for p in model.layers[0].parameters())]
+    assert not any(p.requires_grad or p.grad is not None for p in model.parameters())

@@ -238,13 +238,17 @@ def test_the_likeliest_of_equals_is_the_lowest_id() -> None:
     assert draw_plain(logits_BV, keys(3), zeros_B, greedy=True)[0].tolist() == [300, 3, 0]
 
 
+@pytest.mark.parametrize("vocabulary", [97, 300, 600, 768, 1100])
 @pytest.mark.parametrize("greedy", [False, True])
-def test_rows_that_are_not_finite_show_and_draw_a_token_that_exists(greedy: bool) -> None:
-    hidden_BD, head_VD = normal(6, 16), normal(300, 16, seed=1)
+def test_rows_that_are_not_finite_show_and_draw_a_token_that_exists(
+    greedy: bool, vocabulary: int
+) -> None:
+    """Also where the last tile, or the last power of two of tiles, is not full."""
+    hidden_BD, head_VD = normal(6, 16), normal(vocabulary, 16, seed=1)
     hidden_BD[2, 3], hidden_BD[4, 0] = torch.nan, torch.inf
     zeros_B = torch.zeros(6, dtype=torch.int64, device=DEVICE)
     token_B, logp_B = sample(hidden_BD, head_VD, keys(6), zeros_B, 1.0, greedy)
-    assert ((token_B >= 0) & (token_B < 300)).all()
+    assert ((token_B >= 0) & (token_B < vocabulary)).all()
     assert logp_B.isfinite().tolist() == [True, True, False, True, False, True]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Mapping
 
 import pytest
@@ -20,7 +21,7 @@ from groupwise.model.attention import (
     shared_positions,
     shared_prompts,
 )
-from groupwise.model.config import ModelConfig
+from groupwise.model.config import ModelConfig, Rope
 from groupwise.model.head import logits
 from groupwise.model.rope import frequencies
 from groupwise.model.transformer import Transformer
@@ -118,6 +119,15 @@ def by_hand(config: ModelConfig, state: Mapping[str, Tensor], token_T: Tensor) -
             stream[t] = x + apply(at + "mlp.down_proj", inner)
     head = state["model.embed_tokens.weight" if config.tied else "lm_head.weight"]
     return torch.stack([head @ norm("model.norm", x) for x in stream])
+
+
+def test_frequencies_stay_where_they_are_whatever_other_models_come() -> None:
+    """A captured decoding step reads them by their address."""
+    device, first = torch.device("cpu"), Rope(theta=123.0)
+    place = weakref.ref(frequencies(first, 8, device))
+    for theta in range(1000, 1100):
+        frequencies(Rope(theta=theta), 8, device)
+    assert place() is not None and frequencies(first, 8, device) is place()
 
 
 def test_llama3_frequencies_by_hand() -> None:

@@ -322,6 +322,8 @@ def test_running_out_of_memory_is_recognised() -> None:
     assert is_out_of_memory(caught.value)
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError("CUDA"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"))
+    assert is_out_of_memory(RuntimeError("Triton Error [CUDA]: out of memory"))
+    assert not is_out_of_memory(RuntimeError("Triton Error [CUDA]: misaligned address"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
     assert not is_out_of_memory(ValueError("can't allocate memory"))
 

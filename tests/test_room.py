@@ -27,6 +27,7 @@ from groupwise.model.equip import equip
 from groupwise.model.transformer import Transformer
 from groupwise.room import Demand
 from groupwise.run import open_run
+from groupwise.sync.reference import Reference
 from groupwise.validate.evaluate import evaluate_path
 from groupwise.watch.display import Display
 
@@ -79,6 +80,22 @@ def test_training_that_does_not_fit_is_told_with_what_would() -> None:
     assert "What would fit: a recipe without a reference; a dense" in room.refusal(
         demand, 134 * GiB
     )
+
+
+def test_a_reference_that_is_an_average_holds_four_bytes_more_a_weight() -> None:
+    """`Reference` keeps the average of half-precision weights in float32 beside them."""
+    frozen, average = Demand(M, 320, reference=True), Demand(M, 320, reference=True, average=True)
+    assert average.least - frozen.least == 4 * parameters(M)
+    assert replace(average, width=4).least == replace(frozen, width=4).least
+    assert "What would fit: reference.update=frozen; a recipe without" in room.refusal(
+        average, frozen.least
+    )
+    config = load(**{"reference.update": "ema:0.99", "model.dtype": "bfloat16"})
+    assert setup.demand_of(config, M, training=True).average
+    assert not setup.demand_of(load(), M, training=True).average
+    made = Transformer(TINY).initialise(torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    kept = Reference(made, "ema:0.9").state()
+    assert sum(x.nbytes for x in kept.values()) == 4 * parameters(TINY)
 
 
 def test_what_is_offered_instead_fits() -> None:
@@ -278,3 +295,13 @@ def test_exact_mode_on_a_cpu_ends_before_a_model_is_made(
     train(small(steps=1), tmp_path / "run", quiet())
     assert main(["eval", str(tmp_path / "run"), "engine.exact=true"]) == 2
     assert "engine.exact needs kernels that can't be used here" in capsys.readouterr().err
+
+
+def test_a_device_with_a_number_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton starts its kernels on the current device, not on that of their tensors."""
+    taken: list[str] = []
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        setup.check_device(name)
+    assert taken == ["cuda:1"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from groupwise.config.changes import Change, difference
-from groupwise.config.checks import check, describe
+from groupwise.config.checks import anchored, check, describe
 from groupwise.config.fields import (
     Checkpoint,
     Config,
@@ -33,6 +33,7 @@ __all__ = [
     "Reference",
     "Reward",
     "Tiny",
+    "anchored",
     "check",
     "describe",
     "difference",

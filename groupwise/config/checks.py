@@ -173,6 +173,25 @@ def exact_without_kernels(config: Config, recipe: Recipe | PairRecipe) -> Iterat
     )
 
 
+def exact_in_name_only(config: Config, recipe: Recipe) -> Iterator[str]:
+    """What the captured sampler and the kernels of the head do not do takes the plain way."""
+    engine = config.engine
+    reasons = {
+        f"engine.top_p={engine.top_p:g}": engine.top_p < 1,
+        f"engine.top_k={engine.top_k}": engine.top_k > 0,
+        f"engine.weights={engine.weights}": engine.weights != "shared",
+        f"{recipe.gate}, which reads the likeliest tokens": any(
+            "topk" in name for name in (*recipe.streams, *recipe.outputs)
+        ),
+    }
+    found = [reason for reason, there in reasons.items() if there]
+    if engine.exact and found:
+        yield (
+            f"engine.exact=true can't hold with {', '.join(found)}: there sampler and learner take "
+            "different ways, and differ in last bits. Set engine.exact=false, or leave that out."
+        )
+
+
 def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
     reads = recipe.reads
     if reads == "grades" and config.group_size < 2:
@@ -279,6 +298,7 @@ REFUSED: tuple[Rule, ...] = (
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
     exact_without_kernels,
+    exact_in_name_only,
 )
 DOUBTFUL: tuple[Rule, ...] = (
     lengths_of_another_run,
@@ -305,6 +325,12 @@ PAIRS_DOUBTFUL: tuple[PairRule, ...] = (
 # --- what follows -----------------------------------------------------------------------------
 
 
+def anchored(config: Config, recipe: Recipe) -> Recipe:
+    """The recipe as it runs under this configuration."""
+    close = config.engine.exact or config.model.dtype == "float32"
+    return recipe.anchored(config.engine.weights, close=close)
+
+
 def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
     """The numbers that follow from the configuration, for people.
 
@@ -315,7 +341,7 @@ def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
     held = ", ".join(recipe.models)
     held = held.replace("reference", f"reference ({config.reference.update})")
     lines.append(f"recipe {recipe.name}; models: {held} ({_model(config)})")
-    if isinstance(recipe, Recipe) and recipe.anchored(config.engine.weights) != recipe:
+    if isinstance(recipe, Recipe) and anchored(config, recipe) != recipe:
         lines.append(
             "anchor of the ratio = the sampler: its log-probabilities stand for those of the "
             "policy before the updates, and nothing is scored again"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from groupwise.cost import activations, kept_numbers
 from groupwise.engine.decoder import Decoder, bucket
 from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key
@@ -84,10 +85,13 @@ class DecoderFlight:
         self.version, self.weights = version, weights
         self.device = decoder.device
         config = decoder.model.config
-        longest = max(len(request.prompt) for request in requests)
         wanted = min(decoder.slots, sum(request.samples for request in requests))
         self.slots, self.cache, self.prompts = make_caches(
-            config, wanted, sampling.max_tokens, len(requests), longest, decoder.model.head_weight
+            config,
+            wanted,
+            sampling.max_tokens,
+            [len(request.prompt) for request in requests],
+            decoder.model.head_weight,
         )
         self.state = decoder.ready(self.slots, sampling.max_tokens)
         self._tell_device()
@@ -301,24 +305,29 @@ def _sent_home(x: Tensor) -> Tensor:
 
 
 def make_caches(
-    config: ModelConfig, slots: int, length: int, requests: int, longest: int, like: Tensor
+    config: ModelConfig, slots: int, length: int, prompts: Sequence[int], like: Tensor
 ) -> tuple[int, KeyValueCache, KeyValueCache]:
     """For as many slots as fit, at most as many as wanted; one more for rows that fill up."""
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * like.element_size()
+    longest, width = max(prompts), like.element_size()
+    per_token = kept_numbers(config) * width
+    # What a pass over prompts computes: of a layer at a time, and as much again on the way to it.
+    layer = activations(config, width) // (config.num_layers + 1)
+    spare = SPARE + 2 * layer * min(sum(prompts), max(PROMPT_TOKENS, longest))
     while True:
-        groups = min(requests, slots)
+        groups = min(len(prompts), slots)
         needed = per_token * ((slots + 1) * length + groups * longest)
-        if needed + SPARE <= free_bytes(like.device):
+        if needed + spare <= free_bytes(like.device):
             try:
                 own = KeyValueCache(config, slots + 1, length, like.dtype, like.device)
-                prompts = KeyValueCache(config, groups, longest, like.dtype, like.device)
-                return slots, own, prompts
+                shared = KeyValueCache(config, groups, longest, like.dtype, like.device)
+                return slots, own, shared
             except torch.cuda.OutOfMemoryError:  # what is free may lie in pieces
                 pass
         if slots == 1:
             raise EngineError(
                 f"One sequence of {longest} prompt tokens and {length} more needs "
-                f"{needed / 2**30:.1f} GiB of keys and values; "
+                f"{needed / 2**30:.1f} GiB of keys and values, and {spare / 2**30:.1f} GiB to "
+                f"compute in; "
                 f"{free_bytes(like.device) / 2**30:.1f} GiB are free on {like.device}. Lower "
                 "engine.max_tokens or data.max_prompt_tokens, or take a smaller model."
             )

@@ -37,8 +37,12 @@ class GroupStats:
 
 
 def group_sum(x_M: Tensor, batch: TokenBatch) -> Tensor:
-    """Sum over groups of gathered rows, [M] -> [P]."""
-    return x_M.new_zeros(len(batch.groups)).index_add(0, batch.groups.index_M, x_M)
+    """Sum over groups of gathered rows, [M] -> [P], in the order of the rows.
+
+    Unlike `index_add`, which on a GPU adds in the order of chance.
+    """
+    zeros_P = x_M.new_zeros(len(batch.groups))
+    return zeros_P.index_put((batch.groups.index_M,), x_M, accumulate=True)
 
 
 def spread(x_P: Tensor, batch: TokenBatch) -> Tensor:

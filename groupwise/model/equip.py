@@ -93,14 +93,17 @@ def _rehearse(model: Transformer, many: int) -> None:
     """Every kernel of the learner runs once: what fails shall fail before the run.
 
     A prompt of three tokens and two answers of two, forward and backward; then many tokens.
+    Gradients are those of one layer: a model that is only sampled from may have no room for more.
     """
-    before = {name: p.grad for name, p in model.named_parameters()}
+    before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    model.requires_grad_(False)
+    model.layers[0].requires_grad_(True)
     try:
         logp_T = _log_probs(model, [3], [[2, 2]], [0, 1, 2, 3, 4, 3, 4])
         logp_T.sum().backward()  # type: ignore[no-untyped-call]
     finally:
-        for name, parameter in model.named_parameters():
-            parameter.grad = before[name]
+        for parameter, asked, gradient in before:
+            parameter.requires_grad, parameter.grad = asked, gradient
     with torch.no_grad():
         _log_probs(model, [8] * (many // 8), [[]] * (many // 8), [*range(8)] * (many // 8))
     if model.head_weight.is_cuda:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from groupwise.model.attention import Attend
-from groupwise.model.head import HeadOutputs
+from groupwise.model.head import HeadOutputs, log_probs
 from groupwise.model.joined import (
     Product,
     accumulate,
@@ -25,14 +25,13 @@ from groupwise.model.kernels.matmul import matmul
 from groupwise.model.kernels.norm import add_norm_backward, add_norm_forward, rms_norm
 from groupwise.model.kernels.rotary import rotate, split_rotate
 from groupwise.model.kernels.swiglu import swiglu, swiglu_backward, swiglu_forward
-from groupwise.model.ops import Plain
 from groupwise.model.prefix import PrefixAttention
 
 if TYPE_CHECKING:
     from groupwise.model.transformer import Attention, FeedForward, Linear, Norm, Transformer
 
 
-class Fast(Plain):
+class Fast:
     """The library's products, whose sums depend on the batch's shape in their last bits."""
 
     name = "fast"
@@ -102,7 +101,7 @@ class Fast(Plain):
         at_TK: Tensor | None = None,
     ) -> HeadOutputs:
         if top_k or at_TK is not None:  # few recipes ask for these: the plain way serves them
-            return super().log_probs(
+            return log_probs(
                 hidden_TD,
                 weight_VD,
                 token_T,

@@ -117,31 +117,8 @@ class Plain:
         up_TF = self.linear(layer.up_proj, normed_TD)
         return x_TD, self.linear(layer.down_proj, F.silu(gate_TF) * up_TF)
 
-    def attention(
-        self, prompts: Sequence[int], completions: Sequence[Sequence[int]], device: torch.device
-    ) -> Attend:
-        return shared_prompts(prompts, completions, device)
-
-    def log_probs(
-        self,
-        hidden_TD: Tensor,
-        weight_VD: Tensor,
-        token_T: Tensor,
-        *,
-        temperature: float,
-        entropy: bool = False,
-        top_k: int = 0,
-        at_TK: Tensor | None = None,
-    ) -> HeadOutputs:
-        return log_probs(
-            hidden_TD,
-            weight_VD,
-            token_T,
-            temperature=temperature,
-            entropy=entropy,
-            top_k=top_k,
-            at_TK=at_TK,
-        )
+    attention = staticmethod(shared_prompts)
+    log_probs = staticmethod(log_probs)
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:

@@ -29,9 +29,12 @@ def rotate(x_THW: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
     return torch.cat(turned, dim=-1)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache
 def frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
-    """Angle per position for each pair. Made on the CPU: the same bits on every device."""
+    """Angle per position for each pair. Made on the CPU: the same bits on every device.
+
+    Kept for good: captured decoding steps read them where they lie.
+    """
     exponent_F = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequency_F = 1.0 / (rope.theta**exponent_F)
     if rope.kind == "linear":

@@ -17,7 +17,7 @@ from groupwise.groups.phase import passes, updates
 from groupwise.losses.phase import TokenResult, token_phase
 from groupwise.model.transformer import Transformer
 from groupwise.optim.adamw import AdamW
-from groupwise.optim.memory import is_out_of_memory
+from groupwise.optim.memory import give_back, is_out_of_memory
 from groupwise.optim.packs import Sequences, micro_batches, outputs, score
 from groupwise.optim.step import Named, StepOutcome, apply
 from groupwise.records import TokenBatch
@@ -127,6 +127,7 @@ class Learner:
                 return score(model, sequences, cut, self.temperature)
             except Exception as error:
                 self._halve(error)
+            give_back()  # now that the error holds on to nothing
 
     def update(self, accumulate: Callable[[], list[Named]], learning_rate: float) -> StepOutcome:
         """One optimizer step on the gradients that `accumulate` sums up.
@@ -142,6 +143,7 @@ class Learner:
                 break
             except Exception as error:
                 self._halve(error)
+            give_back()
         return apply(
             self.model.named_parameters(),
             self.optimizer,

@@ -15,6 +15,7 @@ SAYINGS = (
     "CUDA out of memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
 )
 
 
@@ -23,6 +24,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in SAYINGS)
+
+
+def give_back() -> None:
+    """What PyTorch keeps for later use: kernels that are loaded get theirs from the device."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def peak_bytes(device: torch.device | str) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -238,8 +239,10 @@ def outputs(
     # Made for each pass and not kept: on a CPU its masks are far larger than the tokens.
     attend = model.ops.attention(part.prompts, part.behind, part.token_T.device)
     hidden_TD = model(part.token_T, part.position_T, attend)
+    # A group's answers all read their prompt's last row. A GPU would add up the gradient of
+    # `index_select` there in the order of chance; that of an embedding it sorts first.
     found = model.ops.log_probs(
-        hidden_TD.index_select(0, part.take_A),
+        F.embedding(part.take_A, hidden_TD),
         model.head_weight,
         part.target_A,
         temperature=temperature,

@@ -30,7 +30,8 @@ def step_speed(
     """Of a step that took so many seconds."""
     model = run.loaded.model
     sampled = sequences_of(collected.groups + collected.unused)
-    slots = run.config.engine.slots or max(len(sampled.completions), 1)
+    in_flight: int = getattr(run.engine, "places", 0)  # other engines keep that to themselves
+    slots = in_flight or run.config.engine.slots or max(len(sampled.completions), 1)
     width = model.head_weight.element_size()
     work = {"rollout": rollout_cost(model.config, sampled.sizes(), slots, width), **taught.work}
     other = max(step - sum(clock.phases.values()), 0.0)

@@ -309,7 +309,9 @@ def _tile(
         shifted_RH = tl.sum(tl.where(lane_RHL, shifted_RHL, 0.0), axis=2)
         step_R = _pick(tl.exp(shifted_RH), _fraction(c, d), COLUMNS // LANES)
         step_RH = step_R[:, None] == tl.arange(0, COLUMNS // LANES)[None, :]
-        tl.store(token_GT + out_R, tile * COLUMNS + step_R * LANES + lane_R, mask=here_R)
+        # Of NaN, columns behind the vocabulary are the largest: no token may come out of them.
+        token_R = tl.minimum(tile * COLUMNS + step_R * LANES + lane_R, V - 1)
+        tl.store(token_GT + out_R, token_R, mask=here_R)
         tl.store(drop + out_R, tl.sum(tl.where(step_RH, shifted_RH, 0.0), axis=1), mask=here_R)
 
 
@@ -345,7 +347,8 @@ def _join(
             tile_R = tl.min(tl.where(below_RG == 0, tile_G[None, :], TILES - 1), axis=1)
         else:
             a, b, _c, _d = _words(key_T4, position_T, row_R, here_R, 0)
-            tile_R = _pick(part_scaled_RG, _fraction(a, b), WIDTH)
+            # Beside NaN, what stands behind the last tile has the highest peak.
+            tile_R = _pick(tl.where(here_RG, part_scaled_RG, 0.0), _fraction(a, b), WIDTH)
         token_R = tl.load(token_GT + tile_R * T + row_R, mask=here_R, other=0)
         tl.store(token_T + row_R, token_R.to(tl.int64), mask=here_R)
         drop_R = tl.load(drop + tile_R * T + row_R, mask=here_R, other=0.0)
