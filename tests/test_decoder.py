@@ -90,10 +90,9 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rows that only fill up, no splits: each costs the interpreter as much as a real one."""
-    from groupwise.engine import decoder, inflight
+    from groupwise.engine import decoder
 
-    for module in (decoder, inflight):
-        monkeypatch.setattr(module, "bucket", lambda rows: rows)
+    monkeypatch.setattr(decoder, "bucket", lambda rows: rows)
     monkeypatch.setattr(decoder, "PROGRAMS", 1)
 
 
@@ -133,6 +132,7 @@ def test_kernels_that_read_prompts_once_write_the_same(monkeypatch: pytest.Monke
     from groupwise.engine import decoder
 
     monkeypatch.setattr(decoder, "PROMPT_ONCE_ROWS", 1)
+    monkeypatch.setattr(decoder, "PROMPT_ONCE_TOKENS", 1)
     monkeypatch.setattr(decoder, "ROWS_A_TILE", 1)
     sampling = Sampling(max_tokens=3, temperature=0.0)
     requests = [request(5, 2, 0), request(9, 1, 1)]
@@ -167,6 +167,7 @@ def test_prompts_are_read_once_while_groups_are_large(
     requests = [request(4 + 3 * n, samples, n) for n, samples in enumerate((3, 1, 1, 7, 1, 3))]
     apart = decoder_engine(slots=slots, eos=ends).generate(requests, sampling)
     monkeypatch.setattr(decoder, "PROMPT_ONCE_ROWS", 16)
+    monkeypatch.setattr(decoder, "PROMPT_ONCE_TOKENS", 1)
     monkeypatch.setattr(decoder.Decoder, "advance", noted)
     once = decoder_engine(slots=slots, eos=ends).generate(requests, sampling)
     assert ways == expected
@@ -176,18 +177,24 @@ def test_prompts_are_read_once_while_groups_are_large(
             assert torch.allclose(x.logp_T, y.logp_T, atol=1e-5)
 
 
-def test_batches_that_do_not_read_prompts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from groupwise.engine import decoder
+@pytest.mark.parametrize(
+    "rows, tokens, exact, once",
+    [
+        (128, 512, False, True),
+        (128, 511, False, False),  # short prompts: the L2 cache serves every row
+        (96, 512, False, False),  # a small batch: splits spread them
+        (128, 512, True, False),  # sums in the order of the learner's
+    ],
+)
+def test_long_prompts_of_large_batches_are_read_once(
+    rows: int, tokens: int, exact: bool, once: bool
+) -> None:
+    from groupwise.engine.decoder import Decoder
 
-    def may_share(exact: bool) -> bool:
-        tokenizer = engine().tokenizer
-        return decoder.Decoder(equipped(exact=exact), tokenizer, seed=0, slots=8).may_share(64)
-
-    assert not may_share(exact=False), "by default nobody does"
-    for least, share in ((1, True), (64, True), (65, False)):
-        monkeypatch.setattr(decoder, "PROMPT_ONCE_ROWS", least)
-        assert may_share(exact=False) == share
-        assert not may_share(exact=True)
+    made = Decoder(equipped(exact=exact), engine().tokenizer, seed=0, slots=128)
+    state = made.ready(128, 8)
+    made.set_rows(range(1, rows + 1), [(n // 8, tokens) for n in range(rows)])
+    assert state.prompt_once == once
 
 
 @pytest.mark.usefixtures("few")

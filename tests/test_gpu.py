@@ -18,6 +18,7 @@ from torch import Tensor
 from groupwise import batch_phase, config, recipe
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
+from groupwise.errors import EngineError
 from groupwise.groups.assemble import assemble, sequences_of
 from groupwise.model.config import ModelConfig
 from groupwise.model.equip import equip
@@ -146,6 +147,34 @@ def test_exact_mode_records_what_the_learner_says(name: str, temperature: float)
     for budget in (700, 100_000):  # products of other tiles
         wanted = learners(model, REQUESTS, groups, temperature, budget)
         assert torch.equal(together(groups), wanted)
+
+
+@every_family
+def test_long_prompts_read_once_by_their_group(name: str) -> None:
+    """128 rows in groups of 16, more tokens than the threshold: a kernel of its own reads them."""
+    model = equipped(name, exact=False)
+    requests = [request(520 + 7 * number, 16, number) for number in range(8)]
+    sampler = engine(model, ends=())
+    groups = sampler.generate(requests, Sampling(max_tokens=20))
+    assert sampler.decoder is not None and sampler.decoder._state().prompt_once
+    gap = (together(groups) - learners(model, requests, groups, budget=8000)).abs()
+    assert gap.mean() < 0.02
+
+
+def test_weights_of_nan_leave_the_device_usable() -> None:
+    """A token that the vocabulary does not have would end the process in the embedding."""
+    model, sampling = equipped(exact=False), Sampling(max_tokens=12)
+    sampler = engine(model)
+    before = sampler.generate(REQUESTS, sampling)
+    kept = model.model.norm.weight.detach().clone()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(EngineError, match="no finite probabilities"):
+        sampler.generate(REQUESTS, sampling)
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        model.model.norm.weight.copy_(kept)
+    assert tokens(sampler.generate(REQUESTS, sampling)) == tokens(before)
 
 
 def test_in_exact_mode_company_changes_no_bit() -> None:

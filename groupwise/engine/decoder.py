@@ -27,11 +27,13 @@ PROGRAMS = 264  # of the attention kernel, at the least: two for each multiproce
 MOST_SPLITS = 16
 FILLING = 0  # the slot of rows that only fill up a batch
 FILLING_PROMPT = (0, 1)  # its slot and length
-# Batches from this size on read a group's prompt once for all its rows; 0: none does. In smaller
-# ones splits already spread the prompts over an idle GPU, and one more kernel a layer would only
-# add its start. Groups must be worth it, too: for `ROWS_A_TILE` rows there is room for one tile,
-# and where more are needed (of a group's rows, few are left), each row reads for itself.
-PROMPT_ONCE_ROWS = 0
+# A group's prompt is read once for all its rows where a batch has so many rows, and prompts of so
+# many tokens on average. Shorter prompts stay in the L2 cache, which serves every row in the time
+# that one more kernel a layer takes to start; in smaller batches splits already spread them over an
+# idle GPU. Groups must be worth it, too: for `ROWS_A_TILE` rows there is room for one tile, and
+# where more are needed (of a group's rows, few are left), each row reads for itself.
+PROMPT_ONCE_ROWS = 128
+PROMPT_ONCE_TOKENS = 512
 ROWS_A_TILE = 4
 
 
@@ -139,17 +141,21 @@ class Decoder:
         assert self.state is not None, "ready comes first"
         return self.state
 
-    def may_share(self, size: int) -> bool:
-        """Whether rows of one prompt should be neighbours, so that they can read it together."""
-        return not self.exact and 0 < PROMPT_ONCE_ROWS <= size
-
     def set_rows(self, slots: Sequence[int], prompts: Sequence[tuple[int, int]]) -> None:
-        """Who is in which row from now on: a slot each, and its prompt's slot and length."""
+        """Who is in which row from now on: a slot each, and its prompt's slot and length.
+
+        Rows of one prompt are neighbours: they may read it together.
+        """
         state, size = self._state(), bucket(len(slots))
         filling = size - len(slots)
         _overwrite(state.slot_B[:size], [*slots, *[FILLING] * filling])
         state.prompt_once = False
-        if self.may_share(size):
+        tokens = sum(length for _, length in prompts)
+        if (
+            not self.exact
+            and size >= PROMPT_ONCE_ROWS
+            and tokens >= PROMPT_ONCE_TOKENS * len(slots)
+        ):
             config, most = self.model.config, most_tiles(size)
             queries = config.num_heads // config.num_kv_heads
             tiles = prompt_tiles([*prompts, *[FILLING_PROMPT] * filling], queries)

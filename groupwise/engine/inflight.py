@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from groupwise.cost import activations, kept_numbers
-from groupwise.engine.decoder import Decoder, bucket
+from groupwise.engine.decoder import Decoder
 from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key
 from groupwise.engine.stopping import StopWatch
@@ -163,12 +163,10 @@ class DecoderFlight:
         self.fewest = 0  # tokens that a running sample has
 
     def _set_rows(self) -> None:
-        """In order of slots; where rows can share their prompts, by prompts first."""
+        """Rows of one prompt side by side, where they can read it together."""
         if not self.running:
             return
-        rows = sorted(self.running)
-        if self.decoder.may_share(bucket(len(rows))):
-            rows.sort(key=lambda slot: self.running[slot].prompt)
+        rows = sorted(self.running, key=lambda slot: (self.running[slot].prompt, slot))
         samples = [self.running[slot] for slot in rows]
         self.decoder.set_rows(
             rows, [(s.prompt, len(self.requests[s.request].prompt)) for s in samples]
