@@ -250,9 +250,9 @@ def seconds(
     found = {}
     if not learns_from_labels(config):
         sampled = [Group(prompt, [tokens] * config.group_size)] * config.prompts_per_step
-        floor = cost.floor_seconds(cost.rollout_cost(shape, sampled, slots, width), device)
-        assert floor is not None
-        found["rollout"] = floor / (CPU_DECODE_SHARE if place.cpu else DECODE_SHARE)
+        rollout = rollout_seconds(place, shape, sampled, slots, width)
+        assert rollout is not None
+        found["rollout"] = rollout
     rate = device.flops * update_share(cost.parameters(shape), cpu=place.cpu)
     batch = learned_groups(config, prompt, tokens)
     forward = cost.total(cost.forward_cost(shape, batch)).flops / rate
@@ -270,6 +270,17 @@ def seconds(
     moved = cost.optimizer_cost(shape, width).bytes * updates
     found["optimizer"] = moved / (device.bandwidth * OPTIMIZER_SHARE)
     return found
+
+
+def rollout_seconds(
+    place: Place, shape: ModelConfig, groups: Sequence[Group], slots: int, width: int
+) -> float | None:
+    """Of sampling alone; None where the device's peaks are not known for this precision."""
+    if not place.cpu and width != cost.HALF:
+        return None
+    floor = cost.floor_seconds(cost.rollout_cost(shape, groups, slots, width), place.device)
+    share = CPU_DECODE_SHARE if place.cpu else DECODE_SHARE
+    return None if floor is None else floor / share
 
 
 def update_share(parameters: int, *, cpu: bool) -> float:

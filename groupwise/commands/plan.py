@@ -144,8 +144,8 @@ def text(made: Plan) -> str:
     ]
     if made.seconds is not None and made.step_seconds is not None:
         step, steps = made.step_seconds, config.steps
-        lines += ["", *(_row(name, _time(x)) for name, x in made.seconds.items())]
-        lines += [_row("step", _time(step), f"{steps:,} steps: {_time(step * steps)}")]
+        lines += ["", *(_row(name, duration(x)) for name, x in made.seconds.items())]
+        lines += [_row("step", duration(step), f"{steps:,} steps: {duration(step * steps)}")]
     lines += ["", "assuming", *(f"  {each}" for each in assumptions(made))]
     if made.advice:
         title = "better" if made.fits else "what would fit"
@@ -171,7 +171,7 @@ def _row(name: str, value: str, note: str = "") -> str:
     return f"{name:<18}{value:>10}  {note}".rstrip()
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = seconds / 60
