@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from groupwise.losses.phase import TokenResult, token_phase
     from groupwise.records import Memory, Ranks, TokenBatch
     from groupwise.validate.evaluate import evaluate_path
+    from groupwise.validate.probe import probe
     from groupwise.watch.measures import Tally, merge
 
 # Where each public name lives. They are imported on first use: torch takes a second to load, and
@@ -37,6 +38,7 @@ _HOME = {
     "load_config": "config:load",
     "merge": "watch.measures",
     "passes": "groups.phase",
+    "probe": "validate.probe",
     "recipe": "composition",
     "register": "composition",
     "select": "groups.phase",
@@ -63,6 +65,7 @@ __all__ = [
     "load_config",
     "merge",
     "passes",
+    "probe",
     "recipe",
     "register",
     "select",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from groupwise.model.config import ModelConfig
@@ -215,6 +215,7 @@ class Device:
     flops: float | None  # a second, in bfloat16 with float32 sums; None: not known
     bandwidth: float | None  # bytes a second
     memory: float | None = None  # bytes
+    bfloat16: bool = True  # arithmetic in it
 
 
 # H200 measured: 80 % of the operations and 90 % of the bandwidth that its data sheet has. The
@@ -232,8 +233,8 @@ KNOWN = (
     Device("A6000", 124e12, 0.69e12, 48e9),
     Device("4090", 132e12, 0.9e12, 24e9),
     Device("3090", 57e12, 0.84e12, 24e9),
-    Device("V100", None, 0.81e12, 32e9),
-    Device("T4", None, 0.29e12, 16e9),
+    Device("V100", None, 0.81e12, 32e9, bfloat16=False),
+    Device("T4", None, 0.29e12, 16e9, bfloat16=False),
 )
 
 
@@ -244,7 +245,7 @@ def device_named(name: str, memory: float | None = None) -> Device:
     """
     for known in KNOWN:
         if re.search(rf"\b{known.name}\b", name) and "MIG" not in name:
-            return Device(name, known.flops, known.bandwidth, memory or known.memory)
+            return replace(known, name=name, memory=memory or known.memory)
     return Device(name, None, None, memory)
 
 
@@ -259,9 +260,8 @@ def floor_seconds(parts: Mapping[str, Cost], device: Device) -> float | None:
 # --- memory -----------------------------------------------------------------------------------
 
 HEAD_CHUNK, HEAD_CHUNK_CPU = 2**27, 2**23  # logits at a time in the head's backward pass
-# A process on a CPU holds more than tensors: interpreter and libraries (0.27 GB measured), and what
-# was freed and not given back. On a GPU neither counts.
-PROCESS = 500_000_000
+# Interpreter and libraries on a CPU, as measured. On a GPU they do not count.
+PROCESS = 310_000_000
 
 
 def activations(

@@ -20,6 +20,7 @@ from groupwise.config import Config
 from groupwise.cost import Device, Group
 from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
+from groupwise.engine.flight import ROW_STEP, in_steps
 from groupwise.errors import DataError, GroupwiseError, ModelError
 from groupwise.model.checkpoint import read_companions
 from groupwise.model.config import ModelConfig
@@ -75,7 +76,14 @@ class Plan:
     advice: list[str] = field(default_factory=list)  # what would fit, or do better
 
     @property
+    def lacks_precision(self) -> bool:
+        return self.config.model.dtype == "bfloat16" and not self.place.device.bfloat16
+
+    @property
     def fits(self) -> bool | None:
+        """False also for a precision that the device does not have."""
+        if self.lacks_precision:
+            return False
         return None if self.place.memory is None else self.peak <= self.place.memory
 
     @property
@@ -187,10 +195,10 @@ def _prompts(
 def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, tokens: int) -> Plan:
     width, rows = weight_bytes(config), config.prompts_per_step * config.group_size
     slots = min(config.engine.slots or (CPU_SLOTS if place.cpu else GPU_SLOTS), rows)
-    micro = micro_tokens(config, place, shape, prompts)
+    micro = micro_tokens(config, place, shape, prompts, tokens)
     parts = cost.memory(
         shape,
-        slots=0 if learns_from_labels(config) else slots,
+        slots=0 if learns_from_labels(config) else rows_held(slots, cpu=place.cpu),
         max_tokens=config.engine.max_tokens,
         prompt=prompts.longest if place.cpu else prompts.mean,
         group=1 if place.cpu else config.group_size,  # a CPU's cache has a copy for each sample
@@ -200,9 +208,13 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
         width=width,
         cpu=place.cpu,
     )
-    peak = cost.peak(parts)
     # The head's logits are counted with the micro-batch; to people they are something else.
     head = cost.head_bytes(shape, micro, width, cpu=place.cpu)
+    peak = cost.peak(parts)
+    if place.cpu:
+        # What learning freed stays with the process in pieces too small for a cache, which comes
+        # on top of it from the second step on. Only the head's buffers are given back.
+        peak = max(peak, sum(parts.values()) - head)
     together, cache = parts.pop("micro-batch"), parts.pop("cache")
     parts |= {"activations": together - head, "head": head, "cache": cache}
     return Plan(
@@ -219,7 +231,14 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
     )
 
 
-def micro_tokens(config: Config, place: Place, shape: ModelConfig, prompts: Prompts) -> int:
+def rows_held(slots: int, *, cpu: bool) -> int:
+    """Rows of the cache: a CPU's come in whole steps."""
+    return in_steps(slots, ROW_STEP) if cpu else slots
+
+
+def micro_tokens(
+    config: Config, place: Place, shape: ModelConfig, prompts: Prompts, tokens: int
+) -> int:
     """Of a micro-batch: as asked or by itself; one sequence at least, the whole batch at most."""
     asked = config.optim.micro_tokens
     if not asked and place.cpu:
@@ -227,9 +246,9 @@ def micro_tokens(config: Config, place: Place, shape: ModelConfig, prompts: Prom
     elif not asked:
         demand = demand_of(config, shape, training=True)
         asked = room.automatic_tokens(demand, place.memory or math.inf)
-    limit = config.engine.max_tokens
-    batch = sum(g.prompt + sum(g.completions) for g in learned_groups(config, prompts.mean, limit))
-    return min(max(asked, prompts.longest + limit), batch)
+    groups = learned_groups(config, prompts.mean, tokens)
+    batch = sum(group.prompt + sum(group.completions) for group in groups)
+    return min(max(asked, prompts.longest + tokens), batch)
 
 
 def learned_groups(config: Config, prompt: int, tokens: int) -> list[Group]:
@@ -337,7 +356,11 @@ def advice(made: Plan) -> list[str]:
     def again(changed: Config) -> Plan:
         return count(changed, place, made.shape, made.prompts, made.answer_tokens)
 
-    if made.fits and (place.cpu or config.model.dtype == "bfloat16"):
+    if made.lacks_precision:
+        wide = again(replace(config, model=replace(config.model, dtype="float32")))
+        alone = f"model.dtype=float32: {_brief(wide)}"
+        return [alone] if wide.fits else [f"model.dtype=float32 and {x}" for x in advice(wide)]
+    if made.fits and (place.cpu or config.model.dtype == "bfloat16" or not place.device.bfloat16):
         return []
     others = {text: again(changed) for text, changed in changes(made).items()}
     if made.fits:
@@ -364,7 +387,7 @@ def changes(made: Plan) -> dict[str, Config]:
         tokens //= 2
     if not optim.recompute:
         found["optim.recompute=true"] = replace(config, optim=replace(optim, recompute=True))
-    if model.dtype != "bfloat16":
+    if model.dtype != "bfloat16" and made.place.device.bfloat16:
         found["model.dtype=bfloat16"] = replace(config, model=replace(model, dtype="bfloat16"))
     slots = made.slots // 2
     if slots:

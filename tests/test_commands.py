@@ -150,6 +150,37 @@ def test_the_share_of_operations_between_the_two_that_were_measured() -> None:
     assert planning.update_share(middle, cpu=False) == pytest.approx(0.435, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "known", "memory"),
+    [("A100-40", "A100-SXM4-40GB", 40e9), ("A100 40GB", "A100-SXM4-40GB", 40e9),
+     ("a100", "A100", 80e9), ("A100 80GB", "A100", 80e9), ("H100", "H100", 80e9),
+     ("H100 PCIe", "H100 PCIe", 80e9), ("RTX 4090", "4090", 24e9), ("Tesla T4", "T4", 16e9),
+     ("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB", 40e9), ("L40S", "L40S", 48e9),
+     ("H100 20GB", "H100 PCIe", 20e9)],
+)  # fmt: skip
+def test_a_gpu_is_known_by_its_name_and_the_memory_in_it(
+    name: str, known: str, memory: float
+) -> None:
+    """A card of 40 GB is not planned as one of 80."""
+    found = named_gpu(name)
+    assert (found.device.name, found.memory, found.device.memory) == (known, memory, memory)
+    with pytest.raises(ConfigError, match="no figures"):
+        named_gpu("A1000")
+
+
+def test_a_gpu_without_bfloat16_is_not_planned_in_it() -> None:
+    t4 = named_gpu("T4")
+    made = count(settings(*WORKLOAD_S), t4, S, S_PROMPTS, 256)
+    assert made.peak < 16e9 and made.fits is False
+    (instead,) = planning.advice(made)
+    assert instead.startswith("model.dtype=float32: ")
+    wide = count(settings(*WORKLOAD_S, "model.dtype=float32"), t4, S, S_PROMPTS, 256)
+    assert wide.fits and planning.advice(wide) == []  # nothing about kernels that it can't run
+    large = count(settings(*WORKLOAD_M), t4, M, M_PROMPTS, 320)
+    assert all(text.startswith("model.dtype=float32 and ") for text in planning.advice(large))
+    assert not any("bfloat16" in text for text in planning.advice(large))
+
+
 # --- plan: by hand ----------------------------------------------------------------------------
 
 TOY = Place(Device("toy", 1e12, 1e11, 80e9), False, 80e9)
@@ -377,12 +408,19 @@ def test_gpus_as_the_driver_and_as_pytorch_see_them() -> None:
     assert built.status == "broken" and "without CUDA" in built.text
     (driver,) = doctor.devices([T4], {"cuda": "13.0", "gpus": []})
     assert driver.status == "broken" and "driver 550.1" in driver.text
-    gpu = {"name": "Tesla T4", "memory": 15 * GiB, "bfloat16": False}
+    gpu = {"name": "Tesla T4", "memory": 15 * GiB, "bfloat16": False, "capability": "7.5"}
     (there,) = doctor.devices([T4], {"cuda": "13.0", "gpus": [gpu]})
     assert there.status == "ok" and "float32" in there.text and "15.0 GiB" in there.text
+    assert "capability 7.5" in there.text
     (broken,) = doctor.devices([], "ImportError: libcudnn.so.9")
     assert broken.status == "broken" and "libcudnn" in broken.text
     assert list(doctor.devices([T4], None)) == []
+
+
+def test_a_container_with_little_shared_memory_is_told_how_to_get_more() -> None:
+    little = doctor.shared_memory(64 * 2**20)
+    assert little.status == "missing" and "--shm-size" in little.mend  # one process trains anyway
+    assert doctor.shared_memory(8 * GiB).status == "ok"
 
 
 def test_a_pytorch_that_crashes_is_a_finding(tmp_path: Path) -> None:
@@ -581,6 +619,52 @@ def test_every_answer_gives_a_configuration_without_doubts(
     assert (found.data.template == "chat") == (model == "chatty")
     assert found.data.evaluates
     assert dict(found.reward.parts) == {"number": 1.0}
+
+
+@pytest.mark.usefixtures("pipe")
+@pytest.mark.parametrize(
+    ("data", "reward"),
+    [("arithmetic", "number"), ("arithmetic", "exact"), ("countdown", "countdown"),
+     ("rows.jsonl", "number"), ("rows.jsonl", "exact"), ("rows.csv", "number"),
+     ("rows.parquet", "mine.py:own"), ("rows.jsonl", "mine.py:later")],
+)  # fmt: skip
+@pytest.mark.parametrize("model", ["tiny", "folder"])
+def test_every_kind_of_data_and_reward_runs(
+    model: str,
+    data: str,
+    reward: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One step of what init writes, with a model of one layer."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1), "solution": str(i + 1)} for i in range(64)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lines = [",".join(row.values()) for row in rows]
+    Path("rows.csv").write_text("\n".join(["prompt,answer,solution", *lines]))
+    pq.write_table(pa.Table.from_pylist(rows), "rows.parquet")
+    Path("mine.py").write_text(
+        "def own(completion, answer):\n    return float(completion.startswith(answer))\n"
+        "async def later(completion, answer):\n    return float(answer in completion)\n"
+    )
+    if model == "folder":
+        shape = replace(S, vocab_size=97, hidden_size=16, num_heads=2, num_kv_heads=1,
+                        num_layers=1, head_dim=8, intermediate_size=16)  # fmt: skip
+        policy = Transformer(shape).initialise(torch.Generator().manual_seed(0))
+        save(policy, tmp_path / model, character_files("".join(map(chr, range(32, 127)))))
+    options = ("--model", model, "--data", data, "--reward", reward, "--device", "cpu")
+    assert run(capsys, "init", "mine.toml", *options)[0] == 0
+    few = ("steps=1", "tiny.cold_start_steps=5", "tiny.layers=1", "tiny.width=16", "eval.tasks=4",
+           "prompts_per_step=4", "engine.max_tokens=4", "recipe.aggregation.length=4")  # fmt: skip
+    status, _, err = run(capsys, "train", "mine.toml", *few, "--run", "run")
+    assert status == 0, err
+    last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 1 and last["reward/failed_share"] == 0
+    assert "reward/mean" in last and "eval/reward" in last
 
 
 def test_init_asks_for_what_was_not_said(

@@ -1,4 +1,4 @@
-"""`groupwise probe`: its estimators against enumeration, a policy that is known, and the command."""
+"""`groupwise probe`: estimators against enumeration, a policy that is known, the command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_useful_share_and_pass_at_k_have_no_bias(samples: int, group: int, p: fl
 
 def test_plugging_in_the_share_would_be_biased() -> None:
     """What the estimators are there for: 1 of 8 says 0.125, and (7/8)^8 is far from 0."""
-    assert 1 - (7 / 8) ** 8 == pytest.approx(0.656, abs=1e-3)
+    plugged = 1 - (7 / 8) ** 8
+    assert plugged == pytest.approx(0.656, abs=1e-3)
     assert Rates([Count(8, 1)]).pass_at(8).value == 1.0
 
 
@@ -196,10 +197,14 @@ def test_the_suggested_group_is_the_smallest_that_is_useful_enough() -> None:
     made = known(0.1, Asked(prompts=100, samples=64)).run()
     found = advice.group_size(made.findings[0], 4)
     assert found.setting == "group_size=16"
-    assert "81%" in found.reason or "82%" in found.reason or "80%" in found.reason
+    for size, truth in ((8, 0.5695), (16, 0.8147)):
+        share = made.findings[0].useful_by_group[size]
+        assert (
+            share.value == pytest.approx(truth, abs=0.03) and f"{share.value:.0%}" in found.reason
+        )
     hopeless = known((0.0, 0.0, 0.0, 0.5), Asked(prompts=40, samples=64)).run()
     found = advice.group_size(hopeless.findings[0], 4)
-    assert found.setting == "group_size=8" and "no size up to 64" in found.reason
+    assert found.setting == "group_size=4" and "no size up to 64" in found.reason  # 22 %, 25 %
 
 
 def test_a_limit_of_tokens_that_cuts_off_or_is_never_reached() -> None:
@@ -235,7 +240,7 @@ def test_rewards_with_more_values_than_two(tmp_path: Path) -> None:
 
 
 def test_the_full_mark_is_what_all_parts_give_together() -> None:
-    parts = {"length(target=2)": 1.0, "format(pattern='+...')": 0.5}
+    parts = {"length(target=2)": 1.0, "format(pattern='+')": 0.5}
     made = known(0.5, Asked(prompts=8), reward__parts=parts).run()
     assert "a reward of 1.5" in made.passing.words
     found = made.findings[0]
@@ -270,7 +275,7 @@ def test_settings_are_compared_beyond_chance() -> None:
     assert isinstance(old, Known)
     prepared.engine = Warm(prepared.bench.loaded, 0.0, old.answers)
     made = prepared.run()
-    assert [found.never for found in made.findings][0] == 24
+    assert made.findings[0].never == 24
     assert advice.advise(made).first == "data.template=auto engine.temperature=1"
 
 

@@ -70,6 +70,27 @@ def test_your_own_reward(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert part.endswith("close.py:close") and 0 < last[part] <= 1
 
 
+def test_every_block_of_the_page_is_a_file_that_a_test_runs() -> None:
+    page, own = (ROOT / "docs/python.md").read_text("utf-8"), Path(__file__).read_text("utf-8")
+    assert len(EXAMPLES) == page.count("```python") > 6
+    for name in EXAMPLES:
+        assert f'run_example("{name}", folder)' in own, name
+
+
+def test_a_reward_that_waits(folder: Path) -> None:
+    run_example("judge.py", folder)
+    last = lines_of(folder / "runs" / "judge")[-1]
+    assert last["step"] == 2 and last["reward/failed_share"] == 0
+    assert any(name.endswith("judge.py:judged") for name in last)
+
+
+def test_a_look_before_training(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = run_example("look.py", folder)["made"]
+    assert [found.name for found in made.findings] == ["auto at 0.7", "auto at 1"]
+    assert all(found.prompts == 16 and found.sampled == 128 for found in made.findings)
+    assert "auto at 0.7" in capsys.readouterr().out
+
+
 def test_one_step_at_a_time(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_example("watch.py", folder)
     assert found["rewards"][0] is None and len(found["rewards"]) == 4

@@ -41,6 +41,7 @@ OPTIONAL = {
     "transformers": "using an exported model elsewhere",
     "vllm": "serving an exported model",
 }
+SHARED, LEAST_SHARED = Path("/dev/shm"), 2**30  # containers have 64 MiB unless asked for more
 CUDA_WHEELS = "https://download.pytorch.org/whl/cu130"
 TORCH_SECONDS = 60.0
 # Run by an interpreter of its own; prints one JSON object.
@@ -49,7 +50,8 @@ import json, torch
 gpus = []
 for number in range(torch.cuda.device_count()):
     has = torch.cuda.get_device_properties(number)
-    gpus.append({"name": has.name, "memory": has.total_memory, "bfloat16": has.major >= 8})
+    gpus.append({"name": has.name, "memory": has.total_memory, "bfloat16": has.major >= 8,
+                 "capability": f"{has.major}.{has.minor}"})
 print(json.dumps({"cuda": torch.version.cuda, "gpus": gpus}))
 """
 
@@ -92,6 +94,8 @@ def examine(runs: Path) -> Iterator[Finding]:
     yield Finding("memory", "ok", _size(machine.memory_bytes()))
     yield from devices(machine.gpus(), try_torch() if version("torch") else None)
     yield disk(runs)
+    if SHARED.is_dir():
+        yield shared_memory(shutil.disk_usage(SHARED).total)
     for name, purpose in OPTIONAL.items():
         yield optional(name, purpose)
 
@@ -169,16 +173,15 @@ def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> It
     usable = [] if torch is None else torch["gpus"]
     for gpu in usable:
         kind = "bfloat16" if gpu["bfloat16"] else "no bfloat16: set model.dtype=float32"
-        yield Finding("gpu", "ok", f"{gpu['name']}, {_size(gpu['memory'])}, {kind}")
+        what = f"{gpu['name']}, {_size(gpu['memory'])}, compute capability {gpu['capability']}"
+        yield Finding("gpu", "ok", f"{what}, {kind}")
     if usable or torch is None:
         return
     if not driver:
         yield Finding("gpu", "ok", "none; training runs on the CPU (model.device=cpu)")
     for seen in driver:
         why = "this PyTorch is built without CUDA"
-        mend = (
-            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
-        )
+        mend = f"pip install --force-reinstall torch --index-url {CUDA_WHEELS}"
         if torch["cuda"]:
             why = f"PyTorch's CUDA {torch['cuda']} can't use it with driver {seen.driver}"
             mend = "install a newer driver, or a torch for an older CUDA"
@@ -195,6 +198,18 @@ def disk(runs: Path) -> Finding:
     if free < LEAST_DISK:
         return Finding("disk", "broken", f"{_size(free)} free in {there}, too little", mend)
     return Finding("disk", "ok", f"{_size(free)} free in {there}")
+
+
+def shared_memory(size: int) -> Finding:
+    """One process needs none; those that talk to each other do."""
+    if size >= LEAST_SHARED:
+        return Finding("shared memory", "ok", _size(size))
+    return Finding(
+        "shared memory",
+        "missing",
+        f"{_size(size)}; too little for several GPUs or a vLLM beside it",
+        "docker run --shm-size=8g ...",
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from groupwise.planning import Place, Plan
 
 NOTES = {
-    "process": "interpreter and libraries, and what was freed and not given back",
+    "process": "interpreter and libraries",
     "gradients": "while learning",
     "head": "while learning: logits of a few tokens at a time, and a gradient of the head",
 }
@@ -64,15 +65,32 @@ def run(args: argparse.Namespace) -> int:
 
 
 def named_gpu(name: str) -> Place:
+    """By its name, which may say how much memory it has: `A100 40GB`, `a100-40`, `RTX 4090`."""
     from groupwise.cost import KNOWN
     from groupwise.planning import Place
 
-    for known in KNOWN:
-        if known.name.lower() in name.lower():
-            return Place(known, False, known.memory)
+    words = _plain(name)
+    asked = re.search(r"\b(\d{1,3}) ?(?:gb|gib)?$", words)
+    size = float(asked[1]) * 1e9 if asked else None
+    family = [x for x in KNOWN if _has(words, _plain(x.name).partition(" ")[0])]
+    sized = [x for x in family if size in (None, x.memory)]
+    exact = [x for x in sized if _has(words, _plain(x.name))]
+    for known in exact or sized or family:
+        memory = size or known.memory  # a part of a GPU has a size of its own
+        return Place(replace(known, memory=memory), False, memory)
     raise ConfigError(
-        f"--gpu {name}: there are no figures for it. {nearest(name, [x.name for x in KNOWN])}"
+        f"--gpu {name}: there are no figures for it. {nearest(name, [x.name for x in KNOWN])} "
+        "For a CPU, leave --gpu out on that machine."
     )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name).strip().lower()
+
+
+def _has(words: str, name: str) -> bool:
+    """As whole words: an A1000 is no A100."""
+    return re.search(rf"\b{re.escape(name)}\b", words) is not None
 
 
 def here(config: Config) -> Place:
@@ -111,7 +129,7 @@ def _measured_cpu(dtype: Any, memory: int) -> Device:
     return Device(machine.processor(), flops, 2 * large.nbytes / _best(large.clone), memory)
 
 
-def _best(work: Callable[[], object], times: int = 4) -> float:
+def _best(work: Callable[[], object], times: int = 8) -> float:
     seconds = []
     for _ in range(times):
         begun = time.perf_counter()
@@ -159,7 +177,9 @@ def _verdict(made: Plan) -> str:
     free = made.place.memory
     if free is None:
         return ""
-    words = "fits, barely" if made.tight else "fits" if made.fits else "does not fit"
+    words = "fits, barely" if made.tight else "fits" if made.peak <= free else "does not fit"
+    if made.lacks_precision:
+        words += "; but it has no bfloat16, and training would be refused"
     return f"of {size(free)}: {words}"
 
 

@@ -174,8 +174,11 @@ def expected(prepared: Ready) -> str:
     )
     if not seconds:
         return f"{what}. How long that takes is not known for this device."
+    about = duration(max(sum(seconds), 1.0))
+    busy = ", as busy as it is now" if place.cpu else ""
     return (
-        f"{what}: {duration(sum(seconds))} at most, on {place.device.name}. Ctrl-C reports early."
+        f"{what}: about {about} if all are that long, on {place.device.name}{busy}. "
+        "Ctrl-C ends it early, and reports."
     )
 
 
