@@ -52,7 +52,7 @@ class Collected:
             "reward/failed_share": sum(failed(r.grade) for r in rows) / len(rows),
             "correct/mean": _mean([r.grade.correct for r in rows]),
         }
-        for name in rows[0].grade.parts:
+        for name in dict.fromkeys(name for r in rows for name in r.grade.parts):
             found[f"reward/part/{name}"] = _mean([r.grade.parts.get(name) for r in rows])
         for source in sorted({r.task.source for r in rows if r.task.source}):
             own = [r for r in rows if r.task.source == source]

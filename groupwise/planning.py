@@ -159,7 +159,7 @@ def _tiny(config: Config) -> tuple[ModelConfig, Prompts]:
     return shape, _prompts(config, tasks, tokenizer, shape)
 
 
-def _tasks(config: Config) -> list[Task]:
+def _tasks(config: Config) -> Sequence[Task]:
     return load_data(config.data, seed=TASKS_SEED, held_out=config.eval.tasks).train
 
 

@@ -37,6 +37,7 @@ class Task:
     columns: Mapping[str, Any] = field(default_factory=dict)  # all others, for the reward
     token_ids: tuple[int, ...] = ()  # the prompt as the model reads it; filled up front
     source: str = ""  # which of several sources it is from
+    grader: str = ""  # the row's own, for the part `row` of a reward
 
 
 @dataclass(frozen=True)

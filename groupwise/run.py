@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ class Run:
     recorder: Recorder
     display: Display
     loaded: Loaded
-    tasks: list[Task]
-    held_out: list[Task]
+    tasks: Sequence[Task]
+    held_out: Sequence[Task]
     cursor: Cursor | MixedCursor
     grader: Grader
     engine: Engine
@@ -264,7 +264,7 @@ def _learner(config: Config, model: Transformer) -> PolicyLearner | PairLearner:
 
 
 def starting_model(
-    config: Config, folder: RunFolder, tasks: list[Task], held_out: list[Task]
+    config: Config, folder: RunFolder, tasks: Sequence[Task], held_out: Sequence[Task]
 ) -> Loaded:
     """The policy before its first update. The embedded one is made once a run, and kept."""
     dtype = getattr(torch, config.model.dtype)

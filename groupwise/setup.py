@@ -6,7 +6,7 @@ In the order of cost: a mistake in the data or the reward is found before a mode
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from groupwise.data.prompts import prepare
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import ConfigError, ModelError
+from groupwise.graders.by_row import ROW
 from groupwise.graders.rubric import Grader, check
 from groupwise.model.checkpoint import Loaded
 from groupwise.model.config import ModelConfig
@@ -40,26 +41,31 @@ class Bench:
     """All that sampling and grading need."""
 
     loaded: Loaded
-    tasks: list[Task]
-    held_out: list[Task]
+    tasks: Sequence[Task]
+    held_out: Sequence[Task]
     grader: Grader
     notes: list[str]  # what a person should know about them
     mixture: dict[str, float]  # weights of the sources, by name; empty without a mixture
 
 
-def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]) -> Bench:
+def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded]) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
     check_device(config.model.device)
     check_precision(config.model.device, config.model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     graded = not learns_from_labels(config)
-    parts = Grader(config.reward.parts)
+    parts = Grader(config.reward.parts, graders=config.data.graders)
+    if config.data.grader_key and ROW not in parts.parts:
+        raise ConfigError(
+            f"data.grader_key={config.data.grader_key!r} has no effect: reward.parts has no part "
+            f'"{ROW}" that would ask the graders that rows name. Add it, or remove the key.'
+        )
     found = load_data(
         config.data,
         seed=TASKS_SEED,
         held_out=config.eval.tasks,
-        require_answers=graded and parts.needs_answers,
+        require_answers=parts.needs_answer if graded else False,
     )
     notes = [*found.notes]
     if graded:
@@ -76,7 +82,7 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
             f"holds {longest} tokens in all. Lower engine.max_tokens."
         )
     check_answer(config, shape)
-    ready: list[list[Task]] = []
+    ready: list[Sequence[Task]] = []
     for some in (found.train, found.eval):
         if not some:
             ready.append([])
@@ -96,7 +102,7 @@ def set_up(config: Config, model_for: Callable[[list[Task], list[Task]], Loaded]
     if isinstance(config.recipe, PairRecipe):
         check_data(config.recipe, tasks, tokenizer, longest)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
-    grader = Grader(config.reward.parts, [*ends, *config.engine.stop])
+    grader = Grader(config.reward.parts, [*ends, *config.engine.stop], config.data.graders)
     if not graded:  # such data has answers for some of the rows, or for none
         held_out = [task for task in held_out if task.answer is not None]
     notes = list(dict.fromkeys(notes))

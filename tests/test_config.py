@@ -7,7 +7,7 @@ import types
 import typing
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,9 @@ def of_hint(hint: Any) -> st.SearchStrategy[Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*map(of_hint, args))
+    if is_dataclass(hint):
+        inside = typing.get_type_hints(hint, include_extras=True)
+        return st.builds(hint, **{name: of_hint(each) for name, each in inside.items()})
     kind, bounds = args if origin is typing.Annotated else (hint, Range())
     if isinstance(bounds, Forms):
         numbered = [f"{word}:{'2' if kind is int else '0.5'}" for word, kind, _ in bounds.numbered]
@@ -118,7 +121,7 @@ def test_every_value_comes_back_from_its_text(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", list(FIELDS))
 def test_every_field_can_be_set_and_is_written(name: str) -> None:
-    words = ("float32", "bfloat16", "chat", "linear", "mask", "int8", "ema:0.5", "drop")
+    words = ("float32", "bfloat16", "chat", "linear", "mask", "int8", "ema:0.5", "drop", "always")
     values = (*words, True, False, 7, 0.5, ["a"], {"exact": 0.5})
     other = next(x for x in values if x != DEFAULTS[name] and _takes(name, x))
     config = load(**{name: other})
@@ -200,14 +203,14 @@ def test_all_ways_of_saying_it_say_the_same(tmp_path: Path) -> None:
         ("engine.weights=stale:2", "engine.weights", "stale:2"),
         ("reference.update=ema:0.99", "reference.update", "ema:0.99"),
         ("overlong=drop", "overlong", "drop"),
-        ("reward.parts.exact=0.5", "reward.parts", {"number": 1.0, "exact": 0.5}),
+        ("reward.parts.exact=0.5", "reward.parts", {"row": 1.0, "exact": 0.5}),
         ("reward.parts={exact = 2}", "reward.parts", {"exact": 2.0}),
         ('reward.parts={"exact": 2}', "reward.parts", {"exact": 2.0}),
-        ("reward.parts.mine.py:f=2", "reward.parts", {"number": 1.0, "mine.py:f": 2.0}),
+        ("reward.parts.mine.py:f=2", "reward.parts", {"row": 1.0, "mine.py:f": 2.0}),
         ("reward.parts.format(pattern='a.b=c')=2", "reward.parts",
-         {"number": 1.0, "format(pattern='a.b=c')": 2.0}),
+         {"row": 1.0, "format(pattern='a.b=c')": 2.0}),
         ("reward.parts.\"format(pattern='a.b=c')\"=2", "reward.parts",
-         {"number": 1.0, "format(pattern='a.b=c')": 2.0}),
+         {"row": 1.0, "format(pattern='a.b=c')": 2.0}),
     ],
 )  # fmt: skip
 def test_overrides_are_read_as_their_field_needs_them(override: str, name: str, value: Any) -> None:
@@ -703,7 +706,7 @@ def test_every_field_has_a_verdict_for_resume() -> None:
         ({"guard.mismatch": 1}, True),
         ({"engine.temperature": 0.5}, True),
         ({"engine.stop": ["x"]}, True),
-        ({"reward.parts": {"number": 2}}, True),
+        ({"reward.parts": {"row": 2}}, True),
         ({"recipe.gate.high": 0.3}, True),
         ({"recipe.penalty.coef": 0.01}, True),
         ({"seed": 1}, False),

@@ -375,7 +375,7 @@ def test_three_forms_of_one_setting(tmp_path: Path) -> None:
     for wrong in ({"x": 0}, {"x": -1.0}, {"x": "1"}, 7, ["x", 7]):
         with pytest.raises(ConfigError, match=r"data\.train"):
             load_config(**{"data.train": wrong})
-    with pytest.raises(ConfigError, match=r"data\.eval must be a text"):
+    with pytest.raises(ConfigError, match=r"data\.eval\.x must be a table"):
         load_config(**{"data.eval": {"x": 1.0}})
 
 

@@ -27,6 +27,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "model.threads": (True, "the last bits of what follows are others"),
     "tiny": (False, "the starting model was made with it"),
     "data": (False, "the place in the data that the run has reached is one in that data"),
+    "data.streaming": (True, "where tasks are kept, not which or in what order"),
     "reward": (True, "rewards before and after can't be compared"),
     "reward.max_failed_share": (True, "only when to stop"),
     "engine": (True, "later answers are sampled otherwise"),

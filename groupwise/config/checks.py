@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from groupwise.composition import PairRecipe, Recipe
-from groupwise.config.fields import GENERATORS, Config
+from groupwise.config.fields import Config, is_generator
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
 from groupwise.errors import ConfigError
@@ -272,7 +272,7 @@ def settings_without_effect(config: Config, recipe: Recipe | PairRecipe) -> Iter
     unused = []
     if config.model.path != "tiny":
         unused += [(name, "model.path is not tiny") for name in FIELDS if name.startswith("tiny.")]
-    if not {*config.data.sources, *config.data.eval_sources} & {*GENERATORS}:
+    if not any(map(is_generator, (*config.data.sources, *config.data.eval_sources))):
         unused += [("data.size", "no generator is in use")]
     if config.eval.samples > 1 and config.eval.temperature == 0:
         unused += [("eval.samples", "greedy answers are all the same: set eval.temperature")]
@@ -355,7 +355,8 @@ def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
     )
     lines[-1] += _micro_batches(config, micro_tokens)
     drawn = config.steps * config.prompts_per_step
-    drawn_of = f" from {config.data.size:,} tasks" if config.data.train in GENERATORS else ""
+    generated = isinstance(config.data.train, str) and is_generator(config.data.train)
+    drawn_of = f" from {config.data.size:,} tasks" if generated else ""
     lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
     lines += [
         f"groups that {name} drops are drawn anew, up to {config.refills} times a step"

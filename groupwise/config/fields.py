@@ -6,6 +6,7 @@ The comment beside a field is also what `text` writes beside it in a resolved co
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -73,6 +74,21 @@ class Tiny:
 
 
 GENERATORS = ("arithmetic", "countdown")
+GYM = "reasoning_gym"  # its tasks are generators, too: reasoning_gym:chain_sum
+
+
+def is_generator(name: str) -> bool:
+    return name in GENERATORS or name.startswith(f"{GYM}:")
+
+
+@dataclass(frozen=True)
+class Source:
+    """An entry of a table in data.train or data.eval."""
+
+    weight: Positive = 1.0  # against the other sources
+    grader: str = ""  # of its rows, for the part `row` of the reward; "": the set's own, or number
+    size: Whole = 0  # tasks that a generator makes; 0: data.size
+    options: dict[str, Any] = field(default_factory=dict)  # of a generator; data.options else
 
 
 @dataclass(frozen=True)
@@ -80,16 +96,20 @@ class Data:
     """Prompts."""
 
     # a file, a pattern ("data/*.parquet"), a named set ("gsm8k:FILE") or a generator (arithmetic,
-    # countdown); a list of them, or a table with weights: { "gsm8k:FILE" = 0.7, "FILE" = 0.3 }
-    train: str | tuple[str, ...] | dict[str, Positive] = "arithmetic"
+    # countdown, reasoning_gym:TASK); a list of them, or a table: { "gsm8k:FILE" = 0.7, "FILE" =
+    # { weight = 0.3, grader = "number" } } (also size and options, of a generator)
+    train: str | tuple[str, ...] | dict[str, Positive | Source] = "arithmetic"
     # the same without weights; "" holds tasks out of a generator, and none of a file
-    eval: str | tuple[str, ...] = ""
+    eval: str | tuple[str, ...] | dict[str, Source] = ""
     holdout_share: Fraction = (
         0.0  # of the prompts of data.train, chosen by their text; not with eval
     )
     duplicates: Literal["keep", "drop"] = "keep"  # drop also leaves prompts of data.eval out
     prompt_key: str = ""  # a column, or a path such as extra_info.question; "": recognised
     answer_key: str = ""  # the same: reward_model.ground_truth
+    grader_key: str = ""  # a column with the row's own grader, for the part `row` of the reward
+    # tasks in a temporary file and not in memory: auto (those that are large), always, never
+    streaming: Literal["auto", "always", "never"] = "auto"
     # auto (chat for messages, else plain), chat, plain, r1_zero, qwen_math, a file with {prompt}
     template: str = "auto"
     system: str = ""  # a system message in front of chat prompts
@@ -108,9 +128,30 @@ class Data:
         return _names(self.eval)
 
     @property
+    def details(self) -> dict[str, Source]:
+        """All that is said about each source of training, by its name."""
+        return _details(self.train)
+
+    @property
+    def eval_details(self) -> dict[str, Source]:
+        return _details(self.eval)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of a mixture; none where all tasks are drawn alike."""
+        mixed = self.details if isinstance(self.train, dict) else {}
+        return {name: source.weight for name, source in mixed.items()}
+
+    @property
+    def graders(self) -> tuple[str, ...]:
+        """Those that the configuration names for sources."""
+        entries = [*self.details.values(), *self.eval_details.values()]
+        return tuple(dict.fromkeys(entry.grader for entry in entries if entry.grader))
+
+    @property
     def holds_out(self) -> bool:
         """Whether a number of tasks is held out of the generator that is trained on."""
-        alone = len(self.sources) == 1 and self.sources[0] in GENERATORS
+        alone = len(self.sources) == 1 and is_generator(self.sources[0])
         return alone and not self.holdout_share and self.eval_sources in ((), self.sources)
 
     @property
@@ -118,18 +159,31 @@ class Data:
         return bool(self.eval_sources or self.holdout_share or self.holds_out)
 
 
-def _names(source: str | tuple[str, ...] | dict[str, float]) -> tuple[str, ...]:
+_Named = str | tuple[str, ...] | Mapping[str, float | Source]
+
+
+def _names(source: _Named) -> tuple[str, ...]:
     if isinstance(source, str):
         return (source,) if source else ()
     return tuple(source)
+
+
+def _details(source: _Named) -> dict[str, Source]:
+    if not isinstance(source, Mapping):
+        return {name: Source() for name in _names(source)}
+    return {
+        name: entry if isinstance(entry, Source) else Source(weight=entry)
+        for name, entry in source.items()
+    }
 
 
 @dataclass(frozen=True)
 class Reward:
     """What an answer is worth: a weighted sum of parts."""
 
-    # name -> weight: "number", "exact", "countdown", "format(pattern=...)", "file.py:function"
-    parts: dict[str, float] = field(default_factory=lambda: {"number": 1.0})
+    # name -> weight: "number", "exact", "countdown", "format(pattern=...)", "file.py:function";
+    # "row": what the row, its source or its set names (data.grader_key, data.train), else number
+    parts: dict[str, float] = field(default_factory=lambda: {"row": 1.0})
     max_failed_share: Fraction = 0.05  # of a step's rewards that may fail before the run stops
 
 

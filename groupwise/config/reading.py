@@ -15,10 +15,11 @@ from typing import Any
 from groupwise import recipes as _recipes  # noqa: F401 - fills RECIPES
 from groupwise.composition import RECIPES, PairRecipe, Recipe, load_plugin
 from groupwise.composition import recipe as recipe_by_name
-from groupwise.config.fields import GENERATORS, Config
+from groupwise.config.fields import GENERATORS, Config, Source, is_generator
 from groupwise.config.names import unknown
 from groupwise.config.values import FIELDS, OPEN, TABLES, Raw, checked, flat
 from groupwise.errors import ConfigError, RecipeWarning
+from groupwise.globs import fitting
 from groupwise.groups.filters import overlong
 from groupwise.groups.shaping import soft_overlong
 
@@ -185,10 +186,12 @@ def _beside(folder: Path, setting: Setting) -> Setting:
         if (folder / name).exists():
             return os.path.normpath(folder / name)
         pattern = os.path.normpath(os.path.join(glob.escape(str(folder)), name))
-        fits = glob.has_magic(name) and glob.glob(pattern, recursive=True)
+        fits = glob.has_magic(name) and fitting(pattern)
         return pattern if fits else name
 
-    def source(name: str) -> str:  # a file, a pattern, or set:file
+    def source(name: str) -> str:  # a generator, a file, a pattern, or set:file
+        if is_generator(name):
+            return name
         word, colon, path = name.partition(":")
         return f"{word}:{file(path)}" if colon and path and file(name) == name else file(name)
 
@@ -196,12 +199,15 @@ def _beside(folder: Path, setting: Setting) -> Setting:
         path, colon, word = name.rpartition(":")
         return f"{file(path)}:{word}" if colon and path.endswith(".py") else name
 
+    def details(given: Any) -> Any:
+        return replace(given, grader=member(given.grader)) if isinstance(given, Source) else given
+
     field, entry, value = setting.field, setting.entry, setting.value
     if field in ("model.path", "data.template"):
         return replace(setting, value=file(value))
     if field in ("data.train", "data.eval"):
         if isinstance(value, Mapping):
-            return replace(setting, value={source(name): x for name, x in value.items()})
+            return replace(setting, value={source(key): details(x) for key, x in value.items()})
         several = isinstance(value, tuple)
         return replace(setting, value=tuple(map(source, value)) if several else source(value))
     if field == "recipe" and entry is None and isinstance(value, str):

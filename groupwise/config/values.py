@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal
 
 from groupwise.config.fields import Config, Forms
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, nearest
 from groupwise.slots import NOT_LITERAL, Range
 
 
@@ -67,6 +67,8 @@ def checked(where: str, hint: Any, value: Any) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return checked(where, _form(args, value), value)
+    if is_dataclass(hint):
+        return _record(where, typing.cast(type, hint), value)
     kind, bounds = args if origin is Annotated else (hint, Range())
     texts = kind is str or origin is Literal
     if isinstance(value, Raw):
@@ -90,14 +92,29 @@ def checked(where: str, hint: Any, value: Any) -> Any:
 
 
 def _form(forms: tuple[Any, ...], value: Any) -> Any:
-    """Which form of a setting that has several is meant: a table, a list, or else a text."""
+    """Which form of a setting that has several is meant: a table, a list, or else the first."""
     if isinstance(value, Raw):
         value = value.read()
+    records = [form for form in forms if is_dataclass(form)]
+    if records and (isinstance(value, Mapping) or is_dataclass(value)):
+        return records[0]
     for kind, given in ((dict, Mapping), (tuple, (list, tuple))):
         fitting = [form for form in forms if typing.get_origin(form) is kind]
         if fitting and isinstance(value, given):
             return fitting[0]
-    return str
+    return forms[0]
+
+
+def _record(where: str, kind: type, value: Any) -> Any:
+    """A table whose entries are the fields of a record."""
+    if isinstance(value, kind):
+        return value
+    hints = typing.get_type_hints(kind, include_extras=True)
+    _of_type(where, Mapping, f"a table with {', '.join(hints)}", value)
+    for name in value:
+        if name not in hints:
+            raise ConfigError(f"{where} has no entry {name!r}. {nearest(name, hints)}")
+    return kind(**{name: checked(f"{where}.{name}", hints[name], x) for name, x in value.items()})
 
 
 def _shown(value: Any) -> str:

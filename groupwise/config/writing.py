@@ -44,6 +44,9 @@ def toml(thing: Any) -> str:
     if isinstance(thing, Mapping):
         inside = ", ".join(f"{_key(key)} = {toml(each)}" for key, each in thing.items())
         return f"{{ {inside} }}" if inside else "{}"
+    if is_dataclass(thing) and not isinstance(thing, type):  # what was said in it
+        usual = vars(type(thing)())
+        return toml({key: each for key, each in vars(thing).items() if each != usual[key]})
     return repr(thing)
 
 

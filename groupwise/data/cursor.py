@@ -5,9 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from groupwise.data.shelf import Places, only
 from groupwise.errors import DataError
 from groupwise.records import Task
 
@@ -39,7 +44,7 @@ class Cursor:
             if self.position == self.count:
                 self.epoch, self.position = self.epoch + 1, 0
                 self._order = self._order_of(self.epoch)
-            drawn.append(Draw(self._order[self.position], self.epoch))
+            drawn.append(Draw(int(self._order[self.position]), self.epoch))
             self.position += 1
         return drawn
 
@@ -78,13 +83,11 @@ class Cursor:
             "shuffle": self.shuffle,
         }
 
-    def _order_of(self, epoch: int) -> list[int]:
+    def _order_of(self, epoch: int) -> Places:
         if not self.shuffle:
-            return list(range(self.count))
+            return np.arange(self.count)
         # Sorted by random() rather than shuffled: only random() is the same in every Python.
-        stream = random.Random(f"order/{self.seed}/{epoch}")
-        keys = [stream.random() for _ in range(self.count)]
-        return sorted(range(self.count), key=keys.__getitem__)
+        return np.argsort(_randoms(f"order/{self.seed}/{epoch}", self.count), kind="stable")
 
 
 class MixedCursor:
@@ -100,14 +103,15 @@ class MixedCursor:
     ) -> None:
         total = sum(weights.values())
         self.shares = {source: weight / total for source, weight in weights.items()}
-        self._places: dict[str, list[int]] = {source: [] for source in weights}
+        found = {source: array("q") for source in weights}
         for place, task in enumerate(tasks):
-            self._places[task.source].append(place)
-        for source, places in self._places.items():
+            found[task.source].append(place)
+        for source, places in found.items():
             if not places:
                 raise DataError(f"There are no tasks of {source} to draw from. Check data.train.")
+        self._places = {source: np.array(places) for source, places in found.items()}
         self.parts = {
-            source: Cursor([tasks[i] for i in places], f"{seed}/{source}", shuffle)
+            source: Cursor(only(tasks, places), f"{seed}/{source}", shuffle)
             for source, places in self._places.items()
         }
 
@@ -124,7 +128,7 @@ class MixedCursor:
             source = max(counts, key=lambda s: self.shares[s] * number - counts[s])
             counts[source] += 1
             (draw,) = self.parts[source].take(1)
-            drawn.append(Draw(self._places[source][draw.task], draw.number))
+            drawn.append(Draw(int(self._places[source][draw.task]), draw.number))
         return drawn
 
     def state(self) -> dict[str, Any]:
@@ -158,5 +162,21 @@ def fingerprint(tasks: Sequence[Task]) -> str:
         prompt = task.prompt if isinstance(task.prompt, str) else [dict(m) for m in task.prompt]
         row = [task.id, prompt, task.answer, dict(task.columns)]
         row += [task.source] if task.source else []
-        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+        digest.update(_text(row).encode())
     return digest.hexdigest()[:16]
+
+
+def _text(row: list[Any]) -> str:
+    """As JSON; keys that are no texts, which a generator's columns may have, by their order."""
+    try:
+        return json.dumps(row, sort_keys=True, default=str)
+    except TypeError:
+        return repr(row)
+
+
+def _randoms(seed: str, count: int) -> NDArray[np.float64]:
+    """What random.Random(seed).random() gives, `count` times, in eight bytes each."""
+    _, state, _ = random.Random(seed).getstate()
+    twin = np.random.RandomState()
+    twin.set_state(("MT19937", np.array(state[:-1], np.uint32), state[-1], 0, 0.0))
+    return twin.random_sample(count)

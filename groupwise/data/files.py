@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from groupwise.errors import DataError, nearest
+from groupwise.globs import fitting
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
 AT_ONCE = 1024  # rows of a table that are in memory as Python objects
+MAX_LINE = 64 * 2**20  # bytes of a line: more is no row, but a packed bomb or no text at all
+MAX_LIST = 2**30  # bytes of a JSON list, unpacked: it has to be in memory as a whole
 LFS = b"version https://git-lfs"  # what stands in the place of a file that Git LFS has not fetched
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of every whole Arrow stream
 
@@ -41,11 +44,12 @@ def files_of(name: str) -> list[Path]:
     if path.is_file():
         return [path]
     if glob.has_magic(name):
-        found = sorted(Path(each) for each in glob.glob(str(path), recursive=True))
-        files = [each for each in found if each.is_file()]
+        files = [Path(each) for each in fitting(str(path))]
         if not files:
             raise DataError(f"No file fits {name!r}. The working folder is {Path.cwd()}.")
         return files
+    if path.is_symlink():
+        raise DataError(f"{path} is a link that leads nowhere, or in a circle. Mend it.")
     beside = [f.name for f in path.parent.iterdir()] if path.parent.is_dir() else []
     hint = f" {nearest(path.name, beside)}" if 0 < len(beside) <= 50 else ""
     raise DataError(f"There is no file {path}.{hint}")
@@ -91,7 +95,12 @@ def json_lines(path: Path) -> Iterator[Row]:
 
 def json_list(path: Path) -> Iterator[Row]:
     with _opened(path) as file:
-        raw = file.read()
+        raw = file.read(MAX_LIST + 1)
+    if len(raw) > MAX_LIST:
+        raise DataError(
+            f"{path} is a JSON list of more than {MAX_LIST // 2**20:,} MiB, which would have to be "
+            "in memory as a whole. Write it as JSON lines: one object a line."
+        )
     try:
         found = json.loads(raw.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -99,8 +108,10 @@ def json_list(path: Path) -> Iterator[Row]:
         raise DataError(
             f"{path} is no JSON: {error.msg} at line {error.lineno}, column {error.colno}.{hint}"
         ) from error
-    except RecursionError as error:
-        raise DataError(f"{path} is nested too deeply to be a list of rows.") from error
+    except UnicodeDecodeError as error:
+        raise _no_utf8(path, raw, "", error) from error
+    except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
+        raise DataError(f"{path} can't be read as JSON: {error}.") from error
     if not isinstance(found, list):
         raise DataError(
             f"{path} is a JSON {type(found).__name__}, not a list of objects. Write "
@@ -123,7 +134,10 @@ def separated(path: Path, separator: str) -> Iterator[Row]:
         place, before = f"line {before + 1}", reader.line_num
         if not cells:
             continue
-        if len(cells) != len(header):
+        nul = next((name for name, cell in zip(header, cells, strict=False) if "\0" in cell), None)
+        if nul is not None:  # a torn file, or UTF-16
+            yield Row(place, {}, f"a NUL byte in {nul!r}", separator.join(cells))
+        elif len(cells) != len(header):
             why = f"{len(cells)} cells under {len(header)} columns"
             yield Row(place, {}, why, separator.join(cells))
         else:
@@ -139,14 +153,24 @@ def _object(place: str, found: Any, text: str) -> Row:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered from 1. Only line feeds end one: str.splitlines would cut prompts."""
     with _opened(path) as file:
-        for number, raw in enumerate(file, 1):
+        for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
+            if len(raw) > MAX_LINE:
+                raise DataError(
+                    f"{path}, line {number}, is longer than {MAX_LINE // 2**20} MiB. A row has a "
+                    "line of its own: mend or delete it."
+                )
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}, is no UTF-8: {error.reason} at byte {error.start}. "
-                    "Convert the file to UTF-8."
-                ) from error
+                raise _no_utf8(path, raw, f", line {number},", error) from error
+
+
+def _no_utf8(path: Path, raw: bytes, place: str, error: UnicodeDecodeError) -> DataError:
+    wide = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
+    how = "It is UTF-16: convert it" if wide else "Convert the file"
+    return DataError(
+        f"{path}{place} is no UTF-8: {error.reason} at byte {error.start}. {how} to UTF-8."
+    )
 
 
 def _opened(path: Path) -> io.BufferedIOBase:

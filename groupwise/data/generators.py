@@ -113,6 +113,7 @@ def countdown(
             prompt=f"make {target} from {' '.join(map(str, given))}:",
             answer=solution,
             columns={"numbers": list(given), "target": target, "solution": solution},
+            grader="countdown",
         )
         for number, ((target, given), solution) in enumerate(found.items())
     ]

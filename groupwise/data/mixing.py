@@ -1,67 +1,74 @@
-"""Several sources as one: their numbers, prompts that repeat, and what is held out."""
+"""Several sources as one: their numbers, prompts that repeat, and what is held out.
+
+Prompts are compared by eight bytes of a hash of their text, so that none has to be kept.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
+import numpy as np
+from numpy.typing import NDArray
+
+from groupwise.data.shelf import Places, only
 from groupwise.data.tasks import normalised
 from groupwise.errors import DataError
 from groupwise.records import Task
 
-
-def joined(parts: dict[str, list[Task]]) -> list[Task]:
-    """One after the other, each task with its source, no two with the same number."""
-    if len(parts) == 1:
-        return [task for part in parts.values() for task in part]
-    tasks: list[Task] = []
-    for source, part in parts.items():
-        first = tasks[-1].id + 1 if tasks else 0
-        tasks += [replace(task, id=first + task.id, source=source) for task in part]
-    return tasks
+Keys = NDArray[np.uint64]
 
 
-def interleaved(parts: dict[str, list[Task]]) -> list[Task]:
-    """The same by turns, so that the first tasks are of all sources."""
-    named = joined(parts)
-    columns = [[task for task in named if task.source == source] for source in parts]
-    if len(parts) == 1:
-        return named
-    return [task for row in zip_longest(*columns) for task in row if task is not None]
+def numbered(task: Task, first: int, source: str) -> Task:
+    """As one of several sources: behind all tasks of the sources before it."""
+    return replace(task, id=first + task.id, source=source)
 
 
-def repeats(tasks: Sequence[Task]) -> tuple[list[Task], int]:
-    """Tasks whose prompt an earlier one has, and how many of them disagree about the answer."""
-    first: dict[str, Task] = {}
-    later, conflicts = [], 0
-    for task in tasks:
-        known = first.setdefault(normalised(task.prompt), task)
-        if known is not task:
-            later.append(task)
-            conflicts += known.answer != task.answer
-    return later, conflicts
+def interleaved(tasks: Sequence[Task]) -> Sequence[Task]:
+    """The sources by turns, so that the first tasks are of all of them."""
+    places: dict[str, array[int]] = {}
+    for place, task in enumerate(tasks):
+        places.setdefault(task.source, array("q")).append(place)
+    if len(places) == 1:
+        return tasks
+    turns = (place for turn in zip_longest(*places.values()) for place in turn if place is not None)
+    return only(tasks, np.fromiter(turns, np.int64, len(tasks)))
 
 
-def split_by_hash(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
+def keys_of(tasks: Sequence[Task]) -> Keys:
+    """Equal for prompts that are the same."""
+    return np.fromiter((_key(normalised(task.prompt)) for task in tasks), np.uint64, len(tasks))
+
+
+def repeats(tasks: Sequence[Task], keys: Keys) -> tuple[Places, int]:
+    """Where tasks are whose prompt an earlier one has, and how many differ from it in answer."""
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    first_of = first[which]
+    later = np.flatnonzero(first_of != np.arange(len(keys)))
+    differ = [tasks[int(at)].answer != tasks[int(first_of[at])].answer for at in later]
+    return later, sum(differ)
+
+
+def split_by_hash(tasks: Sequence[Task], share: float) -> tuple[Sequence[Task], Sequence[Task]]:
     """To train on, and to hold out: about this share of the prompts, in an order without meaning.
 
     Where a prompt goes depends on its text alone. So equal prompts go to the same side, and one
     that is held out stays so when the data grows, is reordered or comes in another format.
     """
-    place = {task.id: _place(normalised(task.prompt)) for task in tasks}
-    train = [task for task in tasks if place[task.id] >= share]
-    held = [task for task in tasks if place[task.id] < share]
-    if not train or not held:
-        side = "to hold out" if train else "to train on"
+    place = keys_of(tasks) / 2.0**64  # from 0 to 1, evenly
+    train, held = np.flatnonzero(place >= share), np.flatnonzero(place < share)
+    if not len(train) or not len(held):
+        side = "to hold out" if len(train) else "to train on"
         raise DataError(
             f"data.holdout_share = {share:g} of {len(tasks)} tasks leaves none {side}. Change it, "
             "or name another file in data.eval."
         )
-    return train, sorted(held, key=lambda task: (place[task.id], task.id))
+    held = held[np.argsort(place[held], kind="stable")]
+    return only(tasks, train), only(tasks, held)
 
 
-def _place(text: str) -> float:
-    """From 0 to 1, evenly."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+def _key(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

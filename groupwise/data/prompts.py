@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from groupwise.data.shelf import alike
 from groupwise.data.tasks import prompt_text
 from groupwise.data.templates import CHAT, PROMPT, template_text
 from groupwise.errors import DataError, ModelError
@@ -36,7 +37,7 @@ class _Lost(DataError):
 
 @dataclass(frozen=True)
 class Prepared:
-    tasks: list[Task]  # with token_ids
+    tasks: Sequence[Task]  # with token_ids
     dropped: list[Dropped]
     limit: int  # tokens that a prompt may have
 
@@ -74,19 +75,23 @@ def prepare(
     """Token ids for every task that fits. `room` is what the model holds beside the answer."""
     _check_settings(tasks, template, system, instruction)
     limit = min(max_prompt_tokens or room, room)
-    kept: list[Task] = []
     dropped: list[Dropped] = []
     reader = Reader(tokenizer, Wording(template, system, instruction))
-    for task in tasks:
-        try:
-            ids = reader.ids(task)
-        except _Lost as error:
-            dropped.append(Dropped(task.id, str(error), 0))
-            continue
-        if len(ids) > limit:
-            dropped.append(Dropped(task.id, f"longer than {limit} tokens", len(ids)))
-        else:
-            kept.append(replace(task, token_ids=tuple(ids)))
+    long = f"longer than {limit} tokens"
+
+    def fitting() -> Iterator[Task]:
+        for task in tasks:
+            try:
+                ids = reader.ids(task)
+            except _Lost as error:
+                dropped.append(Dropped(task.id, str(error), 0))
+                continue
+            if len(ids) > limit:
+                dropped.append(Dropped(task.id, long, len(ids)))
+            else:
+                yield replace(task, token_ids=tuple(ids))
+
+    kept = alike(tasks, fitting())
     lost = [row for row in dropped if not row.tokens]
     if len(lost) > MAX_LOST * len(tasks):
         raise DataError(
@@ -204,6 +209,8 @@ class Reader:
             text = written if isinstance(written, str) else self.tokenizer.render(written)
         except ModelError as error:
             raise DataError(f"Row {task.id}: {error}") from error
+        if not isinstance(written, str):
+            self._check_contents(task, written, text)
         try:
             ids = self.tokenizer.encode(text)
         except ModelError as error:
@@ -236,6 +243,26 @@ class Reader:
                 f"Row {task.id}: {twice[:40]!r} is in the prompt already and would stand there "
                 "twice: a template is applied once."
             )
+
+    def _check_contents(self, task: Task, messages: Sequence[Mapping[str, Any]], text: str) -> None:
+        """Every message must be in the text as it is in the data, in order.
+
+        Templates of reasoning models drop the thoughts of earlier turns, or write them anew; others
+        know no system message. The model would then answer another conversation, and none that it
+        has sampled itself: what it reads in the next turn must begin with what it wrote in this.
+        """
+        at = 0
+        for number, message in enumerate(messages):
+            for said in (message.get(key) for key in ("reasoning_content", "content")):
+                content = said.strip() if isinstance(said, str) else ""
+                found = text.find(content, at)
+                if found < 0:
+                    raise _Lost(
+                        f"Row {task.id}: the chat template drops or changes {content[:40]!r}, what "
+                        f"message {number} ({message['role']}) says. Take it out of the data, or "
+                        "give the model a template (chat_template.jinja) that keeps it."
+                    )
+                at = found + len(content)
 
     def _stranger(self, text: str) -> str:
         """The first character that the tokenizer refuses, or the text if it is none alone."""

@@ -3,54 +3,122 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from groupwise import config
+from groupwise.config.fields import GYM, Source, is_generator
+from groupwise.data import gym
 from groupwise.data.files import KNOWN
 from groupwise.data.generators import GENERATORS, generate, split
-from groupwise.data.mixing import interleaved, joined, repeats, split_by_hash
-from groupwise.data.named import SETS
-from groupwise.data.tasks import normalised, read
+from groupwise.data.mixing import interleaved, keys_of, numbered, repeats, split_by_hash
+from groupwise.data.named import GRADERS, SETS
+from groupwise.data.shelf import Shelf, kept, only
+from groupwise.data.tasks import Scan
 from groupwise.data.templates import check_template
 from groupwise.errors import DataError, nearest
 from groupwise.records import Task
 
+NeedsAnswer = bool | Callable[[str], bool]  # of all rows, or of those with a grader of that name
+
 
 @dataclass(frozen=True)
 class Loaded:
-    train: list[Task]
-    eval: list[Task]
+    train: Sequence[Task]
+    eval: Sequence[Task]
     notes: list[str]  # what a person should know about them
     weights: dict[str, float] = field(default_factory=dict)  # by a task's source, of a mixture
 
 
-def load(data: config.Data, *, seed: int, held_out: int, require_answers: bool = False) -> Loaded:
+def load(
+    data: config.Data, *, seed: int, held_out: int, require_answers: NeedsAnswer = False
+) -> Loaded:
     """The tasks that the configuration names.
 
     Held out are the tasks of `data.eval`; else a share of the prompts (`data.holdout_share`); else
     `held_out` tasks of a generator.
     """
-    names = data.sources
     _check_settings(data)
-    labels = dict(zip(names, _labels(names), strict=True))
-    parts: dict[str, list[Task]] = {}
-    notes: list[str] = []
-    for name, label in labels.items():
-        parts[label], more = _source(data, name, seed, data.size, require_answers)
-        notes += more
-    train, held = joined(parts), _named_for_evaluation(data, seed, held_out, require_answers, notes)
+    gather = Gather(data, seed, require_answers)
+    streaming = "never" if data.holds_out else data.streaming  # a generator makes them in memory
+    train = kept(gather.all(data.details, data.size), streaming)
+    firsts, notes = gather.firsts, gather.notes
+    held: Sequence[Task] = []
+    if data.eval and not data.holds_out:
+        held = interleaved(kept(gather.all(data.eval_details, held_out), streaming))
     train = _without_repeats(data, train, held, notes)
     if data.holdout_share:
         train, held = split_by_hash(train, data.holdout_share)
         notes.append(f"{len(held)} of {len(held) + len(train)} tasks are held out by their prompt.")
     elif data.holds_out:
         train, held = split(train, held_out, seed)
-    if len(parts) > 1:
-        notes.append(_summary(train, parts))
-    weights = data.train if isinstance(data.train, Mapping) else {}
-    return Loaded(train, held, notes, {labels[name]: x for name, x in weights.items()})
+    if len(firsts) > 1:
+        notes.append(_summary(train, firsts))
+    if isinstance(train, Shelf):
+        notes.append(
+            f"streaming: {len(train):,} tasks are read from a temporary file of "
+            f"{train.bytes / 2**20:,.0f} MiB as they are drawn; memory holds their places."
+        )
+    labels = _labels(data.sources)
+    weights = {labels[name]: weight for name, weight in data.weights.items()}
+    return Loaded(train, held, notes, weights)
+
+
+@dataclass
+class Gather:
+    """The tasks of sources, one after the other; what there is to say about them on the way."""
+
+    data: config.Data
+    seed: int
+    require_answers: NeedsAnswer
+    notes: list[str] = field(default_factory=list)
+    firsts: dict[str, int] = field(default_factory=dict)  # of the last call: by label, in order
+
+    def all(self, sources: Mapping[str, Source], size: int) -> Iterator[Task]:
+        """Each task of several sources with its source, no two with the same number."""
+        labels, following = _labels(tuple(sources)), 0
+        self.firsts = firsts = {}
+        for name, source in sources.items():
+            first = firsts[labels[name]] = following
+            for task in self._one(name, source, source.size or size):
+                following = first + task.id + 1
+                yield numbered(task, first, labels[name]) if len(sources) > 1 else task
+
+    def _one(self, name: str, source: Source, size: int) -> Iterator[Task]:
+        if is_generator(name):
+            trained = name in self.data.sources  # evaluation of another one has its own options
+            options = source.options or (self.data.options if trained else {})
+            for task in self._generated(name, size, options):
+                yield replace(task, grader=source.grader) if source.grader else task
+            return
+        word, _, path = name.partition(":")
+        own = word in SETS
+        scan = Scan(
+            "" if own else self.data.prompt_key,
+            "" if own else self.data.answer_key,
+            self.data.grader_key,
+            source.grader or (GRADERS[word] if own else ""),
+            self.require_answers,
+            SETS[word] if own else None,
+            self.notes,
+        )
+        yield from scan.of(path if own else name)
+
+    def _generated(self, name: str, size: int, options: Mapping[str, Any]) -> list[Task]:
+        word, colon, task = name.partition(":")
+        if colon and word == GYM:
+            tasks, notes = gym.generate(task, size, self.seed, options)
+        else:
+            tasks, notes = generate(name, size, self.seed, options), []
+        if len(tasks) < size:
+            fewer = f"{name} has only {len(tasks)} different prompts, {size} were asked for."
+            notes = [*notes, fewer]
+        self.notes += notes
+        return tasks
 
 
 def _check_settings(data: config.Data) -> None:
@@ -78,103 +146,80 @@ def _check_settings(data: config.Data) -> None:
             f"data.eval = {data.eval!r} and data.holdout_share = {data.holdout_share:g} both say "
             "what is held out. Remove one of them."
         )
-
-
-def _named_for_evaluation(
-    data: config.Data, seed: int, held_out: int, require_answers: bool, notes: list[str]
-) -> list[Task]:
-    names = data.eval_sources
-    if not names or data.holds_out:
-        return []
-    parts: dict[str, list[Task]] = {}
-    for name, label in zip(names, _labels(names), strict=True):
-        parts[label], more = _source(data, name, seed, held_out, require_answers)
-        notes += more
-    return interleaved(parts)
+    for name, source in {**data.details, **data.eval_details}.items():
+        if (source.options or source.size) and not is_generator(name):
+            raise DataError(f"{name} has options or a size, which are a generator's. Remove them.")
+    for name, source in data.eval_details.items():
+        if source.weight != 1:
+            raise DataError(f"data.eval: {name} has a weight, and all tasks are used. Remove it.")
 
 
 def _without_repeats(
-    data: config.Data, train: list[Task], held: list[Task], notes: list[str]
-) -> list[Task]:
+    data: config.Data, train: Sequence[Task], held: Sequence[Task], notes: list[str]
+) -> Sequence[Task]:
     """The tasks to train on; prompts that repeat are reported, and dropped where that is asked."""
-    seen = {normalised(task.prompt) for task in train}
-    both = {text for task in held if (text := normalised(task.prompt)) in seen}
-    later, conflicts = repeats(train)
+    keys = keys_of(train)
+    both = np.intersect1d(keys, keys_of(held))
+    later, conflicts = repeats(train, keys)
     drop = data.duplicates == "drop"
-    dropped = {task.id for task in later} if drop else set()
-    if drop and both:
-        dropped |= {task.id for task in train if normalised(task.prompt) in both}
-    if both:
+    if len(both):
         so = "accuracy on them says nothing about new ones (data.duplicates=drop leaves them out)"
         notes.append(
             f"{len(both)} of the {len(held)} evaluation prompts are also trained on: "
             f"{'they were dropped from training' if drop else so}."
         )
-    if later:
+    if len(later):
         differ = f", {conflicts} of them with another answer" if conflicts else ""
         done = "they were dropped" if drop else "data.duplicates=drop leaves them out"
         notes.append(f"{len(later)} of {len(train)} prompts repeat an earlier one{differ}: {done}.")
-    kept = [task for task in train if task.id not in dropped]
-    if not kept:
+    if not drop or not (len(later) or len(both)):
+        return train
+    wanted = ~np.isin(keys, both)
+    wanted[later] = False
+    if not wanted.any():
         raise DataError("Every prompt of data.train is one of data.eval too. Name another file.")
-    return kept
+    return only(train, np.flatnonzero(wanted))
 
 
-def _summary(train: Sequence[Task], parts: Mapping[str, Sequence[Task]]) -> str:
+def _summary(train: Sequence[Task], firsts: Mapping[str, int]) -> str:
     """How many tasks each source has, and their numbers: messages name tasks by them."""
-    told, first = [], 0
-    for label, part in parts.items():
-        count = sum(task.source == label for task in train)
+    counts = dict.fromkeys(firsts, 0)
+    for task in train:
+        counts[task.source] += 1
+    for label, count in counts.items():
         if not count:
             raise DataError(
                 f"No task of {label} is left to train on. Remove it from data.train, or lower "
                 "data.holdout_share."
             )
-        told.append(f"{label} {count:,} tasks (rows from {first})")
-        first += part[-1].id + 1
+    told = [f"{label} {n:,} tasks (rows from {firsts[label]})" for label, n in counts.items()]
     return f"training data: {', '.join(told)}."
 
 
 def _kind(name: str) -> str:
     """generator, set or file; an error if it is none."""
-    if name in GENERATORS:
+    if is_generator(name):
         return "generator"
     word, colon, _ = name.partition(":")
     if colon and word in SETS:
         return "set"
     if colon and re.fullmatch(r"\w{2,}", word) and not Path(name).exists():
-        raise DataError(f"There is no named set {word!r}. {nearest(word, SETS)}")
+        raise DataError(f"There is no named set {word!r}. {nearest(word, [*SETS, GYM])}")
     if "/" not in name and "." not in name:
         hint = f"Write {name}:FILE." if name in SETS else nearest(name, [*GENERATORS, *SETS])
+        hint = f"Write {GYM}:TASK, such as {GYM}:chain_sum." if name == GYM else hint
         raise DataError(f"{name!r} is no generator and no file ({KNOWN}). {hint}")
     return "file"
 
 
-def _source(
-    data: config.Data, name: str, seed: int, size: int, require_answers: bool
-) -> tuple[list[Task], list[str]]:
-    kind = _kind(name)
-    if kind == "generator":
-        tasks = generate(name, size, seed, data.options if name in data.sources else {})
-        if len(tasks) == size:
-            return tasks, []
-        return tasks, [f"{name} has only {len(tasks)} different prompts, {size} were asked for."]
-    if kind == "set":
-        word, _, path = name.partition(":")
-        found = read(path, require_answers=require_answers, convert=SETS[word])
-    else:
-        found = read(name, data.prompt_key, data.answer_key, require_answers=require_answers)
-    return found.tasks, found.notes
-
-
-def _labels(names: Sequence[str]) -> list[str]:
+def _labels(names: Sequence[str]) -> dict[str, str]:
     """A short name for each source, for metrics: no two alike."""
-    labels: list[str] = []
+    labels: dict[str, str] = {}
     for name in names:
         word, colon, path = name.partition(":")
-        path = path if colon and word in SETS else name
-        stem = re.split(r"[.*?\[]", Path(path).name)[0] or Path(path).parent.name
+        stem = re.split(r"[.*?\[]", Path(name).name)[0] or Path(name).parent.name
         label = word if colon and word in SETS else stem or name
-        taken = sum(each == label or each.startswith(f"{label}_") for each in labels)
-        labels.append(f"{label}_{taken + 1}" if taken else label)
+        label = path if colon and is_generator(name) else label
+        taken = sum(each == label or each.startswith(f"{label}_") for each in labels.values())
+        labels[name] = f"{label}_{taken + 1}" if taken else label
     return labels

@@ -30,37 +30,40 @@ class Read:
     notes: list[str]  # what was recognised, and what is odd
 
 
-def read(
-    name: str | Path,
-    prompt_key: str = "",
-    answer_key: str = "",
-    *,
-    require_answers: bool = False,
-    convert: Convert | None = None,
-) -> Read:
-    """A task a row; columns other than prompt and answer reach the reward.
-
-    Keys are names of columns or dotted paths; without them, the layout is recognised by the first
-    row. With `require_answers`, a row without a usable answer is malformed. Otherwise answers are
-    taken where they are and None elsewhere.
-    """
-    tasks: list[Task] = []
-    scan = Scan(prompt_key, answer_key, require_answers=require_answers, convert=convert)
-    for path in files_of(str(name)):
-        tasks += scan.tasks(path, first=len(tasks))
-    return Read(tasks, [f"{Path(name).name}: {note}" for note in scan.notes()])
+def read(name: str | Path, prompt_key: str = "", answer_key: str = "", **settings: Any) -> Read:
+    """All tasks of a file at once; settings are those of a scan."""
+    scan = Scan(prompt_key, answer_key, **settings)
+    return Read(list(scan.of(name)), scan.notes)
 
 
 @dataclass
 class Scan:
-    """One pass over the files of a source, all in the layout of the first row."""
+    """One pass over the files of a source, all in the layout of the first row.
+
+    A task a row; columns other than prompt and answer reach the reward. Keys are names of columns
+    or dotted paths; without them, the layout is recognised by the first row. A row without a
+    usable answer is malformed where its grader needs one (`require_answers`, asked with the
+    grader's name). Otherwise answers are taken where they are and None elsewhere.
+    """
 
     prompt_key: str = ""
     answer_key: str = ""
-    require_answers: bool = False
+    grader_key: str = ""
+    grader: str = ""  # of rows that name none
+    require_answers: bool | Callable[[str], bool] = False
     convert: Convert | None = None
+    notes: list[str] = field(default_factory=list)  # behind the last row
     layout: Layout | None = None
     kinds: dict[str, str] = field(default_factory=dict)  # of answers -> where the first one is
+
+    def of(self, name: str | Path) -> Iterator[Task]:
+        """The tasks of all files of that name, numbered through."""
+        count = 0
+        for path in files_of(str(name)):
+            for task in self.tasks(path, first=count):
+                count = task.id + 1
+                yield task
+        self.notes += [f"{Path(name).name}: {note}" for note in self._found()]
 
     def tasks(self, path: Path, first: int = 0) -> Iterator[Task]:
         """The file's tasks, numbered from `first`; an error behind the last if any is malformed."""
@@ -91,7 +94,7 @@ class Scan:
                 else _complaint(path, problems, bad, count)
             )
 
-    def notes(self) -> list[str]:
+    def _found(self) -> list[str]:
         found = [] if self.layout is None or not self.layout.kind else [f"{self.layout}."]
         if len(self.kinds) > 1:
             kinds = ", ".join(f"{kind} ({place})" for kind, place in self.kinds.items())
@@ -116,7 +119,11 @@ class Scan:
         assert self.layout is not None
         wanted: dict[str, tuple[str, Callable[[str, Any], str]]]
         wanted = {"prompt": (self.layout.prompt, _prompt_problem)}
-        if self.require_answers:
+        named, why = self._grader(values)
+        if why:
+            return why
+        needed = self.require_answers
+        if needed if isinstance(needed, bool) else needed(named):
             wanted["answer"] = (self.layout.answer, _answer_problem)
         for which, (key, problem) in wanted.items():
             value = lookup(values, key)
@@ -125,6 +132,17 @@ class Scan:
             if why:
                 return why
         return ""
+
+    def _grader(self, values: Mapping[str, Any]) -> tuple[str, str]:
+        """The row's own grader, or what is wrong with its name."""
+        named = lookup(values, self.grader_key) if self.grader_key else None
+        if named is MISSING or named is None or named == "":
+            return self.grader, ""
+        if not isinstance(named, str):
+            return "", f"{self.grader_key!r} is {named!r}, not a grader's name"
+        if ".py:" in named:  # data must not choose what code is run
+            return "", f"{self.grader_key!r} names a file. Only data.train and reward.parts may"
+        return named, ""
 
     def _task(self, number: int, values: Mapping[str, Any], place: str) -> Task:
         assert self.layout is not None
@@ -140,6 +158,7 @@ class Scan:
             prompt=_frozen(lookup(values, prompt)),
             answer=answer,
             columns=columns,
+            grader=self._grader(values)[0],
         )
 
     def _nowhere(self, path: Path, which: str, names: set[str]) -> str:

@@ -34,6 +34,7 @@ class Mark:
     status: Literal["ok", "abstained", "error"] = "ok"
     reason: str = ""
     steps: tuple[tuple[int, float], ...] = ()
+    part: str = ""  # whose mark it is, where a part asks others
 
 
 class Part(Protocol):

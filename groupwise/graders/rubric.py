@@ -9,9 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from groupwise.config.fields import GYM
 from groupwise.data.tasks import prompt_text
 from groupwise.errors import RewardError
+from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
 from groupwise.graders.functions import load_function
+from groupwise.graders.gym import GymScorer
 from groupwise.graders.parts import Mark, Part, Sample, built_in
 from groupwise.records import Grade, Task
 
@@ -29,26 +32,47 @@ class Grader:
     past them; a user's functions get the text as it is.
     """
 
-    def __init__(self, parts: Mapping[str, float], ends: Sequence[str] = ()) -> None:
+    def __init__(
+        self, parts: Mapping[str, float], ends: Sequence[str] = (), graders: Sequence[str] = ()
+    ) -> None:
+        """`graders` are those that the configuration names for sources of data."""
         self.weights = dict(parts)
         _check_weights(self.weights)
+        if graders and ROW not in parts:
+            raise RewardError(
+                f"data.train names graders ({', '.join(graders)}), and reward.parts has no part "
+                f'"{ROW}" that would ask them. Write reward.parts = {{ "{ROW}" = 1.0 }}, with '
+                "other parts beside it."
+            )
         modules: dict[Path, ModuleType] = {}
+
+        def part(name: str) -> Part:
+            if name == GYM:
+                return GymScorer(ends)
+            return load_function(name, modules) if _is_function(name) else built_in(name, ends)
+
         self.parts: dict[str, Part] = {
-            name: load_function(name, modules) if _is_function(name) else built_in(name, ends)
-            for name in parts
+            name: ByRow(part, graders) if name == ROW else part(name) for name in parts
         }
         own = [name for name, part in self.parts.items() if part.decides]
         self.decider = next(iter(own or filter(_is_function, parts)), None)
 
     def code(self) -> str:
         """A hash of the files that a user's functions come from; nothing without such functions."""
-        files = sorted({name.rpartition(":")[0] for name in self.parts if _is_function(name)})
+        by_row = self.parts.get(ROW)
+        names = [*self.parts, *(by_row.parts if isinstance(by_row, ByRow) else ())]
+        files = sorted({name.rpartition(":")[0] for name in names if _is_function(name)})
         sources = [Path(file).expanduser().read_bytes() for file in files]
         return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if files else ""
 
     @property
     def needs_answers(self) -> bool:
         return any(part.needs_answers for part in self.parts.values())
+
+    def needs_answer(self, grader: str) -> bool:
+        """Of a row that names this grader, or none ("")."""
+        parts = [p.part(grader) if isinstance(p, ByRow) else p for p in self.parts.values()]
+        return any(part.needs_answers for part in parts)
 
     def grade(
         self, samples: Sequence[Sample | tuple[Task, str, Sequence[int], str]]
@@ -64,16 +88,16 @@ class Grader:
 
     def _sum(self, marks: Mapping[str, Mark]) -> Grade:
         """A part that abstains is left out; one that fails leaves no reward at all."""
-        values = {name: mark.value for name, mark in marks.items()}
-        verdict = None if self.decider is None else values[self.decider]
+        values = {mark.part or name: mark.value for name, mark in marks.items()}
+        verdict = None if self.decider is None else self._verdict(marks[self.decider])
         correct = None if verdict is None else verdict >= 1.0
         failed = [mark.reason for mark in marks.values() if mark.status == "error"]
         if failed:
             return Grade(None, values, correct, "error", "; ".join(failed))
         counted = [
-            self.weights[name] * value
-            for name, value in values.items()
-            if value is not None and self.weights[name] != 0
+            self.weights[name] * mark.value
+            for name, mark in marks.items()
+            if mark.value is not None and self.weights[name] != 0
         ]
         if not counted:
             reasons = "; ".join(mark.reason for mark in marks.values() if mark.reason)
@@ -84,6 +108,14 @@ class Grader:
             for end, reward in mark.steps
         )
         return Grade(sum(counted), values, correct, steps=tuple(steps))
+
+    def _verdict(self, mark: Mark) -> float | None:
+        """What the deciding part says; a row's own grader need not be one that decides."""
+        by_row = self.parts.get(ROW)
+        if mark.part and isinstance(by_row, ByRow):
+            part = by_row.part(mark.part)
+            return mark.value if part.decides or _is_function(mark.part) else None
+        return mark.value
 
 
 def too_many_failed(grades: Sequence[Grade], max_share: float) -> RewardError | None:
@@ -140,11 +172,16 @@ def check(
 def _check_tasks(name: str, part: Part, tasks: Sequence[Task]) -> None:
     if not tasks:
         raise RewardError("There are no tasks to check the reward with. Check data.train.")
-    found = [(task, why) for task in tasks if (why := part.problem(task))]
-    if found:
-        task, why = found[0]
+    first: tuple[Task, str] | None = None
+    count = 0
+    for task in tasks:
+        if why := part.problem(task):
+            count, first = count + 1, first or (task, why)
+    if first is not None:
+        task, why = first
+        told = f"{task.grader or OTHERWISE} (reward.parts: {ROW})" if name == ROW else name
         raise RewardError(
-            f"The reward {name} can't grade {len(found)} of {len(tasks)} tasks: in row {task.id}, "
+            f"The reward {told} can't grade {count} of {len(tasks)} tasks: in row {task.id}, "
             f"{why}. Set data.answer_key, mend these rows, or use another reward."
         )
 

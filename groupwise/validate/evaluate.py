@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Evaluation:
     tasks: int
     samples: int
     examples: tuple[dict[str, Any], ...]
+    # accuracy and reward of each of several sources, by its name
+    sources: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
         found = {
@@ -46,6 +48,8 @@ class Evaluation:
             "eval/truncated_share": self.truncated_share,
             "eval/failed_share": self.failed_share,
         }
+        for source, values in self.sources.items():
+            found |= {f"eval/source/{source}/{name}": x for name, x in values.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,7 +92,26 @@ def evaluate(
         tasks=len(tasks),
         samples=samples,
         examples=tuple(_example(group[0]) for group in groups[:SHOWN]),
+        sources=_by_source(tasks, right, rewards),
     )
+
+
+def _by_source(
+    tasks: Sequence[Task], right: Sequence[float | None], rewards: Sequence[float | None]
+) -> dict[str, dict[str, float]]:
+    """Means over the tasks of each source, where there are several."""
+    rows: dict[str, list[int]] = {}
+    for row, task in enumerate(tasks):
+        if task.source:
+            rows.setdefault(task.source, []).append(row)
+    found: dict[str, dict[str, float]] = {}
+    for source, own in sorted(rows.items()):
+        means = {
+            "accuracy": _mean([right[i] for i in own]),
+            "reward": _mean([rewards[i] for i in own]),
+        }
+        found[source] = {name: mean for name, mean in means.items() if mean is not None}
+    return found
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -111,7 +134,7 @@ def evaluate_path(path: str | Path, config: Config) -> Evaluation:
     """A model's folder or file, a checkpoint, or a run (its best checkpoint, else its latest)."""
     model = checkpoint_of(Path(path))
 
-    def policy(tasks: list[Task], held_out: list[Task]) -> Loaded:
+    def policy(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
         check_held_out(held_out[: config.eval.tasks])  # a look before the model is loaded
         check_room(config, model, training=False)
         return load(model, getattr(torch, config.model.dtype), config.model.device)

@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "eval/length": Metric("mean length of held-out answers", "tokens", "as length/mean", "as for length/mean"),
         "eval/truncated_share": Metric("held-out answers that hit the token limit", "share", "below 0.1", "raise engine.max_tokens"),
         "eval/failed_share": Metric("held-out samples whose grader raised or ran out of time", "share", "0", "fix the grader: they are missing from eval/accuracy"),
+        "eval/source/*": Metric("of the held-out tasks of one of several sources: accuracy and mean reward", "share, reward", "every source gets better", "one falls while others rise: change the weights in data.train"),
     },
     "Groups": {
         "groups/count": Metric("groups in the batch that was learned from", "groups", "prompts_per_step", "fewer: dynamic sampling ran out of refills; easier data or more refills"),

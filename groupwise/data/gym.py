@@ -1,0 +1,145 @@
+"""The tasks of the reasoning-gym package by name: `reasoning_gym:chain_sum`.
+
+Each task has a configuration of its own (`data.options`) and a scorer of its own, which is the
+grader of its rows. What the scorer reads goes along as columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from groupwise.config.fields import GYM
+from groupwise.errors import DataError, nearest
+from groupwise.records import Task
+
+COMPOSITE = "composite"
+# These give no answer, as many are right; some give an example elsewhere.
+UNANSWERED = {
+    "boxnet": "",
+    "graph_color": "possible_answer",
+    "propositional_logic": "example_answer",
+    "rubiks_cube": "example_correct_answer",
+    "rush_hour": "",
+}
+
+
+def generate(
+    name: str, size: int, seed: int, options: Mapping[str, Any]
+) -> tuple[list[Task], list[str]]:
+    """Tasks whose prompts differ, and notes. `options` are the task's configuration, and `seed`."""
+    maker = made(name, {"seed": seed, **options, "size": size})
+    tasks: dict[str, Task] = {}
+    for number in range(size):
+        try:
+            entry = maker[number]
+        except Exception as error:  # the boundary to the package
+            raise DataError(
+                f"{GYM}:{name} can't make task {number}: {type(error).__name__}: {error}. Change "
+                "its options."
+            ) from error
+        tasks.setdefault(entry["question"], _task(len(tasks), name, entry, options))
+    silent = sorted({str(t.columns["task"]) for t in tasks.values() if t.answer is None})
+    notes = [
+        f"{GYM}:{each} gives no answers: whether its scorer accepts right ones was not tried."
+        for each in silent
+    ]
+    return list(tasks.values()), notes
+
+
+def score(name: str, options: Mapping[str, Any], answer: str, entry: Mapping[str, Any]) -> float:
+    """What the task's own scorer gives, from 0 to 1."""
+    if name in ("arc_agi", "rearc"):  # it compares with tuples, and files have none
+        entry = {**entry, "metadata": _tuples(entry["metadata"])}
+    return float(_scorer(name, json.dumps(options, sort_keys=True)).score_answer(answer, entry))
+
+
+def names() -> list[str]:
+    """All tasks, and `composite`."""
+    return sorted(_library("factory").DATASETS)
+
+
+def made(name: str, options: Mapping[str, Any]) -> Any:
+    """The package's data set of that name with these options, all of them known and checked."""
+    factory = _library("factory")
+    if name not in factory.DATASETS:
+        raise DataError(f"reasoning-gym has no task {name!r}. {nearest(name, names())}")
+    known = {x.name: x for x in dataclasses.fields(factory.DATASETS[name][1])}
+    for key in options:
+        if key not in known:
+            own = [each for each in known if each != "size"]
+            raise DataError(f"{GYM}:{name} has no option {key!r}. {nearest(key, own)}")
+    given = {key: _like(known[key].default, value) for key, value in options.items()}
+    if name == COMPOSITE:
+        given["datasets"] = _specifications(options.get("datasets"))
+    try:
+        return factory.create_dataset(name, **given)
+    except Exception as error:  # the boundary to the package, which asserts
+        said = str(error) or "it refuses them"
+        raise DataError(f"{GYM}:{name} with the options {dict(options)}: {said}.") from error
+
+
+def _task(number: int, name: str, entry: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    metadata = entry["metadata"]
+    task = str(metadata["source_dataset"])
+    if name == COMPOSITE:
+        options = next(x.get("config", {}) for x in options["datasets"] if x["name"] == task)
+    answer = entry["answer"]
+    if answer is None and (example := metadata.get(UNANSWERED.get(task, ""))) is not None:
+        answer = example if isinstance(example, str) else json.dumps(example)
+    columns = {"task": task, "task_options": dict(options), "metadata": metadata}
+    if answer is not None:
+        columns["solution"] = answer
+    return Task(number, entry["question"], answer, columns, grader=GYM)
+
+
+def _specifications(given: Any) -> list[Any]:
+    form = f'{GYM}:{COMPOSITE} needs datasets = [{{ name = "chain_sum", weight = 1.0 }}, ...].'
+    if not isinstance(given, list) or not given or not all(isinstance(x, Mapping) for x in given):
+        raise DataError(f"{form} Got {given!r}.")
+    specification = _library("composite").DatasetSpec
+    found = []
+    for each in given:
+        unknown = set(each) - {"name", "weight", "config"}
+        if unknown or "name" not in each:
+            raise DataError(f"{form} Got {dict(each)!r}.")
+        made(each["name"], each.get("config", {}))  # its options, checked one by one
+        found.append(
+            specification(
+                each["name"], float(each.get("weight", 1.0)), dict(each.get("config", {}))
+            )
+        )
+    return found
+
+
+@lru_cache(maxsize=256)
+def _scorer(name: str, options: str) -> Any:
+    """Some scorers read the options that their tasks were made with."""
+    return made(name, {"size": 1, "seed": 0, **json.loads(options)})
+
+
+@lru_cache
+def _library(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"reasoning_gym.{module}")
+    except ImportError as error:
+        raise DataError(
+            f"{GYM}:TASK needs the package reasoning-gym ({error}). Install it: "
+            "pip install 'groupwise[tasks]'."
+        ) from error
+
+
+def _like(default: Any, value: Any) -> Any:
+    """Configurations have lists, where the package may want a tuple."""
+    return tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _tuples(each) for key, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

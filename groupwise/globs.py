@@ -1,0 +1,32 @@
+"""Files that fit a pattern. Links to folders are not followed by `**`: they may lead in circles."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+
+
+def fitting(pattern: str) -> list[str]:
+    """Sorted by name, the same on every machine; a file that several links lead to comes once."""
+    before, deep, behind = pattern.partition("**/")
+    if not deep:
+        found = glob.glob(pattern)
+    else:
+        folders = [inner for root in glob.glob(before or "./") for inner in _folders(root)]
+        found = [
+            each
+            for folder in folders
+            for each in glob.glob(os.path.join(glob.escape(folder), behind.replace("**/", "*/")))
+        ]
+    by_place = {os.path.realpath(each): each for each in sorted(found, reverse=True)}
+    return sorted(os.path.normpath(each) for each in by_place.values() if Path(each).is_file())
+
+
+def _folders(root: str) -> list[str]:
+    """The folder and all in it, but hidden ones."""
+    found = []
+    for folder, inner, _ in os.walk(root):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        found.append(folder)
+    return found
