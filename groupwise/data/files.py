@@ -88,7 +88,9 @@ def json_lines(path: Path) -> Iterator[Row]:
         try:
             yield _object(place, json.loads(line), line)
         except json.JSONDecodeError as error:
-            yield Row(place, {}, f"no JSON, {error.msg} at column {error.colno}", line)
+            yield Row(
+                place, {}, f"no JSON, {error.msg.removesuffix(' at')} at column {error.colno}", line
+            )
         except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
             yield Row(place, {}, f"no JSON ({error})", line)
 
@@ -194,7 +196,8 @@ def _opened(path: Path) -> io.BufferedIOBase:
 def parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-    with pq.ParquetFile(path) as file:
+    # Column chunks are read through a buffer, not as a whole: a row group may be all of the file.
+    with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
         _check_names(path, file.schema_arrow.names)
         yield from _of_batches(file.iter_batches(AT_ONCE))
 

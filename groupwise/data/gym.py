@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from groupwise.errors import DataError, nearest
 from groupwise.records import Task
 
 COMPOSITE = "composite"
+NONSENSE, TRIED = "]x(", 8  # what no task asks for, and on how many it is tried
 # These give no answer, as many are right; some give an example elsewhere.
 UNANSWERED = {
     "boxnet": "",
@@ -50,6 +51,31 @@ def generate(
         for each in silent
     ]
     return list(tasks.values()), notes
+
+
+def check_scorers(tasks: Sequence[Task]) -> None:
+    """Refuse tasks whose scorer gives one text full marks whatever is right, before training."""
+    some: dict[str, list[Task]] = {}
+    for task in tasks:
+        some.setdefault(str(task.columns["task"]), []).append(task)
+    for name, own in some.items():
+        tried = own[:TRIED]
+        differ = len({str(task.answer) for task in tried}) > 1
+        for text in (NONSENSE, "0") if differ else (NONSENSE,):
+            if all(_full_marks(name, task, text) for task in tried):
+                raise DataError(
+                    f"The scorer of {GYM}:{name} gives {text!r} full marks, whatever is right. "
+                    'Leave the task out, or name another grader for it: data.train = { "'
+                    f'{GYM}:{name}" = {{ grader = "exact" }} }}.'
+                )
+
+
+def _full_marks(name: str, task: Task, text: str) -> bool:
+    entry = {"question": task.prompt, "answer": task.answer, **task.columns}
+    try:
+        return score(name, task.columns["task_options"], text, entry) >= 0.99
+    except Exception:  # the boundary to the package: it can't read that
+        return False
 
 
 def score(name: str, options: Mapping[str, Any], answer: str, entry: Mapping[str, Any]) -> float:

@@ -113,7 +113,7 @@ SETS: dict[str, Convert] = {
 GRADERS = {
     "gsm8k": "number",
     "math": "math",
-    "dapo17k": "math",
+    "dapo17k": "number",  # all of its answers are whole numbers
     "countdown": "countdown",
     "mbpp": "code",
     "humaneval": "code",

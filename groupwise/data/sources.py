@@ -92,7 +92,10 @@ class Gather:
         if is_generator(name):
             trained = name in self.data.sources  # evaluation of another one has its own options
             options = source.options or (self.data.options if trained else {})
-            for task in self._generated(name, size, options):
+            tasks = self._generated(name, size, options)
+            if tasks[0].grader == GYM and not source.grader:
+                gym.check_scorers(tasks)
+            for task in tasks:
                 yield replace(task, grader=source.grader) if source.grader else task
             return
         word, _, path = name.partition(":")

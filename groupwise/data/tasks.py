@@ -248,4 +248,6 @@ def _complaint(
 
 
 def _short(text: str, width: int = 100) -> str:
-    return text if len(text) <= width else f"{text[:width]}..."
+    """Its start, in characters that do nothing to a terminal."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:width])
+    return shown if len(text) <= width else f"{shown}..."

@@ -1,0 +1,206 @@
+"""Every task of reasoning-gym: made by name, the same for a seed, judged by its own scorer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupwise.config import Data
+from groupwise.config.fields import Source
+from groupwise.data import Loaded, gym, load
+from groupwise.data.shelf import packed, unpacked
+from groupwise.errors import DataError, RewardError
+from groupwise.graders.gym import GymScorer, extracted
+from groupwise.graders.rubric import Grader, check
+from groupwise.records import Task
+
+pytest.importorskip("reasoning_gym")
+
+SLOW = {"knight_swap", "futoshiki", "arc_agi"}  # more than half a second for two
+ALL = sorted(set(gym.names()) - {"composite"})
+SILENT = {"boxnet", "rush_hour"}  # no answer, not even an example
+
+
+def loaded(train: Any, size: int = 4, held_out: int = 0, **changes: Any) -> Loaded:
+    return load(Data(train=train, size=size, **changes), seed=0, held_out=held_out)
+
+
+def grades(tasks: Any, *texts: str) -> list[float | None]:
+    samples = [(task, text, (), "eos") for task, text in zip(tasks, texts, strict=True)]
+    return [grade.reward for grade in Grader({"row": 1.0}).grade(samples)]
+
+
+def test_there_are_105() -> None:
+    assert len(ALL) == 105
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in ALL]
+)
+def test_a_task(name: str) -> None:
+    """Gold is right, nothing and nonsense are not, and a seed gives the same again."""
+    tasks, notes = gym.generate(name, 2, 7, {})
+    assert tasks and gym.generate(name, 2, 7, {})[0] == tasks
+    assert all(unpacked(packed(task)) == task for task in tasks)  # can be streamed
+    for task in tasks:
+        assert task.grader == "reasoning_gym" and task.columns["task"] == name
+        assert (task.answer is None) == (name in SILENT)
+        nothing, nonsense = grades([task] * 2, "<answer> </answer>", "<answer>]x(</answer>")
+        assert nothing == 0.0 and nonsense is not None
+        assert (nonsense < 0.5) == (name != "game_of_life_halting")  # refused, see below
+        if task.answer is not None:
+            gold = f"<think>it may be <answer>7</answer></think>\n<answer>{task.answer}</answer>"
+            assert grades([task], gold) == [1.0]
+            row = json.loads(json.dumps(dict(task.columns), default=str))  # as a file has it
+            again = Task(0, task.prompt, task.answer, row, grader=task.grader)
+            assert grades([again], gold) == [1.0]
+    assert bool(notes) == (name in SILENT)
+    if notes:
+        assert f"reasoning_gym:{name} gives no answers" in notes[0]
+
+
+def test_tasks_that_give_no_answer_are_the_known_ones() -> None:
+    assert set(gym.UNANSWERED) == {
+        "boxnet",
+        "graph_color",
+        "propositional_logic",
+        "rubiks_cube",
+        "rush_hour",
+    }
+    for name in gym.UNANSWERED:
+        assert gym.made(name, {"size": 1, "seed": 0})[0]["answer"] is None
+
+
+def test_a_source_by_name() -> None:
+    found = loaded("reasoning_gym:chain_sum", size=20, held_out=5)
+    assert len(found.train) == 15 and len(found.eval) == 5  # held out as of any generator
+    assert not {t.prompt for t in found.train} & {t.prompt for t in found.eval}
+    assert check(Grader({"row": 1.0}), found.train) == []
+    options = {"min_terms": 6, "max_terms": 6, "seed": 5}
+    (task,) = loaded("reasoning_gym:chain_sum", size=1, held_out=0, options=options).train
+    assert task.columns["metadata"]["num_terms"] == 6
+    expected = gym.made("chain_sum", {**options, "size": 1})[0]
+    assert (task.prompt, task.answer) == (expected["question"], expected["answer"])
+    few = loaded("reasoning_gym:chain_sum", size=400, options={"min_terms": 2, "max_terms": 2,
+        "min_digits": 1, "max_digits": 1})  # fmt: skip
+    assert len({t.prompt for t in few.train}) == len(few.train) < 400
+    assert any("different prompts, 400 were asked for" in note for note in few.notes)
+
+
+def test_scorers_read_the_options_of_their_tasks() -> None:
+    """decimal_arithmetic rounds to as many places as its tasks have: the default has others."""
+    options = {"max_num_decimal_places": 6, "min_num_decimal_places": 6}
+    tasks, _ = gym.generate("decimal_arithmetic", 5, 0, options)
+    assert grades(tasks, *[str(task.answer) for task in tasks]) == [1.0] * 5
+    near = [f"{float(task.answer) + 1e-3:.6f}" for task in tasks]  # right to two places only
+    assert all(score is not None and score < 1 for score in grades(tasks, *near))
+
+
+def test_mixtures_of_tasks_by_weight() -> None:
+    mixed = {"reasoning_gym:chain_sum": 3.0, "reasoning_gym:leg_counting": 1.0}
+    found = loaded(mixed, holdout_share=0.0)
+    assert found.weights == {"chain_sum": 3.0, "leg_counting": 1.0}
+    assert {t.source for t in found.train} == {"chain_sum", "leg_counting"}
+    specs = [
+        {"name": "chain_sum", "weight": 3.0, "config": {"min_terms": 5, "max_terms": 5}},
+        {"name": "leg_counting"},
+    ]
+    tasks, _ = gym.generate("composite", 60, 0, {"datasets": specs})
+    counts = {name: sum(t.columns["task"] == name for t in tasks) for name in (
+        "chain_sum", "leg_counting")}  # fmt: skip
+    assert counts["chain_sum"] > 1.5 * counts["leg_counting"] > 0
+    sums = [t for t in tasks if t.columns["task"] == "chain_sum"]
+    assert all(t.columns["metadata"]["num_terms"] == 5 for t in sums)
+    assert set(grades(tasks, *[str(t.answer) for t in tasks])) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("chain_sun", {}, "no task 'chain_sun'. Did you mean 'chain_sum'"),
+        ("chain_sum", {"min_term": 1}, "no option 'min_term'. Did you mean 'min_terms'"),
+        ("chain_sum", {"min_terms": 9, "max_terms": 2}, "with the options"),
+        ("composite", {}, "needs datasets = "),
+        ("composite", {"datasets": [{"nme": "chain_sum"}]}, "needs datasets = "),
+        ("composite", {"datasets": [{"name": "chain_sum", "config": {"a": 1}}]}, "no option 'a'"),
+    ],
+)
+def test_what_is_refused(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words.replace("(", r"\(")):
+        loaded(f"reasoning_gym:{name}", options=options)
+
+
+def test_a_scorer_that_takes_anything_is_refused() -> None:
+    """game_of_life_halting compares bool(text) with bool("False"), which is True."""
+    with pytest.raises(DataError, match="full marks, whatever is right"):
+        loaded("reasoning_gym:game_of_life_halting")
+    with pytest.raises(DataError, match="gives '0' full marks"):  # it compares first digits
+        loaded("reasoning_gym:coin_flip", size=20)
+    specs = [{"name": "chain_sum"}, {"name": "game_of_life_halting"}]
+    with pytest.raises(DataError, match="full marks, whatever is right"):
+        loaded("reasoning_gym:composite", size=20, options={"datasets": specs})
+    source = {"reasoning_gym:game_of_life_halting": Source(grader="exact")}
+    tasks = loaded(source).train
+    assert grades(tasks, *[t.answer for t in tasks]) == [1.0] * len(tasks)
+    assert grades(tasks, *["yes" for _ in tasks]) == [0.0] * len(tasks)
+
+
+def test_names_that_are_nearly_right() -> None:
+    with pytest.raises(DataError, match="Write reasoning_gym:TASK"):
+        loaded("reasoning_gym")
+    with pytest.raises(DataError, match="Did you mean 'reasoning_gym'"):
+        loaded("reasoning_gim:chain_sum")
+
+
+def test_without_the_package_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    gym._library.cache_clear()
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
+    try:
+        with pytest.raises(DataError, match=r"pip install 'groupwise\[tasks\]'"):
+            loaded("reasoning_gym:chain_sum")
+    finally:
+        gym._library.cache_clear()
+
+
+def test_which_part_of_a_completion_is_the_answer() -> None:
+    assert extracted("<answer> 7 </answer>") == "7"
+    assert extracted("<answer>6</answer> no: <answer>7</answer>.") == "7"
+    assert extracted("<answer>6<answer>7</answer>") == "7"
+    assert extracted("7") == "7" and extracted("<answer>7") == "<answer>7"
+    assert extracted("<answer>" * 50_000) != ""  # in linear time
+    task = gym.generate("chain_sum", 1, 0, {})[0][0]
+    inside = f"<think><answer>{task.answer}</answer></think>I don't know"
+    assert grades([task] * 2, inside, f"<think>{task.answer}") == [0.0, pytest.approx(0, abs=0.5)]
+
+
+def test_a_scorer_that_raises_has_met_no_answer() -> None:
+    task = gym.generate("prime_factorization", 1, 0, {})[0][0]
+    (grade,) = Grader({"row": 1.0}).grade([(task, "seven", (), "eos")])
+    assert (grade.reward, grade.status, grade.correct) == (0.0, "ok", False)
+    (mark,) = GymScorer(()).grade([_sample(task, "seven")])
+    assert "prime_factorization raised ValueError" in mark.reason
+    odd = Task(0, "q", "1", {"metadata": {"source_dataset": "none"}})
+    (mark,) = GymScorer(()).grade([_sample(odd, "1")])
+    assert mark.status == "error" and "no task 'none'" in mark.reason
+
+
+def _sample(task: Task, text: str) -> Any:
+    from groupwise.graders.parts import Sample
+
+    return Sample(task, text, (), "eos")
+
+
+def test_rows_of_a_file_can_name_it(tmp_path: Path) -> None:
+    task = gym.generate("leg_counting", 1, 0, {})[0][0]
+    row = {"prompt": task.prompt, "answer": task.answer, "metadata": task.columns["metadata"]}
+    (tmp_path / "x.jsonl").write_text(json.dumps({**row, "by": "reasoning_gym"}) + "\n")
+    (found,) = loaded(f"{tmp_path}/x.jsonl", grader_key="by").train
+    assert grades([found], f"<answer>{task.answer}</answer>") == [1.0]
+    with pytest.raises(RewardError, match="no column metadata with source_dataset"):
+        check(Grader({"reasoning_gym": 1.0}), [Task(0, "q", "1")])
