@@ -136,17 +136,24 @@ def test_what_is_refused(name: str, options: dict[str, Any], words: str) -> None
 
 def test_a_scorer_that_takes_anything_is_refused() -> None:
     """game_of_life_halting compares bool(text) with bool("False"), which is True."""
-    with pytest.raises(DataError, match="full marks, whatever is right"):
+    with pytest.raises(DataError, match="full marks where it is wrong"):
         loaded("reasoning_gym:game_of_life_halting")
     with pytest.raises(DataError, match="gives '0' full marks"):  # it compares first digits
         loaded("reasoning_gym:coin_flip", size=20)
     specs = [{"name": "chain_sum"}, {"name": "game_of_life_halting"}]
-    with pytest.raises(DataError, match="full marks, whatever is right"):
+    with pytest.raises(DataError, match="full marks where it is wrong"):
         loaded("reasoning_gym:composite", size=20, options={"datasets": specs})
     source = {"reasoning_gym:game_of_life_halting": Source(grader="exact")}
     tasks = loaded(source).train
     assert grades(tasks, *[t.answer for t in tasks]) == [1.0] * len(tasks)
     assert grades(tasks, *["yes" for _ in tasks]) == [0.0] * len(tasks)
+
+
+def test_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0, *range(0, 1000, 12)])  # 12 seconds a task
+    monkeypatch.setattr(gym.time, "monotonic", lambda: next(clock))
+    with pytest.warns(UserWarning, match="50 tasks take about 10 minutes"):
+        gym.generate("chain_sum", 50, 0, {})
 
 
 def test_names_that_are_nearly_right() -> None:

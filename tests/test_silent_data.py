@@ -1,6 +1,7 @@
 """Bugs that other tools had in prompts and rewards, and that nobody saw: one test each, by number.
 
-10, 11, 34: rewards. 29, 30, 33: tokens of prompts and completions. 46: the position in the data.
+10, 11, 34: rewards. 29, 30, 31, 33: tokens of prompts and completions. 46: the position in the
+data.
 """
 
 from __future__ import annotations
@@ -129,6 +130,78 @@ def test_bug_30_prompts_are_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> N
     found = prepare(tasks, model, room=100)
     assert calls.count("one") == calls.count("two") == 1
     assert prepare(tasks, model, room=100) == found
+
+
+HEAD = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]"
+TAIL = "\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+# As templates of reasoning models do it: earlier thoughts are dropped, or put into tags anew.
+DROPS = HEAD + "{{ m.content.split('</think>')[-1] }}" + TAIL
+REWRAPS = (
+    HEAD + "{% if '</think>' in m.content %}<think>\n"
+    "{{ m.content.split('<think>')[1].split('</think>')[0].strip() }}\n</think>\n\n"
+    "{{ m.content.split('</think>')[-1].lstrip() }}{% else %}{{ m.content }}{% endif %}" + TAIL
+)
+FIELD = HEAD + "{{ m.content }}" + TAIL  # reads no reasoning_content
+NO_SYSTEM = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}" + TAIL
+TRIMS = HEAD + "{{ m.content | trim }}" + TAIL
+THOUGHT = "<think>2 and 2</think>4"
+TURNS = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": THOUGHT},
+    {"role": "user", "content": " and 3 more?\n"},
+]
+HIDDEN = [TURNS[0], {"role": "assistant", "reasoning_content": "2 and 2", "content": "4"}, TURNS[2]]
+SYSTEM = [{"role": "system", "content": "be brief"}, TURNS[0]]
+
+
+@pytest.mark.parametrize("template", [CHAT, TRIMS])
+def test_bug_31_what_a_turn_wrote_is_read_in_the_next(template: str) -> None:
+    """The prefix property: the prompt of a turn and its answer begin the prompt of the next."""
+    model = tokenizer(template=template)
+    first, second = prompt_ids(TURNS[:1], model), prompt_ids(TURNS, model)
+    sampled = first + model.encode(THOUGHT)  # as the policy wrote it, token by token
+    assert second[: len(sampled)] == sampled
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "lost"),
+    [
+        (DROPS, TURNS, "<think>2 and 2"),
+        (REWRAPS, TURNS, "<think>2 and 2"),
+        (FIELD, HIDDEN, "2 and 2"),
+        (NO_SYSTEM, SYSTEM, "be brief"),
+    ],
+)
+def test_bug_31_a_template_that_drops_or_rewraps_is_refused(
+    template: str, messages: Any, lost: str
+) -> None:
+    model = tokenizer(template=template)
+    prompt_ids(TURNS[:1], model)  # nothing is lost of a single turn
+    number = 0 if messages is SYSTEM else 1
+    with pytest.raises(DataError, match=rf"drops or changes '{lost}.* message {number} .*keeps it"):
+        prompt_ids(messages, model)
+    if messages is not SYSTEM:  # such a template breaks the property, which is why
+        text = model.render(messages[:1]) + THOUGHT
+        assert not model.render(messages).startswith(text)
+
+
+def test_bug_31_thoughts_in_the_prompt_of_a_single_turn_stay() -> None:
+    """A question about tags is a question, with any template; so is an opened thought."""
+    asked = [{"role": "user", "content": "what does </think> close?"}]
+    assert "what does </think> close?" in tokenizer().decode(prompt_ids(asked, tokenizer()))
+    with pytest.raises(DataError, match="drops or changes 'what does </think>"):
+        prompt_ids(asked, tokenizer(template=DROPS))
+    opens = CHAT.replace("[assistant]", "[assistant]<think>")
+    model = tokenizer(template=opens)
+    assert model.decode(prompt_ids(USER, model)).endswith("[assistant]<think>")
+
+
+def test_bug_31_a_few_such_rows_are_dropped_and_named() -> None:
+    model = tokenizer(template=DROPS)
+    tasks = [Task(n, ({"role": "user", "content": f"{n}?"},)) for n in range(199)]
+    found = prepare([*tasks, Task(199, tuple(TURNS))], model, room=500)
+    assert [row.task for row in found.dropped] == [199]
+    assert "Row 199: the chat template drops" in found.notes[0]
 
 
 def test_bug_33_a_prompt_is_whole_or_dropped_never_cut() -> None:

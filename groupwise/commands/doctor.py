@@ -40,6 +40,7 @@ OPTIONAL = {
     "huggingface_hub": "fetching models and data: hf download",
     "transformers": "using an exported model elsewhere",
     "vllm": "serving an exported model",
+    "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }
 SHARED, LEAST_SHARED = Path("/dev/shm"), 2**30  # containers have 64 MiB unless asked for more
 CUDA_WHEELS = "https://download.pytorch.org/whl/cu130"

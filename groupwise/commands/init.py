@@ -92,7 +92,7 @@ def default(key: str, answers: dict[str, str]) -> str:
     if key == "data":
         return "arithmetic"
     if key == "reward":
-        return GENERATORS.get(answers["data"], "number")
+        return GENERATORS.get(answers["data"], "row" if ":" in answers["data"] else "number")
     return "cuda" if answers["model"] != TINY and machine.gpus() else "cpu"
 
 
@@ -101,10 +101,14 @@ def ask(question: Question, usual: str) -> str:
     return sys.stdin.readline().strip()
 
 
+def generated(data: str) -> bool:
+    return data in GENERATORS or data.startswith("reasoning_gym:")
+
+
 def missing(answers: dict[str, str]) -> list[str]:
     """Files that are named and not there."""
     named = [answers["model"] if answers["model"] != TINY else ""]
-    named.append("" if answers["data"] in GENERATORS else answers["data"])
+    named.append("" if generated(answers["data"]) else answers["data"].rpartition(":")[2])
     named.append(answers["reward"].rpartition(":")[0] if ".py:" in answers["reward"] else "")
     return [name for name in named if name and not Path(name).expanduser().exists()]
 
@@ -168,7 +172,7 @@ def _data_lines(model: str, data: str) -> list[str]:
     found = []
     if data == "arithmetic":
         found.append(_line("options = { digits = 1, terms = 3 }", "7+5+9= -> 21"))
-    if data not in GENERATORS:
+    if not generated(data):
         found.append(_line("holdout_share = 0.05", "for accuracy; or eval = a file of its own"))
     if model != TINY and speaks(Path(model)):
         found.append(_line('template = "chat"', "the model's own, applied once"))

@@ -206,7 +206,7 @@ def arrow(path: Path) -> Iterator[Row]:
     """Arrow's file format (also Feather's) or its stream format, as the `datasets` library has."""
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as source:
+    with pa.OSFile(str(path)) as source:  # not mapped: a batch at a time is in memory
         head = source.read(6)
         if head[:4] == b"FEA1":
             raise DataError(f"{path} is of Feather's first version. Write it again with pyarrow.")
