@@ -111,13 +111,21 @@ def test_a_column_names_it(tmp_path: Path) -> None:
     assert loaded(path, grader_key="info.by").train[4].grader == "length"
     with pytest.raises(DataError, match="line 5: no column 'answer'"):  # number needs one
         loaded(path, needs=grader.needs_answer)
+    lines(tmp_path / "y.jsonl", {"prompt": "a", "answer": "1"}, {"prompt": "b", "by": "nmber"})
+    odd = loaded(f"{tmp_path}/y.jsonl", needs=grader.needs_answer, grader_key="by").train
+    with pytest.raises(RewardError, match=r"in row 1, There is no reward 'nmber'"):
+        check(grader, odd)
     source = {path: Source(grader="number")}  # the row goes before its source
     assert [t.grader for t in loaded(source, grader_key="by").train][:2] == ["exact", "number"]
 
 
 @pytest.mark.parametrize(
     ("named", "words"),
-    [(7, "line 2: 'by' is 7, not a grader's name"), ("evil.py:f", "line 2: 'by' names a file")],
+    [
+        (7, "line 2: 'by' is 7, not the bare name"),
+        ("evil.py:f", "line 2: 'by' is 'evil.py:f', not the bare name"),
+        ("judge(url='x')", "line 2: 'by' is .*, not the bare name"),
+    ],
 )
 def test_columns_that_name_none(tmp_path: Path, named: Any, words: str) -> None:
     rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "1", "by": named}]

@@ -138,10 +138,9 @@ class Scan:
         named = lookup(values, self.grader_key) if self.grader_key else None
         if named is MISSING or named is None or named == "":
             return self.grader, ""
-        if not isinstance(named, str):
-            return "", f"{self.grader_key!r} is {named!r}, not a grader's name"
-        if ".py:" in named:  # data must not choose what code is run
-            return "", f"{self.grader_key!r} names a file. Only data.train and reward.parts may"
+        # Data must not choose what code is run, nor with which options.
+        if not isinstance(named, str) or not named.isidentifier():
+            return "", f"{self.grader_key!r} is {named!r}, not the bare name of a built-in grader"
         return named, ""
 
     def _task(self, number: int, values: Mapping[str, Any], place: str) -> Task:

@@ -71,7 +71,10 @@ class Grader:
 
     def needs_answer(self, grader: str) -> bool:
         """Of a row that names this grader, or none ("")."""
-        parts = [p.part(grader) if isinstance(p, ByRow) else p for p in self.parts.values()]
+        try:
+            parts = [p.part(grader) if isinstance(p, ByRow) else p for p in self.parts.values()]
+        except RewardError:  # there is no such grader: `check` says so, with the row
+            return False
         return any(part.needs_answers for part in parts)
 
     def grade(
