@@ -194,6 +194,9 @@ def test_bug_31_thoughts_in_the_prompt_of_a_single_turn_stay() -> None:
     opens = CHAT.replace("[assistant]", "[assistant]<think>")
     model = tokenizer(template=opens)
     assert model.decode(prompt_ids(USER, model)).endswith("[assistant]<think>")
+    found = prepare([Task(0, tuple(USER))], model, room=500)
+    assert "prompts end with '<think>', so completions begin inside it" in found.notes[0]
+    assert prepare([Task(0, tuple(USER))], tokenizer(), room=500).notes == []
 
 
 def test_bug_31_a_few_such_rows_are_dropped_and_named() -> None:

@@ -21,6 +21,7 @@ from groupwise.errors import DataError, ModelError
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.records import Task
 
+OPENED, TAIL = re.compile(r"(<[a-z_]+>)\s*$"), 16  # and in how many tokens it is looked for
 MAX_LOST = 0.01  # share of prompts that may not survive the tokenizer
 
 
@@ -40,6 +41,7 @@ class Prepared:
     tasks: Sequence[Task]  # with token_ids
     dropped: list[Dropped]
     limit: int  # tokens that a prompt may have
+    opened: str = ""  # the tag that prompts end with, if they do: completions begin inside it
 
     @property
     def notes(self) -> list[str]:
@@ -58,6 +60,11 @@ class Prepared:
             notes.append(
                 f"{len(lost)} of {total} prompts do not survive the tokenizer and were dropped; "
                 f"the first: {lost[0].why}"
+            )
+        if self.opened:
+            notes.append(
+                f"prompts end with {self.opened!r}, so completions begin inside it: a format that "
+                f"asks for {self.opened!r} again would never be met."
             )
         return notes
 
@@ -106,7 +113,8 @@ def prepare(
             f"{shortest}). Raise data.max_prompt_tokens, lower engine.max_tokens, or use a model "
             "with a longer context."
         )
-    return Prepared(kept, dropped, limit)
+    end = OPENED.search(tokenizer.decode(kept[0].token_ids[-TAIL:]))
+    return Prepared(kept, dropped, limit, end[1] if end else "")
 
 
 class Wording:
