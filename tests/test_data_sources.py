@@ -19,17 +19,18 @@ from runs import left_behind, metrics, run
 
 from groupwise.config import Data
 from groupwise.config import load as load_config
+from groupwise.config.fields import Source
 from groupwise.config.writing import text
 from groupwise.data import Loaded, load
 from groupwise.data.cursor import Cursor, MixedCursor, fingerprint
 from groupwise.data.mixing import split_by_hash
-from groupwise.data.named import SETS, boxed
+from groupwise.data.named import GRADERS, SETS, boxed
 from groupwise.data.tasks import read
 from groupwise.data.templates import CHAT as CHAT_TEMPLATES
 from groupwise.data.templates import TEXTS
 from groupwise.errors import ConfigError, DataError, RunError
 from groupwise.graders.functions import load_function
-from groupwise.graders.rubric import Grader
+from groupwise.graders.rubric import Grader, check
 from groupwise.records import Task
 
 
@@ -242,9 +243,22 @@ def test_the_real_sets() -> None:
                 assert boxed(task.columns["solution"]) == task.answer.strip()
             if name == "mbpp":
                 assert task.columns["tests"][0] in task.prompt
+                assert isinstance(task.columns["test_setup"], str)
+            if name == "humaneval":
+                assert f"def {task.columns['entry_point']}" in task.prompt
+                assert "def check(" in task.columns["tests"]
+            if name in ("gsm8k", "dapo17k"):
+                assert re.fullmatch(r"-?\d+", task.answer)
+            assert task.grader == GRADERS[name]
+        if GRADERS[name] in ("number", "countdown"):
+            assert check(Grader({"row": 1.0}), found.train) == []
     graded = loaded(f"countdown:{folder}/countdown/test.jsonl.gz").train
-    grades = Grader({"countdown": 1.0}).grade([(t, t.answer, (), "eos") for t in graded])
+    grades = Grader({"row": 1.0}).grade([(t, t.answer, (), "eos") for t in graded])
     assert all(grade.reward == 1.0 for grade in grades)
+    gym = loaded({f"{folder}/reasoning_gym/test.jsonl.gz": Source(grader="reasoning_gym")}).train
+    said = [(t, f"<answer>{t.answer}</answer>", (), "eos") for t in gym]
+    assert len(gym) == 1027
+    assert all(grade.reward == 1.0 for grade in Grader({"row": 1.0}).grade(said))
 
 
 # ---------------------------------------------------------------- several sources
