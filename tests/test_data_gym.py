@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import metrics, run
 
+from groupwise import load_config
+from groupwise.commands import init
 from groupwise.config import Data
 from groupwise.config.fields import Source
 from groupwise.data import Loaded, gym, load
@@ -211,3 +214,27 @@ def test_rows_of_a_file_can_name_it(tmp_path: Path) -> None:
     assert grades([found], f"<answer>{task.answer}</answer>") == [1.0]
     with pytest.raises(RewardError, match="no column metadata with source_dataset"):
         check(Grader({"reasoning_gym": 1.0}), [Task(0, "q", "1")])
+
+
+def test_a_first_configuration(tmp_path: Path) -> None:
+    answers = {"model": "tiny", "data": "reasoning_gym:chain_sum", "device": "cpu"}
+    answers["reward"] = init.default("reward", answers)
+    assert init.missing(answers) == [] and answers["reward"] == "row"
+    (tmp_path / "c.toml").write_text(init.configuration(answers))
+    config = load_config(tmp_path / "c.toml")
+    assert config.data.train == answers["data"] and config.data.holds_out
+    named = {**answers, "data": "gsm8k:none.jsonl"}
+    assert init.missing(named) == ["none.jsonl"] and init.default("reward", named) == "row"
+
+
+def test_the_embedded_model_learns_such_a_task(tmp_path: Path) -> None:
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    run(
+        tmp_path / "run",
+        data__train="reasoning_gym:chain_sum",
+        data__options=options,
+        data__size=60,
+        steps=2,
+    )
+    last = metrics(tmp_path / "run")[-1]
+    assert 0 <= last["reward/part/reasoning_gym"] <= 1 and "eval/accuracy" in last
