@@ -24,6 +24,7 @@ from groupwise.data.templates import check_template
 from groupwise.engine.native import SLOTS
 from groupwise.engine.protocol import Engine
 from groupwise.errors import ConfigError
+from groupwise.graders.by_row import ROW
 from groupwise.graders.rubric import Grader
 from groupwise.model.checkpoint import Loaded, load
 from groupwise.records import Grade, Rollout, Task
@@ -238,7 +239,8 @@ def ready(
     notes, by_template = list(bench.notes), {templates[0]: chosen}
     for template in templates[1:]:
         other = set_up(configs[template], lambda *tasks: bench.loaded)
-        known = {task.id: task for task in other.tasks}
+        wanted = {task.id for task in chosen}
+        known = {task.id: task for task in other.tasks if task.id in wanted}
         by_template[template] = [known[task.id] for task in chosen if task.id in known]
         notes += [f"with template {template}: {x}" for x in other.notes if x not in notes]
     return Ready(
@@ -303,7 +305,8 @@ def _chosen(config: Config, bench: Bench, prompts: int) -> list[Task]:
 def passing(grader: Grader, threshold: float | None = None) -> Passing:
     """A reward of the threshold or more; else what the reward calls correct; else the full mark."""
     if threshold is None and grader.decider is not None:
-        return Passing(f"{grader.decider} gives 1", lambda grade: bool(grade.correct))
+        judge = "its row's grader" if grader.decider == ROW else grader.decider
+        return Passing(f"{judge} gives 1", lambda grade: bool(grade.correct))
     if threshold is None:
         threshold = sum(max(weight, 0.0) for weight in grader.weights.values())
         words = f"a reward of {threshold:g}, which all parts give together, or more"
