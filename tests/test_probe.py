@@ -357,7 +357,8 @@ def test_the_command_in_words(config_file: str, capsys: pytest.CaptureFixture[st
     assert status == 0
     assert "6 prompts x 8 samples x 2 settings, up to 4 tokens each: about" in err
     assert "12 of 12 prompts" in err
-    for words in ("A sample passes if its row's grader gives 1", "pass@8", "useful of 4", "auto at 0.5",
+    for words in ("A sample passes if its row's grader gives 1",
+                  "pass@8", "useful of 4", "auto at 0.5",
                   "prompts by pass rate", "useful groups by size", "~", "suggested",
                   "group_size=", "engine.max_tokens=", "of 4 groups in a step"):  # fmt: skip
         assert words in out, words
