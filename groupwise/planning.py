@@ -21,14 +21,14 @@ from groupwise.cost import Device, Group
 from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
 from groupwise.errors import DataError, GroupwiseError, ModelError
-from groupwise.model.checkpoint import read_companions
+from groupwise.model.checkpoint import read_companions, stored_shape
 from groupwise.model.config import ModelConfig
 from groupwise.model.gguf import GGUFFile
 from groupwise.model.gguf_tokenizer import tokenizer_files
 from groupwise.model.tiny import hugging_face_config
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.records import Task
-from groupwise.setup import TASKS_SEED, demand_of, learns_from_labels, stored_shape, weight_bytes
+from groupwise.setup import TASKS_SEED, demand_of, learns_from_labels, weight_bytes
 
 ASSUMED_PROMPT = 128  # tokens, where the data can't be read
 READ_PROMPTS = 512  # of the data: more tell nothing new
