@@ -28,7 +28,7 @@ from groupwise.model.gguf_tokenizer import tokenizer_files
 from groupwise.model.tiny import hugging_face_config
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.records import Task
-from groupwise.setup import TASKS_SEED, demand_of, learns_from_labels, weight_bytes
+from groupwise.setup import TASKS_SEED, demand_of, frozen_of, learns_from_labels, weight_bytes
 
 ASSUMED_PROMPT = 128  # tokens, where the data can't be read
 READ_PROMPTS = 512  # of the data: more tell nothing new
@@ -188,6 +188,7 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
     width, rows = weight_bytes(config), config.prompts_per_step * config.group_size
     slots = min(config.engine.slots or (CPU_SLOTS if place.cpu else GPU_SLOTS), rows)
     micro = micro_tokens(config, place, shape, prompts)
+    frozen = frozen_of(config, shape)
     parts = cost.memory(
         shape,
         slots=0 if learns_from_labels(config) else slots,
@@ -199,10 +200,11 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
         reference="reference" in config.recipe.models,
         width=width,
         cpu=place.cpu,
+        frozen=frozen,
     )
     peak = cost.peak(parts)
     # The head's logits are counted with the micro-batch; to people they are something else.
-    head = cost.head_bytes(shape, micro, width, cpu=place.cpu)
+    head = cost.head_bytes(shape, micro, width, cpu=place.cpu, frozen=frozen)
     together, cache = parts.pop("micro-batch"), parts.pop("cache")
     parts |= {"activations": together - head, "head": head, "cache": cache}
     return Plan(
@@ -265,9 +267,11 @@ def seconds(
     if scored:
         found["score"] = scored * forward
     # A measured share is of what the mathematics asks for, three times a forward pass. What is
-    # computed again to save memory is one more.
-    found["update"] = (4 if config.optim.recompute else 3) * passes * forward
-    moved = cost.optimizer_cost(shape, width).bytes * updates
+    # computed again to save memory is one more, and frozen weights have no gradients: one less.
+    frozen = frozen_of(config, shape)
+    times = (3 if frozen is None else 2) + config.optim.recompute
+    found["update"] = times * passes * forward
+    moved = cost.optimizer_cost(shape, width, frozen).bytes * updates
     found["optimizer"] = moved / (device.bandwidth * OPTIMIZER_SHARE)
     return found
 
@@ -355,6 +359,10 @@ def changes(made: Plan) -> dict[str, Config]:
         found["optim.recompute=true"] = replace(config, optim=replace(optim, recompute=True))
     if model.dtype != "bfloat16":
         found["model.dtype=bfloat16"] = replace(config, model=replace(model, dtype="bfloat16"))
+    if not config.adapter.used:
+        found["adapter.rank=16"] = replace(config, adapter=replace(config.adapter, rank=16))
+    elif model.quantize == "none":
+        found["model.quantize=nf4"] = replace(config, model=replace(model, quantize="nf4"))
     slots = made.slots // 2
     if slots:
         found[f"engine.slots={slots}"] = replace(config, engine=replace(engine, slots=slots))

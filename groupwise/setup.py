@@ -15,7 +15,7 @@ import torch
 from groupwise import room as device_room
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
-from groupwise.cost import cache_bytes
+from groupwise.cost import Frozen, cache_bytes
 from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
 from groupwise.engine.native import NativeEngine
@@ -25,6 +25,7 @@ from groupwise.graders.rubric import Grader, check
 from groupwise.model.checkpoint import Loaded, stored_shape
 from groupwise.model.config import ModelConfig
 from groupwise.model.equip import check_precision, equip
+from groupwise.model.policy import spec_of
 from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
 from groupwise.records import Task
@@ -153,7 +154,15 @@ def demand_of(config: Config, shape: ModelConfig, *, training: bool) -> device_r
         reference="reference" in config.recipe.models,
         average=config.reference.update.startswith("ema"),
         width=weight_bytes(config),
+        frozen=frozen_of(config, shape),
     )
+
+
+def frozen_of(config: Config, shape: ModelConfig) -> Frozen | None:
+    """What stays and what learns; None where all weights are trained."""
+    if not config.adapter.used:
+        return None
+    return device_room.lora(shape, spec_of(config), config.model.quantize)
 
 
 def micro_tokens_of(config: Config, shape: ModelConfig) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -65,7 +66,7 @@ class Int8:
 
     def sync(self, version: int) -> None:
         # A new copy, not new numbers in the old one: adapters may have come or gone.
-        self.model, self.version = detached(copy.deepcopy(self.learner)), version
+        self.model, self.version = detached(self.learner), version
         for _, parameter in self.model.named_parameters():
             if parameter.dim() >= 2 and parameter.is_floating_point():
                 parameter.copy_(round_trip(parameter))
@@ -91,7 +92,7 @@ class Stale:
         self.sync(version)
 
     def sync(self, version: int) -> None:
-        self.past[version] = detached(twin(self.learner))
+        self.past[version] = detached(self.learner, twin)
         self._choose(version)
 
     def _choose(self, newest: int) -> None:
@@ -120,7 +121,7 @@ class Stale:
         self.past = {newest: self.past[newest]}
         wanted = self._trained()
         for version in sorted({int(name.split("/", 1)[0]) for name in state}):
-            model = detached(twin(self.learner))
+            model = detached(self.learner, twin)
             for name, parameter in model.named_parameters():
                 if name not in wanted:
                     continue
@@ -153,12 +154,15 @@ def make_source(weights: str, learner: PolicyModel, version: int) -> Source:
     raise EngineError(f"engine.weights is {weights!r}, which names no weights. Known: {FORMS}.")
 
 
-def detached(model: PolicyModel) -> PolicyModel:
-    """A copy, taken out of the graph."""
-    for _, parameter in model.named_parameters():
+def detached(
+    model: PolicyModel, copied: Callable[[PolicyModel], PolicyModel] = copy.deepcopy
+) -> PolicyModel:
+    """A copy outside the graph: of all of it, or a `twin` that shares what is frozen."""
+    made = copied(model)
+    for _, parameter in made.named_parameters():
         parameter.requires_grad_(False)
         parameter.grad = None
-    return model
+    return made
 
 
 def round_trip(weight: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from groupwise.model.peft_files import (
     read_spec,
 )
 from groupwise.model.quantized import bitsandbytes, quantize
-from groupwise.model.targets import ALPHA, Spec
+from groupwise.model.targets import ALPHA, Spec, linear_shapes, matching
 from groupwise.model.transformer import Transformer
 from groupwise.sync.fingerprint import fingerprint
 
@@ -50,9 +50,11 @@ def starting_policy(config: configuration.Config, path: str | Path) -> Loaded:
     model, adapter = config.model, config.adapter
     base = Base(_full(path), tuple(map(_full, model.adapters)), model.quantize, model.dtype)
     shape = stored_shape(path)
-    for each in (*model.adapters, *([adapter.path] if adapter.path else [])):
-        if shape is not None:  # what does not fit is told before the weights are read
+    if shape is not None:  # what does not fit is told before the weights are read
+        for each in (*model.adapters, *([adapter.path] if adapter.path else [])):
             read(each, shape)
+        if adapter.used:
+            matching(spec_of(config).targets, linear_shapes(shape))
     loaded = frozen_base(base, model.device)
     if not adapter.used:
         return loaded
