@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["int8", "nf4"]
 BLOCK = 64  # weights of nf4 with one scale
+# Of the largest weight: half of the widest gap between two numbers that the bits can mean.
+LARGEST_ERROR = {"int8": 0.005, "nf4": 0.16}
 
 
 class QuantizedLinear(Linear):
@@ -42,10 +44,13 @@ class QuantizedLinear(Linear):
         """[F, D], the numbers that the bits stand for."""
         if self.kind == "int8":
             return (self.bits.float() * self.scale[:, None]).to(dtype)
-        whole = torch.empty(self.outputs, self.inputs, dtype=dtype, device=self.bits.device)
-        return bitsandbytes().dequantize_4bit(
-            self.bits, absmax=self.scale, out=whole, blocksize=BLOCK, quant_type="nf4"
+        library = bitsandbytes()
+        shape = torch.Size((len(self.scale), BLOCK))
+        state = library.QuantState(
+            self.scale, shape=shape, blocksize=BLOCK, quant_type="nf4", dtype=dtype
         )
+        flat = library.dequantize_4bit(self.bits.detach(), state).flatten()
+        return flat[: self.outputs * self.inputs].view(self.outputs, self.inputs)
 
     def plain(self, dtype: torch.dtype) -> Linear:
         with torch.device("meta"):
@@ -71,9 +76,27 @@ def _quantized(layer: Linear, kind: Kind, device: torch.device | str) -> Quantiz
     if kind == "int8":
         wide = weight.float()
         scale = (wide.abs().amax(1) / 127).clamp(min=1e-30)
-        return QuantizedLinear(kind, (wide / scale[:, None]).round().to(torch.int8), scale, layer)
-    bits, state = bitsandbytes().quantize_4bit(weight, blocksize=BLOCK, quant_type="nf4")
-    return QuantizedLinear(kind, bits, state.absmax, layer)
+        bits = (wide / scale[:, None]).round().to(torch.int8)
+    else:
+        # A block a row: for other widths bitsandbytes 0.50 mixes up blocks on a CPU.
+        rows = F.pad(weight.flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
+        bits, state = bitsandbytes().quantize_4bit(rows, blocksize=BLOCK, quant_type="nf4")
+        scale = state.absmax
+    made = QuantizedLinear(kind, bits, scale, layer)
+    _check_close(made, weight)
+    return made
+
+
+def _check_close(made: QuantizedLinear, weight: Tensor) -> None:
+    """A library that gives back other numbers would train beside another model, in silence."""
+    off = float((made.dequantised(torch.float32) - weight.float()).abs().max())
+    largest = float(weight.abs().max())
+    if not off <= LARGEST_ERROR[made.kind] * largest:
+        raise ModelError(
+            f"model.quantize={made.kind} is broken on this machine: a weight comes back {off:.2g} "
+            f"away, and {LARGEST_ERROR[made.kind] * largest:.2g} is the most that rounding can do. "
+            "Take another version of bitsandbytes, or model.quantize=int8."
+        )
 
 
 def bitsandbytes() -> Any:
