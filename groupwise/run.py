@@ -24,7 +24,7 @@ from groupwise.engine.protocol import Engine
 from groupwise.errors import RunError
 from groupwise.graders.rubric import Grader
 from groupwise.model import tiny
-from groupwise.model.adapters import adapters, fill
+from groupwise.model.adapters import adapters, fill, layer_sizes
 from groupwise.model.checkpoint import Loaded, load_weights
 from groupwise.model.checkpoint import save as save_model
 from groupwise.model.peft_files import read as read_adapter
@@ -183,7 +183,7 @@ class Run:
         """Of a checkpoint; where an adapter learns, it is all that a checkpoint holds."""
         model = self.loaded.model
         if adapters(model):
-            fill(model, read_adapter(path, model.config).named())
+            fill(model, read_adapter(path, layer_sizes(model)).named())
             return
         stored = load_weights(path, device=self.learner.device)
         same = {k: v.shape for k, v in model.state_dict().items()}

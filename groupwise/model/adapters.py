@@ -69,6 +69,11 @@ def linear_layers(model: nn.Module) -> dict[str, Layer]:
     return {name: module for name, module in found.items() if name.split(".")[-1] != HEAD}
 
 
+def layer_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of each of them."""
+    return {name: sizes_of(layer) for name, layer in linear_layers(model).items()}
+
+
 def adapters(model: nn.Module) -> dict[str, LoRA]:
     """By the name of the layer that each sits on; empty where all weights are trained."""
     layers = linear_layers(model)

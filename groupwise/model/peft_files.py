@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from groupwise.errors import ModelError, nearest
 from groupwise.model.adapters import adapters, linear_layers, peft_name, tensors_of
 from groupwise.model.checkpoint import COMPANIONS, tensors_in, write_file, write_folder
-from groupwise.model.config import ModelConfig
-from groupwise.model.targets import HEAD, Spec, linear_shapes, shortest
+from groupwise.model.targets import HEAD, Spec, shortest
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "groupwise_base.json"  # what the frozen weights were made from, see policy.py
@@ -82,14 +81,14 @@ def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
     return spec, raw
 
 
-def read(path: str | Path, shape: ModelConfig) -> Stored:
-    """The whole adapter, checked against the sizes of the model that it is for."""
+def read(path: str | Path, sizes: Mapping[str, tuple[int, int]]) -> Stored:
+    """The whole adapter, checked against the (inputs, outputs) of the layers that it is for."""
     folder = Path(path)
     spec, raw = read_spec(folder)
     found = dict(tensors_in(folder / TENSORS))
     layers = _by_layer(folder, found)
     base = str(raw.get("base_model_name_or_path") or "")
-    _check_shapes(folder, spec, layers, shape, base)
+    _check_shapes(folder, spec, layers, sizes, base)
     return Stored(folder, spec, base, float(raw.get("lora_dropout") or 0.0), layers)
 
 
@@ -196,10 +195,9 @@ def _check_shapes(
     folder: Path,
     spec: Spec,
     layers: Mapping[str, tuple[Tensor, Tensor]],
-    shape: ModelConfig,
+    sizes: Mapping[str, tuple[int, int]],
     base: str,
 ) -> None:
-    sizes = linear_shapes(shape)
     other = f"It was made for {base!r}. " if base else ""
     for layer, pair in layers.items():
         if layer not in sizes:

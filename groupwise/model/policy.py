@@ -17,7 +17,7 @@ import torch
 
 from groupwise import config as configuration
 from groupwise.errors import ModelError
-from groupwise.model.adapters import adapters, attach, fill, fold, linear_layers
+from groupwise.model.adapters import adapters, attach, fill, fold, layer_sizes, linear_layers
 from groupwise.model.checkpoint import Loaded, load, stored_shape
 from groupwise.model.peft_files import (
     BASE,
@@ -51,16 +51,17 @@ def starting_policy(config: configuration.Config, path: str | Path) -> Loaded:
     base = Base(_full(path), tuple(map(_full, model.adapters)), model.quantize, model.dtype)
     shape = stored_shape(path)
     if shape is not None:  # what does not fit is told before the weights are read
+        sizes = linear_shapes(shape)
         for each in (*model.adapters, *([adapter.path] if adapter.path else [])):
-            read(each, shape)
+            read(each, sizes)
         if adapter.used:
-            matching(spec_of(config).targets, linear_shapes(shape))
+            matching(spec_of(config).targets, sizes)
     loaded = frozen_base(base, model.device)
     if not adapter.used:
         return loaded
     policy, spec, dropout = loaded.model, spec_of(config), adapter.dropout
     if adapter.path:
-        stored = read(adapter.path, policy.config)
+        stored = read(adapter.path, layer_sizes(policy))
         attach(policy, spec, seed=config.seed, dropout=dropout, names=list(stored.tensors))
         fill(policy, stored.named())
     else:
@@ -88,7 +89,7 @@ def load_policy(
             f"{found[:12]} instead of {known.weights[:12]}): together they would be another "
             "policy. Put the base back, or name it with --base."
         )
-    stored = read(path, loaded.model.config)
+    stored = read(path, layer_sizes(loaded.model))
     attach(loaded.model, stored.spec, seed=0, names=list(stored.tensors))
     fill(loaded.model, stored.named())
     return _with_base(loaded, known, stored.spec, stored.dropout)
@@ -103,7 +104,7 @@ def frozen_base(base: Base, device: torch.device | str) -> Loaded:
     # What becomes smaller never lies on the device as a whole.
     loaded = load(base.path, dtype, "cpu" if few else device)
     for path in base.adapters:
-        fold_in(loaded.model, read(path, loaded.model.config))
+        fold_in(loaded.model, read(path, layer_sizes(loaded.model)))
     if few:
         quantize(loaded.model, base.quantize, device)  # type: ignore[arg-type]
     return loaded
