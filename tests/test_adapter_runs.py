@@ -127,6 +127,21 @@ def test_what_is_trained_is_said_at_the_start(model: str, sft: str, tmp_path: Pa
     assert "the reference is the starting policy (base + adapter); it shares the frozen" in said
 
 
+def test_a_base_of_another_name_and_dropout_of_before_are_notes(
+    model: str, sft: str, tmp_path: Path
+) -> None:
+    shutil.copytree(sft, tmp_path / "sft")
+    file = tmp_path / "sft" / peft_files.CONFIG
+    raw = json.loads(file.read_text()) | {"base_model_name_or_path": "some/other"}
+    file.write_text(json.dumps(raw | {"lora_dropout": 0.05}))
+    out = io.StringIO()
+    changes = LORA | {"adapter__rank": 0, "adapter__path": str(tmp_path / "sft"), "steps": 1}
+    loop.train(configured(model, **changes), tmp_path / "run", Display(out, live=False))
+    said = " ".join(out.getvalue().split())
+    assert "says that it was made for 'some/other', and model.path is" in said
+    assert "was trained with lora_dropout=0.05; here it is adapter.dropout=0" in said
+
+
 # --- the reference --------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from groupwise.model.checkpoint import load_weights, save
 from groupwise.model.policy import Base, frozen_base, load_policy
 from groupwise.model.targets import Spec
 from groupwise.model.tokenizer import character_files
+from groupwise.sync.export import export
 
 peft = pytest.importorskip("peft")
 FAMILIES = ["llama3", "qwen2", "qwen3", "llama_biases"]
@@ -199,6 +200,26 @@ def test_folders_that_are_no_adapter(stored: Path, tmp_path: Path) -> None:
         peft_files.read(tmp_path / "empty", SIZES)
     with pytest.raises(ModelError, match=r"is an adapter, not a model. Set model.path to its base"):
         load_weights(stored)
+
+
+def test_pickled_tensors_and_a_damaged_record_are_told(stored: Path, tmp_path: Path) -> None:
+    folder = changed(stored, tmp_path / "old")
+    (folder / peft_files.TENSORS).rename(folder / "adapter_model.bin")
+    with pytest.raises(ModelError, match=r"pickled \.bin tensors, which are never read"):
+        peft_files.read(folder, SIZES)
+    folder = changed(stored, tmp_path / "record")
+    (folder / peft_files.BASE).write_text('{"path": 1}')
+    with pytest.raises(ModelError, match="does not say what the adapter's base is"):
+        load_policy(folder)
+
+
+def test_any_adapter_of_peft_can_be_exported_merged(stored: Path, tmp_path: Path) -> None:
+    found = export(stored, tmp_path / "merged")
+    assert found.max < 1e-4 and found.notes == ("the adapter is folded into its base",)
+    base = in_transformers(stored.parent / "base")
+    theirs = peft.PeftModel.from_pretrained(base, stored).merge_and_unload().state_dict()
+    for name, tensor in load_weights(tmp_path / "merged").state_dict().items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5, msg=name)
 
 
 def test_damaged_tensors_are_named(stored: Path, tmp_path: Path) -> None:

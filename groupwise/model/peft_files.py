@@ -85,6 +85,11 @@ def read(path: str | Path, sizes: Mapping[str, tuple[int, int]]) -> Stored:
     """The whole adapter, checked against the (inputs, outputs) of the layers that it is for."""
     folder = Path(path)
     spec, raw = read_spec(folder)
+    if not (folder / TENSORS).is_file() and any(folder.glob("*.bin")):
+        raise ModelError(
+            f"{folder} has pickled .bin tensors, which are never read: they could run code. Save "
+            "the adapter again with PEFT 0.6 or later."
+        )
     found = dict(tensors_in(folder / TENSORS))
     layers = _by_layer(folder, found)
     base = str(raw.get("base_model_name_or_path") or "")

@@ -153,6 +153,12 @@ def adapter_notes(loaded: Loaded, config: configuration.Config) -> list[str]:
     ]
     if not own:
         return notes
+    dropped = _raw(Path(config.adapter.path)).get("lora_dropout") if config.adapter.path else 0
+    if dropped and dropped != config.adapter.dropout:
+        notes.append(
+            f"{config.adapter.path} was trained with lora_dropout={dropped}; here it is "
+            f"adapter.dropout={config.adapter.dropout:g}"
+        )
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
     spec = spec_of(config)
@@ -195,8 +201,14 @@ def base_of(folder: Path, given: str | Path | None = None) -> Base:
     """Of an adapter's folder: as it was trained, or as PEFT names it."""
     record = folder / BASE
     if record.is_file():
-        raw = json.loads(record.read_bytes())
-        found = Base(**(raw | {"adapters": tuple(raw["adapters"])}))
+        try:
+            raw = json.loads(record.read_bytes())
+            found = Base(**(raw | {"adapters": tuple(raw["adapters"])}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"{record} does not say what the adapter's base is ({error}). Take another "
+                "checkpoint, or delete the file and name the base with --base."
+            ) from error
     else:
         found = Base(str(_raw(folder).get("base_model_name_or_path") or ""), dtype="")
     if given is not None:
