@@ -81,6 +81,42 @@ def parameters(shape: ModelConfig) -> int:
     return layer_weights(shape) + shape.num_layers * small + width + tables
 
 
+@dataclass(frozen=True)
+class Frozen:
+    """Training beside weights that stay: what learns, and how the layers' matrices are stored."""
+
+    adapter: int  # numbers that learn
+    narrow: int  # of a token, in the middle of all adapters: their ranks together
+    quantize: str = "none"
+
+
+def trained(shape: ModelConfig, frozen: Frozen | None) -> int:
+    """Numbers that have gradients, moments and masters."""
+    return parameters(shape) if frozen is None else frozen.adapter
+
+
+def weight_bytes(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
+    """Of the model without an adapter. Embedding, norms and head are never quantised."""
+    matrices, rest = layer_weights(shape), parameters(shape) - layer_weights(shape)
+    kind = "none" if frozen is None else frozen.quantize
+    if kind == "none":
+        return (matrices + rest) * width
+    if kind == "nf4":  # a scale in float32 for 64 weights of half a byte
+        return matrices // 2 + matrices // 64 * SINGLE + rest * width
+    queries, keys = (n * shape.head_dim for n in (shape.num_heads, shape.num_kv_heads))
+    outputs = queries + 2 * keys + 2 * shape.hidden_size + 2 * shape.intermediate_size
+    return matrices + shape.num_layers * outputs * SINGLE + rest * width
+
+
+def whole_again(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
+    """Bytes of the largest quantised matrix while it is multiplied by; int8 is in float32 first."""
+    if frozen is None or frozen.quantize == "none":
+        return 0
+    queries = shape.num_heads * shape.head_dim
+    largest = shape.hidden_size * max(shape.intermediate_size, queries)
+    return largest * (width if frozen.quantize == "nf4" else 2 * SINGLE + width)
+
+
 def kept_numbers(shape: ModelConfig) -> int:
     """Keys and values of one token, in all layers."""
     return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
@@ -174,9 +210,14 @@ def forward_cost(shape: ModelConfig, groups: Sequence[Group]) -> Parts:
 
 
 def update_cost(
-    shape: ModelConfig, groups: Sequence[Group], *, passes: int = 1, recompute: bool = False
+    shape: ModelConfig,
+    groups: Sequence[Group],
+    *,
+    passes: int = 1,
+    recompute: bool = False,
+    frozen: bool = False,
 ) -> Parts:
-    """Forward and backward, which costs twice as much.
+    """Forward and backward, which costs twice as much; once, where weights are frozen.
 
     What a backward pass computes once more is a part of its own and no model FLOPs: logits and
     attention scores always, all of the layers with `recompute`.
@@ -185,7 +226,8 @@ def update_cost(
     again = forward["head"].flops + forward["attention"].flops / 2
     if recompute:
         again += forward["layers"].flops + forward["attention"].flops
-    parts = {name: cost * (3 * passes) for name, cost in forward.items()}
+    times = {name: 2 if frozen and name != "attention" else 3 for name in forward}
+    parts = {name: cost * (times[name] * passes) for name, cost in forward.items()}
     return {**parts, "recomputed": Cost(again * passes)}
 
 
@@ -198,9 +240,9 @@ def model_flops(parts: Mapping[str, Cost]) -> float:
     return total(needed(parts)).flops
 
 
-def optimizer_cost(shape: ModelConfig, width: int = HALF) -> Cost:
+def optimizer_cost(shape: ModelConfig, width: int = HALF, frozen: Frozen | None = None) -> Cost:
     """One step of AdamW, with float32 masters where the weights are in half precision."""
-    count = parameters(shape)
+    count = trained(shape, frozen)
     return Cost(OPTIMIZER_FLOPS * count, OPTIMIZER_BYTES[width] * count)
 
 
@@ -265,7 +307,12 @@ PROCESS = 310_000_000
 
 
 def activations(
-    shape: ModelConfig, width: int = HALF, *, recompute: bool = False, cpu: bool = False
+    shape: ModelConfig,
+    width: int = HALF,
+    *,
+    recompute: bool = False,
+    cpu: bool = False,
+    frozen: Frozen | None = None,
 ) -> int:
     """Bytes that one token of a micro-batch takes until its backward pass is through.
 
@@ -275,6 +322,9 @@ def activations(
     and what attention saw once more. Norms of queries and keys keep what they were made from, and
     a number for each head. One layer counts twice, for the gradients on their way. With `recompute`
     that layer is all, besides what goes into each: the residual stream and an addend.
+
+    An adapter keeps what goes into it: on a GPU both norms and silu(gate) · up, and everywhere its
+    narrow product.
     """
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     seen, inner = shape.num_heads * shape.head_dim, shape.intermediate_size
@@ -288,26 +338,47 @@ def activations(
         # The kernels keep the joined projection, values included; PyTorch both sides of a weight.
         kept = heads * HALF if width == HALF and not cpu else 2 * normed * shape.head_dim * width
         layer += kept + normed * SINGLE
+    if frozen is not None:
+        layer += ceil(frozen.narrow / shape.num_layers) * width
+        if width == HALF and not cpu:
+            layer += (2 * shape.hidden_size + inner) * HALF
     if recompute:
         return 2 * layer + shape.num_layers * shape.hidden_size * (SINGLE + width)
     return layer * (shape.num_layers + 1)
 
 
-def head_bytes(shape: ModelConfig, tokens: int, width: int = HALF, *, cpu: bool = False) -> int:
+def head_bytes(
+    shape: ModelConfig,
+    tokens: int,
+    width: int = HALF,
+    *,
+    cpu: bool = False,
+    frozen: Frozen | None = None,
+) -> int:
     """A chunk of logits and its gradient, and a gradient of the head beside the one summed up."""
     most = HEAD_CHUNK_CPU if cpu else HEAD_CHUNK
     chunk = min(tokens * shape.vocab_size, most) * (SINGLE + (SINGLE if cpu else width))
-    return chunk + head_weights(shape) * SINGLE
+    return chunk + (head_weights(shape) * SINGLE if frozen is None else 0)
 
 
 def held(
-    shape: ModelConfig, width: int = HALF, *, reference: bool = False, average: bool = False
+    shape: ModelConfig,
+    width: int = HALF,
+    *,
+    reference: bool = False,
+    average: bool = False,
+    frozen: Frozen | None = None,
 ) -> dict[str, int]:
-    """Bytes that training holds all the time. A reference that is an average has masters, too."""
-    count = parameters(shape)
+    """Bytes that training holds all the time. A reference that is an average has masters, too.
+
+    What is frozen has neither masters nor moments, and the reference shares it.
+    """
+    count = trained(shape, frozen)
     each = width + (SINGLE if average and width == HALF else 0)
     return {
-        "weights": count * width,
+        "weights": weight_bytes(shape, width, frozen),
+        "adapter": 0 if frozen is None else frozen.adapter * width,
+        "dequantised": whole_again(shape, width, frozen),
         "master weights": count * SINGLE if width == HALF else 0,
         "optimizer moments": 2 * count * SINGLE,
         "reference": count * each if reference else 0,
@@ -335,13 +406,14 @@ def memory(
     average: bool = False,
     width: int = HALF,
     cpu: bool = False,
+    frozen: Frozen | None = None,
 ) -> dict[str, int]:
     """Bytes of training by what they are for."""
-    per_token = activations(shape, width, recompute=recompute, cpu=cpu)
-    head = head_bytes(shape, micro_tokens, width, cpu=cpu)
+    per_token = activations(shape, width, recompute=recompute, cpu=cpu, frozen=frozen)
+    head = head_bytes(shape, micro_tokens, width, cpu=cpu, frozen=frozen)
     parts = {
-        **held(shape, width, reference=reference, average=average),
-        "gradients": parameters(shape) * SINGLE,
+        **held(shape, width, reference=reference, average=average, frozen=frozen),
+        "gradients": trained(shape, frozen) * SINGLE,
         "micro-batch": micro_tokens * per_token + head,
         "cache": cache_bytes(shape, slots, max_tokens, prompt, group, width),
     }

@@ -22,14 +22,14 @@ from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
 from groupwise.engine.flight import ROW_STEP, in_steps
 from groupwise.errors import DataError, GroupwiseError, ModelError
-from groupwise.model.checkpoint import read_companions
+from groupwise.model.checkpoint import read_companions, stored_shape
 from groupwise.model.config import ModelConfig
 from groupwise.model.gguf import GGUFFile
 from groupwise.model.gguf_tokenizer import tokenizer_files
 from groupwise.model.tiny import hugging_face_config
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.records import Task
-from groupwise.setup import TASKS_SEED, demand_of, learns_from_labels, stored_shape, weight_bytes
+from groupwise.setup import TASKS_SEED, demand_of, frozen_of, learns_from_labels, weight_bytes
 
 ASSUMED_PROMPT = 128  # tokens, where the data can't be read
 READ_PROMPTS = 512  # of the data: more tell nothing new
@@ -196,6 +196,7 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
     width, rows = weight_bytes(config), config.prompts_per_step * config.group_size
     slots = min(config.engine.slots or (CPU_SLOTS if place.cpu else GPU_SLOTS), rows)
     micro = micro_tokens(config, place, shape, prompts, tokens)
+    frozen = frozen_of(config, shape)
     parts = cost.memory(
         shape,
         slots=0 if learns_from_labels(config) else rows_held(slots, cpu=place.cpu),
@@ -207,9 +208,10 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
         reference="reference" in config.recipe.models,
         width=width,
         cpu=place.cpu,
+        frozen=frozen,
     )
     # The head's logits are counted with the micro-batch; to people they are something else.
-    head = cost.head_bytes(shape, micro, width, cpu=place.cpu)
+    head = cost.head_bytes(shape, micro, width, cpu=place.cpu, frozen=frozen)
     peak = cost.peak(parts)
     if place.cpu:
         # What learning freed stays with the process in pieces too small for a cache, which comes
@@ -284,9 +286,11 @@ def seconds(
     if scored:
         found["score"] = scored * forward
     # A measured share is of what the mathematics asks for, three times a forward pass. What is
-    # computed again to save memory is one more.
-    found["update"] = (4 if config.optim.recompute else 3) * passes * forward
-    moved = cost.optimizer_cost(shape, width).bytes * updates
+    # computed again to save memory is one more, and frozen weights have no gradients: one less.
+    frozen = frozen_of(config, shape)
+    times = (3 if frozen is None else 2) + config.optim.recompute
+    found["update"] = times * passes * forward
+    moved = cost.optimizer_cost(shape, width, frozen).bytes * updates
     found["optimizer"] = moved / (device.bandwidth * OPTIMIZER_SHARE)
     return found
 
@@ -389,6 +393,10 @@ def changes(made: Plan) -> dict[str, Config]:
         found["optim.recompute=true"] = replace(config, optim=replace(optim, recompute=True))
     if model.dtype != "bfloat16" and made.place.device.bfloat16:
         found["model.dtype=bfloat16"] = replace(config, model=replace(model, dtype="bfloat16"))
+    if not config.adapter.used:
+        found["adapter.rank=16"] = replace(config, adapter=replace(config.adapter, rank=16))
+    elif model.quantize == "none":
+        found["model.quantize=nf4"] = replace(config, model=replace(model, quantize="nf4"))
     slots = made.slots // 2
     if slots:
         found[f"engine.slots={slots}"] = replace(config, engine=replace(engine, slots=slots))

@@ -9,8 +9,9 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from groupwise.cost import HALF, cache_bytes, memory, parameters, peak
+from groupwise.cost import HALF, Frozen, cache_bytes, memory, parameters, peak, weight_bytes
 from groupwise.model.config import ModelConfig
+from groupwise.model.targets import ALPHA, Spec, adapter_weights, linear_shapes, matching
 
 CPU_TOKENS = 1024  # of a micro-batch: more are no faster there
 # Beyond so many tokens a GPU computes hardly faster. A small model's micro-batch is over before the
@@ -20,6 +21,7 @@ SMALL_MODEL, SMALL_TOKENS, LARGE_TOKENS = 5e8, 32_768, 8_192
 # to use. Little, as too small a micro-batch stays so, and one too large is halved when it is met.
 SPARE, SPARE_SHARE = 2**30, 0.02
 LONGEST = 2**24  # tokens: as far as a search goes
+USUAL = Spec(16, ALPHA)  # the adapter that is offered where all weights are too many
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,12 @@ class Demand:
     reference: bool = False
     average: bool = False  # which the reference is, of the policy
     width: int = HALF  # bytes of a weight
+    frozen: Frozen | None = None  # where an adapter learns
 
     def parts(self, micro_tokens: int | None = None) -> dict[str, int]:
         """Bytes by what they are for, with one sequence in a micro-batch if not told otherwise."""
         if not self.training:
-            held = parameters(self.shape) * self.width
+            held = weight_bytes(self.shape, self.width, self.frozen)
             cache = cache_bytes(self.shape, 1, self.max_tokens, self.prompt, 1, self.width)
             return {"weights": held, "cache": cache}
         return memory(
@@ -52,6 +55,7 @@ class Demand:
             reference=self.reference,
             average=self.average,
             width=self.width,
+            frozen=self.frozen,
         )
 
     @property
@@ -98,12 +102,23 @@ def _alternatives(demand: Demand, available: float) -> list[str]:
         "reference.update=frozen": replace(demand, average=False),
         "a recipe without a reference": replace(demand, reference=False),
     }
+    if demand.training and demand.frozen is None:
+        changes["adapter.rank=16 (LoRA)"] = replace(demand, frozen=lora(demand.shape))
+    elif demand.frozen is not None and demand.frozen.quantize == "none":
+        few = replace(demand.frozen, quantize="nf4")
+        changes["model.quantize=nf4"] = replace(demand, frozen=few)
     found = [text for text, other in changes.items() if other.least <= available]
     longest = _most(lambda tokens: replace(demand, max_tokens=tokens).least, available)
     if longest:
         found.append(f"engine.max_tokens={longest} or less")
     largest = available * parameters(demand.shape) / demand.least
     return [*found, f"a dense model of about {_count(largest)} parameters or fewer"]
+
+
+def lora(shape: ModelConfig, spec: Spec = USUAL, quantize: str = "none") -> Frozen:
+    """What an adapter is to a model of this shape."""
+    layers = matching(spec.targets, linear_shapes(shape))
+    return Frozen(adapter_weights(shape, spec), spec.rank * len(layers), quantize)
 
 
 def _most(cost: Callable[[int], int], available: float) -> int:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from groupwise import config as configuration
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
@@ -26,8 +24,11 @@ from groupwise.engine.protocol import Engine
 from groupwise.errors import RunError
 from groupwise.graders.rubric import Grader
 from groupwise.model import tiny
-from groupwise.model.checkpoint import Loaded, load, load_weights
+from groupwise.model.adapters import adapters, fill, layer_sizes
+from groupwise.model.checkpoint import Loaded, load_weights
 from groupwise.model.checkpoint import save as save_model
+from groupwise.model.peft_files import read as read_adapter
+from groupwise.model.policy import adapter_notes, starting_policy
 from groupwise.model.transformer import Transformer
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner
@@ -154,14 +155,7 @@ class Run:
 
     def restore(self, found: saved.Restored) -> None:
         """To the bits of the moment when the checkpoint was saved."""
-        stored = load_weights(found.path, device=self.learner.device)
-        same = {k: v.shape for k, v in self.loaded.model.state_dict().items()}
-        if same != {k: v.shape for k, v in stored.state_dict().items()}:
-            raise RunError(
-                f"The checkpoint {found.path} is of another model than {self.config.model.path}. "
-                "Take another run folder (--run), or set model.path back."
-            )
-        self.loaded.model.load_state_dict(stored.state_dict())
+        self._restore_weights(found.path)
         values = found.values
         self.step, self.version = int(values["step"]), int(values["version"])
         self.at = self.step
@@ -184,6 +178,21 @@ class Run:
         self.engine.restore(found.tensors.get("engine", {}))
         self.engine.sync(self.version)
         self.saved_step = self.step
+
+    def _restore_weights(self, path: Path) -> None:
+        """Of a checkpoint; where an adapter learns, it is all that a checkpoint holds."""
+        model = self.loaded.model
+        if adapters(model):
+            fill(model, read_adapter(path, layer_sizes(model)).named())
+            return
+        stored = load_weights(path, device=self.learner.device)
+        same = {k: v.shape for k, v in model.state_dict().items()}
+        if same != {k: v.shape for k, v in stored.state_dict().items()}:
+            raise RunError(
+                f"The checkpoint {path} is of another model than {self.config.model.path}. "
+                "Take another run folder (--run), or set model.path back."
+            )
+        model.load_state_dict(stored.state_dict())
 
 
 @contextlib.contextmanager
@@ -247,7 +256,11 @@ def _open(
         folder.events.touch()  # a run without events says so with an empty file
     folder.write_manifest(origin, seconds=run.elapsed, tokens=run.tokens)
     display.start(
-        [*configuration.describe(config, run.learner.micro_tokens), *bench.notes],
+        [
+            *configuration.describe(config, run.learner.micro_tokens),
+            *adapter_notes(loaded, config),
+            *bench.notes,
+        ],
         config.steps,
         run.step,
         explain_loss=not isinstance(config.recipe, PairRecipe),
@@ -267,15 +280,14 @@ def starting_model(
     config: Config, folder: RunFolder, tasks: Sequence[Task], held_out: Sequence[Task]
 ) -> Loaded:
     """The policy before its first update. The embedded one is made once a run, and kept."""
-    dtype = getattr(torch, config.model.dtype)
     if config.model.path != "tiny":
         check_room(config, config.model.path, training=True)
-        return load(config.model.path, dtype, config.model.device)
+        return starting_policy(config, config.model.path)
     kept = folder.path / COLD_START
     if not kept.is_dir():
         made = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)
         save_model(made.model, kept, made.files)
-    return load(kept, dtype, config.model.device)
+    return starting_policy(config, kept)
 
 
 def _same_configuration(config: Config, folder: RunFolder) -> list[str]:

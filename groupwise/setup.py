@@ -5,7 +5,6 @@ In the order of cost: a mistake in the data or the reward is found before a mode
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from groupwise import room as device_room
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
-from groupwise.cost import cache_bytes
+from groupwise.cost import Frozen, cache_bytes
 from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
 from groupwise.engine.native import NativeEngine
@@ -24,10 +23,10 @@ from groupwise.engine.protocol import Sampling
 from groupwise.errors import ConfigError, ModelError
 from groupwise.graders.by_row import ROW
 from groupwise.graders.rubric import Grader, check
-from groupwise.model.checkpoint import Loaded
+from groupwise.model.checkpoint import Loaded, stored_shape
 from groupwise.model.config import ModelConfig
 from groupwise.model.equip import check_precision, equip
-from groupwise.model.gguf import GGUFFile, hf_config
+from groupwise.model.policy import spec_of
 from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
 from groupwise.records import Task
@@ -161,7 +160,15 @@ def demand_of(config: Config, shape: ModelConfig, *, training: bool) -> device_r
         reference="reference" in config.recipe.models,
         average=config.reference.update.startswith("ema"),
         width=weight_bytes(config),
+        frozen=frozen_of(config, shape),
     )
+
+
+def frozen_of(config: Config, shape: ModelConfig) -> Frozen | None:
+    """What stays and what learns; None where all weights are trained."""
+    if not config.adapter.used:
+        return None
+    return device_room.lora(shape, spec_of(config), config.model.quantize)
 
 
 def micro_tokens_of(config: Config, shape: ModelConfig) -> int:
@@ -172,17 +179,6 @@ def micro_tokens_of(config: Config, shape: ModelConfig) -> int:
         return device_room.CPU_TOKENS
     demand = demand_of(config, shape, training=True)
     return device_room.automatic_tokens(demand, device_bytes(config.model.device))
-
-
-def stored_shape(path: str | Path) -> ModelConfig | None:
-    """A model's sizes without its weights; None for a model that can't be read."""
-    path = Path(path)
-    try:
-        if path.suffix == ".gguf":
-            return ModelConfig.from_hf(hf_config(GGUFFile(path)))
-        return ModelConfig.from_hf(json.loads((path / "config.json").read_bytes()))
-    except (OSError, ValueError):
-        return None  # loading it says why
 
 
 def on_gpu(config: Config) -> bool:

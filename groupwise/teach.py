@@ -87,6 +87,7 @@ def from_rewards(
         learned = learner.learn(result.batch, sequences, parts, rate)
     shape, sizes = learner.model.config, sequences.sizes()
     passes = len(learned.outcomes) // len(parts)
+    frozen = run.config.adapter.used
     return Taught(
         outcomes=learned.outcomes,
         metrics=result.metrics | learned.metrics(),
@@ -95,7 +96,7 @@ def from_rewards(
         streams=token_streams(result.batch, learned.trace),
         work={
             "score": add(*[forward_cost(shape, sizes)] * len(models)),
-            "update": update_cost(shape, sizes, passes=passes),
+            "update": update_cost(shape, sizes, passes=passes, frozen=frozen),
         },
     )
 
@@ -118,5 +119,6 @@ def from_pairs(
     if not outcome.skipped:
         metrics["optim/grad_norm"] = outcome.grad_norm
     shape, sizes = learner.model.config, pairs.sizes()
-    work = add(update_cost(shape, sizes), forward_cost(shape, sizes))  # the reference's
+    update = update_cost(shape, sizes, frozen=run.config.adapter.used)
+    work = add(update, forward_cost(shape, sizes))  # the reference's
     return Taught([outcome], metrics, run.memory, work={"update": work})

@@ -19,6 +19,7 @@ from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Sampling
 from groupwise.engine.randomness import key, normals
 from groupwise.errors import EngineError
+from groupwise.model.adapters import LoRA
 from groupwise.model.transformer import Transformer
 
 SAMPLING = Sampling(max_tokens=12)
@@ -75,14 +76,15 @@ def test_bug_38_an_adapter_is_delivered(weights: str) -> None:
     sampler = engine(model, weights=weights)
     projection = model.model.layers[1].mlp.up_proj  # type: ignore[union-attr]
     plain = copy.deepcopy(model)
-    adapter = nn.Linear(48, 80, bias=False)
+    adapter = LoRA(48, 80, 4, 1.0)
+    nn.init.normal_(adapter.lora_A), nn.init.normal_(adapter.lora_B)
     projection.adapter = adapter  # type: ignore[union-attr, assignment]
     sampler.sync(1)
     expected = model if weights == "shared" else quantised(model)
     assert differs(expected, sampler) <= 1e-5
     assert differs(plain if weights == "shared" else quantised(plain), sampler) > 1e-3
     with torch.no_grad():
-        adapter.weight.mul_(-2)
+        adapter.lora_B.mul_(-2)
     sampler.sync(2)
     expected = model if weights == "shared" else quantised(model)
     assert differs(expected, sampler) <= 1e-5

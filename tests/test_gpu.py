@@ -20,8 +20,11 @@ from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import EngineError
 from groupwise.groups.assemble import assemble, sequences_of
+from groupwise.model.adapters import adapters, attach
 from groupwise.model.config import ModelConfig
 from groupwise.model.equip import equip
+from groupwise.model.quantized import quantize
+from groupwise.model.targets import Spec
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.model.transformer import Transformer
 from groupwise.optim.adamw import AdamW
@@ -215,6 +218,29 @@ def test_captured_steps_see_new_weights(exact: bool) -> None:
     found = fresh.generate(REQUESTS, sampling)
     assert tokens(found) == tokens(after)
     assert not exact or all_the_same(found, after)
+
+
+@pytest.mark.parametrize("bits", ["none", "int8", "nf4"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_captured_steps_see_an_adapter_that_learned(exact: bool, bits: Any) -> None:
+    if bits == "nf4":
+        pytest.importorskip("bitsandbytes")
+    model = make("qwen2")
+    attach(model, Spec(16, 32.0), seed=1)
+    if bits != "none":
+        quantize(model, bits, DEVICE)
+    equip(model, exact=exact)
+    assert model.ops.name == ("exact" if exact else "fast"), "no kernels"
+    sampler, sampling = engine(model, ends=()), Sampling(max_tokens=40)
+    before = sampler.generate(REQUESTS, sampling)
+    with torch.no_grad():
+        for adapter in adapters(model).values():
+            adapter.lora_B.normal_(0.0, 0.05)
+    sampler.sync(1)
+    after = sampler.generate(REQUESTS, sampling)
+    assert tokens(after) != tokens(before)
+    gap = (together(after) - learners(model, REQUESTS, after)).abs()
+    assert gap.max() == 0 if exact else gap.mean() < 0.02
 
 
 # --- what does not fit ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from model_zoo import CONFIGS, all_logits, hidden, make, sequences
 from torch import Tensor
 
 from groupwise.errors import ModelError
+from groupwise.model.adapters import LoRA
 from groupwise.model.attention import (
     CachedAttention,
     KeyValueCache,
@@ -282,12 +283,13 @@ def test_an_adapter_adds_its_output_to_any_linear() -> None:
     model, rows = make("llama2"), sequences([4])
     plain = all_logits(model, rows)
     projection = model.model.layers[1].mlp.up_proj  # type: ignore[union-attr]
-    delta = torch.nn.Linear(48, 80, bias=False)
+    delta = LoRA(48, 80, 4, 0.5)
+    torch.nn.init.normal_(delta.lora_A), torch.nn.init.normal_(delta.lora_B)
     projection.adapter = delta  # type: ignore[union-attr, assignment]
     adapted = all_logits(model, rows)
     projection.adapter = None  # type: ignore[union-attr, assignment]
     with torch.no_grad():
-        projection.weight += delta.weight  # type: ignore[union-attr, operator]
+        projection.weight += 0.5 * delta.lora_B @ delta.lora_A  # type: ignore[union-attr, operator]
     torch.testing.assert_close(all_logits(model, rows), adapted, rtol=0, atol=1e-5)
     assert not torch.allclose(plain, adapted, atol=1e-3)
 

@@ -15,7 +15,7 @@ from runs import left_behind, quiet, small
 from test_cost import SEVEN, M, S
 
 from groupwise import config as configuration
-from groupwise import room, run, setup
+from groupwise import room, setup
 from groupwise.cli import main
 from groupwise.config import load
 from groupwise.cost import cache_bytes, memory, parameters, peak
@@ -75,10 +75,13 @@ def test_training_that_does_not_fit_is_told_with_what_would() -> None:
         assert f"{part} GiB" in why
     assert "gradients 28.4 GiB, a micro-batch of 612 tokens" in why
     assert "a cache for 612 tokens 33 MiB" in why and "80.0 GiB are free" in why
-    # Only what helps is offered: the weights alone are too many.
-    assert why.endswith("What would fit: a dense model of about 4.2B parameters or fewer.")
-    assert "What would fit: a recipe without a reference; a dense" in room.refusal(
-        demand, 134 * GiB
+    # Only what helps is offered: to train all of them, the weights are too many.
+    assert why.endswith(
+        "What would fit: adapter.rank=16 (LoRA); a dense model of about 4.2B parameters or fewer."
+    )
+    assert (
+        "What would fit: a recipe without a reference; adapter.rank=16 (LoRA); a dense"
+        in room.refusal(demand, 134 * GiB)
     )
 
 
@@ -138,8 +141,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(setup, "device_bytes", lambda device: found.bytes)
     monkeypatch.setattr(setup, "check_device", lambda name: None)
     monkeypatch.setattr(setup, "check_precision", lambda device, dtype: None)
-    monkeypatch.setattr(run, "load", loaded)
-    monkeypatch.setattr("groupwise.validate.evaluate.load", loaded)
+    monkeypatch.setattr("groupwise.model.policy.load", loaded)
     return found
 
 

@@ -39,6 +39,7 @@ OPTIONAL = {
     "triton": "kernels on an NVIDIA GPU; without them it is several times slower",
     "huggingface_hub": "fetching models and data: hf download",
     "transformers": "using an exported model elsewhere",
+    "bitsandbytes": "frozen weights in 4 bits beside an adapter: model.quantize=nf4",
     "vllm": "serving an exported model",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }

@@ -22,6 +22,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--which", metavar="NAME", help="best, latest or step_N of a run; default: best, or latest"
     )
+    parser.add_argument(
+        "--adapter", action="store_true", help="of a run with LoRA, PEFT's folder; default: merged"
+    )
+    parser.add_argument("--base", metavar="FOLDER", help="where the adapter's base lies now")
     parser.add_argument("--json", action="store_true", help="data instead of text")
     parser.set_defaults(run_command=run)
 
@@ -33,11 +37,14 @@ def run(args: argparse.Namespace) -> int:
 
     source = checkpoint_in(Path(args.path), args.which)
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
-    found = export(source, Path(args.out), dtype)
+    base = None if args.base is None else Path(args.base)
+    found = export(source, Path(args.out), dtype, adapter=args.adapter, base=base)
     if args.json:
         print_json(asdict(found))
         return 0
     print(f"wrote {found.folder} from {found.source}, {found.dtype}")
+    for note in found.notes:
+        print(note)
     print(
         f"read back: log-probabilities of {found.tokens} tokens differ by at most {found.max:.2g} "
         f"(mean {found.mean:.2g}; allowed {found.limit:g})"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 NOTES = {
     "process": "interpreter and libraries",
     "gradients": "while learning",
+    "dequantised": "the largest matrix, while it is multiplied by",
     "head": "while learning: logits of a few tokens at a time, and a gradient of the head",
 }
 
@@ -154,6 +155,7 @@ def text(made: Plan) -> str:
     lines = [
         f"{Path(config.model.path).name}, {_count(parameters(made.shape))} parameters in "
         f"{config.model.dtype}, on {made.place.device.name}",
+        *_adapter(made),
         f"{config.prompts_per_step} prompts x {config.group_size} samples a step; prompts of "
         f"{prompts.mean} tokens, at most {prompts.longest} ({prompts.source})",
         "",
@@ -169,6 +171,17 @@ def text(made: Plan) -> str:
         title = "better" if made.fits else "what would fit"
         lines += ["", title, *(f"  {each}" for each in made.advice)]
     return "\n".join(lines)
+
+
+def _adapter(made: Plan) -> list[str]:
+    from groupwise.setup import frozen_of
+
+    frozen = frozen_of(made.config, made.shape)
+    if frozen is None:
+        return []
+    kind = made.config.model.quantize
+    stored = "" if kind == "none" else f", the layers' matrices in {kind}"
+    return [f"LoRA trains {_count(frozen.adapter)} numbers beside them{stored}"]
 
 
 def _verdict(made: Plan) -> str:

@@ -25,6 +25,8 @@ RESUME: dict[str, tuple[bool, str]] = {
     "model": (False, "the checkpoint is of that model"),
     "model.device": (True, "the last bits of what follows are others"),
     "model.threads": (True, "the last bits of what follows are others"),
+    "adapter": (False, "the checkpoint is of that adapter"),
+    "adapter.dropout": (True, "later updates drop another share"),
     "tiny": (False, "the starting model was made with it"),
     "data": (False, "the place in the data that the run has reached is one in that data"),
     "data.streaming": (True, "where tasks are kept, not which or in what order"),

@@ -9,6 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from groupwise.composition import PairRecipe, Recipe
+from groupwise.config.adapter_checks import (
+    ANY_DOUBTFUL,
+    ANY_REFUSED,
+    dropout_in_a_sequence_ratio,
+)
 from groupwise.config.fields import Config, is_generator
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
@@ -299,6 +304,8 @@ REFUSED: tuple[Rule, ...] = (
     numbers_that_do_not_fit,
     exact_without_kernels,
     exact_in_name_only,
+    dropout_in_a_sequence_ratio,
+    *ANY_REFUSED,
 )
 DOUBTFUL: tuple[Rule, ...] = (
     lengths_of_another_run,
@@ -306,6 +313,7 @@ DOUBTFUL: tuple[Rule, ...] = (
     schedule_without_a_run,
     settings_without_effect,
     nothing_held_out,
+    *ANY_DOUBTFUL,
 )
 PAIRS_REFUSED: tuple[PairRule, ...] = (
     pairs_without_a_choice,
@@ -313,12 +321,14 @@ PAIRS_REFUSED: tuple[PairRule, ...] = (
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
     exact_without_kernels,
+    *ANY_REFUSED,
 )
 PAIRS_DOUBTFUL: tuple[PairRule, ...] = (
     pairs_from_one_sample,
     schedule_without_a_run,
     settings_without_effect,
     nothing_held_out,
+    *ANY_DOUBTFUL,
 )
 
 
@@ -328,6 +338,7 @@ PAIRS_DOUBTFUL: tuple[PairRule, ...] = (
 def anchored(config: Config, recipe: Recipe) -> Recipe:
     """The recipe as it runs under this configuration."""
     close = config.engine.exact or config.model.dtype == "float32"
+    close = close and not config.adapter.dropout
     return recipe.anchored(config.engine.weights, close=close)
 
 
@@ -385,6 +396,8 @@ def _batch_line(config: Config) -> str:
     updates = schedule["updates"] * (2 if schedule.name == "low_then_high" else 1)
     if updates > 1:
         return f"{line}, {updates} updates, all but the first off-policy"
+    if config.adapter.dropout and weights == "shared":
+        return f"{line}, 1 update, on-policy but for dropout"
     policy = "on-policy" if weights == "shared" else f"sampled from other weights ({weights})"
     return f"{line}, 1 update, {policy}"
 

@@ -57,7 +57,26 @@ class Model:
     path: str = "tiny"  # a Hugging Face folder, a .gguf file, or "tiny": made on the spot
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
+    adapters: tuple[str, ...] = ()  # of PEFT's, folded into it: part of the starting policy
+    quantize: Literal["none", "int8", "nf4"] = "none"  # the frozen weights beside an adapter
     threads: Whole = 0  # of the CPU; 0: as PyTorch has it. Other numbers give other last bits
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA: what is trained instead of the weights, which stay as they are."""
+
+    rank: Whole = 0  # 0: none, all weights are trained; 8 to 64 are usual
+    alpha: NonNegative = 0.0  # its output is scaled by alpha / rank; 0: 32
+    # "all" linear layers, names or their ends ["q_proj", "mlp.up_proj"], or a regular expression
+    targets: str | tuple[str, ...] = "all"
+    dropout: Annotated[float, Range(0.0, 0.9)] = 0.0  # in updates alone: never when sampling
+    rslora: bool = False  # scaled by alpha / √rank
+    path: str = ""  # an adapter of PEFT's to train further, with its rank, alpha and targets
+
+    @property
+    def used(self) -> bool:
+        return bool(self.rank or self.path)
 
 
 @dataclass(frozen=True)
@@ -207,7 +226,7 @@ class Engine:
 class Optim:
     """The update."""
 
-    learning_rate: NonNegative = 1e-6
+    learning_rate: NonNegative = 1e-6  # with an adapter 1e-5, unless you set it
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Whole = 0
     weight_decay: NonNegative = 0.0
@@ -271,6 +290,7 @@ class Config:
     overlong: Literal["recipe", "drop", "mask", "penalise"] = "recipe"
     refills: Whole = 3  # rounds of dynamic sampling before a smaller batch is taken
     model: Model = field(default_factory=Model)
+    adapter: Adapter = field(default_factory=Adapter)
     tiny: Tiny = field(default_factory=Tiny)
     data: Data = field(default_factory=Data)
     reward: Reward = field(default_factory=Reward)

@@ -26,6 +26,9 @@ from groupwise.groups.shaping import soft_overlong
 # The method everybody knows and compares with. No method is best for all: `groupwise recipes
 # --choose` asks what yours depends on.
 DEFAULT_RECIPE = "grpo"
+# An adapter wants about ten times the rate of all weights, whatever its rank (Schulman et al., LoRA
+# Without Regret, 2025).
+ADAPTER_RATE = 1e-5
 # A recipe that is not known by name must spell these out.
 REQUIRED = {"advantage", "ratio", "gate", "aggregation", "schedule"}
 # Not files, whatever lies beside the configuration.
@@ -67,6 +70,8 @@ def load(
         else:
             now = values.get(setting.field, DEFAULTS[setting.field])
             values[setting.field] = {**now, setting.entry: setting.value}
+    if values.get("adapter.rank") or values.get("adapter.path"):
+        values.setdefault("optim.learning_rate", ADAPTER_RATE)
     return _with_overlong(_assemble(Config, "", values))
 
 
@@ -203,8 +208,10 @@ def _beside(folder: Path, setting: Setting) -> Setting:
         return replace(given, grader=member(given.grader)) if isinstance(given, Source) else given
 
     field, entry, value = setting.field, setting.entry, setting.value
-    if field in ("model.path", "data.template"):
+    if field in ("model.path", "adapter.path", "data.template"):
         return replace(setting, value=file(value))
+    if field == "model.adapters":
+        return replace(setting, value=tuple(map(file, value)))
     if field in ("data.train", "data.eval"):
         if isinstance(value, Mapping):
             return replace(setting, value={source(key): details(x) for key, x in value.items()})

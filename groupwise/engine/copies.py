@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from groupwise.errors import EngineError
-from groupwise.model.transformer import PolicyModel
+from groupwise.model.transformer import PolicyModel, twin
 
 FORMS = '"shared", "int8", "stale:K" (K updates old, such as "stale:2"), "noise:S" (noise of \
 standard deviation S on the logits, such as "noise:0.1")'
@@ -67,7 +68,7 @@ class Int8:
         # A new copy, not new numbers in the old one: adapters may have come or gone.
         self.model, self.version = detached(self.learner), version
         for _, parameter in self.model.named_parameters():
-            if parameter.dim() >= 2:
+            if parameter.dim() >= 2 and parameter.is_floating_point():
                 parameter.copy_(round_trip(parameter))
 
     def state(self) -> State:
@@ -91,7 +92,7 @@ class Stale:
         self.sync(version)
 
     def sync(self, version: int) -> None:
-        self.past[version] = detached(self.learner)
+        self.past[version] = detached(self.learner, twin)
         self._choose(version)
 
     def _choose(self, newest: int) -> None:
@@ -101,22 +102,29 @@ class Stale:
         self.model = self.past[self.version]
 
     def state(self) -> State:
-        """All but the newest, which the learner holds."""
+        """All but the newest, which the learner holds, and of them what is trained."""
+        trained = self._trained()
         return {
             f"{version}/{name}": parameter.detach().clone()
             for version in sorted(self.past)[:-1]
             for name, parameter in self.past[version].named_parameters()
+            if name in trained
         }
+
+    def _trained(self) -> set[str]:
+        return {name for name, p in self.learner.named_parameters() if p.requires_grad}
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
         """Into an engine made from the learner as it was when the state was taken."""
         newest = max(self.past)
         self.past = {newest: self.past[newest]}
-        wanted = [name for name, _ in self.learner.named_parameters()]
+        wanted = self._trained()
         for version in sorted({int(name.split("/", 1)[0]) for name in state}):
-            model = detached(self.learner)
+            model = detached(self.learner, twin)
             for name, parameter in model.named_parameters():
+                if name not in wanted:
+                    continue
                 stored = state.get(f"{version}/{name}")
                 if stored is None or stored.shape != parameter.shape:
                     raise EngineError(
@@ -146,13 +154,15 @@ def make_source(weights: str, learner: PolicyModel, version: int) -> Source:
     raise EngineError(f"engine.weights is {weights!r}, which names no weights. Known: {FORMS}.")
 
 
-def detached(model: PolicyModel) -> PolicyModel:
-    """A deep copy outside the graph."""
-    twin = copy.deepcopy(model)
-    for _, parameter in twin.named_parameters():
+def detached(
+    model: PolicyModel, copied: Callable[[PolicyModel], PolicyModel] = copy.deepcopy
+) -> PolicyModel:
+    """A copy outside the graph: of all of it, or a `twin` that shares what is frozen."""
+    made = copied(model)
+    for _, parameter in made.named_parameters():
         parameter.requires_grad_(False)
         parameter.grad = None
-    return twin
+    return made
 
 
 def round_trip(weight: Tensor) -> Tensor:

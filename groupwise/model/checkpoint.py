@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from groupwise.errors import ModelError
 from groupwise.model.config import ModelConfig
-from groupwise.model.gguf import read_gguf
+from groupwise.model.gguf import GGUFFile, hf_config, read_gguf
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Transformer
 
@@ -69,6 +69,11 @@ def load_weights(
 ) -> Transformer:
     """A folder's model, without its tokenizer."""
     folder = _folder(Path(path))
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} is an adapter, not a model. Set model.path to its base, and adapter.path to "
+            "it (trained further) or model.adapters (part of the starting policy)."
+        )
     try:
         raw = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -78,6 +83,17 @@ def load_weights(
         ) from error
     config = ModelConfig.from_hf(raw)
     return assemble(config, _stored_tensors(folder), dtype, device)
+
+
+def stored_shape(path: str | Path) -> ModelConfig | None:
+    """A model's sizes without its weights; None for a model that can't be read."""
+    path = Path(path)
+    try:
+        if path.suffix == ".gguf":
+            return ModelConfig.from_hf(hf_config(GGUFFile(path)))
+        return ModelConfig.from_hf(json.loads((path / "config.json").read_bytes()))
+    except (OSError, ValueError):
+        return None  # loading it says why
 
 
 def assemble(
@@ -123,12 +139,6 @@ def save(
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a folder that `load`, transformers and vLLM read. `files` are those of `load`."""
-    folder = Path(path)
-    if folder.exists() and not replace:
-        raise ModelError(
-            f"{folder} exists already and would be overwritten. Choose another name, or pass "
-            f"replace=True."
-        )
     # Only what config.json describes: adapters and other guests have files of their own.
     with torch.device("meta"):
         wanted = Transformer(model.config).state_dict()
@@ -137,14 +147,28 @@ def save(
         for name, tensor in model.state_dict().items()
         if name in wanted
     }
-    beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    try:
+
+    def fill(beside: Path) -> None:
         _write_tensors(beside, state, shard_bytes)
         for name, content in files.items():
             (beside / name).write_bytes(content)
         (beside / "config.json").write_bytes(_config_bytes(model.config, files, state))
+
+    write_folder(Path(path), fill, replace=replace)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
+    """A folder with what `fill` writes, whole or not at all."""
+    if folder.exists() and not replace:
+        raise ModelError(
+            f"{folder} exists already and would be overwritten. Choose another name, or pass "
+            f"replace=True."
+        )
+    beside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        fill(beside)
         _flush(beside)
         _swap_in(beside, folder)
     except (OSError, SafetensorError) as error:
@@ -177,7 +201,7 @@ def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
         places: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
         for file in sorted(set(places.values())):
             listed = {name for name, place in places.items() if place == file}
-            held = dict(_tensors_of(folder / file))
+            held = dict(tensors_in(folder / file))
             if listed - held.keys():
                 raise ModelError(
                     f"{folder / file} lacks {_some(sorted(listed - held.keys()))} that {INDEX} "
@@ -185,7 +209,7 @@ def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 )
             yield from held.items()
     elif (folder / SINGLE).is_file():
-        yield from _tensors_of(folder / SINGLE)
+        yield from tensors_in(folder / SINGLE)
     else:
         hint = "Fetch them."
         if any(folder.glob("*.bin")):
@@ -195,7 +219,7 @@ def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
         raise ModelError(f"{folder} has no safetensors weights. {hint}")
 
 
-def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
+def tensors_in(file: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(str(file), framework="pt") as stored:
             for name in stored.keys():  # noqa: SIM118, it is no dictionary
@@ -238,19 +262,19 @@ def _write_tensors(folder: Path, state: dict[str, Tensor], shard_bytes: int) -> 
         shards[-1][name] = tensor
         size += tensor.nbytes
     if len(shards) == 1:
-        _write_shard(folder / SINGLE, shards[0])
+        write_file(folder / SINGLE, shards[0])
         return
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_shard(folder / file, shard)
+        write_file(folder / file, shard)
         places |= dict.fromkeys(shard, file)
     total = sum(tensor.nbytes for tensor in state.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=2))
 
 
-def _write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
+def write_file(file: Path, tensors: dict[str, Tensor]) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
     # The library makes files that nobody else can read, not even a server under another name.
     file.chmod(file.parent.stat().st_mode & 0o666)

@@ -97,7 +97,8 @@ def _rehearse(model: Transformer, many: int) -> None:
     """
     before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     model.requires_grad_(False)
-    model.layers[0].requires_grad_(True)
+    for parameter in model.layers[0].parameters():
+        parameter.requires_grad = parameter.is_floating_point()  # quantised weights are integers
     try:
         logp_T = _log_probs(model, [3], [[2, 2]], [0, 1, 2, 3, 4, 3, 4])
         logp_T.sum().backward()  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from groupwise.model.joined import (
     accumulate,
     biases_of,
     lay_together,
+    linear_alone,
     linear_joined,
     whole,
 )
@@ -25,10 +27,12 @@ from groupwise.model.kernels.matmul import matmul
 from groupwise.model.kernels.norm import add_norm_backward, add_norm_forward, rms_norm
 from groupwise.model.kernels.rotary import rotate, split_rotate
 from groupwise.model.kernels.swiglu import swiglu, swiglu_backward, swiglu_forward
+from groupwise.model.linear import Linear
 from groupwise.model.prefix import PrefixAttention
+from groupwise.model.quantized import QuantizedLinear, frozen_product
 
 if TYPE_CHECKING:
-    from groupwise.model.transformer import Attention, FeedForward, Linear, Norm, Transformer
+    from groupwise.model.transformer import Attention, FeedForward, Norm, Transformer
 
 
 class Fast:
@@ -40,8 +44,12 @@ class Fast:
     def lay_out(self, model: Transformer) -> None:
         for layer in model.layers:
             attention, mlp = layer.self_attn, layer.mlp
-            lay_together([attention.q_proj, attention.k_proj, attention.v_proj])
-            lay_together([mlp.gate_proj, mlp.up_proj])
+            for modules in (
+                [attention.q_proj, attention.k_proj, attention.v_proj],
+                [mlp.gate_proj, mlp.up_proj],
+            ):
+                if not _quantized(modules):
+                    lay_together(modules)
 
     def add_norm(self, x_TD: Tensor | None, more_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         return self._norm_linear(x_TD, more_TD, norm)
@@ -58,7 +66,7 @@ class Fast:
         modules = (layer.q_proj, layer.k_proj, layer.v_proj)
         x_TD, joined_TF = self._norm_linear(x_TD, more_TD, norm, *modules)
         width = layer.head_dim
-        count, kv_count = (len(module.weight) // width for module in modules[:2])
+        count, kv_count = (module.outputs // width for module in modules[:2])
         if layer.q_norm is None or layer.k_norm is None:
             return x_TD, *split_rotate(joined_TF, cos_TF, sin_TF, count, kv_count, width)
         heads = joined_TF.view(len(joined_TF), -1, width)
@@ -69,15 +77,25 @@ class Fast:
         return x_TD, query_THW, key_TJW, value_TJW.contiguous()
 
     def linear(self, module: Linear, x_TD: Tensor) -> Tensor:
-        out_TD = linear_joined(x_TD, [module], self.product)
-        return out_TD if module.adapter is None else out_TD + module.adapter(x_TD)
+        if isinstance(module, QuantizedLinear):
+            out_TD = frozen_product(x_TD, module, self.product)
+        else:
+            out_TD = linear_joined(x_TD, [module], self.product)
+        return out_TD if module.adapter is None else out_TD + self._adapted(module, x_TD)
+
+    def _adapted(self, module: Linear, x_TD: Tensor) -> Tensor:
+        """What the layer's adapter adds; zeros without one."""
+        if module.adapter is None:
+            return x_TD.new_zeros(len(x_TD), module.outputs)
+        out_TF: Tensor = module.adapter(x_TD, partial(linear_alone, product=self.product))
+        return out_TF
 
     def feed_forward(
         self, x_TD: Tensor, more_TD: Tensor, norm: Norm, layer: FeedForward
     ) -> tuple[Tensor, Tensor]:
         x_TD, gate_up_TF2 = self._norm_linear(x_TD, more_TD, norm, layer.gate_proj, layer.up_proj)
         down = layer.down_proj
-        if down.adapter is not None:
+        if down.adapter is not None or _quantized([down]):
             return x_TD, self.linear(down, swiglu(gate_up_TF2))
         out_TD: Tensor = _GatedLinear.apply(  # type: ignore[no-untyped-call]
             gate_up_TF2, self.product or F.linear, down.weight, down.bias
@@ -121,7 +139,8 @@ class Fast:
         """x + more, and its norm or what modules make of that, side by side."""
         adapted = any(module.adapter is not None for module in modules)
         biases = biases_of(modules)
-        together = () if adapted or biases is None else modules
+        apart = biases is None or _quantized(modules)
+        together = () if adapted or apart else modules
         sum_TD, out_TF = _NormLinear.apply(  # type: ignore[no-untyped-call]
             x_TD,
             more_TD,
@@ -132,8 +151,11 @@ class Fast:
             *(module.weight for module in together),
             *((biases or ()) if together else ()),
         )
-        if modules and not together:
+        if modules and apart:
             out_TF = torch.cat([self.linear(module, out_TF) for module in modules], dim=1)
+        elif adapted:  # the layers still are one product
+            more = [self._adapted(module, out_TF) for module in modules]
+            out_TF = linear_joined(out_TF, modules, self.product) + torch.cat(more, dim=1)
         return sum_TD, out_TF
 
 
@@ -142,6 +164,10 @@ class Exact(Fast):
 
     name = "exact"
     product = staticmethod(matmul)
+
+
+def _quantized(modules: Sequence[Linear]) -> bool:
+    return any(isinstance(module, QuantizedLinear) for module in modules)
 
 
 class _NormLinear(torch.autograd.Function):

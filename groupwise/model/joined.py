@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from groupwise.errors import ModelError
 
 if TYPE_CHECKING:
-    from groupwise.model.transformer import Linear
+    from groupwise.model.linear import Linear
 
 # x [T, D], weight [F, D], bias [F] or None -> [T, F]
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -69,6 +69,14 @@ def linear_joined(
     weights = [module.weight for module in modules]
     out_TF: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
         x_TD, product or F.linear, len(weights), *weights, *biases
+    )
+    return out_TF
+
+
+def linear_alone(x_TD: Tensor, weight: nn.Parameter, product: Product | None = None) -> Tensor:
+    """x · weightᵀ, for a weight that no layer has: an adapter's."""
+    out_TF: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+        x_TD, product or F.linear, 1, weight
     )
     return out_TF
 

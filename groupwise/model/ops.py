@@ -17,12 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from groupwise.model.adapters import plain_product
 from groupwise.model.attention import Attend, shared_prompts
 from groupwise.model.head import HeadOutputs, log_probs
+from groupwise.model.linear import Linear
+from groupwise.model.quantized import QuantizedLinear, frozen_product
 from groupwise.model.rope import rotate
 
 if TYPE_CHECKING:
-    from groupwise.model.transformer import Attention, FeedForward, Linear, Norm, Transformer
+    from groupwise.model.transformer import Attention, FeedForward, Norm, Transformer
 
 
 class Ops(Protocol):
@@ -106,8 +109,13 @@ class Plain:
         return x_TD, query_THW, key_TJW, value_TJW
 
     def linear(self, module: Linear, x_TD: Tensor) -> Tensor:
-        out_TD = F.linear(x_TD, module.weight, module.bias)
-        return out_TD if module.adapter is None else out_TD + module.adapter(x_TD)
+        if isinstance(module, QuantizedLinear):
+            out_TD = frozen_product(x_TD, module)
+        else:
+            out_TD = F.linear(x_TD, module.weight, module.bias)
+        if module.adapter is None:
+            return out_TD
+        return out_TD + module.adapter(x_TD, plain_product)
 
     def feed_forward(
         self, x_TD: Tensor, more_TD: Tensor, norm: Norm, layer: FeedForward

@@ -9,8 +9,9 @@ CONTRIBUTING.md: `_T` token of the pack, `_D` model width, `_H` query head, `_J`
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from groupwise.errors import ModelError
 from groupwise.model.attention import Attend
 from groupwise.model.config import ModelConfig
+from groupwise.model.linear import Linear
 from groupwise.model.ops import Ops, Plain
 from groupwise.model.rope import rope_tables
 
@@ -47,14 +49,7 @@ class PolicyModel(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
-class Linear(nn.Module):
-    """A weight, perhaps a bias, perhaps an adapter whose output is added."""
-
-    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
-        self.adapter: nn.Module | None = None
+Model = TypeVar("Model", bound=PolicyModel)
 
 
 class Norm(nn.Module):
@@ -182,6 +177,12 @@ class Transformer(nn.Module):
             else:
                 parameter.normal_(0.0, std, generator=generator)
         return self
+
+
+def twin(model: Model) -> Model:
+    """A copy that shares what is frozen: no update ever makes the two differ there."""
+    frozen = {id(p): p for _, p in model.named_parameters() if not p.requires_grad}
+    return copy.deepcopy(model, dict[int, Any](frozen))
 
 
 def check_pack(config: ModelConfig, token_T: Tensor, position_T: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -15,6 +16,7 @@ from groupwise.composition import Recipe
 from groupwise.errors import ConfigError, RunError
 from groupwise.groups.phase import passes, updates
 from groupwise.losses.phase import TokenResult, token_phase
+from groupwise.model.adapters import dropping
 from groupwise.model.transformer import Transformer
 from groupwise.optim.adamw import AdamW
 from groupwise.optim.memory import give_back, is_out_of_memory
@@ -152,6 +154,10 @@ class Learner:
             seen=seen,
         )
 
+    def dropping(self, at: int) -> AbstractContextManager[None]:
+        """An adapter's dropout, for the micro-batch behind so many rows: in updates alone."""
+        return dropping(self.model, self.optimizer.steps, at)
+
     def _clear(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None
@@ -255,19 +261,20 @@ class PolicyLearner(Learner):
             micro = part.select(slice(at, at + len(some)))
             at += len(some)
             packed = sequences.pack(some, self.device)
-            found = outputs(
-                self.model,
-                packed,
-                temperature=self.temperature,
-                top_k=self.own_top_k,
-                at_NTK=micro.sampler_topk_id_NTK,
-            )
-            if self.exponent is not None:
-                found["length_exponent"] = self.exponent
-            result = token_phase(self.recipe, micro, **found)
-            seen += [(name, x.detach()) for name, x in found.items()]
-            seen += [(f"loss {name}", term) for name, term in result.terms.items()]
-            result.loss.backward()  # type: ignore[no-untyped-call]
+            with self.dropping(at):
+                found = outputs(
+                    self.model,
+                    packed,
+                    temperature=self.temperature,
+                    top_k=self.own_top_k,
+                    at_NTK=micro.sampler_topk_id_NTK,
+                )
+                if self.exponent is not None:
+                    found["length_exponent"] = self.exponent
+                result = token_phase(self.recipe, micro, **found)
+                seen += [(name, x.detach()) for name, x in found.items()]
+                seen += [(f"loss {name}", term) for name, term in result.terms.items()]
+                result.loss.backward()  # type: ignore[no-untyped-call]
             trace.note(packed.row_N, micro, found, result)
             results.append(replace(result, loss=result.loss.detach()))
         return seen

@@ -49,17 +49,18 @@ class PairLearner(Learner):
         every = range(len(pairs.completions))
         for rows in micro_batches(pairs, every, self.micro_tokens, together=2):
             part = pairs.pack(rows, self.device)
-            logp_NT = outputs(self.model, part, temperature=self.temperature)["logp_NT"]
-            seen.append(("logp_NT", logp_NT.detach()))
             with torch.no_grad():
                 ref_NT = outputs(reference, part, temperature=self.temperature)["logp_NT"]
-            # What is not finite skips the update, when all is computed; until then it counts as 0.
-            sums_N = logp_NT.nan_to_num(0.0, 0.0, 0.0).sum(1)
-            ref_N = ref_NT.sum(1)
-            found: PairLoss = self.recipe.preference(
-                Pairs(sums_N[0::2], sums_N[1::2], ref_N[0::2], ref_N[1::2])
-            )
-            (found.loss_N.sum() / count).backward()  # type: ignore[no-untyped-call]
+            with self.dropping(rows[0]):
+                logp_NT = outputs(self.model, part, temperature=self.temperature)["logp_NT"]
+                seen.append(("logp_NT", logp_NT.detach()))
+                # What is not finite skips the update, when all is computed; until then it is 0.
+                sums_N = logp_NT.nan_to_num(0.0, 0.0, 0.0).sum(1)
+                ref_N = ref_NT.sum(1)
+                found: PairLoss = self.recipe.preference(
+                    Pairs(sums_N[0::2], sums_N[1::2], ref_N[0::2], ref_N[1::2])
+                )
+                (found.loss_N.sum() / count).backward()  # type: ignore[no-untyped-call]
             losses.append(found)
         return seen
 

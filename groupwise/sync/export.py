@@ -1,5 +1,7 @@
 """A policy as a plain Hugging Face folder in a chosen precision, checked before it appears.
 
+An adapter is folded into its base, or written alone as PEFT's folder.
+
 What was written is read back and compared with what it was made from, log-probability by
 log-probability, in float32 on both sides: a difference is what rounding the weights costs, or a
 mistake, and too large a one is refused.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +20,14 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError, RunError, nearest
+from groupwise.model.adapters import merge, tensors_of
 from groupwise.model.attention import packed, packed_positions
-from groupwise.model.checkpoint import Loaded, load, save
+from groupwise.model.checkpoint import load, save
 from groupwise.model.head import log_probs
+from groupwise.model.peft_files import BASE, CONFIG, is_adapter
+from groupwise.model.peft_files import save as save_adapter
+from groupwise.model.policy import base_of, load_policy
+from groupwise.model.quantized import QuantizedLinear
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Transformer
 
@@ -50,6 +57,7 @@ class Exported:
     mean: float  # of |Δ log p|
     max: float
     limit: float
+    notes: tuple[str, ...] = ()
 
 
 def checkpoint_in(path: Path, which: str | None = None) -> Path:
@@ -69,26 +77,47 @@ def checkpoint_in(path: Path, which: str | None = None) -> Path:
     raise RunError(f"{path} has no checkpoint {wanted[0]!r}. {nearest(wanted[0], names)}")
 
 
-def export(source: Path, folder: Path, dtype: torch.dtype | None = None) -> Exported:
-    """Write `folder` from a checkpoint; in the precision that it has if none is given."""
+def export(
+    source: Path,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    *,
+    adapter: bool = False,
+    base: Path | None = None,
+) -> Exported:
+    """Write `folder` from a checkpoint; in the precision that it has if none is given.
+
+    Of a run with LoRA the whole model, or the `adapter` alone. `base` is where its base lies now.
+    """
     if folder.exists():
         raise ModelError(f"{folder} exists already, and nothing is overwritten. Choose another.")
-    policy = policy_of(source)
+    adapted = is_adapter(source)
+    if adapter:
+        _check_alone(source)
+    policy = load_policy(source, base=base)
     stored = policy.model.head_weight.dtype
     dtype = dtype or stored
-    _check_range(policy.model, dtype)
     sequences = sequences_for(source, policy.tokenizer)
     before = logp_of(policy.model, sequences)
     beside = folder.with_name(f".{folder.name}.unchecked")
     shutil.rmtree(beside, ignore_errors=True)
+    notes: list[str] = []
     try:
-        save(policy.model, beside, policy.files, dtype=dtype)
+        if adapter:
+            _check_range(tensors_of(policy.model), dtype)
+            save_adapter(policy.model, beside, policy.files, dtype=dtype)
+        else:
+            notes = _fold(policy.model) if adapted else []
+            _check_range(policy.model.state_dict(), dtype)
+            save(policy.model, beside, _whole(policy.files), dtype=dtype)
         del policy  # one model in memory at a time
-        after = logp_of(load(beside).model, sequences)
-        gap = (after - before).abs()
-        limit = 0.0 if torch.promote_types(stored, dtype) == dtype else LIMITS[dtype]
+        again = load_policy(beside, stored, base=base) if adapter else load(beside)
+        gap = (logp_of(again.model, sequences) - before).abs()
+        exact = torch.promote_types(stored, dtype) == dtype and (adapter or not adapted)
+        limit = 0.0 if exact else LIMITS[dtype]
         name = str(dtype).removeprefix("torch.")
-        found = Exported(source, folder, name, len(gap), float(gap.mean()), float(gap.max()), limit)
+        mean, most = float(gap.mean()), float(gap.max())
+        found = Exported(source, folder, name, len(gap), mean, most, limit, tuple(notes))
         _check_gap(found)
         beside.rename(folder)
     finally:
@@ -96,14 +125,32 @@ def export(source: Path, folder: Path, dtype: torch.dtype | None = None) -> Expo
     return found
 
 
-def policy_of(source: Path) -> Loaded:
-    """The whole policy of a checkpoint. The one place that will merge adapters into it."""
-    if (source / "adapter_config.json").is_file():
+def _check_alone(source: Path) -> None:
+    """An adapter beside a base that has no folder of its own is of no use to anybody."""
+    if not is_adapter(source):
+        raise ModelError(f"{source} is a whole model, and has no adapter. Leave --adapter out.")
+    folded = base_of(source).adapters
+    if folded:
         raise ModelError(
-            f"{source} holds an adapter, which can't be merged into its base yet: an export would "
-            "leave out what was learned. Merge it first, and export the result."
+            f"{source} was trained beside a base with {', '.join(folded)} folded in: on the base "
+            "alone it would be another policy. Leave --adapter out to export the whole model."
         )
-    return load(source)
+
+
+def _fold(model: Transformer) -> list[str]:
+    """The whole policy in plain weights; what a person should know about them."""
+    kinds = {each.kind for each in model.modules() if isinstance(each, QuantizedLinear)}
+    merge(model)
+    said = ["the adapter is folded into its base"]
+    return said + [
+        f"the base was trained beside as {kind}: what was written are those numbers, not the "
+        "weights that they were rounded from"
+        for kind in kinds
+    ]
+
+
+def _whole(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {name: x for name, x in files.items() if name not in (CONFIG, BASE)}
 
 
 def sequences_for(source: Path, tokenizer: Tokenizer) -> list[Ids]:
@@ -138,10 +185,10 @@ def logp_of(model: Transformer, sequences: Sequence[Ids]) -> Tensor:
     return torch.cat(found)
 
 
-def _check_range(model: Transformer, dtype: torch.dtype) -> None:
+def _check_range(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """float16 ends at 65504: a weight beyond would become infinite."""
     most = torch.finfo(dtype).max
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors.items():
         largest = float(tensor.abs().max())
         if not largest <= most:
             raise ModelError(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from groupwise.errors import ConfigError, RunError
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Transformer, twin
 from groupwise.optim.adamw import HALF, check_layout
 
 
@@ -35,15 +34,20 @@ def parse_update(text: str) -> tuple[str, float]:
 class Reference:
     """A copy of the starting policy, in its precision, so that their KL is exactly 0 at first.
 
+    What is frozen in the policy is shared, not copied: with an adapter, the reference is the same
+    base with the adapter as it was at the start, and takes hardly any memory.
+
     Make it from the model that the run starts with, also on resume, and `restore` it then: a frozen
     reference is never stored.
     """
 
     def __init__(self, model: Transformer, update: str) -> None:
         self._kind, self._number = parse_update(update)
-        self.model = copy.deepcopy(model).requires_grad_(False)
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        self.model = twin(model).requires_grad_(False)
         self.model.ops.lay_out(self.model)
-        self._own = {name: p.detach() for name, p in self.model.named_parameters()}
+        own = self.model.named_parameters()
+        self._own = {name: p.detach() for name, p in own if name in trained}
         # A bfloat16 average would not move: most steps are below its rounding.
         wide = HALF if self._kind == "ema" else ()
         self._average = {name: p.float() if p.dtype in wide else p for name, p in self._own.items()}
@@ -52,13 +56,16 @@ class Reference:
     def after_step(self, policy: Transformer, step: int) -> None:
         """Follow the policy; `step` counts finished steps, the first is 1."""
         if self._kind == "ema":
-            for name, parameter in policy.named_parameters():
+            for name, parameter in self._trained(policy):
                 average = self._average[name]
                 average.lerp_(parameter.detach().to(average), 1.0 - self._number)
                 self._own[name].copy_(average)
         elif self._kind == "reset" and step % int(self._number) == 0:
-            for name, parameter in policy.named_parameters():
+            for name, parameter in self._trained(policy):
                 self._own[name].copy_(parameter)
+
+    def _trained(self, policy: Transformer) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in policy.named_parameters() if name in self._own]
 
     def state(self) -> dict[str, Tensor]:
         """What can't be had from the starting policy: the tensors, not copies."""

@@ -1,10 +1,11 @@
 """Checkpoints that a run can go on from, as if it had never stopped.
 
-`checkpoints/step_N` is a plain Hugging Face folder. Its `resume` folder holds the rest: tensors by
-part (optimizer, reference, ...), values.json, and state.json with the size and SHA-256 of every
-file. A checkpoint is written under a hidden name, reaches the disk, and appears by one rename;
-`latest` and `best` are links that are replaced in one go as well. So a process may be killed at any
-moment, and what is damaged later is found out before anything is taken from it.
+`checkpoints/step_N` is a plain Hugging Face folder; where an adapter learns, one of PEFT's. Its
+`resume` folder holds the rest: tensors by part (optimizer, reference, ...), values.json, and
+state.json with the size and SHA-256 of every file. A checkpoint is written under a hidden name,
+reaches the disk, and appears by one rename; `latest` and `best` are links that are replaced in one
+go as well. So a process may be killed at any moment, and what is damaged later is found out before
+anything is taken from it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groupwise.errors import ModelError, RunError
-from groupwise.model import checkpoint
+from groupwise.model import checkpoint, peft_files
+from groupwise.model.adapters import adapters
 from groupwise.model.transformer import Transformer
 from groupwise.records import Memory, Visit
 from groupwise.watch.files import sync_folder
@@ -67,7 +69,7 @@ def save(
     try:
         parent.mkdir(parents=True, exist_ok=True)
         tidy(parent)
-        checkpoint.save(model, beside, files)
+        (peft_files if adapters(model) else checkpoint).save(model, beside, files)
         _write_resume(beside, step, tensors, content)
         _swap_in(beside, final)
         for link in ("latest", "best") if best else ("latest",):

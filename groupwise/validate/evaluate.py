@@ -14,7 +14,8 @@ from groupwise.config import Config
 from groupwise.engine.protocol import Engine, Sampling
 from groupwise.errors import DataError
 from groupwise.graders.rubric import Grader
-from groupwise.model.checkpoint import Loaded, load
+from groupwise.model.checkpoint import Loaded
+from groupwise.model.policy import load_policy
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.records import Rollout, Task
 from groupwise.rollouts import failed, grade, write
@@ -137,7 +138,7 @@ def evaluate_path(path: str | Path, config: Config) -> Evaluation:
     def policy(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
         check_held_out(held_out[: config.eval.tasks])  # a look before the model is loaded
         check_room(config, model, training=False)
-        return load(model, getattr(torch, config.model.dtype), config.model.device)
+        return load_policy(model, getattr(torch, config.model.dtype), config.model.device)
 
     bench = set_up(config, policy)
     check_held_out(bench.held_out)

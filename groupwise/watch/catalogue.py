@@ -65,7 +65,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "gate/mismatch_mean": Metric("mean |learner − sampler| log-probability in the check before the first step", "nats", "below guard.mismatch, else the run does not start", "as for mismatch/abs_mean"),
         "gate/mismatch_p99": Metric("its 99th percentile", "nats", "below 10 x its mean", "as for mismatch/abs_mean"),
         "gate/mismatch_max": Metric("its maximum", "nats", "below 0.1", "as for mismatch/abs_mean"),
-        "mismatch/abs_mean": Metric("mean |learner − sampler| log-probability for the same weights", "nats", "below 1e-3 (float32: below 1e-5)", "sampler and learner differ: temperature, precision, weights that did not arrive"),
+        "mismatch/abs_mean": Metric("mean |learner − sampler| log-probability for the same weights", "nats", "below 1e-3 (float32: below 1e-5)", "sampler and learner differ: temperature, precision, weights that did not arrive; or adapter.dropout, which only updates see"),
         "mismatch/abs_max": Metric("largest of these", "nats", "below 0.1", "as for mismatch/abs_mean: the maximum moves first"),
         "mismatch/mean": Metric("mean learner/sampler probability ratio ρ", "ratio", "0.99 to 1.01", "as for mismatch/abs_mean, or a recipe with a correction"),
         "mismatch/max": Metric("largest ρ", "ratio", "below 1.1", "as for mismatch/abs_mean"),

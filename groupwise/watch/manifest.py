@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("groupwise", "torch", "numpy", "pyarrow", "safetensors", "tokenizers", "jinja2", "rich",
-            "transformers")  # fmt: skip
+            "transformers", "bitsandbytes")  # fmt: skip
 
 
 def machine_facts() -> dict[str, Any]:

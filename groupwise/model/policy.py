@@ -1,0 +1,233 @@
+"""The policy that a run starts from: a base, adapters folded into it, and one that learns.
+
+model.path       the base
+model.adapters   folded into it, in this order: part of the starting policy, frozen
+model.quantize   what is frozen so far, in fewer bits
+adapter.*        what learns beside it: fresh, or going on from adapter.path
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise import config as configuration
+from groupwise.errors import ModelError
+from groupwise.model.adapters import adapters, attach, fill, fold, layer_sizes, linear_layers
+from groupwise.model.checkpoint import Loaded, load, stored_shape
+from groupwise.model.peft_files import (
+    BASE,
+    CONFIG,
+    Stored,
+    config_bytes,
+    is_adapter,
+    read,
+    read_spec,
+)
+from groupwise.model.quantized import bitsandbytes, quantize
+from groupwise.model.targets import ALPHA, Spec, linear_shapes, matching
+from groupwise.model.transformer import Transformer
+from groupwise.sync.fingerprint import fingerprint
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the frozen weights were made from; kept with every checkpoint of an adapter."""
+
+    path: str
+    adapters: tuple[str, ...] = ()
+    quantize: str = "none"
+    dtype: str = "float32"
+    weights: str = ""  # their fingerprint
+
+
+def starting_policy(config: configuration.Config, path: str | Path) -> Loaded:
+    """From the model at this path, as the configuration has it."""
+    model, adapter = config.model, config.adapter
+    base = Base(_full(path), tuple(map(_full, model.adapters)), model.quantize, model.dtype)
+    shape = stored_shape(path)
+    if shape is not None:  # what does not fit is told before the weights are read
+        sizes = linear_shapes(shape)
+        for each in (*model.adapters, *([adapter.path] if adapter.path else [])):
+            read(each, sizes)
+        if adapter.used:
+            matching(spec_of(config).targets, sizes)
+    loaded = frozen_base(base, model.device)
+    if not adapter.used:
+        return loaded
+    policy, spec, dropout = loaded.model, spec_of(config), adapter.dropout
+    if adapter.path:
+        stored = read(adapter.path, layer_sizes(policy))
+        attach(policy, spec, seed=config.seed, dropout=dropout, names=list(stored.tensors))
+        fill(policy, stored.named())
+    else:
+        attach(policy, spec, seed=config.seed, dropout=dropout)
+    frozen = [(n, p) for n, p in policy.named_parameters() if not p.requires_grad]
+    return _with_base(loaded, replace(base, weights=fingerprint(frozen)), spec, dropout)
+
+
+def load_policy(
+    path: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    base: str | Path | None = None,
+) -> Loaded:
+    """A model's folder or file; or an adapter's, together with the base that it belongs to."""
+    if not is_adapter(path):
+        return load(path, dtype, device)
+    known = base_of(Path(path), base)
+    asked = known.dtype if dtype is None else str(dtype).removeprefix("torch.")
+    loaded = frozen_base(replace(known, dtype=asked), device)
+    found = fingerprint(loaded.model.named_parameters()) if known.weights else ""
+    if found != known.weights and asked == known.dtype:
+        raise ModelError(
+            f"{path} was trained beside other weights than {known.path} holds now (fingerprint "
+            f"{found[:12]} instead of {known.weights[:12]}): together they would be another "
+            "policy. Put the base back, or name it with --base."
+        )
+    stored = read(path, layer_sizes(loaded.model))
+    attach(loaded.model, stored.spec, seed=0, names=list(stored.tensors))
+    fill(loaded.model, stored.named())
+    return _with_base(loaded, known, stored.spec, stored.dropout)
+
+
+def frozen_base(base: Base, device: torch.device | str) -> Loaded:
+    """The model with adapters folded in and, if asked for, in fewer bits."""
+    dtype = None if not base.dtype else getattr(torch, base.dtype)
+    few = base.quantize != "none"
+    if base.quantize == "nf4":
+        bitsandbytes()  # or words, before anything is loaded
+    # What becomes smaller never lies on the device as a whole.
+    loaded = load(base.path, dtype, "cpu" if few else device)
+    for path in base.adapters:
+        fold_in(loaded.model, read(path, layer_sizes(loaded.model)))
+    if few:
+        quantize(loaded.model, base.quantize, device)  # type: ignore[arg-type]
+    return loaded
+
+
+def fold_in(model: Transformer, stored: Stored) -> None:
+    """An adapter from a folder becomes a part of the weights."""
+    layers = linear_layers(model)
+    for name, (a_RD, b_FR) in stored.tensors.items():
+        fold(layers[name], b_FR.float() @ a_RD.float() * stored.spec.scale)
+
+
+def spec_of(config: configuration.Config) -> Spec:
+    """The adapter's numbers: as set, or of the adapter that is trained further."""
+    asked = config.adapter
+    if not asked.path:
+        return Spec(asked.rank, asked.alpha or ALPHA, asked.targets, asked.rslora)
+    spec, _ = read_spec(asked.path)
+    set_here = {
+        "rank": (asked.rank, spec.rank, 0),
+        "alpha": (asked.alpha, spec.alpha, 0.0),
+        "targets": (asked.targets, spec.targets, "all"),
+        "rslora": (asked.rslora, spec.rslora, False),
+    }
+    for name, (here, there, default) in set_here.items():
+        if here not in (default, there):
+            raise ModelError(
+                f"adapter.{name}={here} is not what {asked.path} was made with ({there}), and an "
+                f"adapter goes on as it is. Leave adapter.{name} out."
+            )
+    return spec
+
+
+def adapter_notes(loaded: Loaded, config: configuration.Config) -> list[str]:
+    """What a person should know about what is trained and what is not."""
+    model, notes = loaded.model, []
+    own = adapters(model)
+    if config.model.adapters:
+        listed = ", ".join(map(str, config.model.adapters))
+        notes.append(f"folded into the base, part of the starting policy: {listed}")
+    notes += [
+        f"{path} says that it was made for {made!r}, and model.path is {config.model.path!r}; the "
+        "shapes fit"
+        for path, made in _made_for(config).items()
+        if Path(made).name != Path(config.model.path).name
+    ]
+    if not own:
+        return notes
+    dropped = _raw(Path(config.adapter.path)).get("lora_dropout") if config.adapter.path else 0
+    if dropped and dropped != config.adapter.dropout:
+        notes.append(
+            f"{config.adapter.path} was trained with lora_dropout={dropped}; here it is "
+            f"adapter.dropout={config.adapter.dropout:g}"
+        )
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+    spec = spec_of(config)
+    begun = f"going on from {config.adapter.path}" if config.adapter.path else "fresh"
+    bits = "" if config.model.quantize == "none" else f" in {config.model.quantize}"
+    notes.append(
+        f"LoRA ({begun}): rank {spec.rank}, alpha {spec.alpha:g}, scale {spec.scale:g}, on "
+        f"{len(own)} layers; {trained:,} weights are trained at a learning rate of "
+        f"{config.optim.learning_rate:g}, {frozen / 2**20:,.0f} MiB are frozen{bits}"
+    )
+    if "reference" in config.recipe.models:
+        start = "base"
+        start += "".join(f" + {Path(path).name}" for path in config.model.adapters)
+        start += f" + {Path(config.adapter.path).name}" if config.adapter.path else ""
+        notes.append(
+            f"the reference is the starting policy ({start}); it shares the frozen weights"
+        )
+    return notes
+
+
+def _made_for(config: configuration.Config) -> dict[str, str]:
+    """The base that each adapter names, where it names one."""
+    paths = [*config.model.adapters, *([config.adapter.path] if config.adapter.path else [])]
+    named = {path: _raw(Path(path)).get("base_model_name_or_path") for path in paths}
+    return {path: str(name) for path, name in named.items() if name}
+
+
+def _with_base(loaded: Loaded, base: Base, spec: Spec, dropout: float) -> Loaded:
+    """Files of checkpoints: what PEFT reads, and what the base was."""
+    # A base with others folded in is no folder that PEFT could load: its name says so.
+    name = " + ".join([base.path, *base.adapters])
+    files = {
+        CONFIG: config_bytes(loaded.model, spec, name, dropout),
+        BASE: json.dumps(asdict(base), indent=2).encode(),
+    }
+    return replace(loaded, files=loaded.files | files)
+
+
+def base_of(folder: Path, given: str | Path | None = None) -> Base:
+    """Of an adapter's folder: as it was trained, or as PEFT names it."""
+    record = folder / BASE
+    if record.is_file():
+        try:
+            raw = json.loads(record.read_bytes())
+            found = Base(**(raw | {"adapters": tuple(raw["adapters"])}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"{record} does not say what the adapter's base is ({error}). Take another "
+                "checkpoint, or delete the file and name the base with --base."
+            ) from error
+    else:
+        found = Base(str(_raw(folder).get("base_model_name_or_path") or ""), dtype="")
+    if given is not None:
+        found = replace(found, path=str(given))
+    if not found.path or not Path(found.path).exists():
+        raise ModelError(
+            f"The base of the adapter {folder} is not here: {found.path or 'it names none'}. Name "
+            "its folder with --base."
+        )
+    return found
+
+
+def _raw(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / CONFIG).read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _full(path: str | Path) -> str:
+    """A folder's whole path, so that a checkpoint finds it from anywhere."""
+    return str(Path(path).resolve()) if Path(path).exists() else str(path)

@@ -1,0 +1,118 @@
+"""Which layers an adapter sits on, by name: the same rules for a model and for its sizes alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import sqrt
+
+from groupwise.errors import ModelError, nearest
+from groupwise.model.config import ModelConfig
+
+ALL = ("all", "all-linear")  # here and in PEFT
+HEAD = "lm_head"
+ALPHA = 32.0  # unless asked otherwise: with 1/rank in the scale, one learning rate suits all ranks
+
+Targets = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An adapter's numbers, as PEFT's adapter_config.json has them."""
+
+    rank: int
+    alpha: float
+    targets: Targets = "all"
+    rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank, or alpha / √rank: what the product of its matrices is multiplied by."""
+        return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
+
+
+def linear_shapes(shape: ModelConfig) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of every layer that can have an adapter, by its full name."""
+    width, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = (count * shape.head_dim for count in (shape.num_heads, shape.num_kv_heads))
+    of_layer = {
+        "self_attn.q_proj": (width, queries),
+        "self_attn.k_proj": (width, keys),
+        "self_attn.v_proj": (width, keys),
+        "self_attn.o_proj": (queries, width),
+        "mlp.gate_proj": (width, inner),
+        "mlp.up_proj": (width, inner),
+        "mlp.down_proj": (inner, width),
+    }
+    return {
+        f"model.layers.{layer}.{name}": sizes
+        for layer in range(shape.num_layers)
+        for name, sizes in of_layer.items()
+    }
+
+
+def matching(targets: Targets, names: Iterable[str]) -> list[str]:
+    """The names that targets mean; every target must mean at least one.
+
+    As in PEFT: an entry of a list is a name or its end (`q_proj`, `mlp.up_proj`,
+    `layers.0.self_attn.q_proj`), a string is a regular expression for whole names, or "all".
+    """
+    names = list(names)
+    if isinstance(targets, str) and targets in ALL:
+        return names
+    if isinstance(targets, str) and not re.fullmatch(r"[\w.]+", targets):
+        return _fitting(targets, names)
+    wanted = [targets] if isinstance(targets, str) else list(targets)
+    if not wanted:
+        raise ModelError(f"adapter.targets is empty. {_known(names)}")
+    found: set[str] = set()
+    for target in wanted:
+        own = {name for name in names if name == target or name.endswith(f".{target}")}
+        if not own:
+            raise ModelError(_nothing(target, names))
+        found |= own
+    return [name for name in names if name in found]
+
+
+def adapter_weights(shape: ModelConfig, spec: Spec) -> int:
+    """Numbers in the two matrices of every layer that it sits on."""
+    sizes = linear_shapes(shape)
+    return sum(spec.rank * sum(sizes[name]) for name in matching(spec.targets, sizes))
+
+
+def shortest(names: Iterable[str], every: Iterable[str]) -> list[str]:
+    """Targets that mean just these names: their last words if those mean no others."""
+    names = list(names)
+    words = sorted({name.rpartition(".")[2] for name in names})
+    return words if matching(tuple(words), every) == names else names
+
+
+def _fitting(pattern: str, names: list[str]) -> list[str]:
+    try:
+        found = [name for name in names if re.fullmatch(pattern, name)]
+    except re.error as error:
+        raise ModelError(
+            f"adapter.targets {pattern!r} is no regular expression: {error}. Write a list of "
+            'names such as ["q_proj", "v_proj"], or "all".'
+        ) from error
+    if not found:
+        raise ModelError(_nothing(pattern, names))
+    return found
+
+
+def _nothing(target: str, names: list[str]) -> str:
+    if target.rpartition(".")[2] in (HEAD, "embed_tokens"):
+        return (
+            f"adapter.targets names {target!r}: embedding and head have no adapters here, as the "
+            "head's log-probabilities are made without its logits ever lying in memory. Leave it "
+            'out; "all" means the linear layers in between.'
+        )
+    words = {name.rpartition(".")[2] for name in names}
+    hint = nearest(target, words) if re.fullmatch(r"[\w.]+", target) else ""
+    return f"adapter.targets {target!r} matches no layer. {hint} {_known(names)}".replace("  ", " ")
+
+
+def _known(names: list[str]) -> str:
+    words = sorted({name.rpartition(".")[2] for name in names})
+    return f'Layers are called {", ".join(words)}, as in {names[0]}; "all" takes them all.'
