@@ -333,6 +333,11 @@ def assumptions(made: Plan) -> list[str]:
         else f"{_rate(place.device)}; decoding at a third of that, learning at {share} of the "
         "operations, as measured on an H200 (135M parameters: 28%, 1.5B: 59%)"
     )
+    if not made.shape.native:
+        found.append(
+            f"{made.shape.family} runs through transformers: times and activations are counted as "
+            "for groupwise's own layers, and are too low"
+        )
     found.append("grading, evaluation, checkpoints and compilation in the first steps not counted")
     if any(slot.definition.traits.get("action") == "refill" for slot in config.recipe.slots()):
         found.append(f"dynamic sampling may draw up to {config.refills + 1} times as much")

@@ -28,7 +28,7 @@ from groupwise.graders.rubric import Grader
 from groupwise.model import tiny
 from groupwise.model.checkpoint import Loaded, load, load_weights
 from groupwise.model.checkpoint import save as save_model
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner
 from groupwise.records import Memory, Task
@@ -255,7 +255,7 @@ def _open(
     return run
 
 
-def _learner(config: Config, model: Transformer) -> PolicyLearner | PairLearner:
+def _learner(config: Config, model: Policy) -> PolicyLearner | PairLearner:
     optim = replace(config.optim, micro_tokens=micro_tokens_of(config, model.config))
     if isinstance(config.recipe, PairRecipe):
         return PairLearner(model, config.recipe, optim, config.engine.temperature)

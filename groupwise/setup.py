@@ -27,6 +27,7 @@ from groupwise.graders.rubric import Grader, check
 from groupwise.model.checkpoint import Loaded
 from groupwise.model.config import ModelConfig
 from groupwise.model.equip import check_precision, equip
+from groupwise.model.families import read_shape
 from groupwise.model.gguf import GGUFFile, hf_config
 from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
@@ -180,9 +181,10 @@ def stored_shape(path: str | Path) -> ModelConfig | None:
     try:
         if path.suffix == ".gguf":
             return ModelConfig.from_hf(hf_config(GGUFFile(path)))
-        return ModelConfig.from_hf(json.loads((path / "config.json").read_bytes()))
+        raw = json.loads((path / "config.json").read_bytes())
     except (OSError, ValueError):
         return None  # loading it says why
+    return read_shape(raw)
 
 
 def on_gpu(config: Config) -> bool:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError, in_short
+from groupwise.model.borrowed import Borrowed
 from groupwise.model.ops import Plain
 from groupwise.model.order import fix_order
-from groupwise.model.transformer import Transformer
+from groupwise.model.pace import pace
+from groupwise.model.transformer import Policy, Transformer
 
 # Tokens for which kernels take the largest of their tiles. The head needs more than one tile of
 # 64; exact products need a tile of 128 for each of an H200's multiprocessors.
 MANY, MANY_EXACT = 128, 128 * 132
 
 
-def equip(model: Transformer, *, exact: bool) -> list[str]:
+def equip(model: Policy, *, exact: bool) -> list[str]:
     """Set the model's `ops`; returns what a person should know about the choice."""
     device = model.head_weight.device
+    if isinstance(model, Borrowed):
+        return _equip_borrowed(model, exact)
     fix_order(exact)
-    reason = _obstacle(model, exact)
+    reason = _obstacle(cast(Transformer, model), exact)
     if reason is None:
         return [_EXACT if exact else _FAST]
     model.ops = Plain()
@@ -37,6 +43,17 @@ def equip(model: Transformer, *, exact: bool) -> list[str]:
     if device.type != "cuda":
         return []
     return [f"no kernels: {reason}. Plain PyTorch runs instead, several times slower."]
+
+
+def _equip_borrowed(model: Borrowed, exact: bool) -> list[str]:
+    family = model.config.family
+    if exact:
+        raise ModelError(
+            f"engine.exact needs groupwise's own layers, and {family} runs through transformers. "
+            "Set engine.exact=false."
+        )
+    fix_order(False)
+    return [f"{family} runs through transformers, without groupwise's layers: {pace(model)}"]
 
 
 _FAST = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from groupwise.model.attention import Attend
-from groupwise.model.head import HeadOutputs, log_probs
+from groupwise.model.head import NO_RULE, HeadOutputs, HeadRule, log_probs
 from groupwise.model.joined import (
     Product,
     accumulate,
@@ -28,7 +28,14 @@ from groupwise.model.kernels.swiglu import swiglu, swiglu_backward, swiglu_forwa
 from groupwise.model.prefix import PrefixAttention
 
 if TYPE_CHECKING:
-    from groupwise.model.transformer import Attention, FeedForward, Linear, Norm, Transformer
+    from groupwise.model.transformer import (
+        Attention,
+        FeedForward,
+        Linear,
+        Norm,
+        Policy,
+        Transformer,
+    )
 
 
 class Fast:
@@ -37,8 +44,8 @@ class Fast:
     name = "fast"
     product: Product | None = None
 
-    def lay_out(self, model: Transformer) -> None:
-        for layer in model.layers:
+    def lay_out(self, model: Policy) -> None:
+        for layer in cast("Transformer", model).layers:  # others have no kernels
             attention, mlp = layer.self_attn, layer.mlp
             lay_together([attention.q_proj, attention.k_proj, attention.v_proj])
             lay_together([mlp.gate_proj, mlp.up_proj])
@@ -99,8 +106,11 @@ class Fast:
         entropy: bool = False,
         top_k: int = 0,
         at_TK: Tensor | None = None,
+        rule: HeadRule = NO_RULE,
     ) -> HeadOutputs:
-        if top_k or at_TK is not None:  # few recipes ask for these: the plain way serves them
+        if (
+            top_k or at_TK is not None or rule is not NO_RULE
+        ):  # few recipes ask for these: the plain way serves them
             return log_probs(
                 hidden_TD,
                 weight_VD,
@@ -109,6 +119,7 @@ class Fast:
                 entropy=entropy,
                 top_k=top_k,
                 at_TK=at_TK,
+                rule=rule,
             )
         found = HeadScore.apply(  # type: ignore[no-untyped-call]
             hidden_TD, weight_VD, token_T, 1.0 / temperature, entropy

@@ -22,7 +22,7 @@ from groupwise.model.attention import packed, packed_positions
 from groupwise.model.checkpoint import Loaded, load, save
 from groupwise.model.head import log_probs
 from groupwise.model.tokenizer import Tokenizer
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy
 
 # The largest difference of a log-probability that rounding the weights may make: several times
 # what it made for SmolLM2-135M (0.01 and 0.07).
@@ -127,18 +127,20 @@ def _encodes(tokenizer: Tokenizer, text: str) -> bool:
 
 
 @torch.no_grad()
-def logp_of(model: Transformer, sequences: Sequence[Ids]) -> Tensor:
+def logp_of(model: Policy, sequences: Sequence[Ids]) -> Tensor:
     """Of every token but the first of each sequence, in float32 whatever the weights are in."""
     model = model.to("cpu", torch.float32)
     found = []
     for ids in sequences or [tuple(range(min(16, model.config.vocab_size)))]:
         token_T = torch.tensor(ids)
         hidden_TD = model(token_T, packed_positions([len(ids)]), packed([len(ids)]))
-        found.append(log_probs(hidden_TD[:-1], model.head_weight, token_T[1:]).logp_T)
+        found.append(
+            log_probs(hidden_TD[:-1], model.head_weight, token_T[1:], rule=model.head_rule).logp_T
+        )
     return torch.cat(found)
 
 
-def _check_range(model: Transformer, dtype: torch.dtype) -> None:
+def _check_range(model: Policy, dtype: torch.dtype) -> None:
     """float16 ends at 65504: a weight beyond would become infinite."""
     most = torch.finfo(dtype).max
     for name, tensor in model.state_dict().items():

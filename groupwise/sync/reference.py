@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ConfigError, RunError
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy
 from groupwise.optim.adamw import HALF, check_layout
 
 
@@ -39,7 +39,7 @@ class Reference:
     reference is never stored.
     """
 
-    def __init__(self, model: Transformer, update: str) -> None:
+    def __init__(self, model: Policy, update: str) -> None:
         self._kind, self._number = parse_update(update)
         self.model = copy.deepcopy(model).requires_grad_(False)
         self.model.ops.lay_out(self.model)
@@ -49,7 +49,7 @@ class Reference:
         self._average = {name: p.float() if p.dtype in wide else p for name, p in self._own.items()}
 
     @torch.no_grad()
-    def after_step(self, policy: Transformer, step: int) -> None:
+    def after_step(self, policy: Policy, step: int) -> None:
         """Follow the policy; `step` counts finished steps, the first is 1."""
         if self._kind == "ema":
             for name, parameter in policy.named_parameters():
