@@ -22,6 +22,7 @@ from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
 from groupwise.engine.flight import ROW_STEP, in_steps
 from groupwise.errors import DataError, GroupwiseError, ModelError
+from groupwise.hub import local_model
 from groupwise.model.checkpoint import read_companions
 from groupwise.model.config import ModelConfig
 from groupwise.model.gguf import GGUFFile
@@ -133,7 +134,7 @@ def sizes_of(config: Config) -> tuple[ModelConfig, Prompts]:
     """The model's shape and the prompts' lengths."""
     if config.model.path == "tiny":
         return _tiny(config)
-    path = Path(config.model.path)
+    path = local_model(config.model.path, weights=False)
     shape = stored_shape(path)
     if shape is None:
         raise ModelError(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from groupwise import config as configuration
+from groupwise import hub
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
 from groupwise.data.cursor import Cursor, MixedCursor, cursor_of
@@ -245,9 +246,16 @@ def _open(
     folder.write_config(configuration.text(config))
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
-    folder.write_manifest(origin, seconds=run.elapsed, tokens=run.tokens)
+    start = hub.pinned(config.model.path, folder.read_manifest())
+    fetched = hub.commits(replace(config, model=replace(config.model, path=start)))
+    folder.write_manifest(origin, fetched, seconds=run.elapsed, tokens=run.tokens)
+    fetched_notes = [f"{name}: {commit}" for name, commit in fetched.items()]
     display.start(
-        [*configuration.describe(config, run.learner.micro_tokens), *bench.notes],
+        [
+            *configuration.describe(config, run.learner.micro_tokens),
+            *fetched_notes,
+            *bench.notes,
+        ],
         config.steps,
         run.step,
         explain_loss=not isinstance(config.recipe, PairRecipe),
@@ -269,8 +277,9 @@ def starting_model(
     """The policy before its first update. The embedded one is made once a run, and kept."""
     dtype = getattr(torch, config.model.dtype)
     if config.model.path != "tiny":
-        check_room(config, config.model.path, training=True)
-        return load(config.model.path, dtype, config.model.device)
+        path = hub.pinned(config.model.path, folder.read_manifest())
+        check_room(config, path, training=True)
+        return load(path, dtype, config.model.device)
     kept = folder.path / COLD_START
     if not kept.is_dir():
         made = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)

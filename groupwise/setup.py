@@ -24,6 +24,7 @@ from groupwise.engine.protocol import Sampling
 from groupwise.errors import ConfigError, ModelError
 from groupwise.graders.by_row import ROW
 from groupwise.graders.rubric import Grader, check
+from groupwise.hub import local_model
 from groupwise.model.checkpoint import Loaded
 from groupwise.model.config import ModelConfig
 from groupwise.model.equip import check_precision, equip
@@ -177,7 +178,7 @@ def micro_tokens_of(config: Config, shape: ModelConfig) -> int:
 
 def stored_shape(path: str | Path) -> ModelConfig | None:
     """A model's sizes without its weights; None for a model that can't be read."""
-    path = Path(path)
+    path = local_model(path, weights=False)
     try:
         if path.suffix == ".gguf":
             return ModelConfig.from_hf(hf_config(GGUFFile(path)))

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from groupwise.errors import ModelError, in_short
+from groupwise.hub import local_model
 from groupwise.model.borrowed import Borrowed
 from groupwise.model.config import ModelConfig
 from groupwise.model.families import read_shape
@@ -56,7 +57,7 @@ def load(
     path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Loaded:
     """From a Hugging Face folder or a GGUF file; in the stored precision if none is given."""
-    path = Path(path)
+    path = local_model(path)
     if path.suffix == ".gguf":
         found = read_gguf(path)
         model: Policy = assemble(found.config, found.tensors.items(), dtype, device)
@@ -70,7 +71,7 @@ def load_weights(
     path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Policy:
     """A folder's model, without its tokenizer."""
-    folder = _folder(Path(path))
+    folder = _folder(local_model(path))
     try:
         raw = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -165,8 +166,8 @@ def _folder(path: Path) -> Path:
     if path.exists():
         raise ModelError(f"{path} is a file. Pass the model's folder, or a .gguf file.")
     raise ModelError(
-        f"{path} is no folder here. Models are read from the disk, never fetched: get it with "
-        f"`hf download {path} --local-dir FOLDER` and pass FOLDER."
+        f"{path} is no folder here, and no id of a model on a hub (org/name, org/name@revision). "
+        f"Give one of them; `hf download` makes a folder of an id."
     )
 
 
