@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
@@ -187,9 +188,51 @@ def test_a_native_architecture_gives_the_same_with_borrowed_layers(tmp_path: Pat
     assert lent.config.counted == sum(p.numel() for p in own.parameters())
 
 
+def test_the_text_part_of_a_model_for_images_is_trained_alone(tmp_path: Path) -> None:
+    """Gemma 3 from 4B on has a tower for images: it is kept, and stays as it is."""
+    from family_zoo import SIZES
+    from transformers import AutoModelForCausalLM, Gemma3Config
+
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    text = SIZES | {"head_dim": 16, "sliding_window": WINDOW, "num_hidden_layers": 7}
+    config = Gemma3Config(
+        text_config=text, vision_config=tower, mm_tokens_per_image=1,
+        image_token_index=90, boi_token_index=91, eoi_token_index=92,
+    )  # fmt: skip
+    own = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(parameter.numel()))
+    own.save_pretrained(tmp_path / "m")
+    model = load_weights(tmp_path / "m")
+    assert isinstance(model, Borrowed)
+    rows = sequences(LENGTHS, vocabulary=90)
+    found = packed_logp(model, rows)
+    for row, logp_T in zip(rows, found, strict=True):
+        torch.testing.assert_close(logp_T.double(), own_logp(own, row), atol=CLOSE, rtol=0)
+    torch.cat(found).sum().backward()
+    for key, parameter in model.named_parameters():
+        assert (parameter.grad is None) == ("language_model" not in key), key
+        assert parameter.requires_grad == ("language_model" in key)
+
+
+def test_a_copy_is_a_model_of_its_own() -> None:
+    """As references and copies of the sampler are made."""
+    model = borrowed("gemma2")
+    rows = sequences(LENGTHS)
+    with torch.no_grad():
+        before = torch.cat(packed_logp(model, rows))
+        twin = copy.deepcopy(model)
+        for parameter in model.parameters():
+            parameter.add_(0.05)
+        assert torch.equal(torch.cat(packed_logp(twin, rows)), before)
+        assert not torch.equal(torch.cat(packed_logp(model, rows)), before)
+
+
 def test_it_says_that_it_is_slower_with_a_figure() -> None:
     (note,) = equip(borrowed("gemma2"), exact=False)
-    assert "gemma2 runs through transformers" in note and "tokens/s" in note
+    assert "gemma2 runs through transformers" in note and "tokens/s sampled" in note
     with pytest.raises(ModelError, match=r"engine\.exact needs groupwise's own layers"):
         equip(borrowed("gemma2"), exact=True)
 

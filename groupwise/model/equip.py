@@ -64,7 +64,7 @@ _EXACT = "exact mode: sampler and learner agree to the last bit, and a rerun rep
 
 
 def check_precision(device: str, dtype: str) -> None:
-    """Refuse bfloat16 on a GPU that only imitates it."""
+    """Refuse bfloat16 on a GPU that only imitates it, and what a device can't multiply at all."""
     if (
         torch.device(device).type == "cuda"
         and dtype == "bfloat16"
@@ -74,6 +74,15 @@ def check_precision(device: str, dtype: str) -> None:
             f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic (it came with "
             "compute capability 8.0). Set model.dtype=float32."
         )
+    try:
+        small = torch.ones(2, 2, dtype=getattr(torch, dtype), device=device)
+        torch.mm(small, small)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        other = "float32" if dtype != "float32" else "bfloat16"
+        raise ModelError(
+            f"{device} can't compute in {dtype} ({in_short(error)}). Set model.dtype={other}, or "
+            "another model.device."
+        ) from error
 
 
 def _obstacle(model: Transformer, exact: bool) -> str | None:
