@@ -82,16 +82,16 @@ def test_the_sampler_chooses_and_scores_as_transformers_does(name: str) -> None:
     model, own = borrowed(name), lender(name)
     engine = engine_zoo.engine(model, slots=4)
     asked = [engine_zoo.request(length, 1, number) for number, length in enumerate((3, 14))]
-    groups = engine.generate(asked, Sampling(max_tokens=20, temperature=0.0))
+    groups = engine.generate(asked, Sampling(max_tokens=12, temperature=0.0))
     for request, (done,) in zip(asked, groups, strict=True):
         ids = torch.tensor([request.prompt])
         made = own.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, min_new_tokens=20,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, min_new_tokens=12,
             do_sample=False, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
         assert done.token_ids == tuple(made[0, len(request.prompt) :].tolist())
     request = engine_zoo.request(6, 3, 9)
-    group = engine_zoo.one(engine, request, Sampling(max_tokens=24, temperature=0.7))
+    group = engine_zoo.one(engine, request, Sampling(max_tokens=16, temperature=0.7))
     for done in group:
         row_T = torch.tensor([*request.prompt, *done.token_ids])
         with torch.no_grad():
@@ -112,7 +112,7 @@ def test_a_long_answer_passes_many_windows_and_pieces_of_the_cache() -> None:
         rehearsal.replace(model.config, max_positions=512)
     )
     asked = [engine_zoo.request(length, 1, number) for number, length in enumerate((2, 150))]
-    groups = engine.generate(asked, Sampling(max_tokens=290))
+    groups = engine.generate(asked, Sampling(max_tokens=160))
     for request, (done,) in zip(asked, groups, strict=True):
         row_T = torch.tensor([*request.prompt, *done.token_ids])
         expected = own_logp(own, row_T)[len(request.prompt) - 1 :]
@@ -285,6 +285,17 @@ def test_layers_that_attend_twice_or_do_something_else_are_refused(
     layers[1].self_attn.layer_idx = 0
     with pytest.raises(ModelError, match="asked 3 times for attention"):
         rehearsal.rehearse(model)
+
+
+def test_attention_with_something_unknown_is_refused_not_computed_without_it() -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    module = borrowed("gemma2").lender.model.layers[0].self_attn
+    heads = [torch.zeros(1, 2, 3, 4)] * 3
+    with pytest.raises(ModelError, match="attends with slopes"):
+        ALL_ATTENTION_FUNCTIONS["groupwise"](module, *heads, None, slopes=torch.ones(2))
+    with pytest.raises(ModelError, match="a mask of its own making"):
+        ALL_ATTENTION_FUNCTIONS["groupwise"](module, *heads, torch.zeros(1, 1, 3, 3))
 
 
 def rehearsal_rule(_config: Any) -> Any:

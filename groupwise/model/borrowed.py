@@ -27,6 +27,17 @@ from groupwise.model.look import Look
 from groupwise.model.transformer import Policy, check_pack
 
 NAME = "groupwise"  # of our attention function, among transformers' own
+# What layers hand to it that says nothing new: dropout is 0, a window is in the mask as well.
+WITHOUT_EFFECT = {
+    "cache_position",
+    "dropout",
+    "is_causal",
+    "output_attentions",
+    "past_key_values",
+    "position_ids",
+    "sliding_window",
+    "use_cache",
+}
 
 _attend: ContextVar[Attend] = ContextVar("attend")
 
@@ -50,9 +61,15 @@ def _attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **ignored: Any,  # dropout, which is 0, and a window, which the mask has, too
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """What transformers' layers call."""
+    unknown = [name for name, x in others.items() if name not in WITHOUT_EFFECT and x is not None]
+    if unknown:
+        raise ModelError(
+            f"{type(module).__name__} attends with {', '.join(unknown)}, which is not known here "
+            "and may change what it computes. Use another model."
+        )
     if attention_mask is not None and attention_mask.numel() != 1:
         raise ModelError(
             f"{type(module).__name__} attends with a mask of its own making, which would not hold "
