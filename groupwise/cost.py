@@ -61,6 +61,8 @@ def add(*many: Mapping[str, Cost]) -> Parts:
 
 def layer_weights(shape: ModelConfig) -> int:
     """Numbers in the matrices of all layers: what every token is multiplied with."""
+    if shape.per_token is not None:
+        return shape.per_token
     heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     return shape.num_layers * shape.hidden_size * (heads + 3 * shape.intermediate_size)
 
@@ -71,6 +73,8 @@ def head_weights(shape: ModelConfig) -> int:
 
 def parameters(shape: ModelConfig) -> int:
     """All of them, norms and biases too."""
+    if shape.counted is not None:
+        return shape.counted
     width, keys = shape.hidden_size, shape.num_kv_heads * shape.head_dim
     queries = shape.num_heads * shape.head_dim
     small = 2 * width
@@ -119,7 +123,8 @@ def whole_again(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
 
 def kept_numbers(shape: ModelConfig) -> int:
     """Keys and values of one token, in all layers."""
-    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    both = shape.head_dim + (shape.value_dim or shape.head_dim)
+    return shape.num_layers * shape.num_kv_heads * both
 
 
 def _attention_flops(shape: ModelConfig, pairs: float) -> float:
@@ -321,11 +326,13 @@ def activations(
     plain PyTorch also keeps norms before and after their weights, silu(gate), its product with up,
     and what attention saw once more. Norms of queries and keys keep what they were made from, and
     a number for each head. One layer counts twice, for the gradients on their way. With `recompute`
-    that layer is all, besides what goes into each: the residual stream and an addend.
+    that layer is all, besides what goes into each: the residual stream and an addend. Borrowed
+    layers are counted as plain ones, which is rough.
 
     An adapter keeps what goes into it: on a GPU both norms and silu(gate) · up, and everywhere its
     narrow product.
     """
+    cpu = cpu or not shape.native  # no kernels
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     seen, inner = shape.num_heads * shape.head_dim, shape.intermediate_size
     if width == HALF and not cpu:

@@ -22,6 +22,10 @@ class ModelError(GroupwiseError, ValueError):
     """A model, checkpoint or tokenizer that can't be used as it is."""
 
 
+class NotNative(ModelError):
+    """A sound architecture that groupwise's own layers do not have."""
+
+
 class ConfigError(GroupwiseError, ValueError):
     """A configuration that does not exist, makes no sense, or does not fit the rest."""
 

@@ -22,6 +22,7 @@ from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
 from groupwise.engine.flight import ROW_STEP, in_steps
 from groupwise.errors import DataError, GroupwiseError, ModelError
+from groupwise.hub import local_model
 from groupwise.model.checkpoint import read_companions, stored_shape
 from groupwise.model.config import ModelConfig
 from groupwise.model.gguf import GGUFFile
@@ -133,7 +134,7 @@ def sizes_of(config: Config) -> tuple[ModelConfig, Prompts]:
     """The model's shape and the prompts' lengths."""
     if config.model.path == "tiny":
         return _tiny(config)
-    path = Path(config.model.path)
+    path = local_model(config.model.path, weights=False)
     shape = stored_shape(path)
     if shape is None:
         raise ModelError(
@@ -337,6 +338,11 @@ def assumptions(made: Plan) -> list[str]:
         else f"{_rate(place.device)}; decoding at a third of that, learning at {share} of the "
         "operations, as measured on an H200 (135M parameters: 28%, 1.5B: 59%)"
     )
+    if not made.shape.native:
+        found.append(
+            f"{made.shape.family} runs through transformers: times and activations are counted as "
+            "for groupwise's own layers, and are too low"
+        )
     found.append("grading, evaluation, checkpoints and compilation in the first steps not counted")
     if any(slot.definition.traits.get("action") == "refill" for slot in config.recipe.slots()):
         found.append(f"dynamic sampling may draw up to {config.refills + 1} times as much")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import config as configuration
+from groupwise import hub
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
 from groupwise.data.cursor import Cursor, MixedCursor, cursor_of
@@ -29,7 +30,7 @@ from groupwise.model.checkpoint import Loaded, load_weights
 from groupwise.model.checkpoint import save as save_model
 from groupwise.model.peft_files import read as read_adapter
 from groupwise.model.policy import adapter_notes, starting_policy
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner
 from groupwise.records import Memory, Task
@@ -254,10 +255,14 @@ def _open(
     folder.write_config(configuration.text(config))
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
-    folder.write_manifest(origin, seconds=run.elapsed, tokens=run.tokens)
+    start = hub.pinned(config.model.path, folder.read_manifest())
+    fetched = hub.commits(replace(config, model=replace(config.model, path=start)))
+    folder.write_manifest(origin, fetched, seconds=run.elapsed, tokens=run.tokens)
+    fetched_notes = [f"{name}: {commit}" for name, commit in fetched.items()]
     display.start(
         [
             *configuration.describe(config, run.learner.micro_tokens),
+            *fetched_notes,
             *adapter_notes(loaded, config),
             *bench.notes,
         ],
@@ -268,7 +273,7 @@ def _open(
     return run
 
 
-def _learner(config: Config, model: Transformer) -> PolicyLearner | PairLearner:
+def _learner(config: Config, model: Policy) -> PolicyLearner | PairLearner:
     optim = replace(config.optim, micro_tokens=micro_tokens_of(config, model.config))
     if isinstance(config.recipe, PairRecipe):
         return PairLearner(model, config.recipe, optim, config.engine.temperature)
@@ -281,8 +286,9 @@ def starting_model(
 ) -> Loaded:
     """The policy before its first update. The embedded one is made once a run, and kept."""
     if config.model.path != "tiny":
-        check_room(config, config.model.path, training=True)
-        return starting_policy(config, config.model.path)
+        path = hub.pinned(config.model.path, folder.read_manifest())
+        check_room(config, path, training=True)
+        return starting_policy(config, path)
     kept = folder.path / COLD_START
     if not kept.is_dir():
         made = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)

@@ -27,6 +27,7 @@ from groupwise.model.checkpoint import Loaded, stored_shape
 from groupwise.model.config import ModelConfig
 from groupwise.model.equip import check_precision, equip
 from groupwise.model.policy import spec_of
+from groupwise.model.tokenizer import Tokenizer
 from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
 from groupwise.records import Task
@@ -73,6 +74,7 @@ def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]],
     loaded = model_for(found.train, found.eval)
     notes += equip(loaded.model, exact=config.engine.exact)
     tokenizer, shape = loaded.tokenizer, loaded.model.config
+    notes += check_ending(config, tokenizer)
     longest = min(shape.position_limit or shape.max_positions, shape.max_positions)
     room = longest - config.engine.max_tokens
     if room < 1:
@@ -106,6 +108,20 @@ def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]],
         held_out = [task for task in held_out if task.answer is not None]
     notes = list(dict.fromkeys(notes))
     return Bench(loaded, tasks, held_out[: config.eval.tasks], grader, notes, found.weights)
+
+
+def check_ending(config: Config, tokenizer: Tokenizer) -> list[str]:
+    """Refuse answers that nothing could end; a note where only stop strings do."""
+    if tokenizer.eos_ids:
+        return []
+    lacking = "the tokenizer has no EOS: nothing in its files names the token that ends an answer"
+    if config.engine.stop and not isinstance(config.recipe, PairRecipe):
+        return [f"{lacking}, so only engine.stop does."]
+    raise ModelError(
+        f"{lacking[0].upper()}{lacking[1:]}, and every answer would run to engine.max_tokens. Add "
+        '"eos_token" to tokenizer_config.json or "eos_token_id" to generation_config.json'
+        + ("." if isinstance(config.recipe, PairRecipe) else ", or set engine.stop.")
+    )
 
 
 def check_device(name: str) -> None:

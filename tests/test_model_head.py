@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.model.head import HeadOutputs, log_probs, logits
+from groupwise.model.head import HeadOutputs, HeadRule, log_probs, logits
 
 
 def inputs(
@@ -176,3 +176,41 @@ def test_an_entropy_alone_has_its_gradient() -> None:
     got = torch.autograd.grad((ramp * found).sum(), (hidden, weight))
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["scale", "cap", "bias", "all"])
+def test_what_architectures_do_to_logits(rule: str) -> None:
+    """cap·tanh(scale·(h·Wᵀ + b)/cap)/τ, by autograd in float64: values and every gradient."""
+    generator = torch.Generator().manual_seed(3)
+    hidden_TD, weight_VD = (
+        torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (7, 11)
+    )
+    bias_V = torch.randn(11, generator=generator, dtype=torch.float64)
+    token_T = torch.arange(7)
+    scale = 0.7 if rule in ("scale", "all") else 1.0
+    cap = 1.5 if rule in ("cap", "all") else None
+    with_bias = rule in ("bias", "all")
+
+    def leaves() -> list[Tensor]:
+        return [x.clone().requires_grad_() for x in (hidden_TD, weight_VD, bias_V)]
+
+    h, w, b = leaves()
+    z = scale * (h @ w.T + (b if with_bias else 0))
+    z = (z if cap is None else cap * torch.tanh(z / cap)) / 0.8
+    logp = z.log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    top = logp.topk(3).values
+    expected = [logp.gather(1, token_T[:, None])[:, 0], entropy, top]
+    sum((i + 1) * (x**2).sum() for i, x in enumerate(expected)).backward()  # type: ignore[union-attr]
+    wanted = [x.grad for x in (h, w, b)]
+
+    h, w, b = leaves()
+    asked = HeadRule(scale, cap, b if with_bias else None)
+    found = log_probs(h, w, token_T, temperature=0.8, entropy=True, top_k=3, chunk=2, rule=asked)
+    got = [found.logp_T, found.entropy_T, found.topk_logp_TK]
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    sum((i + 1) * (x**2).sum() for i, x in enumerate(got)).backward()  # type: ignore[operator, union-attr]
+    for one, other in zip((h, w, b), wanted, strict=True):
+        torch.testing.assert_close(one.grad, other)
+    torch.testing.assert_close(logits(hidden_TD, weight_VD, 0.8, rule=asked), z.detach())

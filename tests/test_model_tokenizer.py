@@ -100,10 +100,35 @@ def test_templates_in_every_place() -> None:
         {"name": "default", "template": "yes"},
     ]
     assert Ours.from_files(files(several)).render(messages) == "yes"
-    beside = files() | {"chat_template.jinja": b"beside"}
+    beside = files(None) | {"chat_template.jinja": b"beside"}
     assert Ours.from_files(beside).render(messages) == "beside"
+    copied = files("beside\n") | {"chat_template.jinja": b"beside"}
+    assert Ours.from_files(copied).render(messages).strip() == "beside"
     old = files(None) | {"chat_template.json": b'{"chat_template": "old"}'}
     assert Ours.from_files(old).render(messages) == "old"
+
+
+def test_two_templates_that_disagree_are_refused_by_their_files() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    two = Ours.from_files(files("one") | {"chat_template.jinja": b"other"})
+    assert two.decode(two.prompt("plain text")) == "<s>plain text"  # which needs none
+    with pytest.raises(
+        ModelError, match=r"tokenizer_config\.json and chat_template\.jinja hold different"
+    ):
+        two.render(messages)
+    named = [{"name": "tool_use", "template": "a"}, {"name": "rag", "template": "b"}]
+    with pytest.raises(ModelError, match=r"by name \(rag, tool_use\), and none is called default"):
+        Ours.from_files(files(named)).render(messages)
+
+
+def test_special_names_of_old_folders() -> None:
+    """Where tokenizer_config.json says nothing, special_tokens_map.json does."""
+    made = files()
+    settings = json.loads(made["tokenizer_config.json"])
+    old = {key: settings.pop(key) for key in list(settings) if key.endswith("_token")}
+    made["tokenizer_config.json"] = json.dumps(settings).encode()
+    made["special_tokens_map.json"] = json.dumps(old).encode()
+    assert Ours.from_files(made).eos_ids == Ours.from_files(files()).eos_ids != ()
 
 
 def test_renders_as_transformers_does(tmp_path: Any) -> None:

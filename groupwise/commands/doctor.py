@@ -37,8 +37,8 @@ REQUIRED = {
 # What it can do without, and what each is for.
 OPTIONAL = {
     "triton": "kernels on an NVIDIA GPU; without them it is several times slower",
-    "huggingface_hub": "fetching models and data: hf download",
-    "transformers": "using an exported model elsewhere",
+    "huggingface_hub": "models and data by their id on a hub",
+    "transformers": "models of other families than Llama, Mistral, Qwen2 and Qwen3",
     "bitsandbytes": "frozen weights in 4 bits beside an adapter: model.quantize=nf4",
     "vllm": "serving an exported model",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",

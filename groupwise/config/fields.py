@@ -54,7 +54,9 @@ ReferenceUpdate = Annotated[str, Forms(("frozen",), (("ema", float, _DECAY), ("r
 class Model:
     """The policy."""
 
-    path: str = "tiny"  # a Hugging Face folder, a .gguf file, or "tiny": made on the spot
+    # a Hugging Face folder, a .gguf file, an id on a hub ("org/name", "org/name@revision"), or
+    # "tiny": made on the spot
+    path: str = "tiny"
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     adapters: tuple[str, ...] = ()  # of PEFT's, folded into it: part of the starting policy
@@ -116,7 +118,8 @@ class Data:
 
     # a file, a pattern ("data/*.parquet"), a named set ("gsm8k:FILE") or a generator (arithmetic,
     # countdown, reasoning_gym:TASK); a list of them, or a table: { "gsm8k:FILE" = 0.7, "FILE" =
-    # { weight = 0.3, grader = "number" } } (also size and options, of a generator)
+    # { weight = 0.3, grader = "number" } } (also size and options, of a generator). FILE may be on
+    # a hub: hub:org/name, hub:org/name@revision/train*.parquet
     train: str | tuple[str, ...] | dict[str, Positive | Source] = "arithmetic"
     # the same without weights; "" holds tasks out of a generator, and none of a file
     eval: str | tuple[str, ...] | dict[str, Source] = ""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from groupwise.errors import DataError, nearest
 from groupwise.globs import fitting
+from groupwise.hub import fetch_data
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -35,8 +36,12 @@ class Row(NamedTuple):
 def files_of(name: str) -> list[Path]:
     """The file of that name, the saved data set in that folder, or all files that fit a pattern.
 
+    What is on a hub is fetched.
+
     Files of a pattern are sorted by name: the same order on every machine.
     """
+    if name.startswith("hub:"):
+        name = fetch_data(name).path
     path = Path(name).expanduser()
     if path.is_dir():
         _check_saved(path)

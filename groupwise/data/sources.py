@@ -206,6 +206,8 @@ def _kind(name: str) -> str:
     word, colon, _ = name.partition(":")
     if colon and word in SETS:
         return "set"
+    if word == "hub" and colon:
+        return "file"
     if colon and re.fullmatch(r"\w{2,}", word) and not Path(name).exists():
         raise DataError(f"There is no named set {word!r}. {nearest(word, [*SETS, GYM])}")
     if "/" not in name and "." not in name:

@@ -19,6 +19,7 @@ from groupwise.model.kernels.attention import decode_attention
 from groupwise.model.kernels.head import sample
 from groupwise.model.kernels.prompts import prompt_attention, prompt_tiles
 from groupwise.model.kernels.record import ENDED, record
+from groupwise.model.look import PLAIN, Look, check_plain
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import PolicyModel
 
@@ -90,7 +91,15 @@ class CachedDecode:
     splits: int
     exact: bool
 
-    def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query_THW: Tensor,
+        key_TJW: Tensor,
+        value_TJW: Tensor,
+        look: Look = PLAIN,
+    ) -> Tensor:
+        check_plain(look)
         state, first = self.state, None
         if self.tile_I4 is not None:
             heads = key_TJW.shape[1]

@@ -171,7 +171,7 @@ class Flight:
         logits_NV, work_NV = (self._buffer(numbers, rows) for numbers in self.scratch)
         real_NV = logits_NV[:, :vocabulary]
         logits_NV[:, vocabulary:] = -torch.inf
-        logits(self.hidden_SD[:rows], self.head_VD, out=real_NV)
+        logits(self.hidden_SD[:rows], self.head_VD, out=real_NV, rule=self.model.head_rule)
         if self.source.noise:
             real_NV[: len(self.running)] += self.source.noise * self._noise(vocabulary)
         if self.temperature != 1.0:

@@ -25,6 +25,7 @@ from groupwise.errors import EngineError
 from groupwise.model.attention import Attend, KeyValueCache
 from groupwise.model.config import ModelConfig
 from groupwise.model.kernels.record import ENDED, RUNNING
+from groupwise.model.look import PLAIN, Look
 from groupwise.records import Completion
 
 LOOK = 8  # steps between two looks of the host
@@ -41,10 +42,17 @@ class StoredPrompts:
     slot_T: Tensor
     position_T: Tensor
 
-    def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query_THW: Tensor,
+        key_TJW: Tensor,
+        value_TJW: Tensor,
+        look: Look = PLAIN,
+    ) -> Tensor:
         self.cache.key_LSJUW[layer][self.slot_T, :, self.position_T] = key_TJW
         self.cache.value_LSJUW[layer][self.slot_T, :, self.position_T] = value_TJW
-        return self.within(layer, query_THW, key_TJW, value_TJW)
+        return self.within(layer, query_THW, key_TJW, value_TJW, look)
 
 
 @dataclass

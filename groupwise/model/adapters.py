@@ -57,7 +57,7 @@ def plain_product(x_TD: Tensor, weight_FD: Tensor) -> Tensor:
     """
     if len(weight_FD) > 1:
         return F.linear(x_TD, weight_FD)
-    return F.linear(x_TD, weight_FD.expand(2, -1))[:, :1]
+    return F.linear(x_TD, weight_FD.expand(2, -1))[..., :1]
 
 
 # --- a model's layers -------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from groupwise.errors import ModelError
 from groupwise.model.config import ModelConfig
+from groupwise.model.look import PLAIN, Look, attention
 
 # Rows go into one block if their sizes fall into the same class; a block is padded to its longest.
 # Classes grow by a third, so at most about a quarter of a block is padding.
@@ -29,10 +29,18 @@ SMALLEST_CLASS = 16  # tokens: below this, padding costs less than another call
 # is read in pieces, because sums over more keys are split at a place that depends on their number.
 # Packs pad alike, so that in sequences of up to PIECE tokens they agree with the cache to the bit.
 KEY_STEP, QUERY_STEP, PIECE = 16, 4, 128
+NOTHING = -1e30  # below every log-sum-exp; unlike −inf, twice nothing makes no NaN
 
 
 class Attend(Protocol):
-    def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query_THW: Tensor,
+        key_TJW: Tensor,
+        value_TJW: Tensor,
+        look: Look = PLAIN,
+    ) -> Tensor:
         """What each token sees, [T, H, W], for queries and keys that are rotated already."""
         ...
 
@@ -48,11 +56,25 @@ class Block:
     real_NQ: Tensor  # False where a row is padded
     key_NU: Tensor
     mask_N1QU: Tensor | None  # None: causal, queries and keys are the same tokens
+    before_N1: Tensor | None = None  # keys before the first query; None: 0
 
     def to(self, device: torch.device | str) -> Block:
         mask = None if self.mask_N1QU is None else self.mask_N1QU.to(device)
+        before_N1 = None if self.before_N1 is None else self.before_N1.to(device)
         query_NQ, key_NU = self.query_NQ.to(device), self.key_NU.to(device)
-        return Block(query_NQ, self.real_NQ, key_NU, mask)
+        return Block(query_NQ, self.real_NQ, key_NU, mask, before_N1)
+
+    def within(self, window: int | None) -> Tensor | None:
+        """The mask where a token sees no more than so many; keys lie by position."""
+        keys = self.key_NU.shape[1]
+        if window is None or window >= keys:
+            return self.mask_N1QU
+        at_U = torch.arange(keys, device=self.key_NU.device)
+        last_NQ = at_U[None, : self.query_NQ.shape[1]]
+        if self.before_N1 is not None:  # padding must see something, too: nothing at all is NaN
+            last_NQ = (self.before_N1 + last_NQ).clamp(max=keys - 1)
+        behind_NQU = last_NQ[:, :, None] - at_U
+        return ((behind_NQU >= 0) & (behind_NQU < window))[:, None]
 
 
 class BlockAttention:
@@ -61,17 +83,27 @@ class BlockAttention:
     def __init__(self, blocks: Sequence[Block], take_T: Tensor) -> None:
         self.blocks = tuple(blocks)
         self.take_T = take_T  # where each token's result lies among the blocks' padded results
+        self.masks: dict[int | None, list[Tensor | None]] = {}  # of the blocks, by window
 
-    def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query_THW: Tensor,
+        key_TJW: Tensor,
+        value_TJW: Tensor,
+        look: Look = PLAIN,
+    ) -> Tensor:
+        if look.window not in self.masks:
+            self.masks[look.window] = [block.within(look.window) for block in self.blocks]
         parts = []
-        for block in self.blocks:
-            seen_NHQW = F.scaled_dot_product_attention(
+        for block, mask_N1QU in zip(self.blocks, self.masks[look.window], strict=True):
+            seen_NHQW = attention(
                 _rows(query_THW, block.query_NQ),
                 _rows(key_TJW, block.key_NU),
                 _rows(value_TJW, block.key_NU),
-                attn_mask=block.mask_N1QU,
-                is_causal=block.mask_N1QU is None,
-                enable_gqa=query_THW.shape[1] != key_TJW.shape[1],
+                look,
+                mask=mask_N1QU,
+                causal=mask_N1QU is None,
             )
             parts.append(seen_NHQW.transpose(1, 2).flatten(0, 1))
         together = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -135,10 +167,11 @@ class KeyValueCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (config.num_layers, slots, config.num_kv_heads, capacity, config.head_dim)
+        shape = (config.num_layers, slots, config.num_kv_heads, capacity)
         # Zeros, not garbage: a masked key weighs nothing, but nothing times NaN is NaN.
-        self.key_LSJUW = torch.zeros(shape, dtype=dtype, device=device)
-        self.value_LSJUW = torch.zeros(shape, dtype=dtype, device=device)
+        self.key_LSJUW = torch.zeros((*shape, config.head_dim), dtype=dtype, device=device)
+        value_dim = config.value_dim or config.head_dim
+        self.value_LSJUW = torch.zeros((*shape, value_dim), dtype=dtype, device=device)
 
     @property
     def slots(self) -> int:
@@ -181,7 +214,14 @@ class CachedAttention:
         self.position_T = torch.cat(spans).to(device)
         self.slot_T = torch.repeat_interleave(torch.tensor(slots), torch.tensor(lengths)).to(device)
 
-    def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query_THW: Tensor,
+        key_TJW: Tensor,
+        value_TJW: Tensor,
+        look: Look = PLAIN,
+    ) -> Tensor:
         key_SJUW, value_SJUW = self.cache.key_LSJUW[layer], self.cache.value_LSJUW[layer]
         key_SJUW[self.slot_T, :, self.position_T] = key_TJW
         value_SJUW[self.slot_T, :, self.position_T] = value_TJW
@@ -190,17 +230,17 @@ class CachedAttention:
             end = min(_up_to(start + length, KEY_STEP), self.cache.capacity)
             query_QHW = query_THW.new_zeros((end - start, *query_THW.shape[1:]))
             query_QHW[:length] = query_THW[at : at + length]
-            mask_QU = None
-            if start:
+            mask_QU, window = None, end if look.window is None else look.window
+            if start or window < end:
                 mask_QU = torch.ones(end - start, end, dtype=torch.bool, device=query_THW.device)
-                mask_QU = mask_QU.tril(start)
-            seen_HQW = F.scaled_dot_product_attention(
+                mask_QU = mask_QU.tril(start).triu(start - window + 1)
+            seen_HQW = attention(
                 query_QHW.transpose(0, 1)[None],
                 key_SJUW[slot, :, :end][None],
                 value_SJUW[slot, :, :end][None],
-                attn_mask=mask_QU,
-                is_causal=mask_QU is None,
-                enable_gqa=query_THW.shape[1] != key_TJW.shape[1],
+                look,
+                mask=mask_QU,
+                causal=mask_QU is None,
             )[0]
             parts.append(seen_HQW.transpose(0, 1)[:length])
             at += length
@@ -231,9 +271,17 @@ class DecodeAttention:
         unseen_NU = torch.arange(window, device=device) > position_N[:, None]
         mask_NU = torch.zeros(unseen_NU.shape, dtype=cache.key_LSJUW.dtype, device=device)
         self.mask_N11U = mask_NU.masked_fill_(unseen_NU, -torch.inf)[:, None, None]
+        self.masks: dict[int, Tensor] = {}  # the same, by window
         self.query_NJQW: Tensor | None = None  # made once, for all layers
 
-    def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query_THW: Tensor,
+        key_TJW: Tensor,
+        value_TJW: Tensor,
+        look: Look = PLAIN,
+    ) -> Tensor:
         key_SJUW, value_SJUW = self.cache.key_LSJUW[layer], self.cache.value_LSJUW[layer]
         key_SJUW[self.row_N, :, self.position_N] = key_TJW
         value_SJUW[self.row_N, :, self.position_N] = value_TJW
@@ -246,26 +294,49 @@ class DecodeAttention:
         # The heads that share a key head pose as its queries: nothing is copied for them.
         self.query_NJQW[:, :, :queries] = query_THW.view(rows, groups, queries, width)
         key_NJUW, value_NJUW = key_SJUW[:rows], value_SJUW[:rows]
-        if len(self.pieces) == 1:
-            seen_NJQW = self._whole(self.query_NJQW, key_NJUW, value_NJUW, self.pieces[0])
+        if not look.fused:
+            return self._one_by_one(query_THW, key_NJUW, value_NJUW, look)
+        if len(self.pieces) == 1 or key_NJUW.shape[-1] != value_NJUW.shape[-1]:
+            seen_NJQW = self._whole(self.query_NJQW, key_NJUW, value_NJUW, look)
         else:
-            seen_NJQW = self._in_pieces(self.query_NJQW, key_NJUW, value_NJUW)
-        return seen_NJQW[:, :, :queries].reshape(rows, heads, width)
+            seen_NJQW = self._in_pieces(self.query_NJQW, key_NJUW, value_NJUW, look)
+        return seen_NJQW[:, :, :queries].reshape(rows, heads, -1)
 
-    def _whole(self, query_NJQW: Tensor, key: Tensor, value: Tensor, piece: slice) -> Tensor:
-        return F.scaled_dot_product_attention(
-            query_NJQW, key[:, :, piece], value[:, :, piece], attn_mask=self.mask_N11U[..., piece]
-        )
+    def _mask(self, window: int | None) -> Tensor:
+        """0 where a key is seen, else −inf."""
+        end = self.pieces[-1].stop
+        if window is None or window >= end:
+            return self.mask_N11U
+        if window not in self.masks:
+            past_NU = torch.arange(end, device=self.position_N.device) <= (
+                self.position_N[:, None] - window
+            )
+            self.masks[window] = self.mask_N11U.masked_fill(past_NU[:, None, None], -torch.inf)
+        return self.masks[window]
 
-    def _in_pieces(self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor) -> Tensor:
+    def _whole(self, query_NJQW: Tensor, key: Tensor, value: Tensor, look: Look) -> Tensor:
+        end = self.pieces[-1].stop
+        mask_N11U = self._mask(look.window)
+        return attention(query_NJQW, key[:, :, :end], value[:, :, :end], look, mask=mask_N11U)
+
+    def _one_by_one(self, query_THW: Tensor, key: Tensor, value: Tensor, look: Look) -> Tensor:
+        """Every head by itself: a sink is a head's own."""
+        end = self.pieces[-1].stop
+        query_NH1W, mask_N11U = query_THW[:, :, None], self._mask(look.window)
+        seen_NH1W = attention(query_NH1W, key[:, :, :end], value[:, :, :end], look, mask=mask_N11U)
+        return seen_NH1W[:, :, 0]
+
+    def _in_pieces(
+        self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor, look: Look
+    ) -> Tensor:
         """Σ w·seen / Σ w over pieces, w = exp(log-sum-exp of the piece's scores). Only on a CPU.
 
         Where a row has no key in a piece, w is exactly 0: longer neighbours change nothing.
         """
-        first_NJQW, first_NJQ = self._piece(query_NJQW, key_NJUW, value_NJUW, self.pieces[0])
-        total_NJQW, level_NJQ = first_NJQW, first_NJQ
+        given = (query_NJQW, key_NJUW, value_NJUW, look)
+        total_NJQW, level_NJQ = self._piece(*given, self.pieces[0])
         for piece in self.pieces[1:]:
-            seen_NJQW, score_NJQ = self._piece(query_NJQW, key_NJUW, value_NJUW, piece)
+            seen_NJQW, score_NJQ = self._piece(*given, piece)
             higher_NJQ = torch.logaddexp(level_NJQ, score_NJQ)
             old_NJQ, new_NJQ = (level_NJQ - higher_NJQ).exp(), (score_NJQ - higher_NJQ).exp()
             total_NJQW = total_NJQW * old_NJQ[..., None] + seen_NJQW * new_NJQ[..., None]
@@ -273,16 +344,23 @@ class DecodeAttention:
         return total_NJQW.to(query_NJQW.dtype)
 
     def _piece(
-        self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor, piece: slice
+        self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor, look: Look, piece: slice
     ) -> tuple[Tensor, Tensor]:
-        """What is seen within a piece, and the log-sum-exp of its scores: −inf if nothing is."""
-        some_N = self.position_N >= piece.start
-        mask_N11U = self.mask_N11U[..., piece].masked_fill(~some_N[:, None, None, None], 0)
+        """What is seen within a piece, and the log-sum-exp of its scores: NOTHING if nothing is."""
+        none_N = self.position_N < piece.start
+        if look.window is not None:
+            none_N = none_N | (self.position_N - look.window >= piece.stop - 1)
+        mask_N11U = self._mask(look.window)[..., piece]
+        mask_N11U = mask_N11U.masked_fill(none_N[:, None, None, None], 0)
         # The kernel behind scaled_dot_product_attention, which does not hand out the second.
         seen_NJQW, score_NJQ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query_NJQW, key_NJUW[:, :, piece], value_NJUW[:, :, piece], attn_mask=mask_N11U
+            query_NJQW,
+            key_NJUW[:, :, piece],
+            value_NJUW[:, :, piece],
+            attn_mask=mask_N11U,
+            scale=look.scale,
         )
-        return seen_NJQW, score_NJQ.masked_fill(~some_N[:, None, None], -torch.inf)
+        return seen_NJQW, score_NJQ.masked_fill(none_N[:, None, None], NOTHING)
 
 
 def _rows(x_THW: Tensor, index_NQ: Tensor) -> Tensor:
@@ -336,7 +414,8 @@ def _behind_prompts(rows: Sequence[tuple[Span, Span]]) -> Block:
     behind_NU = torch.minimum(at_U - before_N1, length_N1 - 1)
     key_NU = torch.where(at_U < before_N1, prompt_N1 + at_U, start_N1 + behind_NU)
     last_NQ = before_N1 + torch.arange(query_NQ.shape[1])
-    return Block(query_NQ, real_NQ, key_NU, (at_U <= last_NQ[:, :, None])[:, None])
+    mask_N1QU = (at_U <= last_NQ[:, :, None])[:, None]
+    return Block(query_NQ, real_NQ, key_NU, mask_N1QU, before_N1)
 
 
 def _indices(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:

@@ -17,11 +17,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from groupwise.errors import ModelError
+from groupwise.errors import ModelError, in_short
+from groupwise.hub import local_model
+from groupwise.model.borrowed import Borrowed
 from groupwise.model.config import ModelConfig
+from groupwise.model.families import read_shape
 from groupwise.model.gguf import GGUFFile, hf_config, read_gguf
 from groupwise.model.tokenizer import Tokenizer
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy, Transformer
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 2**30
@@ -45,7 +48,7 @@ COMPANIONS = (
 class Loaded:
     """A model, its tokenizer, and the files that go back into every checkpoint of it."""
 
-    model: Transformer
+    model: Policy
     tokenizer: Tokenizer
     files: dict[str, bytes]
 
@@ -54,10 +57,10 @@ def load(
     path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Loaded:
     """From a Hugging Face folder or a GGUF file; in the stored precision if none is given."""
-    path = Path(path)
+    path = local_model(path)
     if path.suffix == ".gguf":
         found = read_gguf(path)
-        model = assemble(found.config, found.tensors.items(), dtype, device)
+        model: Policy = assemble(found.config, found.tensors.items(), dtype, device)
         return Loaded(model, Tokenizer.from_files(found.files), found.files)
     model = load_weights(path, dtype, device)
     files = read_companions(path)
@@ -66,9 +69,9 @@ def load(
 
 def load_weights(
     path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
-) -> Transformer:
+) -> Policy:
     """A folder's model, without its tokenizer."""
-    folder = _folder(Path(path))
+    folder = _folder(local_model(path))
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(
             f"{folder} is an adapter, not a model. Set model.path to its base, and adapter.path to "
@@ -81,19 +84,25 @@ def load_weights(
             f"{folder / 'config.json'} can't be read: {error}. A model's folder needs one; fetch "
             f"it again."
         ) from error
-    config = ModelConfig.from_hf(raw)
-    return assemble(config, _stored_tensors(folder), dtype, device)
+    shape = read_shape(raw)
+    check_whole(folder)
+    if shape.native:
+        return assemble(shape, _stored_tensors(folder), dtype, device)
+    from groupwise.model.rehearsal import borrow_rehearsed  # needs transformers
+
+    return borrow_rehearsed(folder, raw, shape, dtype, device)
 
 
 def stored_shape(path: str | Path) -> ModelConfig | None:
     """A model's sizes without its weights; None for a model that can't be read."""
-    path = Path(path)
+    path = local_model(path, weights=False)
     try:
         if path.suffix == ".gguf":
             return ModelConfig.from_hf(hf_config(GGUFFile(path)))
-        return ModelConfig.from_hf(json.loads((path / "config.json").read_bytes()))
+        raw = json.loads((path / "config.json").read_bytes())
     except (OSError, ValueError):
         return None  # loading it says why
+    return read_shape(raw)
 
 
 def assemble(
@@ -130,7 +139,7 @@ def assemble(
 
 
 def save(
-    model: Transformer,
+    model: Policy,
     path: str | Path,
     files: Mapping[str, bytes],
     *,
@@ -139,20 +148,13 @@ def save(
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a folder that `load`, transformers and vLLM read. `files` are those of `load`."""
-    # Only what config.json describes: adapters and other guests have files of their own.
-    with torch.device("meta"):
-        wanted = Transformer(model.config).state_dict()
-    state = {
-        name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
-        for name, tensor in model.state_dict().items()
-        if name in wanted
-    }
 
     def fill(beside: Path) -> None:
-        _write_tensors(beside, state, shard_bytes)
+        _write_weights(model, beside, dtype, shard_bytes)
         for name, content in files.items():
             (beside / name).write_bytes(content)
-        (beside / "config.json").write_bytes(_config_bytes(model.config, files, state))
+        stored = dtype or model.head_weight.dtype
+        (beside / "config.json").write_bytes(_config_bytes(model.config, files, stored))
 
     write_folder(Path(path), fill, replace=replace)
 
@@ -189,8 +191,8 @@ def _folder(path: Path) -> Path:
     if path.exists():
         raise ModelError(f"{path} is a file. Pass the model's folder, or a .gguf file.")
     raise ModelError(
-        f"{path} is no folder here. Models are read from the disk, never fetched: get it with "
-        f"`hf download {path} --local-dir FOLDER` and pass FOLDER."
+        f"{path} is no folder here, and no id of a model on a hub (org/name, org/name@revision). "
+        f"Give one of them; `hf download` makes a folder of an id."
     )
 
 
@@ -208,15 +210,57 @@ def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                     f"promises. Fetch the checkpoint again."
                 )
             yield from held.items()
-    elif (folder / SINGLE).is_file():
-        yield from tensors_in(folder / SINGLE)
     else:
-        hint = "Fetch them."
-        if any(folder.glob("*.bin")):
-            hint = "It has pickled .bin weights: save them again with transformers 4.36 or later."
-        if any(folder.glob("*.gguf")):
-            hint = "It has a GGUF file: pass that file itself."
-        raise ModelError(f"{folder} has no safetensors weights. {hint}")
+        yield from tensors_in(folder / SINGLE)
+
+
+def check_whole(folder: Path) -> None:
+    """Refuse weights that are missing or have too few bytes, before any is read."""
+    for file in _shards(folder):
+        if not file.is_file():
+            raise ModelError(
+                f"{file} can't be read: it is missing, and {INDEX} names it. The download is "
+                "incomplete; fetch that file again."
+            )
+        there, needed = file.stat().st_size, _bytes_of(file)
+        if there < needed:
+            raise ModelError(
+                f"{file} can't be read: it is cut short or damaged, with {there:,} bytes where its "
+                f"own header asks for {needed:,}. Delete it and fetch it again."
+            )
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            places = json.loads(index.read_bytes())["weight_map"]
+            return [folder / str(name) for name in sorted(set(places.values()))]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ModelError(
+                f"{index} names no shards ({in_short(error)}): it is cut short or damaged. Fetch "
+                "it again."
+            ) from error
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    hint = "Fetch them."
+    if any(folder.glob("*.bin")):
+        hint = "It has pickled .bin weights: save them again with transformers 4.36 or later."
+    if any(folder.glob("*.gguf")):
+        hint = "It has a GGUF file: pass that file itself."
+    raise ModelError(f"{folder} has no safetensors weights. {hint}")
+
+
+def _bytes_of(file: Path) -> int:
+    """What a safetensors file should have: length of the header, header, tensors."""
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(min(length, 2**28)))
+            ends = [x["data_offsets"][1] for name, x in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, MemoryError):
+            return 8 + length  # its header is cut off, or reading it says what it is
+    return 8 + length + max(ends, default=0)
 
 
 def tensors_in(file: Path) -> Iterator[tuple[str, Tensor]]:
@@ -252,6 +296,22 @@ def _check_same_head(head: Tensor, embedding: Tensor) -> None:
         )
 
 
+def _write_weights(
+    model: Policy, folder: Path, dtype: torch.dtype | None, shard_bytes: int
+) -> None:
+    if isinstance(model, Borrowed):
+        return model.write(folder, dtype, shard_bytes)
+    # Only what config.json describes: adapters and other guests have files of their own.
+    with torch.device("meta"):
+        wanted = Transformer(model.config).state_dict()
+    state = {
+        name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name in wanted
+    }
+    _write_tensors(folder, state, shard_bytes)
+
+
 def _write_tensors(folder: Path, state: dict[str, Tensor], shard_bytes: int) -> None:
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
@@ -280,15 +340,12 @@ def write_file(file: Path, tensors: dict[str, Tensor]) -> None:
     file.chmod(file.parent.stat().st_mode & 0o666)
 
 
-def _config_bytes(
-    config: ModelConfig, files: Mapping[str, bytes], state: Mapping[str, Tensor]
-) -> bytes:
+def _config_bytes(config: ModelConfig, files: Mapping[str, bytes], dtype: torch.dtype) -> bytes:
     """The config.json that came with the model, if it still describes it; else a new one."""
     raw = json.loads(files.get("config.json", b"{}"))
-    if not raw or ModelConfig.from_hf(raw) != config:
+    if config.native and (not raw or ModelConfig.from_hf(raw) != config):
         raw = config.to_hf()
     raw.pop("dtype", None)
-    dtype = next(iter(state.values())).dtype
     raw["torch_dtype"] = str(dtype).removeprefix("torch.")
     return json.dumps(raw, indent=2).encode()
 

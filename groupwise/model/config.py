@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from groupwise.errors import ModelError
+from groupwise.errors import ModelError, NotNative
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3"]
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -72,6 +72,15 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None  # kept only where it is shorter than max_positions
+    # Of layers that are borrowed, which say their sizes themselves (families.py):
+    counted: int | None = None  # parameters
+    per_token: int | None = None  # numbers in the layers' matrices that a token is multiplied with
+    value_dim: int | None = None  # a value's width, where it is not a key's
+    exact_positions: int | None = None  # beyond, positions would depend on the rest of the batch
+
+    @property
+    def native(self) -> bool:
+        return self.counted is None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
@@ -84,7 +93,7 @@ class ModelConfig:
                 f"{self.num_heads} query heads can't share {self.num_kv_heads} key/value heads: "
                 f"the first must be a multiple of the second."
             )
-        if self.head_dim % 2:
+        if self.head_dim % 2 and self.native:
             raise ModelError(f"head_dim is {self.head_dim}; rotary embeddings need an even width.")
 
     @property
@@ -97,13 +106,16 @@ class ModelConfig:
         limits = [self.sliding_window] if self.sliding_window is not None else []
         if self.rope.kind == "dynamic":
             limits.append(self.max_positions)
+        if self.exact_positions is not None:
+            limits.append(self.exact_positions)
         return min(limits, default=None)
 
     def check_length(self, length: int) -> None:
         """Refuse a sequence (prompt and completion) that the forward pass would compute wrongly."""
         limit = self.position_limit
         if limit is not None and length > limit:
-            why = "sliding window" if self.sliding_window == limit else "dynamic rope scaling"
+            why = "dynamic rope scaling" if self.native else "rope scaling or chunked attention"
+            why = "sliding window" if self.sliding_window == limit else why
             raise ModelError(
                 f"A sequence of {length} tokens is longer than {limit}, where this model's {why} "
                 f"would begin to act, which is not implemented. Use at most {limit} tokens."
@@ -114,7 +126,7 @@ class ModelConfig:
         """Read the fields of a config.json; refuse what the forward pass does not do."""
         family = raw.get("model_type")
         if family not in FAMILIES:
-            raise ModelError(
+            raise NotNative(
                 f"model_type {family!r} is not implemented natively (known: "
                 f"{', '.join(FAMILIES)}): its layers differ from the Llama layout. {INSTEAD}"
             )
@@ -209,7 +221,7 @@ def _refuse_foreign(raw: Mapping[str, Any]) -> None:
     for name, what in (FOREIGN | FACTORS).items():
         neutral = (None, 1) if name in FACTORS else (None, 0)  # False equals 0
         if raw.get(name) not in neutral:
-            raise ModelError(
+            raise NotNative(
                 f"config.json sets {name} = {raw[name]!r}: {what}, which the forward pass does not "
                 f"do. {INSTEAD}"
             )
@@ -218,7 +230,7 @@ def _refuse_foreign(raw: Mapping[str, Any]) -> None:
             "config.json brings model code of its own (auto_map), which is never run. " + INSTEAD
         )
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelError(
+        raise NotNative(
             f"config.json sets hidden_act = {raw['hidden_act']!r}; only silu is implemented. "
             + INSTEAD
         )
@@ -247,7 +259,7 @@ def _window(raw: Mapping[str, Any], family: str, layers: int, positions: int) ->
     window = raw.get("sliding_window", 4096) if family == "mistral" or asked else None
     kinds = raw.get("layer_types") or []
     if set(kinds) - {"full_attention", "sliding_attention"}:
-        raise ModelError(f"config.json has layer_types {sorted(set(kinds))}. {INSTEAD}")
+        raise NotNative(f"config.json has layer_types {sorted(set(kinds))}. {INSTEAD}")
     if kinds and family != "mistral":
         window = raw.get("sliding_window", 4096) if "sliding_attention" in kinds else None
     return window if window is not None and window < positions else None
@@ -259,7 +271,7 @@ def _rope(raw: Mapping[str, Any]) -> Rope:
     theta = scaling.get("rope_theta", raw.get("rope_theta"))
     partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1.0):
-        raise ModelError(
+        raise NotNative(
             f"config.json sets partial_rotary_factor = {partial!r}; only whole heads are rotated "
             f"here. {INSTEAD}"
         )
@@ -268,7 +280,7 @@ def _rope(raw: Mapping[str, Any]) -> Rope:
     if kind == "default":
         return Rope(theta=base)
     if kind not in ("linear", "dynamic", "llama3"):
-        raise ModelError(
+        raise NotNative(
             f"config.json asks for rope scaling {kind!r}; known are default, linear, dynamic and "
             f"llama3. If the model was trained without it (Qwen2.5 and yarn), remove rope_scaling "
             f"and stay within the original context."

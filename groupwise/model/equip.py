@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError, in_short
+from groupwise.model.borrowed import Borrowed
 from groupwise.model.ops import Plain
 from groupwise.model.order import fix_order
-from groupwise.model.transformer import Transformer
+from groupwise.model.pace import pace
+from groupwise.model.transformer import Policy, Transformer
 
 # Tokens for which kernels take the largest of their tiles. The head needs more than one tile of
 # 64; exact products need a tile of 128 for each of an H200's multiprocessors.
 MANY, MANY_EXACT = 128, 128 * 132
 
 
-def equip(model: Transformer, *, exact: bool) -> list[str]:
+def equip(model: Policy, *, exact: bool) -> list[str]:
     """Set the model's `ops`; returns what a person should know about the choice."""
     device = model.head_weight.device
+    if isinstance(model, Borrowed):
+        return _equip_borrowed(model, exact)
     fix_order(exact)
-    reason = _obstacle(model, exact)
+    reason = _obstacle(cast(Transformer, model), exact)
     if reason is None:
         return [_EXACT if exact else _FAST]
     model.ops = Plain()
@@ -39,6 +45,17 @@ def equip(model: Transformer, *, exact: bool) -> list[str]:
     return [f"no kernels: {reason}. Plain PyTorch runs instead, several times slower."]
 
 
+def _equip_borrowed(model: Borrowed, exact: bool) -> list[str]:
+    family = model.config.family
+    if exact:
+        raise ModelError(
+            f"engine.exact needs groupwise's own layers, and {family} runs through transformers. "
+            "Set engine.exact=false."
+        )
+    fix_order(False)
+    return [f"{family} runs through transformers, without groupwise's layers: {pace(model)}"]
+
+
 _FAST = (
     "fast mode: sampler and learner differ in last bits, measured at every step; a rerun repeats "
     "the numbers approximately, not bit for bit (engine.exact=true does)"
@@ -47,7 +64,7 @@ _EXACT = "exact mode: sampler and learner agree to the last bit, and a rerun rep
 
 
 def check_precision(device: str, dtype: str) -> None:
-    """Refuse bfloat16 on a GPU that only imitates it."""
+    """Refuse bfloat16 on a GPU that only imitates it, and what a device can't multiply at all."""
     if (
         torch.device(device).type == "cuda"
         and dtype == "bfloat16"
@@ -57,6 +74,15 @@ def check_precision(device: str, dtype: str) -> None:
             f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic (it came with "
             "compute capability 8.0). Set model.dtype=float32."
         )
+    try:
+        small = torch.ones(2, 2, dtype=getattr(torch, dtype), device=device)
+        torch.mm(small, small)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        other = "float32" if dtype != "float32" else "bfloat16"
+        raise ModelError(
+            f"{device} can't compute in {dtype} ({in_short(error)}). Set model.dtype={other}, or "
+            "another model.device."
+        ) from error
 
 
 def _obstacle(model: Transformer, exact: bool) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from groupwise.model.attention import Attend
-from groupwise.model.head import HeadOutputs, log_probs
+from groupwise.model.head import NO_RULE, HeadOutputs, HeadRule, log_probs
 from groupwise.model.joined import (
     Product,
     accumulate,
@@ -32,7 +32,7 @@ from groupwise.model.prefix import PrefixAttention
 from groupwise.model.quantized import QuantizedLinear, frozen_product
 
 if TYPE_CHECKING:
-    from groupwise.model.transformer import Attention, FeedForward, Norm, Transformer
+    from groupwise.model.transformer import Attention, FeedForward, Norm, Policy, Transformer
 
 
 class Fast:
@@ -41,8 +41,8 @@ class Fast:
     name = "fast"
     product: Product | None = None
 
-    def lay_out(self, model: Transformer) -> None:
-        for layer in model.layers:
+    def lay_out(self, model: Policy) -> None:
+        for layer in cast("Transformer", model).layers:  # others have no kernels
             attention, mlp = layer.self_attn, layer.mlp
             for modules in (
                 [attention.q_proj, attention.k_proj, attention.v_proj],
@@ -117,8 +117,11 @@ class Fast:
         entropy: bool = False,
         top_k: int = 0,
         at_TK: Tensor | None = None,
+        rule: HeadRule = NO_RULE,
     ) -> HeadOutputs:
-        if top_k or at_TK is not None:  # few recipes ask for these: the plain way serves them
+        if (
+            top_k or at_TK is not None or rule is not NO_RULE
+        ):  # few recipes ask for these: the plain way serves them
             return log_probs(
                 hidden_TD,
                 weight_VD,
@@ -127,6 +130,7 @@ class Fast:
                 entropy=entropy,
                 top_k=top_k,
                 at_TK=at_TK,
+                rule=rule,
             )
         found = HeadScore.apply(  # type: ignore[no-untyped-call]
             hidden_TD, weight_VD, token_T, 1.0 / temperature, entropy

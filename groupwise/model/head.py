@@ -27,6 +27,18 @@ CHUNK_NUMBERS, CHUNK_NUMBERS_CUDA = 2**23, 2**27
 CACHED_COLUMNS = 2048
 
 
+@dataclass(frozen=True, eq=False)
+class HeadRule:
+    """What some architectures do to hidden · weightᵀ: cap · tanh(scale · (it + bias) / cap)."""
+
+    scale: float = 1.0
+    cap: float | None = None
+    bias_V: Tensor | None = None
+
+
+NO_RULE = HeadRule()
+
+
 @dataclass(frozen=True)
 class HeadOutputs:
     """What the head says about each token, at the temperature asked for. All but ids carry grad."""
@@ -48,17 +60,19 @@ def log_probs(
     top_k: int = 0,
     at_TK: Tensor | None = None,
     chunk: int | None = None,
+    rule: HeadRule = NO_RULE,
 ) -> HeadOutputs:
     """log p(token | hidden), where p = softmax(hidden · weightᵀ / temperature), and what is asked.
 
-    `top_k` adds the policy's own most likely tokens, `at_TK` the log-probabilities of given ids.
+    `rule` acts on the product. `top_k` adds the policy's own most likely tokens, `at_TK` the
+    log-probabilities of given ids.
     """
     _check(hidden_TD, weight_VD, token_T, temperature, top_k)
     ids_TI = token_T[:, None] if at_TK is None else torch.cat((token_T[:, None], at_TK), dim=1)
     room = CHUNK_NUMBERS_CUDA if weight_VD.is_cuda else CHUNK_NUMBERS
     rows = chunk or max(1, room // weight_VD.shape[0])
     logp_TI, entropy_T, topk_id_TK = _Head.apply(  # type: ignore[no-untyped-call]
-        hidden_TD, weight_VD, ids_TI, temperature, entropy, top_k, rows
+        hidden_TD, weight_VD, rule.bias_V, ids_TI, temperature, entropy, top_k, rows, rule
     )
     given = ids_TI.shape[1]
     return HeadOutputs(
@@ -71,7 +85,11 @@ def log_probs(
 
 
 def logits(
-    hidden_TD: Tensor, weight_VD: Tensor, temperature: float = 1.0, out: Tensor | None = None
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    temperature: float = 1.0,
+    out: Tensor | None = None,
+    rule: HeadRule = NO_RULE,
 ) -> Tensor:
     """hidden · weightᵀ / temperature, summed in float32 whatever the model's precision."""
     head_VD = widened(weight_VD)
@@ -81,13 +99,26 @@ def logits(
         logits_TV, hidden_TD = out, hidden_TD.to(head_VD.dtype)
         for part in _chunks(len(head_VD), CACHED_COLUMNS):
             torch.mm(hidden_TD, head_VD[part].t(), out=out[:, part])
+    if rule is not NO_RULE:
+        _follow(rule, logits_TV)
     return logits_TV if temperature == 1.0 else logits_TV.div_(temperature)
+
+
+def _follow(rule: HeadRule, logits_TV: Tensor) -> None:
+    """In place."""
+    if rule.bias_V is not None:
+        logits_TV.add_(rule.bias_V.detach())
+    if rule.cap is not None:
+        logits_TV.mul_(rule.scale / rule.cap).tanh_().mul_(rule.cap)
+    elif rule.scale != 1.0:
+        logits_TV.mul_(rule.scale)
 
 
 class _Head(torch.autograd.Function):
     """z = logits/τ: log p_i = z_i − lse(z), H = −Σ p log p.
 
-    ∂ log p_i/∂z_j = [i = j] − p_j,   ∂H/∂z_j = −p_j (log p_j + H).
+    ∂ log p_i/∂z_j = [i = j] − p_j,   ∂H/∂z_j = −p_j (log p_j + H). Before a rule, with the product
+    x and z = cap·tanh(scale·x/cap)/τ: ∂z/∂x = (1 − (τz/cap)²)·scale/τ.
     """
 
     @staticmethod
@@ -95,25 +126,27 @@ class _Head(torch.autograd.Function):
         ctx: Any,
         hidden_TD: Tensor,
         weight_VD: Tensor,
+        bias_V: Tensor | None,
         ids_TI: Tensor,
         temperature: float,
         entropy: bool,
         top_k: int,
         rows: int,
+        rule: HeadRule,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight = widened(weight_VD)
         buffers = _buffers(hidden_TD, weight_VD, rows, 2)
         parts = []
         for part in _chunks(len(hidden_TD), rows):
             z_CV, work_CV = (b[: part.stop - part.start] for b in buffers)
-            logits(hidden_TD[part], weight, temperature, out=z_CV)
+            logits(hidden_TD[part], weight, temperature, out=z_CV, rule=rule)
             parts.append(_read(z_CV, work_CV, ids_TI[part], entropy, top_k))
         logp_TI, entropy_T, peak_T, total_T, topk_id_TK = (
             torch.cat(x) for x in zip(*parts, strict=True)
         )
         all_ids_TI = torch.cat((ids_TI, topk_id_TK), dim=1) if top_k else ids_TI
         ctx.save_for_backward(hidden_TD, weight_VD, all_ids_TI, peak_T, total_T, entropy_T)
-        ctx.temperature, ctx.rows = temperature, rows
+        ctx.temperature, ctx.rows, ctx.rule = temperature, rows, rule
         ctx.mark_non_differentiable(topk_id_TK)
         ctx.set_materialize_grads(False)  # an entropy that is only measured costs nothing backward
         return logp_TI, entropy_T, topk_id_TK
@@ -127,9 +160,11 @@ class _Head(torch.autograd.Function):
         if grad_logp_TI is None:
             grad_logp_TI = torch.zeros_like(ids_TI, dtype=peak_T.dtype)
         weight = widened(weight_VD)
-        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        rule: HeadRule = ctx.rule
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_hidden_TD = torch.empty_like(hidden_TD) if need_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=peak_T.dtype) if need_weight else None
+        grad_bias_V = peak_T.new_zeros(len(weight)) if need_bias else None
         # p = e/total with e = exp(z − peak). The small numbers are put together first: a
         # rounded log-sum-exp would shift all of a row's probabilities alike.
         slope_T1 = (grad_logp_TI.sum(1) / total_T)[:, None]
@@ -138,7 +173,10 @@ class _Head(torch.autograd.Function):
         buffers = _buffers(hidden_TD, weight_VD, ctx.rows, 2)
         for part in _chunks(len(hidden_TD), ctx.rows):
             z_CV, e_CV = (b[: part.stop - part.start] for b in buffers)
-            logits(hidden_TD[part], weight, ctx.temperature, out=z_CV)
+            logits(hidden_TD[part], weight, ctx.temperature, out=z_CV, rule=rule)
+            steep_CV = None
+            if rule.cap is not None:
+                steep_CV = z_CV.mul(ctx.temperature / rule.cap).square_().neg_().add_(1)
             z_CV.sub_(peak_T[part, None])
             torch.exp(z_CV, out=e_CV)
             if bend_T1 is not None:
@@ -148,13 +186,21 @@ class _Head(torch.autograd.Function):
                 grad_z_CV = e_CV.mul_(-slope_T1[part])
             grad_z_CV.scatter_add_(1, ids_TI[part], grad_logp_TI[part])
             grad_z_CV.div_(ctx.temperature)
+            if rule.scale != 1.0:
+                grad_z_CV.mul_(rule.scale)
+            if steep_CV is not None:
+                grad_z_CV.mul_(steep_CV)
+            if grad_bias_V is not None:
+                grad_bias_V.add_(grad_z_CV.sum(0))
             grad_CV = grad_z_CV.to(weight.dtype)
             if grad_hidden_TD is not None:
                 grad_hidden_TD[part] = _product(grad_CV, weight).to(hidden_TD.dtype)
             if grad_weight_VD is not None:
                 _add_product(grad_weight_VD, grad_CV.t(), hidden_TD[part])
         grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
-        return grad_hidden_TD, grad_weight, None, None, None, None, None
+        if grad_bias_V is not None:
+            grad_bias_V = grad_bias_V.to(rule.bias_V.dtype)  # type: ignore[union-attr]
+        return grad_hidden_TD, grad_weight, grad_bias_V, None, None, None, None, None, None
 
 
 def _read(

@@ -19,19 +19,19 @@ from torch import Tensor
 
 from groupwise.model.adapters import plain_product
 from groupwise.model.attention import Attend, shared_prompts
-from groupwise.model.head import HeadOutputs, log_probs
+from groupwise.model.head import NO_RULE, HeadOutputs, HeadRule, log_probs
 from groupwise.model.linear import Linear
 from groupwise.model.quantized import QuantizedLinear, frozen_product
 from groupwise.model.rope import rotate
 
 if TYPE_CHECKING:
-    from groupwise.model.transformer import Attention, FeedForward, Norm, Transformer
+    from groupwise.model.transformer import Attention, FeedForward, Norm, Policy
 
 
 class Ops(Protocol):
     name: str
 
-    def lay_out(self, model: Transformer) -> None:
+    def lay_out(self, model: Policy) -> None:
         """Put the model's weights where its products want them. Do it again after copying one."""
         ...
 
@@ -75,13 +75,14 @@ class Ops(Protocol):
         entropy: bool = False,
         top_k: int = 0,
         at_TK: Tensor | None = None,
+        rule: HeadRule = NO_RULE,
     ) -> HeadOutputs: ...
 
 
 class Plain:
     name = "plain"
 
-    def lay_out(self, model: Transformer) -> None:
+    def lay_out(self, model: Policy) -> None:
         """They are fine where they are."""
 
     def add_norm(self, x_TD: Tensor | None, more_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ from groupwise.model.peft_files import (
 )
 from groupwise.model.quantized import bitsandbytes, quantize
 from groupwise.model.targets import ALPHA, Spec, linear_shapes, matching
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy
 from groupwise.sync.fingerprint import fingerprint
 
 
@@ -50,7 +50,7 @@ def starting_policy(config: configuration.Config, path: str | Path) -> Loaded:
     model, adapter = config.model, config.adapter
     base = Base(_full(path), tuple(map(_full, model.adapters)), model.quantize, model.dtype)
     shape = stored_shape(path)
-    if shape is not None:  # what does not fit is told before the weights are read
+    if shape is not None and shape.native:  # told before the weights are read
         sizes = linear_shapes(shape)
         for each in (*model.adapters, *([adapter.path] if adapter.path else [])):
             read(each, sizes)
@@ -101,6 +101,13 @@ def frozen_base(base: Base, device: torch.device | str) -> Loaded:
     few = base.quantize != "none"
     if base.quantize == "nf4":
         bitsandbytes()  # or words, before anything is loaded
+    shape = stored_shape(base.path)
+    if few and shape is not None and not shape.native:
+        raise ModelError(
+            f"model.quantize={base.quantize} needs groupwise's own layers, and {base.path} "
+            f"({shape.family}) runs with those of transformers. Leave model.quantize out: an "
+            "adapter beside full weights works."
+        )
     # What becomes smaller never lies on the device as a whole.
     loaded = load(base.path, dtype, "cpu" if few else device)
     for path in base.adapters:
@@ -110,7 +117,7 @@ def frozen_base(base: Base, device: torch.device | str) -> Loaded:
     return loaded
 
 
-def fold_in(model: Transformer, stored: Stored) -> None:
+def fold_in(model: Policy, stored: Stored) -> None:
     """An adapter from a folder becomes a part of the weights."""
     layers = linear_layers(model)
     for name, (a_RD, b_FR) in stored.tensors.items():

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from groupwise.errors import ModelError
+from groupwise.model.look import PLAIN, Look, check_plain
 from groupwise.model.order import order
 
 TILE = 64  # tokens of one segment that the exact kernel looks at together
@@ -77,7 +78,15 @@ class PrefixAttention:
         """Causal attention within each of the sequences: prompts without completions."""
         return cls(lengths, [()] * len(lengths), device, exact)
 
-    def __call__(self, layer: int, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        query_THW: Tensor,
+        key_TJW: Tensor,
+        value_TJW: Tensor,
+        look: Look = PLAIN,
+    ) -> Tensor:
+        check_plain(look)
         if len(query_THW) != self.plan.tokens:
             raise ModelError(
                 f"The pack was planned for {self.plan.tokens} tokens and has {len(query_THW)}. "

@@ -9,7 +9,7 @@ more: sampler and learner multiply by the same numbers. Embedding, norms and hea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from groupwise.model.joined import Product
 from groupwise.model.linear import Linear
 
 if TYPE_CHECKING:
-    from groupwise.model.transformer import Transformer
+    from groupwise.model.transformer import Policy, Transformer
 
 Kind = Literal["int8", "nf4"]
 BLOCK = 64  # weights of nf4 with one scale
@@ -60,9 +60,9 @@ class QuantizedLinear(Linear):
         return made
 
 
-def quantize(model: Transformer, kind: Kind, device: torch.device | str) -> None:
+def quantize(model: Policy, kind: Kind, device: torch.device | str) -> None:
     """The matrices of all layers, one at a time on the device; the rest moves there as it is."""
-    for layer in model.layers:
+    for layer in cast("Transformer", model).layers:  # borrowed layers are refused before
         for parent in (layer.self_attn, layer.mlp):
             for name, module in list(parent.named_children()):
                 if isinstance(module, Linear):

@@ -21,6 +21,12 @@ from groupwise.errors import ModelError
 Message = Mapping[str, Any]
 
 
+NO_TEMPLATE = (
+    "The model has no chat template, so messages have no text form. Give the prompt as a string, "
+    "or add chat_template.jinja to the model's folder."
+)
+
+
 class Tokenizer:
     """A `tokenizers` backend, its special ids and its chat template."""
 
@@ -33,6 +39,7 @@ class Tokenizer:
         pad_id: int | None = None,
         template: str | None = None,
         names: Mapping[str, str] | None = None,
+        no_template: str = NO_TEMPLATE,
     ) -> None:
         size = backend.get_vocab_size(with_added_tokens=True)
         for number in (*eos_ids, bos_id, pad_id):
@@ -48,7 +55,7 @@ class Tokenizer:
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.bos_id = bos_id
         self.pad_id = pad_id if pad_id is not None else (self.eos_ids or (0,))[0]
-        self.template = template
+        self.template, self.no_template = template, no_template  # the second: why there is none
         self.names = dict(names or {})  # bos_token, eos_token, ...: what templates may ask for
 
     @classmethod
@@ -70,7 +77,8 @@ class Tokenizer:
             _json(files, name)
             for name in ("tokenizer_config.json", "generation_config.json", "config.json")
         )
-        names = _special_names(settings)
+        names = _special_names(_json(files, "special_tokens_map.json") | settings)
+        template, no_template = _template(files, settings)
         ends = [*_numbers(generation.get("eos_token_id")), *_numbers(config.get("eos_token_id"))]
 
         def number(name: str) -> int | None:
@@ -84,8 +92,9 @@ class Tokenizer:
             eos_ids=ends if last is None else [*ends, last],
             bos_id=number("bos_token"),
             pad_id=number("pad_token"),
-            template=_template(files, settings),
+            template=template,
             names=names,
+            no_template=no_template,
         )
 
     def __len__(self) -> int:
@@ -122,10 +131,7 @@ class Tokenizer:
     ) -> str:
         """The chat template's text; `to_continue` opens the assistant's turn."""
         if self.template is None:
-            raise ModelError(
-                "The model has no chat template, so messages have no text form. Give the prompt as "
-                "a string, or add chat_template.jinja to the model's folder."
-            )
+            raise ModelError(self.no_template)
         for message in messages:
             if not isinstance(message, Mapping) or "role" not in message:
                 raise ModelError(
@@ -213,13 +219,32 @@ def _special_names(settings: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str | None:
+def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The chat template, or None and why. Copies of it in several files must be copies."""
+    given: dict[str, Any] = {
+        "tokenizer_config.json": settings.get("chat_template"),
+        "chat_template.json": _json(files, "chat_template.json").get("chat_template"),
+    }
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode("utf-8")
-    found = settings.get("chat_template") or _json(files, "chat_template.json").get("chat_template")
-    if isinstance(found, list):  # several, by name
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found
+        given["chat_template.jinja"] = files["chat_template.jinja"].decode("utf-8")
+    found: dict[str, str] = {}
+    for file, template in given.items():
+        if isinstance(template, list):  # several, by name
+            named = {entry["name"]: entry["template"] for entry in template}
+            template = named.get("default")
+            if template is None and named:
+                return None, (
+                    f"{file} holds chat templates by name ({', '.join(sorted(named))}), and none "
+                    "is called default. Name the one to use so, or write it to chat_template.jinja."
+                )
+        if template:
+            found[file] = template
+    if len({template.strip() for template in found.values()}) > 1:
+        return None, (
+            f"{' and '.join(found)} hold different chat templates: which one the model was trained "
+            "with, nobody can tell. Remove the wrong one from the model's folder."
+        )
+    return (next(iter(found.values()), None)), NO_TEMPLATE
 
 
 def _numbers(value: int | Sequence[int] | None) -> list[int]:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from groupwise.errors import ModelError
 from groupwise.model.attention import Attend
 from groupwise.model.config import ModelConfig
+from groupwise.model.head import NO_RULE, HeadRule
 from groupwise.model.linear import Linear
 from groupwise.model.ops import Ops, Plain
 from groupwise.model.rope import rope_tables
@@ -42,6 +43,11 @@ class PolicyModel(Protocol):
         """[V, D]: logits are hidden states times its transpose."""
         ...
 
+    @property
+    def head_rule(self) -> HeadRule:
+        """What is done to logits; nothing in most architectures."""
+        ...
+
     def __call__(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
         """Hidden states [T, D] after the last norm."""
         ...
@@ -50,6 +56,28 @@ class PolicyModel(Protocol):
 
 
 Model = TypeVar("Model", bound=PolicyModel)
+
+
+class Policy(nn.Module):
+    """A model that can be trained: the layers of this module, or borrowed ones (borrowed.py)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.recompute = False  # in the backward pass, instead of keeping each layer's activations
+        self.ops: Ops = Plain()
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def head_weight(self) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def head_rule(self) -> HeadRule:
+        return NO_RULE
 
 
 class Norm(nn.Module):
@@ -112,8 +140,10 @@ class Layer(nn.Module):
         ops: Ops,
     ) -> tuple[Tensor, Tensor]:
         attention = self.self_attn
-        x_TD, *heads = ops.heads(x_TD, more_TD, self.input_layernorm, attention, cos_TF, sin_TF)
-        seen_THW = attend(layer, *heads)
+        x_TD, query_THW, key_TJW, value_TJW = ops.heads(
+            x_TD, more_TD, self.input_layernorm, attention, cos_TF, sin_TF
+        )
+        seen_THW = attend(layer, query_THW, key_TJW, value_TJW)
         seen_TD = ops.linear(attention.o_proj, seen_THW.flatten(1))
         return ops.feed_forward(x_TD, seen_TD, self.post_attention_layernorm, self.mlp)
 
@@ -128,21 +158,14 @@ class Decoder(nn.Module):
         self.norm = Norm(config.hidden_size, config.norm_eps)
 
 
-class Transformer(nn.Module):
+class Transformer(Policy):
     """A decoder of the Llama layout. Its parameters start empty: load or `initialise` them."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self._config = config
-        self.recompute = False  # in the backward pass, instead of keeping each layer's activations
-        self.ops: Ops = Plain()
+        super().__init__(config)
         self.model = Decoder(config)
         if not config.tied:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._config
 
     @property
     def layers(self) -> list[Layer]:

@@ -17,7 +17,7 @@ from groupwise.errors import ConfigError, RunError
 from groupwise.groups.phase import passes, updates
 from groupwise.losses.phase import TokenResult, token_phase
 from groupwise.model.adapters import dropping
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy
 from groupwise.optim.adamw import AdamW
 from groupwise.optim.memory import give_back, is_out_of_memory
 from groupwise.optim.packs import Sequences, micro_batches, outputs, score
@@ -101,7 +101,7 @@ class Learner:
 
     sampler_top_k = 0  # how many of the sampler's likeliest tokens the learner wants to see
 
-    def __init__(self, model: Transformer, optim: config.Optim, temperature: float) -> None:
+    def __init__(self, model: Policy, optim: config.Optim, temperature: float) -> None:
         self.model, self.optim, self.temperature = model, optim, temperature
         self.micro_tokens = optim.micro_tokens  # halved when memory runs out
         model.recompute = optim.recompute
@@ -121,7 +121,7 @@ class Learner:
     def device(self) -> torch.device:
         return self.model.head_weight.device
 
-    def score(self, model: Transformer, sequences: Sequences, parts: Sequence[Rows]) -> Tensor:
+    def score(self, model: Policy, sequences: Sequences, parts: Sequence[Rows]) -> Tensor:
         """logp_NT under a model, in the passes that the updates will make."""
         while True:
             cut = [m for part in parts for m in micro_batches(sequences, part, self.micro_tokens)]
@@ -188,7 +188,7 @@ class PolicyLearner(Learner):
     """Takes a batch from the batch phase and makes its optimizer steps."""
 
     def __init__(
-        self, model: Transformer, recipe: Recipe, optim: config.Optim, temperature: float
+        self, model: Policy, recipe: Recipe, optim: config.Optim, temperature: float
     ) -> None:
         super().__init__(model, optim, temperature)
         self.recipe = recipe

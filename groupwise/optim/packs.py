@@ -249,6 +249,7 @@ def outputs(
         entropy=True,
         top_k=top_k,
         at_TK=None if at_NTK is None else part.collect(at_NTK),
+        rule=model.head_rule,
     )
     named: dict[str, Any] = {
         "logp_NT": found.logp_T,

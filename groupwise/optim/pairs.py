@@ -16,7 +16,7 @@ from groupwise.composition import PairRecipe
 from groupwise.errors import DataError, ModelError
 from groupwise.losses.pairs import PairLoss, Pairs
 from groupwise.model.tokenizer import Tokenizer
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy
 from groupwise.optim.learner import Learner
 from groupwise.optim.packs import Ids, Sequences, micro_batches, outputs
 from groupwise.optim.step import Named, StepOutcome
@@ -27,13 +27,13 @@ class PairLearner(Learner):
     """Makes the preferred of two answers likelier than the other, measured from the reference."""
 
     def __init__(
-        self, model: Transformer, recipe: PairRecipe, optim: config.Optim, temperature: float
+        self, model: Policy, recipe: PairRecipe, optim: config.Optim, temperature: float
     ) -> None:
         super().__init__(model, optim, temperature)
         self.recipe = recipe
 
     def learn_pairs(
-        self, pairs: Sequences, reference: Transformer, learning_rate: float
+        self, pairs: Sequences, reference: Policy, learning_rate: float
     ) -> tuple[StepOutcome, dict[str, float]]:
         """One update, and what the pairs looked like before it."""
         losses: list[PairLoss] = []
@@ -41,7 +41,7 @@ class PairLearner(Learner):
         return outcome, {} if outcome.skipped else _metrics(losses)
 
     def _accumulate(
-        self, pairs: Sequences, reference: Transformer, losses: list[PairLoss]
+        self, pairs: Sequences, reference: Policy, losses: list[PairLoss]
     ) -> list[Named]:
         losses.clear()
         seen: list[Named] = []

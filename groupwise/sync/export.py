@@ -29,7 +29,7 @@ from groupwise.model.peft_files import save as save_adapter
 from groupwise.model.policy import base_of, load_policy
 from groupwise.model.quantized import QuantizedLinear
 from groupwise.model.tokenizer import Tokenizer
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy
 
 # The largest difference of a log-probability that rounding the weights may make: several times
 # what it made for SmolLM2-135M (0.01 and 0.07).
@@ -137,7 +137,7 @@ def _check_alone(source: Path) -> None:
         )
 
 
-def _fold(model: Transformer) -> list[str]:
+def _fold(model: Policy) -> list[str]:
     """The whole policy in plain weights; what a person should know about them."""
     kinds = {each.kind for each in model.modules() if isinstance(each, QuantizedLinear)}
     merge(model)
@@ -174,14 +174,16 @@ def _encodes(tokenizer: Tokenizer, text: str) -> bool:
 
 
 @torch.no_grad()
-def logp_of(model: Transformer, sequences: Sequence[Ids]) -> Tensor:
+def logp_of(model: Policy, sequences: Sequence[Ids]) -> Tensor:
     """Of every token but the first of each sequence, in float32 whatever the weights are in."""
     model = model.to("cpu", torch.float32)
     found = []
     for ids in sequences or [tuple(range(min(16, model.config.vocab_size)))]:
         token_T = torch.tensor(ids)
         hidden_TD = model(token_T, packed_positions([len(ids)]), packed([len(ids)]))
-        found.append(log_probs(hidden_TD[:-1], model.head_weight, token_T[1:]).logp_T)
+        found.append(
+            log_probs(hidden_TD[:-1], model.head_weight, token_T[1:], rule=model.head_rule).logp_T
+        )
     return torch.cat(found)
 
 

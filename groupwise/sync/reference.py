@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.errors import ConfigError, RunError
-from groupwise.model.transformer import Transformer, twin
+from groupwise.model.transformer import Policy, twin
 from groupwise.optim.adamw import HALF, check_layout
 
 
@@ -41,7 +41,7 @@ class Reference:
     reference is never stored.
     """
 
-    def __init__(self, model: Transformer, update: str) -> None:
+    def __init__(self, model: Policy, update: str) -> None:
         self._kind, self._number = parse_update(update)
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         self.model = twin(model).requires_grad_(False)
@@ -53,7 +53,7 @@ class Reference:
         self._average = {name: p.float() if p.dtype in wide else p for name, p in self._own.items()}
 
     @torch.no_grad()
-    def after_step(self, policy: Transformer, step: int) -> None:
+    def after_step(self, policy: Policy, step: int) -> None:
         """Follow the policy; `step` counts finished steps, the first is 1."""
         if self._kind == "ema":
             for name, parameter in self._trained(policy):
@@ -64,7 +64,7 @@ class Reference:
             for name, parameter in self._trained(policy):
                 self._own[name].copy_(parameter)
 
-    def _trained(self, policy: Transformer) -> list[tuple[str, nn.Parameter]]:
+    def _trained(self, policy: Policy) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in policy.named_parameters() if name in self._own]
 
     def state(self) -> dict[str, Tensor]:

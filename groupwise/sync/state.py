@@ -27,7 +27,7 @@ from torch import Tensor
 from groupwise.errors import ModelError, RunError
 from groupwise.model import checkpoint, peft_files
 from groupwise.model.adapters import adapters
-from groupwise.model.transformer import Transformer
+from groupwise.model.transformer import Policy
 from groupwise.records import Memory, Visit
 from groupwise.watch.files import sync_folder
 
@@ -52,7 +52,7 @@ def save(
     parent: Path,
     step: int,
     *,
-    model: Transformer,
+    model: Policy,
     files: Mapping[str, bytes],
     tensors: Mapping[str, Mapping[str, Tensor]],
     values: Mapping[str, Any],

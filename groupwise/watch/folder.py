@@ -180,12 +180,22 @@ class RunFolder:
         with self.writing("config.toml"):
             write_atomic(self.config, text)
 
-    def write_manifest(self, origin: Mapping[str, str], *, seconds: float, tokens: int) -> None:
+    def write_manifest(
+        self,
+        origin: Mapping[str, str],
+        fetched: Mapping[str, str] | None = None,
+        *,
+        seconds: float,
+        tokens: int,
+    ) -> None:
         """What this start runs on; what an earlier start ran on is kept where it differs.
 
-        `origin` maps "data", "weights" to hashes; seconds and tokens are the cost so far.
+        `origin` maps "data", "weights" to hashes, `fetched` settings to what they named on a hub,
+        with the commit; seconds and tokens are the cost so far.
         """
-        facts = json.loads(to_line({**machine_facts(), "origin": dict(origin)}))
+        facts = json.loads(
+            to_line({**machine_facts(), "origin": dict(origin), "hub": dict(fetched or {})})
+        )
         before = self.read_manifest()
         earlier = list(before.get("earlier", ()))
         was = {key: before[key] for key in facts if key in before}

@@ -1,0 +1,57 @@
+"""How fast a model is on this machine, by a short try: for one that is slower than others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from groupwise.model.attention import DecodeAttention, KeyValueCache, shared_positions
+from groupwise.model.transformer import Policy
+
+ROWS, TOKENS = 16, 16  # sequences, and tokens of each
+# How much faster groupwise's own layers sampled and learned with the same weights on a CPU, in
+# float32: benchmarks/borrowed.py with a Llama of 17M parameters. Not measured on a GPU.
+OWN = "about 1.2 and 1.0 times as fast"
+
+
+def pace(model: Policy) -> str:
+    """In words: tokens a second, sampled and scored."""
+    sampled, scored = measure(model)
+    told = f"sample and learn {OWN}" if not model.head_weight.is_cuda else "have kernels"
+    return (
+        f"{sampled:,.0f} tokens/s sampled {ROWS} at a time, {scored:,.0f} tokens/s scored, "
+        f"measured just now. Llama, Mistral, Qwen2 and Qwen3 {told} with groupwise's own."
+    )
+
+
+@torch.no_grad()
+def measure(model: Policy) -> tuple[float, float]:
+    """Tokens a second: of a step that gives every row its next one, and of a pass over packs."""
+    device, lengths = model.head_weight.device, [TOKENS] * ROWS
+    token_T = torch.zeros(ROWS * TOKENS, dtype=torch.long, device=device)
+    behind: list[list[int]] = [[] for _ in lengths]
+    position_T = shared_positions(lengths, behind, device)
+    cache = KeyValueCache(model.config, ROWS, 2 * TOKENS, model.head_weight.dtype, device)
+    held_N = torch.full((ROWS,), TOKENS, device=device)
+
+    def step() -> None:
+        model(token_T[:ROWS], held_N, DecodeAttention(cache, held_N, TOKENS))
+
+    def score() -> None:
+        model(token_T, position_T, model.ops.attention(lengths, behind, device))
+
+    return ROWS / _seconds(step, device), ROWS * TOKENS / _seconds(score, device)
+
+
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Of the faster of two, after one that warms up."""
+    found = []
+    for _ in range(3):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - start)
+    return min(found[1:])
