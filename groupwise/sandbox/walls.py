@@ -30,7 +30,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 BOOT = """
-import json, socket, sys, types
+import sys
+sys.path[:] = [place for place in sys.path if place]
+import json, socket, types
 given = json.load(sys.stdin)
 sys.path[:] = given["path"]
 for name in ("groupwise", "groupwise.sandbox", "groupwise.sandbox.inside"):
@@ -64,6 +66,7 @@ print(json.dumps([
     os.path.realpath(sys.executable),
     [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix],
     [p for p in sys.path if p],
+    sys.version_info >= (3, 10),
 ]))
 """
 
@@ -86,7 +89,10 @@ def interpreter(python: str, everyone: bool) -> Interpreter:
         if asked.returncode:
             whys.append(f"{candidate} does not start")
             continue
-        executable, prefixes, path = json.loads(asked.stdout)
+        executable, prefixes, path, recent = json.loads(asked.stdout)
+        if not recent:
+            whys.append(f"{candidate} is older than Python 3.10")
+            continue
         # A virtual environment is found by the name that it was called by.
         executable = os.path.abspath(found) if python else executable
         folders = _outermost([*prefixes, "/usr", *filter(os.path.isdir, path)])
@@ -140,7 +146,7 @@ def command(told: dict[str, Any], python: str, control: int) -> list[str]:
     """What starts a zygote that hears on this descriptor."""
     wall, root = told["wall"], told["uid"] is not None
     found = interpreter(python, everyone=_as_stranger(wall, told["uid"]))
-    start = [found.executable, "-I", "-S", "-c", BOOT, str(control)]
+    start = [found.executable, "-s", "-S", "-c", BOOT, str(control)]
     if wall != "bubblewrap":
         return start
     tool = shutil.which("bwrap")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import json
@@ -12,7 +13,7 @@ import subprocess
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise.sandbox import walls
@@ -104,6 +105,7 @@ class Worker:
             cell = stack.enter_context(self.cell("script", limits, ends))
             out.close_inner()
             errors.close_inner()
+            cell.wait_until_confined()
             cell.hand({"code": code})
             deadline = time.monotonic() + limits.seconds
             try:
@@ -121,6 +123,8 @@ class Worker:
             program = stack.enter_context(self.cell("module", limits, {"link": right.fileno()}))
             left.close()
             right.close()
+            program.wait_until_confined()  # both come up at the same time
+            tests.wait_until_confined()
             program.hand({"code": code})
             tests.hand(job)
             deadline = time.monotonic() + limits.seconds
@@ -130,10 +134,9 @@ class Worker:
                 return Examined(0, total, _overtime(limits), timed_out=True)
             if found is None:
                 return Examined(0, total, "the tests ended without a verdict")
-            why = found["why"]
-            if "ended" in why and (ended := program.ended(time.monotonic() + 0.1)):
-                why = f"{why} ({ended})"
-            return Examined(found["passed"], found["total"], why)
+            if "ended" in found.why and (ended := program.ended(time.monotonic() + 0.1)):
+                return replace(found, why=f"{found.why} ({ended})")
+            return found
 
     @contextlib.contextmanager
     def cell(self, kind: str, limits: Limits, ends: Mapping[str, int]) -> Iterator[Cell]:
@@ -149,7 +152,6 @@ class Worker:
                     raise SandboxError(f"{self.wall}: the sandbox has ended") from error
             cell = Cell(leash, channel)
             try:
-                cell.wait_until_confined()
                 yield cell
             finally:
                 cell.end()
@@ -165,6 +167,7 @@ class Cell:
     def wait_until_confined(self) -> None:
         said = _message(self.leash, time.monotonic() + START)
         if said is None or not said.get("ready"):
+            self.status = said or {}
             why = (said or {}).get("why") or (said or {}).get("failed") or "no cell came up"
             raise SandboxError(f"A program can't be confined: {why}")
 
@@ -172,7 +175,7 @@ class Cell:
         with contextlib.suppress(wire.Gone):  # it may end before it has read all
             wire.send(self.channel, job)
 
-    def report(self, deadline: float) -> dict[str, int | str] | None:
+    def report(self, deadline: float) -> Examined | None:
         """What the tests say, bounded and checked; None if they ended without."""
         data = b""
         while True:
@@ -186,10 +189,9 @@ class Cell:
                 break
         try:
             found = json.loads(data[4:])
-            passed, total, why = int(found["passed"]), int(found["total"]), str(found["why"])
+            return Examined(int(found["passed"]), int(found["total"]), str(found["why"]))
         except (ValueError, KeyError, TypeError):
             return None
-        return {"passed": passed, "total": total, "why": why}
 
     def ended(self, deadline: float) -> str:
         """How the process ended, as its keeper says; '' if with status 0, or not yet."""
@@ -318,4 +320,10 @@ def _forget_workers() -> None:
     _open_workers.clear()
 
 
+def _close_workers() -> None:
+    for worker in list(_open_workers):
+        worker.close()
+
+
+atexit.register(_close_workers)
 os.register_at_fork(after_in_child=_forget_workers)

@@ -17,8 +17,6 @@ from typing import Any
 
 from groupwise.sandbox.inside import wire
 
-HARMLESS = (abs, chr, divmod, len, max, min, ord, pow, repr, round, sorted, sum)
-
 
 class Count:
     """Around every assert: whether it held. Within, arguments changed in place stay as they were.
@@ -114,9 +112,7 @@ def _may(operation: str, target: Any, arguments: Sequence[Any]) -> bool:
         own = type(target).__module__ == "tests"
         return own and isinstance(arguments[0], str) and not arguments[0].startswith("_")
     if operation == "call":
-        return isinstance(target, (types.FunctionType, types.MethodType, type)) or any(
-            target is known for known in HARMLESS
-        )
+        return isinstance(target, (types.FunctionType, types.MethodType, type))
     return operation in ("iter", "next", "len", "bool", "getitem", "setitem", "str", "int", "float")
 
 

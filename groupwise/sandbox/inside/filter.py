@@ -93,7 +93,9 @@ def build(may_fork: bool, sees_others: bool) -> Program:
 
 def numbers(table: str, machine: str) -> list[int]:
     column = 1 if machine == "x86_64" else 2
-    found = [entry.split()[column] for entry in table.replace("\n", ";").split(";") if entry.strip()]
+    found = [
+        entry.split()[column] for entry in table.replace("\n", ";").split(";") if entry.strip()
+    ]
     return [int(number) for number in found if number != "-"]
 
 

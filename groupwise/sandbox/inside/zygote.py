@@ -12,6 +12,7 @@ zygote had read would be in the memory of every later cell.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -40,10 +41,8 @@ def main(control: socket.socket, settings: dict[str, Any]) -> None:
     """Build the wall, or find it built; give up root; then fork cells until the grader leaves."""
     for name in WARM.split():
         __import__(name)
-    try:
+    with contextlib.suppress(PermissionError):  # it leads a session already
         os.setsid()
-    except PermissionError:
-        pass  # it leads a session already
     try:
         if settings["wall"] == "namespaces":
             _build_wall(settings)
@@ -165,7 +164,7 @@ def _cell(
 
 def _take_descriptors(names: list[str], descriptors: list[int], tells: int) -> socket.socket:
     """Standard input and output first, `tells` as 3, the connection as 4, the link as 5."""
-    given = dict(zip(names, descriptors))
+    given = dict(zip(names, descriptors, strict=True))
     nothing = os.open("/dev/null", os.O_RDWR)
     wanted = [given.get(name, nothing) for name in ("stdin", "stdout", "stderr")]
     wanted += [tells, given["channel"], given.get("link", nothing)]
