@@ -1,7 +1,7 @@
 """What a program is tested with, read from a row, in the forms that data sets have.
 
     tests / test_list       a list of asserts (MBPP), with test_setup or test_imports before them
-    tests / test            text that defines check(candidate), with entry_point (HumanEval, LeetCode)
+    tests / test            defines check(candidate), and entry_point (HumanEval, LeetCode)
     tests, public_test_cases, input_output, or inputs and outputs
                             input/output pairs: standard input and output, or arguments and result
                             where a function is named (fn_name, func_name, entry_point)

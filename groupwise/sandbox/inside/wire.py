@@ -26,8 +26,13 @@ SMALL = 2**53
 HARMLESS = (abs, chr, divmod, len, max, min, ord, pow, repr, round, sorted, sum)
 TIMES = (datetime.datetime, datetime.date, datetime.time)  # a datetime is a date: it goes first
 
+
+def _apply(target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return target(*args, **kwargs)
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "call": lambda target, *args, **kwargs: target(*args, **kwargs),
+    "call": _apply,
     "getattr": getattr,
     "setattr": setattr,
     "getitem": operator.getitem,
@@ -93,7 +98,7 @@ class Remote:
     def __init__(self, peer: Peer, number: int, name: str) -> None:
         self.__dict__.update(_peer=peer, _number=number, _name=name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._peer.ask("call", self, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -154,7 +159,7 @@ class Peer:
         self.gone = ""
         self.takes_changes = True
 
-    def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+    def ask(self, operation: str, /, *args: Any, **kwargs: Any) -> Any:
         """What the operation gives on the other side; arguments that it changed in place follow."""
         try:
             packed = {key: self.pack(value) for key, value in kwargs.items()}

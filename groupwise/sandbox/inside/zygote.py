@@ -155,7 +155,7 @@ def _cell(
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
-        traceback.print_exc()
+        traceback.print_exc(limit=-10)  # a recursion has millions
     try:
         sys.stdout.flush()
     finally:
