@@ -37,6 +37,11 @@ def problem(wall: Wall, python: str = "") -> str:
     return ""
 
 
+def report() -> dict[Wall, str]:
+    """Every way of isolation and why it can't be used here; '' where it can."""
+    return {wall: problem(wall) for wall in WALLS}
+
+
 def choose(isolation: str = "", python: str = "") -> Wall:
     """The first way that holds here, or the one that is named if it does. Refuses otherwise."""
     if isolation == TRUST:
