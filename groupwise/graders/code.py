@@ -1,7 +1,7 @@
 """The reward of a program: it runs in isolation and passes its tests.
 
 A program that fails, crashes, runs too long or attacks its surroundings is graded 0, with the
-reason. An error is only what is not the program's fault: a row without tests, a broken sandbox.
+reason. An error is only what is not the program's fault: a broken sandbox.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Code:
         try:
             test = exam(sample.task, code.replace("\0", ""))
         except Untestable as error:
-            return Mark(status="error", reason=f"code: {error}")
+            return Mark(status="abstained", reason=str(error))
         found = examine(worker, test, self.limits, self.partial)
         share = found.passed / found.total if found.total else 0.0
         value = share if self.partial else float(found.total > 0 and found.passed == found.total)

@@ -137,7 +137,12 @@ BUILT_IN: dict[str, Callable[..., Part]] = {
     "length": length,
     "format": in_format,
 }
-ELSEWHERE = {"code": "groupwise.graders.code"}  # imported when asked for
+ELSEWHERE = {  # imported when asked for
+    "code": "groupwise.graders.code",
+    "judge": "groupwise.graders.judge",
+    "rm": "groupwise.graders.scorers",
+    "prm": "groupwise.graders.scorers",
+}
 
 
 def _find(name: str) -> Callable[..., Part]:

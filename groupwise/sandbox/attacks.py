@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from groupwise.sandbox.inside.zygote import SCRATCH
 from groupwise.sandbox.limits import Limits
 from groupwise.sandbox.walls import SandboxError
 from groupwise.sandbox.worker import Worker
@@ -118,10 +119,11 @@ def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
             listener.listen()
             listener.setblocking(False)
         os.chmod(f"{place}/socket", 0o777)
+        folders = [place, "/", "/usr", "/var/tmp", "/dev/shm", os.path.expanduser("~")]
         given = {
             "secret": str(secret),
             "name": name,
-            "folders": [place, "/", "/usr", "/var/tmp", "/dev/shm", os.path.expanduser("~")],
+            "folders": [folder for folder in folders if folder != SCRATCH],  # its own is called so
             "port": listeners[0].getsockname()[1],
             "socket": f"{place}/socket",
             "pid": os.getpid(),
@@ -135,7 +137,7 @@ def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
                 with contextlib.suppress(BlockingIOError):
                     listener.accept()[0].close()
                     found.append("reach a listener")
-            written = [os.path.join(folder, name) for folder in given["folders"]]
+            written = [os.path.join(folder, name) for folder in folders]
             return found + [f"write {file}" for file in written if os.path.exists(file)]
 
         yield given, evidence
