@@ -63,7 +63,7 @@ class ScriptedHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint(monkeypatch):
-    monkeypatch.setattr("groupwise.graders.endpoint._backoff", lambda attempt, why: 0.01)
+    monkeypatch.setattr("groupwise.graders.endpoint._backoff", lambda attempt: 0.01)
     servers = []
 
     def start(respond):

@@ -11,7 +11,7 @@ from groupwise.errors import RewardError
 from groupwise.graders import exams
 from groupwise.graders.code import code, extract, same_output
 from groupwise.graders.parts import Sample, built_in
-from groupwise.graders.rubric import Grader
+from groupwise.graders.rubric import Grader, check
 from groupwise.records import Task
 
 ASSERTS = {"tests": ["assert double(2) == 4", "assert double('ab') == 'abab'"]}
@@ -401,6 +401,14 @@ def test_it_is_a_part_of_a_reward():
     )
     assert (right.reward, right.correct) == (1.0, True)
     assert (half.reward, half.correct) == (0.5, False)
+
+
+def test_the_check_before_a_run_finds_nothing_odd():
+    """The gold answer passes; an empty one and an echo of the prompt do not."""
+    tasks = [Task(i, "Write double. assert double(2) == 4", RIGHT, ASSERTS) for i in range(3)]
+    assert check(Grader({"code": 1.0}), tasks) == []
+    with pytest.raises(RewardError, match="can't grade 1 of 4 tasks"):
+        check(Grader({"code": 1.0}), [*tasks, Task(9, "x", RIGHT)])
 
 
 @pytest.mark.parametrize(

@@ -169,9 +169,10 @@ def test_a_fork_bomb_is_bounded_and_leaves_nothing(worker):
         with pytest.raises(SandboxError, match="process namespace"):
             run(worker, "print(1)", limits=Limits(processes=4))
         return
-    code = """
+    name = f"bomb{os.getpid()}{worker.wall[:3]}"
+    code = f"""
         import ctypes, os, time
-        ctypes.CDLL(None).prctl(15, b"gw-bomb", 0, 0, 0)
+        ctypes.CDLL(None).prctl(15, {name.encode()!r}, 0, 0, 0)
         made = 0
         try:
             for _ in range(200):
@@ -186,7 +187,7 @@ def test_a_fork_bomb_is_bounded_and_leaves_nothing(worker):
     """
     ran = run(worker, code, limits=Limits(seconds=10, processes=4))
     assert 3 <= int(ran.output) <= 20
-    assert named("gw-bomb") == []  # daemons among them, as soon as the verdict is there
+    assert named(name) == []  # daemons among them, as soon as the verdict is there
 
 
 def named(name):
@@ -445,7 +446,7 @@ def children(pid):
 def test_nothing_survives_the_parent(wall, tmp_path):
     if why := problem(wall):
         pytest.skip(why)
-    name = f"gw-orph-{wall[:6]}"
+    name = f"orph{os.getpid()}{wall[:3]}"
     code = f"import ctypes,time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(60)"
     script = tmp_path / "parent.py"
     script.write_text(
@@ -467,3 +468,12 @@ def waited(condition, seconds=20):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_home_that_is_called_like_the_scratch_is_no_hole(monkeypatch):
+    monkeypatch.setenv("HOME", "/tmp")
+    worker = Worker(choose(), slot=13)
+    try:
+        attacks.withstood(worker)
+    finally:
+        worker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.client
 import json
@@ -45,6 +46,12 @@ class Pace:
         time.sleep(max(start - time.monotonic(), 0.0))
 
 
+@functools.cache
+def _pace(url: str, per_minute: float) -> Pace:
+    """One for all that ask there."""
+    return Pace(per_minute)
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where a model answers. The key is read from an environment variable, never from a file."""
@@ -57,10 +64,6 @@ class Endpoint:
     retries: int = 5
     timeout: float = 120.0
     cache: str = ""  # a folder: what was answered once is not asked again
-    pace: Pace = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pace", Pace(self.per_minute))
 
     def replies(self, bodies: Sequence[Mapping[str, Any]]) -> list[str | EndpointError]:
         """A text for each request, in order, or why there is none."""
@@ -95,8 +98,8 @@ class Endpoint:
         why = ""
         for attempt in range(self.retries + 1):
             if attempt:
-                time.sleep(_backoff(attempt, why))
-            self.pace.wait()
+                time.sleep(_backoff(attempt))
+            _pace(self.url, self.per_minute).wait()
             try:
                 return self._post(body)
             except urllib.error.HTTPError as error:
@@ -132,6 +135,6 @@ class Endpoint:
         return content
 
 
-def _backoff(attempt: int, why: str) -> float:
+def _backoff(attempt: int) -> float:
     """Twice as long each time, spread, so that many clients do not come back at once."""
     return min(0.5 * 2.0 ** (attempt - 1), LONGEST_WAIT) * (0.5 + random.random() / 2)

@@ -168,7 +168,9 @@ def _mark(value: float) -> Mark:
 def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
     """A classifier from a folder of this machine: nothing is fetched, no code of it is run."""
     if importlib.util.find_spec("transformers") is None:
-        raise RewardError(f"{kind} needs the package transformers: pip install transformers.")
+        raise RewardError(
+            f"{kind} needs the package transformers: pip install 'groupwise[scorers]'."
+        )
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
         raise RewardError(f"{kind}: {path!r} is no Hugging Face folder: it has no config.json.")
