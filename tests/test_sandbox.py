@@ -125,6 +125,40 @@ def test_it_opens_no_connection(worker, tmp_path):
         assert run(worker, code).output == "b'x'\n"
 
 
+def test_it_sends_no_datagram(worker, tmp_path):
+    """Landlock does not keep UNIX sockets: a pair of datagram sockets reached any of them."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mailbox:
+        mailbox.bind(str(tmp_path / "mailbox"))
+        mailbox.setblocking(False)
+        (tmp_path / "mailbox").chmod(0o777)
+        for path in (tmp_path, *tmp_path.parents):
+            if path.stat().st_uid == os.getuid() and path not in (Path("/"), Path("/tmp")):
+                path.chmod(0o755)
+        code = f"""
+            import socket
+            left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            left.sendto(b"x", {str(tmp_path / "mailbox")!r})
+            print("{THROUGH}")
+        """
+        assert "PermissionError" in run(worker, code).why
+        with pytest.raises(BlockingIOError):
+            mailbox.recv(1)
+
+
+def test_it_shares_no_memory_with_others(worker):
+    code = """
+        import ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        calls = [(libc.shmget, 0, 4096, 0o1600), (libc.shmat, 0, None, 0), (libc.msgget, 0, 0o1600),
+                 (libc.semget, 0, 1, 0o1600), (libc.shmctl, 0, 0, None)]
+        for call, *given in calls:
+            ctypes.set_errno(0)
+            assert call(*given) == -1 and ctypes.get_errno() == 1, call
+        print("done")
+    """
+    assert run(worker, code).output == "done\n"
+
+
 def test_it_kills_traces_and_names_no_other_process(worker):
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
@@ -155,6 +189,26 @@ def test_it_kills_traces_and_names_no_other_process(worker):
     finally:
         victim.kill()
         victim.wait()
+
+
+def test_it_has_nobody_signalled_for_it(worker):
+    """A descriptor's owner gets its signals, and any may be chosen: F_SETOWN and F_SETSIG."""
+    code = """
+        import fcntl, os, struct
+        left, right = os.pipe()
+        for command, value in ((8, 1), (10, 9), (15, struct.pack("ii", 1, 1))):
+            try:
+                fcntl.fcntl(left, command, value)
+                print("through", command)
+            except PermissionError:
+                pass
+        try:
+            fcntl.ioctl(0, 0x8901, struct.pack("i", 1))
+            print("through")
+        except PermissionError:
+            print(fcntl.fcntl(left, fcntl.F_GETFD))
+    """
+    assert run(worker, code).output == "1\n"
 
 
 def test_it_can_not_fork_unless_it_may(worker):

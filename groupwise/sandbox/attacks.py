@@ -35,6 +35,10 @@ def connect(family, address):
         client.settimeout(2)
         client.connect(address)
 
+def send_to(address):
+    left, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    left.sendto(b"x", address)
+
 def write_to(folder):
     open(os.path.join(folder, TARGET["name"]), "w").close()
 
@@ -67,6 +71,7 @@ for folder in TARGET["folders"]:
 attempt("connect over TCP", lambda: connect(socket.AF_INET, ("127.0.0.1", TARGET["port"])))
 attempt("connect to a socket", lambda: connect(socket.AF_UNIX, TARGET["socket"]))
 attempt("connect to an abstract socket", lambda: connect(socket.AF_UNIX, "\0" + TARGET["name"]))
+attempt("send to a socket", lambda: send_to(TARGET["mailbox"]))
 for other in others:
     attempt("signal a process", lambda: os.kill(other, 0))
     attempt("read a process", lambda: open(f"/proc/{other}/environ").read())
@@ -118,7 +123,10 @@ def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
             listener.bind(address)
             listener.listen()
             listener.setblocking(False)
-        os.chmod(f"{place}/socket", 0o777)
+        mailbox = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        mailbox.bind(f"{place}/mailbox")
+        for path in (f"{place}/socket", f"{place}/mailbox"):
+            os.chmod(path, 0o777)
         folders = [place, "/", "/usr", "/var/tmp", "/dev/shm", os.path.expanduser("~")]
         given = {
             "secret": str(secret),
@@ -126,6 +134,7 @@ def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
             "folders": [folder for folder in folders if folder != SCRATCH],  # its own is called so
             "port": listeners[0].getsockname()[1],
             "socket": f"{place}/socket",
+            "mailbox": f"{place}/mailbox",
             "pid": os.getpid(),
             "memory": LIMITS.memory,
             "disk": LIMITS.disk,
