@@ -351,6 +351,18 @@ def test_helpers_of_the_prompt_are_the_tests_own(part):
     assert graded(part, row, forged, prompt)[0] == 0.0
 
 
+def test_modules_of_python_are_the_tests_own(part):
+    row = {"tests": ["assert math.isclose(half(3), 1.5)"]}
+    assert graded(part, row, "def half(x): return x / 2") == (1.0, "")
+    forged = "class math: isclose = lambda *a: True\ndef half(x): return 0"
+    assert graded(part, row, forged)[0] == 0.0
+
+
+def test_a_prompt_of_one_word_is_no_program(part):
+    row = {"tests": "def check(candidate):\n    assert candidate(2) == 4", "entry_point": "double"}
+    assert graded(part, row, RIGHT, "Double") == (1.0, "")
+
+
 def test_what_a_result_is_compared_with_can_not_be_changed(part):
     row = {"tests": ["xs = [3, 1, 2]\nassert order(xs) == sorted(xs)"]}
     assert graded(part, row, "def order(xs): return sorted(xs)")[0] == 1.0

@@ -15,6 +15,7 @@ import ast
 import builtins
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,13 +116,13 @@ def _asserts(task: Task, tests: Sequence[str], code: str) -> Calls:
     setup = _column(task, "test_setup", "test_setup_code", "setup_code")
     if setup is None:
         setup = "\n".join(_column(task, "test_imports") or [])
-    names = _free(f"{setup}\n" + "\n".join(tests))
-    return Calls(code, names, tuple(tests), setup=str(setup))
+    names, modules = _free(f"{setup}\n" + "\n".join(tests))
+    return Calls(code, names, tuple(tests), helpers=modules, setup=str(setup))
 
 
 def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
     prompt = prompt_text(task.prompt)
-    start = prompt if _parses(prompt) else ""
+    start = prompt if _is_code(prompt) else ""
     defines = entry and _defines(code, entry.partition("(")[0].partition(".")[0])
     if start and not defines and not _defines(code, "Solution"):
         # The completion goes on in the middle of the function that the prompt begins.
@@ -133,8 +134,9 @@ def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
     call = _call(entry, program)
     run = f"{tests}\n\ncheck({call})" if "def check(" in tests and entry else tests
     helpers = _names_defined(start) - {call.partition("(")[0]}
-    names = tuple(name for name in _free(run) if name not in helpers)
-    return Calls(_hoisted(_with_imports(program)), names, (run,), helpers=start)
+    names, modules = _free(run)
+    names = tuple(name for name in names if name not in helpers)
+    return Calls(_hoisted(_with_imports(program)), names, (run,), helpers=modules + start)
 
 
 def _paired(given: Mapping[str, Any], entry: str, code: str) -> Calls | Pairs:
@@ -196,10 +198,11 @@ def _listed(arguments: Any) -> list[Any]:
     return arguments if isinstance(arguments, list) else [arguments]
 
 
-def _free(source: str) -> tuple[str, ...]:
-    """Names that tests use and do not define: the program's.
+def _free(source: str) -> tuple[tuple[str, ...], str]:
+    """Names that tests use and do not define: the program's; and imports that they left out.
 
-    Where there are none, the program is to define one that Python has too: `assert sum(3) == 6`.
+    `math.isclose` is Python's, whatever the program calls math. Where no other name is left, the
+    program is to define one that Python has too: `assert sum(3) == 6`.
     """
     try:
         tree = ast.parse(source)
@@ -209,8 +212,15 @@ def _free(source: str) -> tuple[str, ...]:
         raise Untestable("its tests assert nothing")
     used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
     found = [name for name in dict.fromkeys(used) if name not in _names_in(tree)]
-    own = [name for name in found if not hasattr(builtins, name)]
-    return tuple(own or found)
+    bases = {
+        node.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    modules = [name for name in found if name in bases and name in sys.stdlib_module_names]
+    rest = [name for name in found if name not in modules]
+    own = [name for name in rest if not hasattr(builtins, name)]
+    return tuple(own or rest), "".join(f"import {name}\n" for name in modules)
 
 
 def _names_in(tree: ast.AST) -> set[str]:
@@ -232,6 +242,12 @@ def _names_in(tree: ast.AST) -> set[str]:
 
 def _names_defined(source: str) -> set[str]:
     return _names_in(ast.parse(source)) if source else set()
+
+
+def _is_code(prompt: str) -> bool:
+    """Whether a prompt is the beginning of a program; 'Sort' would be Python, too."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return _parses(prompt) and any(isinstance(node, kinds) for node in ast.parse(prompt).body)
 
 
 def _parses(source: str) -> bool:
