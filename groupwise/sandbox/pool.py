@@ -65,7 +65,6 @@ class Pool:
     def __init__(self, isolation: str = "", python: str = "", size: int | None = None) -> None:
         self.wall, self.python = choose(isolation, python), python
         self.size = size or len(os.sched_getaffinity(0))
-        self.process = os.getpid()
         self.slots: queue.Queue[tuple[int, Worker | None]] = queue.Queue()
         for slot in range(self.size):
             self.slots.put((slot, None))
