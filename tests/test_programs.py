@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -472,3 +474,15 @@ def test_leetcode_names_are_there_only_for_a_solution():
     row = {"tests": [{"fn_name": "f", "input": [1], "output": 1}]}
     assert "from typing" in exams.exam(Task(0, "", None, row), "class Solution: pass").program
     assert "from typing" not in exams.exam(Task(0, "", None, row), "def f(x): return x").program
+
+
+def test_another_system_is_refused_in_words():
+    code = (
+        "import sys\n"
+        "from groupwise.graders.rubric import built_in\n"
+        "from groupwise.errors import RewardError\n"
+        "sys.platform = 'darwin'\n"
+        "try:\n    built_in('code', ())\nexcept RewardError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Linux alone" in done.stdout
