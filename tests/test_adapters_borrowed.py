@@ -109,7 +109,7 @@ def test_targets_that_it_does_not_have_are_told_with_its_own_names(tmp_path: Pat
 def test_fewer_bits_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     model = family_folder("phi3", tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="model.quantize=int8 needs groupwise's own layers"):
+    with pytest.raises(ModelError, match=r"model\.quantize=int8 needs groupwise's own layers"):
         run_from(model, tmp_path / "run", adapter__rank=2, model__quantize="int8")
 
 

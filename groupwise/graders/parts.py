@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -129,16 +130,28 @@ def in_format(ends: Sequence[str], *, pattern: str) -> BuiltIn:
     )
 
 
-BUILT_IN: Mapping[str, Callable[..., BuiltIn]] = {
+BUILT_IN: dict[str, Callable[..., Part]] = {
     "exact": exact,
     "number": number,
     "countdown": countdown,
     "length": length,
     "format": in_format,
 }
+ELSEWHERE = {  # imported when asked for
+    "code": "groupwise.graders.code",
+    "judge": "groupwise.graders.judge",
+    "rm": "groupwise.graders.scorers",
+    "prm": "groupwise.graders.scorers",
+}
 
 
-def built_in(text: str, ends: Sequence[str]) -> BuiltIn:
+def _find(name: str) -> Callable[..., Part]:
+    if name in ELSEWHERE:
+        return getattr(importlib.import_module(ELSEWHERE[name]), name)
+    return BUILT_IN[name]
+
+
+def built_in(text: str, ends: Sequence[str]) -> Part:
     """Read `name` or `name(option=value)`."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -150,14 +163,14 @@ def built_in(text: str, ends: Sequence[str]) -> BuiltIn:
     if not name or call is None or call.args:
         raise RewardError(
             f"Can't read {text!r} as a part of the reward. Write name, name(option=value) or "
-            f"file.py:function. Names: {', '.join(BUILT_IN)}."
+            f"file.py:function. Names: {', '.join([*BUILT_IN, *ELSEWHERE])}."
         )
-    if name not in BUILT_IN:
+    if name not in BUILT_IN and name not in ELSEWHERE:
         raise RewardError(
-            f"There is no reward {name!r}. {nearest(name, BUILT_IN)} A function of your own is "
-            "written file.py:function."
+            f"There is no reward {name!r}. {nearest(name, [*BUILT_IN, *ELSEWHERE])} A function of "
+            "your own is written file.py:function."
         )
-    known = inspect.signature(BUILT_IN[name]).parameters
+    known = inspect.signature(_find(name)).parameters
     own = [key for key in known if key != "ends"]
     for key in options:
         if key not in own:
@@ -166,4 +179,4 @@ def built_in(text: str, ends: Sequence[str]) -> BuiltIn:
     for key in own:
         if known[key].default is inspect.Parameter.empty and key not in options:
             raise RewardError(f"The reward {name} needs {key}: write {name}({key}=...).")
-    return BUILT_IN[name](ends, **options)
+    return _find(name)(ends, **options)

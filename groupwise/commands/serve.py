@@ -1,0 +1,46 @@
+"""`groupwise serve`: a model as an OpenAI-compatible endpoint, for judges and for a quick look."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("bfloat16", "float32", "float16")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve", help="a model as an OpenAI-compatible endpoint, on this machine"
+    )
+    parser.add_argument("path", metavar="MODEL", help="a Hugging Face folder or a .gguf file")
+    parser.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: a free one")
+    parser.add_argument("--name", help="what the model is called; default: its folder's name")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: as it is stored")
+    parser.add_argument("--slots", type=int, default=64, help="answers that are written at a time")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from groupwise.engine.native import NativeEngine
+    from groupwise.engine.server import Server
+    from groupwise.model.checkpoint import load
+    from groupwise.setup import check_device
+
+    check_device(args.device)
+    dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    loaded = load(args.path, dtype, args.device)
+    engine = NativeEngine(loaded.model, loaded.tokenizer, seed=0, slots=args.slots)
+    name = args.name or Path(args.path).resolve().name
+    with Server(engine, name, (args.host, args.port)) as server:
+        host, port = server.server_address[:2]
+        print(f"{name} at http://{host!s}:{port}/v1; end it with Ctrl-C", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0

@@ -1,0 +1,140 @@
+"""Chat completions from an endpoint that speaks OpenAI's protocol: patient, bounded, remembered."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.client
+import json
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import RewardError
+
+AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}  # statuses that a second try may mend
+LONGEST_WAIT = 60.0
+MAX_REPLY = 4 * 2**20
+
+
+class EndpointError(RewardError):
+    """A request that got no answer, and why."""
+
+
+@dataclass
+class Pace:
+    """Requests start at least so far apart, whichever thread sends them."""
+
+    per_minute: float  # 0: as fast as they come
+    next_start: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wait(self) -> None:
+        if not self.per_minute:
+            return
+        with self.lock:
+            start = max(self.next_start, time.monotonic())
+            self.next_start = start + 60.0 / self.per_minute
+        time.sleep(max(start - time.monotonic(), 0.0))
+
+
+@functools.cache
+def _pace(url: str, per_minute: float) -> Pace:
+    """One for all that ask there."""
+    return Pace(per_minute)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a model answers. The key is read from an environment variable, never from a file."""
+
+    url: str  # http://127.0.0.1:8000/v1
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    concurrency: int = 16
+    per_minute: float = 0.0
+    retries: int = 5
+    timeout: float = 120.0
+    cache: str = ""  # a folder: what was answered once is not asked again
+
+    def replies(self, bodies: Sequence[Mapping[str, Any]]) -> list[str | EndpointError]:
+        """A text for each request, in order, or why there is none."""
+        if not bodies:
+            return []
+        with ThreadPoolExecutor(min(self.concurrency, len(bodies))) as threads:
+            return list(threads.map(self._reply, bodies))
+
+    def _reply(self, body: Mapping[str, Any]) -> str | EndpointError:
+        whole = {"model": self.model, **body}
+        kept = self._place(whole)
+        if kept is not None and kept.is_file():
+            return json.loads(kept.read_text())["reply"]
+        try:
+            reply = self._ask(whole)
+        except EndpointError as error:
+            return error
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = kept.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+            unfinished.write_text(json.dumps({"request": whole, "reply": reply}))
+            unfinished.rename(kept)
+        return reply
+
+    def _place(self, body: Mapping[str, Any]) -> Path | None:
+        if not self.cache:
+            return None
+        text = json.dumps([self.url, body], sort_keys=True)
+        return Path(self.cache).expanduser() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+    def _ask(self, body: Mapping[str, Any]) -> str:
+        why = ""
+        for attempt in range(self.retries + 1):
+            if attempt:
+                time.sleep(_backoff(attempt))
+            _pace(self.url, self.per_minute).wait()
+            try:
+                return self._post(body)
+            except urllib.error.HTTPError as error:
+                said = error.read(2000).decode("utf-8", "replace")
+                why = f"{error.code} {error.reason}: {said[:200]}"
+                if error.code not in AGAIN:
+                    break
+                asked = error.headers.get("Retry-After", "")
+                if asked.isdigit():
+                    time.sleep(min(float(asked), LONGEST_WAIT))
+            except (
+                OSError,
+                http.client.HTTPException,
+                ValueError,
+                LookupError,
+                TypeError,
+            ) as error:
+                why = f"{type(error).__name__}: {error}"
+        raise EndpointError(f"{self.url} did not answer: {why}")
+
+    def _post(self, body: Mapping[str, Any]) -> str:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(self.key_variable):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(
+            f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers
+        )
+        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+            data = answer.read(MAX_REPLY)
+        content = json.loads(data)["choices"][0]["message"]["content"]
+        if not isinstance(content, str):
+            raise ValueError("the reply has no text")
+        return content
+
+
+def _backoff(attempt: int) -> float:
+    """Twice as long each time, spread, so that many clients do not come back at once."""
+    return min(0.5 * 2.0 ** (attempt - 1), LONGEST_WAIT) * (0.5 + random.random() / 2)

@@ -1,0 +1,240 @@
+"""Trained reward models from Hugging Face folders: one score for a text, or one for every step.
+
+They need the package `transformers`. A reward model (`rm`) is a sequence classifier; a process
+reward model (`prm`) a token classifier whose score of a step stands at the step's last token.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from groupwise.data.tasks import prompt_text
+from groupwise.errors import RewardError
+from groupwise.graders.answers import without_ends
+from groupwise.graders.parts import Mark, Sample
+from groupwise.records import Task
+
+Squash = Literal["none", "sigmoid"]
+Pool = Literal["mean", "last", "min"]
+POOLS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "last": lambda scores: scores[-1],
+    "min": min,
+}
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A classifier and its tokenizer; texts go through it in batches of similar length."""
+
+    model: Any
+    tokenizer: Any
+    batch: int
+
+    def encode(self, task: Task, text: str) -> tuple[list[int], list[int]]:
+        """Ids of prompt and completion, and where each token begins in the completion.
+
+        With a chat template the completion is the assistant's turn. What belongs to the prompt
+        begins below 0.
+        """
+        special = not getattr(self.tokenizer, "chat_template", None)
+        if special:
+            before = prompt_text(task.prompt)
+            said = before + text
+        else:
+            asked = task.prompt
+            turns = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
+            template = self.tokenizer.apply_chat_template
+            before = template(turns, tokenize=False, add_generation_prompt=True)
+            said = template([*turns, {"role": "assistant", "content": text}], tokenize=False)
+            if not said.startswith(before + text):  # a template that tidies the last turn
+                said = before + text
+        found = self.tokenizer(said, add_special_tokens=special, return_offsets_mapping=True)
+        return found["input_ids"], [start - len(before) for start, _ in found["offset_mapping"]]
+
+    def logits(self, rows: Sequence[Sequence[int]]) -> list[Any]:
+        """What the model gives for each row, in order; padding is masked."""
+        import torch
+
+        found: list[Any] = [None] * len(rows)
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        for first in range(0, len(order), self.batch):
+            chosen = order[first : first + self.batch]
+            longest = max(len(rows[row]) for row in chosen)
+            ids = torch.full((len(chosen), longest), self.model.config.pad_token_id)
+            mask = torch.zeros_like(ids)
+            for place, row in enumerate(chosen):
+                ids[place, : len(rows[row])] = torch.tensor(rows[row])
+                mask[place, : len(rows[row])] = 1
+            device = self.model.device
+            with torch.inference_mode():
+                out = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+            for place, row in enumerate(chosen):
+                found[row] = out[place].float().cpu()
+        return found
+
+
+@dataclass(frozen=True)
+class RewardModel:
+    """The part `rm` of a reward."""
+
+    scorer: Scorer
+    squash: Squash
+    ends: tuple[str, ...]
+    decides: bool = False
+    needs_answers: bool = False
+
+    def problem(self, task: Task) -> str:
+        return ""
+
+    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+        rows = [self.scorer.encode(s.task, without_ends(s.text, self.ends))[0] for s in samples]
+        return [_mark(self._value(out)) for out in self.scorer.logits(rows)]
+
+    def _value(self, out: Any) -> float:
+        value = out[0] if len(out) == 1 else out[1] - out[0]  # of two classes, for the good one
+        return float(value.sigmoid() if self.squash == "sigmoid" else value)
+
+
+@dataclass(frozen=True)
+class ProcessRewardModel:
+    """The part `prm` of a reward."""
+
+    scorer: Scorer
+    pool: Pool
+    separator: str
+    process: bool
+    ends: tuple[str, ...]
+    decides: bool = False
+    needs_answers: bool = False
+
+    def problem(self, task: Task) -> str:
+        return ""
+
+    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+        texts = [without_ends(sample.text, self.ends) for sample in samples]
+        steps_N = [step_ends(text, self.separator) for text in texts]
+        # The last step gets the separator that every other one has: its score stands there.
+        read = [
+            self.scorer.encode(sample.task, text + self.separator)
+            for sample, text in zip(samples, texts, strict=True)
+        ]
+        outs = self.scorer.logits([ids for ids, _ in read])
+        marks = []
+        for steps, (_, starts), out in zip(steps_N, read, outs, strict=True):
+            behind = [end + len(self.separator) for end in steps]
+            places = [max(at for at, start in enumerate(starts) if start < end) for end in behind]
+            marks.append(self._mark([_chance(out[place]) for place in places], steps))
+        return marks
+
+    def _mark(self, scores: Sequence[float], steps: Sequence[int]) -> Mark:
+        if not scores:
+            return Mark(0.0, reason="no step")
+        mark = _mark(POOLS[self.pool](scores))
+        if mark.value is None or not self.process:
+            return mark
+        return Mark(mark.value, steps=tuple(zip(steps, scores, strict=True)))
+
+
+def step_ends(text: str, separator: str) -> list[int]:
+    """Where each step ends, in characters, its separator not counted; blank ones are none."""
+    ends, start = [], 0
+    for piece in text.split(separator):
+        if piece.strip():
+            ends.append(start + len(piece))
+        start += len(piece) + len(separator)
+    return ends
+
+
+def _chance(out: Any) -> float:
+    """That a step is good: of one class, or of the second of two."""
+    return float(out.sigmoid()[0] if len(out) == 1 else out.softmax(-1)[1])
+
+
+def _mark(value: float) -> Mark:
+    if math.isfinite(value):
+        return Mark(value)
+    return Mark(status="error", reason=f"the reward model gives {value}")
+
+
+@functools.lru_cache(maxsize=4)  # the check before a run and the run use one
+def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
+    """A classifier from a folder of this machine: nothing is fetched, no code of it is run."""
+    if importlib.util.find_spec("transformers") is None:
+        raise RewardError(
+            f"{kind} needs the package transformers: pip install 'groupwise[scorers]'."
+        )
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        raise RewardError(f"{kind}: {path!r} is no Hugging Face folder: it has no config.json.")
+    import torch
+    import transformers
+
+    auto = {
+        "rm": transformers.AutoModelForSequenceClassification,
+        "prm": transformers.AutoModelForTokenClassification,
+    }[kind]
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model, report = auto.from_pretrained(
+            folder, local_files_only=True, dtype=getattr(torch, dtype), output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise RewardError(f"{kind}: {path!r} can't be loaded: {error}.") from error
+    if missing := sorted(report["missing_keys"]):
+        raise RewardError(
+            f"{kind}: {path!r} has no weights for {missing[0]}: it is no trained reward model, and "
+            "its scores would be noise."
+        )
+    if not tokenizer.is_fast:
+        raise RewardError(f"{kind}: {path!r} has no tokenizer.json, which {kind} needs.")
+    if model.config.num_labels > 2:
+        raise RewardError(
+            f"{kind}: {path!r} has {model.config.num_labels} classes; one or two can be a reward."
+        )
+    if model.config.pad_token_id is None:
+        known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        model.config.pad_token_id = next(number for number in known if number is not None)
+    return Scorer(model.to(device).eval(), tokenizer, batch)
+
+
+def rm(
+    ends: Sequence[str],
+    *,
+    path: str,
+    squash: Squash = "none",
+    device: str = "cpu",
+    dtype: str = "float32",
+    batch: int = 16,
+) -> RewardModel:
+    """The score of a sequence classifier, as it is or between 0 and 1."""
+    if squash not in ("none", "sigmoid"):
+        raise RewardError(f"rm: squash = {squash!r} must be none or sigmoid.")
+    return RewardModel(load(path, "rm", device, dtype, batch), squash, tuple(ends))
+
+
+def prm(
+    ends: Sequence[str],
+    *,
+    path: str,
+    pool: Pool = "min",
+    separator: str = "\n\n",
+    process: bool = False,
+    device: str = "cpu",
+    dtype: str = "float32",
+    batch: int = 16,
+) -> ProcessRewardModel:
+    """The mean, last or lowest of the steps' scores; with `process` they are passed on as well."""
+    if pool not in POOLS:
+        raise RewardError(f"prm: pool = {pool!r} must be one of {', '.join(POOLS)}.")
+    if not separator:
+        raise RewardError("prm: separator is empty; it is what stands between two steps.")
+    scorer = load(path, "prm", device, dtype, batch)
+    return ProcessRewardModel(scorer, pool, separator, process, tuple(ends))

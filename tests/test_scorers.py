@@ -1,0 +1,129 @@
+"""Reward models and process reward models from tiny folders, against transformers itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from groupwise.errors import RewardError
+from groupwise.graders.parts import Sample, built_in
+from groupwise.graders.scorers import prm, rm, step_ends
+from groupwise.records import Task
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+
+
+def folder_of(path, auto, labels, template=None, **changes):
+    """A random model that reads characters."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES | changes, num_labels=labels)
+    model = auto.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    model.save_pretrained(path)
+    vocabulary = {"<pad>": 0} | {chr(code): code for code in range(1, 128)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
+    fast.chat_template = template
+    fast.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def reward_folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rm")
+    return folder_of(path, transformers.AutoModelForSequenceClassification, 1)
+
+
+@pytest.fixture(scope="module")
+def step_folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prm")
+    return folder_of(path, transformers.AutoModelForTokenClassification, 2)
+
+
+def samples(*texts, prompt="ask: "):
+    return [Sample(Task(i, prompt), text, (), "eos") for i, text in enumerate(texts)]
+
+
+def ids(text):
+    return torch.tensor([[ord(letter) for letter in text]])
+
+
+def test_a_reward_model_scores_whole_texts_in_any_batch(reward_folder):
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(reward_folder).eval()
+    texts = ["a", "a longer answer", "b", "something quite a bit longer than that"]
+    expected = [float(model(ids("ask: " + text)).logits[0, 0].detach()) for text in texts]
+    for batch in (1, 3):
+        marks = rm(("<e>",), path=reward_folder, batch=batch).grade(
+            samples(*(text + "<e>" for text in texts))
+        )
+        assert [mark.value for mark in marks] == pytest.approx(expected, abs=1e-5)
+    (squashed,) = rm((), path=reward_folder, squash="sigmoid").grade(samples("a"))
+    assert squashed.value == pytest.approx(torch.tensor(expected[0]).sigmoid().item(), abs=1e-5)
+
+
+def test_a_chat_template_is_used(tmp_path):
+    template = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    folder = folder_of(tmp_path, transformers.AutoModelForSequenceClassification, 1, template)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    expected = float(model(ids("[user]ask: [assistant]yes")).logits[0, 0].detach())
+    assert rm((), path=folder).grade(samples("yes"))[0].value == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_process_reward_model_scores_every_step(step_folder):
+    model = transformers.AutoModelForTokenClassification.from_pretrained(step_folder).eval()
+    text = "first step\n\nsecond\n\nthe third"
+    out = model(ids("ask: " + text + "\n\n")).logits[0].softmax(-1)[:, 1].detach()
+    at = [len("ask: ") + end for end in (11, 19, 30)]  # the last character of each separator
+    expected = [float(out[place]) for place in at]
+    for pool, value in (
+        ("mean", sum(expected) / 3),
+        ("last", expected[-1]),
+        ("min", min(expected)),
+    ):
+        (mark,) = prm((), path=step_folder, pool=pool).grade(samples(text))
+        assert mark.value == pytest.approx(value, abs=1e-5) and mark.steps == ()
+    (mark, other) = prm((), path=step_folder, process=True).grade(samples(text, "one"))
+    assert [end for end, _ in mark.steps] == [10, 18, 29]
+    assert [score for _, score in mark.steps] == pytest.approx(expected, abs=1e-5)
+    assert len(other.steps) == 1
+    assert prm((), path=step_folder).grade(samples(""))[0].value == 0.0
+
+
+def test_steps():
+    assert step_ends("a\n\nbc", "\n\n") == [1, 5]
+    assert step_ends("a\n\n\n\nb\n\n", "\n\n") == [1, 6]
+    assert step_ends("", "\n\n") == [] and step_ends(" \n\n ", "\n\n") == []
+
+
+def test_what_is_no_reward_model_is_refused(tmp_path, reward_folder):
+    causal = tmp_path / "causal"
+    folder_of(causal, transformers.AutoModelForCausalLM, 1)
+    many = tmp_path / "many"
+    folder_of(many, transformers.AutoModelForSequenceClassification, 3)
+    for text, why in (
+        (f"rm(path={str(causal)!r})", "its scores would be noise"),
+        (f"rm(path={str(many)!r})", "3 classes"),
+        (f"rm(path={str(tmp_path / 'no')!r})", "no config.json"),
+        (f"rm(path={reward_folder!r}, squash='tanh')", "squash"),
+        (f"prm(path={reward_folder!r}, pool='max')", "pool"),
+        (f"prm(path={reward_folder!r}, separator='')", "separator"),
+        ("rm()", "needs path"),
+    ):
+        with pytest.raises(RewardError, match=why):
+            built_in(text, ())
