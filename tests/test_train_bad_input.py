@@ -99,9 +99,8 @@ def no_model(monkeypatch: Patch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(run, "load", never)
+    monkeypatch.setattr("groupwise.model.policy.load", never)
     monkeypatch.setattr(run.tiny, "make", never)
-    monkeypatch.setattr(evaluate, "load", never)
 
 
 # --- refused before a model is loaded -------------------------------------------------------------
@@ -535,7 +534,7 @@ def test_no_held_out_tasks_train_well_and_can_not_be_evaluated(
     assert summary["accuracy_after"] is None and summary["steps"] == 2
     assert not any(name.startswith("eval/") for x in metrics(line.run) for name in x)
     assert line("report", line.run).status == 0
-    monkeypatch.setattr(evaluate, "load", None)  # which would raise
+    monkeypatch.setattr(evaluate, "load_policy", None)  # which would raise
     for settings in ([], ["data.train=arithmetic", "eval.tasks=0"]):
         ended = line("eval", line.run, *settings)
         assert "no held-out tasks to evaluate on" in one_line(ended)
