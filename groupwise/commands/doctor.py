@@ -27,6 +27,7 @@ LEAST_DISK = 2 * 10**9  # bytes: two checkpoints of a small model and some steps
 # What training can't do without, and from which version on: as in pyproject.toml.
 REQUIRED = {
     "torch": "2.11",
+    "mpmath": "1.3",
     "numpy": "1.26",
     "safetensors": "0.5",
     "tokenizers": "0.22",
@@ -37,6 +38,7 @@ REQUIRED = {
 # What it can do without, and what each is for.
 OPTIONAL = {
     "triton": "kernels on an NVIDIA GPU; without them it is several times slower",
+    "math-verify": "the reward math",
     "huggingface_hub": "fetching models and data: hf download",
     "transformers": "using an exported model elsewhere",
     "vllm": "serving an exported model",
