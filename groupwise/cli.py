@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from groupwise.commands import doctor, export, init, plan, probe, serve
+from groupwise.commands import check_reward, doctor, export, grade, init, plan, probe, serve
 from groupwise.commands.shared import (
     SETTINGS,
     print_json,
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="data instead of text")
     explain.set_defaults(run_command=_explain)
 
-    for command in (doctor, export, init, plan, probe, serve):
+    for command in (check_reward, doctor, export, grade, init, plan, probe, serve):
         command.add_parser(commands)
     train = commands.add_parser(
         "train",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from groupwise.composition import PairRecipe
 from groupwise.groups.assemble import Group, assemble, group_numbers
 from groupwise.groups.phase import select
 from groupwise.records import Task
-from groupwise.rollouts import failed, grade, write
+from groupwise.rollouts import Beside, failed, grade, write
 from groupwise.setup import sampling_of
 from groupwise.watch.clock import Clock
 
@@ -102,23 +102,22 @@ def draw(run: Run, prompts: int, clock: Clock) -> list[Group]:
     """The next prompts, answered and graded."""
     chosen = [(run.tasks[d.task], d.number) for d in run.cursor.take(prompts)]
     top_k = run.learner.sampler_top_k
-    with clock("rollout"):
-        written = write(
-            run.engine, chosen, run.config.group_size, sampling_of(run.config, record_top_k=top_k)
-        )
+    sampling = sampling_of(run.config, record_top_k=top_k)
+    beside = Beside(run.engine, run.grader, run.loaded.tokenizer, chosen, run.known)
+    with clock("rollout"), beside:
+        written = write(run.engine, chosen, run.config.group_size, sampling)
     with clock("grade"):
-        return grade(run.grader, run.loaded.tokenizer, written)
+        return beside.rollouts(written)
 
 
 def greedy(run: Run, groups: Sequence[Group], clock: Clock) -> list[Group]:
     """Each group's greedy completion, for a recipe whose baseline it is."""
-    # Sample number -1: beside the group's own.
+    # Its number is -1: beside the group's own.
     prompts = [(group[0].task, group[0].draw) for group in groups]
     with clock("rollout"):
         written = write(run.engine, prompts, 1, sampling_of(run.config, temperature=0.0))
     with clock("grade"):
-        graded = grade(run.grader, run.loaded.tokenizer, written)
-    return [[replace(rollout, sample=-1)] for (rollout,) in graded]
+        return grade(run.grader, run.loaded.tokenizer, written, run.known, first=-1)
 
 
 def _first_rows(groups: Sequence[Group]) -> list[int]:

@@ -7,9 +7,12 @@ for readers, and never turned back into tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
 
 from groupwise.engine.protocol import Engine, Request, Sampling
+from groupwise.graders.ledger import Key, Ledger
 from groupwise.graders.rubric import Grader
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.records import Completion, Grade, Rollout, Task
@@ -40,29 +43,102 @@ def write(
     return [Written(task, draw, group) for (task, draw), group in zip(prompts, groups, strict=True)]
 
 
-def grade(grader: Grader, tokenizer: Tokenizer, written: Sequence[Written]) -> list[list[Rollout]]:
-    """Every completion with its text and grade, group by group."""
+def grade(
+    grader: Grader,
+    tokenizer: Tokenizer,
+    written: Sequence[Written],
+    known: Ledger | None = None,
+    first: int = 0,
+) -> list[list[Rollout]]:
+    """Every completion with its text and grade, group by group; samples count from `first`.
+
+    What is `known` is taken out of there instead of being graded again.
+    """
     every = tokenizer.decode_all([c.token_ids for group in written for c in group.completions])
     following = iter(every)
-    texts = [[next(following) for _ in group.completions] for group in written]
-    grades = iter(
-        grader.grade(
-            [
-                (group.task, text, c.token_ids, c.finish)
-                for group, group_texts in zip(written, texts, strict=True)
-                for text, c in zip(group_texts, group.completions, strict=True)
-            ]
-        )
-    )
-    return [
-        [
-            Rollout(group.task, group.draw, number, completion, text, next(grades))
-            for number, (completion, text) in enumerate(
-                zip(group.completions, group_texts, strict=True)
-            )
-        ]
-        for group, group_texts in zip(written, texts, strict=True)
+    samples = [
+        (group, number, completion, next(following))
+        for group in written
+        for number, completion in enumerate(group.completions, first)
     ]
+    grades = [
+        known.pop(Key(group.task.id, group.draw, number, text), None) if known else None
+        for group, number, _, text in samples
+    ]
+    asked = [
+        (group.task, text, completion.token_ids, completion.finish)
+        for (group, _, completion, text), found in zip(samples, grades, strict=True)
+        if found is None
+    ]
+    told = iter(grader.grade(asked))
+    rollouts = iter(
+        [
+            Rollout(group.task, group.draw, number, completion, text, found or next(told))
+            for (group, number, completion, text), found in zip(samples, grades, strict=True)
+        ]
+    )
+    return [[next(rollouts) for _ in group.completions] for group in written]
+
+
+class Beside:
+    """Grades groups while others are still being sampled, where engine and grader allow it.
+
+    What comes out is the same as grading afterwards, and groups are graded in the same order: a
+    function that keeps count sees no difference.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        grader: Grader,
+        tokenizer: Tokenizer,
+        prompts: Sequence[tuple[Task, int]],
+        known: Ledger | None = None,
+    ) -> None:
+        self.engine, self.grader, self.tokenizer, self.prompts = engine, grader, tokenizer, prompts
+        self.known = known
+        self.early: dict[int, tuple[list[Completion], Future[list[list[Rollout]]]]] = {}
+        self.waiting: dict[int, list[Completion]] = {}  # for those before them
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="grading")
+
+    def __enter__(self) -> Beside:
+        if self.grader.by_group:
+            self.engine.done = self._take
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.engine.done = None
+        self.thread.shutdown(wait=False, cancel_futures=error is not None)
+
+    def _take(self, number: int, completions: list[Completion]) -> None:
+        self.waiting[number] = completions
+        while (turn := len(self.early)) in self.waiting:
+            written = self.waiting.pop(turn)
+            group = Written(*self.prompts[turn], written)
+            graded = self.thread.submit(grade, self.grader, self.tokenizer, [group], self.known)
+            self.early[turn] = (written, graded)
+
+    def rollouts(self, written: Sequence[Written]) -> list[list[Rollout]]:
+        """Every group graded. One that was sampled again since it was handed on is graded again."""
+        early = {
+            number: graded
+            for number, (completions, graded) in self.early.items()
+            if all(
+                one is other
+                for one, other in zip(completions, written[number].completions, strict=True)
+            )
+        }
+        late = [group for number, group in enumerate(written) if number not in early]
+        rest = iter(grade(self.grader, self.tokenizer, late, self.known) if late else [])
+        return [
+            early[number].result()[0] if number in early else next(rest)
+            for number in range(len(written))
+        ]
 
 
 def failed(grade: Grade) -> bool:

@@ -23,6 +23,7 @@ from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Engine
 from groupwise.errors import RunError
+from groupwise.graders.ledger import Ledger, recorded
 from groupwise.graders.rubric import Grader
 from groupwise.model import tiny
 from groupwise.model.adapters import adapters, fill, layer_sizes
@@ -75,6 +76,7 @@ class Run:
     seconds: float = 0.0  # spent by earlier processes
     before: Evaluation | None = None  # of the starting policy
     last: Evaluation | None = None
+    known: Ledger = field(default_factory=dict)  # recorded verdicts of steps to be done again
     best: float | None = None  # accuracy, or reward where nothing says what is correct
     told: dict[str, int] = field(default_factory=dict)  # when each kind of event was last shown
     opened: float = field(default_factory=time.monotonic)
@@ -251,7 +253,7 @@ def _open(
         "reward": bench.grader.code(),
     }
     _check_origin(folder, origin, display)
-    _restore_latest(run)
+    _restore_latest(run, keep_verdicts=_same_reward(config, folder, origin["reward"]))
     folder.write_config(configuration.text(config))
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
@@ -339,8 +341,23 @@ def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display
             )
 
 
-def _restore_latest(run: Run) -> None:
+def _same_reward(config: Config, folder: RunFolder, code: str) -> bool:
+    """Whether recorded verdicts are what this run would say; of single steps there is no record."""
+    stored = folder.read_manifest().get("origin", {}).get("reward")
+    changed = any(change.key.startswith("reward") for change in _changes(config, folder))
+    return (
+        stored == code
+        and not changed
+        and "step_reward_NT" not in getattr(config.recipe, "streams", ())
+    )
+
+
+def _restore_latest(run: Run, keep_verdicts: bool) -> None:
     found = saved.load_latest(run.folder.checkpoints)
+    if keep_verdicts:
+        after = 0 if found is None else int(found.values["step"])
+        steps = [step for step in run.folder.rollout_steps() if step > after]
+        run.known = recorded(run.folder.rollout(step) for step in steps)
     if found is None:
         again = len(run.folder.rewind(-1))
         if again:

@@ -55,7 +55,7 @@ def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]],
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     graded = not learns_from_labels(config)
-    parts = Grader(config.reward.parts, graders=config.data.graders)
+    parts = Grader(config.reward.parts, graders=config.data.graders, timeout=config.reward.timeout)
     if config.data.grader_key and ROW not in parts.parts:
         raise ConfigError(
             f"data.grader_key={config.data.grader_key!r} has no effect: reward.parts has no part "
@@ -103,7 +103,8 @@ def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]],
     if isinstance(config.recipe, PairRecipe):
         check_data(config.recipe, tasks, tokenizer, longest)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
-    grader = Grader(config.reward.parts, [*ends, *config.engine.stop], config.data.graders)
+    ends += config.engine.stop
+    grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
     if not graded:  # such data has answers for some of the rows, or for none
         held_out = [task for task in held_out if task.answer is not None]
     notes = list(dict.fromkeys(notes))

@@ -101,7 +101,7 @@ def test_verl_columns_reach_a_reward_written_for_verl(tmp_path: Path) -> None:
     (task,) = loaded(f"{tmp_path}/x.parquet", require_answers=True).train
     grades = Grader({f"{tmp_path}/r.py:f": 1.0}).grade([(task, text, (), "eos") for text in "23"])
     assert [grade.reward for grade in grades] == [1.0, 0.0]
-    assert load_function(f"{tmp_path}/r.py:f", {}).needs_answers
+    assert load_function(f"{tmp_path}/r.py:f").needs_answers
 
 
 def test_any_column_by_name_or_path(tmp_path: Path) -> None:

@@ -532,7 +532,6 @@ def test_functions_of_one_file_share_its_state(tmp_path: Path) -> None:
         ({"length(target=0)": 1.0}, "at least 1"),
         ({"number(x=1)": 1.0}, "It has none"),
         ({"number(ends=[])": 1.0}, "no option 'ends'"),
-        ({"format": 1.0}, "needs pattern"),
         ({"format(pattern='...')": 1.0}, "must be text with"),
         ({"format(pattern='a......b')": 1.0}, "must be text with"),
     ],

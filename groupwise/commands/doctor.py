@@ -27,6 +27,7 @@ LEAST_DISK = 2 * 10**9  # bytes: two checkpoints of a small model and some steps
 # What training can't do without, and from which version on: as in pyproject.toml.
 REQUIRED = {
     "torch": "2.11",
+    "mpmath": "1.3",
     "numpy": "1.26",
     "safetensors": "0.5",
     "tokenizers": "0.22",
@@ -40,6 +41,7 @@ OPTIONAL = {
     "huggingface_hub": "models and data by their id on a hub",
     "transformers": "models of other families than Llama, Mistral, Qwen2 and Qwen3",
     "bitsandbytes": "frozen weights in 4 bits beside an adapter: model.quantize=nf4",
+    "math-verify": "the reward math",
     "vllm": "serving an exported model",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }

@@ -32,6 +32,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "data.streaming": (True, "where tasks are kept, not which or in what order"),
     "reward": (True, "rewards before and after can't be compared"),
     "reward.max_failed_share": (True, "only when to stop"),
+    "reward.timeout": (True, "only when to give up on a function"),
     "engine": (True, "later answers are sampled otherwise"),
     "engine.exact": (True, "the last bits of what follows are others"),
     "engine.slots": (True, "speed and memory only"),

@@ -203,11 +203,12 @@ def _details(source: _Named) -> dict[str, Source]:
 class Reward:
     """What an answer is worth: a weighted sum of parts."""
 
-    # name -> weight: "number", "exact", "countdown", "format(pattern=...)", "code",
-    # "judge(url=..., model=...)", "rm(path=...)", "prm(path=...)", "file.py:function";
+    # name -> weight: "math", "number", "choice", "format(pattern=...)", "code", ...,
+    # "judge(url=..., model=...)", "rm(path=...)", "file.py:function";
     # "row": what the row, its source or its set names (data.grader_key, data.train), else number
     parts: dict[str, float] = field(default_factory=lambda: {"row": 1.0})
     max_failed_share: Fraction = 0.05  # of a step's rewards that may fail before the run stops
+    timeout: Positive = 60.0  # seconds that a call of a function in a file may take
 
 
 @dataclass(frozen=True)

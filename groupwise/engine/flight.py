@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -236,6 +236,7 @@ class Flight:
         for slot, finish in reversed(ended):
             sample, last = self.running[slot], self.running.pop()
             self.done[sample.request][sample.number] = self._completion(sample, finish)
+            tell_if_whole(self.engine.done, sample.request, self.done[sample.request])
             if last is not sample:
                 self.cache.copy(len(self.running), [slot], last.held)
                 self.running[slot] = last
@@ -251,6 +252,17 @@ class Flight:
             topk_id_TK=None if ids is None else torch.stack(ids).cpu(),
             topk_logp_TK=None if logps is None else torch.stack(logps).cpu(),
         )
+
+
+def tell_if_whole(
+    done: Callable[[int, list[Completion]], None] | None,
+    request: int,
+    group: Sequence[Completion | None],
+) -> None:
+    """Hand on a group whose last completion has just been written."""
+    whole = [completion for completion in group if completion is not None]
+    if done is not None and len(whole) == len(group):
+        done(request, whole)
 
 
 def in_steps(number: int, step: int) -> int:

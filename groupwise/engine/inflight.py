@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from groupwise.cost import activations, kept_numbers
 from groupwise.engine.decoder import Decoder
+from groupwise.engine.flight import tell_if_whole
 from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key
 from groupwise.engine.stopping import StopWatch
@@ -88,8 +89,10 @@ class DecoderFlight:
         sampling: Sampling,
         version: int,
         weights: str,
+        tell: Callable[[int, list[Completion]], None] | None = None,
     ) -> None:
         self.decoder, self.requests, self.sampling = decoder, requests, sampling
+        self.tell = tell
         self.version, self.weights = version, weights
         self.device = decoder.device
         config = decoder.model.config
@@ -286,6 +289,7 @@ class DecoderFlight:
                 version=self.version,
                 weights=self.weights,
             )
+            tell_if_whole(self.tell, sample.request, self.done[sample.request])
 
     def _stopped(self, count: Sequence[int]) -> dict[int, int]:
         """Slots whose text holds a stop string, and how many tokens they have then."""

@@ -53,6 +53,7 @@ class NativeEngine:
         self.places = 0  # slots that the last try had
         self.tell: Callable[[str, str], None] = warn  # kind and text: a run has better places
         self.told = False  # that it is not exact
+        self.done: Callable[[int, list[Completion]], None] | None = None  # see Engine
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Completions in the order of requests and samples."""
@@ -94,7 +95,9 @@ class NativeEngine:
             model = self.source.model
             self.decoder = Decoder(model, self.tokenizer, seed=self.seed, slots=self.slots)
         self.places = min(self.decoder.slots, samples_of(requests))
-        flight = DecoderFlight(self.decoder, requests, sampling, self.source.version, self.weights)
+        flight = DecoderFlight(
+            self.decoder, requests, sampling, self.source.version, self.weights, self.done
+        )
         self.places = flight.slots
         return flight.run()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -72,6 +72,9 @@ class Engine(Protocol):
     weights or caches. The rest is as it should be for the learner's own parameters."""
 
     weights: str = "shared"  # what it samples from: "shared", or the name of a copy
+    # If set: told the number of a request and its completions as soon as the last one is written,
+    # so that they can be graded while others are sampled. An engine may leave that out.
+    done: Callable[[int, list[Completion]], None] | None = None
 
     @property
     def source(self) -> Source | None:

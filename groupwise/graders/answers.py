@@ -15,15 +15,18 @@ from typing import Any, NamedTuple
 
 MAX_NUMBER = 400  # characters: longer numbers are noise, and slow to compare
 MAX_EXPRESSION = 200
+ECHO = 30  # characters that an answer may have in common with its question
 GAP = "..."  # any text, in a format
+THINK_ANSWER = f"<think>{GAP}</think><answer>{GAP}</answer>"
 
 # Repetitions that could overlap or start anew at every character are bounded: no quadratic time.
 MARKER = re.compile(r"####|\banswer[\s*]{0,8}:|\\boxed\s{0,8}\{", re.IGNORECASE)
 MARKER_WORDS = ("####", "answer", "boxed")  # without any of them there is no marker
+UNSPACED = "\u0e00-\u0e7f\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff"  # scripts without spaces
 NUMBER = re.compile(
     r"(?=[-−+$€£.\d])"  # most characters begin no number: seen at once
     r"(?:(?<![\w)\]}])(?P<sign>[-−+]))?(?:[$€£]\s?(?P<late_sign>[-−])?)?"  # 5-3 has no sign
-    r"(?<!\w)(?<!\d\.)"  # not inside a word or another number
+    rf"(?<![^\W{UNSPACED}])(?<!\d\.)"  # not inside a word or another number
     r"(?:(?P<whole>\d+)\s(?=\d+\s?/\s?\d))?"  # 1 1/2
     r"(?P<top>(?:\d{1,3}(?:,\d{3}){1,20}(?!\d)|\d+)(?:\.\d+)?|(?<!\.)\.\d+)"
     r"(?:\s?/\s?(?P<bottom>\d+)(?![\d,.]\d))?"
@@ -41,6 +44,8 @@ LATEX = (
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\([%$])"), r"\1"),
 )
+BETWEEN_TAGS = re.compile("> <")
+TAGS = re.compile(r"</?[^<>/\s]{1,40}>")
 SIGNS = str.maketrans("×·÷−", "**/-")
 OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -73,8 +78,22 @@ def without_ends(text: str, ends: Sequence[str]) -> str:
 
 
 def final(text: str, ends: Sequence[str] = ()) -> str:
-    """What a completion says in the end: behind its thoughts, without end tokens."""
-    return without_ends(text, ends).rpartition("</think>")[2].strip()
+    """What a completion says in the end: behind its thoughts, without end tokens.
+
+    Thoughts that do not end say nothing, but for an answer between tags.
+    """
+    said = without_ends(text, ends).rpartition("</think>")[2].strip()
+    if "<think>" not in said:
+        return said
+    before, _, thoughts = said.partition("<think>")
+    _, tag, inside = thoughts.rpartition("<answer>")
+    return (before + tag + inside if "</answer>" in inside else before).strip()
+
+
+def echoes(text: str, question: str) -> bool:
+    """Whether a completion is the question, or a piece of it longer than any answer in it."""
+    said = text.strip()
+    return said == question.strip() or (len(said) > ECHO and said in question)
 
 
 def exact(text: str, answer: str | int | float) -> float:
@@ -168,10 +187,16 @@ def _last_two(text: str) -> list[re.Match[str]]:
 
 
 def _number(match: re.Match[str]) -> Number:
-    value = Fraction(match["top"].replace(",", "")) / int(match["bottom"] or 1)
-    value = (value + int(match["whole"] or 0)) * Fraction(10) ** int(match["exponent"] or 0)
-    negative = (match["sign"] or match["late_sign"] or "+") != "+"
-    return Number(-value if negative else value, match["percent"] is not None, *match.span())
+    sign, late_sign, whole, top, bottom, exponent, percent = match.groups()
+    value = Fraction(int(top) if top.isdecimal() else top.replace(",", ""))
+    if bottom:
+        value /= int(bottom)
+    if whole:
+        value += int(whole)
+    if exponent:
+        value *= Fraction(10) ** int(exponent)
+    negative = (sign or late_sign or "+") != "+"
+    return Number(-value if negative else value, percent is not None, *match.span())
 
 
 def countdown(text: str, numbers: Sequence[int], target: int) -> float:
@@ -230,5 +255,18 @@ def in_format(text: str, pattern: str) -> float:
     return float(not rest)
 
 
+def format_share(text: str, pattern: str) -> float:
+    """The share of a pattern's fixed parts that stand there once, each behind the one before."""
+    said, at, good = _one_space(text), 0, 0
+    tags = TAGS.findall(_one_space(pattern)) or _one_space(pattern).split(GAP)
+    wanted = [tag.strip() for tag in tags if tag.strip()]
+    for tag in wanted:
+        place = said.find(tag, at)
+        if place >= 0 and said.count(tag) == 1:
+            good, at = good + 1, place + len(tag)
+    return good / len(wanted)
+
+
 def _one_space(text: str) -> str:
-    return " ".join(text.split())
+    """Space between two tags is no text."""
+    return BETWEEN_TAGS.sub("><", " ".join(text.split()))

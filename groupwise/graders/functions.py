@@ -1,39 +1,122 @@
 """Reward functions of the user, from a file: `rewards.py:my_function`. Called by parameter names.
 
-Which of three signatures a function has is seen from its parameters:
+Which signature a function has is seen from its parameters:
 
     completions   a batch: f(completions, prompts, answer, any_column, **rest) -> [value, ...]
     completion    one sample: f(completion, prompt, answer, any_column, **rest) -> value
     solution_str  one sample: f(data_source, solution_str, ground_truth, extra_info) -> value
+    entry         one sample: f(answer, entry) -> value, a scorer as reasoning-gym has them
 
 A value is a number, None (the function has nothing to say), or a dict with `reward` or `score`
 and, for process supervision, `steps`: [(end, reward), ...] with ends counted in characters of the
 completion. Functions may be async. Completions are strings as the policy wrote them, special
 tokens included. What a function gets wrong is recorded with each sample, and is never a 0.
+
+Files are loaded in a process of their own, where a call that takes too long is stopped.
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
-import inspect
 import math
-import numbers
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
-from traceback import extract_tb
-from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from groupwise.errors import RewardError, nearest
+from groupwise.graders import calling
+from groupwise.graders.calling import NOT_LOADED, TOOLS, Odd, Returned, Signature
+from groupwise.graders.extract import find
 from groupwise.graders.parts import Mark, Sample
-from groupwise.records import Task
+from groupwise.graders.pool import START_SECONDS, Outcome, Pool
 
-Shape = Literal["completions", "completion", "solution_str"]
-SHAPES: tuple[Shape, ...] = ("completions", "solution_str", "completion")
-ANSWERS = ("answer", "ground_truth")
+if TYPE_CHECKING:
+    from groupwise.records import Task
+
+Shape = Literal["completions", "completion", "solution_str", "entry"]
+SHAPES: tuple[Shape, ...] = ("completions", "solution_str", "completion", "entry")
+ANSWERS = ("answer", "answers", "ground_truth")
+TIMEOUT = 60.0  # seconds for a call, where nothing else is said
+GRACE = 2.0  # seconds more for a batch of async calls, which keep their own clock
+
+
+class Caller(Protocol):
+    """Where a function runs."""
+
+    def signature(self) -> Signature: ...
+
+    def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]: ...
+
+
+class Here:
+    """In this process: for a function that is no file's. It can't be stopped."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = calling.Rubric(function) if calling.is_rubric(function) else function
+
+    def signature(self) -> Signature:
+        return calling.signature(self.function)
+
+    def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
+        return calling.call(self.function, calls, 0.0)
+
+
+class There:
+    """In a worker, which loads the file and is killed when a call takes too long."""
+
+    def __init__(self, file: Path, name: str, timeout: float) -> None:
+        self.file, self.name, self.timeout = str(file), name, timeout
+
+    def signature(self) -> Signature:
+        (outcome,) = self._run([("describe", self.file, self.name)], START_SECONDS)
+        found = outcome.value
+        if isinstance(found, RewardError):
+            raise found
+        if not isinstance(found, Signature):
+            raise RewardError(f"Can't load {self.file}: {outcome.reason or found}.")
+        return found
+
+    def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
+        """Each call has the time-out for itself; async ones, `together`, share a worker's loop."""
+        batches = [list(calls)] if together else [[known] for known in calls]
+        items = [("call", self.file, self.name, batch, self.timeout) for batch in batches]
+        limit = self.timeout + (GRACE if together else 0.0)
+        found: list[Returned] = []
+        for batch, outcome in zip(batches, self._run(items, limit), strict=True):
+            found += self._returned(outcome, len(batch))
+        return found
+
+    def _returned(self, outcome: Outcome, calls: int) -> list[Returned]:
+        if outcome.status == "timeout":
+            return [
+                Returned("timeout", f"took longer than {self.timeout:g} s and was stopped")
+            ] * calls
+        if outcome.status == "error":
+            return [Returned("error", f"failed: {outcome.reason}")] * calls
+        if not isinstance(outcome.value, list):
+            return [Returned("error", f"can't be loaded: {outcome.value}")] * calls
+        return list(outcome.value)
+
+    def _run(self, items: Sequence[tuple[Any, ...]], limit: float) -> list[Outcome]:
+        """Loading is not counted against a call: a new worker loads the file first."""
+        found: dict[int, Outcome] = {}
+        missing = list(range(len(items)))
+        for _ in range(3):  # another caller's item may have had the worker killed in between
+            told = workers().run([items[number] for number in missing], limit)
+            found |= dict(zip(missing, told, strict=True))
+            missing = [number for number in missing if found[number].value == NOT_LOADED]
+            if not missing:
+                break
+            (loaded,) = workers().run([("load", self.file)], START_SECONDS)
+            if loaded.status != "ok" or loaded.value is not None:
+                return [found[n] if n not in missing else loaded for n in range(len(items))]
+        return [found[number] for number in range(len(items))]
+
+
+@lru_cache(maxsize=1)
+def workers() -> Pool:
+    """One process for all reward code: the functions of a file share its state."""
+    return Pool("groupwise.graders.calling:serve", workers=1)
 
 
 class UserFunction:
@@ -41,25 +124,20 @@ class UserFunction:
 
     decides = False
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
-        self.function, self.name = function, name
-        parameters = inspect.signature(function).parameters
-        self.wanted = {
-            key: parameter.default is parameter.empty
-            for key, parameter in parameters.items()
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        }
-        self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        self.shape = self._shape(list(parameters))
+    def __init__(self, caller: Caller, name: str) -> None:
+        self.caller, self.name = caller, name
+        self.wanted, self.takes_rest, self.asynchronous, _ = caller.signature()
+        self.shape = self._shape()
 
-    def _shape(self, parameters: list[str]) -> Shape:
+    def _shape(self) -> Shape:
         found = [shape for shape in SHAPES if shape in self.wanted]
         if len(found) == 1:
             return found[0]
         raise RewardError(
-            f"{self.name}({', '.join(parameters)}) has {'several' if found else 'none'} of the "
-            "parameters that say how to call it: completions (a batch), completion (one sample) "
-            "or solution_str (one sample). Name its parameter for the policy's text so."
+            f"{self.name}({', '.join(self.wanted)}) has {'several' if found else 'none'} of the "
+            "parameters that say how to call it: completions (a batch), completion (one sample), "
+            "solution_str (one sample) or entry (a scorer). Name its parameter for the policy's "
+            "text so."
         )
 
     @property
@@ -76,8 +154,22 @@ class UserFunction:
         returned_N = self._call([self._of_one(sample) for sample in samples])
         return [self._mark(value, s) for value, s in zip(returned_N, samples, strict=True)]
 
+    def _call(self, known: Sequence[Mapping[str, Any]]) -> list[Returned]:
+        """Each call's result; one that lacks an argument is not made."""
+        problems = [self._lacks(each) for each in known]
+        ready = [self._arguments(k) for k, why in zip(known, problems, strict=True) if not why]
+        told = iter(self.caller.call(ready, self.asynchronous) if ready else [])
+        return [Returned("error", why) if why else next(told) for why in problems]
+
     def _of_one(self, sample: Sample) -> dict[str, Any]:
-        task = sample.task
+        task, prompt = sample.task, _prompt(sample.task)
+        if self.shape == "entry":
+            entry = {"question": prompt, "answer": task.answer, "metadata": dict(task.columns)}
+            given = task.columns.get("entry")
+            return {
+                "answer": find(sample.text).text,
+                "entry": given if isinstance(given, dict) else {**task.columns, **entry},
+            }
         if self.shape == "solution_str":
             own = {
                 "data_source": task.columns.get("data_source", ""),
@@ -86,13 +178,17 @@ class UserFunction:
                 "extra_info": task.columns.get("extra_info"),
             }
         else:
+            info = task.columns.get("info") or {}
             own = {
-                "prompt": _prompt(task),
+                "prompt": prompt,
                 "completion": sample.text,
                 "completion_ids": list(sample.token_ids),
                 "answer": task.answer,
                 "finish": sample.finish,
+                "info": info,
+                "task": task.columns.get("task", task.source),
             }
+            own["state"] = {**own, "responses": [sample.text], "turn": 1}
         return {**task.columns, **own}
 
     def _of_batch(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -103,61 +199,44 @@ class UserFunction:
             "completions": [sample.text for sample in samples],
             "completion_ids": [list(sample.token_ids) for sample in samples],
             "answer": [sample.task.answer for sample in samples],
+            "answers": [sample.task.answer for sample in samples],
             "finish": [sample.finish for sample in samples],
+            "trainer_state": None,
         }
 
-    def _call(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """What each call returned, or the error that it raised."""
-        if not inspect.iscoroutinefunction(self.function):
-            return [self._call_one(known) for known in calls]
-
-        async def together() -> list[Any]:
-            return await asyncio.gather(*(self._await_one(known) for known in calls))
-
-        with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop in its own thread
-            return thread.submit(asyncio.run, together()).result()
-
-    def _call_one(self, known: Mapping[str, Any]) -> Any:
-        try:
-            return self.function(**self._arguments(known))
-        except (Exception, SystemExit) as error:  # the boundary to the user's code
-            return error
-
-    async def _await_one(self, known: Mapping[str, Any]) -> Any:
-        try:
-            return await self.function(**self._arguments(known))
-        except (
-            Exception,
-            SystemExit,
-            asyncio.CancelledError,
-        ) as error:  # the boundary to the user's code
-            return error
+    def _lacks(self, known: Mapping[str, Any]) -> str:
+        for name, required in self.wanted.items():
+            if required and name not in known and name not in TOOLS:
+                tail = nearest(name, known)
+                return (
+                    f"can't be called: it asks for {name!r}, which is no column of the data. {tail}"
+                )
+        return ""
 
     def _arguments(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        for name, required in self.wanted.items():
-            if required and name not in known:
-                raise RewardError(
-                    f"it asks for {name!r}, which is no column of the data. {nearest(name, known)}"
-                )
         if self.takes_rest:
             return dict(known)
         return {name: known[name] for name in self.wanted if name in known}
 
-    def _marks(self, returned: Any, samples: Sequence[Sample]) -> list[Mark]:
+    def _marks(self, returned: Returned, samples: Sequence[Sample]) -> list[Mark]:
         """A batch's values. A list of another length is never stretched over the samples."""
-        if isinstance(returned, BaseException):
-            return [self._failure(returned)] * len(samples)
-        listed = returned.tolist() if hasattr(returned, "tolist") else returned
-        if not isinstance(listed, (list, tuple)):
-            return [self._error(f"returned {_show(returned)} instead of a list")] * len(samples)
+        if returned.status != "ok":
+            return [self._failed(returned)] * len(samples)
+        listed = returned.value
+        if not isinstance(listed, (list, tuple)) or isinstance(listed, Odd):
+            return [self._error(f"returned {_show(listed)} instead of a list")] * len(samples)
         if len(listed) != len(samples):
             why = f"returned {len(listed)} values for {len(samples)} completions"
             return [self._error(why)] * len(samples)
-        return [self._mark(value, sample) for value, sample in zip(listed, samples, strict=True)]
+        return [
+            self._mark(Returned("ok", value), sample)
+            for value, sample in zip(listed, samples, strict=True)
+        ]
 
-    def _mark(self, value: Any, sample: Sample) -> Mark:
-        if isinstance(value, BaseException):
-            return self._failure(value)
+    def _mark(self, returned: Returned, sample: Sample) -> Mark:
+        if returned.status != "ok":
+            return self._failed(returned)
+        value = returned.value
         steps: tuple[tuple[int, float], ...] = ()
         if isinstance(value, Mapping):
             name = "reward" if "reward" in value else "score"
@@ -175,57 +254,29 @@ class UserFunction:
             return self._error(f"returned {_show(value)}, which is no finite number")
         return Mark(found, steps=steps)
 
+    def _failed(self, returned: Returned) -> Mark:
+        status: Literal["timeout", "error"] = "timeout" if returned.status == "timeout" else "error"
+        return Mark(status=status, reason=f"{self.name} {returned.value}")
+
     def _error(self, why: str) -> Mark:
         return Mark(status="error", reason=f"{self.name} {why}")
 
-    def _failure(self, error: BaseException) -> Mark:
-        """The exception, its message, and the line of the user's file that led to it."""
-        if isinstance(error, RewardError):
-            return self._error(f"can't be called: {error}")
-        frames = extract_tb(error.__traceback__)
-        home = inspect.getsourcefile(self.function)
-        own = [frame for frame in frames if frame.filename == home] or frames
-        place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-        chat = isinstance(error, TypeError) and "string indices must be integers" in str(error)
-        hint = ". Completions are strings here, not lists of messages." if chat else ""
-        return self._error(f"raised {type(error).__name__}: {_short(str(error))}{place}{hint}")
 
-
-def load_function(text: str, modules: dict[Path, ModuleType]) -> UserFunction:
-    """`file.py:function`. `modules` are the files loaded so far: each is run once."""
+def load_function(text: str, timeout: float = TIMEOUT) -> UserFunction:
+    """`file.py:function`."""
     path, _, name = text.rpartition(":")
     file = Path(path).expanduser().resolve()
-    if file not in modules:
-        modules[file] = _load(path, file)
-    function = getattr(modules[file], name, None)
-    if not callable(function):
-        known = [key for key, x in vars(modules[file]).items() if inspect.isroutine(x)]
-        tail = nearest(name, known) if known else "It defines none."
-        raise RewardError(f"{path} has no function {name!r}. {tail}")
-    return UserFunction(function, text)
-
-
-def _load(path: str, file: Path) -> ModuleType:
     if not file.is_file():
         raise RewardError(
             f"There is no file {path!r} to take a reward function from. Paths are relative to "
             f"{Path.cwd()}."
         )
-    name = f"groupwise_reward_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise RewardError(f"{path!r} is no Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look their module up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the boundary to the user's code
-        lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == str(file)]
-        line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
-        raise RewardError(
-            f"Can't load {path}{f', line {line}' if line else ''}: {type(error).__name__}: {error}."
-        ) from error
-    return module
+    return UserFunction(There(file, name, timeout), text)
+
+
+def given_function(function: Callable[..., Any], name: str) -> UserFunction:
+    """A function of this process, such as one of a notebook: it runs here, without a time-out."""
+    return UserFunction(Here(function), name)
 
 
 def _prompt(task: Task) -> str | list[dict[str, Any]]:
@@ -233,10 +284,8 @@ def _prompt(task: Task) -> str | list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite float of a number, a bool, or a scalar of an array library; else None."""
-    if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == ():
-        value = value.item()
-    if not isinstance(value, numbers.Real):
+    """A finite float of a number or a bool; else None."""
+    if not isinstance(value, (bool, int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
@@ -256,6 +305,8 @@ def _steps(steps: Any, length: int) -> tuple[tuple[int, float], ...]:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, Odd):
+        return f"{value.shown} ({value.kind})"
     return f"{_short(repr(value))} ({type(value).__name__})"
 
 

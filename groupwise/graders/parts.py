@@ -1,6 +1,7 @@
 """A part of a reward: the built-in ones, and how a part is written in a configuration.
 
-"number"   "exact"   "countdown"   "length(target=100)"   "format(pattern='<think>...</think>...')"
+"math"   "number"   "choice"   "exact"   "countdown"   "instructions"   "language(target='en')"
+"format(pattern='<think>...</think>...')"   "repetition"   "length(target=100)"
 "rewards.py:my_function"
 """
 
@@ -9,13 +10,19 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from groupwise.errors import RewardError, nearest
-from groupwise.graders import answers
-from groupwise.records import Task
+from groupwise.graders import answers, choice, form, instructions, mathematics
+
+if TYPE_CHECKING:
+    from groupwise.records import Task
+
+
+Status = Literal["ok", "abstained", "error", "timeout"]
+REPEATS = "it repeats the question"
 
 
 class Sample(NamedTuple):
@@ -32,8 +39,8 @@ class Mark:
     """What one part says about one sample. `value` is None unless the status is ok."""
 
     value: float | None = None
-    status: Literal["ok", "abstained", "error"] = "ok"
-    reason: str = ""
+    status: Status = "ok"
+    reason: str = ""  # why it has no value, or how the value came about
     steps: tuple[tuple[int, float], ...] = ()
     part: str = ""  # whose mark it is, where a part asks others
 
@@ -58,7 +65,7 @@ class Part(Protocol):
 class BuiltIn:
     """A check of the package, sample by sample. Without what it checks with, it abstains."""
 
-    score: Callable[[Sample], float]
+    score: Callable[[Sample], float | tuple[float, str]]  # the value, or with how it came about
     problem: Callable[[Task], str] = field(default=lambda task: "")
     decides: bool = False
     needs_answers: bool = False
@@ -68,7 +75,133 @@ class BuiltIn:
 
     def _mark(self, sample: Sample) -> Mark:
         why = self.problem(sample.task)
-        return Mark(status="abstained", reason=why) if why else Mark(self.score(sample))
+        if why:
+            return Mark(status="abstained", reason=why)
+        found = self.score(sample)
+        return Mark(found[0], reason=found[1]) if isinstance(found, tuple) else Mark(found)
+
+
+@dataclass(frozen=True)
+class Mathematics:
+    """`math`: what arithmetic does not decide goes to worker processes, all of it at once."""
+
+    ends: tuple[str, ...]
+    timeout: float
+    decimals: int | None
+    decides: bool = True
+    needs_answers: bool = True
+
+    def problem(self, task: Task) -> str:
+        plain = isinstance(task.answer, (str, int, float)) and not isinstance(task.answer, bool)
+        good = plain and mathematics.gold_answer(str(task.answer))
+        return "" if good else f"the answer {task.answer!r} is no text or number"
+
+    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+        problems = [self.problem(sample.task) for sample in samples]
+        good = [s for s, why in zip(samples, problems, strict=True) if not why]
+        told = iter(
+            mathematics.verdicts(
+                [(sample.text, sample.task.answer) for sample in good],
+                ends=self.ends,
+                timeout=self.timeout,
+                decimals=self.decimals,
+            )
+        )
+        return [
+            Mark(status="abstained", reason=why) if why else self._mark(next(told), sample)
+            for sample, why in zip(samples, problems, strict=True)
+        ]
+
+    def _mark(self, verdict: mathematics.Verdict, sample: Sample) -> Mark:
+        if verdict.score == 1.0:
+            question, gold = _question(sample.task), str(sample.task.answer)
+            if mathematics.repeats(sample.text, gold, question, self.ends):
+                return Mark(0.0, reason=REPEATS)
+        return Mark(verdict.score, verdict.status, verdict.why)
+
+
+def _question(task: Task) -> str:
+    """What the last message asks."""
+    if isinstance(task.prompt, str):
+        return task.prompt
+    return str(task.prompt[-1].get("content", "")) if task.prompt else ""
+
+
+def math(ends: Sequence[str], *, timeout: float = 5.0, decimals: int | None = None) -> Mathematics:
+    """`decimals`: numbers that agree when rounded to so many places count as equal."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise RewardError(f"math: timeout = {timeout!r} must be a number of seconds above 0.")
+    whole = isinstance(decimals, int) and not isinstance(decimals, bool)
+    if decimals is not None and not (whole and 0 <= decimals <= 15):
+        raise RewardError(f"math: decimals = {decimals!r} must be a whole number from 0 to 15.")
+    mathematics.check_engine()
+    return Mathematics(tuple(ends), float(timeout), decimals)
+
+
+def multiple_choice(ends: Sequence[str]) -> BuiltIn:
+    def gold(task: Task) -> str | None:
+        return choice.gold_letter(task.answer, choice.options(task.columns))
+
+    def problem(task: Task) -> str:
+        return "" if gold(task) else f"the answer {task.answer!r} names no single option"
+
+    def score(sample: Sample) -> tuple[float, str]:
+        known = choice.options(sample.task.columns)
+        if answers.echoes(answers.final(sample.text, ends), _question(sample.task)):
+            return 0.0, REPEATS
+        return choice.verdict(sample.text, str(gold(sample.task)), known, ends)
+
+    return BuiltIn(score, problem, decides=True, needs_answers=True)
+
+
+def follow_instructions(ends: Sequence[str], *, partial: bool = False) -> BuiltIn:
+    """1 if all are followed; with `partial`, the share of them."""
+
+    def problem(task: Task) -> str:
+        try:
+            instructions.asked(task.columns)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def score(sample: Sample) -> tuple[float, str]:
+        checks = instructions.asked(sample.task.columns)
+        found = instructions.followed(answers.final(sample.text, ends), checks)
+        missed = [name for (name, _), good in zip(checks, found, strict=True) if not good]
+        share = sum(found) / len(found)
+        said = f"not followed: {', '.join(missed)}" if missed else "all followed"
+        return (share if partial else float(share == 1.0)), said
+
+    return BuiltIn(score, problem, decides=not partial)
+
+
+def in_language(ends: Sequence[str], *, target: str = "") -> BuiltIn:
+    """The share of a text, thoughts included, that is in a language: the row's, or `target`."""
+    if target and target not in form.LANGUAGES:
+        known = ", ".join(form.LANGUAGES)
+        raise RewardError(f"language: target = {target!r} is none of {known}.")
+
+    def wanted(task: Task) -> str:
+        return target or str(task.columns.get("language", "")).lower()[:2]
+
+    def problem(task: Task) -> str:
+        given = wanted(task)
+        return "" if given in form.LANGUAGES else f"its column language, {given!r}, is not known"
+
+    def score(sample: Sample) -> float:
+        text = answers.without_ends(sample.text, ends)
+        return form.language_share(text, wanted(sample.task))
+
+    return BuiltIn(score, problem)
+
+
+def repetition(ends: Sequence[str], *, words: int = 4) -> BuiltIn:
+    """Minus the share of runs of so many words that stood there before: −1 to 0."""
+    if isinstance(words, bool) or not isinstance(words, int) or words < 1:
+        raise RewardError(f"repetition: words = {words!r} must be a whole number of at least 1.")
+    return BuiltIn(
+        lambda sample: -form.repeated_share(answers.without_ends(sample.text, ends), words)
+    )
 
 
 def exact(ends: Sequence[str]) -> BuiltIn:
@@ -90,7 +223,9 @@ def number(ends: Sequence[str]) -> BuiltIn:
     def score(sample: Sample) -> float:
         gold = answers.gold_number(sample.task.answer)
         assert gold is not None  # `problem` has looked
-        return answers.number(answers.final(sample.text, ends), gold)
+        text = answers.final(sample.text, ends)
+        right = answers.number(text, gold)
+        return 0.0 if right and answers.echoes(text, _question(sample.task)) else right
 
     return BuiltIn(score, problem, decides=True, needs_answers=True)
 
@@ -118,24 +253,35 @@ def length(ends: Sequence[str], *, target: int = 100) -> BuiltIn:
     return BuiltIn(lambda sample: min(1.0, len(sample.token_ids) / target))
 
 
-def in_format(ends: Sequence[str], *, pattern: str) -> BuiltIn:
+def in_format(
+    ends: Sequence[str], *, pattern: str = answers.THINK_ANSWER, soft: bool = False
+) -> BuiltIn:
+    """1 for the whole pattern and nothing else; `soft`: the share of its fixed parts in place."""
     pieces = pattern.split(answers.GAP) if isinstance(pattern, str) else [""]
     if not any(piece.strip() for piece in pieces) or not all(p.strip() for p in pieces[1:-1]):
         raise RewardError(
             f"format: pattern = {pattern!r} must be text with '...' for what may be anything, such "
             "as '<think>...</think>...'."
         )
-    return BuiltIn(
-        lambda sample: answers.in_format(answers.without_ends(sample.text, ends), pattern)
-    )
+
+    def score(sample: Sample) -> float:
+        text = answers.without_ends(sample.text, ends)
+        return (answers.format_share if soft else answers.in_format)(text, pattern)
+
+    return BuiltIn(score)
 
 
-BUILT_IN: dict[str, Callable[..., Part]] = {
-    "exact": exact,
+BUILT_IN: Mapping[str, Callable[..., Part]] = {
+    "math": math,
     "number": number,
+    "choice": multiple_choice,
+    "exact": exact,
     "countdown": countdown,
-    "length": length,
+    "instructions": follow_instructions,
     "format": in_format,
+    "language": in_language,
+    "repetition": repetition,
+    "length": length,
 }
 ELSEWHERE = {  # imported when asked for
     "code": "groupwise.graders.code",

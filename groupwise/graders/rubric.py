@@ -6,14 +6,13 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from groupwise.config.fields import GYM
 from groupwise.data.tasks import prompt_text
 from groupwise.errors import RewardError
 from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
-from groupwise.graders.functions import load_function
+from groupwise.graders.functions import TIMEOUT, UserFunction, given_function, load_function
 from groupwise.graders.gym import GymScorer
 from groupwise.graders.parts import Mark, Part, Sample, built_in
 from groupwise.records import Grade, Task
@@ -24,7 +23,7 @@ CHECKED_ROWS = 4
 class Grader:
     """Parts by name and weight, as `reward.parts` has them.
 
-    An answer is correct if the first built-in part that decides (number, exact, countdown) gives
+    An answer is correct if the first built-in part that decides (math, number, choice, ...) gives
     it 1. Where there is none, it is correct if the first function of the user's gives it at least
     1. Where there is neither, or where that part has no value, nothing says so.
 
@@ -33,9 +32,21 @@ class Grader:
     """
 
     def __init__(
-        self, parts: Mapping[str, float], ends: Sequence[str] = (), graders: Sequence[str] = ()
+        self,
+        parts: Mapping[str, float],
+        ends: Sequence[str] = (),
+        graders: Sequence[str] = (),
+        *,
+        timeout: float = TIMEOUT,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
-        """`graders` are those that the configuration names for sources of data."""
+        """`graders` are those that the configuration names for sources of data, `timeout` the
+        seconds that a call of a user's function may take.
+
+        `functions` are parts that are in no file, such as a notebook's. They run in this process,
+        where no call can be stopped.
+        """
+        self.given = dict(functions or {})
         self.weights = dict(parts)
         _check_weights(self.weights)
         if graders and ROW not in parts:
@@ -44,18 +55,20 @@ class Grader:
                 f'"{ROW}" that would ask them. Write reward.parts = {{ "{ROW}" = 1.0 }}, with '
                 "other parts beside it."
             )
-        modules: dict[Path, ModuleType] = {}
 
         def part(name: str) -> Part:
             if name == GYM:
                 return GymScorer(ends)
-            return load_function(name, modules) if _is_function(name) else built_in(name, ends)
+            if name in self.given:
+                return given_function(self.given[name], name)
+            return load_function(name, timeout) if _is_function(name) else built_in(name, ends)
 
         self.parts: dict[str, Part] = {
             name: ByRow(part, graders) if name == ROW else part(name) for name in parts
         }
         own = [name for name, part in self.parts.items() if part.decides]
-        self.decider = next(iter(own or filter(_is_function, parts)), None)
+        written = [name for name in parts if _is_function(name) or name in self.given]
+        self.decider = next(iter(own or written), None)
 
     def code(self) -> str:
         """A hash of the files that a user's functions come from; nothing without such functions."""
@@ -64,6 +77,11 @@ class Grader:
         files = sorted({name.rpartition(":")[0] for name in names if _is_function(name)})
         sources = [Path(file).expanduser().read_bytes() for file in files]
         return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if files else ""
+
+    @property
+    def by_group(self) -> bool:
+        """Whether groups can be graded one by one: not if a function wants the whole batch."""
+        return not any(_wants_batch(part) for part in self.parts.values())
 
     @property
     def needs_answers(self) -> bool:
@@ -94,16 +112,21 @@ class Grader:
         values = {mark.part or name: mark.value for name, mark in marks.items()}
         verdict = None if self.decider is None else self._verdict(marks[self.decider])
         correct = None if verdict is None else verdict >= 1.0
-        failed = [mark.reason for mark in marks.values() if mark.status == "error"]
+        failed = [mark for mark in marks.values() if mark.status in ("error", "timeout")]
         if failed:
-            return Grade(None, values, correct, "error", "; ".join(failed))
+            status: Literal["error", "timeout"] = "error"
+            if all(mark.status == "timeout" for mark in failed):
+                status = "timeout"
+            reasons = "; ".join(mark.reason for mark in failed)
+            return Grade(None, values, correct, status, reasons)
         counted = [
             self.weights[name] * mark.value
             for name, mark in marks.items()
             if mark.value is not None and self.weights[name] != 0
         ]
         if not counted:
-            reasons = "; ".join(mark.reason for mark in marks.values() if mark.reason)
+            quiet = [mark for mark in marks.values() if mark.status == "abstained"]
+            reasons = "; ".join(mark.reason for mark in quiet if mark.reason)
             return Grade(None, values, correct, "abstained", reasons)
         steps = sorted(
             (end, self.weights[name] * reward)
@@ -153,11 +176,15 @@ def check(
         for task in (tasks[row] for row in rows)
         for kind, text in _attempts(task).items()
     ]
-    notes = []
+    notes = [
+        f"{name} runs in this process: a call that hangs can't be stopped. Put it in a file and "
+        "write file.py:function."
+        for name in grader.given
+    ]
     for name, part in grader.parts.items():
         marks = part.grade([sample for _, sample in tried])
         for (kind, sample), mark in zip(tried, marks, strict=True):
-            if mark.status == "error":
+            if mark.status in ("error", "timeout"):
                 raise RewardError(
                     f"The reward can't be used: {mark.reason}, for {kind} of row "
                     f"{sample.task.id}, {_short(sample.text)!r}. It must return a finite number, "
@@ -167,7 +194,7 @@ def check(
         for (kind, _), mark in zip(tried, marks, strict=True):
             if mark.value is not None:
                 values.setdefault(kind, []).append(mark.value)
-        judges = part.decides or _is_function(name)
+        judges = part.decides or _is_function(name) or name in grader.given
         notes += _notes(name, values, judges)
     return notes
 
@@ -205,6 +232,13 @@ def _notes(name: str, values: Mapping[str, Sequence[float]], judges: bool) -> li
         if best > 0:
             notes.append(f"{name} gives {kind} {best:g}: a model may learn to write that.")
     return notes
+
+
+def _wants_batch(part: Part) -> bool:
+    """A function for batches, or a part that asks one."""
+    if isinstance(part, UserFunction):
+        return part.shape == "completions"
+    return any(_wants_batch(each) for each in getattr(part, "parts", {}).values())
 
 
 def _is_function(name: str) -> bool:

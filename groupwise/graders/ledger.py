@@ -1,0 +1,43 @@
+"""Verdicts that a run has recorded: steps that are done again after a crash are not graded again.
+
+A judge may change its mind, and costs money; what the files say stays what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from groupwise.records import Grade
+from groupwise.watch.rollouts import read
+
+COLUMNS = ("prompt_id", "draw", "sample", "text", "reward", "reward_parts", "correct",
+           "grader_status", "grader_reason")  # fmt: skip
+
+
+class Key(NamedTuple):
+    """Which sample it was. The text is part of it: another text is another sample."""
+
+    prompt_id: int
+    draw: int
+    sample: int
+    text: str
+
+
+Ledger = dict[Key, Grade]
+
+
+def recorded(files: Iterable[Path]) -> Ledger:
+    """All verdicts of these rollout files. Rewards of single steps are not in them."""
+    return {
+        Key(row["prompt_id"], row["draw"], row["sample"], row["text"]): Grade(
+            row["reward"],
+            dict(row["reward_parts"]),
+            row["correct"],
+            row["grader_status"],
+            row["grader_reason"],
+        )
+        for file in files
+        for row in read(file, COLUMNS).to_pylist()
+    }

@@ -1,0 +1,249 @@
+"""`math`: is the answer of a completion the gold one? Cheap and exact first, then the engine.
+
+find (extract) -> read (notation) -> same (sameness); what they do not decide, math-verify does,
+in worker processes (symbolic, pool)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from math import gcd
+from typing import Any, Literal, NamedTuple
+
+from groupwise.errors import RewardError
+from groupwise.graders import answers
+from groupwise.graders.extract import Found, boxed, end_of, find, last_formula
+from groupwise.graders.notation import MAX_LENGTH, Tree, read
+from groupwise.graders.pool import Outcome, Pool
+from groupwise.graders.sameness import same
+
+MEMORY = 3 * 2**30  # bytes that a worker may address; the engine itself takes a tenth
+MAX_ENGINE = 20_000  # characters that the engine is shown, from the end
+OR = re.compile(r"(?<=[\w)}\]$])\W*\b(?:or|oder|ou|o|或|или)\b", re.IGNORECASE)
+MANY = re.compile(r"\b(?:or|and)\b|[,;]|\\pm|±|\\cup")  # a gold answer of several parts
+SENTENCE = re.compile(r"\n|(?:[^\W\d_]+[ ,]+){4}")  # four words in a row are no formula
+# Space without meaning; between two digits it has one.
+SPACE = re.compile(
+    r"(?<!\d)(?:\s|\\[,;:! ])+|(?:\s|\\[,;:! ])++(?!\d)|\\left(?![a-z])|\\right(?![a-z])"
+)
+
+
+class Verdict(NamedTuple):
+    """`score` is None where nothing was decided: by an error or for lack of time."""
+
+    score: float | None
+    why: str
+    status: Literal["ok", "error", "timeout"] = "ok"
+
+
+class Question(NamedTuple):
+    """What the engine is asked, and what holds if it finds nothing to read."""
+
+    gold: str
+    answer: str
+    whole: bool
+    otherwise: Verdict
+
+
+def check_engine() -> None:
+    if find_spec("math_verify") is None:
+        raise RewardError(
+            "The reward math needs math-verify, which is not installed: pip install "
+            "'groupwise[math]'. For answers that are plain numbers, number needs nothing."
+        )
+
+
+@lru_cache(maxsize=1)
+def engine() -> Pool:
+    """The pool that runs math-verify, one for each process."""
+    return Pool("groupwise.graders.symbolic:judge", memory=MEMORY)
+
+
+def verdicts(
+    pairs: Sequence[tuple[str, Any]],
+    *,
+    ends: tuple[str, ...] = (),
+    timeout: float = 5.0,
+    decimals: int | None = None,
+) -> list[Verdict]:
+    """For (completion, gold answer) pairs, in order."""
+    found: list[Verdict | Question] = [decide(text, str(gold), ends) for text, gold in pairs]
+    if decimals is not None:
+        found = [
+            _to_decimals(verdict, text, str(gold), ends)
+            for verdict, (text, gold) in zip(found, pairs, strict=True)
+        ]
+    open_questions = {row: each for row, each in enumerate(found) if isinstance(each, Question)}
+    asked = list(dict.fromkeys(open_questions.values()))
+    if asked:
+        items = [(q.gold, q.answer, q.whole, decimals) for q in asked]
+        told = dict(zip(asked, engine().run(items, timeout), strict=True))
+        for row, question in open_questions.items():
+            found[row] = _told(question, told[question])
+    return [verdict for verdict in found if isinstance(verdict, Verdict)]
+
+
+def decide(text: str, gold: str, ends: tuple[str, ...] = ()) -> Verdict | Question:
+    """The verdict where arithmetic can give it, else the question for the engine."""
+    found = find(text, ends)
+    if not found.text:
+        return Verdict(0.0, "no answer found" if found.how == "nothing" else "an empty answer")
+    wanted = gold_answer(gold)
+    if found.how == "whole":
+        return _decide_whole(found.text, wanted, gold)
+    if _squeezed(found.text) == _squeezed(wanted):
+        return Verdict(1.0, f"{found.how}: the gold answer as it is written")
+    verdict = compare(wanted, found.text)
+    words = verdict is False and found.how == "marked" and _is_text(found.text)
+    if verdict is not None and not words:
+        return _said(verdict, found, wanted)
+    if _hedges(found.text, wanted):
+        return Verdict(0.0, "several answers are given")
+    if found.how != "marked":
+        return Question(wanted, found.text[:MAX_ENGINE], False, Verdict(0.0, "can't be read"))
+    for inside in (end_of(found.text), last_formula(found.text), _number_text(found.text)):
+        verdict = None if inside is None else compare(wanted, inside)
+        if inside is not None and verdict is not None:
+            return _said(verdict, Found("marked", inside), wanted)
+    return Question(wanted, final_part(text, ends), True, Verdict(0.0, "no answer can be read"))
+
+
+def _decide_whole(text: str, wanted: str, gold: str) -> Verdict | Question:
+    """No mark: a short answer and nothing else, or the last formula or number of a text."""
+    if _squeezed(text) == _squeezed(wanted):
+        return Verdict(1.0, "the gold answer as it is written")
+    if len(text) <= MAX_LENGTH and not SENTENCE.search(text):
+        verdict = compare(wanted, text)
+        if verdict or (verdict is False and not _is_text(text)):
+            return _said(bool(verdict), Found("whole", text), wanted)
+    number = answers.gold_number(wanted)
+    formula = last_formula(text)
+    if formula is not None:
+        verdict = compare(wanted, formula)
+        if verdict and text.rstrip(" .$)]\\").endswith(formula.rstrip(" .")):
+            return _said(verdict, Found("formula", formula), wanted)
+    if _hedges(text, wanted):
+        return Verdict(0.0, "several answers are given")
+    by_number = Verdict(0.0, "no answer found")
+    if number is not None:
+        last = answers.answer_number(text)
+        right = last is not None and last.equals(number)
+        shown = "no number" if last is None else f"the last number, {last.value}"
+        by_number = Verdict(float(right), f"{shown}, {'is' if right else 'is not'} {wanted}")
+        if "\\" not in text:  # dollars are money here
+            return by_number
+    return Question(wanted, text[-MAX_ENGINE:], True, by_number)
+
+
+def compare(gold: str, answer: str) -> bool | None:
+    """Two answers without any text around them; None if arithmetic does not decide."""
+    one, other = read(gold), read(answer)
+    return None if one is None or other is None else same(one, other)
+
+
+@lru_cache(maxsize=2**16)  # a group's samples share their answer
+def gold_answer(gold: str) -> str:
+    """The answer in a gold column: all of it, or what a solution boxes or marks with ####."""
+    box = boxed(gold)
+    if box:
+        return box
+    if "####" in gold:
+        return gold.rpartition("####")[2].strip()
+    return gold.strip()
+
+
+def final_part(text: str, ends: tuple[str, ...]) -> str:
+    return answers.final(text, ends)[-MAX_ENGINE:]
+
+
+def _hedges(text: str, wanted: str) -> bool:
+    """'3 or 4' at the end, where the gold answer is one thing: candidates are worth nothing."""
+    last = text.rstrip().rpartition("\n")[2][-MAX_LENGTH:]
+    return bool(OR.search(last)) and not MANY.search(wanted)
+
+
+def repeats(text: str, gold: str, question: str, ends: tuple[str, ...] = ()) -> bool:
+    """Whether the answer is what the question asks to work out: right, and no answer.
+
+    `2^3 + 1` for "What is 2^3 + 1?"; a number or a fraction of the question may well be the answer.
+    """
+    found = find(text, ends)
+    said = found.text if found.how != "whole" else (last_formula(found.text) or found.text)
+    if answers.echoes(found.text, question):
+        return True
+    if _squeezed(said) == _squeezed(gold_answer(gold)) or _squeezed(said) not in _squeezed(
+        question
+    ):
+        return False
+    tree = read(said)
+    return len(said) > answers.ECHO if tree is None else not _is_simple(tree)
+
+
+def _is_simple(tree: Tree) -> bool:
+    """A number, a fraction in lowest terms, a word: nothing is left to work out."""
+    if tree[0] == "/":
+        ends = [part[1] for part in tree[1:] if part[0] == "number"]
+        whole = len(ends) == 2 and all(x.denominator == 1 for x in ends)
+        return whole and gcd(int(ends[0]), int(ends[1])) == 1 and ends[1] > 1
+    if tree[0] == "-":
+        return len(tree) == 2 and _is_simple(tree[1])
+    if tree[0] in ("percent", "quantity"):
+        return _is_simple(tree[1])
+    if tree[0] == "named":
+        return _is_simple(tree[2])
+    if tree[0] in ("tuple", "set", "list", "either", "union"):
+        return all(_is_simple(part) for part in tree[1:] if isinstance(part, tuple))
+    return tree[0] in ("number", "text", "name", "base", "pi", "e", "i", "infinity")
+
+
+def _is_text(answer: str) -> bool:
+    tree: Tree | None = read(answer)
+    return tree is not None and tree[0] == "text"
+
+
+def _number_text(text: str) -> str | None:
+    """The one number of a sentence, as it stands there."""
+    found = answers.numbers_in(text)
+    return text[found[0].start : found[0].end] if len({x[:2] for x in found}) == 1 else None
+
+
+@lru_cache(maxsize=2**14)
+def _squeezed(text: str) -> str:
+    return SPACE.sub("", text).strip("$")
+
+
+def _said(verdict: bool, found: Found, wanted: str) -> Verdict:
+    shown = f"{found.how}: {_short(found.text)} is {'' if verdict else 'not '}{_short(wanted)}"
+    return Verdict(float(verdict), shown)
+
+
+def _told(question: Question, outcome: Outcome) -> Verdict:
+    if outcome.status != "ok":
+        return Verdict(None, outcome.reason, outcome.status)
+    if outcome.value == "nothing found":
+        return question.otherwise
+    right = outcome.value == "same"
+    shown = "the text" if question.whole else _short(question.answer)
+    means = "comes to" if question.whole else "is"
+    not_ = "" if right else ("not " if not question.whole else "something else than ")
+    return Verdict(float(right), f"math-verify: {shown} {means} {not_}{_short(question.gold)}")
+
+
+def _to_decimals(
+    verdict: Verdict | Question, text: str, gold: str, ends: tuple[str, ...]
+) -> Verdict | Question:
+    """What is not equal may be so after rounding, which the engine does."""
+    if isinstance(verdict, Question) or verdict.score == 1.0:
+        return verdict
+    found = find(text, ends)
+    if not found.text:
+        return verdict
+    return Question(gold_answer(gold), found.text[-MAX_ENGINE:], found.how == "whole", verdict)
+
+
+def _short(text: str, width: int = 40) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else f"{text[:width]}..."

@@ -1,0 +1,182 @@
+"""Grading while others are sampled, and verdicts that are kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import left_behind, quiet, run, small
+
+from groupwise.engine.protocol import Engine, Sampling
+from groupwise.graders.ledger import Key, recorded
+from groupwise.graders.rubric import Grader
+from groupwise.loop import train
+from groupwise.records import Completion, Task
+from groupwise.rollouts import Beside, Written, grade, write
+
+
+class Letters:
+    """A tokenizer of one character a token."""
+
+    def decode_all(self, rows: Any) -> list[str]:
+        return ["".join(chr(97 + i) for i in row) for row in rows]
+
+
+def completion(*ids: int) -> Completion:
+    return Completion(ids, torch.zeros(len(ids)), "eos", 0)
+
+
+class Slow(Engine):
+    """Writes groups in reverse order, and says so; `again` writes all of them a second time."""
+
+    def __init__(self, again: bool = False) -> None:
+        self.again = again
+
+    def generate(self, requests: Any, sampling: Sampling) -> list[list[Completion]]:
+        for _ in range(1 + self.again):
+            groups = [[completion(r.prompt_id, n) for n in range(r.samples)] for r in requests]
+            for number in reversed(range(len(requests))):
+                if self.done is not None:
+                    self.done(number, groups[number])
+        time.sleep(0.3)  # the last sample takes long
+        return groups
+
+
+SOURCE = """
+seen = []
+def one(completion):
+    seen.append(completion)
+    return float(len(seen))
+def batch(completions): return [float(len(completions))] * len(completions)
+"""
+
+
+def draw(engine: Slow, grader: Grader, **known: Any) -> list[list[Any]]:
+    prompts = [(Task(n, "q", token_ids=(1,)), 0) for n in range(4)]
+    beside = Beside(engine, grader, Letters(), prompts, **known)  # type: ignore[arg-type]
+    with beside:
+        written = write(engine, prompts, 2, Sampling(max_tokens=4))
+    early = sum(graded.done() for _, graded in beside.early.values())
+    assert early == (4 if grader.by_group else 0)  # before the engine was through
+    assert engine.done is None
+    return beside.rollouts(written)
+
+
+def test_groups_are_graded_while_others_are_sampled() -> None:
+    grader = Grader({"exact": 1.0, "length(target=4)": 1.0})
+    groups = draw(Slow(), grader)
+    texts = [[r.text for r in group] for group in groups]
+    assert texts == [["aa", "ab"], ["ba", "bb"], ["ca", "cb"], ["da", "db"]]
+    assert [[(r.task.id, r.sample) for r in g] for g in groups] == [
+        [(n, 0), (n, 1)] for n in range(4)
+    ]
+    assert all(r.grade.reward == 0.5 for group in groups for r in group)
+
+
+def test_groups_are_graded_in_their_order(tmp_path: Path) -> None:
+    """Though the last one was written first."""
+    (tmp_path / "r.py").write_text(SOURCE)
+    groups = draw(Slow(), Grader({f"{tmp_path}/r.py:one": 1.0}))
+    assert [r.grade.reward for group in groups for r in group] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_function_for_batches_still_gets_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(SOURCE)
+    groups = draw(Slow(), Grader({f"{tmp_path}/r.py:batch": 1.0}))
+    assert {r.grade.reward for group in groups for r in group} == {8.0}
+
+
+def test_what_was_sampled_again_is_graded_again() -> None:
+    engine = Slow(again=True)
+    groups = draw(engine, Grader({"length(target=4)": 1.0}))
+    assert [r.grade.reward for group in groups for r in group] == [0.5] * 8
+
+
+def test_a_known_verdict_is_not_graded_again(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(SOURCE)
+    grader = Grader({f"{tmp_path}/r.py:one": 1.0})
+    group = Written(Task(3, "q"), 5, [completion(0), completion(1), completion(2)])
+    (first,) = grade(grader, Letters(), [group])  # type: ignore[arg-type]
+    known = {Key(3, 5, r.sample, r.text): r.grade for r in first if r.sample != 1}
+    known[Key(3, 5, 1, "other text")] = first[0].grade
+    (second,) = grade(grader, Letters(), [group], known)  # type: ignore[arg-type]
+    assert [r.grade.reward for r in first] == [1.0, 2.0, 3.0]
+    assert [r.grade.reward for r in second] == [1.0, 4.0, 3.0]  # one call, for the other text
+    assert list(known) == [Key(3, 5, 1, "other text")]
+
+
+COUNTING = """
+from pathlib import Path
+def judge(completion, answer):
+    \"\"\"Changes its mind: what it says depends on how often it was asked before.\"\"\"
+    file = Path({file!r})
+    asked = file.read_text() if file.exists() else ""
+    file.write_text(asked + "x")
+    return float(len(asked) % 7)
+"""
+
+
+def test_verdicts_of_steps_that_are_done_again_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    """Two steps after the checkpoint were recorded; a judge is not asked about them again."""
+    log = tmp_path / "asked"
+    (tmp_path / "judge.py").write_text(COUNTING.format(file=str(log)))
+    changes = {
+        "steps": 4,
+        "reward__parts": {f"{tmp_path}/judge.py:judge": 1.0},
+        "checkpoint__every_steps": 2,
+        "eval__every": 0,
+        "eval__tasks": 0,
+    }
+    from groupwise.run import Run
+
+    saving = Run.save
+    monkeypatch.setattr(
+        Run, "save", lambda self, **kw: saving(self, **kw) if self.step < 4 else 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        train(small(**changes), tmp_path / "run", quiet())
+    recorded_before = {
+        step: (tmp_path / "run" / "rollouts" / f"step_{step}.parquet") for step in (3, 4)
+    }
+    before = {step: recorded([file]) for step, file in recorded_before.items()}
+    asked = len(log.read_text())
+    monkeypatch.setattr(Run, "save", saving)
+    train(small(**changes), tmp_path / "run", quiet())
+    after = {step: recorded([file]) for step, file in recorded_before.items()}
+    assert after == before and len(before[3]) == 16
+    checks = len(log.read_text()) - asked
+    assert checks < 16  # those that check the reward before the run, on a few rows
+
+    def rewards() -> list[Any]:
+        lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line).get("reward/mean") for line in lines]
+
+    assert len(rewards()) == 5
+
+
+def test_a_run_graded_beside_is_the_run_graded_after(tmp_path: Path, monkeypatch: Any) -> None:
+    run(tmp_path / "beside", steps=2)
+    monkeypatch.setattr(Grader, "by_group", property(lambda self: False))
+    run(tmp_path / "after", steps=2)
+    assert left_behind(tmp_path / "beside") == left_behind(tmp_path / "after")
+
+
+def test_the_native_engine_hands_on_every_group(tmp_path: Path, monkeypatch: Any) -> None:
+    early: list[int] = []
+    whole = Beside.rollouts
+
+    def counted(self: Beside, written: Any) -> Any:
+        early.append(len(self.early))
+        assert all(
+            completions == written[number].completions
+            for number, (completions, _) in self.early.items()
+        )
+        return whole(self, written)
+
+    monkeypatch.setattr(Beside, "rollouts", counted)
+    run(tmp_path / "run", steps=2)
+    assert early == [4, 4]  # prompts of a step
