@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import string
 import time
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_graders_pool import descendants, gone
 
 from groupwise.errors import RewardError
 from groupwise.graders.extract import boxed, find, formulas
-from groupwise.graders.mathematics import Question, compare, decide, verdicts
+from groupwise.graders.mathematics import Question, compare, decide, engine, verdicts
 from groupwise.graders.notation import read
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task
@@ -310,6 +312,8 @@ def fuzz(count: int, seed: int) -> None:
     parts = {"math": 1.0, "number": 1.0, "choice": 1.0, "format": 1.0, "language(target='en')": 1.0,
              "repetition": 1.0, "exact": 1.0}  # fmt: skip
     grader = Grader(parts)
+    engine().close()
+    before = set(descendants(os.getpid()))
     for _ in range(count // 50):
         gold = mutated(pick)
         task = Task(0, mutated(pick), gold)
@@ -317,6 +321,9 @@ def fuzz(count: int, seed: int) -> None:
         for grade in grader.grade(samples):
             assert grade.status in ("ok", "abstained", "timeout") or "memory" in grade.reason, grade
             assert all(x is None or -1.0 <= x <= 1.0 for x in grade.parts.values())
+    assert len(descendants(os.getpid())) <= len(before) + 1 + engine().size  # with the nursery
+    engine().close()
+    assert gone(list(set(descendants(os.getpid())) - before))
 
 
 def test_fuzz_mutated_strings() -> None:
