@@ -265,8 +265,8 @@ def test_the_environment_is_honoured(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            check=True,
         )
+        assert done.returncode == 0, done.stderr
         path, commit = done.stdout.split()
         assert path.startswith(str(tmp_path / "home")) and commit == data
         assert not any(name.endswith(".safetensors") for name in hub.fetched())
