@@ -433,6 +433,11 @@ def test_growth_puts_the_roofline_beside_the_measurement(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="it is there")
-def test_vllm_row_says_when_it_is_not_there(tmp_path: Path) -> None:
+def test_vllm_row_says_when_it_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import peer
+
+    monkeypatch.setattr(peer, "ENVIRONMENT", {})  # it is set for the whole process
     (row,) = rows_of(["vllm", "--shape", "tiny"], tmp_path / "rows.jsonl")
     assert "can't be imported" in row["skipped"]

@@ -258,7 +258,8 @@ def test_the_environment_is_honoured(tmp_path: Path) -> None:
     with serving() as hub:
         hub.model("org/small").push(model_files(tmp_path))
         data = hub.data("org/sums").push({"train.jsonl": JSONL})
-        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+        environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
         environment["PYTHONPATH"] = str(Path(__file__).parents[1])
         done = subprocess.run(
             [sys.executable, "-c", code],
