@@ -205,6 +205,9 @@ def test_the_suggested_group_is_the_smallest_that_is_useful_enough() -> None:
     hopeless = known((0.0, 0.0, 0.0, 0.5), Asked(prompts=40, samples=64)).run()
     found = advice.group_size(hopeless.findings[0], 4)
     assert found.setting == "group_size=4" and "no size up to 64" in found.reason  # 22 %, 25 %
+    # p = 0.01: 15 % of groups of 16, 28 % of 32, 47 % of 64. Fewer samples would be no remedy.
+    hard = known(0.01, Asked(prompts=200, samples=64)).run()
+    assert advice.group_size(hard.findings[0], 8).setting == "group_size=64"
 
 
 def test_a_limit_of_tokens_that_cuts_off_or_is_never_reached() -> None:

@@ -13,7 +13,8 @@ from groupwise.validate.estimates import MODEL
 from groupwise.validate.probe import GROUPS, Finding, Probe
 
 MOST = 0.75  # of the prompts: from here on the data is at fault, not chance
-ENOUGH, LITTLE, GAIN = 0.7, 0.3, 0.05  # of the groups
+ENOUGH, LITTLE = 0.7, 0.3  # of the groups
+GAIN = 0.25  # of the useful groups that there are: what twice as many samples must add
 SMALLEST_GROUP = 4  # the mean of fewer is mostly noise as a baseline
 TRUNCATED, HARDLY, STEP = 0.1, 0.01, 16
 
@@ -78,13 +79,15 @@ def group_size(found: Finding, current: int) -> Suggestion:
         if size > SMALLEST_GROUP:
             reason += f", of groups of {smaller} {by_group[smaller]:.0%}"
     else:
-        size = next((a for a, b in pairwise(sizes) if by_group[b] - by_group[a] < GAIN), sizes[-1])
+        size = next(
+            (a for a, b in pairwise(sizes) if by_group[b] <= (1 + GAIN) * by_group[a]), sizes[-1]
+        )
         reason = (
             f"no size up to {sizes[-1]} makes {ENOUGH:.0%} of the groups useful; this one makes "
             f"{by_group[size]:.0%}"
         )
         if size < sizes[-1]:
-            reason += f", and twice as many samples add less than {GAIN:.0%}"
+            reason += f", and twice as many samples add less than {GAIN:.0%} to that"
     if found.useful_by_group[size].how == MODEL:
         reason += f" (by the {MODEL}: larger than what was sampled)"
     if size == current:
