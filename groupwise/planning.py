@@ -37,7 +37,10 @@ READ_PROMPTS = 512  # of the data: more tell nothing new
 CPU_SLOTS, GPU_SLOTS = 64, 1024  # sequences in flight, unless asked otherwise
 # Shares of a device's peaks that were measured: on an H200 for 135M and 1.5B parameters, on two
 # CPU cores for 135M. Decoding: of its floor in operations and bytes. Learning: of the operations.
-DECODE_SHARE, CPU_DECODE_SHARE = 1 / 3, 0.4
+# A GPU decodes a token of every sequence in the time that its layers take to start, whatever the
+# batch, and what their work takes at this share of the roofline: within 18 % of fifteen rollouts of
+# 135M to 7B parameters, 64 to 1,024 sequences and 256 to 4,096 tokens (docs/performance.md).
+LAYER_START, DECODE_SHARE, CPU_DECODE_SHARE = 32e-6, 0.71, 0.4
 UPDATE_SHARES, CPU_UPDATE_SHARE = ((135e6, 0.28), (1.5e9, 0.59)), 0.55
 OPTIMIZER_SHARE = 0.5  # of the bandwidth; not measured by itself
 
@@ -271,7 +274,9 @@ def seconds(
         return None  # plain PyTorch, and peaks are those of bfloat16
     found = {}
     if not learns_from_labels(config):
-        sampled = [Group(prompt, [tokens] * config.group_size)] * config.prompts_per_step
+        # Answers end one by one, and a batch thins out more slowly than they do.
+        held = (tokens + config.engine.max_tokens) // 2
+        sampled = [Group(prompt, [held] * config.group_size)] * config.prompts_per_step
         rollout = rollout_seconds(place, shape, sampled, slots, width)
         assert rollout is not None
         found["rollout"] = rollout
@@ -303,8 +308,11 @@ def rollout_seconds(
     if not place.cpu and width != cost.HALF:
         return None
     floor = cost.floor_seconds(cost.rollout_cost(shape, groups, slots, width), place.device)
-    share = CPU_DECODE_SHARE if place.cpu else DECODE_SHARE
-    return None if floor is None else floor / share
+    if floor is None or place.cpu:
+        return None if floor is None else floor / CPU_DECODE_SHARE
+    lengths = [length for group in groups for length in group.completions]
+    steps = max(max(lengths), sum(lengths) / slots)
+    return steps * shape.num_layers * LAYER_START + floor / DECODE_SHARE
 
 
 def update_share(parameters: int, *, cpu: bool) -> float:
@@ -335,8 +343,9 @@ def assumptions(made: Plan) -> list[str]:
         f"{_rate(place.device)}, measured just now; decoding at {CPU_DECODE_SHARE:.0%} and "
         f"learning at {share} of that, as measured for 135M parameters on two quiet cores"
         if place.cpu
-        else f"{_rate(place.device)}; decoding at a third of that, learning at {share} of the "
-        "operations, as measured on an H200 (135M parameters: 28%, 1.5B: 59%)"
+        else f"{_rate(place.device)}; decoding at {DECODE_SHARE:.0%} of that, and "
+        f"{LAYER_START * 1e6:.0f} us a layer and token to start; learning at {share} of the "
+        "operations; as measured on an H200 (135M to 7B parameters)"
     )
     if not made.shape.native:
         found.append(

@@ -63,6 +63,7 @@ def folder_of(shape: ModelConfig, path: Path) -> Path:
 WORKLOAD_S = ("prompts_per_step=64", "group_size=16", "engine.max_tokens=256")
 WORKLOAD_M = ("prompts_per_step=64", "group_size=8", "engine.max_tokens=320")
 S_PROMPTS, M_PROMPTS = Prompts(68, 80, ""), Prompts(97, 220, "")
+GROWN = Prompts(75, 75, "")  # of the rows by size
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,10 @@ S_PROMPTS, M_PROMPTS = Prompts(68, 80, ""), Prompts(97, 220, "")
     [
         (S, WORKLOAD_S, ["optim.micro_tokens=20480"], S_PROMPTS, 12.65e9),
         (S, WORKLOAD_S, ["optim.micro_tokens=65536", "optim.recompute=true"], S_PROMPTS, 11.51e9),
+        (S, WORKLOAD_S, [], S_PROMPTS, 17.81e9),
         (M, WORKLOAD_M, ["optim.micro_tokens=8192"], M_PROMPTS, 43.04e9),
     ],
-    ids=["135M", "135M recomputed", "1.5B"],
+    ids=["135M", "135M recomputed", "135M automatic", "1.5B"],
 )
 def test_memory_is_within_15_percent_of_what_an_h200_needed(
     shape: ModelConfig,
@@ -123,9 +125,15 @@ def test_memory_of_a_cpu_by_hand() -> None:
     ("shape", "workload", "prompts", "tokens", "rollout", "update"),
     [
         (S, WORKLOAD_S, S_PROMPTS, 256, 0.77, None),  # full length: the `rollout` row
-        (M, WORKLOAD_M, M_PROMPTS, 232, 1.69, 2.46),
+        (S, ("prompts_per_step=16", "group_size=4"), GROWN, 256, 0.30, None),
+        (S, ("prompts_per_step=16", "group_size=8"), GROWN, 4096, 10.8, 2.91),
+        (M, ("prompts_per_step=16", "group_size=64"), GROWN, 256, 2.12, 5.48),
+        (SEVEN, ("prompts_per_step=16", "group_size=4"), GROWN, 256, 1.29, None),
+        (SEVEN, ("prompts_per_step=16", "group_size=64"), GROWN, 256, 6.96, None),
+        (SEVEN, ("prompts_per_step=16", "group_size=8"), GROWN, 4096, 36.2, None),
+        (M, WORKLOAD_M, M_PROMPTS, 232, 1.38, 2.46),  # answers of uneven length, up to 320
     ],
-    ids=["135M", "1.5B"],
+    ids=["135M", "135M few", "135M long", "1.5B many", "7B few", "7B many", "7B long", "1.5B"],
 )
 def test_times_are_near_what_an_h200_took(
     shape: ModelConfig,
@@ -135,7 +143,8 @@ def test_times_are_near_what_an_h200_took(
     rollout: float,
     update: float | None,
 ) -> None:
-    made = count(settings(*workload), H200, shape, prompts, tokens)
+    longest = [] if "engine.max_tokens=320" in workload else [f"engine.max_tokens={tokens}"]
+    made = count(settings(*workload, *longest), H200, shape, prompts, tokens)
     assert made.seconds is not None
     assert made.seconds["rollout"] == pytest.approx(rollout, rel=0.2)
     if update is not None:
