@@ -26,9 +26,10 @@ from groupwise.errors import RunError
 from groupwise.graders.ledger import Ledger, recorded
 from groupwise.graders.rubric import Grader
 from groupwise.model import tiny
-from groupwise.model.adapters import adapters, fill, layer_sizes
+from groupwise.model.adapters import adapters, fill
 from groupwise.model.checkpoint import Loaded, load_weights
 from groupwise.model.checkpoint import save as save_model
+from groupwise.model.linear import layer_sizes
 from groupwise.model.peft_files import read as read_adapter
 from groupwise.model.policy import adapter_notes, starting_policy
 from groupwise.model.transformer import Policy

@@ -251,6 +251,22 @@ def test_an_adapter_trained_further_resumes_from_its_own_checkpoint(
     assert (raw["r"], raw["lora_alpha"]) == (4, 32)
 
 
+def test_targets_of_peft_s_may_name_layers_of_other_architectures_in_any_order(
+    model: str, sft: str, tmp_path: Path
+) -> None:
+    """PEFT takes the targets that it finds, and stores them in the order of a set."""
+    folder = shutil.copytree(sft, tmp_path / "adapter")
+    raw = json.loads((folder / peft_files.CONFIG).read_text())
+    many = ["v_proj", "query_key_value", *raw["target_modules"]]
+    (folder / peft_files.CONFIG).write_text(json.dumps(raw | {"target_modules": many}))
+    settings: dict[str, Any] = {"adapter__path": str(folder), "steps": 1, "eval__every": 0}
+    run_from(model, tmp_path / "run", **settings)
+    run_from(model, tmp_path / "asked", **settings, adapter__targets=sorted(set(many)))
+    assert main(["plan", f"model.path={model}", f"adapter.path={folder}"]) == 0
+    with pytest.raises(ModelError, match=r"adapter\.targets=.* is not what"):
+        run_from(model, tmp_path / "other", **settings, adapter__targets=["q_proj"])
+
+
 def test_what_may_change_on_resume(model: str, tmp_path: Path) -> None:
     before = configured(model, **LORA)
     for name, value, may in (

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from groupwise.errors import ModelError
 from groupwise.model import peft_files
-from groupwise.model.adapters import adapters, attach, layer_sizes, merge, tensors_of
+from groupwise.model.adapters import adapters, attach, merge, tensors_of
 from groupwise.model.checkpoint import load_weights, save
+from groupwise.model.linear import layer_sizes
 from groupwise.model.policy import Base, frozen_base, load_policy
 from groupwise.model.targets import Spec
 from groupwise.model.tokenizer import character_files

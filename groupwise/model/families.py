@@ -17,6 +17,7 @@ import torch
 
 from groupwise.errors import ModelError, NotNative, in_short
 from groupwise.model.config import ModelConfig
+from groupwise.model.linear import layers_within, sizes_of
 
 INSTALL = "pip install 'groupwise[families]'"
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -165,6 +166,9 @@ def _shape(text: str) -> ModelConfig:
         tied=bool(empty.all_tied_weights_keys),
         counted=sum(p.numel() for p in empty.parameters()),
         per_token=_per_token(empty, chosen / experts),
+        linears=tuple(
+            (name, *sizes_of(x)) for name, x in layers_within(empty, empty.get_decoder()).items()
+        ),
         exact_positions=_exact_positions(part),
     )
 

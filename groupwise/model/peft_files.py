@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.errors import ModelError, nearest
-from groupwise.model.adapters import adapters, linear_layers, peft_name, tensors_of
-from groupwise.model.checkpoint import COMPANIONS, tensors_in, write_file, write_folder
+from groupwise.model.adapters import adapters, peft_name, tensors_of
+from groupwise.model.checkpoint import COMPANIONS, names_in, tensors_in, write_file, write_folder
+from groupwise.model.linear import is_turned, linear_layers
 from groupwise.model.targets import HEAD, Spec, shortest
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -24,6 +25,7 @@ HARMLESS = {
     "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision",
     "task_type", "lora_dropout", "megatron_core", "qalora_group_size", "runtime_config",
     "eva_config", "ensure_weight_tying",
+    "fan_in_fan_out",  # how the base's weights lie, which its layers say themselves
     # The tensors themselves say which layers they are of.
     "exclude_modules", "layers_to_transform", "layers_pattern",
 }  # fmt: skip
@@ -81,17 +83,17 @@ def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
     return spec, raw
 
 
+def layers_in(path: str | Path) -> tuple[str, ...]:
+    """The layers that an adapter has tensors for: its own settings may name others besides."""
+    names = (each.removeprefix("base_model.model.") for each in names_in(_file(Path(path))))
+    return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names))
+
+
 def read(path: str | Path, sizes: Mapping[str, tuple[int, int]]) -> Stored:
     """The whole adapter, checked against the (inputs, outputs) of the layers that it is for."""
     folder = Path(path)
     spec, raw = read_spec(folder)
-    if not (folder / TENSORS).is_file() and any(folder.glob("*.bin")):
-        raise ModelError(
-            f"{folder} has pickled .bin tensors, which are never read: they could run code. Save "
-            "the adapter again with PEFT 0.6 or later."
-        )
-    found = dict(tensors_in(folder / TENSORS))
-    layers = _by_layer(folder, found)
+    layers = _by_layer(folder, dict(tensors_in(_file(folder))))
     base = str(raw.get("base_model_name_or_path") or "")
     _check_shapes(folder, spec, layers, sizes, base)
     return Stored(folder, spec, base, float(raw.get("lora_dropout") or 0.0), layers)
@@ -138,11 +140,20 @@ def config_bytes(model: nn.Module, spec: Spec, base: str, dropout: float) -> byt
         "lora_dropout": dropout,
         "target_modules": shortest(adapters(model), layers),
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(map(is_turned, layers.values())),
         "init_lora_weights": True,
         "inference_mode": True,
     }
     return json.dumps(raw, indent=2).encode()
+
+
+def _file(folder: Path) -> Path:
+    if not (folder / TENSORS).is_file() and any(folder.glob("*.bin")):
+        raise ModelError(
+            f"{folder} has pickled .bin tensors, which are never read: they could run code. Save "
+            "the adapter again with PEFT 0.6 or later."
+        )
+    return folder / TENSORS
 
 
 def is_adapter(path: str | Path) -> bool:

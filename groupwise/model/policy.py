@@ -17,14 +17,16 @@ import torch
 
 from groupwise import config as configuration
 from groupwise.errors import ModelError
-from groupwise.model.adapters import adapters, attach, fill, fold, layer_sizes, linear_layers
+from groupwise.model.adapters import adapters, attach, fill, fold
 from groupwise.model.checkpoint import Loaded, load, stored_shape
+from groupwise.model.linear import layer_sizes, linear_layers
 from groupwise.model.peft_files import (
     BASE,
     CONFIG,
     Stored,
     config_bytes,
     is_adapter,
+    layers_in,
     read,
     read_spec,
 )
@@ -50,7 +52,7 @@ def starting_policy(config: configuration.Config, path: str | Path) -> Loaded:
     model, adapter = config.model, config.adapter
     base = Base(_full(path), tuple(map(_full, model.adapters)), model.quantize, model.dtype)
     shape = stored_shape(path)
-    if shape is not None and shape.native:  # told before the weights are read
+    if shape is not None:  # told before the weights are read
         sizes = linear_shapes(shape)
         for each in (*model.adapters, *([adapter.path] if adapter.path else [])):
             read(each, sizes)
@@ -137,12 +139,19 @@ def spec_of(config: configuration.Config) -> Spec:
         "rslora": (asked.rslora, spec.rslora, False),
     }
     for name, (here, there, default) in set_here.items():
-        if here not in (default, there):
+        if here != default and not _same(here, there):
             raise ModelError(
                 f"adapter.{name}={here} is not what {asked.path} was made with ({there}), and an "
                 f"adapter goes on as it is. Leave adapter.{name} out."
             )
-    return spec
+    return replace(spec, targets=layers_in(asked.path))
+
+
+def _same(here: object, there: object) -> bool:
+    """PEFT keeps a list of targets as a set: in any order."""
+    if isinstance(here, tuple) and isinstance(there, tuple):
+        return set(here) == set(there)
+    return here == there
 
 
 def adapter_notes(loaded: Loaded, config: configuration.Config) -> list[str]:
