@@ -20,6 +20,7 @@ from groupwise.cli import main
 from groupwise.config import check, difference, load
 from groupwise.config.checks import describe
 from groupwise.engine import native
+from groupwise.engine.server import Server
 from groupwise.errors import ConfigError, ModelError, RunError
 from groupwise.model import peft_files
 from groupwise.model.adapters import adapters, attach
@@ -424,6 +425,23 @@ def test_evaluating_a_run_reads_base_and_adapter(trained: Path, model: str) -> N
     config = configured(model, eval__tasks=8)
     samples = [evaluate_path(path, config).examples for path in (trained, model)]
     assert [x["completion"] for x in samples[0]] != [x["completion"] for x in samples[1]]
+
+
+def test_probing_and_serving_a_run_read_base_and_adapter(
+    trained: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", str(trained), "--prompts", "2", "--json"]) == 0
+    assert "adapter" not in capsys.readouterr().err
+    served: list[Any] = []
+
+    def forever(server: Server) -> None:
+        served.append(server.engine.source.model)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", forever)
+    for path in (trained, trained / "checkpoints" / "latest"):
+        assert main(["serve", str(path), "--port", "0"]) == 0
+    assert all(len(adapters(model)) == 14 for model in served) and len(served) == 2
 
 
 def test_a_base_that_was_moved_can_be_named(model: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.errors import ModelError, nearest
+from groupwise.hub import local_adapter
 from groupwise.model.adapters import adapters, peft_name, tensors_of
 from groupwise.model.checkpoint import COMPANIONS, names_in, tensors_in, write_file, write_folder
 from groupwise.model.linear import is_turned, linear_layers
@@ -56,11 +57,12 @@ class Stored:
 
 def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
     """An adapter's numbers from its configuration alone; what is not done here is refused."""
-    file = Path(path) / CONFIG
+    folder = local_adapter(path)
+    file = folder / CONFIG
     try:
         raw = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise ModelError(_no_config(Path(path))) from None
+        raise ModelError(_no_config(folder)) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} can't be read: {error}. Fetch the adapter again.") from error
     if not isinstance(raw, dict):
@@ -85,13 +87,15 @@ def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
 
 def layers_in(path: str | Path) -> tuple[str, ...]:
     """The layers that an adapter has tensors for: its own settings may name others besides."""
-    names = (each.removeprefix("base_model.model.") for each in names_in(_file(Path(path))))
+    names = (
+        each.removeprefix("base_model.model.") for each in names_in(_file(local_adapter(path)))
+    )
     return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names))
 
 
 def read(path: str | Path, sizes: Mapping[str, tuple[int, int]]) -> Stored:
     """The whole adapter, checked against the (inputs, outputs) of the layers that it is for."""
-    folder = Path(path)
+    folder = local_adapter(path)
     spec, raw = read_spec(folder)
     layers = _by_layer(folder, dict(tensors_in(_file(folder))))
     base = str(raw.get("base_model_name_or_path") or "")
@@ -127,13 +131,16 @@ def save(
     write_folder(Path(path), fill)
 
 
-def config_bytes(model: nn.Module, spec: Spec, base: str, dropout: float) -> bytes:
+def config_bytes(
+    model: nn.Module, spec: Spec, base: str, dropout: float, revision: str | None = None
+) -> bytes:
     """adapter_config.json of a model's adapters."""
     layers = linear_layers(model)
     raw = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": spec.rank,
         "lora_alpha": int(spec.alpha) if spec.alpha == int(spec.alpha) else spec.alpha,
         "use_rslora": spec.rslora,
