@@ -250,6 +250,16 @@ def test_what_can_not_run_is_refused_from_its_configuration(
         load_weights(tmp_path)
 
 
+def test_heads_that_differ_from_layer_to_layer_are_refused_in_words() -> None:
+    from transformers import CONFIG_MAPPING
+
+    if "gemma4_text" not in CONFIG_MAPPING:
+        pytest.skip("this version of transformers has no Gemma 4")
+    raw = CONFIG_MAPPING["gemma4_text"]().to_dict()
+    with pytest.raises(ModelError, match=r"'gemma4_text' have sizes that one cache can't hold"):
+        read_shape(raw)
+
+
 def test_without_transformers_the_command_that_installs_it_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
