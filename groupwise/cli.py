@@ -254,7 +254,7 @@ def _eval(args: argparse.Namespace) -> int:
     config = read_config(source or _config_of(Path(args.path)), overrides)
     from groupwise.validate.evaluate import evaluate_path
 
-    found = evaluate_path(Path(args.path), config).as_dict()
+    found = evaluate_path(args.path, config).as_dict()
     if args.json:
         print_json(found)
         return 0

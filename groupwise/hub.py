@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import glob
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ COMPANIONS = (
     "merges.txt",
     "chat_template.*",
 )
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".arrow")
 
 
@@ -77,6 +78,19 @@ def fetch_model(text: str, *, weights: bool = True) -> Fetched:
             "repository fetch one file with `hf download`, and set model.path to it."
         )
     return Fetched(name, str(folder), folder.name)
+
+
+@functools.lru_cache(maxsize=64)
+def fetch_adapter(text: str) -> Fetched:
+    """The folder of an adapter of PEFT's in the cache."""
+    found = ID.fullmatch(text)
+    assert found is not None
+    folder = _snapshot("model", found["name"], found["revision"], ADAPTER, None)
+    if not (folder / ADAPTER[0]).is_file():
+        raise ModelError(
+            f"{text} has no {ADAPTER[0]}: it is no adapter. A whole model goes into model.path."
+        )
+    return Fetched(found["name"], str(folder), folder.name)
 
 
 @functools.lru_cache(maxsize=64)
@@ -128,23 +142,54 @@ def _one_set(text: str, folder: Path, patterns: Sequence[str]) -> str | None:
 
 
 def local_model(text: str | Path, *, weights: bool = True) -> Path:
-    """Where a model lies on this disk: a path as it is, an id fetched."""
-    if not names_model(str(text)):
-        return Path(text)
-    return Path(fetch_model(str(text), weights=weights).path)
+    """Where a model lies on this disk: a path as it is, a text that is an id fetched."""
+    if isinstance(text, Path) or not names_model(text):
+        return Path(text).expanduser()
+    return Path(fetch_model(text, weights=weights).path)
 
 
-def pinned(text: str, manifest: Mapping[str, Any]) -> str:
-    """An id without a revision, at the commit that a run was started with."""
-    before = str(manifest.get("hub", {}).get("model.path", ""))
-    return before if names_model(text) and before.startswith(f"{text}@") else text
+def local_adapter(text: str | Path) -> Path:
+    """The same for an adapter."""
+    if isinstance(text, Path) or not names_model(text):
+        return Path(text).expanduser()
+    return Path(fetch_adapter(text).path)
 
 
-def commits(config: Config) -> dict[str, str]:
+def lasting(text: str | Path, fetch: Callable[[str], Fetched] = fetch_model) -> str:
+    """What means the same from any folder and on any day: a whole path, an id with its commit."""
+    if isinstance(text, str) and names_model(text):
+        return str(fetch(text))
+    path = Path(text).expanduser()
+    return str(path.resolve() if path.exists() else text)
+
+
+def pinned(config: Config, manifest: Mapping[str, Any]) -> Config:
+    """Models and adapters at the commits that a run was started with, wherever branches are now."""
+    before: Mapping[str, str] = manifest.get("hub", {})
+
+    def at(setting: str, text: str) -> str:
+        return before.get(setting, text) if names_model(text) else text
+
+    model, adapter = config.model, config.adapter
+    adapters = tuple(at(f"model.adapters {text}", text) for text in model.adapters)
+    return replace(
+        config,
+        model=replace(model, path=at("model.path", model.path), adapters=adapters),
+        adapter=replace(adapter, path=at("adapter.path", adapter.path)),
+    )
+
+
+def commits(config: Config, manifest: Mapping[str, Any]) -> dict[str, str]:
     """What a run has from a hub, at which commit: by the setting that names it."""
     found: dict[str, str] = {}
+    start = pinned(config, manifest)
     if names_model(config.model.path):
-        found["model.path"] = str(fetch_model(config.model.path))
+        found["model.path"] = str(fetch_model(start.model.path))
+    for text, at in zip(config.model.adapters, start.model.adapters, strict=True):
+        if names_model(text):
+            found[f"model.adapters {text}"] = str(fetch_adapter(at))
+    if names_model(config.adapter.path):
+        found["adapter.path"] = str(fetch_adapter(start.adapter.path))
     for setting, sources in (
         ("data.train", config.data.sources),
         ("data.eval", config.data.eval_sources),

@@ -117,8 +117,6 @@ def _alternatives(demand: Demand, available: float) -> list[str]:
 
 def lora(shape: ModelConfig, spec: Spec = USUAL, quantize: str = "none") -> Frozen:
     """What an adapter is to a model of this shape."""
-    if not shape.native:  # names and sizes of its layers are not known: as on all of a Llama's
-        spec = replace(spec, targets="all")
     layers = matching(spec.targets, linear_shapes(shape))
     return Frozen(adapter_weights(shape, spec), spec.rank * len(layers), quantize)
 

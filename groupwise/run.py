@@ -26,9 +26,10 @@ from groupwise.errors import RunError
 from groupwise.graders.ledger import Ledger, recorded
 from groupwise.graders.rubric import Grader
 from groupwise.model import tiny
-from groupwise.model.adapters import adapters, fill, layer_sizes
+from groupwise.model.adapters import adapters, fill
 from groupwise.model.checkpoint import Loaded, load_weights
 from groupwise.model.checkpoint import save as save_model
+from groupwise.model.linear import layer_sizes
 from groupwise.model.peft_files import read as read_adapter
 from groupwise.model.policy import adapter_notes, starting_policy
 from groupwise.model.transformer import Policy
@@ -222,7 +223,9 @@ def _open(
     display: Display,
     make_engine: MakeEngine | None,
 ) -> Run:
-    bench = set_up(config, lambda *tasks: starting_model(config, folder, *tasks))
+    manifest = folder.read_manifest()
+    start = hub.pinned(config, manifest)
+    bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks))
     loaded, model = bench.loaded, bench.loaded.model
     reference = None
     if "reference" in config.recipe.models:
@@ -242,7 +245,7 @@ def _open(
             if make_engine is not None
             else engine_of(config, loaded, config.engine.weights)
         ),
-        learner=_learner(config, model),
+        learner=_learner(start, model),
         reference=reference,
     )
     if isinstance(run.engine, NativeEngine):
@@ -257,15 +260,14 @@ def _open(
     folder.write_config(configuration.text(config))
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
-    start = hub.pinned(config.model.path, folder.read_manifest())
-    fetched = hub.commits(replace(config, model=replace(config.model, path=start)))
+    fetched = hub.commits(config, manifest)
     folder.write_manifest(origin, fetched, seconds=run.elapsed, tokens=run.tokens)
     fetched_notes = [f"{name}: {commit}" for name, commit in fetched.items()]
     display.start(
         [
             *configuration.describe(config, run.learner.micro_tokens),
             *fetched_notes,
-            *adapter_notes(loaded, config),
+            *adapter_notes(loaded, start),
             *bench.notes,
         ],
         config.steps,
@@ -288,9 +290,8 @@ def starting_model(
 ) -> Loaded:
     """The policy before its first update. The embedded one is made once a run, and kept."""
     if config.model.path != "tiny":
-        path = hub.pinned(config.model.path, folder.read_manifest())
-        check_room(config, path, training=True)
-        return starting_policy(config, path)
+        check_room(config, config.model.path, training=True)
+        return starting_policy(config, config.model.path)
     kept = folder.path / COLD_START
     if not kept.is_dir():
         made = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)

@@ -133,6 +133,24 @@ def folder(name: str) -> Path:
     return path
 
 
+def image_model(path: Path) -> Any:
+    """A Gemma 3 as they are from 4B on, with a tower for images, saved; transformers' own."""
+    from transformers import AutoModelForCausalLM, Gemma3Config
+
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = Gemma3Config(
+        text_config=FAMILIES["gemma3_text"], vision_config=tower, mm_tokens_per_image=1,
+        image_token_index=90, boi_token_index=91, eoi_token_index=92,
+    )  # fmt: skip
+    own = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(parameter.numel()))
+    own.save_pretrained(path)
+    return own
+
+
 @torch.no_grad()
 def own_logp(model: Any, row_T: Tensor) -> Tensor:
     """log p of every token but the first, by a plain forward pass of this sequence alone."""

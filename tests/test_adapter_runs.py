@@ -20,6 +20,7 @@ from groupwise.cli import main
 from groupwise.config import check, difference, load
 from groupwise.config.checks import describe
 from groupwise.engine import native
+from groupwise.engine.server import Server
 from groupwise.errors import ConfigError, ModelError, RunError
 from groupwise.model import peft_files
 from groupwise.model.adapters import adapters, attach
@@ -251,6 +252,22 @@ def test_an_adapter_trained_further_resumes_from_its_own_checkpoint(
     assert (raw["r"], raw["lora_alpha"]) == (4, 32)
 
 
+def test_targets_of_peft_s_may_name_layers_of_other_architectures_in_any_order(
+    model: str, sft: str, tmp_path: Path
+) -> None:
+    """PEFT takes the targets that it finds, and stores them in the order of a set."""
+    folder = shutil.copytree(sft, tmp_path / "adapter")
+    raw = json.loads((folder / peft_files.CONFIG).read_text())
+    many = ["v_proj", "query_key_value", *raw["target_modules"]]
+    (folder / peft_files.CONFIG).write_text(json.dumps(raw | {"target_modules": many}))
+    settings: dict[str, Any] = {"adapter__path": str(folder), "steps": 1, "eval__every": 0}
+    run_from(model, tmp_path / "run", **settings)
+    run_from(model, tmp_path / "asked", **settings, adapter__targets=sorted(set(many)))
+    assert main(["plan", f"model.path={model}", f"adapter.path={folder}"]) == 0
+    with pytest.raises(ModelError, match=r"adapter\.targets=.* is not what"):
+        run_from(model, tmp_path / "other", **settings, adapter__targets=["q_proj"])
+
+
 def test_what_may_change_on_resume(model: str, tmp_path: Path) -> None:
     before = configured(model, **LORA)
     for name, value, may in (
@@ -408,6 +425,23 @@ def test_evaluating_a_run_reads_base_and_adapter(trained: Path, model: str) -> N
     config = configured(model, eval__tasks=8)
     samples = [evaluate_path(path, config).examples for path in (trained, model)]
     assert [x["completion"] for x in samples[0]] != [x["completion"] for x in samples[1]]
+
+
+def test_probing_and_serving_a_run_read_base_and_adapter(
+    trained: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", str(trained), "--prompts", "2", "--json"]) == 0
+    assert "adapter" not in capsys.readouterr().err
+    served: list[Any] = []
+
+    def forever(server: Server) -> None:
+        served.append(server.engine.source.model)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", forever)
+    for path in (trained, trained / "checkpoints" / "latest"):
+        assert main(["serve", str(path), "--port", "0"]) == 0
+    assert all(len(adapters(model)) == 14 for model in served) and len(served) == 2
 
 
 def test_a_base_that_was_moved_can_be_named(model: str, tmp_path: Path) -> None:

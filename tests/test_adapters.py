@@ -16,15 +16,8 @@ from groupwise.cost import SINGLE, held, weight_bytes
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import ModelError
 from groupwise.model import quantized
-from groupwise.model.adapters import (
-    adapters,
-    attach,
-    dropping,
-    linear_layers,
-    merge,
-    plain_product,
-)
-from groupwise.model.linear import Linear
+from groupwise.model.adapters import adapters, attach, dropping, merge, plain_product
+from groupwise.model.linear import Linear, linear_layers
 from groupwise.model.ops import Plain
 from groupwise.model.quantized import QuantizedLinear, quantize
 from groupwise.model.targets import Spec, adapter_weights, linear_shapes, matching

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cold_start import configured, run_from
-from family_zoo import lender, own_logp
+from family_zoo import image_model, lender, own_logp
 from runs import left_behind, metrics
 from test_families import packed_logp
 from test_families_runs import family_folder
@@ -16,10 +16,15 @@ from torch import Tensor
 
 from groupwise.commands.plan import here
 from groupwise.errors import ModelError
-from groupwise.model.adapters import adapters
+from groupwise.model.adapters import adapters, attach
 from groupwise.model.borrowed import Borrowed
+from groupwise.model.checkpoint import load_weights, stored_shape
+from groupwise.model.linear import layer_sizes
+from groupwise.model.peft_files import layers_in
 from groupwise.model.policy import load_policy
+from groupwise.model.targets import Spec, linear_shapes
 from groupwise.planning import plan
+from groupwise.room import lora
 from groupwise.sync.export import export
 
 peft = pytest.importorskip("peft")
@@ -55,6 +60,8 @@ def adapted(name: str, model: str, rank: int, targets: Any, path: Path) -> Any:
         ("phi3", ["qkv_proj", "gate_up_proj"]),  # joined in the architecture itself
         ("olmo2", "all-linear"),
         ("gpt_neox", ["query_key_value"]),
+        ("gpt2", ["c_attn", "c_proj"]),  # weights lie the other way round
+        ("mixtral", ["q_proj", "o_proj"]),
     ],
 )
 def test_an_adapter_of_peft_s_gives_the_log_probabilities_that_it_gives_there(
@@ -98,6 +105,29 @@ def test_a_run_learns_resumes_and_keeps_a_reference_without_a_second_base(tmp_pa
     latest = tmp_path / "whole" / "checkpoints" / "latest"
     assert not (latest / "model.safetensors").exists(), "the adapter alone"
     assert (latest / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
+def test_all_layers_are_those_that_peft_takes(name: str, tmp_path: Path) -> None:
+    model = family_folder(name, tmp_path / "model")
+    adapted(name, model, 2, "all-linear", tmp_path / "adapter")
+    shape = stored_shape(model)
+    assert shape is not None and set(linear_shapes(shape)) == set(layers_in(tmp_path / "adapter"))
+    loaded = load_policy(model).model
+    assert layer_sizes(loaded) == linear_shapes(shape)
+    attach(loaded, Spec(2, 4.0), seed=0)
+    assert lora(shape, Spec(2, 4.0)).adapter == sum(
+        p.numel() for p in loaded.parameters() if p.requires_grad
+    )
+    sum(x.sum() for x in packed_logp(loaded, rows())).backward()
+    assert all(x.lora_B.grad.any() for x in adapters(loaded).values()), "each takes part"
+
+
+def test_a_tower_for_images_gets_no_adapter(tmp_path: Path) -> None:
+    image_model(tmp_path / "model")
+    model = load_weights(tmp_path / "model")
+    attach(model, Spec(2, 4.0), seed=0)
+    assert adapters(model) and all("language_model" in name for name in adapters(model))
 
 
 def test_targets_that_it_does_not_have_are_told_with_its_own_names(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import engine_zoo
 import pytest
 import torch
-from family_zoo import FAMILIES, WINDOW, config_json, folder, lender, own_logp
+from family_zoo import FAMILIES, WINDOW, config_json, folder, image_model, lender, own_logp
 from model_zoo import sequences
 from torch import Tensor
 
@@ -190,21 +190,7 @@ def test_a_native_architecture_gives_the_same_with_borrowed_layers(tmp_path: Pat
 
 def test_the_text_part_of_a_model_for_images_is_trained_alone(tmp_path: Path) -> None:
     """Gemma 3 from 4B on has a tower for images: it is kept, and stays as it is."""
-    from family_zoo import SIZES
-    from transformers import AutoModelForCausalLM, Gemma3Config
-
-    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
-             "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
-    text = SIZES | {"head_dim": 16, "sliding_window": WINDOW, "num_hidden_layers": 7}
-    config = Gemma3Config(
-        text_config=text, vision_config=tower, mm_tokens_per_image=1,
-        image_token_index=90, boi_token_index=91, eoi_token_index=92,
-    )  # fmt: skip
-    own = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in own.parameters():
-            parameter.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(parameter.numel()))
-    own.save_pretrained(tmp_path / "m")
+    own = image_model(tmp_path / "m")
     model = load_weights(tmp_path / "m")
     assert isinstance(model, Borrowed)
     rows = sequences(LENGTHS, vocabulary=90)
@@ -262,6 +248,16 @@ def test_what_can_not_run_is_refused_from_its_configuration(
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ModelError, match=words):
         load_weights(tmp_path)
+
+
+def test_heads_that_differ_from_layer_to_layer_are_refused_in_words() -> None:
+    from transformers import CONFIG_MAPPING
+
+    if "gemma4_text" not in CONFIG_MAPPING:
+        pytest.skip("this version of transformers has no Gemma 4")
+    raw = CONFIG_MAPPING["gemma4_text"]().to_dict()
+    with pytest.raises(ModelError, match=r"'gemma4_text' have sizes that one cache can't hold"):
+        read_shape(raw)
 
 
 def test_without_transformers_the_command_that_installs_it_is_named(

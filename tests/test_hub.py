@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,11 @@ from groupwise.data.tasks import read
 from groupwise.errors import DataError, ModelError
 from groupwise.loop import train
 from groupwise.model.checkpoint import load, load_weights, save
+from groupwise.model.peft_files import BASE, CONFIG
+from groupwise.model.policy import load_policy
 from groupwise.model.tokenizer import character_files
+from groupwise.sync.export import export
+from groupwise.validate.evaluate import evaluate_path
 
 ALPHABET = "0123456789+-=? "
 
@@ -74,6 +79,7 @@ def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def forget() -> None:
     """As a new process would."""
     fetching.fetch_model.cache_clear()
+    fetching.fetch_adapter.cache_clear()
     fetching.fetch_data.cache_clear()
 
 
@@ -240,6 +246,73 @@ def test_a_run_from_a_hub_records_its_commits_and_goes_on_with_them(
     assert summary["steps"] == 2
     again = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert again["hub"]["model.path"] == f"org/small@{commit}"
+
+
+def test_an_adapter_on_a_model_from_a_hub_is_resumed_exported_and_evaluated(
+    hub: Hub, tmp_path: Path
+) -> None:
+    repository = hub.model("org/small")
+    commit = repository.push(model_files(tmp_path))
+    settings: dict[str, Any] = {"model__path": "org/small@main", "adapter__rank": 2}
+    run = tmp_path / "run"
+    train(small(**settings, steps=1), run, quiet())
+    repository.push(model_files(tmp_path, seed=5))
+    forget()
+    assert train(small(**settings, steps=2), run, quiet())["steps"] == 2, "of the same commit"
+    latest = (run / "checkpoints" / "latest").resolve()
+    assert json.loads((latest / BASE).read_text())["path"] == f"org/small@{commit}"
+    raw = json.loads((latest / CONFIG).read_text())
+    assert (raw["base_model_name_or_path"], raw["revision"]) == ("org/small", commit)
+    forget()
+    assert export(latest, tmp_path / "whole").max < 1e-4
+    assert export(latest, tmp_path / "alone", adapter=True).max == 0.0
+    (tmp_path / "alone" / BASE).unlink()  # as any adapter of PEFT's
+    load_policy(tmp_path / "alone")
+    config = small(**settings)
+    found = [evaluate_path(x, config).examples for x in (run, "org/small")]
+    assert all(found)
+    del hub.repositories["models/org/small"]
+    shutil.rmtree(tmp_path / "cache")
+    forget()
+    with pytest.raises(ModelError, match=r"There is no model org/small@.*--base FOLDER"):
+        load_policy(latest)
+
+
+def test_adapters_come_from_a_hub_too_and_stay_at_their_commits(hub: Hub, tmp_path: Path) -> None:
+    hub.model("org/small").push(model_files(tmp_path))
+    train(small(model__path="org/small", adapter__rank=2, steps=1), tmp_path / "sft", quiet())
+    latest = tmp_path / "sft" / "checkpoints" / "latest"
+    files = {file.name: file.read_bytes() for file in latest.iterdir() if file.is_file()}
+    commit = hub.model("org/sft").push(files)
+    settings: dict[str, Any] = {"model__path": "org/small", "adapter__path": "org/sft"}
+    run = tmp_path / "run"
+    train(small(**settings, steps=1), run, quiet())
+    raw = json.loads(files["adapter_config.json"])
+    changed = {"adapter_config.json": json.dumps(raw | {"lora_alpha": 1}).encode()}
+    hub.model("org/sft").push(files | changed)
+    forget()
+    train(small(**settings, steps=2), run, quiet())
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["hub"]["adapter.path"] == f"org/sft@{commit}"
+    folded = small(model__path="org/small", model__adapters=["org/sft@main"], steps=1)
+    train(folded, tmp_path / "folded", quiet())
+    manifest = json.loads((tmp_path / "folded" / "manifest.json").read_text())
+    assert manifest["hub"]["model.adapters org/sft@main"].startswith("org/sft@")
+    with pytest.raises(ModelError, match=r"org/small has no adapter_config\.json"):
+        fetching.local_adapter("org/small")
+
+
+def test_a_path_is_never_taken_for_an_id(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.model("org/small").push(model_files(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for path in ("./org/small", "org//small", Path("org/small"), "org/small/"):
+        with pytest.raises(ModelError, match="is no folder here"):
+            load(path)
+    assert not hub.asked
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_weights("~/model_0").config.family == "qwen3"
 
 
 def test_another_architecture_comes_from_a_hub_as_well(hub: Hub) -> None:

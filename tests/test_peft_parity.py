@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from groupwise.errors import ModelError
 from groupwise.model import peft_files
-from groupwise.model.adapters import adapters, attach, layer_sizes, merge, tensors_of
+from groupwise.model.adapters import adapters, attach, merge, tensors_of
 from groupwise.model.checkpoint import load_weights, save
+from groupwise.model.linear import layer_sizes
 from groupwise.model.policy import Base, frozen_base, load_policy
 from groupwise.model.targets import Spec
 from groupwise.model.tokenizer import character_files
@@ -249,8 +250,8 @@ def test_an_adapter_on_the_head_is_refused(stored: Path, tmp_path: Path) -> None
 
 
 def test_a_base_that_is_gone_or_another_is_told(stored: Path, tmp_path: Path) -> None:
-    folder = changed(stored, tmp_path / "moved", base_model_name_or_path="some/where")
-    with pytest.raises(ModelError, match=r"not here: some/where. Name its folder with --base"):
+    folder = changed(stored, tmp_path / "moved", base_model_name_or_path="some/where/x")
+    with pytest.raises(ModelError, match=r"not here: some/where/x. Name its folder with --base"):
         load_policy(folder)
     found = load_policy(folder, base=stored.parent / "base").model
     assert tensors_of(found).keys() == load_file(stored / peft_files.TENSORS).keys()

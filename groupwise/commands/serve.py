@@ -13,7 +13,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "serve", help="a model as an OpenAI-compatible endpoint, on this machine"
     )
-    parser.add_argument("path", metavar="MODEL", help="a Hugging Face folder or a .gguf file")
+    parser.add_argument(
+        "path", metavar="MODEL", help="a folder, a .gguf file, an id, an adapter or a run"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: a free one")
     parser.add_argument("--name", help="what the model is called; default: its folder's name")
@@ -28,12 +30,14 @@ def run(args: argparse.Namespace) -> int:
 
     from groupwise.engine.native import NativeEngine
     from groupwise.engine.server import Server
-    from groupwise.model.checkpoint import load
+    from groupwise.model.policy import load_policy
     from groupwise.setup import check_device
+    from groupwise.validate.evaluate import checkpoint_of
 
     check_device(args.device)
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
-    loaded = load(args.path, dtype, args.device)
+    path = checkpoint_of(args.path)
+    loaded = load_policy(path, dtype, args.device)
     engine = NativeEngine(loaded.model, loaded.tokenizer, seed=0, slots=args.slots)
     name = args.name or Path(args.path).resolve().name
     with Server(engine, name, (args.host, args.port)) as server:

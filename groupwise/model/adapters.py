@@ -12,18 +12,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from groupwise.errors import ModelError
-from groupwise.model.linear import Linear
+from groupwise.model.linear import Linear, is_turned, linear_layers, sizes_of
 from groupwise.model.quantized import QuantizedLinear
-from groupwise.model.targets import HEAD, Spec, matching
+from groupwise.model.targets import Spec, matching
 
-Layer = Linear | nn.Linear
 Multiply = Callable[[Tensor, Tensor], Tensor]  # x [T, D], weight [F, D] -> [T, F]
 
 
@@ -63,17 +62,6 @@ def plain_product(x_TD: Tensor, weight_FD: Tensor) -> Tensor:
 # --- a model's layers -------------------------------------------------------------------------
 
 
-def linear_layers(model: nn.Module) -> dict[str, Layer]:
-    """Every layer that can have an adapter, by its full name; the head is none of them."""
-    found = {n: m for n, m in model.named_modules() if isinstance(m, Linear | nn.Linear)}
-    return {name: module for name, module in found.items() if name.split(".")[-1] != HEAD}
-
-
-def layer_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each of them."""
-    return {name: sizes_of(layer) for name, layer in linear_layers(model).items()}
-
-
 def adapters(model: nn.Module) -> dict[str, LoRA]:
     """By the name of the layer that each sits on; empty where all weights are trained."""
     layers = linear_layers(model)
@@ -103,20 +91,14 @@ def attach(
         _place(layer, made.to(like.device, like.dtype))
 
 
-def sizes_of(layer: Layer) -> tuple[int, int]:
-    """(inputs, outputs)"""
-    if isinstance(layer, Linear):
-        return layer.inputs, layer.outputs
-    return layer.in_features, layer.out_features
-
-
-def _place(layer: Layer, made: LoRA) -> None:
-    """Our layers know their adapter (model/ops.py); a layer of PyTorch adds it behind itself."""
+def _place(layer: nn.Module, made: LoRA) -> None:
+    """Our layers know their adapter (model/ops.py); a layer of others adds it behind itself."""
     if isinstance(layer, Linear):
         layer.adapter = made
         return
+    if not hasattr(layer, "adapter"):  # merged, it keeps its hook
+        layer.register_forward_hook(_add_adapter)
     layer.add_module("adapter", made)
-    layer.register_forward_hook(_add_adapter)
 
 
 def _add_adapter(layer: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
@@ -143,14 +125,15 @@ def merge(model: nn.Module) -> None:
             layer = plain
         if isinstance(adapter, LoRA):
             fold(layer, adapter.delta())
-            layer.adapter = None
+            cast(Any, layer).adapter = None
 
 
 @torch.no_grad()
-def fold(layer: Layer, delta_FD: Tensor) -> None:
+def fold(layer: nn.Module, delta_FD: Tensor) -> None:
     """Add to a weight: summed in float32, rounded once."""
-    weight = layer.weight
-    weight.copy_(weight.float() + delta_FD.to(weight.device))
+    weight = cast(Tensor, layer.weight)
+    delta = delta_FD.T if is_turned(layer) else delta_FD
+    weight.copy_(weight.float() + delta.to(weight.device))
 
 
 # --- dropout ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from groupwise.errors import ModelError, in_short
@@ -115,11 +115,16 @@ class Borrowed(Policy):
 
     def _freeze_the_rest(self) -> None:
         """What a text never reaches, such as a tower for images."""
-        reached = {id(p) for p in self.lender.get_decoder().parameters()}
+        reached = {id(p) for p in self.body.parameters()}
         reached |= {id(p) for p in self.lender.get_output_embeddings().parameters()}
         for parameter in self.parameters():
             if id(parameter) not in reached:
                 parameter.requires_grad_(False)
+
+    @property
+    def body(self) -> nn.Module:
+        decoder: nn.Module = self.lender.get_decoder()
+        return decoder
 
     @property
     def head_weight(self) -> Tensor:
@@ -140,7 +145,7 @@ class Borrowed(Policy):
         """Hidden states after the last norm, one row a token."""
         check_pack(self.config, token_T, position_T)
         with attending(attend), self._recomputing():
-            found = self.lender.get_decoder()(
+            found = self.body(
                 input_ids=token_T[None], position_ids=position_T[None], use_cache=False
             )
         hidden_TD: Tensor = found.last_hidden_state[0]

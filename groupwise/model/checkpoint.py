@@ -9,8 +9,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -263,11 +265,23 @@ def _bytes_of(file: Path) -> int:
     return 8 + length + max(ends, default=0)
 
 
+def names_in(file: Path) -> list[str]:
+    """Of the tensors in a safetensors file, which are not read."""
+    with _opened(file) as stored:
+        return list(stored.keys())
+
+
 def tensors_in(file: Path) -> Iterator[tuple[str, Tensor]]:
+    with _opened(file) as stored:
+        for name in stored.keys():  # noqa: SIM118, it is no dictionary
+            yield name, stored.get_tensor(name)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(str(file), framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118, it is no dictionary
-                yield name, stored.get_tensor(name)
+            yield stored
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{file} can't be read: {error}. It is missing, cut short or damaged; fetch it again."

@@ -76,6 +76,7 @@ class ModelConfig:
     counted: int | None = None  # parameters
     per_token: int | None = None  # numbers in the layers' matrices that a token is multiplied with
     value_dim: int | None = None  # a value's width, where it is not a key's
+    linears: tuple[tuple[str, int, int], ...] = ()  # name, inputs and outputs, for adapters
     exact_positions: int | None = None  # beyond, positions would depend on the rest of the batch
 
     @property

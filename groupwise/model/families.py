@@ -17,6 +17,7 @@ import torch
 
 from groupwise.errors import ModelError, NotNative, in_short
 from groupwise.model.config import ModelConfig
+from groupwise.model.linear import layers_within, sizes_of
 
 INSTALL = "pip install 'groupwise[families]'"
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -144,6 +145,16 @@ def _shape(text: str) -> ModelConfig:
             f"transformers can't make a {kind.__name__} of this config.json ({in_short(error)}). "
             "It is incomplete, or of another version of the architecture; fetch it again."
         ) from error
+    try:
+        return _sizes(config, empty)
+    except Exception as error:  # as above; Gemma 4 has an error of its own for heads that differ
+        raise ModelError(
+            f"The layers of model_type {config.model_type!r} have sizes that one cache can't hold, "
+            f"or say none ({in_short(error)}). Use another model."
+        ) from error
+
+
+def _sizes(config: Any, empty: Any) -> ModelConfig:
     part = text_part(config)
     heads, width = part.num_attention_heads, part.hidden_size
     experts = _first(part, "num_experts", "num_local_experts", "n_routed_experts") or 1
@@ -165,6 +176,9 @@ def _shape(text: str) -> ModelConfig:
         tied=bool(empty.all_tied_weights_keys),
         counted=sum(p.numel() for p in empty.parameters()),
         per_token=_per_token(empty, chosen / experts),
+        linears=tuple(
+            (name, *sizes_of(x)) for name, x in layers_within(empty, empty.get_decoder()).items()
+        ),
         exact_positions=_exact_positions(part),
     )
 

@@ -1,9 +1,11 @@
-"""A layer that multiplies: what adapters sit on and what can be quantised."""
+"""Layers that multiply: what adapters sit on and what can be quantised."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Linear(nn.Module):
@@ -15,3 +17,39 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.adapter: nn.Module | None = None
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Every layer that can have an adapter, by its full name.
+
+    Of a policy those that a text passes through below the head: the head's logits never lie in
+    memory, and a tower for images learns nothing from a text.
+    """
+    return layers_within(model, getattr(model, "body", model))
+
+
+def layers_within(model: nn.Module, body: nn.Module) -> dict[str, nn.Module]:
+    """Those in a part of a model, by their names in the whole."""
+    inside = {id(module) for module in body.modules()}
+    found = {name: module for name, module in model.named_modules() if id(module) in inside}
+    return {
+        name: m for name, m in found.items() if isinstance(m, Linear | nn.Linear) or is_turned(m)
+    }
+
+
+def layer_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of each layer that can have an adapter."""
+    return {name: sizes_of(layer) for name, layer in linear_layers(model).items()}
+
+
+def sizes_of(layer: nn.Module) -> tuple[int, int]:
+    """(inputs, outputs)"""
+    if isinstance(layer, Linear):
+        return layer.inputs, layer.outputs
+    first, second = cast(Tensor, layer.weight).shape
+    return (first, second) if is_turned(layer) else (second, first)
+
+
+def is_turned(layer: nn.Module) -> bool:
+    """Whether the weight lies as [inputs, outputs]: GPT-2's layers, in transformers."""
+    return type(layer).__name__ == "Conv1D"

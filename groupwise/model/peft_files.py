@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.errors import ModelError, nearest
-from groupwise.model.adapters import adapters, linear_layers, peft_name, tensors_of
-from groupwise.model.checkpoint import COMPANIONS, tensors_in, write_file, write_folder
+from groupwise.hub import local_adapter
+from groupwise.model.adapters import adapters, peft_name, tensors_of
+from groupwise.model.checkpoint import COMPANIONS, names_in, tensors_in, write_file, write_folder
+from groupwise.model.linear import is_turned, linear_layers
 from groupwise.model.targets import HEAD, Spec, shortest
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -24,6 +26,7 @@ HARMLESS = {
     "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision",
     "task_type", "lora_dropout", "megatron_core", "qalora_group_size", "runtime_config",
     "eva_config", "ensure_weight_tying",
+    "fan_in_fan_out",  # how the base's weights lie, which its layers say themselves
     # The tensors themselves say which layers they are of.
     "exclude_modules", "layers_to_transform", "layers_pattern",
 }  # fmt: skip
@@ -54,11 +57,12 @@ class Stored:
 
 def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
     """An adapter's numbers from its configuration alone; what is not done here is refused."""
-    file = Path(path) / CONFIG
+    folder = local_adapter(path)
+    file = folder / CONFIG
     try:
         raw = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise ModelError(_no_config(Path(path))) from None
+        raise ModelError(_no_config(folder)) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} can't be read: {error}. Fetch the adapter again.") from error
     if not isinstance(raw, dict):
@@ -81,17 +85,19 @@ def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
     return spec, raw
 
 
+def layers_in(path: str | Path) -> tuple[str, ...]:
+    """The layers that an adapter has tensors for: its own settings may name others besides."""
+    names = (
+        each.removeprefix("base_model.model.") for each in names_in(_file(local_adapter(path)))
+    )
+    return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names))
+
+
 def read(path: str | Path, sizes: Mapping[str, tuple[int, int]]) -> Stored:
     """The whole adapter, checked against the (inputs, outputs) of the layers that it is for."""
-    folder = Path(path)
+    folder = local_adapter(path)
     spec, raw = read_spec(folder)
-    if not (folder / TENSORS).is_file() and any(folder.glob("*.bin")):
-        raise ModelError(
-            f"{folder} has pickled .bin tensors, which are never read: they could run code. Save "
-            "the adapter again with PEFT 0.6 or later."
-        )
-    found = dict(tensors_in(folder / TENSORS))
-    layers = _by_layer(folder, found)
+    layers = _by_layer(folder, dict(tensors_in(_file(folder))))
     base = str(raw.get("base_model_name_or_path") or "")
     _check_shapes(folder, spec, layers, sizes, base)
     return Stored(folder, spec, base, float(raw.get("lora_dropout") or 0.0), layers)
@@ -125,24 +131,36 @@ def save(
     write_folder(Path(path), fill)
 
 
-def config_bytes(model: nn.Module, spec: Spec, base: str, dropout: float) -> bytes:
+def config_bytes(
+    model: nn.Module, spec: Spec, base: str, dropout: float, revision: str | None = None
+) -> bytes:
     """adapter_config.json of a model's adapters."""
     layers = linear_layers(model)
     raw = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": spec.rank,
         "lora_alpha": int(spec.alpha) if spec.alpha == int(spec.alpha) else spec.alpha,
         "use_rslora": spec.rslora,
         "lora_dropout": dropout,
         "target_modules": shortest(adapters(model), layers),
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(map(is_turned, layers.values())),
         "init_lora_weights": True,
         "inference_mode": True,
     }
     return json.dumps(raw, indent=2).encode()
+
+
+def _file(folder: Path) -> Path:
+    if not (folder / TENSORS).is_file() and any(folder.glob("*.bin")):
+        raise ModelError(
+            f"{folder} has pickled .bin tensors, which are never read: they could run code. Save "
+            "the adapter again with PEFT 0.6 or later."
+        )
+    return folder / TENSORS
 
 
 def is_adapter(path: str | Path) -> bool:

@@ -11,20 +11,22 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from groupwise import config as configuration
 from groupwise.errors import ModelError
-from groupwise.model.adapters import adapters, attach, fill, fold, layer_sizes, linear_layers
+from groupwise.hub import fetch_adapter, fetch_model, lasting, names_model
+from groupwise.model.adapters import adapters, attach, fill, fold
 from groupwise.model.checkpoint import Loaded, load, stored_shape
+from groupwise.model.linear import layer_sizes, linear_layers
 from groupwise.model.peft_files import (
     BASE,
     CONFIG,
     Stored,
     config_bytes,
     is_adapter,
+    layers_in,
     read,
     read_spec,
 )
@@ -48,14 +50,15 @@ class Base:
 def starting_policy(config: configuration.Config, path: str | Path) -> Loaded:
     """From the model at this path, as the configuration has it."""
     model, adapter = config.model, config.adapter
-    base = Base(_full(path), tuple(map(_full, model.adapters)), model.quantize, model.dtype)
     shape = stored_shape(path)
-    if shape is not None and shape.native:  # told before the weights are read
+    if shape is not None:  # told before the weights are read
         sizes = linear_shapes(shape)
         for each in (*model.adapters, *([adapter.path] if adapter.path else [])):
             read(each, sizes)
         if adapter.used:
             matching(spec_of(config).targets, sizes)
+    folded = tuple(lasting(each, fetch_adapter) for each in model.adapters)
+    base = Base(lasting(path), folded, model.quantize, model.dtype)
     loaded = frozen_base(base, model.device)
     if not adapter.used:
         return loaded
@@ -137,12 +140,19 @@ def spec_of(config: configuration.Config) -> Spec:
         "rslora": (asked.rslora, spec.rslora, False),
     }
     for name, (here, there, default) in set_here.items():
-        if here not in (default, there):
+        if here != default and not _same(here, there):
             raise ModelError(
                 f"adapter.{name}={here} is not what {asked.path} was made with ({there}), and an "
                 f"adapter goes on as it is. Leave adapter.{name} out."
             )
-    return spec
+    return replace(spec, targets=layers_in(asked.path))
+
+
+def _same(here: object, there: object) -> bool:
+    """PEFT keeps a list of targets as a set: in any order."""
+    if isinstance(here, tuple) and isinstance(there, tuple):
+        return set(here) == set(there)
+    return here == there
 
 
 def adapter_notes(loaded: Loaded, config: configuration.Config) -> list[str]:
@@ -156,11 +166,11 @@ def adapter_notes(loaded: Loaded, config: configuration.Config) -> list[str]:
         f"{path} says that it was made for {made!r}, and model.path is {config.model.path!r}; the "
         "shapes fit"
         for path, made in _made_for(config).items()
-        if Path(made).name != Path(config.model.path).name
+        if _plain_name(made) != _plain_name(config.model.path)
     ]
     if not own:
         return notes
-    dropped = _raw(Path(config.adapter.path)).get("lora_dropout") if config.adapter.path else 0
+    dropped = read_spec(config.adapter.path)[1].get("lora_dropout") if config.adapter.path else 0
     if dropped and dropped != config.adapter.dropout:
         notes.append(
             f"{config.adapter.path} was trained with lora_dropout={dropped}; here it is "
@@ -186,19 +196,26 @@ def adapter_notes(loaded: Loaded, config: configuration.Config) -> list[str]:
     return notes
 
 
+def _plain_name(path: str) -> str:
+    """Of a folder or an id, without its revision."""
+    return Path(path).name.partition("@")[0]
+
+
 def _made_for(config: configuration.Config) -> dict[str, str]:
     """The base that each adapter names, where it names one."""
     paths = [*config.model.adapters, *([config.adapter.path] if config.adapter.path else [])]
-    named = {path: _raw(Path(path)).get("base_model_name_or_path") for path in paths}
+    named = {path: read_spec(path)[1].get("base_model_name_or_path") for path in paths}
     return {path: str(name) for path, name in named.items() if name}
 
 
 def _with_base(loaded: Loaded, base: Base, spec: Spec, dropout: float) -> Loaded:
     """Files of checkpoints: what PEFT reads, and what the base was."""
     # A base with others folded in is no folder that PEFT could load: its name says so.
-    name = " + ".join([base.path, *base.adapters])
+    name, revision = " + ".join([base.path, *base.adapters]), None
+    if names_model(name):
+        name, _, revision = name.partition("@")
     files = {
-        CONFIG: config_bytes(loaded.model, spec, name, dropout),
+        CONFIG: config_bytes(loaded.model, spec, name, dropout, revision),
         BASE: json.dumps(asdict(base), indent=2).encode(),
     }
     return replace(loaded, files=loaded.files | files)
@@ -217,24 +234,27 @@ def base_of(folder: Path, given: str | Path | None = None) -> Base:
                 "checkpoint, or delete the file and name the base with --base."
             ) from error
     else:
-        found = Base(str(_raw(folder).get("base_model_name_or_path") or ""), dtype="")
+        found = Base(_named_base(folder), dtype="")
     if given is not None:
         found = replace(found, path=str(given))
-    if not found.path or not Path(found.path).exists():
+    remedy = f"--base: `groupwise export {folder} OUT --base FOLDER` makes a whole model of both."
+    if names_model(found.path):
+        try:
+            fetch_model(found.path)
+        except ModelError as error:
+            raise ModelError(
+                f"The base of the adapter {folder}: {error} Or name its folder with {remedy}"
+            ) from error
+    elif not found.path or not Path(found.path).exists():
         raise ModelError(
             f"The base of the adapter {folder} is not here: {found.path or 'it names none'}. Name "
-            "its folder with --base."
+            f"its folder with {remedy}"
         )
     return found
 
 
-def _raw(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((folder / CONFIG).read_bytes()))
-    except (OSError, ValueError):
-        return {}
-
-
-def _full(path: str | Path) -> str:
-    """A folder's whole path, so that a checkpoint finds it from anywhere."""
-    return str(Path(path).resolve()) if Path(path).exists() else str(path)
+def _named_base(folder: Path) -> str:
+    """As PEFT's configuration has it; an id with its revision."""
+    _, raw = read_spec(folder)
+    name, revision = (str(raw.get(key) or "") for key in ("base_model_name_or_path", "revision"))
+    return f"{name}@{revision}" if revision and names_model(name) else name

@@ -34,6 +34,8 @@ class Spec:
 
 def linear_shapes(shape: ModelConfig) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of every layer that can have an adapter, by its full name."""
+    if not shape.native:
+        return {name: (inputs, outputs) for name, inputs, outputs in shape.linears}
     width, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = (count * shape.head_dim for count in (shape.num_heads, shape.num_kv_heads))
     of_layer = {
@@ -59,6 +61,11 @@ def matching(targets: Targets, names: Iterable[str]) -> list[str]:
     `layers.0.self_attn.q_proj`), a string is a regular expression for whole names, or "all".
     """
     names = list(names)
+    if not names:
+        raise ModelError(
+            "This model has no linear layer that an adapter could sit on. Train all weights: leave "
+            "adapter.rank out."
+        )
     if isinstance(targets, str) and targets in ALL:
         return names
     if isinstance(targets, str) and not re.fullmatch(r"[\w.]+", targets):

@@ -72,6 +72,11 @@ class Policy(nn.Module):
         return self._config
 
     @property
+    def body(self) -> nn.Module:
+        """What a text passes through below the head."""
+        raise NotImplementedError
+
+    @property
     def head_weight(self) -> Tensor:
         raise NotImplementedError
 
@@ -166,6 +171,10 @@ class Transformer(Policy):
         self.model = Decoder(config)
         if not config.tied:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def body(self) -> Decoder:
+        return self.model
 
     @property
     def layers(self) -> list[Layer]:

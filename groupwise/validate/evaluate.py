@@ -133,7 +133,7 @@ def _example(rollout: Rollout) -> dict[str, Any]:
 
 def evaluate_path(path: str | Path, config: Config) -> Evaluation:
     """A model's folder or file, a checkpoint, or a run (its best checkpoint, else its latest)."""
-    model = checkpoint_of(Path(path))
+    model = checkpoint_of(path)
 
     def policy(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
         check_held_out(held_out[: config.eval.tasks])  # a look before the model is loaded
@@ -157,8 +157,9 @@ def check_held_out(tasks: Sequence[Task]) -> None:
         )
 
 
-def checkpoint_of(path: Path) -> Path:
+def checkpoint_of(path: str | Path) -> str | Path:
+    """Of a run its best, else its latest; else the path, or the id of a model, as it is."""
     for name in ("best", "latest"):
-        if (path / "checkpoints" / name).exists():
-            return path / "checkpoints" / name
+        if (Path(path) / "checkpoints" / name).exists():
+            return Path(path) / "checkpoints" / name
     return path

@@ -26,7 +26,8 @@ from groupwise.engine.protocol import Engine
 from groupwise.errors import ConfigError
 from groupwise.graders.by_row import ROW
 from groupwise.graders.rubric import Grader
-from groupwise.model.checkpoint import Loaded, load
+from groupwise.model.checkpoint import Loaded
+from groupwise.model.policy import load_policy
 from groupwise.records import Grade, Rollout, Task
 from groupwise.rollouts import failed, grade, write
 from groupwise.run import MakeEngine, starting_model
@@ -287,7 +288,7 @@ def _policy(
 ) -> Loaded:
     if checkpoint is not None:
         check_room(config, checkpoint, training=False)
-        return load(checkpoint, getattr(torch, config.model.dtype), config.model.device)
+        return load_policy(checkpoint, getattr(torch, config.model.dtype), config.model.device)
     with tempfile.TemporaryDirectory() as scratch:  # where the embedded model is made
         return starting_model(config, RunFolder(scratch), tasks, held_out)
 
