@@ -58,7 +58,7 @@ class Grader:
 
         def part(name: str) -> Part:
             if name == GYM:
-                return GymScorer(ends)
+                return GymScorer(ends, timeout)
             if name in self.given:
                 return given_function(self.given[name], name)
             return load_function(name, timeout) if _is_function(name) else built_in(name, ends)
