@@ -195,7 +195,7 @@ def test_attacks_on_rows_without_a_gold_answer(tmp_path: Path, capsys: Any) -> N
 
 def test_attacks_on_programs() -> None:
     """A reference that goes on inside its prompt's function keeps its indentation."""
-    test = "def check(candidate):\n    assert candidate(2, 3) == {}\n    assert candidate(0, 5) == {}\n"
+    test = "def check(call):\n    assert call(2, 3) == {}\n    assert call(0, 5) == {}\n"
     rows = [
         Task(
             number,

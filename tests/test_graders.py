@@ -670,7 +670,8 @@ def test_the_last_numbers_are_found_from_the_end_as_from_the_start() -> None:
 # What a text denies, compares with, or goes on from is not the number that it gives.
 TAKEN_BACK = [
     ("1.000.000", "1"), ("1.5.2", "1.5"), ("5²", "5"), ("√4", "4"), (r"\boxed{\sqrt{2}}", "2"),
-    (r"\boxed{\sqrt[3]{8}}", "8"), ("0x10", "0"), ("1e400", "1"), ("1e400", "1e401"), ("2^3", "3"), ("2**3", "3"),
+    (r"\boxed{\sqrt[3]{8}}", "8"), ("0x10", "0"), ("1e400", "1"), ("1e400", "1e401"), ("2^3", "3"),
+    ("2**3", "3"),
     ("x ≠ 4", "4"), ("4 != 5", "5"), ("x > 4", "4"), ("x>=4", "4"), (r"\boxed{x \geq 4}", "4"),
     ("It is not 4", "4"), ("It isn't 4.", "4"), ("4 (not 5)", "5"), ("It cannot be 4", "4"),
     ("Answer: not 4", "4"), ("12,34", "34"), ("–4", "4"), (r"\boxed{4\pi}", "4"), ("4π", "4"),
@@ -690,7 +691,9 @@ def test_a_number_that_is_taken_back_is_no_answer(part: str, text: str, gold: st
 @pytest.mark.parametrize(
     ("text", "gold"),
     [
-        ("<b>4</b>", "4"), ("It is **4**.", "4"), ("So it's **$4**", "4"), ("a * **4**", "4"), ("So x -> 4", "4"), ("–4", "-4"), ("It is 4, which is not 5 less: 4", "4"),
+        ("<b>4</b>", "4"), ("It is **4**.", "4"), ("So it's **$4**", "4"),
+        ("a * **4**", "4"), ("So x -> 4", "4"), ("–4", "-4"),
+        ("It is 4, which is not 5 less: 4", "4"),
         ("Answer: 7, because 3 + 4 = 7", "7"), (r"\boxed{x = 2 + 3 = 5}", "5"),
         ("4.", "4"), ("It is 4...", "4"), ("4!", "4"), ("=> 4", "4"), ("> 4", "4"),
     ],

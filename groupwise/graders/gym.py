@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from groupwise.data import gym
 from groupwise.data.tasks import prompt_text
-from groupwise.errors import DataError
 from groupwise.graders import answers
 from groupwise.graders.functions import TIMEOUT
 from groupwise.graders.parts import Mark, Sample
@@ -80,22 +77,7 @@ def _item(task: Task, answer: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=1)
 def workers() -> Pool:
-    return Pool("groupwise.graders.gym:judge")
-
-
-def judge(
-    name: str, options: Mapping[str, Any], answer: str, entry: Mapping[str, Any]
-) -> tuple[float | None, str, str]:
-    """In a worker: what the scorer says, as value, status and reason."""
-    try:
-        value = gym.score(name, options, answer, entry)
-    except DataError as error:  # no such task, or no package
-        return None, "error", str(error)
-    except Exception as error:  # the boundary to the package
-        return 0.0, "ok", f"the scorer of {name} raised {type(error).__name__}: {error}"
-    if not math.isfinite(value):
-        return None, "error", f"the scorer of {name} gives {value}"
-    return value, "ok", ""
+    return Pool("groupwise.graders.gym_worker:judge")
 
 
 def extracted(text: str) -> str:
