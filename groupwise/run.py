@@ -155,6 +155,7 @@ class Run:
             keep=self.config.checkpoint.keep,
             best=best,
         )
+        self.folder.forget(self.step)
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def restore(self, found: saved.Restored) -> None:
@@ -343,22 +344,20 @@ def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display
 
 
 def _same_reward(config: Config, folder: RunFolder, code: str) -> bool:
-    """Whether recorded verdicts are what this run would say; of single steps there is no record."""
+    """Whether recorded verdicts are what this run would say."""
     stored = folder.read_manifest().get("origin", {}).get("reward")
     changed = any(change.key.startswith("reward") for change in _changes(config, folder))
-    return (
-        stored == code
-        and not changed
-        and "step_reward_NT" not in getattr(config.recipe, "streams", ())
-    )
+    return stored == code and not changed
 
 
 def _restore_latest(run: Run, keep_verdicts: bool) -> None:
     found = saved.load_latest(run.folder.checkpoints)
     if keep_verdicts:
-        after = 0 if found is None else int(found.values["step"])
-        steps = [step for step in run.folder.rollout_steps() if step > after]
-        run.known = recorded(run.folder.rollout(step) for step in steps)
+        run.known = recorded(
+            run.folder.set_aside(0 if found is None else int(found.values["step"]))
+        )
+    else:
+        run.folder.forget()
     if found is None:
         again = len(run.folder.rewind(-1))
         if again:

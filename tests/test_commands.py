@@ -432,6 +432,28 @@ def test_a_container_with_little_shared_memory_is_told_how_to_get_more() -> None
     assert doctor.shared_memory(8 * GiB).status == "ok"
 
 
+def test_whether_programs_can_be_isolated_is_told_and_never_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = pytest.importorskip("groupwise.sandbox.pool")
+    monkeypatch.setattr(pool, "report", lambda: {"bubblewrap": "no bwrap", "landlock": ""})
+    found = doctor.programs()
+    assert found.status == "ok" and "isolated by landlock" in found.text
+    assert "bubblewrap" not in found.text
+    monkeypatch.setattr(pool, "report", lambda: {"bubblewrap": "no bwrap", "landlock": "too old"})
+    found = doctor.programs()
+    assert found.status == "missing"  # training can run without
+    assert "no bwrap" in found.text and "too old" in found.text
+    assert "apt-get install bubblewrap" in found.mend
+    assert "\n" not in doctor.text([found]).split("\n\n")[0]
+
+    def fails() -> None:
+        raise OSError("no /proc")
+
+    monkeypatch.setattr(pool, "report", fails)
+    assert doctor.programs().status == "missing" and "no /proc" in doctor.programs().text
+
+
 def test_a_pytorch_that_crashes_is_a_finding(tmp_path: Path) -> None:
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho 'ImportError: undefined symbol' >&2; exit 1\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from groupwise.data import Loaded, gym, load
 from groupwise.data.shelf import packed, unpacked
 from groupwise.errors import DataError, RewardError
 from groupwise.graders.gym import GymScorer, extracted
+from groupwise.graders.gym_worker import judge
 from groupwise.graders.rubric import Grader, check
 from groupwise.records import Task
 
@@ -238,3 +240,33 @@ def test_the_embedded_model_learns_such_a_task(tmp_path: Path) -> None:
     )
     last = metrics(tmp_path / "run")[-1]
     assert 0 <= last["reward/part/reasoning_gym"] <= 1 and "eval/accuracy" in last
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "status", "words"),
+    [
+        ("polynomial_multiplication", "factorial(10**8)", "timeout", "longer than 1 s"),
+        ("binary_matrix", "__import__('os')._exit(3)", "error", "died"),
+        ("binary_matrix", "__import__('time').sleep(60)", "timeout", "longer than 1 s"),
+    ],
+)
+def test_a_scorer_that_hangs_or_dies_takes_nobody_along(
+    task: str, text: str, status: str, words: str
+) -> None:
+    """Some evaluate the text: that must neither stop nor end a run."""
+    (hard,) = gym.generate(task, 1, 0, {})[0]
+    (easy,) = gym.generate("chain_sum", 1, 0, {})[0]
+    scorer = GymScorer((), timeout=1.0)
+    GymScorer(()).grade([_sample(easy, "1")])  # starting up is not the scorer's time
+    start = time.monotonic()
+    marks = scorer.grade([_sample(hard, text), _sample(easy, f"<answer>{easy.answer}</answer>")])
+    assert time.monotonic() - start < 6.0
+    again = scorer.grade([_sample(easy, f"<answer>{easy.answer}</answer>")] * 8)
+    assert [mark.value for mark in again] == [1.0] * 8  # a new worker has the package at once
+    assert [(mark.value, mark.status) for mark in marks] == [(None, status), (1.0, "ok")]
+    assert words in marks[0].reason and task in marks[0].reason
+
+
+def test_a_score_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gym, "score", lambda *_: float("nan"))
+    assert judge("chain_sum", {}, "1", {})[:2] == (None, "error")

@@ -178,3 +178,49 @@ def test_attempts_never_hold_the_gold_answer_as_a_wrong_one() -> None:
     for task in rows:
         wrong = [each.text for each in attempts(task, rows) if each.kind == "a wrong answer"]
         assert wrong and str(task.answer) not in wrong
+
+
+def test_attacks_on_rows_without_a_gold_answer(tmp_path: Path, capsys: Any) -> None:
+    """Nothing and white space are tried there too; that gold answers pass is not claimed."""
+    row = {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    (task,) = [Task(0, str(row["prompt"]), None, row)]
+    assert {"nothing", "white space"} <= {each.kind for each in attempts(task, [])}
+    data = tmp_path / "train.jsonl"
+    data.write_text(json.dumps(row))
+    parts = 'reward.parts={ "instructions" = 1.0 }'
+    main(["check-reward", f"data.train={data}", "eval.tasks=0", parts])
+    printed = capsys.readouterr().out
+    assert "nothing  " in printed and "Gold answers pass" not in printed
+
+
+def test_attacks_on_programs() -> None:
+    """A reference that goes on inside its prompt's function keeps its indentation."""
+    test = "def check(call):\n    assert call(2, 3) == {}\n    assert call(0, 5) == {}\n"
+    rows = [
+        Task(
+            number,
+            f'def {name}(a, b):\n    """Work it out."""\n',
+            f"    x = a {sign} b\n    return x\n",
+            {"tests": test.format(*results), "entry_point": name},
+            grader="code",
+        )
+        for number, (name, sign, results) in enumerate(
+            [("add", "+", (5, 5)), ("times", "*", (6, 0)), ("minus", "-", (-1, -5))]
+        )
+    ]
+    rows.append(
+        Task(3, "Write last(x).", "def last(x):\n    return x[-1]",
+             {"tests": ["assert last([1, 2]) == 2", "assert last('ab') == 'b'"]}, grader="code")
+    )  # fmt: skip
+    findings = audit(Grader({"row": 1.0}), rows)
+    assert {finding.kind: finding.example for finding in findings if not finding.good} == {}
+    assert findings[0].kind == "the gold answer" and findings[0].passed == 4
+
+
+def test_an_example_of_many_right_answers_makes_no_other_wrong() -> None:
+    gym = pytest.importorskip("groupwise.data.gym")
+    pytest.importorskip("reasoning_gym")
+    rows = gym.generate("graph_color", 12, 0, {"min_num_vertices": 4, "max_num_vertices": 4})[0]
+    findings = audit(Grader({"row": 1.0}), rows)
+    assert {finding.kind: finding.example for finding in findings if not finding.good} == {}
+    assert [f.passed for f in findings if f.kind == "a wrong answer"] == [0]

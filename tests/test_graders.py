@@ -665,3 +665,46 @@ def test_the_last_numbers_are_found_from_the_end_as_from_the_start() -> None:
         every = answers.numbers_in(text)
         last = [answers._number(match) for match in answers._last_two(text)]
         assert last == every[-2:], text
+
+
+# What a text denies, compares with, or goes on from is not the number that it gives.
+TAKEN_BACK = [
+    ("1.000.000", "1"), ("1.5.2", "1.5"), ("5²", "5"), ("√4", "4"), (r"\boxed{\sqrt{2}}", "2"),
+    (r"\boxed{\sqrt[3]{8}}", "8"), ("0x10", "0"), ("1e400", "1"), ("1e400", "1e401"), ("2^3", "3"),
+    ("2**3", "3"),
+    ("x ≠ 4", "4"), ("4 != 5", "5"), ("x > 4", "4"), ("x>=4", "4"), (r"\boxed{x \geq 4}", "4"),
+    ("It is not 4", "4"), ("It isn't 4.", "4"), ("4 (not 5)", "5"), ("It cannot be 4", "4"),
+    ("Answer: not 4", "4"), ("12,34", "34"), ("–4", "4"), (r"\boxed{4\pi}", "4"), ("4π", "4"),
+    (r"\boxed{3} or \boxed{4}", "4"), ("x=4 or x=5", "5"), (r"\boxed{x=4, x=5}", "5"),
+    (r"\boxed{x=4 \text{ or } x=5}", "5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["number", "math"])
+@pytest.mark.parametrize(("text", "gold"), TAKEN_BACK)
+def test_a_number_that_is_taken_back_is_no_answer(part: str, text: str, gold: str) -> None:
+    (grade,) = Grader({part: 1.0}).grade([(Task(0, "How many?", gold), text, (), "eos")])
+    assert grade.reward in (0.0, None)  # None: such a gold answer is no number
+
+
+@pytest.mark.parametrize("part", ["number", "math"])
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("<b>4</b>", "4"), ("It is **4**.", "4"), ("So it's **$4**", "4"),
+        ("a * **4**", "4"), ("So x -> 4", "4"), ("–4", "-4"),
+        ("It is 4, which is not 5 less: 4", "4"),
+        ("Answer: 7, because 3 + 4 = 7", "7"), (r"\boxed{x = 2 + 3 = 5}", "5"),
+        ("4.", "4"), ("It is 4...", "4"), ("4!", "4"), ("=> 4", "4"), ("> 4", "4"),
+    ],
+)  # fmt: skip
+def test_a_number_that_stands_is_one(part: str, text: str, gold: str) -> None:
+    if (part, text) == ("math", "4!"):
+        return  # 24
+    (grade,) = Grader({part: 1.0}).grade([(Task(0, "How many?", gold), text, (), "eos")])
+    assert grade.reward == 1.0
+
+
+def test_a_gold_answer_that_is_only_the_start_of_a_number_is_none() -> None:
+    assert gold_number("1.000.000") is None and gold_number("5²") is None
+    assert gold_number("1,000,000") is not None

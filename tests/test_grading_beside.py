@@ -158,6 +158,67 @@ def test_verdicts_of_steps_that_are_done_again_are_kept(tmp_path: Path, monkeypa
     assert len(rewards()) == 5
 
 
+BY_STEP = COUNTING.replace(
+    "return float(len(asked) % 7)",
+    """half = len(completion) // 2
+    steps = [(half, 0.25)] if half else []
+    return {{"reward": float(len(asked) % 7), "steps": [*steps, (len(completion), len(asked) / 3)]
+             if completion else []}}""",
+)
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "grpo_process"])
+def test_verdicts_outlive_a_second_crash(tmp_path: Path, monkeypatch: Any, recipe: str) -> None:
+    """Cut short after step 4, and again in step 4: it is graded once, its single steps too."""
+    log = tmp_path / "asked"
+    (tmp_path / "judge.py").write_text(BY_STEP.format(file=str(log)))
+    changes = {
+        "steps": 4,
+        "recipe": recipe,
+        "reward__parts": {f"{tmp_path}/judge.py:judge": 1.0},
+        "checkpoint__every_steps": 2,
+        "eval__every": 0,
+        "eval__tasks": 0,
+    }
+    from groupwise import loop
+    from groupwise.run import Run
+
+    saving, collecting = Run.save, loop.collect
+    monkeypatch.setattr(
+        Run, "save", lambda self, **kw: saving(self, **kw) if self.step < 4 else 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        train(small(**changes), tmp_path / "run", quiet())
+    file = tmp_path / "run" / "rollouts" / "step_4.parquet"
+    before = recorded([file])
+    assert any(grade.steps for grade in before.values())
+    monkeypatch.setattr(
+        loop, "collect", lambda run, clock: collecting(run, clock) if run.step < 3 else 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        train(small(**changes), tmp_path / "run", quiet())
+    assert not file.exists()
+    asked = len(log.read_text())
+    monkeypatch.setattr(Run, "save", saving)
+    monkeypatch.setattr(loop, "collect", collecting)
+    train(small(**changes), tmp_path / "run", quiet())
+    assert recorded([file]) == before
+    assert len(log.read_text()) - asked < 16  # the check before the run, and no sample of a step
+    assert not (tmp_path / "run" / ".again").exists()
+
+
+def test_files_without_step_rewards_are_no_record_of_them(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    from groupwise.watch.rollouts import Row, write
+
+    write(tmp_path / "step_1.parquet", [Row(1, 0, 0, 0, (1,), (2,), [0.0], text="a")], 1)
+    assert list(recorded([tmp_path / "step_1.parquet"])) == [Key(1, 0, 0, "a")]
+    old = pq.read_table(tmp_path / "step_1.parquet").drop_columns(["reward_steps"])
+    pq.write_table(old, tmp_path / "step_1.parquet")
+    assert recorded([tmp_path / "step_1.parquet"]) == {}
+
+
 def test_a_run_graded_beside_is_the_run_graded_after(tmp_path: Path, monkeypatch: Any) -> None:
     run(tmp_path / "beside", steps=2)
     monkeypatch.setattr(Grader, "by_group", property(lambda self: False))

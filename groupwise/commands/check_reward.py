@@ -90,5 +90,7 @@ def _print(config: Config, findings: Sequence[Finding], notes: Sequence[str], ro
     print()
     if bad:
         print(f"Not ready to train on: {', '.join(bad)}.")
-    else:
+    elif any(finding.should_pass for finding in findings):
         print("Gold answers pass, and nothing else that was tried.")
+    else:
+        print("Nothing passes of what was tried. These rows have no gold answers to try.")

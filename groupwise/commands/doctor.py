@@ -100,6 +100,7 @@ def examine(runs: Path) -> Iterator[Finding]:
     yield disk(runs)
     if SHARED.is_dir():
         yield shared_memory(shutil.disk_usage(SHARED).total)
+    yield programs()
     for name, purpose in OPTIONAL.items():
         yield optional(name, purpose)
 
@@ -214,6 +215,22 @@ def shared_memory(size: int) -> Finding:
         f"{_size(size)}; too little for several GPUs or a vLLM beside it",
         "docker run --shm-size=8g ...",
     )
+
+
+def programs() -> Finding:
+    """Whether programs of a model can be run where they can reach nothing. Never raises."""
+    try:
+        from groupwise.sandbox.pool import HELP, report  # refuses to load on other systems
+
+        whys = report()
+    except Exception as error:  # a machine that can't even be asked
+        return Finding("programs", "missing", f"the reward code can't be used: {error}")
+    holds = [wall for wall, why in whys.items() if not why]
+    if holds:
+        return Finding("programs", "ok", f"isolated by {holds[0]}; holds here: {', '.join(holds)}")
+    told = "; ".join(f"{wall}: {why}" for wall, why in whys.items())
+    said = f"no isolation holds, so the reward code refuses to run ({told})"
+    return Finding("programs", "missing", said, HELP)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

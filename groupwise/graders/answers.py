@@ -24,8 +24,8 @@ MARKER = re.compile(r"####|\banswer[\s*]{0,8}:|\\boxed\s{0,8}\{", re.IGNORECASE)
 MARKER_WORDS = ("####", "answer", "boxed")  # without any of them there is no marker
 UNSPACED = "\u0e00-\u0e7f\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff"  # scripts without spaces
 NUMBER = re.compile(
-    r"(?=[-−+$€£.\d])"  # most characters begin no number: seen at once
-    r"(?:(?<![\w)\]}])(?P<sign>[-−+]))?(?:[$€£]\s?(?P<late_sign>[-−])?)?"  # 5-3 has no sign
+    r"(?=[-−–+$€£.\d])"  # most characters begin no number: seen at once
+    r"(?:(?<![\w)\]}])(?P<sign>[-−–+]))?(?:[$€£]\s?(?P<late_sign>[-−–])?)?"  # 5-3 has no sign
     rf"(?<![^\W{UNSPACED}])(?<!\d\.)"  # not inside a word or another number
     r"(?:(?P<whole>\d+)\s(?=\d+\s?/\s?\d))?"  # 1 1/2
     r"(?P<top>(?:\d{1,3}(?:,\d{3}){1,20}(?!\d)|\d+)(?:\.\d+)?|(?<!\.)\.\d+)"
@@ -35,7 +35,21 @@ NUMBER = re.compile(
 )
 LETTER = re.compile(r"[^\W\d_eE]")
 TAIL = 200  # characters, in which the last two numbers mostly are
-OR = re.compile(r"\W*\bor\b\W*", re.IGNORECASE)
+OR = re.compile(r"\W*\bor\b\W*(?:\w\s?=\s?)?", re.IGNORECASE)
+BOX_OR = re.compile(r"\}[\s$.,]{0,8}\bor\b[\s$]{0,8}\\boxed", re.IGNORECASE)
+# In front of a number that is denied, compared with, under a root, an exponent, behind a comma.
+DENIED = re.compile(
+    r"(?:\bnot|cannot|n['’]t)(?:\s+be|\s+equal(?:\s+to)?)?[\s$(*]{0,4}(?:\\boxed\{)?$"
+    r"|(?:≠|!=|\\neq?)\s*$|[\w)\]}]\s*(?:[<>]=?|[≤≥]|\\(?:geq?|leq?|[gl]t))\s*$"
+    r"|(?:√|\\sqrt)(?:\[\d\])?[\s({]*$|(?:[\d)\]}]|\b[a-z])(?:\^|\*\*)[({]?$|\d,$",
+    re.IGNORECASE,
+)
+SUSPECT = frozenset("telqo<>=≤≥≠√^*{,])}")  # what that ends on
+TAG_BEFORE = re.compile(r"</?[a-z][^<>]*>\s*$", re.IGNORECASE)
+# Behind what is only the beginning of a number: 1.000.000, 5², 1e400, 0x1F.
+GOES_ON = re.compile(r"[⁰¹²³⁴-⁹]|\.\d|e[-+]?\d|x[\da-f]|\s?(?:π|√|\\pi\b|\\sqrt)", re.IGNORECASE)
+SEVERAL = re.compile(r",\s|,(?!\d)|;|\bor\b|\band\b", re.IGNORECASE)  # between two answers
+CONTEXT = 24  # characters in front of a number that may take it back
 # Beside a number: signs of a formula or a lone letter. The answer is then not that number.
 FORMULA = re.compile(r"[-+*/^=<>±:\\_(){}\[\]]|(?<![^\W\d])[^\W\d](?!\w)")
 LATEX = (
@@ -116,12 +130,32 @@ def answer_number(text: str) -> Number | None:
     text = _without_latex(text)
     marked = marked_answer(text)
     if marked is not None:
-        found = numbers_in(marked.rpartition("=")[2])
-        return found[0] if found and all(x[:2] == found[0][:2] for x in found) else None
+        if BOX_OR.search(text):
+            return None
+        results = [part.rpartition("=")[2] for part in SEVERAL.split(marked)]
+        return one_number(" , ".join(results))
     last = _last_two(text)
     if len(last) > 1 and OR.fullmatch(text, last[0].end(), last[1].start()):
         return None
-    return _number(last[-1]) if last else None
+    return _number(last[-1]) if last and _stands(text, last[-1]) else None
+
+
+def one_number(text: str) -> Number | None:
+    """The number of a text that has one, once or several times; None where it is taken back."""
+    found = _number_matches(text)
+    numbers = [_number(match) for match in found]
+    same = numbers and all(number[:2] == numbers[0][:2] for number in numbers)
+    return numbers[0] if same and all(_stands(text, match) for match in found) else None
+
+
+def _stands(text: str, match: re.Match[str]) -> bool:
+    """Whether a number is said, and not denied, compared with, or a piece of something else."""
+    if GOES_ON.match(text, match.end()):
+        return False
+    before = text[max(match.start() - CONTEXT, 0) : match.start()]
+    if before.rstrip(" \n$(")[-1:] not in SUSPECT:  # mostly: seen at once
+        return True
+    return not DENIED.search(before) or bool(TAG_BEFORE.search(before))
 
 
 def gold_number(answer: Any) -> Number | None:
@@ -136,10 +170,11 @@ def _gold_number(answer: str) -> Number | None:
     if MARKER.search(answer):
         return answer_number(answer)
     answer = _without_latex(answer)
-    found = numbers_in(answer)
-    if len(found) != 1 or FORMULA.search(answer[: found[0].start] + answer[found[0].end :]):
+    found = _number_matches(answer)
+    if len(found) != 1 or not _stands(answer, found[0]):
         return None
-    return found[0]
+    rest = answer[: found[0].start()] + answer[found[0].end() :]
+    return None if FORMULA.search(rest) else _number(found[0])
 
 
 def _without_latex(text: str) -> str:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from groupwise.config.fields import GYM
+from groupwise.data import gym
 from groupwise.data.tasks import prompt_text
-from groupwise.graders import answers, choice
+from groupwise.graders import answers, choice, exams
 from groupwise.graders.mathematics import gold_answer
 from groupwise.graders.parts import Sample
 from groupwise.graders.rubric import Grader
@@ -70,9 +72,9 @@ def attempts(task: Task, others: Sequence[Task]) -> list[Attempt]:
             Attempt("every option at once", _all_options(task, gold), False),
         ]
         alike = gold.translate(LOOK_ALIKES)
-        if alike != gold and len(gold) < 200:
+        if alike != gold and len(gold) < 200 and not _one_of_many(task):
             found.append(Attempt("characters that look alike", alike, False))
-    return [each for each in found if each.passes or each.text.strip() != gold.strip()]
+    return [each for each in found if each.passes or not gold or each.text.strip() != gold.strip()]
 
 
 def _golds(task: Task) -> list[str]:
@@ -81,9 +83,15 @@ def _golds(task: Task) -> list[str]:
     if letter and not isinstance(task.answer, str):
         return [letter]  # the number of an option
     if isinstance(task.answer, (str, int, float)) and str(task.answer).strip():
-        return [gold_answer(str(task.answer))]
+        program = any(task.columns.get(name) for name in exams.COLUMNS)
+        return [str(task.answer) if program else gold_answer(str(task.answer))]
     given = [task.columns.get(name) for name in SOLUTIONS]
     return [text for text in given if isinstance(text, str) and text.strip()][:1]
+
+
+def _one_of_many(task: Task) -> bool:
+    """Whether the answer is an example: another one may be as right."""
+    return task.grader == GYM and task.columns.get("task") in gym.UNANSWERED
 
 
 def _letter(task: Task) -> str:
@@ -115,6 +123,8 @@ def _wrong(task: Task, gold: str, others: Sequence[Task]) -> list[str]:
     if letter:
         letters = choice.options(task.columns).letters[:4]
         return [each for each in letters if each != letter]
+    if _one_of_many(task):
+        return [gym.NONSENSE]
     foreign = [text for other in others for text in _golds(other)[:1]]
     return [text for text in dict.fromkeys(foreign) if text != gold][:2]
 

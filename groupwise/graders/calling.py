@@ -1,27 +1,23 @@
-"""The far side of a user's reward function: loads its file, calls it, says what it returned.
+"""Calls of a user's reward function, and what they came to.
 
-It runs in a worker process (`serve`), or here for a function that is no file's (`Here`). Nothing
-but plain values goes back, so that both sides agree on what was returned.
+They are made in a worker process (`loading.serve`), or here for a function that is no file's.
+Nothing but plain values goes back, so that both sides agree on what was returned.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import numbers
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from traceback import extract_tb
-from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from groupwise.errors import RewardError, nearest
 from groupwise.graders.extract import find
 
-NOT_LOADED = "not loaded"
+T = TypeVar("T")
 
 
 class Signature(NamedTuple):
@@ -30,7 +26,7 @@ class Signature(NamedTuple):
     wanted: dict[str, bool]
     takes_rest: bool
     asynchronous: bool
-    weights: tuple[float, ...] = ()  # of a rubric's functions
+    rubric: Literal["", "samples", "groups"] = ""  # of several functions: what each is called for
 
 
 class Returned(NamedTuple):
@@ -66,83 +62,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 TOOLS: dict[str, Any] = {"parser": Parser(), "log_extra": _nothing, "log_metric": _nothing}
 
 
-# --- in the worker
-
-_MODULES: dict[str, tuple[int, ModuleType]] = {}
-
-
-def serve(task: str, file: str, name: str = "", calls: Any = (), limit: float = 0.0) -> Any:
-    """`load` a file, `describe` or `call` a function of it."""
-    try:
-        if task == "load":
-            load(file)
-            return None
-        if file not in _MODULES or _MODULES[file][0] != Path(file).stat().st_mtime_ns:
-            return NOT_LOADED
-        function = pick(_MODULES[file][1], file, name)
-        return signature(function) if task == "describe" else call(function, calls, limit)
-    except RewardError as error:
-        return error
-
-
-def load(file: str) -> None:
-    path = Path(file)
-    name = f"groupwise_reward_{path.stem}"
-    stamp = path.stat().st_mtime_ns
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise RewardError(f"{file!r} is no Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look their module up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the boundary to the user's code
-        lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
-        raise RewardError(
-            f"Can't load {file}{f', line {line}' if line else ''}: {type(error).__name__}: {error}."
-        ) from None
-    _MODULES[file] = (stamp, module)
-
-
-def pick(module: ModuleType, file: str, name: str) -> Callable[..., Any] | Rubric:
-    found = getattr(module, name, None)
-    if found is not None and is_rubric(found):
-        return Rubric(found)
-    if not callable(found):
-        known = [key for key, x in vars(module).items() if inspect.isroutine(x)]
-        tail = nearest(name, known) if known else "It defines none."
-        raise RewardError(f"{file} has no function {name!r}. {tail}")
-    return found
-
-
-# --- a rubric of the `verifiers` kind
-
-
-def is_rubric(thing: Any) -> bool:
-    return all(isinstance(getattr(thing, key, None), list) for key in ("funcs", "weights"))
-
-
-class Rubric:
-    """Several functions and their weights as one: the weighted sum of what they return."""
-
-    def __init__(self, rubric: Any) -> None:
-        self.functions: list[Callable[..., Any]] = list(rubric.funcs)
-        self.weights = [float(weight) for weight in rubric.weights]
-        if not self.functions or len(self.functions) != len(self.weights):
-            raise RewardError("A rubric needs functions, and a weight for each.")
-
-
-def signature(function: Callable[..., Any] | Rubric) -> Signature:
-    if isinstance(function, Rubric):
-        parts = [signature(each) for each in function.functions]
-        wanted: dict[str, bool] = {}
-        for part in parts:
-            for key, required in part.wanted.items():
-                wanted[key] = required or wanted.get(key, False)
-        rest = any(part.takes_rest for part in parts)
-        asynchronous = any(part.asynchronous for part in parts)
-        return Signature(wanted, rest, asynchronous, tuple(function.weights))
+def signature(function: Callable[..., Any]) -> Signature:
     parameters = inspect.signature(function).parameters
     wanted = {
         key: parameter.default is parameter.empty
@@ -157,12 +77,9 @@ def signature(function: Callable[..., Any] | Rubric) -> Signature:
 
 
 def call(
-    function: Callable[..., Any] | Rubric, calls: Sequence[Mapping[str, Any]], limit: float
+    function: Callable[..., Any], calls: Sequence[Mapping[str, Any]], limit: float
 ) -> list[Returned]:
     """What each call returned, or how it failed. Async ones run together, each within `limit`."""
-    if isinstance(function, Rubric):
-        parts = [call(each, _own(each, calls), limit) for each in function.functions]
-        return [_weighted(row, function.weights) for row in zip(*parts, strict=True)]
     ready = [_with_tools(function, known) for known in calls]
     if not inspect.iscoroutinefunction(function):
         return [_call_one(function, known) for known in ready]
@@ -170,32 +87,17 @@ def call(
     async def together() -> list[Returned]:
         return await asyncio.gather(*(_await_one(function, known, limit) for known in ready))
 
+    return in_a_loop(together())
+
+
+def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
     with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop in its own thread
-        return thread.submit(asyncio.run, together()).result()
-
-
-def _own(function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    wanted, rest, *_ = signature(function)
-    return [{k: x for k, x in known.items() if rest or k in wanted} for known in calls]
+        return thread.submit(asyncio.run, work).result()
 
 
 def _with_tools(function: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
     wanted = signature(function).wanted
     return {**known, **{key: tool for key, tool in TOOLS.items() if key in wanted}}
-
-
-def _weighted(row: Sequence[Returned], weights: Sequence[float]) -> Returned:
-    bad = next((each for each in row if each.status != "ok"), None)
-    if bad is not None:
-        return bad
-    known = [
-        (w, each.value) for w, each in zip(weights, row, strict=True) if each.value is not None
-    ]
-    if not known:
-        return Returned("ok", None)
-    if not all(isinstance(value, (int, float)) for _, value in known):
-        return Returned("error", "a function of the rubric returned no number")
-    return Returned("ok", sum(weight * value for weight, value in known))
 
 
 def _call_one(function: Callable[..., Any], known: Mapping[str, Any]) -> Returned:

@@ -7,10 +7,12 @@ Which signature a function has is seen from its parameters:
     solution_str  one sample: f(data_source, solution_str, ground_truth, extra_info) -> value
     entry         one sample: f(answer, entry) -> value, a scorer as reasoning-gym has them
 
+or it is no function but a rubric or an environment of several (`environments.py`).
+
 A value is a number, None (the function has nothing to say), or a dict with `reward` or `score`
 and, for process supervision, `steps`: [(end, reward), ...] with ends counted in characters of the
-completion. Functions may be async. Completions are strings as the policy wrote them, special
-tokens included. What a function gets wrong is recorded with each sample, and is never a 0.
+completion. Functions may be async. Completions are strings as the policy wrote them, without the
+token that ended them. What a function gets wrong is recorded with each sample, and is never a 0.
 
 Files are loaded in a process of their own, where a call that takes too long is stopped.
 """
@@ -20,20 +22,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from groupwise.errors import RewardError, nearest
-from groupwise.graders import calling
-from groupwise.graders.calling import NOT_LOADED, TOOLS, Odd, Returned, Signature
+from groupwise.graders import loading
+from groupwise.graders.calling import TOOLS, Odd, Returned, Signature
+from groupwise.graders.environments import rubric_of
 from groupwise.graders.extract import find
+from groupwise.graders.loading import NOT_LOADED
 from groupwise.graders.parts import Mark, Sample
 from groupwise.graders.pool import START_SECONDS, Outcome, Pool
 
 if TYPE_CHECKING:
     from groupwise.records import Task
 
-Shape = Literal["completions", "completion", "solution_str", "entry"]
+Shape = Literal["completions", "completion", "solution_str", "entry", "rubric"]
 SHAPES: tuple[Shape, ...] = ("completions", "solution_str", "completion", "entry")
 ANSWERS = ("answer", "answers", "ground_truth")
 TIMEOUT = 60.0  # seconds for a call, where nothing else is said
@@ -52,13 +57,13 @@ class Here:
     """In this process: for a function that is no file's. It can't be stopped."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = calling.Rubric(function) if calling.is_rubric(function) else function
+        self.reward = rubric_of(function) or function
 
     def signature(self) -> Signature:
-        return calling.signature(self.function)
+        return loading.signature(self.reward)
 
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
-        return calling.call(self.function, calls, 0.0)
+        return loading.call(self.reward, calls, 0.0)
 
 
 class There:
@@ -107,7 +112,8 @@ class There:
             missing = [number for number in missing if found[number].value == NOT_LOADED]
             if not missing:
                 break
-            (loaded,) = workers().run([("load", self.file)], START_SECONDS)
+            load = ("load", self.file, self.name)
+            (loaded,) = workers().run([load], START_SECONDS)
             if loaded.status != "ok" or loaded.value is not None:
                 return [found[n] if n not in missing else loaded for n in range(len(items))]
         return [found[number] for number in range(len(items))]
@@ -116,7 +122,7 @@ class There:
 @lru_cache(maxsize=1)
 def workers() -> Pool:
     """One process for all reward code: the functions of a file share its state."""
-    return Pool("groupwise.graders.calling:serve", workers=1)
+    return Pool("groupwise.graders.loading:serve", workers=1)
 
 
 class UserFunction:
@@ -124,12 +130,15 @@ class UserFunction:
 
     decides = False
 
-    def __init__(self, caller: Caller, name: str) -> None:
-        self.caller, self.name = caller, name
-        self.wanted, self.takes_rest, self.asynchronous, _ = caller.signature()
+    def __init__(self, caller: Caller, name: str, ends: Sequence[str] = ()) -> None:
+        """`ends` are the texts of tokens that end a completion."""
+        self.caller, self.name, self.ends = caller, name, ends
+        self.wanted, self.takes_rest, self.asynchronous, self.rubric = caller.signature()
         self.shape = self._shape()
 
     def _shape(self) -> Shape:
+        if self.rubric:
+            return "rubric"
         found = [shape for shape in SHAPES if shape in self.wanted]
         if len(found) == 1:
             return found[0]
@@ -151,8 +160,31 @@ class UserFunction:
         if self.shape == "completions":
             (returned,) = self._call([self._of_batch(samples)])
             return self._marks(returned, samples)
+        if self.shape == "rubric":
+            return self._by_rubric(samples)
         returned_N = self._call([self._of_one(sample) for sample in samples])
         return [self._mark(value, s) for value, s in zip(returned_N, samples, strict=True)]
+
+    def _by_rubric(self, samples: Sequence[Sample]) -> list[Mark]:
+        """By sample, or by group where one of its functions compares the samples of a prompt."""
+        rows = [self._of_one(sample) for sample in samples]
+        together = [
+            [row for row, _ in group]
+            for _, group in groupby(
+                enumerate(samples), lambda x: x[1].task.id if self.rubric == "groups" else x[0]
+            )
+        ]
+        problems = [self._lacks(rows[group[0]]) for group in together]
+        ready = [group for group, why in zip(together, problems, strict=True) if not why]
+        calls = [{"samples": [rows[row] for row in group]} for group in ready]
+        told = iter(self.caller.call(calls, self.asynchronous) if calls else [])
+        marks: list[Mark] = []
+        for group, why in zip(together, problems, strict=True):
+            returned = Returned("error", why) if why else next(told)
+            found = returned.value if returned.status == "ok" else [returned] * len(group)
+            own = [samples[row] for row in group]
+            marks += [self._mark(each, s) for each, s in zip(found, own, strict=True)]
+        return marks
 
     def _call(self, known: Sequence[Mapping[str, Any]]) -> list[Returned]:
         """Each call's result; one that lacks an argument is not made."""
@@ -161,19 +193,24 @@ class UserFunction:
         told = iter(self.caller.call(ready, self.asynchronous) if ready else [])
         return [Returned("error", why) if why else next(told) for why in problems]
 
+    def _text(self, sample: Sample) -> str:
+        """As other tools hand it over: without the token that ended it."""
+        end = next((end for end in self.ends if end and sample.text.endswith(end)), "")
+        return sample.text.removesuffix(end) if sample.finish == "eos" else sample.text
+
     def _of_one(self, sample: Sample) -> dict[str, Any]:
-        task, prompt = sample.task, _prompt(sample.task)
+        task, prompt, text = sample.task, _prompt(sample.task), self._text(sample)
         if self.shape == "entry":
             entry = {"question": prompt, "answer": task.answer, "metadata": dict(task.columns)}
             given = task.columns.get("entry")
             return {
-                "answer": find(sample.text).text,
+                "answer": find(text).text,
                 "entry": given if isinstance(given, dict) else {**task.columns, **entry},
             }
         if self.shape == "solution_str":
             own = {
                 "data_source": task.columns.get("data_source", ""),
-                "solution_str": sample.text,
+                "solution_str": text,
                 "ground_truth": task.answer,
                 "extra_info": task.columns.get("extra_info"),
             }
@@ -181,14 +218,14 @@ class UserFunction:
             info = task.columns.get("info") or {}
             own = {
                 "prompt": prompt,
-                "completion": sample.text,
+                "completion": text,
                 "completion_ids": list(sample.token_ids),
                 "answer": task.answer,
                 "finish": sample.finish,
                 "info": info,
                 "task": task.columns.get("task", task.source),
             }
-            own["state"] = {**own, "responses": [sample.text], "turn": 1}
+            own["state"] = {**own, "responses": [text], "turn": 1}
         return {**task.columns, **own}
 
     def _of_batch(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -196,7 +233,7 @@ class UserFunction:
         return {
             **{key: [sample.task.columns.get(key) for sample in samples] for key in columns},
             "prompts": [_prompt(sample.task) for sample in samples],
-            "completions": [sample.text for sample in samples],
+            "completions": [self._text(sample) for sample in samples],
             "completion_ids": [list(sample.token_ids) for sample in samples],
             "answer": [sample.task.answer for sample in samples],
             "answers": [sample.task.answer for sample in samples],
@@ -262,7 +299,7 @@ class UserFunction:
         return Mark(status="error", reason=f"{self.name} {why}")
 
 
-def load_function(text: str, timeout: float = TIMEOUT) -> UserFunction:
+def load_function(text: str, timeout: float = TIMEOUT, ends: Sequence[str] = ()) -> UserFunction:
     """`file.py:function`."""
     path, _, name = text.rpartition(":")
     file = Path(path).expanduser().resolve()
@@ -271,12 +308,14 @@ def load_function(text: str, timeout: float = TIMEOUT) -> UserFunction:
             f"There is no file {path!r} to take a reward function from. Paths are relative to "
             f"{Path.cwd()}."
         )
-    return UserFunction(There(file, name, timeout), text)
+    return UserFunction(There(file, name, timeout), text, ends)
 
 
-def given_function(function: Callable[..., Any], name: str) -> UserFunction:
+def given_function(
+    function: Callable[..., Any], name: str, ends: Sequence[str] = ()
+) -> UserFunction:
     """A function of this process, such as one of a notebook: it runs here, without a time-out."""
-    return UserFunction(Here(function), name)
+    return UserFunction(Here(function), name, ends)
 
 
 def _prompt(task: Task) -> str | list[dict[str, Any]]:

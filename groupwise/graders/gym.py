@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
-from groupwise.data import gym
 from groupwise.data.tasks import prompt_text
-from groupwise.errors import DataError
 from groupwise.graders import answers
+from groupwise.graders.functions import TIMEOUT
 from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.pool import Pool
 from groupwise.records import Task
 
 # The package's own convention. The last pair counts; thoughts are cut off before.
@@ -20,14 +22,15 @@ class GymScorer:
     """The answer is what stands in the last <answer> tags; without tags, all behind the thoughts.
 
     A scorer that raises has met a text that it can't read. That is no right answer, and the reason
-    is kept.
+    is kept. Several evaluate what they are given, so they run in worker processes, and one that
+    takes too long is stopped.
     """
 
     decides = True
     needs_answers = False
 
-    def __init__(self, ends: Sequence[str]) -> None:
-        self.ends = ends
+    def __init__(self, ends: Sequence[str], timeout: float = TIMEOUT) -> None:
+        self.ends, self.timeout = ends, timeout
 
     def problem(self, task: Task) -> str:
         metadata = task.columns.get("metadata")
@@ -35,24 +38,46 @@ class GymScorer:
         return "" if named else "it has no column metadata with source_dataset, the task's name"
 
     def grade(self, samples: Sequence[Sample]) -> list[Mark]:
-        return [self._mark(sample) for sample in samples]
+        """All that needs its scorer at once; the rest is clear."""
+        clear = [self._clear(sample) for sample in samples]
+        asked = [s for s, mark in zip(samples, clear, strict=True) if mark is None]
+        told = iter(self._ask(asked))
+        return [next(told) if mark is None else mark for mark in clear]
 
-    def _mark(self, sample: Sample) -> Mark:
-        task, why = sample.task, self.problem(sample.task)
-        if why:
+    def _clear(self, sample: Sample) -> Mark | None:
+        if why := self.problem(sample.task):
             return Mark(status="abstained", reason=why)
-        answer = extracted(answers.final(sample.text, self.ends))
-        if not answer:
+        if not self._answer(sample):
             return Mark(0.0, reason="no answer")  # some scorers take nothing for a "no"
-        metadata = task.columns["metadata"]
-        entry = {"question": prompt_text(task.prompt), "answer": task.answer, "metadata": metadata}
-        name, options = metadata["source_dataset"], task.columns.get("task_options") or {}
-        try:
-            return Mark(gym.score(name, options, answer, entry))
-        except DataError as error:  # no such task, or no package
-            return Mark(status="error", reason=str(error))
-        except Exception as error:  # the boundary to the package
-            return Mark(0.0, reason=f"the scorer of {name} raised {type(error).__name__}: {error}")
+        return None
+
+    def _answer(self, sample: Sample) -> str:
+        return extracted(answers.final(sample.text, self.ends))
+
+    def _ask(self, samples: Sequence[Sample]) -> list[Mark]:
+        items = [_item(sample.task, self._answer(sample)) for sample in samples]
+        if not items:
+            return []
+        marks = []
+        for (name, *_), outcome in zip(items, workers().run(items, self.timeout), strict=True):
+            if outcome.status == "ok":
+                value, status, reason = outcome.value
+                marks.append(Mark(value, status, reason))
+            else:
+                said = f"the scorer of {name}: {outcome.reason}"
+                marks.append(Mark(status=outcome.status, reason=said))
+        return marks
+
+
+def _item(task: Task, answer: str) -> tuple[Any, ...]:
+    metadata = task.columns["metadata"]
+    entry = {"question": prompt_text(task.prompt), "answer": task.answer, "metadata": metadata}
+    return metadata["source_dataset"], task.columns.get("task_options") or {}, answer, entry
+
+
+@lru_cache(maxsize=1)
+def workers() -> Pool:
+    return Pool("groupwise.graders.gym_worker:judge")
 
 
 def extracted(text: str) -> str:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from groupwise.records import Grade
 from groupwise.watch.rollouts import read
 
-COLUMNS = ("prompt_id", "draw", "sample", "text", "reward", "reward_parts", "correct",
+STEPS = "reward_steps"
+COLUMNS = ("prompt_id", "draw", "sample", "text", "reward", "reward_parts", STEPS, "correct",
            "grader_status", "grader_reason")  # fmt: skip
 
 
@@ -29,7 +30,8 @@ Ledger = dict[Key, Grade]
 
 
 def recorded(files: Iterable[Path]) -> Ledger:
-    """All verdicts of these rollout files. Rewards of single steps are not in them."""
+    """All verdicts of these rollout files; none of a file that was written without step rewards."""
+    tables = (read(file, COLUMNS) for file in files)
     return {
         Key(row["prompt_id"], row["draw"], row["sample"], row["text"]): Grade(
             row["reward"],
@@ -37,7 +39,9 @@ def recorded(files: Iterable[Path]) -> Ledger:
             row["correct"],
             row["grader_status"],
             row["grader_reason"],
+            tuple((step["end"], step["reward"]) for step in row[STEPS]),
         )
-        for file in files
-        for row in read(file, COLUMNS).to_pylist()
+        for table in tables
+        if STEPS in table.column_names
+        for row in table.to_pylist()
     }

@@ -102,6 +102,8 @@ def decide(text: str, gold: str, ends: tuple[str, ...] = ()) -> Verdict | Questi
         return _said(verdict, found, wanted)
     if _hedges(found.text, wanted):
         return Verdict(0.0, "several answers are given")
+    if found.text.lower().startswith("not "):
+        return Verdict(0.0, "an answer is denied")
     if found.how != "marked":
         return Question(wanted, found.text[:MAX_ENGINE], False, Verdict(0.0, "can't be read"))
     for inside in (end_of(found.text), last_formula(found.text), _number_text(found.text)):
@@ -206,8 +208,8 @@ def _is_text(answer: str) -> bool:
 
 def _number_text(text: str) -> str | None:
     """The one number of a sentence, as it stands there."""
-    found = answers.numbers_in(text)
-    return text[found[0].start : found[0].end] if len({x[:2] for x in found}) == 1 else None
+    found = answers.one_number(text)
+    return None if found is None else text[found.start : found.end]
 
 
 @lru_cache(maxsize=2**14)

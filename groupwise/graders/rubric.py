@@ -28,7 +28,7 @@ class Grader:
     1. Where there is neither, or where that part has no value, nothing says so.
 
     `ends` are the texts of the tokens and stop strings that end a completion. Built-in parts look
-    past them; a user's functions get the text as it is.
+    past them; a user's functions get the text without the token that ended it.
     """
 
     def __init__(
@@ -58,10 +58,12 @@ class Grader:
 
         def part(name: str) -> Part:
             if name == GYM:
-                return GymScorer(ends)
+                return GymScorer(ends, timeout)
             if name in self.given:
-                return given_function(self.given[name], name)
-            return load_function(name, timeout) if _is_function(name) else built_in(name, ends)
+                return given_function(self.given[name], name, ends)
+            if _is_function(name):
+                return load_function(name, timeout, ends)
+            return built_in(name, ends)
 
         self.parts: dict[str, Part] = {
             name: ByRow(part, graders) if name == ROW else part(name) for name in parts

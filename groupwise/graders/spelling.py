@@ -33,7 +33,7 @@ AND = re.compile(
 )
 # No word can be split in two ways here (++): no text takes more than a look for each character.
 WORDS_BEHIND = re.compile(
-    r"(?<=[\d)}\]a-z])(?:\s*(?:\\(?:text|textbf|textrm|textnormal|mbox|mathrm)\s*\{[^{}]*\}|"
+    r"(?<=[\d)}\]a-z])(?:\s*(?:\\(?:text|textbf|textrm|textnormal|mbox|mathrm)\s*\{(?!\s*\d)[^{}]*\}|"
     r"(?<=[\d}\s])[a-zA-Zµμ]{2,}+\.?|/|\\cdot)"
     r"(?:\s*(?<=[a-zA-Z}.\s])\^\s*\{?[-−]?[123]\}?|[²³])?)++\s*$"
 )

@@ -76,6 +76,7 @@ class RunFolder:
         self.metrics, self.events = self.path / "metrics.jsonl", self.path / "events.jsonl"
         self.summary, self.report = self.path / "summary.json", self.path / "report.html"
         self.rollouts, self.checkpoints = self.path / "rollouts", self.path / "checkpoints"
+        self.aside = self.path / ".again"
         self._appending = threading.Lock()  # the recorder's thread and the loop both append events
 
     def __repr__(self) -> str:
@@ -240,8 +241,7 @@ class RunFolder:
 
     def rollout_steps(self) -> list[int]:
         """The steps whose rollouts are there, in order."""
-        numbers = (path.stem.removeprefix("step_") for path in self.rollouts.glob("step_*.parquet"))
-        return sorted(int(number) for number in numbers if number.isdecimal())
+        return _steps_in(self.rollouts)
 
     def durable_step(self) -> int:
         """The last step up to which metrics and rollouts have no gap: resume not behind it."""
@@ -252,6 +252,30 @@ class RunFolder:
         return step
 
     # --- going back ---------------------------------------------------------------------------
+
+    def set_aside(self, step: int) -> list[Path]:
+        """Rollouts after `step`, out of the way of those that are written when it is done again.
+
+        Their verdicts hold until then, even if doing it again is cut short too.
+        """
+        with self.writing("the rollouts after the last checkpoint"):
+            self.forget(step)
+            later = [number for number in self.rollout_steps() if number > step]
+            if later:
+                self.aside.mkdir(exist_ok=True)
+            for number in later:
+                os.replace(self.rollout(number), self.aside / self.rollout(number).name)
+            if later:
+                sync_folder(self.aside)
+        return [self.aside / f"step_{number}.parquet" for number in _steps_in(self.aside)]
+
+    def forget(self, step: int | None = None) -> None:
+        """What was set aside of steps that are done again by now; without a step, all of it."""
+        for number in _steps_in(self.aside):
+            if step is None or number <= step:
+                (self.aside / f"step_{number}.parquet").unlink()
+        with contextlib.suppress(OSError):  # not there, or not empty
+            self.aside.rmdir()
 
     def rewind(self, step: int) -> Rewound:
         """Drop all that was written after `step`, and what a crash left half written.
@@ -271,6 +295,11 @@ class RunFolder:
             if rollouts and self.rollouts.is_dir():
                 sync_folder(self.rollouts)
         return Rewound(metrics, events, rollouts)
+
+
+def _steps_in(folder: Path) -> list[int]:
+    numbers = (path.stem.removeprefix("step_") for path in folder.glob("step_*.parquet"))
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def _drop_after(path: Path, step: int) -> tuple[int, ...]:

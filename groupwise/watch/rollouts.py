@@ -47,6 +47,7 @@ class Row:
     clipped: Numbers | None = None
     reward: float | None = None
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
+    reward_steps: Sequence[tuple[int, float]] = ()
     correct: bool | None = None
     grader_status: str = "ok"
     grader_reason: str = ""
@@ -74,6 +75,7 @@ class Row:
             sampler_logp=done.logp_T,
             reward=grade.reward,
             reward_parts=grade.parts,
+            reward_steps=grade.steps,
             correct=grade.correct,
             grader_status=grade.status,
             grader_reason=grade.reason,
@@ -100,6 +102,11 @@ def _text(name: str, rows: Sequence[Row]) -> pa.Array:
 def _parts(name: str, rows: Sequence[Row]) -> pa.Array:
     entries = [[(storable(key), x) for key, x in row.reward_parts.items()] for row in rows]
     return pa.array(entries, type=REWARD_PARTS)
+
+
+def _steps(name: str, rows: Sequence[Row]) -> pa.Array:
+    entries = [[{"end": end, "reward": x} for end, x in row.reward_steps] for row in rows]
+    return pa.array(entries, type=REWARD_STEPS)
 
 
 def _list(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
@@ -132,6 +139,7 @@ def _step(step: int) -> Callable[[str, Sequence[Row]], pa.Array]:
 
 
 REWARD_PARTS = pa.map_(pa.string(), pa.float64())
+REWARD_STEPS = pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))
 _INT32, _INT64, _FLOAT32, _BOOL = pa.int32(), pa.int64(), pa.float32(), pa.bool_()
 
 # Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
@@ -152,6 +160,7 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
     "clipped": _list(_BOOL),
     "reward": _plain(pa.float64()),
     "reward_parts": _parts,
+    "reward_steps": _steps,
     "correct": _plain(_BOOL),
     "grader_status": _text,
     "grader_reason": _text,
@@ -195,9 +204,10 @@ def write(path: Path, rows: Sequence[Row], step: int) -> None:
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A step's rows, or some columns of them."""
+    """A step's rows, or some columns of them, as far as the file has them."""
     try:
-        table = pq.read_table(path, columns=None if columns is None else list(columns))
+        there = pq.read_schema(path).names
+        table = pq.read_table(path, columns=[x for x in columns or there if x in there])
     except FileNotFoundError:
         raise RunError(
             f"There are no rollouts at {path}: the step was not reached, or the file was removed."

@@ -1,0 +1,93 @@
+"""The far side of a user's reward: a worker process that loads its file and calls it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+from typing import Any
+
+from groupwise.errors import RewardError, nearest
+from groupwise.graders import calling
+from groupwise.graders.calling import Returned, Signature
+from groupwise.graders.environments import MAKER, Rubric, rubric_of
+
+NOT_LOADED = "not loaded"
+Reward = Callable[..., Any] | Rubric
+_LOADED: dict[tuple[str, str], tuple[int, Reward]] = {}
+_MODULES: dict[str, tuple[int, ModuleType]] = {}
+
+
+def serve(task: str, file: str, name: str, calls: Any = (), limit: float = 0.0) -> Any:
+    """`load` a reward of a file, `describe` it or `call` it."""
+    try:
+        if task == "load":
+            load(file, name)
+            return None
+        stamp, reward = _LOADED.get((file, name), (0, None))
+        if reward is None or stamp != Path(file).stat().st_mtime_ns:
+            return NOT_LOADED
+        return signature(reward) if task == "describe" else call(reward, calls, limit)
+    except RewardError as error:
+        return error
+
+
+def signature(reward: Reward) -> Signature:
+    return reward.signature() if isinstance(reward, Rubric) else calling.signature(reward)
+
+
+def call(reward: Reward, calls: Sequence[Mapping[str, Any]], limit: float) -> list[Returned]:
+    if isinstance(reward, Rubric):
+        return reward.call(calls, limit)
+    return calling.call(reward, calls, limit)
+
+
+def load(file: str, name: str) -> None:
+    """The functions of a file share its module."""
+    stamp = Path(file).stat().st_mtime_ns
+    if file not in _MODULES or _MODULES[file][0] != stamp:
+        _MODULES[file] = (stamp, _module(file))
+    _LOADED[file, name] = (stamp, pick(_MODULES[file][1], file, name))
+
+
+def _module(file: str) -> ModuleType:
+    path = Path(file)
+    name = f"groupwise_reward_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RewardError(f"{file!r} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickles look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the boundary to the user's code
+        raise _not_loaded(file, error) from None
+    return module
+
+
+def _not_loaded(file: str, error: BaseException) -> RewardError:
+    lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == file]
+    line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
+    place = f", line {line}" if line else ""
+    return RewardError(f"Can't load {file}{place}: {type(error).__name__}: {error}.")
+
+
+def pick(module: ModuleType, file: str, name: str) -> Reward:
+    found = getattr(module, name, None)
+    if name == MAKER and inspect.isroutine(found):
+        try:
+            found = found()
+        except (Exception, SystemExit) as error:  # the boundary to the user's code
+            raise _not_loaded(file, error) from None
+    rubric = None if found is None else rubric_of(found)
+    if rubric is not None:
+        return rubric
+    if not callable(found):
+        known = [key for key, x in vars(module).items() if inspect.isroutine(x)]
+        tail = nearest(name, known) if known else "It defines none."
+        raise RewardError(f"{file} has no function {name!r}. {tail}")
+    return found
