@@ -452,6 +452,21 @@ def test_tests_too_large_are_an_error_of_their_own(part):
     assert other.value == 1.0
 
 
+def test_tests_that_are_not_reached_prove_nothing(part):
+    nothing = "def f(x=0): return []"
+    for test in ("for x in f():\n  assert x == 1", "if f(1):\n  assert f(1) == 7"):
+        value, why = graded(part, {"tests": [test]}, nothing)
+        assert value == 0.0 and "no assert was reached" in why
+    inner = "def check(c):\n  for x in c():\n    assert x == 1"
+    for tests in ([inner, "check(f)"], inner + "\ncheck(f)"):
+        assert graded(part, {"tests": tests}, nothing)[0] == 0.0
+        assert graded(part, {"tests": tests}, "def f(): return [1]") == (1.0, "")
+    pytest_way = "def test_one():\n  assert f(1) == 7\n\ndef test_two():\n  assert f(2) == 8"
+    for tests in (pytest_way, [pytest_way]):
+        assert graded(part, {"tests": tests}, nothing)[0] == 0.0
+        assert graded(part, {"tests": tests}, "def f(x): return x + 6") == (1.0, "")
+
+
 def test_a_function_of_the_tests_shows_nothing_but_its_values(part):
     row = {"tests": [f"key = {SECRET!r}\nassert f(lambda x: x + 1) == key"]}
     for attempt in (
@@ -477,6 +492,8 @@ def test_a_function_of_the_tests_shows_nothing_but_its_values(part):
         ({"tests": ["assert f(1 =="]}, "no Python"),
         ({"tests": ["f(1)"]}, "assert nothing"),
         ({"tests": "print(f(1))"}, "assert nothing"),
+        ({"tests": "def check(f):\n  assert f(1) == 1"}, "nothing calls"),
+        ({"tests": ["def check(f):\n  assert f(1) == 1"]}, "nothing calls"),
         ({"inputs": ["1"], "outputs": ["1", "2"]}, "1 inputs and 2 outputs"),
         ({"tests": [1, 2]}, "neither"),
     ],

@@ -117,7 +117,9 @@ def _asserts(task: Task, tests: Sequence[str], code: str) -> Calls:
     if setup is None:
         setup = "\n".join(_column(task, "test_imports") or [])
     names, modules = _free(f"{setup}\n" + "\n".join(tests))
-    return Calls(code, names, tuple(tests), helpers=modules, setup=str(setup))
+    called = tuple(map(_called, tests))
+    _check_calls("\n".join(called))
+    return Calls(code, names, called, helpers=modules, setup=str(setup))
 
 
 def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
@@ -133,10 +135,35 @@ def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
         program = f"{start}\n{code}"
     call = _call(entry, program)
     run = f"{tests}\n\ncheck({call})" if "def check(" in tests and entry else tests
-    helpers = _names_defined(start) - {call.partition("(")[0]}
+    given = _names_defined(start) - {call.partition("(")[0]}
     names, modules = _free(run)
-    names = tuple(name for name in names if name not in helpers)
+    names = tuple(name for name in names if name not in given)
+    run = _called(run)
+    _check_calls(run)
     return Calls(_hoisted(_with_imports(program)), names, (run,), helpers=modules + start)
+
+
+def _called(test: str) -> str:
+    """Functions named test..., which pytest would find, are called."""
+    found = [node for node in _body(test) if isinstance(node, ast.FunctionDef)]
+    calls = [f"{f.name}()" for f in found if f.name.startswith("test") and not f.args.args]
+    return "\n".join([test, *calls])
+
+
+def _check_calls(tests: str) -> None:
+    """Asserts in functions that nothing calls would hold for every program."""
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    rest = [node for node in _body(tests) if not isinstance(node, defined)]
+    acts = (ast.Assert, ast.Raise, ast.Call)
+    if not any(isinstance(node, acts) for top in rest for node in ast.walk(top)):
+        raise Untestable("its tests are in functions that nothing calls: name entry_point")
+
+
+def _body(source: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError) as error:
+        raise Untestable(f"its tests are no Python: {error}") from None
 
 
 def _paired(given: Mapping[str, Any], entry: str, code: str) -> Calls | Pairs:
@@ -205,10 +232,7 @@ def _free(source: str) -> tuple[tuple[str, ...], str]:
     `math.isclose` is Python's, whatever the program calls math. Where no other name is left, the
     program is to define one that Python has too: `assert sum(3) == 6`.
     """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise Untestable(f"its tests are no Python: {error}") from None
+    tree = ast.Module(_body(source), [])
     if not any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(tree)):
         raise Untestable("its tests assert nothing")
     used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]

@@ -17,6 +17,8 @@ from typing import Any
 
 from groupwise.sandbox.inside import wire
 
+UNREACHED = "no assert was reached"
+
 
 class Count:
     """Around every assert: whether it held. Within, arguments changed in place stay as they were.
@@ -65,7 +67,7 @@ def examine(job: dict[str, Any], link: socket.socket) -> dict[str, Any]:
     """
     peer = wire.Peer(link, may=_may)
     count = Count(peer, job["to_the_end"])
-    total = len(job["tests"])
+    total, harmless = len(job["tests"]), 0
     try:
         loaded, *why = wire.receive(link)
     except wire.Gone:
@@ -83,22 +85,32 @@ def examine(job: dict[str, Any], link: socket.socket) -> dict[str, Any]:
             if len(count.failures) == before:
                 count.failures.append(_said(error))
         if number and count.passed == passed and len(count.failures) == before:
-            count.passed += 1  # a test without asserts: it did not raise
+            if _asserts(source, called=True):
+                count.failures.append(UNREACHED)
+            else:
+                harmless += 1  # it has none, and did not raise
         if peer.gone:
             found = f"the program {peer.gone} during the tests"
             return _report(0, max(total, 1), found)
         if count.failures and not job["to_the_end"]:
             break
-    reached = max(count.passed + len(count.failures), total)
+    if not count.passed and not count.failures and any(map(_asserts, job["tests"])):
+        count.failures.append(UNREACHED)  # all of them are in functions, and none held there
+        harmless = 0
+    passed = count.passed + harmless
+    reached = max(passed + len(count.failures), total)
     if not count.failures:
-        return _report(count.passed, reached, "")
+        return _report(passed, reached, "")
     # Asserts behind the one that ended a test count as well.
-    return _report(count.passed, max(reached, _asserts(job["tests"])), count.failures[0])
+    written = sum(max(_asserts(source), 1) for source in job["tests"])
+    return _report(passed, max(reached, written), count.failures[0])
 
 
-def _asserts(sources: Sequence[str]) -> int:
-    found = [sum(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(s))) for s in sources]
-    return sum(max(number, 1) for number in found)
+def _asserts(source: str, called: bool = False) -> int:
+    """How many are written there; with `called`, of those outside of functions and classes."""
+    skipped = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef) if called else ()
+    body = [node for node in ast.parse(source).body if not isinstance(node, skipped)]
+    return sum(isinstance(node, ast.Assert) for top in body for node in ast.walk(top))
 
 
 def _report(passed: int, total: int, why: str) -> dict[str, Any]:
