@@ -180,6 +180,8 @@ def test_tests_in_the_answer(part):
         ("1e3", "1000", False),
         ("yes", "YES", False),
         ("nan", "1.0", False),
+        ("3.0", "3", True),
+        ("1000000008.0", "1000000007", False),
     ],
 )
 def test_outputs(found, expected, same):
@@ -217,6 +219,8 @@ def test_outputs(found, expected, same):
          "from collections import deque\nassert f() == ({'a': 2, 'b': 1}, deque([1]), (1,))"),
         ("def sum(n): return n * 10", "assert sum(4) == 40"),
         ("def f(x): return 'ä\\ud800' + x", "assert f('😀') == 'ä\\ud800😀'"),
+        ("class A:\n  def __bool__(self): raise ValueError\na = A()\ndef f(): return a",
+         "assert f() is f()"),
         ("LIMIT = 5\ndef f(): return LIMIT", "assert f() == LIMIT == 5"),
         ("class S:\n  def __init__(self): self.a = []\n"
          "  def push(self, x): self.a.append(x)\n  def pop(self): return self.a.pop()",
@@ -321,6 +325,30 @@ def set(*a): return 0
 import builtins
 builtins.set = builtins.str = lambda *a: 0
 def solve(n): return 0""",
+    "has the tests make what equals everything": """
+import json, os, struct
+def frame(x):
+    data = json.dumps(x).encode()
+    os.write(5, struct.pack('>I', len(data)) + data)
+def read():
+    data = b''
+    length = struct.unpack('>I', os.read(5, 4))[0]
+    while len(data) < length: data += os.read(5, length - len(data))
+    return json.loads(data)
+frame(['loaded'])
+number = 7
+while True:
+    number += 1
+    _, operation, args, _ = read()
+    if operation == 'getattr':
+        frame(['value', {'mine': 7, 'name': 'solve'}, None])
+    elif args[0] == {'yours': 7}:
+        frame(['ask', 'call', [{'builtin': 'type'}, 'Yes', {'tuple': []},
+               {'dict': [['__eq__', {'mine': number, 'name': 'eq'}]]}], {}])
+        frame(['ask', 'call', [{'yours': read()[1]['mine']}], {}])
+        frame(['value', {'yours': read()[1]['mine']}, None])
+    else:
+        frame(['value', True, None])""",
     "raises": "def solve(n): raise AssertionError()",
     "raises what ends loops": "def solve(n): raise StopIteration",
     "raises what nobody catches": "def solve(n): raise KeyboardInterrupt",
@@ -371,6 +399,74 @@ def test_what_a_result_is_compared_with_can_not_be_changed(part):
     assert graded(part, row, "def order(xs): xs.clear(); return []")[0] == 0.0
 
 
+def test_methods_of_the_tests_can_not_be_replaced(part):
+    test = (
+        "class N:\n  def __init__(self, v): self.v = v\n  def same(self, o): return self.v == o.v\n"
+        "assert f(N(1)).same(N(2))"
+    )
+    assert graded(part, {"tests": [test]}, "def f(n): n.v = 2; return n") == (1.0, "")
+    forged = "def f(n): n.same = lambda o: True; return n"
+    assert graded(part, {"tests": [test]}, forged)[0] == 0.0
+
+
+def test_the_share_can_not_be_made_larger():
+    share = code((), partial=True, seconds=5)
+    given = {"tests": ["def g(x):\n  assert x == 1\n  return x\nassert f(g) == 5"]}
+    assert graded(share, given, "def f(g):\n  for i in range(99): g(1)")[0] == 0.0
+    lines = [f"r = c({i})\n  assert r == {i}" for i in range(4)]
+    steps = {"tests": "def check(c):\n  " + "\n  ".join(lines), "entry_point": "f"}
+    assert graded(share, steps, "def f(x): return x") == (1.0, "")
+    assert graded(share, steps, "def f(x): return [x][x]")[0] == 0.25
+
+
+def test_a_number_near_a_whole_one_is_another(part):
+    row = {"tests": [{"fn_name": "f", "input": [1], "output": 1_000_000_007}]}
+    assert graded(part, row, "def f(x): return 1000000007.0") == (1.0, "")
+    assert graded(part, row, "def f(x): return 1000000008.0")[0] == 0.0
+    row = {"tests": [{"fn_name": "f", "input": [1], "output": 1.0}]}
+    assert graded(part, row, "def f(x): return 1") == (1.0, "")
+    assert graded(part, row, "def f(x): return True")[0] == 0.0
+
+
+def test_a_list_of_one_is_a_list_unless_all_results_are_in_one(part):
+    row = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [1, 2]]}
+    columns = {"input_output": row}
+    assert graded(part, columns, "def f(n): return list(range(1, n + 1))") == (1.0, "")
+    assert graded(part, columns, "def f(n): return 1 if n == 1 else [1, 2]")[0] == 0.0
+
+
+def test_what_a_program_says_is_harmless_in_a_log(part):
+    codes = "\\ud800\\x1b[2J\\x9b1m\\u202e"
+    _, why = graded(part, ASSERTS, f"raise ValueError('{codes}')")
+    assert why.isprintable() and why.encode()
+    row = {"inputs": ["1"], "outputs": ["2"]}
+    _, why = graded(part, row, f"raise ValueError('{codes[6:]}')")
+    assert why.isprintable() and "x1b" in why
+
+
+def test_tests_too_large_are_an_error_of_their_own(part):
+    task = Task(0, "x", None, {"tests": [f"assert f({'x' * 2**25!r})"]})
+    right = Task(1, "x", None, ASSERTS)
+    large, other = part.grade([Sample(task, RIGHT, (), "eos"), Sample(right, RIGHT, (), "eos")])
+    assert large.status == "error" and "too large" in large.reason
+    assert other.value == 1.0
+
+
+def test_tests_that_are_not_reached_prove_nothing(part):
+    nothing = "def f(x=0): return []"
+    for test in ("for x in f():\n  assert x == 1", "if f(1):\n  assert f(1) == 7"):
+        value, why = graded(part, {"tests": [test]}, nothing)
+        assert value == 0.0 and "no assert was reached" in why
+    inner = "def check(c):\n  for x in c():\n    assert x == 1"
+    for tests in ([inner, "check(f)"], inner + "\ncheck(f)"):
+        assert graded(part, {"tests": tests}, nothing)[0] == 0.0
+        assert graded(part, {"tests": tests}, "def f(): return [1]") == (1.0, "")
+    pytest_way = "def test_one():\n  assert f(1) == 7\n\ndef test_two():\n  assert f(2) == 8"
+    for tests in (pytest_way, [pytest_way]):
+        assert graded(part, {"tests": tests}, nothing)[0] == 0.0
+        assert graded(part, {"tests": tests}, "def f(x): return x + 6") == (1.0, "")
+
+
 def test_a_function_of_the_tests_shows_nothing_but_its_values(part):
     row = {"tests": [f"key = {SECRET!r}\nassert f(lambda x: x + 1) == key"]}
     for attempt in (
@@ -396,6 +492,8 @@ def test_a_function_of_the_tests_shows_nothing_but_its_values(part):
         ({"tests": ["assert f(1 =="]}, "no Python"),
         ({"tests": ["f(1)"]}, "assert nothing"),
         ({"tests": "print(f(1))"}, "assert nothing"),
+        ({"tests": "def check(f):\n  assert f(1) == 1"}, "nothing calls"),
+        ({"tests": ["def check(f):\n  assert f(1) == 1"]}, "nothing calls"),
         ({"inputs": ["1"], "outputs": ["1", "2"]}, "1 inputs and 2 outputs"),
         ({"tests": [1, 2]}, "neither"),
     ],
@@ -468,6 +566,11 @@ def test_threads_and_forked_and_spawned_processes_can_grade(part):
         assert queue.get(timeout=60) == (1.0, "")
         process.join()
     assert graded(part, ASSERTS, RIGHT) == (1.0, "")
+
+
+def test_a_text_of_a_program_stays_as_it_is(part):
+    row = {"tests": [{"fn_name": "f", "input": [1], "output": 4}]}
+    assert graded(part, row, "def f(x): return len('a\x0cb\u2028')") == (1.0, "")
 
 
 def test_leetcode_names_are_there_only_for_a_solution():

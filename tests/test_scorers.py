@@ -127,3 +127,59 @@ def test_what_is_no_reward_model_is_refused(tmp_path, reward_folder):
     ):
         with pytest.raises(RewardError, match=why):
             built_in(text, ())
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory):
+    """A tokenizer that puts a token of its own before and behind, and 64 places."""
+    path = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 128, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.BertConfig(
+        **sizes, num_attention_heads=2, max_position_embeddings=64, num_labels=2
+    )
+    model = transformers.AutoModelForTokenClassification.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.5)
+    model.save_pretrained(path)
+    vocabulary = {"<pad>": 0, "[C]": 1, "[S]": 2} | {chr(code): code for code in range(3, 128)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[C] $A [S]", special_tokens=[("[C]", 1), ("[S]", 2)]
+    )
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
+    fast.save_pretrained(path)
+    return str(path)
+
+
+def test_tokens_without_a_text_are_no_end_of_a_step(bert_folder):
+    model = transformers.AutoModelForTokenClassification.from_pretrained(bert_folder).eval()
+    said = "ask: one.two.three."
+    row = torch.tensor([[1, *map(ord, said), 2]])
+    chances = model(row).logits[0].softmax(-1)[:, 1].detach()
+    expected = [float(chances[at + 1]) for at, letter in enumerate(said) if letter == "."]
+    assert len({round(chance, 4) for chance in expected}) == 3
+    part = prm((), path=bert_folder, separator=".", process=True)
+    (mark,) = part.grade(samples("one.two.three"))
+    assert [score for _, score in mark.steps] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_text_too_long_is_an_error_of_its_own(bert_folder, reward_folder):
+    part = prm((), path=bert_folder)
+    long, short = part.grade(samples("x" * 100, "short"))
+    assert long.status == "error" and "up to 64" in long.reason
+    assert short.value == part.grade(samples("short"))[0].value
+    fits, longer = rm((), path=reward_folder).grade(samples("x" * 251, "x" * 252))
+    assert fits.status == "ok" and longer.status == "error"  # 5 are the prompt's
+
+
+def test_half_a_character_is_no_crash(reward_folder):
+    odd, other = rm((), path=reward_folder).grade(samples("a\ud800", "a"))
+    assert odd.status == other.status == "ok"
+
+
+@pytest.mark.parametrize("options", ["batch=0", "batch=True", "device='cuda:99'"])
+def test_options_that_can_not_be(reward_folder, options):
+    with pytest.raises(RewardError, match=options.partition("=")[0]):
+        built_in(f"rm(path={reward_folder!r}, {options})", ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import queue
 import secrets
+import sys
 import threading
 import time
 import zlib
@@ -17,13 +18,16 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native import NativeEngine, check_requests
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import GroupwiseError
 from groupwise.graders.answers import without_ends
 from groupwise.records import Completion
 
 MAX_BODY = 16 * 2**20
+MAX_SAMPLES = 128  # of one request: while they are written, all others wait
+MAX_SEED = 2**63 - 1
+PATIENCE = 60.0  # seconds for a client to go on sending, or reading
 DEFAULT_TOKENS = 256
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
@@ -45,11 +49,16 @@ class Asked:
         """Names the randomness: the same request gets the same answer, in any company."""
         return zlib.crc32(repr(self.prompt).encode()), self.seed
 
+    @property
+    def request(self) -> Request:
+        return Request(self.prompt, self.samples, *self.key, "probe")
+
 
 class Server(ThreadingHTTPServer):
     """`serve_forever()` as usual; `shutdown()` ends it."""
 
     daemon_threads = True
+    request_queue_size = 128  # connections that wait; a judge opens many at once
 
     def __init__(self, engine: NativeEngine, name: str, address: tuple[str, int]) -> None:
         super().__init__(address, Handler)
@@ -58,29 +67,29 @@ class Server(ThreadingHTTPServer):
         threading.Thread(target=self._answer_all, daemon=True).start()
 
     def read(self, body: Mapping[str, Any]) -> Asked:
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not messages:
-            raise BadRequest("messages must be a list of messages")
         if body.get("stream"):
             raise BadRequest("stream is not offered: ask without it")
-        stop = body.get("stop") or ()
+        given = {key: value for key, value in body.items() if value is not None}
+        stop = given.get("stop", ())
+        tokens = given.get("max_completion_tokens", given.get("max_tokens", DEFAULT_TOKENS))
         try:
             sampling = Sampling(
-                max_tokens=int(
-                    body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
-                ),
-                temperature=float(body.get("temperature", 1.0)),
-                top_p=float(body.get("top_p", 1.0)),
+                max_tokens=int(tokens),
+                temperature=float(given.get("temperature", 1.0)),
+                top_p=float(given.get("top_p", 1.0)),
                 stop=(stop,) if isinstance(stop, str) else tuple(stop),
             )
-            prompt = tuple(self.engine.tokenizer.prompt(messages))
-            samples, seed = int(body.get("n") or 1), body.get("seed")
-            seed = secrets.randbits(31) if seed is None else int(seed)
-        except (GroupwiseError, TypeError, ValueError) as error:
+            prompt = tuple(self.engine.tokenizer.prompt(_messages(body.get("messages"))))
+            samples = int(given.get("n", 1))
+            seed = int(given.get("seed", secrets.randbits(31)))
+            if not 1 <= samples <= MAX_SAMPLES or not 0 <= seed <= MAX_SEED:
+                raise BadRequest(f"n must be 1 to {MAX_SAMPLES}, and seed 0 to {MAX_SEED}")
+            asked = Asked(prompt, samples, seed, sampling)
+            # Now, since one that can't be answered would fail all that are answered with it.
+            check_requests(self.engine.source.model.config, [asked.request], sampling)
+        except (GroupwiseError, TypeError, ValueError, OverflowError) as error:
             raise BadRequest(str(error)) from error
-        if samples < 1 or seed < 0:
-            raise BadRequest("n must be at least 1, and seed at least 0")
-        return Asked(prompt, samples, seed, sampling)
+        return asked
 
     def _answer_all(self) -> None:
         while True:
@@ -96,7 +105,7 @@ class Server(ThreadingHTTPServer):
                 asked = [one for one in asked if turn.get(one.key) is not one]
 
     def _answer(self, asked: Sequence[Asked], sampling: Sampling) -> None:
-        requests = [Request(one.prompt, one.samples, *one.key, "probe") for one in asked]
+        requests = [one.request for one in asked]
         try:
             for one, found in zip(asked, self.engine.generate(requests, sampling), strict=True):
                 one.answer.set_result(found)
@@ -104,6 +113,11 @@ class Server(ThreadingHTTPServer):
             for one in asked:
                 if not one.answer.done():
                     one.answer.set_exception(error)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is nobody's fault; anything else is shown."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
     def reply(self, asked: Asked, found: Sequence[Completion]) -> dict[str, Any]:
         ends = [self.engine.tokenizer.decode([token]) for token in self.engine.tokenizer.eos_ids]
@@ -131,9 +145,26 @@ class Server(ThreadingHTTPServer):
         }
 
 
+def _messages(given: Any) -> list[dict[str, Any]]:
+    """With contents that are texts; a text may come in parts."""
+    if not isinstance(given, list) or not given:
+        raise BadRequest("messages must be a list of messages")
+    found = []
+    for message in given:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            parts: list[Any] = [isinstance(part, dict) and part.get("text") for part in content]
+            content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        if not isinstance(content, str) or not isinstance(message.get("role"), str):
+            raise BadRequest(f"{message!r:.200} is no message with a role and a text as content")
+        found.append({**message, "content": content})
+    return found
+
+
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+    timeout = PATIENCE
 
     def do_GET(self) -> None:
         if self.path.rstrip("/") == "/v1/models":
@@ -143,11 +174,15 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(404, f"no {self.path} here; POST to /v1/chat/completions")
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MAX_BODY:
+        written = self.headers.get("Content-Length", "")
+        length = int(written) if written.isdecimal() else MAX_BODY + 1
+        if length > MAX_BODY:
             self.close_connection = True
             return self._refuse(413, "the request has no length, or is too long")
-        data = self.rfile.read(int(length))
+        data = self.rfile.read(length)
+        if len(data) < length:  # the client has left
+            self.close_connection = True
+            return None
         if self.path.rstrip("/") != "/v1/chat/completions":
             return self._refuse(404, f"no {self.path} here; POST to /v1/chat/completions")
         try:

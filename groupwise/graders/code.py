@@ -6,6 +6,7 @@ reason. An error is only what is not the program's fault: a broken sandbox.
 
 from __future__ import annotations
 
+import decimal
 import functools
 import math
 import os
@@ -119,7 +120,7 @@ def _compare(worker: Worker, test: Pairs, limits: Limits, to_the_end: bool) -> E
 
 
 def same_output(found: str, expected: str) -> bool:
-    """Word by word; a number written with a point to six digits."""
+    """Word by word; where a number with a point is wanted, to six digits."""
     words, wanted = found.split(), expected.split()
     return len(words) == len(wanted) and all(map(_same_word, words, wanted))
 
@@ -130,15 +131,24 @@ def _same_word(word: str, wanted: str) -> bool:
     if ("." not in wanted and "." not in word) or len(word) > 40:
         return False
     try:
+        if "." not in wanted:  # 3.0 will do for 3, but nothing near it
+            return decimal.Decimal(word) == decimal.Decimal(wanted)
         return math.isclose(float(word), float(wanted), rel_tol=1e-6, abs_tol=1e-6)
-    except ValueError:
+    except (ValueError, decimal.InvalidOperation):
         return False
 
 
 def _reason(found: Examined) -> str:
     if found.passed == found.total:
         return ""
-    return f"{found.passed} of {found.total} tests: {found.why}"
+    return f"{found.passed} of {found.total} tests: {printable(found.why)}"
+
+
+def printable(text: str) -> str:
+    """A program's words for logs and terminals: without control codes and halves of characters."""
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
+    )
 
 
 @functools.lru_cache(maxsize=4)

@@ -64,6 +64,7 @@ class Endpoint:
     retries: int = 5
     timeout: float = 120.0
     cache: str = ""  # a folder: what was answered once is not asked again
+    whole: bool = False  # a reply that max_tokens cut off is none
 
     def replies(self, bodies: Sequence[Mapping[str, Any]]) -> list[str | EndpointError]:
         """A text for each request, in order, or why there is none."""
@@ -75,8 +76,8 @@ class Endpoint:
     def _reply(self, body: Mapping[str, Any]) -> str | EndpointError:
         whole = {"model": self.model, **body}
         kept = self._place(whole)
-        if kept is not None and kept.is_file():
-            return json.loads(kept.read_text())["reply"]
+        if kept is not None and (known := _remembered(kept)) is not None:
+            return known
         try:
             reply = self._ask(whole)
         except EndpointError as error:
@@ -102,13 +103,15 @@ class Endpoint:
             _pace(self.url, self.per_minute).wait()
             try:
                 return self._post(body)
+            except EndpointError as error:  # another try would end like this one
+                why = str(error)
+                break
             except urllib.error.HTTPError as error:
-                said = error.read(2000).decode("utf-8", "replace")
-                why = f"{error.code} {error.reason}: {said[:200]}"
+                why = f"{error.code} {error.reason}: {_said(error)}"
                 if error.code not in AGAIN:
                     break
                 asked = error.headers.get("Retry-After", "")
-                if asked.isdigit():
+                if asked.isdecimal():
                     time.sleep(min(float(asked), LONGEST_WAIT))
             except (
                 OSError,
@@ -118,21 +121,62 @@ class Endpoint:
                 TypeError,
             ) as error:
                 why = f"{type(error).__name__}: {error}"
-        raise EndpointError(f"{self.url} did not answer: {why}")
+        key = self._key()
+        shown = why.replace(key, "***") if key else why
+        raise EndpointError(f"{self.url} did not answer: {shown}")
+
+    def _key(self) -> str:
+        return os.environ.get(self.key_variable, "").strip()  # read from a file, it may end a line
 
     def _post(self, body: Mapping[str, Any]) -> str:
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self.key_variable):
+        if key := self._key():
+            if not (key.isascii() and key.isprintable()):  # the error of a header would show it
+                raise EndpointError(f"the key in {self.key_variable} has characters that none has")
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(
             f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers
         )
-        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-            data = answer.read(MAX_REPLY)
-        content = json.loads(data)["choices"][0]["message"]["content"]
+        deadline = time.monotonic() + self.timeout
+        data = b""
+        with OPENER.open(request, timeout=self.timeout) as answer:
+            while part := answer.read1(65536):
+                data += part
+                if len(data) > MAX_REPLY or time.monotonic() > deadline:
+                    raise TimeoutError(f"no whole reply within {self.timeout:g} s")
+        choice = json.loads(data)["choices"][0]
+        content = choice["message"]["content"]
+        if self.whole and choice.get("finish_reason") == "length":
+            raise EndpointError("the reply is cut off: raise max_tokens")
         if not isinstance(content, str):
             raise ValueError("the reply has no text")
         return content
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """An endpoint that sends elsewhere is not followed: the key would go along."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+OPENER = urllib.request.build_opener(_Stay)
+
+
+def _remembered(kept: Path) -> str | None:
+    """None where nothing is kept, or what a full disk left of it."""
+    try:
+        found = json.loads(kept.read_text())["reply"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    try:
+        return error.read(2000).decode("utf-8", "replace")[:200]
+    except (OSError, http.client.HTTPException):
+        return ""
 
 
 def _backoff(attempt: int) -> float:

@@ -117,7 +117,9 @@ def _asserts(task: Task, tests: Sequence[str], code: str) -> Calls:
     if setup is None:
         setup = "\n".join(_column(task, "test_imports") or [])
     names, modules = _free(f"{setup}\n" + "\n".join(tests))
-    return Calls(code, names, tuple(tests), helpers=modules, setup=str(setup))
+    called = tuple(map(_called, tests))
+    _check_calls("\n".join(called))
+    return Calls(code, names, called, helpers=modules, setup=str(setup))
 
 
 def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
@@ -133,10 +135,35 @@ def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
         program = f"{start}\n{code}"
     call = _call(entry, program)
     run = f"{tests}\n\ncheck({call})" if "def check(" in tests and entry else tests
-    helpers = _names_defined(start) - {call.partition("(")[0]}
+    given = _names_defined(start) - {call.partition("(")[0]}
     names, modules = _free(run)
-    names = tuple(name for name in names if name not in helpers)
+    names = tuple(name for name in names if name not in given)
+    run = _called(run)
+    _check_calls(run)
     return Calls(_hoisted(_with_imports(program)), names, (run,), helpers=modules + start)
+
+
+def _called(test: str) -> str:
+    """Functions named test..., which pytest would find, are called."""
+    found = [node for node in _body(test) if isinstance(node, ast.FunctionDef)]
+    calls = [f"{f.name}()" for f in found if f.name.startswith("test") and not f.args.args]
+    return "\n".join([test, *calls])
+
+
+def _check_calls(tests: str) -> None:
+    """Asserts in functions that nothing calls would hold for every program."""
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    rest = [node for node in _body(tests) if not isinstance(node, defined)]
+    acts = (ast.Assert, ast.Raise, ast.Call)
+    if not any(isinstance(node, acts) for top in rest for node in ast.walk(top)):
+        raise Untestable("its tests are in functions that nothing calls: name entry_point")
+
+
+def _body(source: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError) as error:
+        raise Untestable(f"its tests are no Python: {error}") from None
 
 
 def _paired(given: Mapping[str, Any], entry: str, code: str) -> Calls | Pairs:
@@ -148,6 +175,8 @@ def _paired(given: Mapping[str, Any], entry: str, code: str) -> Calls | Pairs:
     if not entry:
         return Pairs(code, tuple(map(_texts, inputs, outputs)))
     call = _call(entry, code)
+    # APPS puts every result into a list of its own; elsewhere a list of one is what it is.
+    boxed = not given.get("lines") and all(isinstance(o, list) and len(o) == 1 for o in outputs)
     tests = []
     for arguments, expected in zip(inputs, outputs, strict=True):
         if given.get("lines"):  # one JSON value in each line
@@ -156,8 +185,7 @@ def _paired(given: Mapping[str, Any], entry: str, code: str) -> Calls | Pairs:
         if isinstance(arguments, str):
             arguments = _value(arguments)
         written = f"**{arguments!r}" if isinstance(arguments, dict) else f"*{_listed(arguments)!r}"
-        wrapped = isinstance(expected, list) and len(expected) == 1  # as in APPS
-        also = f" or __same__(found, {expected[0]!r})" if wrapped else ""
+        also = f" or __same__(found, {expected[0]!r})" if boxed else ""
         tests.append(f"found = {call}({written})\nassert __same__(found, {expected!r}){also}")
     return Calls(
         _hoisted(_with_imports(code)), (call.partition("(")[0],), tuple(tests), helpers=NUMBERS
@@ -204,10 +232,7 @@ def _free(source: str) -> tuple[tuple[str, ...], str]:
     `math.isclose` is Python's, whatever the program calls math. Where no other name is left, the
     program is to define one that Python has too: `assert sum(3) == 6`.
     """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise Untestable(f"its tests are no Python: {error}") from None
+    tree = ast.Module(_body(source), [])
     if not any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(tree)):
         raise Untestable("its tests assert nothing")
     used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
@@ -266,7 +291,7 @@ def _defines(code: str, name: str) -> bool:
 def _indented(code: str) -> str:
     """The body of a function, up to where something else begins."""
     kept: list[str] = []
-    for line in code.splitlines():
+    for line in code.split("\n"):
         if kept and line.strip() and not line[0].isspace():
             break
         kept.append(line)
@@ -280,7 +305,7 @@ def _with_imports(code: str) -> str:
 
 def _hoisted(code: str) -> str:
     """`from __future__` has to come first."""
-    lines = code.splitlines()
+    lines = code.split("\n")  # not at every character that ends a line elsewhere
     first = [line for line in lines if line.startswith("from __future__ import")]
     rest = [line for line in lines if not line.startswith("from __future__ import")]
     return "\n".join([*first, *rest]) + "\n"

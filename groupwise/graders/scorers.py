@@ -23,6 +23,7 @@ from groupwise.records import Task
 
 Squash = Literal["none", "sigmoid"]
 Pool = Literal["mean", "last", "min"]
+NOWHERE = 2**62
 POOLS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "last": lambda scores: scores[-1],
@@ -42,8 +43,9 @@ class Scorer:
         """Ids of prompt and completion, and where each token begins in the completion.
 
         With a chat template the completion is the assistant's turn. What belongs to the prompt
-        begins below 0.
+        begins below 0; what the tokenizer adds without a text, nowhere.
         """
+        text = text.encode("utf-8", "replace").decode()  # half a character is nothing to read
         special = not getattr(self.tokenizer, "chat_template", None)
         if special:
             before = prompt_text(task.prompt)
@@ -57,14 +59,25 @@ class Scorer:
             if not said.startswith(before + text):  # a template that tidies the last turn
                 said = before + text
         found = self.tokenizer(said, add_special_tokens=special, return_offsets_mapping=True)
-        return found["input_ids"], [start - len(before) for start, _ in found["offset_mapping"]]
+        starts = [
+            start - len(before) if end > start else NOWHERE
+            for start, end in found["offset_mapping"]
+        ]
+        return found["input_ids"], starts
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the model was made for."""
+        places = getattr(self.model.config, "max_position_embeddings", None) or NOWHERE
+        return min(places, self.tokenizer.model_max_length)
 
     def logits(self, rows: Sequence[Sequence[int]]) -> list[Any]:
-        """What the model gives for each row, in order; padding is masked."""
+        """What the model gives for each row, in order; None for one too long; padding is masked."""
         import torch
 
         found: list[Any] = [None] * len(rows)
-        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        fitting = [row for row in range(len(rows)) if len(rows[row]) <= self.longest]
+        order = sorted(fitting, key=lambda row: len(rows[row]))
         for first in range(0, len(order), self.batch):
             chosen = order[first : first + self.batch]
             longest = max(len(rows[row]) for row in chosen)
@@ -96,7 +109,10 @@ class RewardModel:
 
     def grade(self, samples: Sequence[Sample]) -> list[Mark]:
         rows = [self.scorer.encode(s.task, without_ends(s.text, self.ends))[0] for s in samples]
-        return [_mark(self._value(out)) for out in self.scorer.logits(rows)]
+        return [
+            _too_long(row, self.scorer) if out is None else _mark(self._value(out))
+            for row, out in zip(rows, self.scorer.logits(rows), strict=True)
+        ]
 
     def _value(self, out: Any) -> float:
         value = out[0] if len(out) == 1 else out[1] - out[0]  # of two classes, for the good one
@@ -128,7 +144,10 @@ class ProcessRewardModel:
         ]
         outs = self.scorer.logits([ids for ids, _ in read])
         marks = []
-        for steps, (_, starts), out in zip(steps_N, read, outs, strict=True):
+        for steps, (row, starts), out in zip(steps_N, read, outs, strict=True):
+            if out is None:
+                marks.append(_too_long(row, self.scorer))
+                continue
             behind = [end + len(self.separator) for end in steps]
             places = [max(at for at, start in enumerate(starts) if start < end) for end in behind]
             marks.append(self._mark([_chance(out[place]) for place in places], steps))
@@ -158,6 +177,12 @@ def _chance(out: Any) -> float:
     return float(out.sigmoid()[0] if len(out) == 1 else out.softmax(-1)[1])
 
 
+def _too_long(row: Sequence[int], scorer: Scorer) -> Mark:
+    """Not cut: a score of a part would pass for one of the whole."""
+    why = f"{len(row)} tokens; the reward model reads up to {scorer.longest}"
+    return Mark(status="error", reason=why)
+
+
 def _mark(value: float) -> Mark:
     if math.isfinite(value):
         return Mark(value)
@@ -174,6 +199,8 @@ def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
         raise RewardError(f"{kind}: {path!r} is no Hugging Face folder: it has no config.json.")
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise RewardError(f"{kind}: batch = {batch!r} must be a number of at least 1.")
     import torch
     import transformers
 
@@ -202,7 +229,11 @@ def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
     if model.config.pad_token_id is None:
         known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         model.config.pad_token_id = next(number for number in known if number is not None)
-    return Scorer(model.to(device).eval(), tokenizer, batch)
+    try:
+        model = model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise RewardError(f"{kind}: device = {device!r} can't be used: {error}.") from error
+    return Scorer(model, tokenizer, batch)
 
 
 def rm(

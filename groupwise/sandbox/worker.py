@@ -54,10 +54,11 @@ class Worker:
     """A zygote behind its wall. One job at a time; `slot` numbers those that run side by side."""
 
     def __init__(self, wall: Wall, slot: int = 0, python: str = "") -> None:
-        told = walls.settings(wall, _uid(slot) if os.getuid() == 0 else None, python)
+        told = walls.settings(wall, _uid(slot), python)
         self.wall = wall
-        self.control, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with inner:
+        self.control, near = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Not 0, 1 or 2, which a daemon may have closed: those are the zygote's own.
+        with near, socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD_CLOEXEC, 3)) as inner:
             self.process = subprocess.Popen(
                 walls.command(told, python, inner.fileno()),
                 stdin=subprocess.PIPE,
@@ -133,6 +134,8 @@ class Worker:
             except Overtime:
                 return Examined(0, total, _overtime(limits), timed_out=True)
             if found is None:
+                tests.ended(time.monotonic() + 1)
+                tests.check()
                 return Examined(0, total, "the tests ended without a verdict")
             if "ended" in found.why and (ended := program.ended(time.monotonic() + 0.1)):
                 return replace(found, why=f"{found.why} ({ended})")
@@ -172,8 +175,12 @@ class Cell:
             raise SandboxError(f"A program can't be confined: {why}")
 
     def hand(self, job: Mapping[str, Any]) -> None:
-        with contextlib.suppress(wire.Gone):  # it may end before it has read all
+        try:
             wire.send(self.channel, job)
+        except wire.Gone:  # it may end before it has read all
+            pass
+        except ValueError as error:
+            raise SandboxError(f"The tests are too large to be run: {error}") from error
 
     def report(self, deadline: float) -> Examined | None:
         """What the tests say, bounded and checked; None if they ended without."""
@@ -190,7 +197,7 @@ class Cell:
         try:
             found = json.loads(data[4:])
             return Examined(int(found["passed"]), int(found["total"]), str(found["why"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def ended(self, deadline: float) -> str:
@@ -199,6 +206,11 @@ class Cell:
             self.status = _message(self.leash, deadline)
         code = (self.status or {}).get("exit", 0)
         return "" if code == 0 else f"signal {-code}" if code < 0 else f"exit status {code}"
+
+    def check(self) -> None:
+        """Nobody says how it ended: the keeper is gone, which no program can bring about."""
+        if self.status is None:
+            raise SandboxError("A sandbox was ended from outside")
 
     def end(self) -> None:
         """Let go: the keeper kills what is left. Returns when it has."""
@@ -255,8 +267,9 @@ def _drain(cell: Cell, out: _Pipe, errors: _Pipe, limits: Limits, deadline: floa
         if len(out.data) > limits.output * 1024:
             return f"more than {limits.output} KiB of output"
     ended = cell.ended(deadline)
-    if cell.status is None:
+    if time.monotonic() >= deadline:
         raise Overtime
+    cell.check()
     last = errors.text.strip().splitlines()[-1:]
     return ": ".join([ended, *last]) if ended else ""
 
@@ -303,12 +316,19 @@ def _overtime(limits: Limits) -> str:
     return f"did not end within {limits.seconds:g} s"
 
 
-def _uid(slot: int) -> int:
-    """A user of its own for every sandbox on the machine, out of those that this root has."""
+def _uid(slot: int) -> int | None:
+    """A user of its own for every sandbox on the machine, out of those that this root has.
+
+    None for who is not root, or root of a namespace that knows nobody else.
+    """
+    if os.getuid() != 0:
+        return None
     with open("/proc/self/uid_map") as file:
         known = [tuple(map(int, line.split())) for line in file]
     first, count = max(((inner, size) for inner, _, size in known), key=lambda found: found[1])
     usable = min(first + count, 2**31 - 1) - 1
+    if usable < 2:
+        return None
     least = min(1_000_000_000, usable // 2)
     return least + (os.getpid() * 64 + slot) % (usable - least)
 

@@ -17,11 +17,14 @@ from typing import Any
 
 from groupwise.sandbox.inside import wire
 
+UNREACHED = "no assert was reached"
+
 
 class Count:
     """Around every assert: whether it held. Within, arguments changed in place stay as they were.
 
-    Else `assert f(xs) == sorted(xs)` would hold for a program that empties `xs`.
+    Else `assert f(xs) == sorted(xs)` would hold for a program that empties `xs`. An assert in a
+    function that the program was given and calls is not counted: it could call it a thousand times.
     """
 
     def __init__(self, peer: wire.Peer, to_the_end: bool) -> None:
@@ -29,7 +32,10 @@ class Count:
         self.passed = 0
         self.failures: list[str] = []
 
+        self.took_changes: list[bool] = []
+
     def __enter__(self) -> None:
+        self.took_changes.append(self.peer.takes_changes)
         self.peer.takes_changes = False
 
     def __exit__(
@@ -38,7 +44,9 @@ class Count:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self.peer.takes_changes = True
+        self.peer.takes_changes = self.took_changes.pop()
+        if self.peer.answering:
+            return False
         if error is None and not self.peer.gone:
             self.passed += 1
             return False
@@ -59,7 +67,7 @@ def examine(job: dict[str, Any], link: socket.socket) -> dict[str, Any]:
     """
     peer = wire.Peer(link, may=_may)
     count = Count(peer, job["to_the_end"])
-    total = len(job["tests"])
+    total, harmless = len(job["tests"]), 0
     try:
         loaded, *why = wire.receive(link)
     except wire.Gone:
@@ -77,15 +85,32 @@ def examine(job: dict[str, Any], link: socket.socket) -> dict[str, Any]:
             if len(count.failures) == before:
                 count.failures.append(_said(error))
         if number and count.passed == passed and len(count.failures) == before:
-            count.passed += 1  # a test without asserts: it did not raise
+            if _asserts(source, called=True):
+                count.failures.append(UNREACHED)
+            else:
+                harmless += 1  # it has none, and did not raise
         if peer.gone:
             found = f"the program {peer.gone} during the tests"
             return _report(0, max(total, 1), found)
         if count.failures and not job["to_the_end"]:
             break
-    why_not = count.failures[0] if count.failures else ""
-    reached = count.passed + len(count.failures)
-    return _report(count.passed, max(reached, total), why_not)
+    if not count.passed and not count.failures and any(map(_asserts, job["tests"])):
+        count.failures.append(UNREACHED)  # all of them are in functions, and none held there
+        harmless = 0
+    passed = count.passed + harmless
+    reached = max(passed + len(count.failures), total)
+    if not count.failures:
+        return _report(passed, reached, "")
+    # Asserts behind the one that ended a test count as well.
+    written = sum(max(_asserts(source), 1) for source in job["tests"])
+    return _report(passed, max(reached, written), count.failures[0])
+
+
+def _asserts(source: str, called: bool = False) -> int:
+    """How many are written there; with `called`, of those outside of functions and classes."""
+    skipped = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef) if called else ()
+    body = [node for node in ast.parse(source).body if not isinstance(node, skipped)]
+    return sum(isinstance(node, ast.Assert) for top in body for node in ast.walk(top))
 
 
 def _report(passed: int, total: int, why: str) -> dict[str, Any]:
@@ -109,20 +134,23 @@ def _scope(job: dict[str, Any], peer: wire.Peer) -> dict[str, Any]:
 def _may(operation: str, target: Any, arguments: Sequence[Any]) -> bool:
     """A program may use what a test gives it, but not look behind it for the tests."""
     if operation in ("getattr", "setattr"):
-        own = type(target).__module__ == "tests"
-        return own and isinstance(arguments[0], str) and not arguments[0].startswith("_")
+        name, own = arguments[0], type(target).__module__ == "tests"
+        if not own or not isinstance(name, str) or name.startswith("_"):
+            return False
+        return operation == "getattr" or not callable(getattr(type(target), name, None))
     if operation == "call":
-        return isinstance(target, (types.FunctionType, types.MethodType, type))
+        if isinstance(target, type):  # Python's own `type` would make classes that equal all
+            return target.__module__ == "tests"
+        return isinstance(target, (types.FunctionType, types.MethodType))
     return operation in ("iter", "next", "len", "bool", "getitem", "setitem", "str", "int", "float")
 
 
 def same(found: Any, expected: Any) -> bool:
     """Whether a result is the expected one, where JSON had no tuples and rounded floats."""
-    if isinstance(found, float) or isinstance(expected, float):
-        numbers = isinstance(found, (int, float)) and isinstance(expected, (int, float))
-        return numbers and (
-            found == expected or math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-6)
-        )
+    if type(expected) is int and type(found) is float:
+        return found == expected
+    if type(expected) is float and type(found) in (int, float):
+        return found == expected or math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-6)
     if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
         return len(found) == len(expected) and all(map(same, found, expected))
     if isinstance(found, dict) and isinstance(expected, dict):

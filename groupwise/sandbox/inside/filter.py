@@ -46,9 +46,16 @@ umount2 166 39; unshare 272 97; userfaultfd 323 282; utime 132 -; utimensat 280 
 vhangup 153 58
 """
 FORKS = "fork 57 -; vfork 58 -"
-# Whom a descriptor's signals go to: F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP.
-OWNERS = (("fcntl 72 25", (8, 10, 15)), ("ioctl 16 29", (0x8901, 0x8902)))
-SOCKETPAIR = "socketpair 53 199"  # of streams alone: a datagram could be sent to any address
+# Whom a descriptor's signals go to, and who waits for it: F_SETOWN, F_SETSIG, F_SETOWN_EX,
+# F_SETLEASE.
+FCNTL, FCNTL_REFUSED = "fcntl 72 25", (8, 10, 15, 1024)
+# Those of terminals and of descriptors alone: others change files that may only be read.
+IOCTL, IOCTL_KIND = "ioctl 16 29", 0x5400
+PRCTL, PR_SET_PDEATHSIG = "prctl 157 167", 1  # a cell ends with its keeper, whatever it wants
+SOCKETPAIR, SOCK_STREAM = (
+    "socketpair 53 199",
+    1,
+)  # of streams alone: a datagram could be sent to any address
 CLONE, CLONE3 = "clone 56 220", "clone3 435 435"  # clone3 hides its flags: glibc then takes clone
 # Their first argument is a process: this one alone, where others could be named.
 OF_A_PROCESS = "kill 62 129; tgkill 234 131; prlimit64 302 261; sched_setaffinity 203 122"
@@ -89,9 +96,10 @@ def build(may_fork: bool, sees_others: bool) -> Program:
     for number in numbers(CALLS, machine) + ([] if may_fork else numbers(FORKS, machine)):
         rows += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE | EPERM)]
     rows += [(EQUAL, 0, 1, numbers(CLONE3, machine)[0]), (RETURN, 0, 0, REFUSE | ENOSYS)]
-    for call, commands in OWNERS:
-        rows += _without(numbers(call, machine)[0], commands)
-    rows += _streams(numbers(SOCKETPAIR, machine)[0])
+    rows += _without(numbers(FCNTL, machine)[0], SECOND_ARGUMENT, FCNTL_REFUSED)
+    rows += _without(numbers(PRCTL, machine)[0], FIRST_ARGUMENT, (PR_SET_PDEATHSIG,))
+    rows += _only(numbers(IOCTL, machine)[0], 0xFFFFFF00, IOCTL_KIND)
+    rows += _only(numbers(SOCKETPAIR, machine)[0], 0xF, SOCK_STREAM)
     rows += _clone(numbers(CLONE, machine)[0], may_fork)
     if sees_others:
         for number in numbers(OF_A_PROCESS, machine):
@@ -121,20 +129,23 @@ def _clone(number: int, may_fork: bool) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def _without(number: int, commands: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    """A call whose second argument is none of these."""
-    rows = [(EQUAL, 0, 2 * len(commands) + 2, number), (LOAD, 0, 0, SECOND_ARGUMENT)]
+def _without(
+    number: int, argument: int, commands: tuple[int, ...]
+) -> list[tuple[int, int, int, int]]:
+    """A call with an argument that is none of these."""
+    rows = [(EQUAL, 0, 2 * len(commands) + 2, number), (LOAD, 0, 0, argument)]
     for command in commands:
         rows += [(EQUAL, 0, 1, command), (RETURN, 0, 0, REFUSE | EPERM)]
     return [*rows, (RETURN, 0, 0, ALLOW)]
 
 
-def _streams(number: int) -> list[tuple[int, int, int, int]]:
+def _only(number: int, bits: int, value: int) -> list[tuple[int, int, int, int]]:
+    """A call whose second argument has this value in these bits."""
     return [
         (EQUAL, 0, 5, number),
         (LOAD, 0, 0, SECOND_ARGUMENT),
-        (AND, 0, 0, 0xF),
-        (EQUAL, 1, 0, 1),  # SOCK_STREAM
+        (AND, 0, 0, bits),
+        (EQUAL, 1, 0, value),
         (RETURN, 0, 0, REFUSE | EPERM),
         (RETURN, 0, 0, ALLOW),
     ]

@@ -24,6 +24,7 @@ MOUNT_SETATTR, LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 442, 444, 445,
 READ = 1 << 0 | 1 << 2 | 1 << 3  # Landlock's rights: execute, read a file, list a folder
 OF_A_FILE = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 WRITE_A_FILE = 1 << 1
+NOBODY = 65534
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -78,11 +79,11 @@ def read_only(path: str, deep: bool) -> None:
 
 
 def map_own_id(uid: int, gid: int) -> None:
-    """In a new user namespace: keep the own number, know no other."""
+    """In a new user namespace: keep the own number, know no other. Nobody is called root."""
     for name, text in (
         ("setgroups", "deny"),
-        ("uid_map", f"{uid} {uid} 1"),
-        ("gid_map", f"{gid} {gid} 1"),
+        ("uid_map", f"{uid or NOBODY} {uid} 1"),
+        ("gid_map", f"{gid or NOBODY} {gid} 1"),
     ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import sys
+import threading
 import types
 from typing import Any
 
@@ -11,9 +13,17 @@ from groupwise.sandbox.inside import wire
 
 
 def as_script(code: str) -> None:
-    """Run as `python program.py` would: reads standard input, writes standard output."""
+    """Run as `python program.py` would: reads standard input, writes standard output.
+
+    It ends with its last thread, and then does what it left for the end: many programs compute
+    in a thread with a large stack, or write all they have to say in one go.
+    """
     module = _module("__main__")
-    exec(compile(code, "program.py", "exec"), module.__dict__)
+    try:
+        exec(compile(code, "program.py", "exec"), module.__dict__)
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
 
 
 def as_module(code: str, link: socket.socket) -> None:

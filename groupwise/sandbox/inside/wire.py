@@ -158,6 +158,7 @@ class Peer:
         self.remotes: dict[int, Remote] = {}
         self.gone = ""
         self.takes_changes = True
+        self.answering = 0  # what the other side asked for and waits for
 
     def ask(self, operation: str, /, *args: Any, **kwargs: Any) -> Any:
         """What the operation gives on the other side; arguments that it changed in place follow."""
@@ -191,6 +192,7 @@ class Peer:
             self.answer(*rest)
 
     def answer(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.answering += 1
         try:
             target, *others = [self.unpack(arg) for arg in args]
             if operation not in OPERATIONS or not self.may(operation, target, others):
@@ -204,6 +206,8 @@ class Peer:
             raise
         except BaseException as error:  # the boundary between the two
             send(self.connection, ["error", type(error).__name__, _text(error)])
+        finally:
+            self.answering -= 1
 
     def pack(self, value: Any) -> Any:
         kind = type(value)
@@ -259,10 +263,9 @@ class Peer:
             return value
         tag, content = next(iter(value.items()))
         if tag == "mine":
-            known = self.remotes.get(content)
-            return known or self.remotes.setdefault(
-                content, Remote(self, content, str(value.get("name")))
-            )
+            if content not in self.remotes:  # its truth would be asked for over there
+                self.remotes[content] = Remote(self, content, str(value.get("name")))
+            return self.remotes[content]
         if tag == "yours":
             return self.kept[content]
         if tag == "dict":

@@ -83,6 +83,7 @@ def _keep(
 ) -> None:
     """Start a cell, say how it ended, end it when the grader hangs up. Does not return."""
     control.close()
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # and the cell with it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     leash = socket.socket(fileno=descriptors[0])
     try:
@@ -177,7 +178,7 @@ def _take_descriptors(names: list[str], descriptors: list[int], tells: int) -> s
 
 def _above(descriptor: int) -> int:
     """A copy out of the way of the low numbers."""
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 64)
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 16)
 
 
 def _confine(settings: dict[str, Any], order: dict[str, Any]) -> None:
