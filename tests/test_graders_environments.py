@@ -128,24 +128,11 @@ def test_what_is_no_reward_is_refused(file: Path, name: str, words: str) -> None
         Grader({f"{file}:{name}": 1.0})
 
 
-def test_functions_get_the_text_without_the_token_that_ended_it(tmp_path: Path) -> None:
-    """As other tools hand it over: a pattern that wants the end of the text would never fit."""
-    (tmp_path / "r.py").write_text(
-        "def batch(completions): return [float(c == 'a</s>b ') for c in completions]\n"
-        "def one(completion): return float(completion == 'a</s>b ')\n"
-        "def verl(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return float(solution_str == 'a</s>b ')\n"
-    )
-    for name in ("batch", "one", "verl"):
-        grader = Grader({f"{tmp_path}/r.py:{name}": 1.0}, ends=["</s>", "STOP"])
-        told = grader.grade(
-            [
-                (Task(0, "q", "7"), "a</s>b </s>", (1,), "eos"),
-                (Task(0, "q", "7"), "a</s>b ", (1,), "length"),
-                (Task(0, "q", "7"), "a</s>b STOP", (1,), "stop"),  # asked for, and kept
-            ]
-        )
-        assert [grade.reward for grade in told] == [1.0, 1.0, 0.0]
+def test_a_message_has_no_end_token(file: Path) -> None:
+    """A rubric reads messages; other functions get the text as it was written."""
+    grader = Grader({f"{file}:env": 1.0}, ends=["</s>"])
+    told = grader.grade([(Task(0, "q", "7"), "7</s>", (1,), "eos")])
+    assert [grade.reward for grade in told] == [1.5]
 
 
 # ---------------------------------------------------------------- the package itself

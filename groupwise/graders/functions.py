@@ -11,8 +11,8 @@ or it is no function but a rubric or an environment of several (`environments.py
 
 A value is a number, None (the function has nothing to say), or a dict with `reward` or `score`
 and, for process supervision, `steps`: [(end, reward), ...] with ends counted in characters of the
-completion. Functions may be async. Completions are strings as the policy wrote them, without the
-token that ended them. What a function gets wrong is recorded with each sample, and is never a 0.
+completion. Functions may be async. Completions are strings as the policy wrote them, special
+tokens included. What a function gets wrong is recorded with each sample, and is never a 0.
 
 Files are loaded in a process of their own, where a call that takes too long is stopped.
 """
@@ -194,7 +194,9 @@ class UserFunction:
         return [Returned("error", why) if why else next(told) for why in problems]
 
     def _text(self, sample: Sample) -> str:
-        """As other tools hand it over: without the token that ended it."""
+        """All of it; for a rubric, which reads messages, without the token that ended it."""
+        if self.shape != "rubric":
+            return sample.text
         end = next((end for end in self.ends if end and sample.text.endswith(end)), "")
         return sample.text.removesuffix(end) if sample.finish == "eos" else sample.text
 
