@@ -576,7 +576,15 @@ def test_nothing_survives_the_parent(wall, tmp_path):
     assert inside
     parent.kill()
     parent.wait()
-    waited(lambda: not named(name) and not any(Path(f"/proc/{pid}").exists() for pid in inside))
+    waited(lambda: not named(name) and not any(map(alive, inside)))
+
+
+def alive(pid):
+    """A process that only waits for somebody to bury it is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def waited(condition, seconds=20):
