@@ -10,7 +10,13 @@ from typing import Any
 from groupwise.collect import collect, tokens_of
 from groupwise.config import Config
 from groupwise.cost import model_flops
-from groupwise.guards import check_agreement, check_delivery, check_rewards, check_updates
+from groupwise.guards import (
+    check_agreement,
+    check_delivery,
+    check_rewards,
+    check_updates,
+    explained_gap,
+)
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
 from groupwise.run import MakeEngine, Run, finished, open_run
@@ -166,6 +172,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         **sample_measures(drawn, version),
         **wasted(taught.batch, dropped, tokens_of(drawn)),
         **taught.metrics,
+        "mismatch/limit": explained_gap(run),
         "optim/learning_rate": rate,
         "weights/version": run.version,
         "weights/fingerprint": delivered,
@@ -186,8 +193,8 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         flops=run.flops,
         seconds=run.elapsed,
         price=config.watch.price,
-        before=run.before and run.before.accuracy,
-        after=run.last and run.last.accuracy,
+        before=None if run.before is None else run.before.accuracy,
+        after=None if run.last is None else run.last.accuracy,
     )
     metrics["memory/peak_bytes"] = peak_bytes(run.learner.device)
     rows = rows_of(collected.groups, collected.unused, taught.streams, run.loaded.tokenizer)

@@ -90,6 +90,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "mismatch/abs_mean": Metric("mean |learner − sampler| log-probability for the same weights", "nats", "below 1e-3 (float32: below 1e-5)", "sampler and learner differ: temperature, precision, weights that did not arrive; or adapter.dropout, which only updates see"),
         "mismatch/abs_max": Metric("largest of these", "nats", "below 0.1", "as for mismatch/abs_mean: the maximum moves first"),
         "mismatch/abs_p99": Metric("99th percentile of these", "nats", "below 10 x mismatch/abs_mean", "as for mismatch/abs_mean"),
+        "mismatch/limit": Metric("what mismatch/abs_mean may be in this precision: guard.mismatch, 50 times it in bfloat16", "nats", "above mismatch/abs_mean", "as for mismatch/abs_mean"),
         "mismatch/outside_share": Metric("tokens whose ρ is outside 0.9 to 1.1", "share", "below 0.01", "as for mismatch/abs_mean"),
         "mismatch/std": Metric("standard deviation of ρ", "ratio", "below 0.01", "as for mismatch/abs_mean"),
         "mismatch/mean": Metric("mean learner/sampler probability ratio ρ", "ratio", "0.99 to 1.01", "as for mismatch/abs_mean, or a recipe with a correction"),

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from groupwise.watch.chart import Point
 from groupwise.watch.history import (
     Evidence,
     History,
@@ -100,7 +101,7 @@ def reward_without_progress(history: History) -> Evidence | None:
     typical = 0.5 / math.sqrt(128)  # of 128 tasks, where none is said
     error = math.hypot(known.get(best.step, typical), known.get(now.step, typical))
     limit = best.value - max(3 * error, 0.03)
-    then = [point for point in rewards if point.step <= best.step][-5:] or rewards[:5]
+    then = [point for point in rewards if point.step <= best.step][-5:] or rewards[:1]
     rise = middle(rewards[-5:]) - middle(then)
     if now.value >= limit or rise <= 2 * noise(rewards[-20:]) / math.sqrt(5):
         return None
@@ -108,18 +109,45 @@ def reward_without_progress(history: History) -> Evidence | None:
         f"eval/accuracy {now.value:.3g}, was {best.value:.3g} at step {best.step}; the reward rose "
         f"by {rise:.3g} since"
     )
-    falling = next(p.step for p in held_out if p.step > best.step)
-    return Evidence("eval/accuracy", now.value, limit, falling, text)
+    low = next(p.step for p in held_out if p.step > best.step and p.value < limit)
+    return Evidence("eval/accuracy", now.value, limit, low, text)
+
+
+def paid_for_wrong(history: History) -> Evidence | None:
+    """Fewer answers right than at the start, and more reward: both beyond what steps differ by."""
+    right, rewards = history.all("correct/mean"), history.all(*REWARD)
+    if len(right) < 15 or len(rewards) != len(right) or right[-1].step != history.step:
+        return None
+    least = 4 * math.sqrt(2 / 5)  # standard errors of a difference of two medians of five
+    lost = middle(right[:5]) - middle(right[-5:])
+    won = middle(rewards[-5:]) - middle(rewards[:5])
+    if lost <= max(least * noise(right[-50:]), 0.05) or won <= least * noise(rewards[-50:]):
+        return None
+    text = f"correct/mean down by {lost:.3g} since the start, the reward up by {won:.3g}"
+    limit = middle(right[:5]) - max(least * noise(right[-50:]), 0.05)
+    low = next(p.step for p in right[-5:] if p.value < limit)
+    return Evidence("correct/mean", middle(right[-5:]), limit, low, text)
+
+
+def allowed_gap(history: History) -> float:
+    """What precision explains, in nats; a recipe that corrects for a gap may have ten times it."""
+    said = history.all("mismatch/limit")
+    return (max(said[0].value, 1e-3) if said else 0.03) * (
+        10 if history.all("correction/mean") else 1
+    )
 
 
 def sampler_off(history: History) -> Evidence | None:
-    """The gap is there from the first steps on; a recipe that corrects for it may have more."""
+    """The gap is there from the first steps on."""
     corrected = bool(history.all("correction/mean"))
-    limits = {"mismatch/abs_mean": 0.03, "mismatch/outside_share": 0.05}
+    limits = {
+        "mismatch/abs_mean": allowed_gap(history),
+        "mismatch/outside_share": 0.5 if corrected else 0.05,
+        "mismatch/probability_mean": 0.03,  # what verl logs
+    }
     for name, limit in limits.items():
-        limit *= 10 if corrected else 1
-        start = history.first(3, name)
-        if start and middle(start) > limit:
+        start = history.first(1, name)
+        if start and start[0].value > limit:
             return above(name, limit=limit, steps=3)(history)
     return None
 
@@ -127,9 +155,9 @@ def sampler_off(history: History) -> Evidence | None:
 def sampler_behind(history: History) -> Evidence | None:
     """The gap starts small and grows as the learner moves away."""
     start = history.first(1, "mismatch/abs_mean")
-    if not start or start[0].value > 0.01:
+    if not start or start[0].value > 0.3 * allowed_gap(history):
         return None
-    limit = max(10 * start[0].value, 0.02) * (5 if history.all("correction/mean") else 1)
+    limit = max(10 * start[0].value, allowed_gap(history))
     seen = above("mismatch/abs_mean", limit=limit, steps=3)(history)
     return seen and Evidence(
         seen.metric, seen.value, limit, seen.first,
@@ -138,22 +166,28 @@ def sampler_behind(history: History) -> Evidence | None:
 
 
 def clipped(history: History) -> Evidence | None:
-    """A fifth of the tokens, both sides together; on which side, and how rare they are."""
+    """A tenth of the tokens, both sides together, at ratios far from 1.
+
+    A ratio of whole answers clips more, and close to 1: that is how it is meant. Where ratios are
+    not known, a fifth.
+    """
     high, low = history.last(5, "clip/high"), history.last(5, "clip/low")
     both = history.last(5, "clip/fraction")  # of tools that do not tell the sides apart
-    sides = [h.value + w.value for h, w in zip(high, low, strict=False)]
-    total = sorted(sides or [point.value for point in both])
-    limit = 0.2
-    if not total or total[len(total) // 2] <= limit:
+    if high and low:
+        both = [Point(h.step, h.value + w.value) for h, w in zip(high, low, strict=True)]
+    ratios = history.last(5, "ratio/max")
+    limit = 0.1 if ratios else 0.2
+    if not both or middle(both) <= limit or (ratios and middle(ratios) <= 2.0):
         return None
-    name = "clip/high" if sides and middle(high) >= middle(low) else "clip/low"
-    name = name if sides else "clip/fraction"
-    rare = history.last(1, f"{name}_probability")
-    text = f"{100 * total[len(total) // 2]:.0f} % of the tokens are clipped, most by {name}"
-    if rare:
-        text += f", at a mean probability of {rare[0].value:.2g}"
-    first = (high or both)[0].step
-    return Evidence(name, total[len(total) // 2], limit, first, text)
+    name = "clip/fraction"
+    if high and low:
+        name = "clip/high" if middle(high) >= middle(low) else "clip/low"
+    text = f"{100 * middle(both):.0f} % of the tokens are clipped, most by {name}"
+    probable = history.last(1, f"{name}_probability")
+    if probable:
+        text += f", at a mean probability of {probable[0].value:.2g}"
+    first = next(point.step for point in both if point.value > limit)
+    return Evidence(name, middle(both), limit, first, text)
 
 
 def gradient_spikes(history: History) -> Evidence | None:
@@ -171,21 +205,34 @@ def gradient_spikes(history: History) -> Evidence | None:
 
 
 def reward_falls(history: History) -> Evidence | None:
-    """The last five steps are far below the best five, by more than steps differ."""
+    """Far below the best stretch of steps, by more than steps differ; or next to nothing left."""
     points = history.all(*REWARD)
-    if len(points) < 10 or points[-1].step != history.step:
+    if len(points) < 4 or points[-1].step != history.step:
         return None
-    stretches = [points[at : at + 5] for at in range(0, len(points) - 9, 5)]
-    best = max(stretches, key=middle)
-    scatter = noise(points[-55:-5] or points[:5])
-    limit = middle(best) - max(4 * scatter, 0.3 * abs(middle(best)), 1e-3)
-    now = points[-5:]
+    size = 3 if len(points) < 20 else 5
+    now, before = points[-size:], points[:-size]
+    best, limit = points[:1], 0.3 * points[0].value
+    if len(before) >= 5:
+        stretches = [before[at : at + size] for at in range(0, len(before) - size + 1, size)]
+        highest = max(stretches, key=middle)
+        fall = max(4 * noise(before[-50:]), 0.3 * abs(middle(highest)))
+        if middle(highest) - fall > limit:
+            best, limit = highest, middle(highest) - fall
     if middle(now) >= limit:
         return None
     name = known_as(history, *REWARD)
-    text = f"{name} {middle(now):.3g}, was {middle(best):.3g} around step {best[2].step}"
+    text = f"{name} {middle(now):.3g}, was {middle(best):.3g} at step {best[0].step}"
     first = next(p.step for p in points if p.step > best[-1].step and p.value < limit)
     return Evidence(name, middle(now), limit, first, text)
+
+
+def nothing_passes(history: History) -> Evidence | None:
+    """From the start: a run that could and no longer can has another sickness."""
+    names = ("pass_rate/none", "groups/all_fail_share")
+    start = history.first(1, *names)
+    if not start or start[0].value < 0.5:
+        return None
+    return above(*names, limit=0.75, steps=5)(history)
 
 
 def no_gain(history: History) -> Evidence | None:
@@ -202,6 +249,15 @@ def no_gain(history: History) -> Evidence | None:
     name = known_as(history, *REWARD)
     text = f"{name} {middle(now):.3g} in the last 20 steps, {middle(start):.3g} in the first 20"
     return Evidence(name, middle(now), limit, points[20].step, text)
+
+
+def guesses(history: History) -> Evidence | None:
+    """Right in a tenth to nine tenths, whatever the prompt, and no more often than at the start."""
+    seen = below("pass_rate/skill", limit=0.02, steps=20)(history)
+    start, now = history.first(10, "correct/mean"), history.last(10, "correct/mean")
+    if seen is None or not start or not now or not 0.1 < middle(now) < 0.9:
+        return None
+    return None if middle(now) > middle(start) + 0.05 else seen
 
 
 def few_independent_samples(history: History) -> Evidence | None:
@@ -248,7 +304,7 @@ RULES: list[Rule] = [
         "sampler behind",
         sampler_behind,
         sees=("mismatch/abs_mean", "mismatch/abs_max", "staleness/mean"), since=3,
-        threshold="0.02 nats and ten times the first step's (five times that with a correction)", origin="float32 has 1e-6, bfloat16 0.02, from the first step on",
+        threshold="as for mismatch, and ten times the first step's", origin="what precision explains is there from the first step on",
         sure="likely",
         means="new weights do not reach the sampler: rollouts are of an older policy, more so with every update",
         change="mend the engine's sync (engine.weights=\"shared\" has nothing to deliver)",
@@ -258,7 +314,7 @@ RULES: list[Rule] = [
         "mismatch",
         sampler_off,
         sees=("mismatch/abs_mean", "mismatch/outside_share", "mismatch/abs_max"), since=3,
-        threshold="0.03 nats on average, or 5 % of tokens off by more than a tenth (ten times that with a correction)", origin="above what bfloat16 gives (0.02)",
+        threshold="mismatch/limit on average (0.03 nats where it is not known), or 5 % of tokens off by more than a tenth; ten times that with a correction", origin="guard.mismatch; float32 has 1e-6, bfloat16 0.02",
         sure="likely",
         means="sampler and learner compute different probabilities for the same weights: another precision, temperature or template",
         change="weigh by learner/sampler: recipe.correction=\"truncated(cap=2.0)\" (recipe tis)",
@@ -278,7 +334,7 @@ RULES: list[Rule] = [
         "clipping",
         clipped,
         sees=("clip/high", "clip/low", "clip/high_probability", "clip/fraction"), since=5,
-        threshold="a fifth of the learned tokens", origin="ten times what PPO-like runs have; GSPO, which clips whole answers, has 0.15",
+        threshold="a tenth of the learned tokens, and ratios above 2 (a fifth where ratios are not known)", origin="range of docs/metrics.md, three times what healthy runs here have; GSPO clips 0.15 and more, at ratios near 1",
         sure="likely",
         means="the policy has left its anchor: most of what later updates learn is thrown away, rare tokens first",
         change="fewer updates on a batch: halve recipe.schedule.updates",
@@ -345,8 +401,18 @@ RULES: list[Rule] = [
         source="users: gibberish (verl#5953, Search-R1#162)",
     ),
     Rule(
+        "reward falls",
+        reward_falls,
+        sees=(*REWARD, "correct/mean"), since=5,
+        threshold="a third of its best lost and four times what steps differ by, or seven tenths of the first step's", origin="healthy runs here fall by less than 15 %",
+        sure="likely",
+        means="the policy has broken: a step too large, or a signal that points the wrong way",
+        change="halve optim.learning_rate, from the checkpoint before",
+        source="users: collapse (verl#2738, OpenRLHF#931)",
+    ),
+    Rule(
         "all groups fail",
-        above("pass_rate/none", "groups/all_fail_share", limit=0.75, steps=5),
+        nothing_passes,
         sees=("pass_rate/none", "groups/all_fail_share", "groups/dead_share"), since=5,
         threshold="three quarters of the groups", origin="at G samples a pass rate below 0.25^(1/G) of failing",
         sure="certain",
@@ -376,13 +442,9 @@ RULES: list[Rule] = [
     ),
     Rule(
         "guessing",
-        all_of(
-            below("pass_rate/skill", limit=0.05, steps=10),
-            above("correct/mean", limit=0.1, steps=10),
-            below("correct/mean", limit=0.9, steps=10),
-        ),
-        sees=("pass_rate/skill", "correct/mean"), since=20,
-        threshold="the intraclass correlation of pass rates below 0.05", origin="0 where every prompt is passed as often as any other",
+        guesses,
+        sees=("pass_rate/skill", "correct/mean"), since=30,
+        threshold="the intraclass correlation of pass rates below 0.02 in most of 20 steps, and no gain", origin="0 where every prompt is passed as often as any other",
         sure="possible",
         means="which prompt it is makes no difference to being right: answers are guessed, or rewarded at random",
         change="tasks with an open answer in place of choices (data.train)",
@@ -390,23 +452,13 @@ RULES: list[Rule] = [
     ),
     Rule(
         "reward hacking",
-        reward_without_progress,
+        any_of(reward_without_progress, paid_for_wrong),
         sees=("eval/accuracy", "reward/mean", "correct/mean"), since=10,
-        threshold="three standard errors (and 3 points) below the best, the reward higher than then", origin="statistics of the held-out tasks",
+        threshold="held-out accuracy three standard errors (and 3 points) below its best, or training accuracy four below its start, while the reward rose", origin="statistics of the held-out tasks",
         sure="likely",
         means="the reward is had without doing the task, or training answers are memorised",
         change="change the part of reward.parts that still rises, after reading the samples below",
         source="Visual-RFT#176, #79; articles on reward hacking",
-    ),
-    Rule(
-        "reward falls",
-        reward_falls,
-        sees=(*REWARD, "correct/mean"), since=10,
-        threshold="a third of its best lost, four times what steps differ by", origin="healthy runs here fall by less than 15 %",
-        sure="likely",
-        means="the policy has broken: a step too large, or a signal that points the wrong way",
-        change="halve optim.learning_rate, from the checkpoint before",
-        source="users: collapse (verl#2738, OpenRLHF#931)",
     ),
     Rule(
         "stalled",
@@ -429,3 +481,32 @@ RULES: list[Rule] = [
         source="articles: tiny batches, the commonest mistake",
     ),
 ]  # fmt: skip
+
+
+INTRO = """# Health rules
+
+<!-- Generated by `make docs` from groupwise/watch/rules.py. Do not edit. -->
+
+What [health.md](health.md) is about, rule by rule, in the order in which they are judged: causes
+before what follows from them. A rule judges from the step `since` on. Rules marked *note* are worth
+knowing and no sickness.
+"""
+
+
+def rules_page() -> str:
+    """docs/rules.md."""
+    lines = [INTRO]
+    for rule in RULES:
+        metrics = ", ".join(f"`{name}`" for name in rule.sees)
+        grade = rule.sure if rule.grave else f"{rule.sure}; note"
+        lines += [
+            f"## {rule.name}\n",
+            f"- sees: {metrics}",
+            f"- fires: {rule.threshold}; since step {rule.since}",
+            f"- threshold from: {rule.origin}",
+            f"- how sure: {grade}",
+            f"- usually means: {rule.means}",
+            f"- try: {rule.change}",
+            f"- source: {rule.source}\n",
+        ]
+    return "\n".join(lines)
