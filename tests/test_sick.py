@@ -16,7 +16,9 @@ FAST = ("no overlong handling", "int8 rollouts, no correction", "learning rate t
 SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in sick.SICK if n not in FAST]
 QUIET = ("dapo", "gspo")
 SLOWLY_QUIET = [
-    pytest.param(n, marks=pytest.mark.slow) for n in sorted(sick.RECIPES) if n not in QUIET
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in sorted(sick.RECIPES)
+    if name not in (*QUIET, *sick.BREAKS)
 ]
 
 

@@ -215,7 +215,7 @@ def reward_falls(history: History) -> Evidence | None:
     if len(before) >= 5:
         stretches = [before[at : at + size] for at in range(0, len(before) - size + 1, size)]
         highest = max(stretches, key=middle)
-        fall = max(4 * noise(before[-50:]), 0.3 * abs(middle(highest)))
+        fall = max(4 * noise(before[-50:]), 0.5 * abs(middle(highest)))
         if middle(highest) - fall > limit:
             best, limit = highest, middle(highest) - fall
     if middle(now) >= limit:
@@ -404,7 +404,7 @@ RULES: list[Rule] = [
         "reward falls",
         reward_falls,
         sees=(*REWARD, "correct/mean"), since=5,
-        threshold="a third of its best lost and four times what steps differ by, or seven tenths of the first step's", origin="healthy runs here fall by less than 15 %",
+        threshold="half of its best lost and four times what steps differ by, or seven tenths of the first step's", origin="healthy runs here fall by a third of their best stretch at most",
         sure="likely",
         means="the policy has broken: a step too large, or a signal that points the wrong way",
         change="halve optim.learning_rate, from the checkpoint before",
