@@ -160,4 +160,6 @@ def worst_samples(folder: RunFolder, finding: Finding) -> tuple[int | None, list
     rows = sorted(read(folder.rollout(step), COLUMNS).to_pylist(), key=badness, reverse=True)
     shown = ("prompt_id", "sample", "prompt_text", "text", "answer", "reward", "correct", "finish",
              "grader_status", "grader_reason")  # fmt: skip
-    return step, [{name: row[name] for name in shown} for row in rows[:SAMPLES]]
+    distinct = {(row["prompt_id"], row["text"]): row for row in reversed(rows)}  # the worst stays
+    worst = [row for row in rows if distinct[row["prompt_id"], row["text"]] is row]
+    return step, [{name: row[name] for name in shown} for row in worst[:SAMPLES]]
