@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from groupwise.commands import check_reward, doctor, export, grade, init, plan, probe, serve
+from groupwise.commands import (
+    check_reward,
+    diagnose,
+    doctor,
+    export,
+    grade,
+    init,
+    plan,
+    probe,
+    serve,
+)
 from groupwise.commands.shared import (
     SETTINGS,
     print_json,
@@ -25,7 +35,7 @@ from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWar
 if TYPE_CHECKING:
     from groupwise.config import Config
 
-PAGES = "docs/algorithms.md and docs/metrics.md"
+PAGES = "docs/algorithms.md, docs/metrics.md and docs/rules.md"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="data instead of text")
     explain.set_defaults(run_command=_explain)
 
-    for command in (check_reward, doctor, export, grade, init, plan, probe, serve):
+    for command in (check_reward, diagnose, doctor, export, grade, init, plan, probe, serve):
         command.add_parser(commands)
     train = commands.add_parser(
         "train",
@@ -289,6 +299,7 @@ def _report(args: argparse.Namespace) -> int:
 def _docs(args: argparse.Namespace) -> int:
     from groupwise.tell.explain import markdown, undocumented
     from groupwise.watch.catalogue import metrics_page
+    from groupwise.watch.rules import rules_page
 
     missing = undocumented()
     if missing:
@@ -298,7 +309,12 @@ def _docs(args: argparse.Namespace) -> int:
     folder, current = Path(args.folder), True
     if not args.check and not folder.is_dir():
         raise RecipeError(f"There is no folder {args.folder!r}: run this at the root.")
-    for name, page in (("algorithms.md", markdown()), ("metrics.md", metrics_page())):
+    pages = {
+        "algorithms.md": markdown(),
+        "metrics.md": metrics_page(),
+        "rules.md": rules_page(),
+    }
+    for name, page in pages.items():
         path = folder / name
         if not args.check:
             path.write_text(page, "utf-8")

@@ -35,8 +35,7 @@ class Collected:
 
     @property
     def tokens(self) -> int:
-        every = self.groups + self.unused
-        return sum(len(r.completion.token_ids) for group in every for r in group)
+        return tokens_of(self.groups + self.unused)
 
     def metrics(self) -> dict[str, float]:
         """Of all that was sampled: what dynamic sampling drops is part of the picture."""
@@ -118,6 +117,11 @@ def greedy(run: Run, groups: Sequence[Group], clock: Clock) -> list[Group]:
         written = write(run.engine, prompts, 1, sampling_of(run.config, temperature=0.0))
     with clock("grade"):
         return grade(run.grader, run.loaded.tokenizer, written, run.known, first=-1)
+
+
+def tokens_of(groups: Sequence[Group]) -> int:
+    """Of the completions."""
+    return sum(len(r.completion.token_ids) for group in groups for r in group)
 
 
 def _first_rows(groups: Sequence[Group]) -> list[int]:

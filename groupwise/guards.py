@@ -85,6 +85,11 @@ def mismatch_limit(run: Run) -> tuple[float, str]:
     return limit, f"guard.mismatch = {limit:g}"
 
 
+def explained_gap(run: Run) -> float:
+    """The mean |learner − sampler| of a step that precision explains; dropout explains any."""
+    return 1.0 if run.config.adapter.dropout else mismatch_limit(run)[0]
+
+
 def _check_reference(policy_NT: Tensor, reference_NT: Tensor) -> None:
     if not torch.equal(policy_NT, reference_NT):
         worst = float((policy_NT - reference_NT).abs().max())

@@ -7,9 +7,16 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from groupwise.collect import collect
+from groupwise.collect import collect, tokens_of
 from groupwise.config import Config
-from groupwise.guards import check_agreement, check_delivery, check_rewards, check_updates
+from groupwise.cost import model_flops
+from groupwise.guards import (
+    check_agreement,
+    check_delivery,
+    check_rewards,
+    check_updates,
+    explained_gap,
+)
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
 from groupwise.run import MakeEngine, Run, finished, open_run
@@ -17,11 +24,13 @@ from groupwise.setup import engine_of, sampling_of
 from groupwise.teach import teach
 from groupwise.validate.evaluate import Evaluation, evaluate
 from groupwise.watch.clock import Clock
+from groupwise.watch.costs import costs
 from groupwise.watch.display import Display
 from groupwise.watch.report import write_report, write_summary
 from groupwise.watch.rows import rows_of
+from groupwise.watch.samples import sample_measures, wasted
 from groupwise.watch.signals import Signals
-from groupwise.watch.speed import step_speed
+from groupwise.watch.speed import step_speed, step_work
 
 
 class Stopped(Exception):
@@ -110,6 +119,7 @@ def begin(run: Run) -> Metrics | None:
     if run.step != 0 or run.before is not None:
         return None
     run.before = held_out(run)
+    run.judge(0, run.before.metrics())
     run.recorder.step(0, [], {**gate, **run.before.metrics()})
     run.display.step({"step": 0, **run.before.metrics()})
     return {"step": 0, **gate, **run.before.metrics()}
@@ -127,6 +137,9 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         run.cursor.restore(before)  # as if the step had not begun
         if failing is None:
             return None
+        found, events = run.judge(run.at, collected.metrics())
+        run.folder.add_events(events)
+        run.act_on(found)
         if run.saved_step != run.step:
             run.save()
         raise failing
@@ -139,6 +152,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         warmup_steps=config.optim.warmup_steps,
         total_steps=config.steps,
     )
+    version = run.version  # that rollouts should be of
     taught = teach(run, collected, rate, clock)
 
     # New weights to the sampler, and what the next step builds on.
@@ -152,9 +166,13 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     enough = check_updates(run, taught.outcomes, taught.batch)
 
     # What it was like.
+    drawn, dropped = collected.groups + collected.dropped, tokens_of(collected.dropped)
     metrics: dict[str, Any] = {
         **collected.metrics(),
+        **sample_measures(drawn, version),
+        **wasted(taught.batch, dropped, tokens_of(drawn)),
         **taught.metrics,
+        "mismatch/limit": explained_gap(run),
         "optim/learning_rate": rate,
         "weights/version": run.version,
         "weights/fingerprint": delivered,
@@ -168,13 +186,25 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         metrics |= evaluation.metrics()
         improved = run.note_evaluation(evaluation)
     metrics |= clock.metrics(collected.tokens)
-    metrics |= step_speed(run, collected, taught, clock, metrics["time/step"])
+    work = step_work(run, collected, taught)
+    metrics |= step_speed(run, work, clock, metrics["time/step"])
+    run.flops += sum(model_flops(parts) for parts in work.values())
+    metrics |= costs(
+        flops=run.flops,
+        seconds=run.elapsed,
+        price=config.watch.price,
+        before=None if run.before is None else run.before.accuracy,
+        after=None if run.last is None else run.last.accuracy,
+    )
     metrics["memory/peak_bytes"] = peak_bytes(run.learner.device)
     rows = rows_of(collected.groups, collected.unused, taught.streams, run.loaded.tokenizer)
-    run.recorder.step(run.step, rows, metrics)
+    found, events = run.judge(run.step, metrics)
+    run.recorder.step(run.step, rows, metrics, events)
     run.display.step(metrics)
-    if improved:
-        run.save(best=True)
+    sick = run.act_on(found)
+    if improved or sick is not None:
+        run.save(best=improved)
+    enough = enough or sick
     if enough is not None:
         raise enough
     return {"step": run.step, **metrics}

@@ -7,6 +7,7 @@ cursor, memory, counters. Random numbers need no saving; they are a function of 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,8 @@ from groupwise.sync.fingerprint import fingerprint
 from groupwise.sync.reference import Reference
 from groupwise.validate.evaluate import Evaluation
 from groupwise.watch.display import Display
-from groupwise.watch.folder import RunFolder
+from groupwise.watch.folder import Event, RunFolder
+from groupwise.watch.health import Finding, Health
 from groupwise.watch.recorder import Recorder
 
 EVENT_PAUSE = 10  # steps between two showings of the same kind of event
@@ -73,6 +75,8 @@ class Run:
     memory: Memory = field(default_factory=Memory)
     skipped: int = 0  # updates in a row
     tokens: int = 0  # sampled so far
+    flops: float = 0.0  # of models, so far
+    health: Health = field(default_factory=Health)
     delivered: dict[int, str] = field(default_factory=dict)  # fingerprints by version
     seconds: float = 0.0  # spent by earlier processes
     before: Evaluation | None = None  # of the starting policy
@@ -99,6 +103,36 @@ class Run:
             self.told[kind] = self.at
             self.display.warn(text)
         self.recorder.event(self.at, kind, text, **fields)
+
+    def judge(self, step: int, metrics: Mapping[str, Any]) -> tuple[list[Finding], list[Event]]:
+        """What the health rules say of a step, once each, and how to write it down."""
+        found = self.health.see(step, metrics)
+        return found, [Event(step, "health", str(each), each.fields()) for each in found]
+
+    def act_on(self, found: Sequence[Finding]) -> RunError | None:
+        """Say it, keep a checkpoint from before it where asked to, and whether to stop."""
+        for each in found:
+            self.display.warn(str(each))
+        if self.config.watch.snapshot and any(each.rule.grave for each in found):
+            self._keep_latest()
+        stopping = [each for each in found if each.rule.name in self.config.watch.stop]
+        if not stopping:
+            return None
+        return RunError(
+            f"Stopped by watch.stop after step {self.step}: {stopping[0]} The run is saved; the "
+            f"same command goes on with it. `groupwise diagnose {self.folder.path}` says more."
+        )
+
+    def _keep_latest(self) -> None:
+        """The newest checkpoint, safe from `checkpoint.keep`; its files are links."""
+        latest = self.folder.checkpoints / "latest"
+        if not latest.exists():
+            self.save()
+        kept = self.folder.path / "snapshots" / latest.resolve().name
+        if not kept.exists():
+            with self.folder.writing("snapshots"):
+                shutil.copytree(latest.resolve(), kept, copy_function=os.link)
+            self.display.note(f"kept {kept}")
 
     def note_memory(self, room: int) -> None:
         """Say so if micro-batches became smaller than this."""
@@ -140,6 +174,7 @@ class Run:
             "micro_tokens_asked": self.learner.optim.micro_tokens,
             "delivered": {str(version): x for version, x in self.delivered.items()},
             "tokens": self.tokens,
+            "flops": self.flops,
             "seconds": self.elapsed,
             "before": None if self.before is None else self.before.as_dict(),
             "last": None if self.last is None else self.last.as_dict(),
@@ -172,6 +207,7 @@ class Run:
             self.learner.micro_tokens = int(values["micro_tokens"])
         self.delivered = {int(version): x for version, x in values["delivered"].items()}
         self.tokens, self.seconds = int(values["tokens"]), float(values["seconds"])
+        self.flops = float(values.get("flops", 0.0))  # checkpoints of older versions have none
         self.before, self.last = (
             None if values[name] is None else Evaluation.from_dict(values[name])
             for name in ("before", "last")
@@ -258,6 +294,7 @@ def _open(
     }
     _check_origin(folder, origin, display)
     _restore_latest(run, keep_verdicts=_same_reward(config, folder, origin["reward"]))
+    run.health.see_all(folder.read_metrics())  # what was said before is not said again
     folder.write_config(configuration.text(config))
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from groupwise.optim.pairs import PairLearner, labelled_pairs, sampled_pairs
 from groupwise.optim.step import StepOutcome, first_bad
 from groupwise.records import Memory, TokenBatch
 from groupwise.watch.clock import Clock
+from groupwise.watch.measures import quantile
 from groupwise.watch.rows import token_streams
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ def teach(run: Run, collected: Collected, rate: float, clock: Clock) -> Taught:
     else:
         taught = from_rewards(run, run.learner, collected, rate, clock)
     run.note_memory(room)
-    return taught
+    snr = run.learner.optimizer.signal_to_noise()
+    return (
+        taught if snr is None else replace(taught, metrics=taught.metrics | {"optim/grad_snr": snr})
+    )
 
 
 def from_rewards(
@@ -88,12 +92,13 @@ def from_rewards(
     shape, sizes = learner.model.config, sequences.sizes()
     passes = len(learned.outcomes) // len(parts)
     frozen = run.config.adapter.used
+    streams_NT = token_streams(result.batch, learned.trace)
     return Taught(
         outcomes=learned.outcomes,
-        metrics=result.metrics | learned.metrics(),
+        metrics=result.metrics | learned.metrics() | mismatch_tail(result.batch, streams_NT),
         memory=result.memory,
         batch=result.batch,
-        streams=token_streams(result.batch, learned.trace),
+        streams=streams_NT,
         work={
             "score": add(*[forward_cost(shape, sizes)] * len(models)),
             "update": update_cost(shape, sizes, passes=passes, frozen=frozen),
@@ -122,3 +127,13 @@ def from_pairs(
     update = update_cost(shape, sizes, frozen=run.config.adapter.used)
     work = add(update, forward_cost(shape, sizes))  # the reference's
     return Taught([outcome], metrics, run.memory, work={"update": work})
+
+
+def mismatch_tail(batch: TokenBatch, streams: dict[str, Tensor | None]) -> dict[str, float]:
+    """The 99th percentile of |learner − sampler|, of the whole batch: quantiles do not add up."""
+    learner_NT = streams["learner_logp"]
+    if learner_NT is None or batch.sampler_logp_NT is None or batch.learn_N is None:
+        return {}
+    own_NT = batch.mask_NT & batch.learn_N[:, None] & ~learner_NT.isnan()
+    gap = (learner_NT - batch.sampler_logp_NT)[own_NT].abs()
+    return {"mismatch/abs_p99": float(quantile(gap, 0.99))} if len(gap) else {}

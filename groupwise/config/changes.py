@@ -46,6 +46,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "eval.tasks": (False, "held-out tasks come out of a generator's training tasks"),
     "checkpoint": (True, "only how often, and how many"),
     "guard": (True, "only when to stop"),
+    "watch": (True, "only what is watched"),
 }
 _SAME_FUNCTIONS = "another hyper-parameter of the same method"
 _OTHER_FUNCTIONS = "another method: its curves belong in a run of their own"

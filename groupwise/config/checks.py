@@ -6,6 +6,7 @@ Each rule says what, why and what to do instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 from groupwise.composition import PairRecipe, Recipe
@@ -20,6 +21,7 @@ from groupwise.config.values import FIELDS, checked, flat
 from groupwise.errors import ConfigError
 from groupwise.room import CPU_TOKENS
 from groupwise.soundness import complaints
+from groupwise.watch.rules import RULES
 
 Rule = Callable[[Config, Recipe], Iterator[str]]
 PairRule = Callable[[Config, PairRecipe], Iterator[str]]
@@ -230,6 +232,18 @@ def _refilling(recipe: Recipe | PairRecipe) -> list[str]:
     return [s.name for s in recipe.slots() if s.definition.traits.get("action") == "refill"]
 
 
+def unknown_rules(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    known = [rule.name for rule in RULES]
+    for name in config.watch.stop:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            yield (
+                f"watch.stop names {name!r}, which is no health rule: {meant}Rules are "
+                f"{', '.join(known)}."
+            )
+
+
 # --- doubtful ---------------------------------------------------------------------------------
 
 
@@ -303,6 +317,7 @@ REFUSED: tuple[Rule, ...] = (
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
     exact_without_kernels,
+    unknown_rules,
     exact_in_name_only,
     dropout_in_a_sequence_ratio,
     *ANY_REFUSED,
@@ -321,6 +336,7 @@ PAIRS_REFUSED: tuple[PairRule, ...] = (
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
     exact_without_kernels,
+    unknown_rules,
     *ANY_REFUSED,
 )
 PAIRS_DOUBTFUL: tuple[PairRule, ...] = (

@@ -283,6 +283,15 @@ class Guard:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """Health rules, and what the run costs."""
+
+    stop: tuple[str, ...] = ()  # rules that stop the run when they fire, by name (docs/health.md)
+    snapshot: bool = False  # keep the last checkpoint before a rule fires, in snapshots/
+    price: NonNegative = 0.0  # of an hour of the device, in any currency: costs are in it
+
+
+@dataclass(frozen=True)
 class Config:
     """All of a run. Two numbers set the batch: prompts_per_step and group_size."""
 
@@ -305,3 +314,4 @@ class Config:
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
+    watch: Watch = field(default_factory=Watch)

@@ -8,6 +8,7 @@ the whole batch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,9 @@ from groupwise.losses.kl import EXP_LIMIT
 from groupwise.records import TokenBatch
 from groupwise.streams import STREAMS
 from groupwise.watch.measures import Tally
+
+RARE = 0.2  # probability: where DAPO found the tokens that an upper clip holds back
+OUTSIDE = (math.log(0.9), math.log(1.1))  # of learner/sampler
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def token_phase(recipe: Recipe, batch: TokenBatch, **outputs: Tensor) -> TokenRe
         log_ratio_NT=log_ratio_NT.detach(),
         weight_NT=weight_NT,
         clipped_NT=clipped_NT,
-        tally=_measure(batch, log_ratio_NT.detach(), clipped_NT),
+        tally=_measure(batch, log_ratio_NT.detach(), clipped_NT, weight_NT),
     )
 
 
@@ -143,7 +147,9 @@ def _peak(x_NT: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tally:
+def _measure(
+    batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor, weight_NT: Tensor | None
+) -> Tally:
     """Sums over the tokens of this micro-batch that are learned from."""
     learn_N = batch.stream("learn_N", "measures")
     tokens = (batch.length_N * learn_N).sum()
@@ -160,11 +166,25 @@ def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tal
         totals[f"{name}/second_moment"] = (weight_NT.square().sum(), tokens)
         peaks[f"{name}/max"] = _peak(weight_NT)
 
+    def add_clipped(side: str, clipped_NT: Tensor) -> None:
+        count = clipped_NT.sum()
+        totals[f"clip/{side}"] = (count, tokens)
+        totals[f"clip/{side}_probability"] = ((before_NT * clipped_NT).sum(), count)
+        totals[f"clip/{side}_rare_share"] = ((clipped_NT & (before_NT < RARE)).sum(), count)
+
     add_weights("ratio", log_ratio_NT)
     clipped_NT = clipped_NT & learn_N[:, None]
-    above = (clipped_NT & (log_ratio_NT > 0)).sum()
-    totals["clip/high"] = (above, tokens)
-    totals["clip/low"] = (clipped_NT.sum() - above, tokens)
+    above_NT = log_ratio_NT > 0
+    before_NT = batch.stream("old_logp_NT", "measures").exp()
+    add_clipped("high", clipped_NT & above_NT)
+    add_clipped("low", clipped_NT & ~above_NT)
+    mean_N = batch.learned(log_ratio_NT).sum(1) / batch.length_N.clamp(min=1)
+    ratio_N = mean_N.clamp(-EXP_LIMIT, EXP_LIMIT).exp_() * learn_N
+    totals["ratio/sequence_mean"] = (ratio_N.sum(), learn_N.sum())
+    peaks["ratio/sequence_max"] = _peak(ratio_N)
+    if weight_NT is not None:
+        add("correction/mean", weight_NT)
+        add("correction/zero_share", weight_NT == 0)
     logp_NT = batch.stream("logp_NT", "measures").detach()
     if batch.ref_logp_NT is not None:
         x_NT = logp_NT - batch.ref_logp_NT
@@ -176,4 +196,5 @@ def _measure(batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor) -> Tal
         gap_NT = mismatch(batch, "measures")
         add_weights("mismatch", gap_NT)
         peaks["mismatch/abs_max"] = _peak(add("mismatch/abs_mean", gap_NT.abs()))
+        add("mismatch/outside_share", (gap_NT > OUTSIDE[1]) | (gap_NT < OUTSIDE[0]))
     return Tally(totals, peaks)

@@ -17,6 +17,7 @@ from torch.optim.adamw import adamw
 from groupwise.errors import ModelError, RunError
 
 HALF = (torch.bfloat16, torch.float16)
+FEW_STEPS = 5  # before them moments are of too few gradients to tell signal from noise
 
 
 class AdamW:
@@ -91,6 +92,28 @@ class AdamW:
             eps=self._eps,
             maximize=False,
         )
+
+    @torch.no_grad()
+    def signal_to_noise(self) -> float | None:
+        """‖mean gradient‖² over its variance, in the last 1/(1−β1) updates or so.
+
+        From the moments that are there anyway: E m² holds c of the variance as well, where c is the
+        sum of the squared weights of the average, and E v is both. None in the first updates.
+        """
+        if self.steps < FEW_STEPS:
+            return None
+        decay1, decay2 = self._beta1**self.steps, self._beta2**self.steps
+        first, second = (
+            torch.stack([x.double().sum() for x in norms]).sum()
+            for norms in (
+                [torch.linalg.vector_norm(m, dim=-1).square() for m in self._exp_avg.values()],
+                [v.sum(-1) for v in self._exp_avg_sq.values()],
+            )
+        )
+        mean_square, square = (float(first) / (1 - decay1) ** 2, float(second) / (1 - decay2))
+        c = (1 - self._beta1) / (1 + self._beta1) * (1 + decay1) / (1 - decay1)
+        signal = max((mean_square - c * square) / (1 - c), 0.0)
+        return signal / (square - signal) if square > signal else None
 
     def state(self) -> dict[str, Tensor]:
         """All that the next step depends on besides the parameters: the tensors, not copies."""

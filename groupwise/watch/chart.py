@@ -184,3 +184,53 @@ def thin(points: Sequence[Point]) -> list[Point]:
         ends = {min(part, key=lambda p: p.value), max(part, key=lambda p: p.value)}
         kept += sorted(ends, key=lambda p: p.step)
     return kept
+
+
+# --- on a terminal ------------------------------------------------------------------------------
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+ROWS = 6
+WIDEST = 6
+
+
+def plot(
+    points: Sequence[Point], width: int, *, mark: int | None = None, ascii_only: bool = False
+) -> list[str]:
+    """Columns of a few lines of text, and an arrow under the step `mark`."""
+    values = [point for point in points if math.isfinite(point.value)]
+    if not values:
+        return ["  no values"]
+    columns = _columns(values, width)
+    heights = [value for value, _ in columns]
+    low, high = min(0.0, *heights), max(heights)
+    scale = 8 * ROWS / (high - low) if high > low else 0.0
+    filled = [round((value - low) * scale) for value in heights]
+    wide = max(1, min(WIDEST, width // len(columns)))  # characters of a column
+    lines = []
+    for row in reversed(range(ROWS)):
+        label = {ROWS - 1: number(high), 0: number(low)}.get(row, "")
+        parts = [min(max(eighths - 8 * row, 0), 8) for eighths in filled]
+        drawn = "".join(
+            " #"[part >= 4] if ascii_only else EIGHTHS[part] for part in parts for _ in range(wide)
+        )
+        lines.append(f"{label:>9} |{drawn}")
+    ends = f"step {columns[0][1]}", f"{columns[-1][1]}"
+    lines.append(
+        f"{'':>10} {ends[0]}{ends[1]:>{max(wide * len(columns) - len(ends[0]), len(ends[1]) + 1)}}"
+    )
+    if mark is not None:
+        at = next((i for i, (_, step) in enumerate(columns) if step >= mark), len(columns) - 1)
+        lines.append(f"{'':>11}{'':>{at * wide}}^ first bad step: {mark}")
+    return lines
+
+
+def _columns(points: Sequence[Point], width: int) -> list[tuple[float, int]]:
+    """(value, last step) of each column: of several points the one farthest from the middle."""
+    count = min(len(points), max(width, 1))
+    middle = sorted(point.value for point in points)[len(points) // 2]
+    columns = []
+    for at in range(count):
+        part = points[len(points) * at // count : len(points) * (at + 1) // count]
+        value = max(part, key=lambda point: abs(point.value - middle)).value
+        columns.append((value, part[-1].step))
+    return columns

@@ -6,6 +6,7 @@ apart until the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,9 @@ class Tally:
         for kind in ("ratio", "mismatch"):
             second = found.pop(f"{kind}/second_moment", None)
             if second:  # (Σw)² / (n·Σw²)
-                found[f"{kind}/effective_sample_share"] = found[f"{kind}/mean"] ** 2 / second
+                square = found[f"{kind}/mean"] ** 2
+                found[f"{kind}/effective_sample_share"] = square / second
+                found[f"{kind}/std"] = math.sqrt(max(second - square, 0.0))
         return found
 
 
@@ -56,3 +59,8 @@ def merge(tallies: Iterable[Tally]) -> Tally:
         for name, peak in tally.peaks.items():
             peaks[name] = peak if name not in peaks else torch.maximum(peaks[name], peak)
     return Tally(totals, peaks)
+
+
+def quantile(x: Tensor, share: float) -> Tensor:
+    """The value that so large a share of them does not exceed; any number of values."""
+    return x.kthvalue(max(math.ceil(share * len(x)), 1)).values

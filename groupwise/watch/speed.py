@@ -25,18 +25,22 @@ BUSY = 0.25  # of a peak: below, neither operations nor memory hold a phase up
 
 
 def step_speed(
-    run: Run, collected: Collected, taught: Taught, clock: Clock, step: float
+    run: Run, work: Mapping[str, Parts], clock: Clock, step: float
 ) -> dict[str, float | str]:
     """Of a step that took so many seconds."""
+    other = max(step - sum(clock.phases.values()), 0.0)
+    seconds = {**clock.phases, "other": other, "step": step}
+    return speed(seconds, work, device_of(run.learner.device))
+
+
+def step_work(run: Run, collected: Collected, taught: Taught) -> dict[str, Parts]:
+    """What the phases of a step had to compute and to read."""
     model = run.loaded.model
     sampled = sequences_of(collected.groups + collected.unused)
     in_flight: int = getattr(run.engine, "places", 0)  # other engines keep that to themselves
     slots = in_flight or run.config.engine.slots or max(len(sampled.completions), 1)
     width = model.head_weight.element_size()
-    work = {"rollout": rollout_cost(model.config, sampled.sizes(), slots, width), **taught.work}
-    other = max(step - sum(clock.phases.values()), 0.0)
-    seconds = {**clock.phases, "other": other, "step": step}
-    return speed(seconds, work, device_of(run.learner.device))
+    return {"rollout": rollout_cost(model.config, sampled.sizes(), slots, width), **taught.work}
 
 
 def device_of(device: torch.device) -> Device:

@@ -1,0 +1,75 @@
+"""What watching costs: the seconds of measures and rules in a step, as a share of the step.
+
+    python benchmarks/watch.py [CONFIG.toml] [KEY=VALUE ...] [--steps 30]
+
+Default: configs/demo.toml. Every function that a step calls only to watch is timed where it is
+called: measures of samples, waste, tallies of the token phase, the tail of the mismatch, the
+gradient's signal and noise, costs, health rules. Prints a line each, and the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from groupwise import loop, teach
+from groupwise.config import load
+from groupwise.losses import phase
+from groupwise.optim.adamw import AdamW
+from groupwise.run import Run
+from groupwise.watch.display import Display
+
+WATCHING: tuple[tuple[Any, str], ...] = (
+    (loop, "sample_measures"),
+    (loop, "wasted"),
+    (loop, "costs"),
+    (loop, "step_work"),
+    (phase, "_measure"),
+    (teach, "mismatch_tail"),
+    (AdamW, "signal_to_noise"),
+    (Run, "judge"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("items", nargs="*", default=["configs/demo.toml"])
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+    config = load(args.items[0], [*args.items[1:], f"steps={args.steps}", "eval.every=0"])
+    spent = {name: 0.0 for _, name in WATCHING}
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*values: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return function(*values, **named)
+            finally:
+                spent[name] += time.perf_counter() - begun
+
+        return call
+
+    for owner, name in WATCHING:
+        setattr(owner, name, timed(name, getattr(owner, name)))
+    shares: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        display = Display(io.StringIO(), live=False)
+        for metrics in loop.steps(config, Path(folder) / "run", display):
+            step = metrics.get("time/step")
+            if step and metrics["step"] > 2:  # the first ones warm up
+                shares.append({name: seconds / step for name, seconds in spent.items()})
+            spent.update(dict.fromkeys(spent, 0.0))
+    for name in spent:
+        print(f"{name:<16} {100 * statistics.median(share[name] for share in shares):.3f} %")
+    whole = statistics.median(sum(share.values()) for share in shares)
+    print(f"{'all of it':<16} {100 * whole:.2f} % of a step (median of {len(shares)})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What is wrong with a run: the rules over its metrics, and the samples to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from groupwise.errors import RunError
+from groupwise.watch.chart import Point
+from groupwise.watch.folder import RunFolder
+from groupwise.watch.foreign import read_log
+from groupwise.watch.health import Finding, Health
+from groupwise.watch.history import Evidence
+from groupwise.watch.rollouts import read
+from groupwise.watch.rules import RULES, Rule
+
+SAMPLES = 3  # shown of the worst
+GUARDS = ("reward", "not finite", "nothing learned", "pairs")  # events of what went wrong
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All that can be said of a run."""
+
+    path: Path
+    tool: str  # that wrote it: groupwise, trl, verl
+    steps: int  # the last one
+    findings: list[Finding]  # in the order in which they were sure
+    health: Health
+    samples: list[dict[str, Any]]  # the worst ones of the first bad step
+    sample_step: int | None
+    events: list[dict[str, Any]]  # of guards
+    unseen: list[str]  # rules that had nothing to look at
+
+    @property
+    def sick(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.rule.grave]
+
+    @property
+    def first(self) -> Finding | None:
+        """What to look at first: later findings may follow from it."""
+        return next(iter(self.sick or self.findings), None)
+
+    def points(self, finding: Finding) -> Sequence[Point]:
+        return self.health.history.all(finding.evidence.metric)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "run": str(self.path),
+            "tool": self.tool,
+            "steps": self.steps,
+            "healthy": not self.sick,
+            "findings": [
+                {
+                    **finding.fields(),
+                    "step": finding.step,
+                    "evidence": finding.evidence.text,
+                    "means": finding.rule.means,
+                    "threshold": finding.rule.threshold,
+                    "source": finding.rule.source,
+                }
+                for finding in self.findings
+            ],
+            "sample_step": self.sample_step,
+            "samples": self.samples,
+            "events": self.events,
+            "not_judged": self.unseen,
+        }
+
+
+def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis:
+    """A run folder, live or finished, or a log of TRL or verl."""
+    folder = RunFolder(path)
+    tool, lines = (
+        ("groupwise", folder.read_metrics()) if _is_ours(folder) else read_log(folder.path)
+    )
+    events = folder.read_events() if tool == "groupwise" and folder.path.is_dir() else []
+    health = Health(rules)
+    findings = health.see_all(lines)
+    last = int(lines[-1]["step"]) if lines else 0
+    findings += _after_the_end(events, last, {finding.rule.name for finding in findings})
+    if not lines and not events:
+        raise RunError(f"{folder.path} has no steps yet: there is nothing to judge.")
+    known = {name for line in lines for name in line}
+    unseen = [rule.name for rule in health.rules if not known & set(rule.sees)]
+    shown = next(iter([f for f in findings if f.rule.grave] or findings), None)
+    step, samples = worst_samples(folder, shown) if shown else (None, [])
+    guards = [event for event in events if event.get("kind") in GUARDS]
+    return Diagnosis(folder.path, tool, last, findings, health, samples, step, guards, unseen)
+
+
+def _is_ours(folder: RunFolder) -> bool:
+    return folder.metrics.is_file() or (folder.config.is_file() and folder.events.is_file())
+
+
+def _after_the_end(
+    events: Sequence[Mapping[str, Any]], last: int, known: set[str]
+) -> list[Finding]:
+    """What was found in a step that a guard stopped: it has events and no metrics."""
+    rules = {rule.name: rule for rule in RULES}
+    found = []
+    for event in events:
+        rule = rules.get(str(event.get("rule")))
+        if event.get("kind") != "health" or event["step"] <= last or rule is None:
+            continue
+        if rule.name not in known:
+            text = str(event["text"]).removeprefix(f"{rule.name}: ").partition(". ")[0]
+            seen = Evidence(event["metric"], event["value"], event["limit"],
+                            event["first_bad_step"], text)  # fmt: skip
+            found.append(Finding(rule, event["step"], seen))
+    return found
+
+
+# --- the samples to read ----------------------------------------------------------------------
+
+Row = Mapping[str, Any]
+COLUMNS = ("prompt_id", "group", "sample", "prompt_text", "text", "answer", "reward", "correct",
+           "finish", "grader_status", "grader_reason", "sampler_logp", "learner_logp", "entropy",
+           "clipped", "token_ids")  # fmt: skip
+
+
+def _gap(row: Row) -> float:
+    learner, sampler = row["learner_logp"], row["sampler_logp"]
+    if not learner or not sampler:
+        return 0.0
+    return float(np.nanmax(np.abs(np.array(learner) - np.array(sampler)), initial=0.0))
+
+
+def _mean(values: Sequence[float] | None) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+# How bad a sample is, by what a rule looks at first: the family of its metric.
+WORST: dict[str, Callable[[Row], Any]] = {
+    "reward/failed_share": lambda row: row["grader_status"] != "ok",
+    "mismatch": _gap,
+    "clip": lambda row: _mean(row["clipped"]),
+    "entropy": lambda row: -_mean(row["entropy"]),
+    "length": lambda row: (row["finish"] == "length", not row["correct"], len(row["token_ids"])),
+    "eval": lambda row: (not row["correct"], row["reward"] or 0.0),  # paid and wrong
+    "correct": lambda row: (not row["correct"], row["reward"] or 0.0),
+    "": lambda row: (-(row["reward"] or 0.0), len(row["token_ids"])),
+}
+
+
+def worst_samples(folder: RunFolder, finding: Finding) -> tuple[int | None, list[dict[str, Any]]]:
+    """Of the first bad step whose rollouts are there, or the last before it."""
+    if not folder.rollouts.is_dir():
+        return None, []
+    steps, first = folder.rollout_steps(), finding.evidence.first
+    step = next((s for s in steps if s >= first), steps[-1] if steps else None)
+    if step is None:
+        return None, []
+    metric = finding.evidence.metric
+    badness = WORST.get(metric) or WORST.get(metric.partition("/")[0]) or WORST[""]
+    rows = sorted(read(folder.rollout(step), COLUMNS).to_pylist(), key=badness, reverse=True)
+    shown = ("prompt_id", "sample", "prompt_text", "text", "answer", "reward", "correct", "finish",
+             "grader_status", "grader_reason")  # fmt: skip
+    distinct = {(row["prompt_id"], row["text"]): row for row in reversed(rows)}  # the worst stays
+    worst = [row for row in rows if distinct[row["prompt_id"], row["text"]] is row]
+    return step, [{name: row[name] for name in shown} for row in worst[:SAMPLES]]

@@ -1,0 +1,164 @@
+"""Logs of other tools as metrics lines under our names: TRL and verl, as far as they go.
+
+Each tool is a table of names; what is not in it no rule sees.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import RunError
+
+Line = dict[str, Any]
+
+TRL = {
+    "reward": "reward/mean",
+    "reward_std": "reward/std",
+    "frac_reward_zero_std": "groups/dead_share",
+    "entropy": "entropy/mean",
+    "kl": "kl/ref",
+    "grad_norm": "optim/grad_norm",
+    "learning_rate": "optim/learning_rate",
+    "completions/mean_length": "length/mean",
+    "completion_length": "length/mean",  # before 0.16
+    "completions/mean_terminated_length": "length/ended_mean",
+    "completions/clipped_ratio": "length/truncated_share",
+    "clip_ratio": "clip/fraction",  # before 0.18
+    "clip_ratio/low_mean": "clip/low",
+    "clip_ratio/high_mean": "clip/high",
+    "sampling/sampling_logp_difference/mean": "mismatch/abs_mean",
+    "sampling/sampling_logp_difference/max": "mismatch/abs_max",
+    "sampling/importance_sampling_ratio/mean": "correction/mean",
+    "eval_reward": "eval/reward",
+    "step_time": "time/step",
+}
+VERL = {
+    "critic/score/mean": "reward/mean",
+    "critic/rewards/mean": "reward/shaped_mean",
+    "actor/entropy": "entropy/mean",
+    "actor/entropy_loss": "entropy/mean",  # before 0.4
+    "actor/kl_loss": "kl/ref",
+    "actor/reward_kl_penalty": "kl/ref",
+    "actor/grad_norm": "optim/grad_norm",
+    "actor/lr": "optim/learning_rate",
+    "actor/pg_clipfrac": "clip/fraction",
+    "response_length/mean": "length/mean",
+    "response_length/clip_ratio": "length/truncated_share",
+    "training/rollout_probs_diff_mean": "mismatch/probability_mean",
+    "training/rollout_probs_diff_max": "mismatch/probability_max",
+    "timing_s/step": "time/step",
+    "perf/throughput": "time/tokens_per_second",
+}
+# Held-out accuracy of one of several sets: their mean is ours.
+VERL_EVAL = re.compile(r"val-core/.+/(?:acc|reward)/mean@\d+|val/test_score/.+")
+CONSOLE = re.compile(r"\bstep:(\d+) - (.+)")
+NUMBER = re.compile(r"(?:np\.\w+\()?(-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan))\)?")
+OURS = ("reward/mean", "reward/sampled_mean", "entropy/mean", "eval/accuracy", "optim/grad_norm")
+
+
+def read_log(path: Path) -> tuple[str, list[Line]]:
+    """Which tool wrote a log, and its lines under our names, one a step."""
+    file = find_log(path)
+    raw = list(_entries(file))
+    merged: dict[int, Line] = {}  # training and evaluation of a step may be lines of their own
+    for entry in raw:
+        merged.setdefault(int(entry["step"]), {"step": int(entry["step"])}).update(entry)
+    lines = [merged[step] for step in sorted(merged)]
+    names = {name for line in lines for name in line}
+    for tool, table in (("groupwise", dict.fromkeys(OURS)), ("verl", VERL), ("trl", TRL)):
+        if names & set(table):
+            return tool, lines if tool == "groupwise" else [_renamed(line, tool) for line in lines]
+    raise RunError(
+        f"{file} has no metric that is known here, of groupwise, TRL or verl. It should be a run "
+        "folder, TRL's trainer_state.json, or lines of verl's console or file logger."
+    )
+
+
+def find_log(path: Path) -> Path:
+    """A file, or the one in a folder that tells most: of TRL, the last checkpoint's."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise RunError(f"There is no run {str(path)!r}: no folder and no file of that name.")
+    states = [*path.glob("trainer_state.json"), *path.glob("checkpoint-*/trainer_state.json")]
+    if states:
+        return max(states, key=lambda state: (_number(state.parent.name), state.stat().st_mtime))
+    logs = [*path.glob("*.jsonl"), *path.glob("*.log"), *path.glob("*.txt")]
+    if len(logs) == 1:
+        return logs[0]
+    found = f"{len(logs)} files that might be" if logs else "no"
+    raise RunError(
+        f"{path} is no run folder (no metrics.jsonl), and has {found} logs of TRL or verl "
+        "(trainer_state.json, *.jsonl, *.log). Name the file itself."
+    )
+
+
+def _number(name: str) -> int:
+    digits = name.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else -1
+
+
+def _entries(file: Path) -> Iterable[Line]:
+    """Objects with a step, whatever else a log holds; a torn last line is left out."""
+    try:
+        text = file.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise RunError(f"{file} can't be read: {error}.") from error
+    if file.name == "trainer_state.json":
+        try:
+            history = json.loads(text).get("log_history", [])
+        except (ValueError, AttributeError) as error:
+            raise RunError(f"{file} is not JSON: {error}.") from error
+        yield from (entry for entry in history if _is_step(entry))
+        return
+    for line in text.splitlines():
+        entry = _object(line) or _console(line)
+        if _is_step(entry):
+            yield entry
+
+
+def _is_step(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("step"), int | float)
+
+
+def _object(line: str) -> Line:
+    """A JSON line; verl's file logger puts the metrics under `data`."""
+    if not line.lstrip().startswith("{"):
+        return {}
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    inner = entry.get("data")
+    return {"step": entry.get("step"), **inner} if isinstance(inner, dict) else entry
+
+
+def _console(line: str) -> Line:
+    """`step:12 - actor/entropy:0.31 - critic/score/mean:0.5`, behind any prefix."""
+    found = CONSOLE.search(line)
+    if found is None:
+        return {}
+    entry: Line = {"step": int(found[1])}
+    for pair in found[2].split(" - "):
+        name, _, value = pair.rpartition(":")
+        number = NUMBER.match(value.strip())
+        if name and number:
+            entry[name.strip()] = float(number[1])
+    return entry
+
+
+def _renamed(line: Mapping[str, Any], tool: str) -> Line:
+    table = VERL if tool == "verl" else TRL
+    made: Line = {"step": line["step"]}
+    for theirs, ours in table.items():
+        if isinstance(line.get(theirs), int | float) and ours not in made:
+            made[ours] = line[theirs]
+    if tool == "verl":
+        scores = [value for name, value in line.items() if VERL_EVAL.fullmatch(name)]
+        if scores:
+            made["eval/accuracy"] = sum(scores) / len(scores)
+    return made

@@ -1,0 +1,195 @@
+"""Health rules on made series: each fires on its sickness, and on nothing healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from groupwise.watch.catalogue import find
+from groupwise.watch.health import Health
+from groupwise.watch.history import History, above, noise
+from groupwise.watch.rules import RULES, Rule
+
+STEPS = 120
+Lines = list[dict[str, Any]]
+
+
+def healthy(seed: int = 0, steps: int = STEPS) -> Lines:
+    """A run as it should be: noisy, up from 0.35 to 0.9, entropy and mistakes fading together."""
+    chance = np.random.default_rng(seed)
+    lines: Lines = [{"step": 0, "eval/accuracy": 0.35, "eval/accuracy_stderr": 0.042}]
+    for step in range(1, steps + 1):
+        rate = 0.35 + 0.55 * (1 - np.exp(-step / 50))
+        right = float(np.clip(rate + chance.normal(0, 0.04), 0, 1))
+        wave = float(np.exp(chance.normal(0, 0.3)))
+        line = {
+            "step": step,
+            "reward/mean": right,
+            "reward/sampled_mean": right,
+            "reward/std": 0.45,
+            "correct/mean": right,
+            "entropy/mean": 0.5 * (0.3 + 0.7 * (1 - rate) / 0.65) * (1 + chance.normal(0, 0.05)),
+            "length/wrong_mean": 200 + chance.normal(0, 15),
+            "length/right_mean": 190 + chance.normal(0, 15),
+            "length/truncated_share": float(abs(chance.normal(0, 0.03))),
+            "optim/grad_norm": 3 * wave,
+            "optim/skipped": 0.0,
+            "clip/high": 0.005 * wave,
+            "clip/low": 0.02 * wave,
+            "ratio/max": 3.0 * wave,
+            "kl/ref": 0.002 * step,
+            "mismatch/abs_mean": 0.015 * wave,
+            "mismatch/limit": 0.05,
+            "mismatch/outside_share": 0.01,
+            "reward/failed_share": 0.0,
+            "reward/unequal_share": 0.0,
+            "pass_rate/none": 0.2,
+            "pass_rate/all": min(rate**3, 0.7),
+            "pass_rate/skill": 0.2 + chance.normal(0, 0.06),
+            "text/repetition": 0.05,
+            "groups/dead_share": 0.4,
+        }
+        if step % 20 == 0:
+            line["eval/accuracy"] = float(np.clip(rate + chance.normal(0, 0.04), 0, 1))
+            line["eval/accuracy_stderr"] = 0.04
+        lines.append(line)
+    return lines
+
+
+def names(lines: Lines) -> list[str]:
+    return [finding.rule.name for finding in Health().see_all(lines)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_healthy_runs_are_left_alone(seed: int) -> None:
+    assert names(healthy(seed, 300 if seed < 5 else STEPS)) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_single_odd_steps_are_left_alone(seed: int) -> None:
+    """A spike, a dip, a bad batch: medians do not mind."""
+    lines = healthy(seed)
+    lines[30] |= {"optim/grad_norm": 90.0, "reward/sampled_mean": 0.0, "correct/mean": 0.0}
+    lines[60] |= {"entropy/mean": 4.0, "length/truncated_share": 0.9, "clip/low": 0.7}
+    lines[90] |= {"kl/ref": 7.0, "mismatch/abs_mean": 0.9, "length/wrong_mean": 900.0}
+    assert names(lines) == []
+
+
+Change = Callable[[dict[str, Any], int], dict[str, Any]]
+
+SICKNESSES: dict[str, Change] = {
+    "grader errors": lambda line, n: {"reward/failed_share": 0.02},
+    "reward noise": lambda line, n: {"reward/unequal_share": 0.3},
+    "sampler behind": lambda line, n: {"mismatch/abs_mean": 0.001 + 0.03 * (n - 1)},
+    "mismatch": lambda line, n: {"mismatch/abs_mean": 0.2},
+    "gradient": lambda line, n: {"optim/grad_norm": 300.0 if n % 4 == 0 else 3.0},
+    "clipping": lambda line, n: {"clip/low": 0.12},
+    "entropy collapse": lambda line, n: {"entropy/mean": 0.5 * 0.9**n},
+    "entropy explosion": lambda line, n: {"entropy/mean": 0.5 + 0.05 * n},
+    "kl": lambda line, n: {"kl/ref": 0.05 * n},
+    "truncation": lambda line, n: {"length/truncated_share": 0.3},
+    "length explosion": lambda line, n: {
+        "length/wrong_mean": 200 + 10 * n, "correct/mean": 0.36, "reward/sampled_mean": 0.36},
+    "repetition": lambda line, n: {"text/repetition": min(0.05 + 0.02 * n, 0.9)},
+    "reward falls": lambda line, n: {"reward/sampled_mean": 0.02, "correct/mean": 0.02},
+    "all groups fail": lambda line, n: {"pass_rate/none": 0.95},
+    "all groups pass": lambda line, n: {"pass_rate/all": 0.95},
+    "dead groups": lambda line, n: {"groups/dead_share": 0.9},
+    "guessing": lambda line, n: {
+        "pass_rate/skill": -0.01, "correct/mean": 0.36, "reward/sampled_mean": 0.36},
+    "reward hacking": lambda line, n: (
+        {"eval/accuracy": 0.1} if "eval/accuracy" in line else {}),
+    "stalled": lambda line, n: {
+        "reward/sampled_mean": line["reward/sampled_mean"] * 0 + 0.3 + 0.02 * (n % 3),
+        "eval/accuracy": 0.35},
+    "noisy batches": lambda line, n: {"reward/mean": 0.5 + 0.4 * (-1) ** (n // 2) * (n % 2)},
+}  # fmt: skip
+FROM = {"mismatch": 1, "all groups fail": 1, "sampler behind": 1, "stalled": 1, "guessing": 1}
+
+
+def sick(name: str) -> tuple[Lines, int]:
+    start = FROM.get(name, 20)
+    change = SICKNESSES[name]
+    lines = [
+        line | change(line, line["step"] - start + 1) if line["step"] >= start else line
+        for line in healthy(3)
+    ]
+    return lines, start
+
+
+@pytest.mark.parametrize("name", SICKNESSES)
+def test_each_sickness_is_named_first(name: str) -> None:
+    lines, start = sick(name)
+    found = Health().see_all(lines)
+    assert found and found[0].rule.name == name
+    first = found[0].evidence.first
+    assert first >= start or name == "noisy batches"  # which has no first step
+    assert first <= found[0].step
+
+
+def test_every_rule_has_a_sickness_here_and_metrics_that_exist() -> None:
+    assert {rule.name for rule in RULES} == set(SICKNESSES)
+    foreign = {"clip/fraction", "mismatch/probability_mean"}  # of other tools' logs
+    for rule in RULES:
+        for metric in set(rule.sees) - foreign:
+            assert find(metric) is not None, metric
+        for text in (rule.threshold, rule.origin, rule.means, rule.change, rule.source):
+            assert text
+
+
+def test_a_rule_fires_once_and_after_a_resume_not_again() -> None:
+    lines, _ = sick("truncation")
+    health = Health()
+    found = health.see_all(lines)
+    assert [f.rule.name for f in found].count("truncation") == 1
+    cut = found[0].step
+    resumed = Health()
+    before = resumed.see_all(lines[: cut + 1])  # what a resumed run reads from its folder
+    after = [f for line in lines[cut + 1 :] for f in resumed.see(line["step"], line)]
+    assert [f.rule.name for f in before + after] == [f.rule.name for f in found]
+
+
+def test_a_correction_may_have_more_of_a_gap() -> None:
+    lines, _ = sick("mismatch")
+    assert names([line | {"correction/mean": 0.98} for line in lines]) == []
+
+
+def test_a_model_that_is_right_may_be_sure() -> None:
+    """Entropy down to a tenth with a twentieth of the mistakes left is no collapse."""
+    lines = healthy()
+    for line in lines[60:]:
+        line |= {"entropy/mean": 0.05, "correct/mean": 0.975, "reward/sampled_mean": 0.975}
+    assert names(lines) == []
+    for line in lines[60:]:
+        line |= {"correct/mean": 0.8, "reward/sampled_mean": 0.8}
+    assert names(lines) == ["entropy collapse"]
+
+
+def test_missing_metrics_and_values_that_are_no_numbers() -> None:
+    lines: Lines = [{"step": n, "entropy/mean": None, "reward/mean": "x"} for n in range(80)]
+    assert names(lines) == []
+    assert names([{"step": n} for n in range(80)]) == []
+    assert names([{"step": n, "optim/grad_norm": float("nan")} for n in range(80)]) == []
+
+
+def test_noise_ignores_the_trend() -> None:
+    history = History()
+    chance = np.random.default_rng(0)
+    for step in range(400):
+        history.add(step, {"x": 3.0 * step + chance.normal(0, 0.5)})
+    assert noise(history.all("x")) == pytest.approx(0.5, rel=0.15)
+
+
+def test_a_rule_of_ones_own_is_five_lines() -> None:
+    mine = Rule(
+        "tool errors", above("reward/part/tool_error", limit=0.1, steps=5),
+        sees=("reward/part/tool_error",), since=5, threshold="a tenth", origin="our own runs",
+        sure="likely", means="the tool is down", change="restart it", source="–",
+    )  # fmt: skip
+    health = Health([*RULES, mine])
+    lines = [line | {"reward/part/tool_error": 0.5} for line in healthy()]
+    (found,) = health.see_all(lines)
+    assert (found.rule.name, found.step, found.evidence.first) == ("tool errors", 5, 1)
