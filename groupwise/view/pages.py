@@ -23,6 +23,7 @@ from groupwise.view.steps import (
     found_in,
     groups_of,
     mark,
+    place_of,
     rows_of_group,
 )
 from groupwise.watch.catalogue import SECTIONS, find
@@ -221,10 +222,7 @@ def group_page(run: Run, step: int, group: int) -> str:
 def sample_page(run: Run, step: int, group: int, sample: int) -> str:
     rows, version = rows_of_group(run.folder.rollout(step), group, OF_SAMPLES)
     samples = [_sample(row) for row in rows.to_pylist()]
-    numbers = [each["sample"] for each in samples]
-    if sample not in numbers:
-        raise RunError(f"Group {group} of step {step} has no sample {sample}.")
-    at = numbers.index(sample)
+    numbers, at = [each["sample"] for each in samples], place_of(rows, sample)
     thought, answer = chat.thought_and_answer(samples[at]["text"])
     return _render(
         "sample.html",
@@ -246,9 +244,7 @@ def sample_text(run: Run, step: int, group: int, sample: int) -> str:
     """Prompt and completion as they are, for a text viewer."""
     columns = ("group", "sample", "prompt_text", "text")
     rows, _ = rows_of_group(run.folder.rollout(step), group, columns)
-    row = next((row for row in rows.to_pylist() if row["sample"] == sample), None)
-    if row is None:
-        raise RunError(f"Group {group} of step {step} has no sample {sample}.")
+    row = rows.slice(place_of(rows, sample), 1).to_pylist()[0]
     return f"{row['prompt_text'] or ''}{row['text'] or ''}"
 
 

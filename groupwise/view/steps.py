@@ -136,3 +136,11 @@ def rows_of_group(path: Path, group: int, columns: Sequence[str]) -> tuple[pa.Ta
     if not rows.num_rows:
         raise RunError(f"There is no group {group} in {path.name}.")
     return rows.sort_by("sample"), version
+
+
+def place_of(rows: pa.Table, sample: int) -> int:
+    """Where a sample stands among the rows of its group."""
+    numbers = rows.column("sample").to_pylist()
+    if sample not in numbers:
+        raise RunError(f"The group has no sample {sample}: it has {numbers[0]} to {numbers[-1]}.")
+    return numbers.index(sample)

@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from groupwise.view.steps import rows_of_group
+from groupwise.view.steps import place_of, rows_of_group
 from groupwise.watch.display import visible
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.rollouts import PER_TOKEN
@@ -69,7 +69,7 @@ def token_page(
 ) -> dict[str, Any]:
     """Tokens from `start` on, with the scale of each stream over the whole completion."""
     rows, _ = rows_of_group(path, group, COLUMNS)
-    at = rows.column("sample").to_pylist().index(sample)
+    at = place_of(rows, sample)
     ids = _values(rows, "token_ids", at)
     ids = np.zeros(0, int) if ids is None else ids
     part = slice(start, start + PAGE)
