@@ -212,7 +212,8 @@ def test_a_character_in_several_tokens_stands_at_its_last() -> None:
 @pytest.mark.parametrize(
     "prompt",
     [
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n<|im_end|>\n"
+        "<|im_start|>assistant\n",
         "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user"
         "<|end_header_id|>\n\nHi\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
         "<|system|>\nBe brief.<|end|>\n<|user|>\nHi\n<|end|>\n<|assistant|>\n",

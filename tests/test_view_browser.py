@@ -20,6 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
 Page = Any  # of Playwright, which may be absent
+REWARD = '.chart[data-name="reward/mean"]'
 WAIT = 20_000  # milliseconds, of a machine with other things to do
 
 
@@ -67,7 +68,7 @@ def test_from_the_curves_to_a_token(page: Page, tmp_path: Path) -> None:
     with viewing(tmp_path) as port:
         page.goto(f"http://127.0.0.1:{port}/")
         page.get_by_role("link", name="one", exact=True).click()
-        chart = page.locator('.chart[data-name="reward/mean"]').first
+        chart = page.locator(REWARD).first
         chart.locator("path.js-line").first.wait_for(state="attached")
         # The rule that fired is a line through each chart; what it says is in the list.
         assert chart.locator(".shapelayer path").count() == 1
@@ -77,7 +78,7 @@ def test_from_the_curves_to_a_token(page: Page, tmp_path: Path) -> None:
         box = chart.locator(".nsewdrag").bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
         page.wait_for_function(
-            "() => /step \\d+: 0\\.\\d+/.test(document.querySelector('[data-name=\"reward/mean\"] .said').textContent)"
+            f"() => /step \\d+: 0/.test(document.querySelector('{REWARD} .said').textContent)"
         )
         said = chart.locator(".said").inner_text()
         step = int(re.findall(r"step (\d+)", said)[0])
@@ -132,7 +133,7 @@ def test_from_the_curves_to_a_token(page: Page, tmp_path: Path) -> None:
             page.get_by_label(f"compare {name}").check()
         page.get_by_role("button", name="Compare").click()
         page.wait_for_function(
-            "() => document.querySelectorAll('[data-name=\"reward/mean\"] path.js-line').length === 2"
+            f"() => document.querySelectorAll('{REWARD} path.js-line').length === 2"
         )
 
 
@@ -145,12 +146,8 @@ def test_a_run_that_goes_on(page: Page, tmp_path: Path) -> None:
         page.goto(f"http://127.0.0.1:{port}/runs/live")
         assert "Nothing measured yet" in page.locator("#waiting").inner_text()
         add_steps(run, 1, 3)
-        page.locator('.chart[data-name="reward/mean"] path.js-line').first.wait_for(
-            state="attached"
-        )
-        length = (
-            "() => document.querySelector('[data-name=\"reward/mean\"] .plot').data[0].x.length"
-        )
+        page.locator(f"{REWARD} path.js-line").first.wait_for(state="attached")
+        length = f"() => document.querySelector('{REWARD} .plot')?.data?.[0].x.length"
         assert page.evaluate(length) == 3
         add_steps(run, 4, 6)
         page.wait_for_function(f"() => ({length})() === 6")
@@ -163,8 +160,9 @@ def test_a_run_that_goes_on(page: Page, tmp_path: Path) -> None:
 
 
 ATTACKS = {
-    "tags": "<script>window.hit=1</script><img src=x onerror=window.hit=1></pre><svg onload=window.hit=1>"
-    "<iframe srcdoc='<script>parent.hit=1</script>'></iframe><a href=javascript:window.hit=1>x</a>",
+    "tags": "<script>window.hit=1</script><img src=x onerror=window.hit=1></pre>"
+    "<svg onload=window.hit=1><iframe srcdoc='<script>parent.hit=1</script>'></iframe>"
+    "<a href=javascript:window.hit=1>x</a>",
     "template": "{{ 7*7 }}{% raw %}${window.hit=1}`",
     "control": "a\x00b\x1b[2Jc\x07d\r\n\te\x7f\x9b",
     "direction": "שלום \u202eevil\u202c \u2066x \u200f עולם",

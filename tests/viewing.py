@@ -57,7 +57,7 @@ def sample(group: int, number: int, text: str = "4", **changes: Any) -> Row:
 
 
 def rows_of(step: int) -> list[Row]:
-    """Five groups: half right, all wrong with a truncated one, all right, an error, a dropped one."""
+    """Groups: half right; all wrong, one truncated; all right; with an error; dropped."""
     return [
         *(sample(0, i, "4" if i < 2 else "five", reward=float(i < 2)) for i in range(4)),
         *(sample(1, i, "7", finish="length" if i == 3 else "eos") for i in range(4)),

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
                 "there is no password.",
                 file=sys.stderr,
             )
-        print(f"{len(runs.all())} runs at http://{host!s}:{port}; end it with Ctrl-C", flush=True)
+        named = f"[{host!s}]" if ":" in str(host) else host
+        print(f"{len(runs.all())} runs at http://{named!s}:{port}; end it with Ctrl-C", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ class PromptIndex:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._lock = threading.Lock()
         self._of_step: dict[int, tuple[Stamp, Any]] = {}
 
     def steps(self, prompt_id: int) -> list[int]:
         folder = self._run.folder
-        with self._run.lock, ThreadPoolExecutor(4) as readers:
+        with self._lock, ThreadPoolExecutor(4) as readers:
             present = folder.rollout_steps()
             stamps = {step: _stamp(folder.rollout(step)) for step in present}
             stale = [s for s in present if self._of_step.get(s, (None,))[0] != stamps[s]]
@@ -53,7 +55,10 @@ class PromptIndex:
 
 
 def _stamp(path: Path) -> Stamp:
-    found = path.stat()
+    try:
+        found = path.stat()
+    except FileNotFoundError:  # the run was rewound just now
+        return 0, 0
     return found.st_mtime_ns, found.st_size
 
 

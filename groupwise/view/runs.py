@@ -30,6 +30,11 @@ class Growing:
         self._file = 0  # its number on the disk: a rewind puts another file in its place
         self._end = 0
 
+    @property
+    def stamp(self) -> str:
+        """What was read of it."""
+        return f"{self._file}-{self._end}"
+
     def news(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether all that was read before is void, and the lines to add."""
         try:
@@ -100,9 +105,7 @@ class Run:
 
     def version(self) -> str:
         """Changes whenever there is something new to show."""
-        return (
-            f"{self._metrics._file}-{self._metrics._end}-{self._events._file}-{self._events._end}"
-        )
+        return f"{self._metrics.stamp}-{self._events.stamp}"
 
     def state(self) -> str:
         """In words: finished, or how far it is and when it was last heard of."""

@@ -6,10 +6,12 @@ A page of another site can reach a server on this machine through a name that it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.resources
 import ipaddress
 import platform
+import socket
 import threading
 import traceback
 from collections.abc import Sequence
@@ -60,6 +62,7 @@ class Viewer(ThreadingHTTPServer):
                 "pip install 'groupwise[view]'. A report needs no more than groupwise: "
                 "groupwise report RUN"
             )
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.runs = runs
         self.names = {"localhost", platform.node().lower(), address[0].lower()}
         self._indices: dict[str, PromptIndex] = {}
@@ -169,7 +172,8 @@ class Handler(BaseHTTPRequestHandler):
         except Exception as error:  # one page must not end the server; the terminal has the rest
             traceback.print_exc()
             answer = _trouble("This page failed", in_short(error), 500)
-        self._send(answer)
+        with contextlib.suppress(ConnectionError):  # the browser went on to another page
+            self._send(answer)
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)

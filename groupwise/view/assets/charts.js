@@ -58,8 +58,8 @@ function draw(chart) {
   const layout = {
     margin: { l: 48, r: 8, t: 6, b: 26 }, height: 210, autosize: true, hovermode: "x", dragmode: "zoom", uirevision: "kept",
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("--soft"), family: "system-ui, sans-serif" },
-    xaxis: { ...axis, tickformat: ",d", showspikes: true, spikethickness: 1, spikedash: "solid", spikecolor: colour("--soft"), spikemode: "across" },
-    yaxis: { ...axis, tickformat: share ? ".0%" : "", range: share ? [-0.02, 1.04] : undefined, fixedrange: true },
+    xaxis: { ...axis, tickformat: ",d", showspikes: true, spikedash: "solid", spikemode: "across" },
+    yaxis: { ...axis, automargin: true, tickformat: share ? ".0%" : "", range: share ? [-0.02, 1.04] : undefined, fixedrange: true },
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true }, shapes: marks.lines,
   };
   const plot = chart.querySelector(".plot");
