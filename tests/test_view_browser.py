@@ -72,6 +72,9 @@ def test_from_the_curves_to_a_token(page: Page, tmp_path: Path) -> None:
         chart.locator("path.js-line").first.wait_for(state="attached")
         # The rule that fired is a line through each chart; what it says is in the list.
         assert chart.locator(".shapelayer path").count() == 1
+        assert page.locator("#health li").all_inner_texts() == [
+            "step 4: entropy collapse: down to 0.1"
+        ]
         assert "entropy collapse" in page.locator("#events tr.health").inner_text()
         assert "<b>useful</b>" in page.locator("#events").inner_text()  # as text
         # A click on the curve at a step opens it: steps 1 to 10 from left to right.

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import jinja2
+import pyarrow as pa  # type: ignore[import-untyped]
 from markupsafe import Markup
 
 from groupwise.errors import RunError
@@ -25,6 +26,7 @@ from groupwise.view.steps import (
     mark,
     place_of,
     rows_of_group,
+    values_of,
 )
 from groupwise.watch.catalogue import SECTIONS, find
 from groupwise.watch.chart import Curve, number, svg, thin
@@ -213,7 +215,7 @@ def _sort_key(group: Group, sort: str) -> tuple[float, int]:
 
 def group_page(run: Run, step: int, group: int) -> str:
     rows, version = rows_of_group(run.folder.rollout(step), group, OF_SAMPLES)
-    samples = [_sample(row) for row in rows.to_pylist()]
+    samples = _samples(rows)
     return _render("group.html", run=run, step=step, group=group, samples=samples,
                    turns=chat.turns(samples[0]["prompt_text"]), older=_older(version),
                    excerpt=EXCERPT)  # fmt: skip
@@ -221,7 +223,7 @@ def group_page(run: Run, step: int, group: int) -> str:
 
 def sample_page(run: Run, step: int, group: int, sample: int) -> str:
     rows, version = rows_of_group(run.folder.rollout(step), group, OF_SAMPLES)
-    samples = [_sample(row) for row in rows.to_pylist()]
+    samples = _samples(rows)
     numbers, at = [each["sample"] for each in samples], place_of(rows, sample)
     thought, answer = chat.thought_and_answer(samples[at]["text"])
     return _render(
@@ -248,19 +250,29 @@ def sample_text(run: Run, step: int, group: int, sample: int) -> str:
     return f"{row['prompt_text'] or ''}{row['text'] or ''}"
 
 
-def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with what follows from it. An advantage that differs by token is shown as a range."""
-    advantages = [x for x in row["advantage"] or () if x]
-    return {
-        **row,
-        "prompt_text": row["prompt_text"] or "",
-        "text": row["text"] or "",
-        "mark": mark(row["correct"], row["reward"]),
-        "length": len(row["token_ids"] or ()),
-        "parts": dict(row["reward_parts"] or ()),
-        "advantage": (min(advantages), max(advantages)) if advantages else None,
-        "clipped": None if row["clipped"] is None else sum(row["clipped"]),
-    }
+def _samples(rows: pa.Table) -> list[dict[str, Any]]:
+    """Rows with what follows from them. Lists per token stay arrays: they may be very long."""
+    lists = ("token_ids", "advantage", "clipped")
+    made = []
+    for at, row in enumerate(rows.drop_columns(list(lists)).to_pylist()):
+        ids, advantage, clipped = (values_of(rows, name, at) for name in lists)
+        learned = None if advantage is None else advantage[advantage != 0]
+        made.append(
+            {
+                **row,
+                "prompt_text": row["prompt_text"] or "",
+                "text": row["text"] or "",
+                "mark": mark(row["correct"], row["reward"]),
+                "length": 0 if ids is None else len(ids),
+                "parts": dict(row["reward_parts"] or ()),
+                # Of tokens that are learned from; a range where they differ.
+                "advantage": None
+                if learned is None or not len(learned)
+                else (float(learned.min()), float(learned.max())),
+                "clipped": None if clipped is None else int(clipped.sum()),
+            }
+        )
+    return made
 
 
 def prompt_page(run: Run, prompt_id: int, index: PromptIndex) -> str:

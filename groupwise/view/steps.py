@@ -144,3 +144,9 @@ def place_of(rows: pa.Table, sample: int) -> int:
     if sample not in numbers:
         raise RunError(f"The group has no sample {sample}: it has {numbers[0]} to {numbers[-1]}.")
     return numbers.index(sample)
+
+
+def values_of(rows: pa.Table, name: str, at: int) -> Any:
+    """A list per token as an array; None where there is none."""
+    value = rows.column(name)[at]
+    return value.values.to_numpy(zero_copy_only=False) if value.is_valid else None

@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from groupwise.view.steps import place_of, rows_of_group
+from groupwise.view.steps import place_of, rows_of_group, values_of
 from groupwise.watch.display import visible
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.rollouts import PER_TOKEN
@@ -70,7 +70,7 @@ def token_page(
     """Tokens from `start` on, with the scale of each stream over the whole completion."""
     rows, _ = rows_of_group(path, group, COLUMNS)
     at = place_of(rows, sample)
-    ids = _values(rows, "token_ids", at)
+    ids = values_of(rows, "token_ids", at)
     ids = np.zeros(0, int) if ids is None else ids
     part = slice(start, start + PAGE)
     # Pieces depend on what stands before them, within a character: begin a few tokens earlier.
@@ -94,17 +94,12 @@ def token_page(
     }
 
 
-def _values(rows: pa.Table, name: str, at: int) -> Any:
-    value = rows.column(name)[at]
-    return value.values.to_numpy(zero_copy_only=False) if value.is_valid else None
-
-
 def _stream(rows: pa.Table, name: str, at: int) -> Any:
     if name == "mismatch":
-        ours, theirs = _values(rows, "learner_logp", at), _values(rows, "sampler_logp", at)
+        ours, theirs = values_of(rows, "learner_logp", at), values_of(rows, "sampler_logp", at)
         known = ours is not None and theirs is not None and len(ours) == len(theirs)
         return ours - theirs if known else None
-    values = _values(rows, name, at)
+    values = values_of(rows, name, at)
     return None if values is None else np.asarray(values, dtype=np.float64)
 
 

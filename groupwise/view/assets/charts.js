@@ -105,17 +105,28 @@ charts.forEach((chart) => chart.addEventListener("keydown", (event) => {
   } else if (event.key === "Enter" && chart.dataset.step) open(Number(chart.dataset.step));
 }));
 
+function toStep(event) {
+  const link = document.createElement("a");
+  link.href = `${runs[0]}/step/${event.step}`;
+  link.textContent = event.step;
+  return link;
+}
+
 function list(data) {
+  const found = data.events.filter((event) => event.health);
+  const health = document.getElementById("health");
+  health.hidden = found.length === 0;
+  health.querySelector("ol").replaceChildren(...found.map((event) => {
+    const entry = document.createElement("li");
+    entry.append("step ", toStep(event), `: ${event.text}`);
+    return entry;
+  }));
   const body = document.querySelector("#events tbody");
-  if (!body) return;
   document.getElementById("no-events").hidden = data.events.length > 0;
   body.replaceChildren(...data.events.toReversed().map((event) => {
     const row = document.createElement("tr");
     row.classList.toggle("health", event.health);
-    const link = document.createElement("a");
-    link.href = `${runs[0]}/step/${event.step}`;
-    link.textContent = event.step;
-    for (const content of [link, event.kind, event.text]) row.insertCell().append(content);
+    for (const content of [toStep(event), event.kind, event.text]) row.insertCell().append(content);
     return row;
   }));
 }
