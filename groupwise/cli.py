@@ -282,7 +282,9 @@ def _report(args: argparse.Namespace) -> int:
 
     print(f"wrote {write_report(folder)}")
     if can_plot():
-        print(f"wrote {len(write_plots(folder))} plots to {folder / 'plots'}")
+        plots = write_plots(folder)
+        if plots:
+            print(f"wrote {len(plots)} plots to {folder / 'plots'}")
     else:
         print("No PNG plots: they need matplotlib, pip install 'groupwise[view]'.", file=sys.stderr)
     return 0

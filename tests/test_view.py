@@ -314,6 +314,16 @@ def test_what_is_not_there_is_said(port: int, path: str) -> None:
     assert status == 404 and "Traceback" not in page
 
 
+def test_process_rewards_stand_beside_their_pieces(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", 1)
+    steps = [(4, 0.25), (4, -1.0), (9, 0.5)]
+    rollouts.write(folder.rollout(1), [sample(0, 0, "one two three", reward_steps=steps)], 1)
+    with viewing(folder.path) as port:
+        page = get(port, "/runs/run/step/1/group/0/sample/0")[1]
+    table = page[page.index('id="process"') : page.index('id="tokens"')]
+    assert "0.25 one -1 0.5 two t" in words(table)
+
+
 def test_names_and_methods_that_are_refused(port: int) -> None:
     for host in ("127.0.0.1:1234", "localhost", "[::1]:80", "LOCALHOST:80"):
         assert get(port, "/", host)[0] == 200, host

@@ -235,11 +235,19 @@ def sample_page(run: Run, step: int, group: int, sample: int) -> str:
         turns=chat.turns(samples[at]["prompt_text"]),
         thought=thought,
         reply=answer,
+        judged=judged_pieces(samples[at]["text"], samples[at]["reward_steps"] or ()),
         limit=TEXT_SHOWN,
         before=numbers[at - 1] if at else None,
         after=numbers[at + 1] if at + 1 < len(numbers) else None,
         older=_older(version),
     )
+
+
+def judged_pieces(text: str, steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """The pieces of a completion that have a process reward each, and that reward."""
+    starts = [0, *(step["end"] for step in steps)]
+    return [(text[start : step["end"]], step["reward"])
+            for start, step in zip(starts, steps, strict=False)]  # fmt: skip
 
 
 def sample_text(run: Run, step: int, group: int, sample: int) -> str:

@@ -18,8 +18,8 @@ from groupwise.watch.rollouts import read_older
 OF_GROUPS = ("group", "prompt_id", "draw", "sample", "reward", "correct", "grader_status",
              "finish", "used", "prompt_text", "token_ids")  # fmt: skip
 SEARCHED = ("prompt_text", "text", "answer", "grader_reason")
-OF_SAMPLES = (*OF_GROUPS, "reward_parts", "grader_reason", "weight_version", "weights", "text",
-              "answer", "advantage", "clipped")  # fmt: skip
+OF_SAMPLES = (*OF_GROUPS, "reward_parts", "reward_steps", "grader_reason", "weight_version",
+              "weights", "text", "answer", "advantage", "clipped")  # fmt: skip
 FAILED = ("error", "timeout")  # of grader_status
 
 FILTERS = {
