@@ -21,6 +21,7 @@ from groupwise.commands import (
     plan,
     probe,
     serve,
+    view,
 )
 from groupwise.commands.shared import (
     SETTINGS,
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="data instead of text")
     explain.set_defaults(run_command=_explain)
 
-    for command in (check_reward, diagnose, doctor, export, grade, init, plan, probe, serve):
+    for command in (check_reward, diagnose, doctor, export, grade, init, plan, probe, serve, view):
         command.add_parser(commands)
     train = commands.add_parser(
         "train",
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", action="store_true", help="data instead of text")
     evaluate.set_defaults(run_command=_eval)
 
-    report = commands.add_parser("report", help="write report.html of a run")
+    report = commands.add_parser("report", help="write report.html and PNG plots of a run")
     report.add_argument("folder", metavar="RUN")
     report.set_defaults(run_command=_report)
 
@@ -287,9 +288,16 @@ def _report(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     if not folder.is_dir():
         raise ConfigError(f"There is no run folder {args.folder!r}.")
+    from groupwise.watch.plots import can_plot, write_plots
     from groupwise.watch.report import write_report
 
     print(f"wrote {write_report(folder)}")
+    if can_plot():
+        plots = write_plots(folder)
+        if plots:
+            print(f"wrote {len(plots)} plots to {folder / 'plots'}")
+    else:
+        print("No PNG plots: they need matplotlib, pip install 'groupwise[view]'.", file=sys.stderr)
     return 0
 
 

@@ -30,6 +30,7 @@ class Curve:
     points: Sequence[Point]
     share: bool = False  # from 0 to 1, written in percent
     sparse: bool = False  # measured now and then: every point is marked
+    events: Sequence[int] = ()  # steps with something to know about
 
 
 def svg(curve: Curve) -> str:
@@ -38,7 +39,7 @@ def svg(curve: Curve) -> str:
     name = "".join(c if c.isalnum() else "-" for c in curve.title.lower())
     if points:
         scale = Scale.of(curve, points)
-        marks = [*_grid(scale), *_drawing(curve, points, scale)]
+        marks = [*_grid(scale), *_events(curve, scale), *_drawing(curve, points, scale)]
     else:
         marks = [_label(WIDTH / 2, HEIGHT / 2, "middle", "no values")]
     return (
@@ -132,6 +133,13 @@ def _grid(scale: Scale) -> list[str]:
     return marks
 
 
+def _events(curve: Curve, scale: Scale) -> list[str]:
+    """A line through the chart at each of their steps that it shows."""
+    places = [scale.x(step) for step in curve.events if scale.first <= step <= scale.last]
+    bottom = HEIGHT - BOTTOM
+    return [f'<path class="event" d="M{x} {TOP}V{bottom}"/>' for x in dict.fromkeys(places)]
+
+
 def _drawing(curve: Curve, points: Sequence[Point], scale: Scale) -> list[str]:
     if curve.sparse or len(points) == 1:
         return [_line("line", points, scale), *_dots(points, scale)]
@@ -173,11 +181,11 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
     ]
 
 
-def thin(points: Sequence[Point]) -> list[Point]:
-    """At most `MOST_POINTS`, the lowest and the highest of each stretch: spikes stay."""
-    if len(points) <= MOST_POINTS:
+def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most so many, the lowest and the highest of each stretch: spikes stay."""
+    if len(points) <= most:
         return list(points)
-    stretch = math.ceil(2 * len(points) / MOST_POINTS)
+    stretch = math.ceil(2 * len(points) / most)
     kept = []
     for at in range(0, len(points), stretch):
         part = points[at : at + stretch]

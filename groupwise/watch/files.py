@@ -80,14 +80,16 @@ def _end_of_whole_lines(path: Path, block: int = 65536) -> int:
     return 0
 
 
-def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+def read_lines(path: Path, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
     """Every whole line of a .jsonl file, as it stands and as an object; none if there is no file.
 
     What a crash did to the last line is left out. A broken line before it is an error: no crash
-    does that.
+    does that. `start` is the byte to read on from, where a line begins.
     """
     try:
-        *lines, _torn = path.read_bytes().split(b"\n")
+        with open(path, "rb") as file:
+            file.seek(start)
+            *lines, _torn = file.read().split(b"\n")
     except FileNotFoundError:
         return []
     found = []
@@ -99,8 +101,9 @@ def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
         except ValueError as error:
             if number == len(lines):
                 break
+            place = f"Line {number}" + (f" after byte {start}" if start else "")
             raise RunError(
-                f"Line {number} of {path} is not a JSON object ({error}). A crash damages only the "
+                f"{place} of {path} is not a JSON object ({error}). A crash damages only the "
                 "last line, so the file was edited or the disk is faulty. Restore the line, or "
                 "remove the file and run again without its history."
             ) from error

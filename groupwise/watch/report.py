@@ -92,14 +92,16 @@ def report_page(folder: RunFolder) -> str:
             "Give the folder that `groupwise train` wrote to, for example runs/demo."
         )
     summary, manifest = folder.read_summary(), folder.read_manifest()
+    events = folder.read_events()
     name = folder.path.resolve().name
     parts = [
         f"<h1>{text(name)}</h1>",
         _state(metrics, summary, config),
         _tiles(metrics, summary, manifest),
-        _section("Curves", f'<div class="curves">{"".join(_figures(metrics))}</div>'),
+        _section("Health", _health([event for event in events if is_health(event)])),
+        _section("Curves", f'<div class="curves">{"".join(_figures(metrics, events))}</div>'),
         _section("Samples before and after", _samples(folder, summary)),
-        _section("Events", _events(folder.read_events())),
+        _section("Events", _events([event for event in events if not is_health(event)])),
         _section("Cost and machine", _machine(manifest, metrics)),
         _section("Configuration", f"<pre>{text(config or 'none', limit=None)}</pre>"),
     ]
@@ -174,16 +176,32 @@ def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
     return found
 
 
-def _figures(metrics: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def curves(
+    metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
+) -> Iterable[tuple[str, Curve]]:
+    """What to judge a run by: the metric's name and its curve, with what health rules found."""
+    steps = sorted({event["step"] for event in events if is_health(event)})
     for title, name, is_share in CURVES:
         points = _points(metrics, name)
-        curve = Curve(title, points, share=is_share, sparse=name.startswith("eval/"))
+        yield name, Curve(title, points, is_share, name.startswith("eval/"), steps)
+
+
+def is_health(event: Mapping[str, Any]) -> bool:
+    """Whether a rule of health fired, as against what else was said."""
+    return event.get("kind") == "health"
+
+
+def _figures(
+    metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
+) -> Iterable[str]:
+    for name, curve in curves(metrics, events):
         entry = find(name)
         healthy = "above 50 %" if name == "groups/dead_share" else entry.healthy if entry else ""
-        bars = " Bars: ± one standard error." if any(point.error for point in points) else ""
-        caption = f"{description(curve, points)} Healthy: {healthy}.{bars}"
+        bars = " Bars: ± one standard error." if any(point.error for point in curve.points) else ""
+        fired = " Dotted: a health rule fired." if curve.events else ""
+        caption = f"{description(curve, curve.points)} Healthy: {healthy}.{bars}{fired}"
         yield (
-            f"<figure><h3>{text(title)}</h3>{svg(curve)}"
+            f"<figure><h3>{text(curve.title)}</h3>{svg(curve)}"
             f"<figcaption>{text(caption)}</figcaption></figure>"
         )
 
@@ -240,6 +258,13 @@ def _step_samples(folder: RunFolder, step: int) -> str:
 
 
 # --- events, cost, machine --------------------------------------------------------------------
+
+
+def _health(found: Sequence[Mapping[str, Any]]) -> str:
+    if not found:
+        return "<p>No rule has fired.</p>"
+    rows = [(e.get("step"), e.get("first_bad_step"), e.get("text")) for e in found[:EVENTS]]
+    return _table(("step", "bad since", "what, and what to try"), rows)
 
 
 def _events(events: Sequence[Mapping[str, Any]]) -> str:
@@ -307,6 +332,7 @@ svg { width: 100%; height: auto; display: block; }
 .line, .raw { fill: none; stroke: var(--accent); stroke-width: 2; stroke-linejoin: round; }
 .raw { stroke-width: 1; opacity: .35; }
 .dot { fill: var(--accent); }
+.event { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 2 2; }
 .error { stroke: var(--accent); stroke-width: 1.5; opacity: .6; }
 article { margin: 0 0 .75rem; }
 article p { margin: 0; }

@@ -6,7 +6,8 @@ for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,9 +206,39 @@ def write(path: Path, rows: Sequence[Row], step: int) -> None:
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """A step's rows, or some columns of them, as far as the file has them."""
+    with _opened(path) as file:
+        found = _version(file)
+        if found != VERSION:
+            raise _other_version(path, found)
+        return _some(file, columns)
+
+
+def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
+    """Some columns of a file of this version or an older one, and its version, for showing.
+
+    What the file does not have is null.
+    """
+    with _opened(path) as file:
+        found = _version(file)
+        if found > VERSION:
+            raise _other_version(path, found)
+        table = _some(file, columns)
+    for name in columns:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows))
+    return table.select(list(columns)), found
+
+
+def _some(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
+    there = file.schema_arrow.names
+    return file.read(columns=[name for name in columns or there if name in there])
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        there = pq.read_schema(path).names
-        table = pq.read_table(path, columns=[x for x in columns or there if x in there])
+        with pq.ParquetFile(path) as file:
+            yield file
     except FileNotFoundError:
         raise RunError(
             f"There are no rollouts at {path}: the step was not reached, or the file was removed."
@@ -217,10 +248,16 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
             f"{path} is not a Parquet file that can be read ({error}). It is written in one piece, "
             "so it was changed since or the disk is faulty."
         ) from error
-    found = (table.schema.metadata or {}).get(VERSION_KEY, b"none").decode()
-    if found != str(VERSION):
-        raise RunError(
-            f"{path} has rollout schema {found}, this groupwise reads {VERSION}. Read it with the "
-            "groupwise that wrote it (manifest.json names the version), or with pyarrow."
-        )
-    return table
+
+
+def _version(file: pq.ParquetFile) -> int:
+    """0 where the file does not say."""
+    said = (file.schema_arrow.metadata or {}).get(VERSION_KEY, b"0")
+    return int(said) if said.isdigit() else 0
+
+
+def _other_version(path: Path, found: int) -> RunError:
+    return RunError(
+        f"{path} has rollout schema {found or 'none'}, this groupwise reads {VERSION}. Read it "
+        "with the groupwise that wrote it (manifest.json names the version), or with pyarrow."
+    )

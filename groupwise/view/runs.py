@@ -1,0 +1,176 @@
+"""The runs that are shown, and their line files, read on as they grow."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import tomllib
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import ConfigError
+from groupwise.watch.chart import Point
+from groupwise.watch.display import useful_share
+from groupwise.watch.files import read_lines
+from groupwise.watch.folder import RunFolder
+
+MARKS = ("config.toml", "metrics.jsonl", "rollouts")  # one of them makes a folder a run
+USEFUL = "groups/useful_share"  # shown instead of its opposite, groups/dead_share
+
+
+class Growing:
+    """A .jsonl file of which only the new lines are read; a rewound file is read again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = 0  # its number on the disk: a rewind puts another file in its place
+        self._end = 0
+
+    @property
+    def stamp(self) -> str:
+        """What was read of it."""
+        return f"{self._file}-{self._end}"
+
+    def news(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Whether all that was read before is void, and the lines to add."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            void, self._file, self._end = self._end > 0, 0, 0
+            return void, []
+        void = self._end > 0 and (found.st_ino != self._file or found.st_size < self._end)
+        start = 0 if void else self._end
+        lines = read_lines(self.path, start) if found.st_size > start else []
+        self._file, self._end = found.st_ino, start + sum(len(raw) for raw, _ in lines)
+        return void, [value for _, value in lines]
+
+
+class Run:
+    """One run folder: its curves and events by column, as far as they are written."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.folder, self.name = RunFolder(path), name
+        self.lock = threading.RLock()  # requests are answered by several threads
+        self._metrics, self._events = Growing(self.folder.metrics), Growing(self.folder.events)
+        self._clear()
+        self.events: list[dict[str, Any]] = []
+
+    def _clear(self) -> None:
+        self.steps: array[int] = array("q")
+        self.columns: dict[str, array[float]] = {}  # NaN where a line has no number
+        self.last: dict[str, Any] = {}
+
+    def refresh(self) -> None:
+        """Read what was written since the last time."""
+        with self.lock:
+            void, lines = self._metrics.news()
+            if void:
+                self._clear()
+            for line in lines:
+                self._add(line)
+            void, lines = self._events.news()
+            self.events = [*([] if void else self.events), *lines]
+
+    def _add(self, line: dict[str, Any]) -> None:
+        before = len(self.steps)
+        self.steps.append(int(line["step"]))
+        useful = useful_share(line)
+        for name, value in (line | ({} if useful is None else {USEFUL: useful})).items():
+            if name != "step" and isinstance(value, int | float):
+                column = self.columns.get(name)
+                if column is None:
+                    column = self.columns[name] = array("d", [math.nan]) * before
+                column.append(value)
+        for column in self.columns.values():
+            if len(column) == before:
+                column.append(math.nan)
+        self.last = line
+
+    def points(self, name: str) -> list[Point]:
+        """A metric where it was measured; held-out ones with their standard error."""
+        with self.lock:
+            values = self.columns.get(name)
+            errors = self.columns.get(f"{name}_stderr")
+            if values is None:
+                return []
+            return [
+                Point(step, value, _known(errors[at]) if errors is not None else None)
+                for at, (step, value) in enumerate(zip(self.steps, values, strict=True))
+                if math.isfinite(value)
+            ]
+
+    def version(self) -> str:
+        """Changes whenever there is something new to show."""
+        return f"{self._metrics.stamp}-{self._events.stamp}"
+
+    def state(self) -> str:
+        """In words: finished, or how far it is and when it was last heard of."""
+        step = self.steps[-1] if self.steps else 0
+        if not self.steps:
+            return "No step written yet."
+        if self.folder.read_summary().get("steps") == step:
+            return f"Finished after {step:,} steps."
+        total = self.settings().get("steps")
+        of = f" of {total:,}" if isinstance(total, int) else ""
+        ago = max(0.0, time.time() - self.folder.metrics.stat().st_mtime)
+        return f"Step {step:,}{of}, written {_ago(ago)}."
+
+    def settings(self) -> dict[str, Any]:
+        """config.toml as a table; {} where there is none that can be read."""
+        try:
+            return tomllib.loads(self.folder.read_config() or "")
+        except tomllib.TOMLDecodeError:
+            return {}
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 5400 else f"{seconds / 3600:.0f} h ago"
+
+
+class Runs:
+    """Runs by name: the folders that were given, and those inside them."""
+
+    def __init__(self, places: Sequence[str | os.PathLike[str]]) -> None:
+        self.places = [Path(place) for place in places]
+        for place in self.places:
+            if not place.is_dir():
+                raise ConfigError(
+                    f"There is no folder {str(place)!r}. Give a run folder, or a folder of them: "
+                    "groupwise view runs"
+                )
+        self._known: dict[Path, Run] = {}
+        self._lock = threading.Lock()
+
+    def all(self) -> dict[str, Run]:
+        """In the order given; looks again each time, as runs may have started since."""
+        with self._lock:
+            for place in self.places:
+                inside = (
+                    [place] if is_run(place) else sorted(p for p in place.iterdir() if is_run(p))
+                )
+                for path in map(Path.resolve, inside):
+                    if path not in self._known:
+                        self._known[path] = Run(path, self._free_name(path.name))
+            return {run.name: run for path, run in self._known.items() if path.is_dir()}
+
+    def _free_name(self, name: str) -> str:
+        taken = {run.name for run in self._known.values()}
+        number, free = 1, name
+        while free in taken:
+            number += 1
+            free = f"{name} ({number})"
+        return free
+
+
+def is_run(path: Path) -> bool:
+    return path.is_dir() and any((path / mark).exists() for mark in MARKS)

@@ -1,0 +1,152 @@
+"""A step's groups and samples, by columns of its Parquet file: nothing else is read."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from groupwise.errors import RunError
+from groupwise.watch.rollouts import read_older
+
+# What a list of groups shows; lists per token are not among them, but for the length.
+OF_GROUPS = ("group", "prompt_id", "draw", "sample", "reward", "correct", "grader_status",
+             "finish", "used", "prompt_text", "token_ids")  # fmt: skip
+SEARCHED = ("prompt_text", "text", "answer", "grader_reason")
+OF_SAMPLES = (*OF_GROUPS, "reward_parts", "reward_steps", "grader_reason", "weight_version",
+              "weights", "text", "answer", "advantage", "clipped")  # fmt: skip
+FAILED = ("error", "timeout")  # of grader_status
+
+FILTERS = {
+    "fail": "all fail",
+    "pass": "all pass",
+    "mixed": "mixed",
+    "truncated": "truncated",
+    "error": "grader error",
+    "dropped": "not learned from",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One prompt of a step and how its samples fared. The greedy completion counts for nothing."""
+
+    number: int
+    prompt_id: int
+    draw: int
+    prompt: str
+    rewards: Sequence[float | None]
+    marks: Sequence[str]  # right, wrong or open, in the order of the samples
+    lengths: Sequence[int]
+    truncated: int
+    errors: int
+    used: bool
+
+    @property
+    def known(self) -> list[float]:
+        return [reward for reward in self.rewards if reward is not None]
+
+    @property
+    def spread(self) -> float:
+        return statistics.pstdev(self.known) if self.known else 0.0
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.known) if self.known else None
+
+    @property
+    def length(self) -> float:
+        return statistics.fmean(self.lengths) if self.lengths else 0.0
+
+    def fits(self, name: str) -> bool:
+        """Whether a filter of `FILTERS` lets it through."""
+        right, wrong = ("right" in self.marks), ("wrong" in self.marks)
+        return {
+            "fail": wrong and not right,
+            "pass": right and not wrong,
+            "mixed": self.spread > 0,
+            "truncated": self.truncated > 0,
+            "error": self.errors > 0,
+            "dropped": not self.used,
+        }[name]
+
+
+def mark(correct: bool | None, reward: float | None) -> str:
+    """What the grader says; where it does not say, a positive reward is a success."""
+    if correct is None:
+        correct = None if reward is None else reward > 0
+    return "open" if correct is None else "right" if correct else "wrong"
+
+
+def groups_of(table: pa.Table) -> list[Group]:
+    """From the columns `OF_GROUPS`, in the order of their numbers."""
+    lengths = _lengths(table.column("token_ids"))
+    rows = table.drop_columns(["token_ids"]).to_pylist()
+    by_number: dict[int, list[tuple[dict[str, Any], int]]] = {}
+    for row, length in zip(rows, lengths, strict=True):
+        by_number.setdefault(row["group"] or 0, []).append((row, length))
+    return [_group(number, by_number[number]) for number in sorted(by_number)]
+
+
+def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> Group:
+    sampled = [(row, length) for row, length in members if (row["sample"] or 0) >= 0] or members
+    first = members[0][0]
+    return Group(
+        number=number,
+        prompt_id=-1 if first["prompt_id"] is None else first["prompt_id"],
+        draw=first["draw"] or 0,
+        prompt=first["prompt_text"] or "",
+        rewards=[row["reward"] for row, _ in sampled],
+        marks=[mark(row["correct"], row["reward"]) for row, _ in sampled],
+        lengths=[length for _, length in sampled],
+        truncated=sum(row["finish"] == "length" for row, _ in sampled),
+        errors=sum(row["grader_status"] in FAILED for row, _ in sampled),
+        used=first["used"] is not False,
+    )
+
+
+def _lengths(column: pa.ChunkedArray) -> list[int]:
+    if pa.types.is_null(column.type):
+        return [0] * len(column)
+    return [length or 0 for length in pc.list_value_length(column).to_pylist()]
+
+
+def found_in(path: Path, words: str) -> set[int]:
+    """The groups that hold the words in a prompt, completion, answer or reason, in any case."""
+    table, _ = read_older(path, ("group", *SEARCHED))
+    hits = pa.chunked_array([pa.array([False] * table.num_rows)])
+    for name in SEARCHED:
+        column = table.column(name).cast(pa.string())
+        seen = pc.match_substring(column, words, ignore_case=True)
+        hits = pc.or_(hits, pc.fill_null(seen, False))
+    return set(table.filter(hits).column("group").to_pylist())
+
+
+def rows_of_group(path: Path, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+    """The samples of a group, the greedy completion first, and the file's version."""
+    table, version = read_older(path, columns)
+    if pa.types.is_null(table.column("group").type):
+        raise RunError(f"{path} has no groups: its schema is too old to be shown sample by sample.")
+    rows = table.filter(pc.equal(table.column("group"), group)).combine_chunks()
+    if not rows.num_rows:
+        raise RunError(f"There is no group {group} in {path.name}.")
+    return rows.sort_by("sample"), version
+
+
+def place_of(rows: pa.Table, sample: int) -> int:
+    """Where a sample stands among the rows of its group."""
+    numbers = rows.column("sample").to_pylist()
+    if sample not in numbers:
+        raise RunError(f"The group has no sample {sample}: it has {numbers[0]} to {numbers[-1]}.")
+    return numbers.index(sample)
+
+
+def values_of(rows: pa.Table, name: str, at: int) -> Any:
+    """A list per token as an array; None where there is none."""
+    value = rows.column(name)[at]
+    return value.values.to_numpy(zero_copy_only=False) if value.is_valid else None

@@ -1,0 +1,117 @@
+"""A completion token by token: its pieces of text and every number that is known about each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from groupwise.view.steps import place_of, rows_of_group, values_of
+from groupwise.watch.display import visible
+from groupwise.watch.folder import RunFolder
+from groupwise.watch.rollouts import PER_TOKEN
+
+PAGE = 2048  # tokens that are sent at a time
+COLUMNS = ("group", "sample", "token_ids", *PER_TOKEN)
+
+# name, title, scale: high (0 is calm), low (0 is calm, far below is not), signed, ratio, flag
+STREAMS = (
+    ("sampler_logp", "sampler log-probability", "low"),
+    ("learner_logp", "learner log-probability", "low"),
+    ("ref_logp", "reference log-probability", "low"),
+    ("mismatch", "learner − sampler", "signed"),
+    ("ratio", "ratio policy / anchor", "ratio"),
+    ("entropy", "entropy", "high"),
+    ("advantage", "advantage", "signed"),
+    ("coefficient", "aggregation weight", "high"),
+    ("clipped", "clipped", "flag"),
+    ("mask", "written by the policy", "flag"),
+)
+
+
+def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
+    """The one that the run itself saved; None before its first checkpoint."""
+    saved = [folder.checkpoints / "latest", folder.path / "cold_start"]
+    for place in (*saved, *sorted(folder.checkpoints.glob("step_*"))):
+        try:
+            return Tokenizer.from_str((place / "tokenizer.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        except Exception as error:  # the library raises bare Exception for a file it can't read
+            if type(error) is not Exception:
+                raise
+    return None
+
+
+def pieces(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
+    """The text that each token adds; a character in several tokens stands at the last of them.
+
+    Without a tokenizer the ids themselves, in angle brackets.
+    """
+    if tokenizer is None:
+        return [f"⟨{number}⟩" for number in ids]
+    stream, size = DecodeStream(skip_special_tokens=False), tokenizer.get_vocab_size()
+    made = []
+    for number in ids:
+        known = 0 <= number < size
+        made.append((stream.step(tokenizer, number) or "") if known else f"⟨{number}⟩")
+    return made
+
+
+def token_page(
+    path: Path, group: int, sample: int, start: int, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """Tokens from `start` on, with the scale of each stream over the whole completion."""
+    rows, _ = rows_of_group(path, group, COLUMNS)
+    at = place_of(rows, sample)
+    ids = values_of(rows, "token_ids", at)
+    ids = np.zeros(0, int) if ids is None else ids
+    part = slice(start, start + PAGE)
+    # Pieces depend on what stands before them, within a character: begin a few tokens earlier.
+    before = min(start, 8)
+    texts = pieces(ids[start - before : part.stop].tolist(), tokenizer)[before:]
+    streams = []
+    for name, title, scale in STREAMS:
+        values = _stream(rows, name, at)
+        if values is not None and len(values) == len(ids):
+            high = _reach(values, scale)
+            numbers = [None if not np.isfinite(x) else float(f"{x:.6g}") for x in values[part]]
+            streams.append({"name": name, "title": title, "scale": scale, "reach": high,
+                            "values": numbers})  # fmt: skip
+    return {
+        "start": start,
+        "count": len(ids),
+        "named": tokenizer is not None,
+        "ids": ids[part].tolist(),
+        "pieces": [visible(text) for text in texts],
+        "streams": streams,
+    }
+
+
+def _stream(rows: pa.Table, name: str, at: int) -> Any:
+    if name == "mismatch":
+        ours, theirs = values_of(rows, "learner_logp", at), values_of(rows, "sampler_logp", at)
+        known = ours is not None and theirs is not None and len(ours) == len(theirs)
+        return ours - theirs if known else None
+    values = values_of(rows, name, at)
+    return None if values is None else np.asarray(values, dtype=np.float64)
+
+
+def _reach(values: Any, scale: str) -> float:
+    """How far from calm the completion goes: where the colour is full."""
+    if scale == "flag":
+        return 1.0
+    finite = values[np.isfinite(values)]
+    if scale == "ratio":
+        finite = np.log(finite[finite > 0])
+    return float(np.abs(finite).max(initial=0.0))
+
+
+def as_json(data: Any) -> bytes:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

@@ -1,0 +1,274 @@
+"""The viewer in a real browser: the whole path to a token, a run that grows, hostile text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from viewing import ALPHABET, add_steps, make_run, sample, viewing
+
+from groupwise.model.tokenizer import character_files
+from groupwise.watch import rollouts
+from groupwise.watch.folder import Event, RunFolder
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+Page = Any  # of Playwright, which may be absent
+REWARD = '.chart[data-name="reward/mean"]'
+WAIT = 20_000  # milliseconds, of a machine with other things to do
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as play:
+        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Page]:
+    """A page that must run without an error of its own or a script that the policy stops."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(WAIT)
+    made = context.new_page()
+    trouble: list[str] = []
+    made.on("pageerror", lambda error: trouble.append(str(error)))
+    made.on(
+        "console", lambda said: trouble.append(said.text) if "script-src" in said.text else None
+    )
+    made.on("dialog", lambda dialog: trouble.append(f"dialog {dialog.message}"))
+    made.on(
+        "request",
+        lambda asked: (
+            None
+            if asked.url.startswith(("http://127.0.0.1", "data:"))
+            else trouble.append(f"asked {asked.url}")
+        ),
+    )
+    yield made
+    context.close()
+    assert trouble == []
+
+
+def facts(page: Page) -> dict[str, str]:
+    rows = page.locator("#token > div").all()
+    return {row.locator("dt").inner_text(): row.locator("dd").inner_text() for row in rows}
+
+
+def test_from_the_curves_to_a_token(page: Page, tmp_path: Path) -> None:
+    make_run(tmp_path / "one")
+    make_run(tmp_path / "two", 3)
+    with viewing(tmp_path) as port:
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.get_by_role("link", name="one", exact=True).click()
+        chart = page.locator(REWARD).first
+        chart.locator("path.js-line").first.wait_for(state="attached")
+        # The rule that fired is a line through each chart; what it says is in the list.
+        assert chart.locator(".shapelayer path").count() == 1
+        assert page.locator("#health li").all_inner_texts() == [
+            "step 4: entropy collapse: down to 0.1"
+        ]
+        assert "entropy collapse" in page.locator("#events tr.health").inner_text()
+        assert "<b>useful</b>" in page.locator("#events").inner_text()  # as text
+        # A click on the curve at a step opens it: steps 1 to 10 from left to right.
+        box = chart.locator(".nsewdrag").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+        page.wait_for_function(
+            f"() => /step \\d+: 0/.test(document.querySelector('{REWARD} .said').textContent)"
+        )
+        said = chart.locator(".said").inner_text()
+        step = int(re.findall(r"step (\d+)", said)[0])
+        assert 4 <= step <= 7 and f"{step / 20:g}" in said
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 20)
+        page.wait_for_url(f"**/runs/one/step/{step}")
+        # Groups by spread; a filter; search; keys.
+        first = page.locator("#groups tbody tr").first
+        assert first.locator("td").nth(4).inner_text() == "0.816"
+        page.select_option("select[name=only]", "fail")
+        page.wait_for_url("**only=fail**")
+        assert page.locator("#groups tbody tr").count() == 2
+        page.goto(f"http://127.0.0.1:{port}/runs/one/step/{step}")
+        page.keyboard.press("/")
+        page.keyboard.type("FIVE")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**search=FIVE**")
+        assert page.locator("#found").inner_text() == "1 of 5 groups."
+        page.locator("h1").click()
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/step/{step}/group/0")
+        assert page.locator(".samples .card").count() == 4
+        assert page.locator(".turn.user pre").inner_text() == "What is 2+2, please (0)?"
+        page.get_by_role("link", name="sample 2").click()
+        # The sample, and the numbers of one token.
+        page.locator("#heat span").first.wait_for()
+        assert page.locator("#heat span").all_inner_texts() == ["f", "i", "v", "e", "<end>"]
+        assert "another number" in page.locator("main").inner_text()
+        page.locator("#heat span").nth(1).click()
+        found = facts(page)
+        assert found["text"] == '"i"' and found["token"] == "2 of 5"
+        assert found["sampler log-probability"] == "-0.5" and found["clipped"] == "yes"
+        assert found["learner − sampler"] == "0.5" and found["entropy"] == "0.75"
+        assert found["reference log-probability"] == "-3" and found["advantage"] == "-1.5"
+        page.keyboard.press("ArrowRight")
+        assert facts(page)["text"] == '"v"'
+        # Heat: the fifth token is the least likely; advantages are alike and below zero.
+        shade = "t => t.className.trim().split(/ +/)[0] + t.style.getPropertyValue('--heat')"
+        heat = page.locator("#heat span").evaluate_all(f"all => all.map({shade})")
+        assert heat == ["hot17%", "hot34%", "hot51%", "hot68%", "hot85%"]
+        page.select_option("#stream", "advantage")
+        heat = page.locator("#heat span").evaluate_all(f"all => all.map({shade})")
+        assert heat == ["cold85%"] * 5
+        # Up again, by keys; then the prompt across the steps; then the two runs.
+        page.keyboard.press("u")
+        page.wait_for_url("**/group/0")
+        page.get_by_role("link", name="prompt 100 across the steps").click()
+        assert page.locator("#draws tbody tr").count() == 10
+        page.goto(f"http://127.0.0.1:{port}/")
+        for name in ("one", "two"):
+            page.get_by_label(f"compare {name}").check()
+        page.get_by_role("button", name="Compare").click()
+        page.wait_for_function(
+            f"() => document.querySelectorAll('{REWARD} path.js-line').length === 2"
+        )
+
+
+def test_a_run_that_goes_on(page: Page, tmp_path: Path) -> None:
+    """From an empty folder over its first step to its last, without a key pressed."""
+    run = RunFolder(tmp_path / "live")
+    run.check_writable()
+    run.write_config("steps = 10\n")
+    with viewing(run.path) as port:
+        page.goto(f"http://127.0.0.1:{port}/runs/live")
+        assert "Nothing measured yet" in page.locator("#waiting").inner_text()
+        add_steps(run, 1, 3)
+        page.locator(f"{REWARD} path.js-line").first.wait_for(state="attached")
+        length = f"() => document.querySelector('{REWARD} .plot')?.data?.[0].x.length"
+        assert page.evaluate(length) == 3
+        add_steps(run, 4, 6)
+        page.wait_for_function(f"() => ({length})() === 6")
+        assert page.locator("#state").inner_text().startswith("Step 6 of 10")
+        assert page.locator("#last-step").inner_text() == "last step: 6"
+        assert page.locator("#events tbody tr").count() == 2
+        run.rewind(2)
+        page.wait_for_function(f"() => ({length})() === 2")
+        assert page.locator("#events tbody tr").count() == 0
+
+
+ATTACKS = {
+    "tags": "<script>window.hit=1</script><img src=x onerror=window.hit=1></pre>"
+    "<svg onload=window.hit=1><iframe srcdoc='<script>parent.hit=1</script>'></iframe>"
+    "<a href=javascript:window.hit=1>x</a>",
+    "template": "{{ 7*7 }}{% raw %}${window.hit=1}`",
+    "control": "a\x00b\x1b[2Jc\x07d\r\n\te\x7f\x9b",
+    "direction": "שלום \u202eevil\u202c \u2066x \u200f עולם",
+    "emoji": "👩‍👩‍👧‍👦 ﷽ Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢L̠ͨͧͩ͘G̴̻͈͍͔̹̑͗̎̅",
+}
+
+
+def test_hostile_completions_stay_text(page: Page, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "bad", 1)
+    rows = []
+    for group, text in enumerate(ATTACKS.values()):
+        prompt = f"<|im_start|>user\n{text}<|im_end|>\n"
+        rows.append(sample(group, 0, text, prompt_text=prompt, grader_reason=text, answer=text,
+                           grader_status=text, reward_parts={text: 1.0}))  # fmt: skip
+        run.add_events([Event(1, "health", text, {"rule": text}), Event(1, text, text)])
+    rollouts.write(run.rollout(1), rows, 1)
+    run.add_metrics('{"step": 2, "reward/part/<img src=x onerror=hit=1>": 1, "reward/mean": 1}')
+    # A tokenizer that has the completions' characters: tokens are hostile text as well.
+    for file, data in character_files(ALPHABET + "".join(ATTACKS.values())).items():
+        (run.checkpoints / "step_1" / file).write_bytes(data)
+
+    def check(path: str) -> None:
+        assert page.evaluate("window.hit") is None, path
+        assert page.locator("main iframe, main img, main script, main svg[onload]").count() == 0
+        assert page.locator("a[href^=javascript]").count() == 0
+        shown = page.locator("main").inner_text()
+        assert not re.search("[\x00-\x08\x0e-\x1f\u202a-\u202e\u2066-\u2069]", shown), path
+
+    with viewing(run.path) as port:
+        base = f"http://127.0.0.1:{port}/runs/bad"
+        page.goto(base)
+        page.locator(".chart path.js-line").first.wait_for(state="attached")
+        page.locator("#events tbody tr").nth(9).wait_for()
+        page.locator("summary").nth(1).click()  # the hostile metric's own chart
+        page.locator(".chart").first.focus()
+        page.keyboard.press("ArrowRight")
+        assert "onerror=window.hit" in page.locator(".said").first.inner_text()
+        check("the run")
+        page.goto(f"{base}/step/1")
+        check("the step")
+        for group in range(len(ATTACKS)):
+            for path in (f"/step/1/group/{group}", f"/prompt/{100 + group}"):
+                page.goto(base + path)
+                check(path)
+            page.goto(f"{base}/step/1/group/{group}/sample/0")
+            page.locator("#heat span").first.wait_for()
+            check(f"sample of {group}")
+
+
+def test_a_line_of_a_megabyte(page: Page, tmp_path: Path) -> None:
+    """Shown in part, at once; all of it as plain text."""
+    run = make_run(tmp_path / "long", 1)
+    long = "x" * 1_000_000
+    rollouts.write(run.rollout(1), [sample(0, 0, long), sample(0, 1)], 1)
+    with viewing(run.path) as port:
+        base = f"http://127.0.0.1:{port}/runs/long/step/1/group/0"
+        page.goto(base)
+        assert "998,805 characters more" in page.locator(".card").first.inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.goto(f"{base}/sample/0")
+        page.locator("#heat span").first.wait_for()
+        assert page.locator("#heat span").count() == 2048
+        page.get_by_role("button", name="later tokens").click()
+        page.wait_for_function(
+            "() => document.getElementById('token-note').textContent.includes('2049')"
+        )
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.get_by_role("link", name="all of it").click()
+        assert page.evaluate("document.body.textContent.length") > 1_000_000
+
+
+def test_dark_and_narrow(browser: Any, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", 3)
+    context = browser.new_context(color_scheme="dark", viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    with viewing(run.path) as port:
+        for path in ("", "/step/1", "/step/1/group/0", "/step/1/group/0/sample/0"):
+            page.goto(f"http://127.0.0.1:{port}/runs/one{path}")
+            if not path:
+                page.locator(".chart path.js-line").first.wait_for(state="attached", timeout=WAIT)
+            colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert colour == "rgb(15, 19, 24)"
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+    context.close()
+
+
+def test_the_policy_stops_what_escaping_would_miss(browser: Any, tmp_path: Path) -> None:
+    """A script put into the page by hand, as if a template had let it through, does not run."""
+    run = make_run(tmp_path / "one", 1)
+    page = browser.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    with viewing(run.path) as port:
+        page.goto(f"http://127.0.0.1:{port}/runs/one/step/1")
+        page.evaluate(
+            """() => {
+              const made = document.createElement("img");
+              made.setAttribute("onerror", "window.hit = 1");
+              made.src = "data:,";
+              document.body.append(made);
+            }"""
+        )
+        page.wait_for_timeout(200)
+        assert page.evaluate("window.hit") is None
+    page.close()
+    assert any("script-src" in text for text in said)
