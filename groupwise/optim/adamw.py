@@ -98,8 +98,8 @@ class AdamW:
         """‖mean gradient‖² over its variance, in the last 1/(1−β1) updates or so.
 
         From the moments that are there anyway: E m² holds c of the variance as well, where c is the
-        sum of the squared weights of the average, and E v is both. Below 0 where updates cancel more
-        than chance has it. None in the first updates.
+        sum of the squared weights of the average, and E v is both. Below 0 where updates cancel
+        more than chance has it. None in the first updates.
         """
         if self.steps < FEW_STEPS:
             return None
