@@ -12,17 +12,20 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from batches import POLICY_RECIPES, learner_outputs, leaves, random_sample
+from test_sample_measures import rollout
 
 from groupwise import Pairs, batch_phase, passes, recipe, token_phase
 from groupwise.composition import RECIPES, PairRecipe
 from groupwise.errors import RunError
 from groupwise.watch import catalogue
 from groupwise.watch.chart import MOST_POINTS, Curve, Point, Scale, smooth, svg, thin, ticks
+from groupwise.watch.costs import costs
 from groupwise.watch.files import storable
 from groupwise.watch.folder import Event, RunFolder
 from groupwise.watch.recorder import Recorder
 from groupwise.watch.report import report_page, write_report, write_summary
 from groupwise.watch.rollouts import Row
+from groupwise.watch.samples import sample_measures, wasted
 
 HOSTILE = (
     '</pre><script>alert("x")</script><img src=x onerror=alert(1)> &lt; {body} '
@@ -248,13 +251,15 @@ OF_THE_LOOP = [
     "time/rollout_bandwidth_share", "time/bottleneck",
     "memory/peak_bytes", "cost/tokens", "data/epoch", "weights/version", "weights/fingerprint",
     "optim/micro_batches", "gate/mismatch_mean", "gate/mismatch_p99", "gate/mismatch_max",
-    "pairs/count",
+    "pairs/count", "optim/grad_snr", "mismatch/abs_p99", "mismatch/limit",
 ]  # fmt: skip
 
 
 def test_what_the_phases_measure_is_documented() -> None:
     """Every recipe on a batch with all streams, so that every measure is taken."""
-    names = set(OF_THE_LOOP)
+    group = [rollout("ab", 1.0, True), rollout("ab", 1.0, True), rollout("c", 0.0, False)]
+    names = {*OF_THE_LOOP, *sample_measures([group, group], 0), *wasted(None, 0, 1)}
+    names |= set(costs(flops=1.0, seconds=1.0, price=1.0, before=0.0, after=1.0))
     sample = random_sample(0)
     for name in POLICY_RECIPES:
         made, leaf = recipe(name), leaves(sample)

@@ -98,7 +98,8 @@ class AdamW:
         """‖mean gradient‖² over its variance, in the last 1/(1−β1) updates or so.
 
         From the moments that are there anyway: E m² holds c of the variance as well, where c is the
-        sum of the squared weights of the average, and E v is both. None in the first updates.
+        sum of the squared weights of the average, and E v is both. Below 0 where updates cancel
+        more than chance has it. None in the first updates.
         """
         if self.steps < FEW_STEPS:
             return None
@@ -112,7 +113,7 @@ class AdamW:
         )
         mean_square, square = (float(first) / (1 - decay1) ** 2, float(second) / (1 - decay2))
         c = (1 - self._beta1) / (1 + self._beta1) * (1 + decay1) / (1 - decay1)
-        signal = max((mean_square - c * square) / (1 - c), 0.0)
+        signal = (mean_square - c * square) / (1 - c)
         return signal / (square - signal) if square > signal else None
 
     def state(self) -> dict[str, Tensor]:

@@ -102,7 +102,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "loss/policy": Metric("its policy term", "–", "as loss/total", "–"),
         "loss/*": Metric("its other terms: penalties and auxiliary losses by name", "–", "small: the policy term should drive the update", "one dominates: lower its coefficient"),
         "optim/grad_norm": Metric("norm of the gradient before clipping, mean over the step's updates", "–", "steady within a factor of 10; 0 only if all groups are dead", "spikes: lower the rate or optim.clip_norm; 0: see groups/dead_share"),
-        "optim/grad_snr": Metric("squared norm of the mean gradient over its variance, in the last 1/(1−beta1) updates: how much consecutive batches agree", "ratio", "above 0.01; falls as the run converges", "near 0: batches pull in different directions; more prompts_per_step"),
+        "optim/grad_snr": Metric("squared norm of the mean gradient over its variance, in the last 1/(1−beta1) updates: how much consecutive batches agree", "ratio", "no target: near 0 in many runs that learn; above 0 where updates agree more than chance has it", "below 0 for long: updates undo each other; lower the rate, or more prompts_per_step"),
         "optim/learning_rate": Metric("learning rate of the step", "–", "as the schedule says", "–"),
         "optim/skipped": Metric("updates skipped because loss or gradient was not finite", "updates", "0", "events.jsonl names the first bad tensor; the run stops after guard.max_skipped in a row"),
         "optim/micro_batches": Metric("forward and backward passes of the step", "passes", "as few as memory allows", "raise optim.micro_tokens; it changes memory, not the update"),
