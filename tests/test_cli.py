@@ -388,7 +388,7 @@ def test_eval_takes_the_configuration_of_its_run(
     for path in paths:
         status, out, _ = run(capsys, "eval", str(path), "eval.tasks=3")
         assert status == 0 and out == "accuracy         0.5\n"
-    assert [path for path, _ in calls] == paths
+    assert [Path(path) for path, _ in calls] == paths
     assert [config.seed for _, config in calls] == [5, 5, 5, 0]
     assert {config.eval.tasks for _, config in calls} == {3}
     status, out, _ = run(capsys, "eval", str(paths[0]), "--json")
