@@ -162,6 +162,7 @@ def _measure(
 
     def add_weights(name: str, log_weight_NT: Tensor) -> None:
         weight_NT = log_weight_NT.clamp(-EXP_LIMIT, EXP_LIMIT).exp_()  # bounded_exp, in place
+        totals[f"{name}/square_off"] = (batch.learned(weight_NT - 1).square().sum(), tokens)
         weight_NT = add(f"{name}/mean", weight_NT)
         totals[f"{name}/second_moment"] = (weight_NT.square().sum(), tokens)
         peaks[f"{name}/max"] = _peak(weight_NT)

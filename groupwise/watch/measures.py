@@ -35,9 +35,10 @@ class Tally:
         for kind in ("ratio", "mismatch"):
             second = found.pop(f"{kind}/second_moment", None)
             if second:  # (Σw)² / (n·Σw²)
-                square = found[f"{kind}/mean"] ** 2
-                found[f"{kind}/effective_sample_share"] = square / second
-                found[f"{kind}/std"] = math.sqrt(max(second - square, 0.0))
+                found[f"{kind}/effective_sample_share"] = found[f"{kind}/mean"] ** 2 / second
+            square_off = found.pop(f"{kind}/square_off", None)
+            if square_off is not None:  # not E r² − (E r)²: near 1 nothing but rounding is left
+                found[f"{kind}/off"] = math.sqrt(square_off)
         return found
 
 
