@@ -319,7 +319,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         monkeypatch.setattr(sys.modules[parent], child, stand_in, raising=False)
 
     import groupwise.validate
-    import groupwise.watch  # noqa: F401 - the parents of what is replaced
+    import groupwise.watch.plots  # noqa: F401 - parents and users of what is replaced
 
     fake("groupwise.loop", "train")
     seen = {"accuracy": 0.5, "stderr": None, "examples": [{"prompt": "1+1="}]}
