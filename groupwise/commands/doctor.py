@@ -32,6 +32,7 @@ REQUIRED = {
     "safetensors": "0.5",
     "tokenizers": "0.22",
     "jinja2": "3.1.6",
+    "markupsafe": "2.1",
     "pyarrow": "18",
     "rich": "13.9",
 }
@@ -42,6 +43,8 @@ OPTIONAL = {
     "transformers": "models of other families than Llama, Mistral, Qwen2 and Qwen3",
     "bitsandbytes": "frozen weights in 4 bits beside an adapter: model.quantize=nf4",
     "math-verify": "the reward math",
+    "plotly": "the viewer: groupwise view",
+    "matplotlib": "PNG plots of a report",
     "vllm": "serving an exported model",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }
