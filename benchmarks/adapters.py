@@ -62,7 +62,8 @@ def measure(path: str, settings: list[str]) -> None:
         cpu=True,
         frozen=frozen_of(config, model.config),
     )
-    figures = [frozen, peak_bytes("cpu"), cost.peak(counted)]
+    loading = cost.loading(model.config, cost.SINGLE, frozen_of(config, model.config))
+    figures = [frozen, peak_bytes("cpu"), max(cost.peak(counted), loading)]
     kind = " ".join(settings) or "all weights"
     print(f"{kind:<40}" + "".join(f"{x / MIB:>10,.0f}" for x in figures))
 

@@ -309,6 +309,7 @@ def floor_seconds(parts: Mapping[str, Cost], device: Device) -> float | None:
 HEAD_CHUNK, HEAD_CHUNK_CPU = 2**27, 2**23  # logits at a time in the head's backward pass
 # Interpreter and libraries on a CPU, as measured. On a GPU they do not count.
 PROCESS = 310_000_000
+BITSANDBYTES = 178_000_000  # importing it, as measured
 
 
 def activations(
@@ -425,6 +426,14 @@ def memory(
         "cache": cache_bytes(shape, slots, max_tokens, prompt, group, width),
     }
     return {**parts, "process": PROCESS} if cpu else parts
+
+
+def loading(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
+    """Bytes on a CPU while a base is rounded to fewer bits: its file's pages and itself in full."""
+    if frozen is None or frozen.quantize == "none":
+        return 0
+    library = BITSANDBYTES if frozen.quantize == "nf4" else 0
+    return 2 * parameters(shape) * width + PROCESS + library
 
 
 def peak(parts: Mapping[str, int]) -> int:

@@ -220,7 +220,7 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
     if place.cpu:
         # What learning freed stays with the process in pieces too small for a cache, which comes
         # on top of it from the second step on. Only the head's buffers are given back.
-        peak = max(peak, sum(parts.values()) - head)
+        peak = max(peak, sum(parts.values()) - head, cost.loading(shape, width, frozen))
     together, cache = parts.pop("micro-batch"), parts.pop("cache")
     parts |= {"activations": together - head, "head": head, "cache": cache}
     return Plan(

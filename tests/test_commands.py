@@ -107,6 +107,17 @@ def test_memory_is_within_15_percent_of_what_a_cpu_needed(micro: int, measured: 
     assert made.step_seconds == pytest.approx(22.5, rel=0.25)
 
 
+@pytest.mark.parametrize(("bits", "measured"), [("int8", 1276), ("nf4", 1429)])
+def test_a_plan_counts_a_base_in_full_until_it_is_rounded(bits: str, measured: int) -> None:
+    """SmolLM2-135M, MiB: benchmarks/adapters.py, where loading was the peak."""
+    config = settings(
+        "prompts_per_step=1", "group_size=4", "engine.max_tokens=8", "model.dtype=float32",
+        "optim.micro_tokens=256", "model.device=cpu", "adapter.rank=16", f"model.quantize={bits}",
+    )  # fmt: skip
+    made = count(config, CPU, S, Prompts(4, 4, ""), 8)
+    assert made.peak == pytest.approx(measured * 2**20, rel=0.15)
+
+
 def test_memory_of_a_cpu_by_hand() -> None:
     """Plain PyTorch in every precision, logits in small chunks, and the process itself."""
     sizes = {"slots": 4, "max_tokens": 10, "prompt": 5, "group": 1, "micro_tokens": 300}

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     from groupwise.sync.export import checkpoint_in, export
 
-    source = checkpoint_in(Path(args.path), args.which)
+    source = Path(checkpoint_in(args.path, args.which))
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     base = None if args.base is None else Path(args.base)
     found = export(source, Path(args.out), dtype, adapter=args.adapter, base=base)

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         samples=args.samples or 0,
         threshold=args.threshold,
     )
-    checkpoint = checkpoint_in(source, "latest") if source and is_run else None
+    checkpoint = Path(checkpoint_in(source, "latest")) if source and is_run else None
     if checkpoint is None and config.model.path == "tiny":
         _say("making the embedded model and its cold start ...")
     prepared = ready(config, asked, checkpoint=checkpoint)

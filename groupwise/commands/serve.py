@@ -32,11 +32,11 @@ def run(args: argparse.Namespace) -> int:
     from groupwise.engine.server import Server
     from groupwise.model.policy import load_policy
     from groupwise.setup import check_device
-    from groupwise.validate.evaluate import checkpoint_of
+    from groupwise.sync.export import checkpoint_in
 
     check_device(args.device)
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
-    path = checkpoint_of(args.path)
+    path = checkpoint_in(args.path)
     loaded = load_policy(path, dtype, args.device)
     engine = NativeEngine(loaded.model, loaded.tokenizer, seed=0, slots=args.slots)
     name = args.name or Path(args.path).resolve().name

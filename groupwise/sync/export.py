@@ -60,9 +60,12 @@ class Exported:
     notes: tuple[str, ...] = ()
 
 
-def checkpoint_in(path: Path, which: str | None = None) -> Path:
-    """The checkpoint of a run (its best, else its latest, or the one asked for), or the path."""
-    parent = path / "checkpoints"
+def checkpoint_in(path: str | Path, which: str | None = None) -> str | Path:
+    """The checkpoint of a run: its best, else its latest, or the one asked for.
+
+    What is no run comes back as it was given: a text may be a model's id on a hub.
+    """
+    parent = Path(path) / "checkpoints"
     if not parent.is_dir():
         if which is not None:
             raise RunError(f"{path} is no run, so there is no {which!r} in it. Leave --which out.")

@@ -20,6 +20,7 @@ from groupwise.model.tokenizer import Tokenizer
 from groupwise.records import Rollout, Task
 from groupwise.rollouts import failed, grade, write
 from groupwise.setup import check_room, engine_of, sampling_of, set_up
+from groupwise.sync.export import checkpoint_in
 
 SHOWN = 6  # examples kept for people to read
 
@@ -133,7 +134,7 @@ def _example(rollout: Rollout) -> dict[str, Any]:
 
 def evaluate_path(path: str | Path, config: Config) -> Evaluation:
     """A model's folder or file, a checkpoint, or a run (its best checkpoint, else its latest)."""
-    model = checkpoint_of(path)
+    model = checkpoint_in(path)
 
     def policy(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
         check_held_out(held_out[: config.eval.tasks])  # a look before the model is loaded
@@ -155,11 +156,3 @@ def check_held_out(tasks: Sequence[Task]) -> None:
             "There are no held-out tasks to evaluate on. Set data.eval to a .jsonl file or to a "
             "generator, and eval.tasks to how many."
         )
-
-
-def checkpoint_of(path: str | Path) -> str | Path:
-    """Of a run its best, else its latest; else the path, or the id of a model, as it is."""
-    for name in ("best", "latest"):
-        if (Path(path) / "checkpoints" / name).exists():
-            return Path(path) / "checkpoints" / name
-    return path
