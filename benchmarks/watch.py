@@ -1,10 +1,12 @@
 """What watching costs: the seconds of measures and rules in a step, as a share of the step.
 
     python benchmarks/watch.py [CONFIG.toml] [KEY=VALUE ...] [--steps 30]
+    python benchmarks/watch.py --workload-s SMOLLM2_FOLDER [KEY=VALUE ...]
 
-Default: configs/demo.toml. Every function that a step calls only to watch is timed where it is
-called: measures of samples, waste, tallies of the token phase, the tail of the mismatch, the
-gradient's signal and noise, costs, health rules. Prints a line each, and the whole.
+Default: configs/demo.toml; workload S needs a GPU. Every function that a step calls only to watch
+is timed where it is called, on a GPU until the device has done its share: measures of samples,
+waste, tallies of the token phase, the tail of the mismatch, the gradient's signal and noise, costs,
+health rules. Prints a line each, and the whole.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ import argparse
 import io
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import gpu
+
 from groupwise import loop, teach
-from groupwise.config import load
+from groupwise.config import Config, load
 from groupwise.losses import phase
 from groupwise.optim.adamw import AdamW
 from groupwise.run import Run
@@ -37,21 +41,30 @@ WATCHING: tuple[tuple[Any, str], ...] = (
 )
 
 
+def settings(args: argparse.Namespace, scratch: Path) -> Config:
+    if args.workload_s is None:
+        changes = [*args.items[1:], f"steps={args.steps}", "eval.every=0"]
+        return load((args.items or ["configs/demo.toml"])[0], changes)
+    row = ["step", "--model", args.workload_s]
+    changes = [word for item in args.items for word in ("--set", item)]
+    return gpu.workload(gpu.parser().parse_args([*row, *changes]), scratch)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("items", nargs="*", default=["configs/demo.toml"])
+    parser.add_argument("items", nargs="*")
+    parser.add_argument("--workload-s", metavar="MODEL")
     parser.add_argument("--steps", type=int, default=30)
     args = parser.parse_args()
-    config = load(args.items[0], [*args.items[1:], f"steps={args.steps}", "eval.every=0"])
     spent = {name: 0.0 for _, name in WATCHING}
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*values: Any, **named: Any) -> Any:
-            begun = time.perf_counter()
+            begun = gpu.now(device)
             try:
                 return function(*values, **named)
             finally:
-                spent[name] += time.perf_counter() - begun
+                spent[name] += gpu.now(device) - begun
 
         return call
 
@@ -59,8 +72,11 @@ def main() -> None:
         setattr(owner, name, timed(name, getattr(owner, name)))
     shares: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
+        config = settings(args, Path(folder))
+        device = config.model.device
         display = Display(io.StringIO(), live=False)
-        for metrics in loop.steps(config, Path(folder) / "run", display):
+        taken = loop.steps(config, Path(folder) / "run", display)
+        for metrics in islice(taken, args.steps):
             step = metrics.get("time/step")
             if step and metrics["step"] > 2:  # the first ones warm up
                 shares.append({name: seconds / step for name, seconds in spent.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ from groupwise.sync.fingerprint import fingerprint
 from groupwise.sync.reference import Reference
 
 CUDA = torch.cuda.is_available()
+# Everywhere but on a GPU machine whose Python can't be added to.
+LIBRARY = pytest.mark.skipif(CUDA and find_spec("bitsandbytes") is None, reason="no bitsandbytes")
+KINDS = ["int8", pytest.param("nf4", marks=LIBRARY)]
 
 
 def adapted(
@@ -149,12 +153,14 @@ def _trained(run: Any, model: Transformer) -> dict[str, Tensor]:
 
 @pytest.mark.usefixtures("kernels")
 def test_exact_products_of_an_adapter_do_not_depend_on_the_batch() -> None:
+    from test_fast import DEVICE, DTYPE
+
     from groupwise.model.fast import Exact
 
-    model = adapted("qwen2", rank=8).requires_grad_(False)
+    model = adapted("qwen2", rank=8).requires_grad_(False).to(DEVICE, DTYPE)
     model.ops = Exact()
     layer = model.layers[1].mlp.down_proj
-    x_TD = torch.randn(40, 80, generator=torch.Generator().manual_seed(0))
+    x_TD = torch.randn(40, 80, generator=torch.Generator().manual_seed(0)).to(DEVICE, DTYPE)
     whole = model.ops.linear(layer, x_TD)
     for rows in (1, 3, 17):
         assert torch.equal(model.ops.linear(layer, x_TD[:rows].contiguous()), whole[:rows])
@@ -329,7 +335,7 @@ def few_bits(kind: Any, family: str = "qwen2") -> tuple[Transformer, Transformer
     return model, plain
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_quantised_base_multiplies_by_the_numbers_that_its_bits_mean(kind: str) -> None:
     model, plain = few_bits(kind)
     kept = make("qwen2").requires_grad_(False)
@@ -340,17 +346,22 @@ def test_a_quantised_base_multiplies_by_the_numbers_that_its_bits_mean(kind: str
         assert torch.equal(layer.dequantised(torch.float32), plain.get_submodule(name).weight)
         error = max(error, float((layer.dequantised(torch.float32) - whole).abs().mean()))
     assert 1e-4 < error < {"int8": 0.003, "nf4": 0.03}[kind]
+    if kind == "int8":  # whose scales multiply behind the sums: roundings differ, so few of them
+        model, plain = model.double(), plain.double()
     outs = [hidden(m, rows) for m in (model, plain)]
-    assert torch.equal(*outs)
+    assert kind == "int8" or torch.equal(*outs)
+    torch.testing.assert_close(*outs, rtol=1.3e-6, atol=1e-5)
     for out in outs:
         out.square().sum().backward()
     for name, adapter in adapters(model).items():
-        twin_adapter = plain.get_submodule(name).adapter
-        torch.testing.assert_close(adapter.lora_A.grad, twin_adapter.lora_A.grad)
+        twin_grad = plain.get_submodule(name).adapter.lora_A.grad
+        torch.testing.assert_close(adapter.lora_A.grad, twin_grad, rtol=1.3e-6, atol=1e-5)
+    model.float()
     asked, sampling = request(7, 2), Sampling(max_tokens=6)
     assert worst(model, asked, one(engine(model), asked, sampling)) <= 2e-6
 
 
+@LIBRARY
 @pytest.mark.parametrize("shape", [(48, 48), (16, 48), (5, 7), (64, 128)])
 def test_nf4_by_hand(shape: tuple[int, int]) -> None:
     """Each weight is the nearest of 16 numbers times its block's largest; blocks cross rows."""
@@ -364,6 +375,7 @@ def test_nf4_by_hand(shape: tuple[int, int]) -> None:
         torch.testing.assert_close(got, nearest, rtol=1e-5, atol=1e-6)
 
 
+@LIBRARY
 def test_a_library_that_gives_back_other_numbers_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -387,7 +399,7 @@ def test_int8_by_hand() -> None:
     torch.testing.assert_close(layer.dequantised(torch.float32)[3], layer.bits[3] * scale)
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_quantised_base_takes_the_bytes_that_a_plan_counts(kind: Any) -> None:
     model = make("qwen3")
     whole = sum(p.nbytes for p in model.parameters())
@@ -403,7 +415,7 @@ def test_a_quantised_base_takes_the_bytes_that_a_plan_counts(kind: Any) -> None:
     assert parts["adapter"] == trained == parts["reference"] == parts["optimizer moments"] // 2
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_whole_weight_is_kept_for_the_backward_pass(kind: Any) -> None:
     """Or nothing would be saved: autograd keeps what it is given."""
     model, rows = few_bits(kind)[0], sequences([4])

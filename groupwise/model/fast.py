@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,13 +11,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from groupwise.model.attention import Attend
+from groupwise.model.beside import add_adapters, lay_adapters
 from groupwise.model.head import NO_RULE, HeadOutputs, HeadRule, log_probs
 from groupwise.model.joined import (
     Product,
     accumulate,
     biases_of,
     lay_together,
-    linear_alone,
     linear_joined,
     whole,
 )
@@ -50,6 +49,7 @@ class Fast:
             ):
                 if not _quantized(modules):
                     lay_together(modules)
+                lay_adapters(modules)
 
     def add_norm(self, x_TD: Tensor | None, more_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         return self._norm_linear(x_TD, more_TD, norm)
@@ -77,18 +77,16 @@ class Fast:
         return x_TD, query_THW, key_TJW, value_TJW.contiguous()
 
     def linear(self, module: Linear, x_TD: Tensor) -> Tensor:
-        if isinstance(module, QuantizedLinear):
-            out_TD = frozen_product(x_TD, module, self.product)
-        else:
-            out_TD = linear_joined(x_TD, [module], self.product)
-        return out_TD if module.adapter is None else out_TD + self._adapted(module, x_TD)
+        return self._linear([module], x_TD)
 
-    def _adapted(self, module: Linear, x_TD: Tensor) -> Tensor:
-        """What the layer's adapter adds; zeros without one."""
-        if module.adapter is None:
-            return x_TD.new_zeros(len(x_TD), module.outputs)
-        out_TF: Tensor = module.adapter(x_TD, partial(linear_alone, product=self.product))
-        return out_TF
+    def _linear(self, modules: Sequence[Linear], x_TD: Tensor) -> Tensor:
+        """What layers and their adapters make of one input, side by side."""
+        if _quantized(modules):
+            each = [_frozen_or_plain(module, x_TD, self.product) for module in modules]
+            out_TF = each[0] if len(each) == 1 else torch.cat(each, dim=1)
+        else:
+            out_TF = linear_joined(x_TD, modules, self.product)
+        return add_adapters(out_TF, x_TD, modules, self.product)
 
     def feed_forward(
         self, x_TD: Tensor, more_TD: Tensor, norm: Norm, layer: FeedForward
@@ -141,10 +139,9 @@ class Fast:
         self, x_TD: Tensor | None, more_TD: Tensor, norm: Norm, *modules: Linear
     ) -> tuple[Tensor, Tensor]:
         """x + more, and its norm or what modules make of that, side by side."""
-        adapted = any(module.adapter is not None for module in modules)
         biases = biases_of(modules)
-        apart = biases is None or _quantized(modules)
-        together = () if adapted or apart else modules
+        alone = biases is None or _quantized(modules) or any(m.adapter is not None for m in modules)
+        together = () if alone else modules
         sum_TD, out_TF = _NormLinear.apply(  # type: ignore[no-untyped-call]
             x_TD,
             more_TD,
@@ -155,12 +152,7 @@ class Fast:
             *(module.weight for module in together),
             *((biases or ()) if together else ()),
         )
-        if modules and apart:
-            out_TF = torch.cat([self.linear(module, out_TF) for module in modules], dim=1)
-        elif adapted:  # the layers still are one product
-            more = [self._adapted(module, out_TF) for module in modules]
-            out_TF = linear_joined(out_TF, modules, self.product) + torch.cat(more, dim=1)
-        return sum_TD, out_TF
+        return sum_TD, self._linear(modules, out_TF) if alone else out_TF
 
 
 class Exact(Fast):
@@ -168,6 +160,12 @@ class Exact(Fast):
 
     name = "exact"
     product = staticmethod(matmul)
+
+
+def _frozen_or_plain(module: Linear, x_TD: Tensor, product: Product | None) -> Tensor:
+    if isinstance(module, QuantizedLinear):
+        return frozen_product(x_TD, module, product)
+    return linear_joined(x_TD, [module], product)
 
 
 def _quantized(modules: Sequence[Linear]) -> bool:

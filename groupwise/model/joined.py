@@ -43,10 +43,16 @@ def lay_together(modules: Sequence[Linear]) -> None:
             f"precision and device, and all or none with a bias. Leave them apart."
         )
     for parameters in (weights, biases):
-        if parameters and _neighbours(parameters) is None:
-            memory = torch.cat(list[Tensor](parameters))
-            for parameter, part in zip(parameters, _rows(memory, parameters), strict=True):
-                parameter.data = part
+        lay_rows(parameters)
+
+
+@torch.no_grad()
+def lay_rows(parameters: Sequence[nn.Parameter]) -> None:
+    """Parameters of one width become neighbours in memory, along their first axis."""
+    if parameters and _neighbours(parameters) is None:
+        memory = torch.cat(list[Tensor](parameters))
+        for parameter, part in zip(parameters, _rows(memory, parameters), strict=True):
+            parameter.data = part
 
 
 def joined_weight(modules: Sequence[Linear]) -> Tensor | None:
@@ -69,14 +75,6 @@ def linear_joined(
     weights = [module.weight for module in modules]
     out_TF: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
         x_TD, product or F.linear, len(weights), *weights, *biases
-    )
-    return out_TF
-
-
-def linear_alone(x_TD: Tensor, weight: nn.Parameter, product: Product | None = None) -> Tensor:
-    """x · weightᵀ, for a weight that no layer has: an adapter's."""
-    out_TF: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-        x_TD, product or F.linear, 1, weight
     )
     return out_TF
 

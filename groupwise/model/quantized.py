@@ -120,14 +120,24 @@ def frozen_product(x_TD: Tensor, layer: QuantizedLinear, product: Product | None
 
 
 class _Frozen(torch.autograd.Function):
-    """Keeps nothing for the backward pass but the bits, which are there anyway."""
+    """Keeps nothing for the backward pass but the bits, which are there anyway.
+
+    int8's scales multiply what is narrower than the weight: outputs here, their gradient on the
+    way back. The integers themselves are exact in bfloat16.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, layer: QuantizedLinear, product: Product) -> Tensor:
         ctx.layer = layer
-        return product(x_TD, layer.dequantised(x_TD.dtype), layer.bias)
+        if layer.kind == "nf4":
+            return product(x_TD, layer.dequantised(x_TD.dtype), layer.bias)
+        out_TF = product(x_TD, layer.bits.to(x_TD.dtype), None) * layer.scale
+        return (out_TF if layer.bias is None else out_TF + layer.bias).to(x_TD.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor | None, ...]:
-        return grad_TF @ ctx.layer.dequantised(grad_TF.dtype), None, None
+        layer, dtype = ctx.layer, grad_TF.dtype
+        if layer.kind == "nf4":
+            return grad_TF @ layer.dequantised(dtype), None, None
+        return (grad_TF * layer.scale).to(dtype) @ layer.bits.to(dtype), None, None
