@@ -16,6 +16,7 @@ import io
 import statistics
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,12 @@ def main() -> None:
         config = settings(args, Path(folder))
         device = config.model.device
         display = Display(io.StringIO(), live=False)
-        taken = loop.steps(config, Path(folder) / "run", display)
-        for metrics in islice(taken, args.steps):
-            step = metrics.get("time/step")
-            if step and metrics["step"] > 2:  # the first ones warm up
-                shares.append({name: seconds / step for name, seconds in spent.items()})
-            spent.update(dict.fromkeys(spent, 0.0))
+        with closing(loop.steps(config, Path(folder) / "run", display)) as taken:
+            for metrics in islice(taken, args.steps + 1):
+                step = metrics.get("time/step")
+                if step and metrics["step"] > 2:  # the first ones warm up
+                    shares.append({name: seconds / step for name, seconds in spent.items()})
+                spent.update(dict.fromkeys(spent, 0.0))
     for name in spent:
         print(f"{name:<16} {100 * statistics.median(share[name] for share in shares):.3f} %")
     whole = statistics.median(sum(share.values()) for share in shares)

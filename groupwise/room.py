@@ -15,7 +15,8 @@ from groupwise.model.targets import ALPHA, Spec, adapter_weights, linear_shapes,
 
 CPU_TOKENS = 1024  # of a micro-batch: more are no faster there
 # Beyond so many tokens a GPU computes hardly faster. A small model's micro-batch is over before the
-# host has asked for the next one, so it takes larger ones.
+# host has asked for the next one, so it takes larger ones. Where an adapter learns, twice as many:
+# its narrow products keep the host longer, and the memory of a full update's state is free.
 SMALL_MODEL, SMALL_TOKENS, LARGE_TOKENS = 5e8, 32_768, 8_192
 # Of a GPU's memory, and of that a share: for captured decoding steps, workspaces, pieces too small
 # to use. Little, as too small a micro-batch stays so, and one too large is halved when it is met.
@@ -73,7 +74,8 @@ def automatic_tokens(demand: Demand, available: float) -> int:
 
     A power of two, so that a little more or less of free memory does not change the order of sums.
     """
-    most = SMALL_TOKENS if parameters(demand.shape) < SMALL_MODEL else LARGE_TOKENS
+    large = LARGE_TOKENS if demand.frozen is None else 2 * LARGE_TOKENS
+    most = SMALL_TOKENS if parameters(demand.shape) < SMALL_MODEL else large
     fitting = max(fitting_tokens(demand, available * (1 - SPARE_SHARE) - SPARE), 1)
     return min(most, 1 << (fitting.bit_length() - 1))
 

@@ -8,23 +8,27 @@ milliseconds. Results come in the order of the items, whatever the timing.
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from pickle import PicklingError
 from typing import Any, Literal, NamedTuple
 
 from groupwise.errors import RewardError
 from groupwise.graders.nursery import FORK, KILL, READY
 
 START_SECONDS = 120.0  # for a process to load what it needs, on a busy machine
+# Bytes of items that wait in a worker's pipe. Well below what a pipe takes: a worker that hangs
+# reads nothing, and who writes to it must not hang as well.
+AHEAD_BYTES = 65_536
 
 
 class Outcome(NamedTuple):
@@ -40,6 +44,15 @@ class Outcome(NamedTuple):
 class Worker:
     pipe: Connection
     pid: int
+    # (number, bytes) of the items that it has, the first in work, which began `since`.
+    line: deque[tuple[int, int]] = field(default_factory=deque)
+    since: float = 0.0
+
+    def has_room(self, size: int) -> bool:
+        return sum(held for _, held in self.line) + size <= AHEAD_BYTES
+
+
+Take = Callable[[int, Outcome], None]  # what is done with an outcome
 
 
 class Pool:
@@ -65,7 +78,7 @@ class Pool:
         self,
         items: Sequence[tuple[Any, ...]],
         timeout: float,
-        done: Callable[[int, Outcome], None] | None = None,
+        done: Take | None = None,
     ) -> list[Outcome]:
         """An outcome for each item, in order. `timeout` in seconds holds for each on its own.
 
@@ -74,72 +87,102 @@ class Pool:
         if os.getpid() != self.owner:  # forked: the workers are another process's
             self._forget()
         found: dict[int, Outcome] = {}
-        busy: dict[Worker, tuple[int, float]] = {}
-        waiting = list(range(len(items)))[::-1]
+        busy: list[Worker] = []
+        waiting = deque(range(len(items)))
+
+        def take(number: int, outcome: Outcome) -> None:
+            found[number] = outcome
+            if done is not None:
+                done(number, outcome)
+
         try:
             while waiting or busy:
-                while waiting and (worker := self._lease(wanted=not busy)):
-                    try:
-                        if self._send(worker, items[waiting[-1]]):
-                            busy[worker] = (waiting.pop(), time.monotonic())
-                    except (TypeError, AttributeError, ValueError, PicklingError) as error:
-                        self._give_back(worker)
-                        said = f"it can't be handed to another process: {error}"
-                        found[waiting.pop()] = Outcome(None, "error", said)
-                if not busy:
-                    continue
-                for number, outcome in self._collect(busy, timeout):
-                    found[number] = outcome
-                    if done is not None:
-                        done(number, outcome)
+                self._hand_out(items, waiting, busy, take)
+                if busy:
+                    self._collect(busy, waiting, timeout, take)
         finally:
             for worker in busy:  # something was raised here: their answers are nobody's
                 self._end(worker)
         return [found[number] for number in range(len(items))]
 
-    def _send(self, worker: Worker, item: tuple[Any, ...]) -> bool:
-        try:
-            worker.pipe.send(item)
-        except OSError:  # it died while it was idle
-            self._end(worker)
-            return False
-        return True
+    def _hand_out(
+        self, items: Sequence[tuple[Any, ...]], waiting: deque[int], busy: list[Worker], take: Take
+    ) -> None:
+        while waiting:
+            try:
+                item = pickle.dumps(items[waiting[0]])
+            except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+                said = f"it can't be handed to another process: {error}"
+                take(waiting.popleft(), Outcome(None, "error", said))
+                continue
+            worker = self._free(busy, len(item))
+            if worker is None:
+                return
+            try:
+                worker.pipe.send_bytes(item)
+            except OSError:  # it has died
+                if worker.line:  # over one of these: that is found out where answers are read
+                    return
+                self._end(worker)
+                continue
+            if not worker.line:
+                worker.since = time.monotonic()
+                busy.append(worker)
+            worker.line.append((waiting.popleft(), len(item)))
+
+    def _free(self, busy: Sequence[Worker], size: int) -> Worker | None:
+        """A worker for an item of so many bytes, if there is one.
+
+        The only worker of a pool has items ahead, so that it never waits for the next one. Of
+        several, each has one: behind a slow item others would wait.
+        """
+        if self.size == 1 and busy:
+            return busy[0] if busy[0].has_room(size) else None
+        return self._lease(wanted=not busy)
 
     def _collect(
-        self, busy: dict[Worker, tuple[int, float]], timeout: float
-    ) -> list[tuple[int, Outcome]]:
+        self,
+        busy: list[Worker],
+        waiting: deque[int],
+        timeout: float,
+        take: Take,
+    ) -> None:
         """What is there, or late, after waiting for the first of either."""
-        first = min(start for _, start in busy.values()) + timeout
-        pipes = {worker.pipe: worker for worker in busy}
-        ready = wait(list(pipes), max(0.0, first - time.monotonic()))
-        now, found = time.monotonic(), []
-        for pipe in ready:
-            worker = pipes[pipe]  # type: ignore[index]
-            number, start = busy.pop(worker)
+        first = min(worker.since for worker in busy) + timeout
+        ready = wait([worker.pipe for worker in busy], max(0.0, first - time.monotonic()))
+        for worker in list(busy):
+            dead = worker.pipe in ready and not self._receive(worker, take)
+            now = time.monotonic()
+            if worker.line and not dead and now - worker.since >= timeout:
+                said = f"it took longer than {timeout:g} s and was stopped"
+                number, _ = worker.line.popleft()
+                take(number, Outcome(None, "timeout", said, now - worker.since))
+                dead = True
+            if dead:
+                self._end(worker)
+                waiting.extendleft(number for number, _ in reversed(worker.line))
+            elif not worker.line:
+                self._give_back(worker)
+            else:
+                continue
+            busy.remove(worker)
+
+    def _receive(self, worker: Worker, take: Take) -> bool:
+        """All answers that are there. False if it died over the first item of its line."""
+        while worker.line and worker.pipe.poll():
+            number, _ = worker.line.popleft()
             try:
                 status, value = worker.pipe.recv()
             except (EOFError, OSError):
-                self._end(worker)
                 said = "the process that graded it died"
-                found.append((number, Outcome(None, "error", said, now - start)))
-                continue
-            self._give_back(worker)
+                take(number, Outcome(None, "error", said, time.monotonic() - worker.since))
+                return False
+            now = time.monotonic()
             good = status == "ok"
-            found.append(
-                (
-                    number,
-                    Outcome(
-                        value if good else None, status, "" if good else str(value), now - start
-                    ),
-                )
-            )
-        for worker, (number, start) in list(busy.items()):
-            if now - start >= timeout:
-                del busy[worker]
-                self._end(worker)
-                said = f"it took longer than {timeout:g} s and was stopped"
-                found.append((number, Outcome(None, "timeout", said, time.monotonic() - start)))
-        return found
+            reason = "" if good else str(value)
+            take(number, Outcome(value if good else None, status, reason, now - worker.since))
+            worker.since = now
+        return True
 
     # --- workers
 

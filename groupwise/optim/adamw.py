@@ -104,14 +104,13 @@ class AdamW:
         if self.steps < FEW_STEPS:
             return None
         decay1, decay2 = self._beta1**self.steps, self._beta2**self.steps
-        first, second = (
-            torch.stack([x.double().sum() for x in norms]).sum()
-            for norms in (
-                [torch.linalg.vector_norm(m, dim=-1).square() for m in self._exp_avg.values()],
-                [v.sum(-1) for v in self._exp_avg_sq.values()],
-            )
-        )
-        mean_square, square = (float(first) / (1 - decay1) ** 2, float(second) / (1 - decay2))
+        # Second moments are nowhere below 0: the sum of their sizes is their sum.
+        norms = torch._foreach_norm(list(self._exp_avg.values()))
+        sums = torch._foreach_norm(list(self._exp_avg_sq.values()), 1)
+        first, second = torch.stack(
+            [torch.stack(norms).double().square().sum(), torch.stack(sums).double().sum()]
+        ).tolist()
+        mean_square, square = first / (1 - decay1) ** 2, second / (1 - decay2)
         c = (1 - self._beta1) / (1 + self._beta1) * (1 + decay1) / (1 - decay1)
         signal = (mean_square - c * square) / (1 - c)
         return signal / (square - signal) if square > signal else None

@@ -20,6 +20,7 @@ Groups = Sequence[Sequence[Rollout]]
 # Pass rates of groups: none, up to a quarter, ..., all.
 BANDS = ("none", "to_25", "to_50", "to_75", "below_100", "all")
 NGRAM = 4  # tokens: shorter ones repeat in any text
+MOST_READ = 128  # answers of a step whose words are looked at; thousands would take their time
 REFLECTION = re.compile(
     r"\b(?:wait|hmm+|alternatively|let me (?:re)?(?:check|think|verify|consider)|re-?check|"
     r"double[- ]check|on second thought|actually|let's verify|i made a mistake)\b",
@@ -32,20 +33,26 @@ def sample_measures(groups: Groups, version: int) -> dict[str, float]:
     rows = [rollout for group in groups for rollout in group]
     if not rows:
         return {}
-    tokens = [row.completion.token_ids for row in rows]
     age = [version - row.completion.version for row in rows]
-    texts = [row.text for row in rows]
+    read = spread(rows, MOST_READ)
+    reflecting = sum(bool(REFLECTION.search(row.text)) for row in read)
     return {
         **lengths(rows),
         **pass_rates(groups),
         **rewards(groups),
         "groups/distinct_share": distinct_share(groups),
-        "text/repetition": repetition(tokens),
-        "text/reflection_share": sum(bool(REFLECTION.search(text)) for text in texts) / len(rows),
-        "text/answer_share": sum(is_marked(text) for text in texts) / len(rows),
+        "text/repetition": repetition([row.completion.token_ids for row in read]),
+        "text/reflection_share": reflecting / len(read),
+        "text/answer_share": sum(is_marked(row.text) for row in read) / len(read),
         "staleness/mean": sum(age) / len(age),
         "staleness/max": float(max(age)),
     }
+
+
+def spread(rows: Sequence[Rollout], most: int) -> list[Rollout]:
+    """At most so many, from all over the step: the same places in every step."""
+    count = min(len(rows), most)
+    return [rows[number * len(rows) // count] for number in range(count)]
 
 
 def passed(rollout: Rollout) -> bool | None:
