@@ -18,6 +18,7 @@ from groupwise.commands import (
     export,
     grade,
     init,
+    mirror,
     plan,
     probe,
     serve,
@@ -63,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="data instead of text")
     explain.set_defaults(run_command=_explain)
 
-    for command in (check_reward, diagnose, doctor, export, grade, init, plan, probe, serve, view):
+    for command in (
+        check_reward, diagnose, doctor, export, grade, init, mirror, plan, probe, serve, view,
+    ):  # fmt: skip
         command.add_parser(commands)
     train = commands.add_parser(
         "train",

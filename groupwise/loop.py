@@ -201,6 +201,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     found, events = run.judge(run.step, metrics)
     run.recorder.step(run.step, rows, metrics, events)
     run.display.step(metrics)
+    run.mirrors.look()
     sick = run.act_on(found)
     if improved or sick is not None:
         run.save(best=improved)

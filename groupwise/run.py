@@ -45,6 +45,8 @@ from groupwise.validate.evaluate import Evaluation
 from groupwise.watch.display import Display
 from groupwise.watch.folder import Event, RunFolder
 from groupwise.watch.health import Finding, Health
+from groupwise.watch.mirrors import forget
+from groupwise.watch.mirrors.children import Mirrors
 from groupwise.watch.recorder import Recorder
 
 EVENT_PAUSE = 10  # steps between two showings of the same kind of event
@@ -60,6 +62,7 @@ class Run:
     config: Config
     folder: RunFolder
     recorder: Recorder
+    mirrors: Mirrors
     display: Display
     loaded: Loaded
     tasks: Sequence[Task]
@@ -243,20 +246,22 @@ def open_run(
     """Check everything that is cheap, then load, then restore if the folder has a checkpoint."""
     doubts = configuration.check(config)
     folder = RunFolder(path)
+    mirrors = Mirrors(folder.path, config.watch.mirrors, display)
     folder.check_writable()
-    with folder.locked():
+    with mirrors, folder.locked():  # in this order: mirrors go on until the lock is given back
         for text in doubts:
             display.warn(text)
         for text in _same_configuration(config, folder):
             display.note(text)
         with display, Recorder(folder) as recorder:
-            yield _open(config, folder, recorder, display, engine)
+            yield _open(config, folder, recorder, mirrors, display, engine)
 
 
 def _open(
     config: Config,
     folder: RunFolder,
     recorder: Recorder,
+    mirrors: Mirrors,
     display: Display,
     make_engine: MakeEngine | None,
 ) -> Run:
@@ -271,6 +276,7 @@ def _open(
         config=config,
         folder=folder,
         recorder=recorder,
+        mirrors=mirrors,
         display=display,
         loaded=loaded,
         tasks=bench.tasks,
@@ -300,6 +306,7 @@ def _open(
         folder.events.touch()  # a run without events says so with an empty file
     fetched = hub.commits(config, manifest)
     folder.write_manifest(origin, fetched, seconds=run.elapsed, tokens=run.tokens)
+    mirrors.start()
     fetched_notes = [f"{name}: {commit}" for name, commit in fetched.items()]
     display.start(
         [
@@ -344,6 +351,7 @@ def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
         # Nothing was learned yet: the folder starts over.
         shutil.rmtree(folder.path / COLD_START, ignore_errors=True)
         folder.manifest.unlink(missing_ok=True)
+        forget(folder.path)
         return []
     refused = [change for change in changes if not change.compatible]
     if refused:

@@ -47,6 +47,7 @@ _ONE, _ABOVE_ZERO, _DECAY = Range(1), Range(0.0, above=True), Range(0.0, 0.99999
 SamplingWeights = Annotated[
     str, Forms(("shared", "int8"), (("stale", int, _ONE), ("noise", float, _ABOVE_ZERO)))
 ]
+Mirror = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 ReferenceUpdate = Annotated[str, Forms(("frozen",), (("ema", float, _DECAY), ("reset", int, _ONE)))]
 
 
@@ -284,11 +285,13 @@ class Guard:
 
 @dataclass(frozen=True)
 class Watch:
-    """Health rules, and what the run costs."""
+    """Health rules, what the run costs, and who else is told."""
 
     stop: tuple[str, ...] = ()  # rules that stop the run when they fire, by name (docs/health.md)
     snapshot: bool = False  # keep the last checkpoint before a rule fires, in snapshots/
     price: NonNegative = 0.0  # of an hour of the device, in any currency: costs are in it
+    # trackers that are told, too: tensorboard, wandb, trackio, mlflow (docs/mirrors.md)
+    mirrors: tuple[Mirror, ...] = ()
 
 
 @dataclass(frozen=True)

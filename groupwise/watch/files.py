@@ -111,6 +111,33 @@ def read_lines(path: Path, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]
     return found
 
 
+class Growing:
+    """A .jsonl file of which only the new lines are read; a rewound file is read again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = 0  # its number on the disk: a rewind puts another file in its place
+        self._end = 0
+
+    @property
+    def stamp(self) -> str:
+        """What was read of it."""
+        return f"{self._file}-{self._end}"
+
+    def news(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Whether all that was read before is void, and the lines to add."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            void, self._file, self._end = self._end > 0, 0, 0
+            return void, []
+        void = self._end > 0 and (found.st_ino != self._file or found.st_size < self._end)
+        start = 0 if void else self._end
+        lines = read_lines(self.path, start) if found.st_size > start else []
+        self._file, self._end = found.st_ino, start + sum(len(raw) for raw, _ in lines)
+        return void, [value for _, value in lines]
+
+
 def to_line(values: Mapping[str, Any]) -> str:
     """One JSON object: floats come back bit for bit, NaN and infinities become null."""
     return json.dumps(plain(values), ensure_ascii=False, allow_nan=False)

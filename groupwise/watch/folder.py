@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -124,7 +125,7 @@ class RunFolder:
             descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _take(descriptor)
             except BlockingIOError:
                 raise RunError(
                     f"{_holder(self.path / '.lock')} is writing to {self.path}. Two writers would "
@@ -139,6 +140,20 @@ class RunFolder:
         finally:
             _held.discard(descriptor)
             os.close(descriptor)
+
+    def writer(self) -> str | None:
+        """Who writes to it now, in words; None if nobody does."""
+        try:
+            descriptor = os.open(self.path / ".lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _holder(self.path / ".lock")
+        finally:
+            os.close(descriptor)
+        return None
 
     @contextlib.contextmanager
     def writing(self, what: str) -> Iterator[None]:
@@ -350,6 +365,15 @@ def _let_go_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+def _take(descriptor: int, tries: int = 10, pause: float = 0.02) -> None:
+    """Whoever asks for the writer holds the lock for a moment; a writer holds it for long."""
+    for _ in range(tries - 1):
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(pause)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _holder(path: Path) -> str:

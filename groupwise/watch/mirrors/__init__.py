@@ -1,0 +1,57 @@
+"""Runs told to trackers: TensorBoard, Weights & Biases, Trackio, MLflow.
+
+The run folder is the truth; a mirror reads it as it grows (tail.py) and tells what it finds to a
+tracker through the tracker's own client, in a process of its own (children.py). So a client that
+is slow, hangs or dies has no way to touch the run, and what it missed can be sent later.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from groupwise.errors import ConfigError, nearest
+from groupwise.watch.mirrors.tracker import About, Tracker
+
+# Trackers, and what must be there to import: each is also the name of an extra and of a module.
+NEEDS = {
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+    "mlflow": ("mlflow", "sqlalchemy"),
+}
+FOLDER = "mirrors"  # in the run folder: what is known of each tracker, its log, local stores
+
+
+def check(names: Iterable[str]) -> None:
+    """Refuse trackers that are unknown, or whose client is not installed."""
+    for name in names:
+        if name not in NEEDS:
+            raise ConfigError(f"There is no mirror to {name!r}. {nearest(name, NEEDS)}")
+        lacking = [package for package in NEEDS[name] if not _installed(package)]
+        if lacking:
+            raise ConfigError(
+                f"The mirror to {name} needs {' and '.join(lacking)}, which "
+                f"{'is' if len(lacking) == 1 else 'are'} not installed: pip install "
+                f"'groupwise[{name}]'. Or take it out of watch.mirrors: the run folder has "
+                "everything, and `groupwise mirror` can send it at any later time."
+            )
+
+
+def _installed(package: str) -> bool:
+    """A folder of that name, such as the one that wandb leaves behind, is no package."""
+    found = find_spec(package)
+    return found is not None and found.origin is not None
+
+
+def open_tracker(name: str, about: About) -> Tracker:
+    opened: Tracker = importlib.import_module(f"{__name__}.{name}").open_tracker(about)
+    return opened
+
+
+def forget(run: Path) -> None:
+    """The run starts over: what trackers have of it so far is of another one."""
+    for known in (run / FOLDER).glob("*.json"):
+        known.unlink()

@@ -1,0 +1,166 @@
+"""Tells a run folder to a tracker: what is there, and while the run is written, what is added.
+
+`mirrors/NAME.json` in the run folder remembers under which id the tracker has the run, and up to
+which step. So it does not matter how often a mirror is stopped, or how late it is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import RunError
+from groupwise.watch.files import Growing, to_line, write_atomic
+from groupwise.watch.folder import RunFolder
+from groupwise.watch.mirrors import FOLDER, open_tracker
+from groupwise.watch.mirrors.settings import hide, settings_of
+from groupwise.watch.mirrors.tracker import About, Note, Tracker, note_of
+
+POLL = 0.5  # seconds between two looks at the files
+PATIENCE = 600  # seconds for a look's worth of calls to a client; after that the process is ended
+TAKEOVER = 60.0  # seconds that the mirror of a run that was killed has to end
+
+
+def mirror(folder: RunFolder, name: str) -> int:
+    """Bring a tracker up to date, and go on as long as who writes the run now does so.
+
+    Returns the last step that it has.
+    """
+    place = folder.path / FOLDER
+    with folder.writing(FOLDER):
+        place.mkdir(exist_ok=True)
+    with _alone(place / f".{name}.lock", name):
+        known = _Known(place / f"{name}.json")
+        about = About(folder.path.resolve().name, known.id, settings_of(folder), place / name)
+        writer = folder.writer()
+        with _patience():
+            tail = Tail(folder, open_tracker(name, about), known)
+        while True:
+            over = writer is None or folder.writer() != writer  # before the look: it misses nothing
+            with _patience():
+                tail.look()
+            if over:
+                break
+            time.sleep(POLL)
+        with _patience():
+            tail.close()
+    return known.step
+
+
+class Tail:
+    """What was read of the files, and what of it the tracker has."""
+
+    def __init__(self, folder: RunFolder, tracker: Tracker, known: _Known) -> None:
+        self._folder, self._tracker, self._known = folder, tracker, known
+        reached = tracker.reached()
+        self._sent = known.step if reached is None else reached
+        self._open()
+        if tracker.takes_back:
+            # What a resumed run has dropped; the files have not grown past it yet.
+            lines = folder.read_metrics()
+            self._take_back(min(self._sent, lines[-1]["step"] if lines else -1) + 1)
+
+    def _open(self) -> None:
+        self._metrics, self._events = Growing(self._folder.metrics), Growing(self._folder.events)
+        self._waiting: list[Note] = []  # for the metrics line of their step
+
+    def _take_back(self, step: int) -> None:
+        self._tracker.take_back(step)
+        self._sent = step - 1
+
+    def look(self) -> None:
+        """Send what was added. Events are written before the metrics of their step."""
+        void, lines = self._metrics.news()
+        if void and self._tracker.takes_back:  # resumed by another process: all of it again
+            self._open()
+            self._take_back(0)
+            _, lines = self._metrics.news()
+        notes = map(note_of, self._events.news()[1])
+        self._waiting += [note for note in notes if note.step > self._sent]
+        new = [line for line in lines if line["step"] > self._sent]
+        for line in new:
+            self._sent = int(line["step"])
+            self._tell_up_to(self._sent)
+            self._tracker.log(self._sent, numbers(line))
+        if new:
+            self._tracker.flush()
+            self._known.write(self._sent)
+
+    def _tell_up_to(self, step: float) -> None:
+        for note in self._waiting:
+            if note.step <= step:
+                self._tracker.note(Note(note.step, note.title, hide(note.text), note.grave))
+        self._waiting = [note for note in self._waiting if note.step > step]
+
+    def close(self) -> None:
+        self._tell_up_to(math.inf)  # of a step that was not finished
+        summary = self._folder.read_summary()
+        self._tracker.close(finished=summary.get("steps", math.nan) == self._sent)
+
+
+def numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a line that are numbers; what was not finite is null there, and left out."""
+    return {
+        name: value
+        for name, value in line.items()
+        if name != "step" and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+class _Known:
+    """`NAME.json`: the run's id in the tracker, and the last step that it was told."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            stored = json.loads(path.read_bytes())
+            self.id, self.step = str(stored["id"]), int(stored["step"])
+        except FileNotFoundError:
+            self.id, self.step = uuid.uuid4().hex[:8], -1
+            self.write(-1)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} can't be read ({error}). It is written in one piece, so it was edited or "
+                "the disk is faulty. Remove it: the tracker then gets the run anew."
+            ) from error
+
+    def write(self, step: int) -> None:
+        self.step = step
+        write_atomic(self._path, to_line({"id": self.id, "step": step}))
+
+
+@contextlib.contextmanager
+def _alone(path: Path, name: str) -> Iterator[None]:
+    """Two mirrors to one tracker would send everything twice."""
+    deadline = time.monotonic() + TAKEOVER
+    with open(path, "wb") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"Another process mirrors this run to {name}, and sends what there is to "
+                        "send. End it first if it hangs."
+                    ) from None
+                time.sleep(POLL)
+        yield
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """A client that hangs holds this process for ever, unless the system ends it."""
+    signal.alarm(PATIENCE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
