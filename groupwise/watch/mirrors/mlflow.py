@@ -72,7 +72,7 @@ class MlflowRun:
     def reached(self) -> int | None:
         return None
 
-    def take_back(self, step: int) -> None:
+    def take_back(self) -> None:
         raise NotImplementedError
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:

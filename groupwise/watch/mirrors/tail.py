@@ -63,25 +63,23 @@ class Tail:
         reached = tracker.reached()
         self._sent = known.step if reached is None else reached
         self._open()
-        if tracker.takes_back:
-            # What a resumed run has dropped; the files have not grown past it yet.
-            lines = folder.read_metrics()
-            self._take_back(min(self._sent, lines[-1]["step"] if lines else -1) + 1)
+        if tracker.takes_back:  # the run may have been resumed since: all of it again
+            self._again()
 
     def _open(self) -> None:
         self._metrics, self._events = Growing(self._folder.metrics), Growing(self._folder.events)
         self._waiting: list[Note] = []  # for the metrics line of their step
 
-    def _take_back(self, step: int) -> None:
-        self._tracker.take_back(step)
-        self._sent = step - 1
+    def _again(self) -> None:
+        self._tracker.take_back()
+        self._sent = -1
+        self._open()
 
     def look(self) -> None:
         """Send what was added. Events are written before the metrics of their step."""
         void, lines = self._metrics.news()
-        if void and self._tracker.takes_back:  # resumed by another process: all of it again
-            self._open()
-            self._take_back(0)
+        if void and self._tracker.takes_back:  # resumed by another process
+            self._again()
             _, lines = self._metrics.news()
         notes = map(note_of, self._events.news()[1])
         self._waiting += [note for note in notes if note.step > self._sent]

@@ -19,19 +19,20 @@ def open_tracker(about: About) -> EventFiles:
 
 
 class EventFiles:
-    takes_back = True  # readers drop later steps where a session starts at a step
+    takes_back = True  # readers drop what they have where a session starts at step 0
 
     def __init__(self, about: About) -> None:
-        self._writer = EventFileWriter(str(about.place))
-        self._add(0, hparams_pb(dict(about.settings), trial_id=about.id))
-        self._add(0, text_pb("config", _table(about.settings)))
+        for earlier in about.place.glob("events.out.tfevents.*"):
+            earlier.unlink()  # what it says is said again
+        self._about, self._writer = about, EventFileWriter(str(about.place))
 
     def reached(self) -> int | None:
         return None
 
-    def take_back(self, step: int) -> None:
+    def take_back(self) -> None:
         start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
+        self._writer.add_event(Event(wall_time=time.time(), step=0, session_log=start))
+        self._describe()
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         values = [Summary.Value(tag=name, simple_value=x) for name, x in numbers.items()]
@@ -45,6 +46,10 @@ class EventFiles:
 
     def close(self, finished: bool) -> None:
         self._writer.close()
+
+    def _describe(self) -> None:
+        self._add(0, hparams_pb(dict(self._about.settings), trial_id=self._about.id))
+        self._add(0, text_pb("config", _table(self._about.settings)))
 
     def _add(self, step: int, summary: Summary) -> None:
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))

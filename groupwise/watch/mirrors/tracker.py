@@ -35,15 +35,15 @@ class Note:
 class Tracker(Protocol):
     """One run in a tracker, new or continued. Whatever goes wrong is raised."""
 
-    # Whether later steps can replace those that it has. If not, a step is sent once: what a
-    # resumed run does again is the same, apart from the clock.
+    # Whether it can be told all anew, as a resumed run drops steps and does them again. If not, a
+    # step is sent once: what is done again is the same, apart from the clock.
     takes_back: bool
 
     def reached(self) -> int | None:
         """The last step that its store holds, -1 for none; None if the client can't tell."""
 
-    def take_back(self, step: int) -> None:
-        """From this step on, what it has counts no more."""
+    def take_back(self) -> None:
+        """What it has of the run counts no more."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
 

@@ -36,7 +36,7 @@ class TrackioRun:
         """It writes from a thread: only its store knows what arrived."""
         return int(self._run._next_step) - 1
 
-    def take_back(self, step: int) -> None:
+    def take_back(self) -> None:
         raise NotImplementedError
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
