@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from groupwise.errors import GroupwiseError
 from groupwise.watch.display import Display
+from groupwise.watch.folder import RunFolder
 from groupwise.watch.mirrors import FOLDER, check
+from groupwise.watch.mirrors.tail import up_to_date
 
 LAST_WORDS = 30.0  # seconds that all mirrors together have once the run has ended
 PACKAGE = Path(__file__).parents[3]
@@ -38,12 +41,11 @@ class Mirrors:
                 self._tell(name, f"could not be started ({error})")
 
     def look(self) -> None:
-        """Say of those that gave up, once."""
+        """Say of those that gave up, once. None has a reason to end before the run does."""
         for name, child in list(self._going.items()):
             if child.poll() is not None:
                 del self._going[name]
-                if child.returncode != 0:
-                    self._tell(name, f"has stopped: {self._last_line(name)}")
+                self._tell(name, f"has stopped: {self._last_line(name)}")
 
     def _tell(self, name: str, what: str) -> None:
         self._display.warn(
@@ -74,12 +76,22 @@ class Mirrors:
             for child in self._going.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(max(0.0, deadline - time.monotonic()))
-            self.look()
         finally:  # also when a person does not want to wait
             for name, child in self._going.items():
-                _end(child)
-                self._tell(name, "was ended before it was done")
+                if child.poll() is None:
+                    _end(child)
+                    self._tell(name, "was ended before it was done")
+                elif child.returncode != 0 or not _told_all(self._run, name):
+                    self._tell(name, f"has stopped: {self._last_line(name)}")
             self._going = {}
+
+
+def _told_all(run: Path, name: str) -> bool:
+    """Whatever is wrong with the files, the run has ended well."""
+    try:
+        return up_to_date(RunFolder(run), name)
+    except (OSError, GroupwiseError):
+        return False
 
 
 def _log(run: Path, name: str) -> Path:

@@ -55,6 +55,12 @@ def mirror(folder: RunFolder, name: str) -> int:
     return known.step
 
 
+def up_to_date(folder: RunFolder, name: str) -> bool:
+    """Whether the tracker was told all steps."""
+    lines = folder.read_metrics()
+    return not lines or _Known(folder.path / FOLDER / f"{name}.json").step == lines[-1]["step"]
+
+
 class Tail:
     """What was read of the files, and what of it the tracker has."""
 
