@@ -434,6 +434,23 @@ def test_a_tracker_that_takes_back_has_what_the_folder_has(
     assert [note.text for note in heard.told if isinstance(note, Note)] == ["early"]
 
 
+def test_an_event_that_a_rewind_drops_after_its_metrics_is_not_told(
+    folder: RunFolder, listen: Listen
+) -> None:
+    """A rewind drops metrics first; a look may come in between."""
+    write(folder, 0, 1)
+    folder.add_events([Event(1, "health", "early"), Event(3, "health", "late")])
+    heard = listen(Listener())
+    with folder.locked():
+        thread = threading.Thread(target=tail.mirror, args=(folder, "wandb"))
+        thread.start()
+        until(lambda: heard.steps == [0, 1])
+        folder.rewind(1)
+        time.sleep(0.1)  # some looks
+    thread.join(10)
+    assert [note.text for note in heard.told if isinstance(note, Note)] == ["early"]
+
+
 def test_what_the_store_has_counts_more_than_what_was_sent(
     folder: RunFolder, listen: Listen
 ) -> None:

@@ -87,8 +87,9 @@ class Tail:
         if void and self._tracker.takes_back:  # resumed by another process
             self._again()
             _, lines = self._metrics.news()
-        notes = map(note_of, self._events.news()[1])
-        self._waiting += [note for note in notes if note.step > self._sent]
+        void, events = self._events.news()
+        waiting = [] if void else self._waiting
+        self._waiting = waiting + [x for x in map(note_of, events) if x.step > self._sent]
         new = [line for line in lines if line["step"] > self._sent]
         for line in new:
             self._sent = int(line["step"])
