@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,6 +21,8 @@ from runs import left_behind, quiet, run, small
 from test_resume import exit_code
 
 from groupwise.loop import steps, train
+from groupwise.watch.files import append_lines, to_line
+from groupwise.watch.folder import Event, RunFolder
 from groupwise.watch.mirrors import FOLDER, NEEDS, children
 
 INSTALLED = [name for name, packages in NEEDS.items() if all(map(find_spec, packages))]
@@ -163,3 +167,70 @@ def test_nothing_leaves_the_machine(resumed: Path, clean: Path) -> None:
 def test_the_run_is_the_same_with_and_without_mirrors(resumed: Path, tmp_path: Path) -> None:
     run(tmp_path / "alone", steps=LAST, checkpoint__every_steps=4, eval__every=2)
     assert left_behind(resumed) == left_behind(tmp_path / "alone")
+
+
+# --- the command, on a folder with all that a folder may hold -----------------------------------
+
+ODD = {
+    "reward/part/format(pattern='<a>.*</a>', flags=[\"s\"])": 0.5,
+    "reward/part/mine.py:short": 1 / 3,
+    "a//b/../c": 1.0,
+    "../up": 2.0,
+    "länge/日本": 3.0,
+    "x" * 300: 4.0,
+}
+
+
+@pytest.fixture(scope="module")
+def sent(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By `groupwise mirror`, to all trackers."""
+    folder = RunFolder(tmp_path_factory.mktemp("made") / "odd")
+    folder.check_writable()
+    text = "\n".join(f'"odd({n})" = "{"y" * 7000}"' for n in range(120))
+    folder.write_config(f'steps = 2\nmodel.path = "a|b"\n[data.options]\n{text}\n')
+    many = {f"many/{n}": n / 7 for n in range(1200)}
+    append_lines(folder.metrics, [to_line({"step": n, **ODD, **many}) for n in (1, 2)])
+    seen = {"rule": "entropy_collapse", "grave": True}
+    folder.add_events([Event(2, "health", "it falls | <b>fast</b>", seen)])
+    command = [sys.executable, "-m", "groupwise.cli", "mirror", str(folder.path), "--to"]
+    sending = [subprocess.Popen([*command, name]) for name in INSTALLED]
+    assert [each.wait(300) for each in sending] == [0] * len(INSTALLED)
+    return folder.path
+
+
+def odd_and_many(row: dict[str, float]) -> list[float]:
+    return [row.get(name, row.get(f"many/{name}", -1.0)) for name in (*ODD, 0, 1199)]
+
+
+VALUES = [*ODD.values(), 0.0, 1199 / 7]
+
+
+@needs("tensorboard")
+def test_tensorboard_takes_all_names_and_events(sent: Path) -> None:
+    found, texts = stores.tensorboard(sent / FOLDER / "tensorboard")
+    assert odd_and_many(found[2]) == pytest.approx(VALUES, rel=1e-6)
+    assert texts["events/entropy_collapse"] == "it falls | <b>fast</b>"
+
+
+@needs("wandb")
+def test_wandb_takes_all_names_and_events(sent: Path) -> None:
+    found, alerts, _, _ = stores.wandb(sent / FOLDER / "wandb")
+    assert odd_and_many(found[2]) == VALUES
+    assert alerts == ["entropy_collapse"]
+
+
+@needs("trackio")
+def test_trackio_takes_all_names_and_events(sent: Path) -> None:
+    found, settings, alerts = stores.trackio(sent / FOLDER / "trackio")
+    assert odd_and_many(found[2]) == VALUES
+    assert alerts == ["entropy_collapse"] and settings["model.path"] == "a|b"
+
+
+@needs("mlflow")
+def test_mlflow_takes_all_names_and_events(sent: Path) -> None:
+    found, run = stores.mlflow(sent / FOLDER / "mlflow")
+    assert found.keys() == {1, 2} and len(found[2]) == len(ODD) + 1200
+    assert found[2]["reward/part/mine.py:short"] == 1 / 3
+    assert sorted(found[2].values()) == sorted([*ODD.values(), *(n / 7 for n in range(1200))])
+    assert run.data.tags["event.entropy_collapse"] == "step 2: it falls | <b>fast</b>"
+    assert len(run.data.params) == 122 and run.info.status == "KILLED"

@@ -77,7 +77,8 @@ class MlflowRun:
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        metrics = [Metric(_name(name), float(x), now, step) for name, x in numbers.items()]
+        named = {_name(name): float(x) for name, x in numbers.items()}
+        metrics = [Metric(name, x, now, step) for name, x in named.items()]
         for part in _parts(metrics, METRICS_AT_ONCE):
             self._client.log_batch(self._id, metrics=part)
 
