@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 from runs import left_behind, run, small
 
 from groupwise.cli import main
+from groupwise.config.fields import Mirror
 from groupwise.errors import ConfigError, RunError
 from groupwise.loop import train
 from groupwise.watch import mirrors
@@ -250,6 +253,18 @@ def test_a_folder_without_a_run_is_refused(
     assert main(["mirror", str(tmp_path / "none"), "--to", "wandb"]) == 2
     assert "There is no run in" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_extras_and_page_know_every_tracker() -> None:
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    page = (root / "docs" / "mirrors.md").read_text()
+    for name, packages in mirrors.NEEDS.items():
+        wanted = " ".join(extras["optional-dependencies"][name])
+        assert all(package in wanted for package in packages)
+        assert f"| `{name}` |" in page
+    assert f"all mirrors together get {children.LAST_WORDS:.0f} seconds" in page
+    assert typing.get_args(Mirror) == tuple(mirrors.NEEDS)
 
 
 # --- the folder as it grows -------------------------------------------------------------------

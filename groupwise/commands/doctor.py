@@ -45,6 +45,10 @@ OPTIONAL = {
     "math-verify": "the reward math",
     "plotly": "the viewer: groupwise view",
     "matplotlib": "PNG plots of a report",
+    "tensorboard": "a mirror of runs: watch.mirrors",
+    "wandb": "a mirror of runs: watch.mirrors",
+    "trackio": "a mirror of runs: watch.mirrors",
+    "mlflow-skinny": "a mirror of runs: watch.mirrors",
     "vllm": "serving an exported model",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }
