@@ -367,7 +367,8 @@ def test_doctor_knows_what_is_required_and_what_the_code_imports() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
     others = imported - set(sys.stdlib_module_names) - {"groupwise"}
-    known = {name.replace("-", "_") for name in (*doctor.REQUIRED, *doctor.OPTIONAL)}
+    packages = (*doctor.REQUIRED, *doctor.OPTIONAL)
+    known = {name.removesuffix("-skinny").replace("-", "_") for name in packages}
     assert others <= known, "add them to groupwise/commands/doctor.py"
 
 

@@ -94,7 +94,7 @@ def of_hint(hint: Any) -> st.SearchStrategy[Any]:
     if kind is str:
         return letters
     if origin is tuple:
-        return st.lists(letters, max_size=3)
+        return st.lists(of_hint(args[0]), max_size=3)
     plain = st.booleans() | st.integers() | st.floats(-1e9, 1e9) | letters
     nested = st.recursive(
         plain,
@@ -122,7 +122,7 @@ def test_every_value_comes_back_from_its_text(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", list(FIELDS))
 def test_every_field_can_be_set_and_is_written(name: str) -> None:
     words = ("float32", "bfloat16", "chat", "linear", "mask", "int8", "ema:0.5", "drop", "always")
-    values = (*words, True, False, 7, 0.5, ["a"], {"exact": 0.5})
+    values = (*words, True, False, 7, 0.5, ["a"], ["wandb"], {"exact": 0.5})
     other = next(x for x in values if x != DEFAULTS[name] and _takes(name, x))
     config = load(**{name: other})
     assert flat(config)[name] == (tuple(other) if isinstance(other, list) else other)
