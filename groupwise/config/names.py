@@ -150,7 +150,10 @@ _NATIVE = (
     "the native engine samples from the learner's own weights; there is no second engine to set"
 )
 _ONE_DEVICE = "one process trains on one device"
-_FILES = "everything is a file of the run: metrics.jsonl, rollouts/, events.jsonl"
+_FILES = (
+    "everything is a file of the run: metrics.jsonl, rollouts/, events.jsonl; watch.mirrors tells "
+    "trackers, too"
+)
 # What has no counterpart, and why.
 NOWHERE = {
     "use_vllm": _NATIVE,
