@@ -408,6 +408,25 @@ def test_asking_for_the_writer_never_keeps_one_out(folder: RunFolder) -> None:
         assert folder.writer() == f"Process {os.getpid()}"
 
 
+def test_a_long_run_is_sent_in_parts_each_with_its_own_patience(
+    folder: RunFolder, listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        raise TimeoutError("the system would have ended it")
+
+    before = signal.signal(signal.SIGALRM, ended)
+    monkeypatch.setattr(tail, "PATIENCE", 1)
+    monkeypatch.setattr(tail, "AT_ONCE", 2)
+    heard = listen(Listener())
+    monkeypatch.setattr(heard, "flush", lambda: time.sleep(0.25))
+    write(folder, *range(11))
+    try:
+        assert tail.mirror(folder, "wandb") == 10  # in 1.5 s
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert heard.steps == list(range(11))
+
+
 def test_a_tracker_that_keeps_everything_gets_each_step_once(
     folder: RunFolder, listen: Listen
 ) -> None:

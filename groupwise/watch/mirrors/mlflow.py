@@ -44,6 +44,7 @@ class MlflowRun:
             else self._client.create_run(experiment, tags={TAG: about.id}, run_name=about.name)
         )
         self._id = run.info.run_id
+        self._metrics: list[Metric] = []  # until they are flushed
         self._client.update_run(self._id, status="RUNNING")
         self._set(about, run.data.params)
 
@@ -78,9 +79,7 @@ class MlflowRun:
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         named = {_name(name): float(x) for name, x in numbers.items()}
-        metrics = [Metric(name, x, now, step) for name, x in named.items()]
-        for part in _parts(metrics, METRICS_AT_ONCE):
-            self._client.log_batch(self._id, metrics=part)
+        self._metrics += [Metric(name, x, now, step) for name, x in named.items()]
 
     def note(self, note: Note) -> None:
         """It has nothing like an alert; tags stand at the top of a run's page."""
@@ -88,7 +87,10 @@ class MlflowRun:
         self._client.set_tag(self._id, _name(f"event.{note.title}"), text[:LONGEST_TEXT])
 
     def flush(self) -> None:
-        """Every call waits for the store."""
+        """In few calls: each waits for the store."""
+        for part in _parts(self._metrics, METRICS_AT_ONCE):
+            self._client.log_batch(self._id, metrics=part)
+        self._metrics = []
 
     def close(self, finished: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")

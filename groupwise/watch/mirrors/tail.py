@@ -13,7 +13,7 @@ import math
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from groupwise.watch.mirrors.settings import hide, settings_of
 from groupwise.watch.mirrors.tracker import About, Note, Tracker, note_of
 
 POLL = 0.5  # seconds between two looks at the files
-PATIENCE = 600  # seconds for a look's worth of calls to a client; after that the process is ended
+AT_ONCE = 100  # steps that are sent before it is written down that they were
+PATIENCE = 600  # seconds that a client may take for them; after that the process is ended
 TAKEOVER = 60.0  # seconds that the mirror of a run that was killed has to end
 
 
@@ -45,8 +46,7 @@ def mirror(folder: RunFolder, name: str) -> int:
             tail = Tail(folder, open_tracker(name, about), known)
         while True:
             over = writer is None or folder.writer() != writer  # before the look: it misses nothing
-            with _patience():
-                tail.look()
+            tail.look()
             if over:
                 break
             time.sleep(POLL)
@@ -91,13 +91,17 @@ class Tail:
         waiting = [] if void else self._waiting
         self._waiting = waiting + [x for x in map(note_of, events) if x.step > self._sent]
         new = [line for line in lines if line["step"] > self._sent]
-        for line in new:
+        for at in range(0, len(new), AT_ONCE):
+            with _patience():
+                self._send(new[at : at + AT_ONCE])
+
+    def _send(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        for line in lines:
             self._sent = int(line["step"])
             self._tell_up_to(self._sent)
             self._tracker.log(self._sent, numbers(line))
-        if new:
-            self._tracker.flush()
-            self._known.write(self._sent)
+        self._tracker.flush()
+        self._known.write(self._sent)
 
     def _tell_up_to(self, step: float) -> None:
         for note in self._waiting:
