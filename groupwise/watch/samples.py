@@ -20,7 +20,7 @@ Groups = Sequence[Sequence[Rollout]]
 # Pass rates of groups: none, up to a quarter, ..., all.
 BANDS = ("none", "to_25", "to_50", "to_75", "below_100", "all")
 NGRAM = 4  # tokens: shorter ones repeat in any text
-MOST_READ = 128  # answers of a step whose words are looked at; thousands would take their time
+MOST_READ = 64  # answers of a step whose words are looked at; thousands would take their time
 REFLECTION = re.compile(
     r"\b(?:wait|hmm+|alternatively|let me (?:re)?(?:check|think|verify|consider)|re-?check|"
     r"double[- ]check|on second thought|actually|let's verify|i made a mistake)\b",
