@@ -21,13 +21,8 @@ from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.engine.stopping import StopWatch
 from groupwise.errors import EngineError
-from groupwise.model.attention import (
-    CachedAttention,
-    DecodeAttention,
-    KeyValueCache,
-    shared_positions,
-    shared_prompts,
-)
+from groupwise.model.attention import shared_positions, shared_prompts
+from groupwise.model.cache import CachedAttention, DecodeAttention, KeyValueCache
 from groupwise.model.checkpoint import load, save
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Transformer

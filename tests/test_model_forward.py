@@ -14,14 +14,8 @@ from torch import Tensor
 
 from groupwise.errors import ModelError
 from groupwise.model.adapters import LoRA
-from groupwise.model.attention import (
-    CachedAttention,
-    KeyValueCache,
-    packed,
-    packed_positions,
-    shared_positions,
-    shared_prompts,
-)
+from groupwise.model.attention import packed, packed_positions, shared_positions, shared_prompts
+from groupwise.model.cache import CachedAttention, KeyValueCache
 from groupwise.model.config import ModelConfig, Rope
 from groupwise.model.head import logits
 from groupwise.model.rope import frequencies

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from groupwise.model.attention import CachedAttention, KeyValueCache, packed, packed_positions
+from groupwise.model.attention import packed, packed_positions
+from groupwise.model.cache import CachedAttention, KeyValueCache
 from groupwise.model.checkpoint import Loaded, load, save
 from groupwise.model.gguf import GGUFFile
 from groupwise.model.head import log_probs, logits

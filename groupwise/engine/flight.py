@@ -6,7 +6,7 @@ A prompt is computed once for its whole group and copied into the slots.
 
 On a CPU in float32 a completion is the same, to the last bit, whatever else is in flight: every
 pass has a multiple of `ROW_STEP` rows, since matrix products and sums take other roads for a few
-or for the last rows, and attention keeps sequences apart (see model/attention.py).
+or for the last rows, and attention keeps sequences apart (see model/cache.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from groupwise.engine.randomness import key, normals, uniforms
 from groupwise.engine.sampling import Choice, choose, padded_width
 from groupwise.engine.stopping import StopWatch
 from groupwise.errors import EngineError
-from groupwise.model.attention import KEY_STEP, CachedAttention, DecodeAttention, KeyValueCache
+from groupwise.model.attention import KEY_STEP
+from groupwise.model.cache import CachedAttention, DecodeAttention, KeyValueCache
 from groupwise.model.head import logits, widened
 from groupwise.model.transformer import PolicyModel
 from groupwise.records import Completion

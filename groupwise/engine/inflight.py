@@ -23,7 +23,8 @@ from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key
 from groupwise.engine.stopping import StopWatch
 from groupwise.errors import EngineError
-from groupwise.model.attention import Attend, KeyValueCache
+from groupwise.model.attention import Attend
+from groupwise.model.cache import KeyValueCache
 from groupwise.model.config import ModelConfig
 from groupwise.model.kernels.record import ENDED, RUNNING
 from groupwise.model.look import PLAIN, Look

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from groupwise.model.attention import DecodeAttention, KeyValueCache, shared_positions
+from groupwise.model.attention import shared_positions
+from groupwise.model.cache import DecodeAttention, KeyValueCache
 from groupwise.model.transformer import Policy
 
 ROWS, TOKENS = 16, 16  # sequences, and tokens of each
