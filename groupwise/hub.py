@@ -25,16 +25,19 @@ DATA = re.compile(
     r"(?:/(?P<files>.+))?"
 )
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
-# What goes with them; the same names as in model/checkpoint.py.
+# What travels with the weights, where it exists.
 COMPANIONS = (
     "config.json",
     "generation_config.json",
-    "tokenizer*",
+    "tokenizer.json",
+    "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "chat_template.*",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
 )
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".arrow")

@@ -25,7 +25,7 @@ from groupwise.errors import ConfigError, ModelError, RunError
 from groupwise.model import peft_files
 from groupwise.model.adapters import adapters, attach
 from groupwise.model.checkpoint import load as load_model
-from groupwise.model.policy import load_policy
+from groupwise.model.policy import load_policy, spec_of
 from groupwise.model.quantized import QuantizedLinear
 from groupwise.model.targets import Spec
 from groupwise.run import open_run
@@ -534,6 +534,12 @@ def test_files_beside_the_configuration_are_meant(tmp_path: Path) -> None:
     file.write_text('[model]\nadapters = ["sft"]\n[adapter]\npath = "sft"\n')
     found = load(file)
     assert found.model.adapters == (str(tmp_path / "sft"),) == (found.adapter.path,)
+
+
+def test_exact_mode_refuses_a_stored_adapter_whose_rank_its_kernels_can_not_take(sft: str) -> None:
+    config = load(None, [f"adapter.path={sft}", "engine.exact=true"])
+    with pytest.raises(ModelError, match=r"multiple of 8, and .* has rank 4"):
+        spec_of(config)
 
 
 def test_mistakes_are_told_before_the_base_is_read(

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from groupwise.errors import ModelError, in_short
-from groupwise.hub import local_model
+from groupwise.hub import COMPANIONS, local_model
 from groupwise.model.borrowed import Borrowed
 from groupwise.model.config import ModelConfig
 from groupwise.model.families import read_shape
@@ -30,20 +30,6 @@ from groupwise.model.transformer import Policy, Transformer
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 2**30
-# What travels with the weights, where it exists.
-COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.errors import ModelError, nearest
-from groupwise.hub import local_adapter
+from groupwise.hub import COMPANIONS, local_adapter
 from groupwise.model.adapters import adapters, peft_name, tensors_of
-from groupwise.model.checkpoint import COMPANIONS, names_in, tensors_in, write_file, write_folder
+from groupwise.model.checkpoint import names_in, tensors_in, write_file, write_folder
 from groupwise.model.linear import is_turned, linear_layers
 from groupwise.model.targets import HEAD, Spec, shortest
 

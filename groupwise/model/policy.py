@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from groupwise import config as configuration
+from groupwise.config.adapter_checks import EXACT_STEP
 from groupwise.errors import ModelError
 from groupwise.hub import fetch_adapter, fetch_model, lasting, names_model
 from groupwise.model.adapters import adapters, attach, fill, fold
@@ -145,6 +146,11 @@ def spec_of(config: configuration.Config) -> Spec:
                 f"adapter.{name}={here} is not what {asked.path} was made with ({there}), and an "
                 f"adapter goes on as it is. Leave adapter.{name} out."
             )
+    if config.engine.exact and spec.rank % EXACT_STEP:
+        raise ModelError(
+            f"engine.exact=true needs an adapter whose rank is a multiple of {EXACT_STEP}, and "
+            f"{asked.path} has rank {spec.rank}. Leave engine.exact out, or train a fresh one."
+        )
     return replace(spec, targets=layers_in(asked.path))
 
 
