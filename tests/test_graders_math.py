@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from test_graders_pool import descendants, gone
 
 from groupwise.errors import RewardError
-from groupwise.graders.extract import boxed, find, formulas
+from groupwise.graders.boxes import boxed
+from groupwise.graders.extract import find, formulas
 from groupwise.graders.mathematics import Question, compare, decide, engine, verdicts
 from groupwise.graders.notation import read
 from groupwise.graders.rubric import Grader

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from groupwise.graders.numerals import in_words
 from groupwise.graders.spelling import (
     DECIMAL_COMMA,
     FUNCTIONS,
@@ -37,7 +38,8 @@ RELATIONS = {
     r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
 }  # fmt: skip
 TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<command>\\[a-zA-Z]+|\\[{}])"
+    r"\s*(?:(?P<number>\d*\.\d+[eE][-+]?\d{1,3}(?![\w.^])|\d+(?:[eE]\d{1,3}|[eE][-+]\d{2,3}|E[-+]\d)(?![\w.^])"
+    r"|\d+(?:\.\d+)?|\.\d+)|(?P<command>\\[a-zA-Z]+|\\[{}])"
     r"|(?P<sign>\*\*|<=|>=|!=|[-−–+*/^=<>()\[\]{}|,;!_±∓≤≥≠≈×·÷π∞∪∈:])|(?P<letter>[a-zA-Z]))"
 )
 GREEK = (
@@ -55,10 +57,11 @@ def read(text: str) -> Tree | None:
     if len(text) > MAX_LENGTH or not text.strip():
         return None
     try:
-        plain, percent = clean(text)
-        plain, unit = take_unit(plain)
+        plain, percent, money = clean(text)
+        plain, scale, unit = take_unit(plain)
         if word := only_words(plain):
-            return ("text", word)
+            spoken = in_words(word)
+            return ("text", word) if spoken is None else ("number", spoken)
         if any(letters in plain for letters in (r"\begin", r"\text", r"\mbox")):
             return _matrix(plain)
         tree = _Reader(plain).answer()
@@ -66,6 +69,13 @@ def read(text: str) -> Tree | None:
             tree = ("either", tree, ("number", Fraction(plain.replace(",", "."))))
     except (Unsure, RecursionError):
         return None
+    if scale != 1:
+        if tree[0] in ("list", "equation"):
+            return None
+        *front, last = tree if tree[0] == "named" else (tree,)
+        last = ("*", last, ("number", scale))
+        tree = (*front, last) if front else last
+    unit = unit or (money and (f"{money[0]}^1", money[1]))
     if unit and tree[0] not in ("list", "named", "equation"):
         tree = ("quantity", tree, *unit)
     return ("percent", tree) if percent else tree
