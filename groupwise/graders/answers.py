@@ -78,8 +78,9 @@ def marked_answer(text: str) -> str | None:
     if last[0].endswith("{"):
         return boxed(text) or ""
     rest = text[last.end() :]
-    said = next((line for line in rest.splitlines() if line.strip(" *")), "")
-    return said if rest.startswith(said) else BULLET.sub("", said)
+    line = next((line for line in rest.splitlines() if line.strip(" *")), "")
+    said = line.lstrip(" *")
+    return said if rest.startswith(line) else BULLET.sub("", said)
 
 
 def countdown(text: str, numbers: Sequence[int], target: int) -> float:

@@ -29,10 +29,12 @@ DELIMITER = re.compile(r"\$\$|(?<!\\)\$|\\[\[\]()]|\n")
 MONEY = re.compile(r"[\d.,]+[^\\]*[^\W\d_]{3}[^\\]*")  # $5 and the other for $: no formula
 CLOSING = {"$$": "$$", "$": "$", r"\[": r"\]", r"\(": r"\)"}
 VERB = re.compile(
-    r"\b(?:is|are|equals?|est|es|ist|sind|son|sont)\b|(?<![<>!])[=:：为是]", re.IGNORECASE
+    r"\b(?:is|are|equals?|est|es|ist|sind|son|sont)\b|(?<![<>!])=|(?<!\d)[:：]|[:：](?!\d)|[为是]",
+    re.IGNORECASE,
 )
 SAYS = re.compile(r"\b(?:is|are|equals?|comes? to|gets?|gives?(?: us)?|makes?)\s", re.IGNORECASE)
 SENTENCE = re.compile(r"(?<=[^\s\d.])\.(?=\s|$)|(?<=\d)\.(?=\s|$)|[。！]|\n")
+FULL_STOP = re.compile(r"(?<!\.)\.$")
 BULLET = re.compile(r"\A[-*•–][ \t]+")  # on a line of its own behind 'the answer is:'
 MAX_SENTENCE = 400  # characters of a last sentence
 MAX_TEXT = 200_000  # characters that are looked at, from the end
@@ -97,7 +99,7 @@ def end_of(sentence: str) -> str:
 
 def predicate(text: str) -> str:
     """What the last sentence of a text says: 'It comes to 10^3.' says 10^3."""
-    sentence = SENTENCE.split(text[-MAX_SENTENCE:].rstrip(" \n."))[-1]
+    sentence = SENTENCE.split(FULL_STOP.sub("", text[-MAX_SENTENCE:].rstrip()))[-1]
     return SAYS.split(sentence)[-1].strip()
 
 

@@ -38,6 +38,7 @@ WORK = re.compile(
 NO_WORK = re.compile(
     r"\\(?:text|boxed|[lcv]?dots|approx|overline|neq?|leq?|geq?|[lg]t)(?![a-z])|[<>≠≈:'’]|\d\s*_|\d\s+\d"
 )
+SHORT = re.compile(r"(?:\\?[$€£])?[\d.,]+[kKMB]")  # $1.5k
 # Space without meaning; between two digits it has one.
 SPACE = re.compile(
     r"(?<!\d)(?:\s|\\[,;:! ])+|(?:\s|\\[,;:! ])++(?!\d)|\\left(?![a-z])|\\right(?![a-z])"
@@ -135,6 +136,8 @@ def _decide_whole(text: str, wanted: str) -> Verdict | Question:
     """No mark: a short answer and nothing else, or the last formula or number of a text."""
     if _squeezed(text) == _squeezed(wanted):
         return Verdict(1.0, "the gold answer as it is written")
+    if numbers.is_item(text):
+        text = text[1:].lstrip()
     if len(text) <= MAX_LENGTH and not SENTENCE.search(text):
         verdict = compare(wanted, text)
         if verdict or (verdict is False and not _is_text(text)):
@@ -178,8 +181,9 @@ def _ask(wanted: str, answer: str, whole: bool, otherwise: Verdict) -> Verdict |
 def compare(gold: str, answer: str) -> bool | None:
     """Two answers without any text around them; None if arithmetic does not decide."""
     one, other = read(gold), read(answer)
-    if one is not None and other is None and _is_number(gold):
-        other = _with_words(answer)
+    unread = other is None or other[0] == "text" or SHORT.fullmatch(answer.strip())
+    if one is not None and unread and _is_number(gold):
+        other = _with_words(answer) or other
     return None if one is None or other is None else same(one, other)
 
 

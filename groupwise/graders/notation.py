@@ -48,6 +48,7 @@ GREEK = (
     "Omega ell"
 )
 LETTERS = frozenset(re.findall(r"\w+", GREEK))
+PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")  # no product of names
 MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}", re.DOTALL)
 
 
@@ -62,6 +63,8 @@ def read(text: str) -> Tree | None:
         if word := only_words(plain):
             spoken = in_words(word)
             return ("text", word) if spoken is None else ("number", spoken)
+        if PROSE.search(plain):
+            return None
         if any(letters in plain for letters in (r"\begin", r"\text", r"\mbox")):
             return _matrix(plain)
         tree = _Reader(plain).answer()
@@ -345,6 +348,8 @@ class _Reader:
         self.take("_")
         base = self.argument()
         if base[0] != "number" or not digits.isdigit() or self.next:
+            raise Unsure
+        if not 2 <= base[1] <= 36 or any(int(digit) >= base[1] for digit in digits):
             raise Unsure
         return ("base", digits.lstrip("0"), base[1])
 

@@ -23,7 +23,7 @@ from groupwise.graders.numerals import (
     in_words,
     worth,
 )
-from groupwise.graders.spelling import UNIT_OF
+from groupwise.graders.spelling import UNIT_OF, repeating_decimals
 
 MAX_NUMBER = 400  # characters: longer numbers are noise, and slow to compare
 TAIL = 200  # characters, in which the last two numbers mostly are
@@ -33,7 +33,7 @@ UNSPACED = "\u0e00-\u0e7f\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff"  # scripts wit
 # Repetitions that could overlap or start anew at every character are bounded: no quadratic time.
 NUMBER = re.compile(
     r"(?=[-−–+$€£.\d])"  # most characters begin no number: seen at once
-    r"(?:(?<![\w)\]}])(?P<sign>[-−–+]))?(?:(?P<money>[$€£])\s?(?P<late_sign>[-−–])?)?"  # not 5-3
+    r"(?:(?<![-−–\w)\]}])(?P<sign>[-−–+]))?(?:(?P<money>[$€£])\s?(?P<late_sign>[-−–])?)?"  # not 5-3
     rf"(?<![^\W{UNSPACED}])(?<!\d\.)"  # not inside a word or another number
     r"(?:(?P<whole>\d+)\s(?=\d+\s?/\s?\d))?"  # 1 1/2
     r"(?P<top>(?:\d{1,3}(?:(?:,\d{3}){1,20}|(?:['’]\d{3}){1,20})(?!\d)|\d+)(?:\.\d+)?|(?<!\.)\.\d+)"
@@ -42,6 +42,8 @@ NUMBER = re.compile(
     r"(?:\s?(?P<percent>%))?"
 )
 LETTER = re.compile(r"[^\W\d_eE]")
+COMPARED = re.compile(r"\s*[<>≤≥≠]")
+SENTENCES = re.compile(r"[.!?]\s+\w")
 WIDE = re.compile(r"[-−]?\d{1,3}(?: \d{3})+")  # 1 000 000, and nothing else
 TIMES_TEN = re.compile(
     r"(?<=\d)\s?(?:\\times|\\cdot|[×·*xX])\s?10\s?(?:\^|\*\*)\s?"
@@ -49,25 +51,25 @@ TIMES_TEN = re.compile(
 )
 # Behind what is only a piece of a number, of a formula or of a comparison: 1.000.000, 5², 0x1F.
 PIECE = re.compile(
-    r"[⁰¹²³⁴-⁹₀-₉_½¼¾⅓⅔]|\^(?!\s*\{?\\circ)|['’,.]\d|\.\(\d|\.?\\(?:overline|bar|dot)\b|e[-+]?\d"
+    r"[⁰¹²³⁴-⁹₀-₉_½¼¾⅓⅔]|\^(?!\s*\{?\\circ)|['’,.]?\d|\.\(\d|\.?\\(?:overline|bar|dot)\b|e[-+]?\d"
     r"|\s?(?:π|√|∞|\\(?:pi|sqrt|times|cdot|pm|le|ge|leq|geq|ne|neq|lt|gt)\b|±|≤|≥|≠|!=|[<>]=?(?!/?[a-z]|>))"
-    r"|!+(?=[^\s!\"')*_.]|\s?[-+=*/<>])|\+(?!\s?\d)|\s?[-+*×·÷]\s?[\d(]|\(\d"
+    r"|!+(?=[^\s!\"')*_.]|\s?[-+=*/<>])|\+(?!\s?\d)|\s?[-+*×·÷]\s?[\d(]|\s?[+*×·÷]\s?[a-z]\b|\s?-\s?[a-z](?=\W*$)|\(\d"
     r"|\s?or\s(?:more|less|fewer|higher|lower)\b|\s?(?:is|are|was)(?:n['’]t|\s(?:not|wrong|incorrect))\b",
     re.IGNORECASE,
 )
-WORD = re.compile(r"(?P<space>\$?[ \t\n-]?)(?P<word>[^\W\d_]+)(?P<digit>\d)?")
+WORD = re.compile(r"(?P<space>\$?[ \t\n-]{0,3})(?P<word>[^\W\d_]+)(?P<digit>\d)?")
 NEXT_WORD = re.compile(r"[ \t-]{1,4}([^\W\d_]+)")
-DONE = re.compile(r"[\s.,;:!?)*_$}\]]*")  # behind an answer that ends here
+DONE = re.compile(r"[\s.,;:!?)*_$}\]]*(?:<|\Z)")  # behind an answer that ends here
 # In front of a number that is denied, compared with, under a root, an exponent, behind a comma.
 BEFORE = re.compile(
     r"(?P<denied>(?:\bnot|cannot|n['’]t|\bnever|\binstead of|\bexcept)"
     r"(?:\s+be|\s+equal(?:\s+to)?)?[\s$(*]{0,4}"
-    r"|(?:≠|!=|\\neq?|[\w)\]}]\s*(?:[<>]=?|[≤≥]|\\(?:geq?|leq?|[gl]t)))[\s$]*"
+    r"|(?:≠|!=|\\neq?|(?:[\w)\]}]\s*|[${(]\s*)(?:[<>]=?|[≤≥]|\\(?:geq?|leq?|[gl]t)))[\s$]*"
     r"|(?:√|\\sqrt)(?:\[\d\])?[\s({]*|(?:[\d)\]}]|\b[a-z])(?:\^|\*\*)[({]?|\d[,_'’]"
     r"|(?<!\bno )(?<!\bnot )\b(?:more|less|fewer|greater|larger|smaller|higher|lower|rather|other)"
     r"\s+than\s+[$€£]?|\b(?:above|below|under|over|beyond|exceeds)\s+"
-    r"|\b(?:log|ln|lg|sin|cos|tan|exp|base|mod|modulo)[\s({]*"
-    r"|\b(?:square|cube|root|power|half|twice|double|triple)(?:\s+of)?\s+|[-−]\s*\(\s*|\\(?:overline|bar|dot)\s*\{"
+    r"|\b(?:log|ln|lg|sqrt|sin|cos|tan|exp|base|mod|modulo)[\s({]*"
+    r"|\b(?:square|cube|root|power|half|twice|double|triple)(?:\s+of)?\s+|[-−]\s*\(\s*|[-−–]{2}|\d\.\(|\\(?:overline|bar|dot)\s*\{"
     rf"|\b(?:{'|'.join(TENS)}|hundred|thousand|million)[\s-]+)$"
     r"|(?P<minus>\b(?:minus|negative)\s+[$€£]?)$|(?P<dash>(?<![\w)\]}])[-−–]\s+[$€£]?)$",
     re.IGNORECASE,
@@ -84,7 +86,7 @@ VERB = re.compile(r"(?:\b(?:is|are|be|to|get|gives?|equals?|at|was)|[=:$({>])\s*
 # Between two numbers of one formula or range.
 UNIT = r"(?:%|[ \t]?[^\W\d_]{1,12}\.?(?=[ \t]))?"
 JOINED = re.compile(
-    rf"[ \t]+|{UNIT}[ \t]*(?:[-–—−+*/×·÷^~<>≤≥]|:|\.{{2,3}}|…|\\(?:times|cdot|div|pm|le|ge|leq|geq)"
+    rf"[ \t]*|{UNIT}[ \t]*(?:[-–—−+*/×·÷^~<>≤≥]|:|\.{{2,3}}|…|\\(?:times|cdot|div|pm|le|ge|leq|geq)"
     r"|\b(?:to|through|thru|until|till|x|plus|minus|times|over|of|out\sof|by|mod|divided\sby"
     r"|multiplied\sby)\b)[ \t$€£({]*(?<!:[ \t])",
     re.IGNORECASE,
@@ -105,12 +107,17 @@ SAID_IN_WORDS = re.compile(
     r"(?:\s[a-z]{2,15})?\W*",
     re.IGNORECASE,
 )
+ALL_IN_WORDS = re.compile(
+    rf"[\s$*\"']*({NUMBER_IN_WORDS.pattern})(?:\s[a-z]{{2,15}})?[\s$*\"'.!]*", re.IGNORECASE
+)
+TAG = re.compile(r"</?[a-z]{1,12}>")
 # Beside a number: signs of a formula or a lone letter. The answer is then not that number.
 FORMULA = re.compile(r"[-+*/^=<>±:\\_(){}\[\]]|(?<![^\W\d])[^\W\d](?!\w)")
 LATEX = (
     (re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}"), r" \1 "),
     (re.compile(r"(?<=\d)\s*(?=\\[dt]?frac)"), " "),  # 1\frac{1}{2} is 1 1/2
     (re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}"), r"\1/\2"),
+    (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"\1/\2"),
     (re.compile(r"\{,\}|,\\!"), ","),
     (re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\([%$])"), r"\1"),
@@ -166,8 +173,10 @@ def answer_number(text: str) -> Number | None:
         return None if factorial else one_number(marked)
     last = _last_two(text)
     said = _said_in_words(text, last[-1].end() if last else 0)
-    if said is not None or not last:
+    if said is not None:
         return said
+    if not last:
+        return _spoken(TAG.sub("", text))
     if len(last) > 1:
         if _denies(text, *last):
             return read(text, last[0])
@@ -184,10 +193,11 @@ def one_number(text: str) -> Number | None:
     if WIDE.fullmatch(text.strip()):
         text = text.replace(" ", "")
     text = _plain(text)
+    if COMPARED.match(text):
+        return None
     found = _results(text, _matches(text))
     if not found:
-        value = in_words(text.strip(" .*\n"))
-        return None if value is None else Number(value, False, 0, len(text))
+        return _spoken(text)
     numbers = [read(text, match) for match in found]
     first = numbers[0]
     if first is None or any(each is None or each[:2] != first[:2] for each in numbers):
@@ -222,12 +232,16 @@ def _gold_number(answer: str) -> Number | None:
 
 
 def bare_number(text: str) -> Number | None:
-    """The number of a text that has one, with words beside it at most."""
+    """The number of a text that has one, with words of the same sentence beside it at most."""
+    if SENTENCES.search(text):
+        return None
     if WIDE.fullmatch(text.strip()):
         text = text.replace(" ", "")
     text = _plain(text)
     found = _matches(text)
-    if len(found) != 1:
+    if not found:
+        return _spoken(text)
+    if len(found) > 1:
         return None
     number = read(text, found[0])
     if number is None or FORMULA.search(text[: number.start] + " " + text[number.end :]):
@@ -262,6 +276,8 @@ def read(text: str, match: re.Match[str]) -> Number | None:
             return None
         if text.startswith("¢", end):
             found = found._replace(money="¢", end=end + 1)
+        elif text.startswith("$", end) and found.money == "$":
+            found = found._replace(money="")  # $4$ is a formula
         word = WORD.match(text, end)
         spoken = found if word is None else _with_word(text, found, word)
         if spoken is None:
@@ -290,7 +306,7 @@ def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
     if glued and said in GLUED:
         return found._replace(value=found.value * GLUED[said], end=word.end())
     if letter and said not in UNIT_LETTERS:
-        alone = glued or DONE.fullmatch(text, word.end(), word.end() + 8)
+        alone = glued or DONE.match(text, word.end())
         return None if alone else found  # 4x, and 4 a day
     if said.casefold() in TAKES_BACK:
         return None
@@ -315,6 +331,15 @@ def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
             return found
     money = MONEY_WORDS.get(said.casefold())
     return found if money is None else found._replace(money=money, end=word.end())
+
+
+def is_item(text: str) -> bool:
+    """Whether a text is an item of a list: '- 4 apples'."""
+    found = NUMBER.search(text) if text.startswith(("- ", "– ")) else None
+    if found is None or text[1 : found.start()].strip():
+        return False
+    said = read(text, found)
+    return said is not None and not _is_minus(text, 0, said.end)
 
 
 def _is_minus(text: str, at: int, end: int) -> bool:
@@ -354,6 +379,8 @@ def _plain(text: str) -> str:
     if not text.isascii():
         text = VULGAR_FRACTION.sub(lambda found: VULGAR[found[0]], text)
         text = TEN_TO.sub(lambda found: f"^{found[0].translate(SUPERSCRIPTS)}", text)
+    if "\\overline" in text or ".(" in text or "..." in text or "…" in text:
+        text = repeating_decimals(text)
     if "\\" in text or "{" in text:  # each of them has one
         for pattern, plain in LATEX:
             text = pattern.sub(plain, text)
@@ -375,6 +402,13 @@ def _last_two(text: str) -> list[re.Match[str]]:
     letter = LETTER.search(text, max(len(text) - TAIL, 0))
     found = _matches(text, letter.end()) if letter else []
     return (found if len(found) > 1 else _matches(text))[-2:]
+
+
+def _spoken(text: str) -> Number | None:
+    """'Twelve', 'twelve apples': all that a text says."""
+    found = ALL_IN_WORDS.fullmatch(text)
+    value = None if found is None else in_words(found[1])
+    return None if value is None else Number(value, False, 0, len(text))
 
 
 def _said_in_words(text: str, start: int) -> Number | None:
@@ -403,7 +437,7 @@ def _joined(text: str, one: re.Match[str], other: re.Match[str]) -> bool:
     ):
         return True
     if COMMA.fullmatch(between):
-        return bool(DONE.fullmatch(text, other.end()))
+        return bool(DONE.match(text, other.end()))
     unit, next_unit = COMPOUND.fullmatch(between), WORD.match(text, other.end())
     if unit is None:
         return False

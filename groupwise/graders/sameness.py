@@ -128,10 +128,7 @@ def _bases(gold: Tree, answer: Tree) -> bool | None:
 
 def in_ten(tree: Tree) -> Fraction:
     """What a number in a base is worth."""
-    digits, base = tree[1] or "0", int(tree[2])
-    if not 2 <= base <= 36 or any(int(digit) >= base for digit in digits):
-        raise Undecided
-    return Fraction(int(digits, base))
+    return Fraction(int(tree[1] or "0", int(tree[2])))
 
 
 def _collections(gold: Tree, answer: Tree) -> bool | None:
@@ -189,6 +186,10 @@ def _place(number: Any) -> Any:
 
 def _spread(gold: Tree, answer: Tree) -> bool | None:
     """A list against one expression, which may stand for two values (±)."""
+    if not (has_sign(gold) or has_sign(answer)) and max(len(gold), len(answer)) > 2:
+        single = answer if gold[0] in COLLECTIONS else gold
+        if single[0] not in COLLECTIONS:
+            return False  # 5, 5 is not 5
     found = [
         tree[1:]
         if tree[0] in COLLECTIONS

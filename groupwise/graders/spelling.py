@@ -24,7 +24,7 @@ TEXT = re.compile(
 ESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")  # escaped once too often
 SINGLE = re.compile(r"\[[^\[\](){},;]*\]")  # one thing in brackets
 DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°")
-PERCENT = re.compile(r"\\?%|\b(?:percent(?:age)?|pct)\b\.?", re.IGNORECASE)
+PERCENT = re.compile(r"\\?%|\b(?:per\s?cent(?:age)?|pct)\b\.?", re.IGNORECASE)
 MONEY = re.compile(r"\\\$|[$€£¥](?=\s?-?[\d.])|(?<=\d)\s?¢")
 CURRENCIES = {"$": ("money", Fraction(100)), "¢": ("money", Fraction(1))} | {
     sign: (sign, Fraction(1)) for sign in "€£¥"
@@ -42,14 +42,19 @@ WORDS_BEHIND = re.compile(
     r"(?<=[\d}\s])[a-zA-Zµμ]{2,}+\.?|(?<=\s)\([a-zA-Z]{3,}+(?:\s[a-zA-Z]++)*+\)|/|\\cdot)"
     r"(?:\s*(?<=[a-zA-Z}.\s])\^\s*\{?[-−]?[123]\}?|[²³])?)++\s*$"
 )
-NO_UNIT = re.compile(r"\b(?:or|and|not|but|neither|nor)\b")
+NO_UNIT = re.compile(r"\b(?:or|and|not|but|neither|nor|is|are|was|isn|wrong|incorrect|false)\b")
 VULGAR = {"½": "1}{2", "⅓": "1}{3", "⅔": "2}{3", "¼": "1}{4", "¾": "3}{4", "⅕": "1}{5", "⅛": "1}{8"}
 VULGAR_FRACTION = re.compile("[½⅓⅔¼¾⅕⅛]")
 RAISED = re.compile("[⁻⁺]?[⁰¹²³⁴-⁹]+")
+ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+))")
 LOWERED = re.compile("(?<=[0-9])[₀-₉]+")
 LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺₀₁₂₃₄₅₆₇₈₉", "0123456789-+0123456789")
-REPEATING = re.compile(r"(\d*)\.(\d{0,50})(?:\\overline\s*\{(\d{1,50})\}|\((\d{1,50})\))")
-RECURRING = re.compile(r"(\d*)\.(\d{0,50}?)(\d)\3{2,50}(?:\.{3}|…|\\[lc]?dots(?![a-z]))")
+REPEATING = re.compile(
+    r"(?<!\d)(\d{0,50})\.(\d{0,50})(?:\\overline\s*\{(\d{1,50})\}|\((\d{1,50})\))"
+)
+RECURRING = re.compile(
+    r"(?<!\d)(\d{0,50})\.(\d{0,50}?)(\d)\3{2,50}(?:\.{3}|…|\\[lc]?dots(?![a-z]))"
+)
 CUT_OFF = re.compile(r"\.\d+\s*(?:\.{2,3}|…|\\[lc]?dots(?![a-z]))")  # 3.14...
 AND_A_HALF = re.compile(r"(?<=\d)\s+and\s+(?:(?:a|one)\s+(half|third|quarter)\b|(?=\\[dt]?frac))")
 A_PART = {"half": 2, "third": 3, "quarter": 4}
@@ -66,12 +71,14 @@ UNITS: dict[str, dict[str, Fraction]] = {
     "time": {"s": Fraction(1), "min": Fraction(60), "h": Fraction(3600), "day": Fraction(86400)},
     "mass": {"mg": Fraction(1), "g": Fraction(1000), "kg": Fraction(10**6)},
     "money": {"cent": Fraction(1), "dollar": Fraction(100)},
+    "€": {"euro": Fraction(1)},
 }  # fmt: skip
 SPELLINGS = {
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "dm": "decimeter decimetre",
     "m": "meter metre", "km": "kilometer kilometre", "inch": "inche", "ft": "foot feet",
     "yd": "yard", "mi": "mile", "s": "sec second", "min": "minute", "h": "hr hour", "g": "gram",
     "mg": "milligram", "kg": "kilogram", "dollar": "usd", "cent": "", "day": "",
+    "euro": "eur",
 }  # fmt: skip
 UNIT_OF = {
     spelling: (dimension, factor)
@@ -116,15 +123,21 @@ def clean(text: str) -> tuple[str, bool, Unit | None]:
 def _level(text: str) -> str:
     """Signs above, below and in one with others, as LaTeX writes them; repeating decimals."""
     if "." in text:
-        text = RECURRING.sub(lambda found: _repeating(found[1], found[2], found[3]), text)
-        text = REPEATING.sub(lambda m: _repeating(m[1], m[2], m[3] or m[4]), text)
+        text = repeating_decimals(text)
         if CUT_OFF.search(text):
             raise Unsure
     if not text.isascii():
         text = VULGAR_FRACTION.sub(lambda found: rf"\frac{{{VULGAR[found[0]]}}}", text)
+        text = ROOT.sub(lambda m: rf"\sqrt{{{m[1] or m[2] or m[3]}}}", text)
         text = RAISED.sub(lambda found: f"^{{{found[0].translate(LEVEL)}}}", text)
         text = LOWERED.sub(lambda found: f"_{{{found[0].translate(LEVEL)}}}", text)
     return IN_BASE.sub(r"\1_{\2}", TIMES_TEN.sub("*", AND_A_HALF.sub(_a_part, text)))
+
+
+def repeating_decimals(text: str) -> str:
+    """0.\\overline{3}, 0.(3) and 0.333... as fractions."""
+    text = RECURRING.sub(lambda found: _repeating(found[1], found[2], found[3]), text)
+    return REPEATING.sub(lambda m: _repeating(m[1], m[2], m[3] or m[4]), text)
 
 
 def _repeating(whole: str, start: str, again: str) -> str:
