@@ -326,8 +326,10 @@ def odd(completion):
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     assert (data_source, extra_info) == ("s", None)
     return {"score": float(solution_str == ground_truth), "acc": 1}
+begun = []
 async def slow(completion, level):
-    await asyncio.sleep(0.05 * level)
+    begun.append(level)
+    while len(begun) < 8: await asyncio.sleep(0.001)  # for ever, if they came one after the other
     return level
 async def slow_batch(completions): return [len(c) for c in completions]
 def everything(completion, prompt, answer, completion_ids, finish, level):
@@ -393,9 +395,7 @@ def test_three_signatures_by_parameter_names(function: Callable[[str], str]) -> 
 
 
 def test_async_functions_run_together(function: Callable[[str], str]) -> None:
-    start = time.perf_counter()
     assert rewards(function("slow"), *"abcdefgh") == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert time.perf_counter() - start < 1.0  # 0.35 s together, 1.4 s one after the other
     assert rewards(function("slow_batch"), "a", "bcd") == [1, 3]
 
     async def notebook() -> list[float | None]:

@@ -100,8 +100,7 @@ def test_no_piece_of_what_is_written_is_accepted_but_its_worth_is(
             text = frame.format(said)
             for piece in pieces - {value}:
                 assert not accepts(grader, str(piece), text), (piece, text)
-            ambiguous = grader == "number" and "1/" in said and "frac" in said
-            if value is not None and not (ambiguous or (said.startswith("-") and "\n" in text)):
+            if value is not None:
                 assert accepts(grader, str(value), text), (value, text)
 
 
@@ -131,22 +130,23 @@ def test_wrong_accepts(gold: str, text: str, grader: str) -> None:
     [
         ("4000000", "4 million"), ("4000000", "$4 million"), ("4 million", "4,000,000"),
         ("$4", "400 cents"), ("$4", "4 dollars"), ("4 cents", "$0.04"), ("4 cents", "4"),
-        ("4", r"\boxed{4}, not \boxed{5}"), ("4", r"\boxed{\boxed{4}}"), ("4", "4, not 5"),
+        ("4", r"\boxed{4}, not \boxed{5}"), ("4", r"\boxed{\boxed{4}}"),
         ("4", "The answer is 4!"), ("4", "It is 4!!"), ("20", "the 20th"), ("4", "at least 4"),
         ("4", "no more than 4"), ("4", "about 4"), ("1234", "1234 (apples)"),
         ("1234", r"\boxed{1234 \text{ (units)}}"), ("1234", "1234 (units)"), ("1234", "1'234"),
         ("0.5", "50 percent"), ("0.5", "50 per cent"), ("12", "twelve"), ("12", "Answer: twelve"),
         ("105", "The total is one hundred and five."), ("24", "twenty-four apples"),
-        ("4", "She eats 4 a day"), ("4", "4 m"), ("4", "It takes 4 h."), ("4", "4个"),
+        ("4", "She eats 4 a day"), ("4", "It takes 4 h."), ("4", "4个"),
         ("-4", "We get $-4$"), ("-4", "It is - 4"), ("1/3", "0.333..."),
     ],
 )  # fmt: skip
 def test_wrong_refusals(gold: str, text: str, grader: str) -> None:
-    if grader == "math" and text == "4 m":
-        pytest.skip("a name, for one who knows no units")
-    if grader == "math" and text == "4, not 5":
-        pytest.skip("two answers")
     assert accepts(grader, gold, text)
+
+
+def test_what_only_a_reader_of_sentences_can_tell() -> None:
+    assert accepts("number", "4", "4, not 5") and not accepts("number", "5", "4, not 5")
+    assert accepts("number", "4", "4 m")  # for `math`, m is a name
 
 
 @both
