@@ -80,6 +80,7 @@ NOTHING: dict[str, Worth] = dict.fromkeys(
         "the square root of {n}", "log {n}", "sin {n}", "{n} squared", "{n} cubed", "{n} factorial",
         "{n} mod 7", "12 mod {n}", "3 out of {n}", "10% of {n}", "2 hours and {n} minutes",
         "4 feet {n} inches", "4 dollars and {n} cents", "4 thousand {n}", "{n} + x", "{n}...9",
+        "{n}⁻¹", r"\pm {n}", "x + {n}", "≥ {n}", "f({n})", r"{n}\_8", r"1 \pmod {n}", r"{n} \infty",
         "{n} base 3", "4:{n}", "{n}.5.5", "1,{n},3", "twenty {n}", "{n}{n}.{n}...",
     ]
 )  # fmt: skip
@@ -137,7 +138,7 @@ def test_wrong_accepts(gold: str, text: str, grader: str) -> None:
         ("0.5", "50 percent"), ("0.5", "50 per cent"), ("12", "twelve"), ("12", "Answer: twelve"),
         ("105", "The total is one hundred and five."), ("24", "twenty-four apples"),
         ("4", "She eats 4 a day"), ("4", "It takes 4 h."), ("4", "4个"),
-        ("-4", "We get $-4$"), ("-4", "It is - 4"), ("1/3", "0.333..."),
+        ("-4", "We get $-4$"), ("7", "7 km/h"), ("-4", "It is - 4"), ("1/3", "0.333..."),
     ],
 )  # fmt: skip
 def test_wrong_refusals(gold: str, text: str, grader: str) -> None:

@@ -15,7 +15,7 @@ from math import gcd
 from typing import Any, Literal, NamedTuple
 
 from groupwise.errors import RewardError
-from groupwise.graders import answers, numbers
+from groupwise.graders import amounts, answers, numbers
 from groupwise.graders.boxes import boxed
 from groupwise.graders.extract import Found, end_of, find, last_formula, predicate
 from groupwise.graders.notation import MAX_LENGTH, Tree, read
@@ -136,7 +136,7 @@ def _decide_whole(text: str, wanted: str) -> Verdict | Question:
     """No mark: a short answer and nothing else, or the last formula or number of a text."""
     if _squeezed(text) == _squeezed(wanted):
         return Verdict(1.0, "the gold answer as it is written")
-    if numbers.is_item(text):
+    if amounts.is_item(text):
         text = text[1:].lstrip()
     if len(text) <= MAX_LENGTH and not SENTENCE.search(text):
         verdict = compare(wanted, text)
@@ -144,7 +144,7 @@ def _decide_whole(text: str, wanted: str) -> Verdict | Question:
             return _said(bool(verdict), Found("whole", text), wanted)
     formula = last_formula(text)
     behind = "" if formula is None else text.rpartition(formula)[2].strip(" .$)]\\\n")
-    verdict = None if formula is None or numbers.goes_on(behind) else compare(wanted, formula)
+    verdict = None if formula is None or amounts.goes_on(behind) else compare(wanted, formula)
     if formula is not None and (verdict or (verdict is False and not behind)):
         return _said(verdict, Found("formula", formula), wanted)
     if _hedges(text, wanted):
@@ -204,11 +204,11 @@ def _is_number(gold: str) -> bool:
     return _worth(gold) is not None
 
 
-def _gold_number(gold: str) -> numbers.Number | None:
+def _gold_number(gold: str) -> amounts.Number | None:
     """The gold answer for one who looks for numbers in a text."""
     found = numbers.gold_number(gold)
     if found is None and isinstance(number := _worth(gold), Fraction):
-        return numbers.Number(number, False, 0, 0)
+        return amounts.Number(number, False, 0, 0)
     return found
 
 

@@ -39,7 +39,7 @@ AND = re.compile(
 # No word can be split in two ways here (++): no text takes more than a look for each character.
 WORDS_BEHIND = re.compile(
     r"(?<=[\d)}\]a-z])(?:\s*(?:\\(?:text|textbf|textrm|textnormal|mbox|mathrm)\s*\{(?!\s*\d)[^{}]*\}|"
-    r"(?<=[\d}\s])[a-zA-Zµμ]{2,}+\.?|(?<=\s)\([a-zA-Z]{3,}+(?:\s[a-zA-Z]++)*+\)|/|\\cdot)"
+    r"(?<=[\d}\s])[a-zA-Zµμ]{2,}+\.?|(?<=\s)\([a-zA-Z]{3,}+(?:\s[a-zA-Z]++)*+\)|/(?:[a-zA-Z](?![a-zA-Z]))?|\\cdot)"
     r"(?:\s*(?<=[a-zA-Z}.\s])\^\s*\{?[-−]?[123]\}?|[²³])?)++\s*$"
 )
 NO_UNIT = re.compile(r"\b(?:or|and|not|but|neither|nor|is|are|was|isn|wrong|incorrect|false)\b")
