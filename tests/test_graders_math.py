@@ -152,6 +152,12 @@ def test_rounding_only_where_it_is_asked_for() -> None:
     assert right(r"\frac{1}{3}", r"\boxed{0.333}", decimals=3) is True
     assert right(r"\frac{1}{3}", r"\boxed{0.334}", decimals=3) is False
     assert right("4.123105625617661", r"\boxed{\sqrt{17}}", decimals=5) is True
+    assert right("4", "So it comes to 4.004 in all.", decimals=2) is True
+    assert right("4.12", "The answer is about 4.1231", decimals=2) is True
+    assert right(r"\sqrt{2}", "This is $1.4142$", decimals=4) is True
+    for wrong in ("4 million", "4x", "4 to 5", r"4\text{5}", "4.006", "not 4", "1004"):
+        for text in (wrong, rf"\boxed{{{wrong}}}", f"It comes to {wrong}.", f"Answer: {wrong}"):
+            assert right("4", text, decimals=2) is False, text
 
 
 numbers = st.one_of(

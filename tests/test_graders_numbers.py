@@ -81,6 +81,7 @@ NOTHING: dict[str, Worth] = dict.fromkeys(
         "{n} mod 7", "12 mod {n}", "3 out of {n}", "10% of {n}", "2 hours and {n} minutes",
         "4 feet {n} inches", "4 dollars and {n} cents", "4 thousand {n}", "{n} + x", "{n}...9",
         "{n}⁻¹", r"\pm {n}", "x + {n}", "≥ {n}", "f({n})", r"{n}\_8", r"1 \pmod {n}", r"{n} \infty",
+        r"\frac{{1+\sqrt{{5}}}}{{{n}}}", r"\frac{{{n}}}{{x}}",
         "{n} base 3", "4:{n}", "{n}.5.5", "1,{n},3", "twenty {n}", "{n}{n}.{n}...",
     ]
 )  # fmt: skip
@@ -160,6 +161,14 @@ def test_bullets_and_minus(grader: str) -> None:
         assert accepts(grader, "1234", text) and not accepts(grader, "-1234", text), text
     for text in minus:
         assert accepts(grader, "-1234", text) and not accepts(grader, "1234", text), text
+
+
+def test_one_value_written_twice_is_one_answer() -> None:
+    assert (
+        verdicts([(r"It is $\boxed{12x - 34}$, or $\boxed{-34 + 12x}$.", "12x-34")])[0].score == 1
+    )
+    assert verdicts([(r"$\boxed{1\frac{1}{2}},$ or $\boxed{\frac{3}{2}}$", "3/2")])[0].score == 1
+    assert verdicts([(r"$\boxed{1\frac{1}{2}},$ or $\boxed{\frac{5}{2}}$", "3/2")])[0].score == 0
 
 
 def test_a_number_in_a_base_is_what_it_is_worth() -> None:

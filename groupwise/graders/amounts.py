@@ -59,7 +59,7 @@ BEFORE = re.compile(
     r"\s+than\s+[$€£]?|\b(?:above|below|under|over|beyond|exceeds)\s+"
     r"|\b(?:log|ln|lg|sqrt|sin|cos|tan|exp|base|[pb]?mod|modulo)[\s({]*"
     r"|\b(?:square|cube|root|power|half|twice|double|triple)(?:\s+of)?\s+"
-    r"|[-−]\s*\(\s*|[-−–]{2}|\d\.\(|\\(?:overline|bar|dot)\s*\{"
+    r"|[-−]\s*\(\s*|[-−–]{2}|\d\.\(|\\(?:overline|bar|dot|[cdt]?frac|binom)\s*\{|\}\s*\{"
     rf"|\b(?:{'|'.join(TENS)}|hundred|thousand|million)[\s-]+)$"
     r"|(?P<minus>\b(?:minus|negative)\s+[$€£]?)$|(?P<dash>(?<![\w)\]}])[-−–]\s+[$€£]?)$",
     re.IGNORECASE,

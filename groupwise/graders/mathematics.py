@@ -22,7 +22,7 @@ from groupwise.graders.notation import MAX_LENGTH, Tree, read
 from groupwise.graders.pool import Outcome, Pool
 from groupwise.graders.sameness import in_ten, same
 from groupwise.graders.spelling import CURRENCIES
-from groupwise.graders.values import Undecided, has_sign, names_in, value
+from groupwise.graders.values import Undecided, has_sign, mp, mpc, names_in, to_float, value
 
 MEMORY = 3 * 2**30  # bytes that a worker may address; the engine itself takes a tenth
 MAX_ENGINE = 20_000  # characters that the engine is shown, from the end
@@ -87,7 +87,7 @@ def verdicts(
     found: list[Verdict | Question] = [decide(text, str(gold), ends) for text, gold in pairs]
     if decimals is not None:
         found = [
-            _to_decimals(verdict, text, str(gold), ends)
+            _to_decimals(verdict, text, str(gold), ends, decimals)
             for verdict, (text, gold) in zip(found, pairs, strict=True)
         ]
     open_questions = {row: each for row, each in enumerate(found) if isinstance(each, Question)}
@@ -224,7 +224,7 @@ def _worth(gold: str) -> Any:
         found = in_ten(tree) if tree[0] == "base" else value(tree, {}, 1)
     except (Undecided, ArithmeticError, ValueError):
         return None
-    return None if isinstance(found, str) else found  # ∞
+    return None if isinstance(found, str | mpc) else found  # ∞, i
 
 
 @lru_cache(maxsize=2**16)  # a group's samples share their answer
@@ -316,15 +316,42 @@ def _told(question: Question, outcome: Outcome) -> Verdict:
 
 
 def _to_decimals(
-    verdict: Verdict | Question, text: str, gold: str, ends: tuple[str, ...]
+    verdict: Verdict | Question, text: str, gold: str, ends: tuple[str, ...], decimals: int
 ) -> Verdict | Question:
-    """What is not equal may be so after rounding, which the engine does."""
+    """What is not equal may be so after rounding. Of what is no number, the engine says."""
     if isinstance(verdict, Question) or verdict.score == 1.0:
         return verdict
-    found = find(text, ends)
+    found, wanted = find(text, ends), gold_answer(gold)
     if not found.text:
         return verdict
-    return Question(gold_answer(gold), found.text[-MAX_ENGINE:], found.how == "whole", verdict)
+    right = _worth(wanted)
+    if right is None:
+        return Question(wanted, found.text[-MAX_ENGINE:], found.how == "whole", verdict)
+    said = _worth_of(found)
+    if said is None or _rounded(said, decimals) != _rounded(right, decimals):
+        return verdict
+    return Verdict(1.0, f"{_short(found.text)} is {_short(wanted)} to {decimals} decimals")
+
+
+def _worth_of(found: Found) -> Any:
+    """What an answer is worth, if it is a number."""
+    if found.how == "whole":
+        last = numbers.answer_number(found.text)
+        formula = last_formula(found.text) or predicate(found.text)
+        return _worth(formula) if last is None else last.value
+    for said in (found.text, end_of(found.text) if found.how == "marked" else ""):
+        if (number := _worth(said)) is not None:
+            return number
+        if (bare := numbers.bare_number(said)) is not None:
+            return bare.value
+    return None
+
+
+def _rounded(number: Any, decimals: int) -> Any:
+    try:
+        return mp.nint(to_float(number) * 10**decimals)
+    except (Undecided, TypeError):
+        return None
 
 
 def _short(text: str, width: int = 40) -> str:

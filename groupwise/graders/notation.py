@@ -69,7 +69,9 @@ def read(text: str) -> Tree | None:
             return _matrix(plain)
         tree = _Reader(plain).answer()
         if DECIMAL_COMMA.fullmatch(plain):  # in half of the world
-            tree = ("either", tree, ("number", Fraction(plain.replace(",", "."))))
+            number = ("number", Fraction(plain.replace(",", ".")))
+            twice = tree[0] == "list" and tree[1] == tree[2]  # 5,5: as a list, it would be 5
+            tree = number if twice else ("either", tree, number)
     except (Unsure, RecursionError):
         return None
     if scale != 1:

@@ -186,10 +186,6 @@ def _place(number: Any) -> Any:
 
 def _spread(gold: Tree, answer: Tree) -> bool | None:
     """A list against one expression, which may stand for two values (±)."""
-    if not (has_sign(gold) or has_sign(answer)) and max(len(gold), len(answer)) > 2:
-        single = answer if gold[0] in COLLECTIONS else gold
-        if single[0] not in COLLECTIONS:
-            return False  # 5, 5 is not 5
     found = [
         tree[1:]
         if tree[0] in COLLECTIONS
