@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -93,6 +95,33 @@ def test_a_worker_that_dies_fails_one_item_alone(pool: Pool) -> None:
     assert outcomes[4].reason == "ValueError: why"
     (outcome,) = pool.run([("memory", 8 * 2**30)], 10.0)
     assert outcome.status == "error" and "memory" in outcome.reason
+
+
+def test_a_worker_that_dies_or_hangs_while_it_answers(pool: Pool) -> None:
+    """Half an answer is none, and waiting for the other half ends with the time."""
+    pool.run([("echo", 1)] * 4, 30.0)
+    outcomes = pool.run([("half", 0), ("echo", 1), ("half", 600), ("echo", 2)], 3.0)
+    assert [o.status for o in outcomes] == ["error", "ok", "timeout", "ok"]
+    assert "died" in outcomes[0].reason
+    (large,) = pool.run([("large", 40 * 2**20)], 60.0)  # comes in many pieces
+    assert large.value == "x" * (40 * 2**20)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        struct.pack("!i", 5) + b"abcde",
+        struct.pack("!i", -7) + b"abc",
+        struct.pack("!i", 2) + pickle.dumps(("ok", 1.0)),
+        struct.pack("!i", len(pickle.dumps(1.0))) + pickle.dumps(1.0),
+    ],
+    ids=["no pickle", "no length", "too long", "no answer"],
+)
+def test_what_is_no_answer_fails_one_item_alone(pool: Pool, message: bytes) -> None:
+    outcomes = pool.run([("echo", 1), ("junk", message), ("echo", 2)], 30.0)
+    assert [o.status for o in outcomes] == ["ok", "error", "ok"]
+    assert "is broken" in outcomes[1].reason
+    assert pool.run([("echo", 3)], 30.0)[0].value == 3
 
 
 def test_what_a_worker_started_is_killed_with_it(pool: Pool, tmp_path: Path) -> None:
