@@ -398,9 +398,8 @@ def _same_reward(config: Config, folder: RunFolder, code: str) -> bool:
 def _restore_latest(run: Run, keep_verdicts: bool) -> None:
     found = saved.load_latest(run.folder.checkpoints)
     if keep_verdicts:
-        run.known = recorded(
-            run.folder.set_aside(0 if found is None else int(found.values["step"]))
-        )
+        aside = run.folder.set_aside(0 if found is None else int(found.values["step"]))
+        run.known = recorded(aside, run.display.warn)
     else:
         run.folder.forget()
     if found is None:

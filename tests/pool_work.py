@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
+import struct
 import subprocess
 import time
+from contextlib import suppress
 from typing import Any
 
 
@@ -32,4 +35,21 @@ def work(kind: str, argument: Any = None) -> Any:
         with open(argument, "w") as file:
             file.write(str(child.pid))
         time.sleep(600)
+    if kind == "large":
+        return "x" * argument
+    if kind == "half":  # dies, or hangs, with a part of its answer written
+        _write(struct.pack("!i", 1000) + b"abc")
+        time.sleep(argument)
+        os._exit(0)
+    if kind == "junk":
+        _write(argument)
+        time.sleep(600)
     raise AssertionError(kind)
+
+
+def _write(message: bytes) -> None:
+    """To the pool, which is the only socket that a worker has."""
+    for number in range(3, 64):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.write(number, message)

@@ -208,6 +208,20 @@ def _sample(task: Task, text: str) -> Any:
     return Sample(task, text, (), "eos")
 
 
+def test_knights_and_knaves() -> None:
+    """Its scorer gives a part for names and roles that stand there: an echo is worth nothing."""
+    tasks, _ = gym.generate("knights_knaves", 4, 1, {})
+    for task in tasks:
+        gold, terms = str(task.answer), task.columns["metadata"]["knight_knave_terms"]
+        good, bad = terms["knight"].lower(), terms["knave"].lower()
+        swapped = gold.replace(good, "?").replace(bad, good).replace("?", bad)
+        right = [gold, f"<think>{swapped}</think>{gold.upper()}"]
+        wrong = [swapped, f"{gold} {swapped}", str(task.prompt), f" {task.prompt}\n", good]
+        wrong += [f"<think>{gold}</think>", f"<think>{gold}"]
+        given = grades([task] * 9, *right, *wrong)
+        assert given == [1.0, 1.0, *[0.0] * 7]
+
+
 def test_rows_of_a_file_can_name_it(tmp_path: Path) -> None:
     task = gym.generate("leg_counting", 1, 0, {})[0][0]
     row = {"prompt": task.prompt, "answer": task.answer, "metadata": task.columns["metadata"]}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -40,7 +42,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
+def gone(pids: list[int], seconds: float = 30.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not any(alive(pid) for pid in pids):
@@ -74,14 +76,14 @@ def test_results_come_in_order_whatever_the_timing(pool: Pool) -> None:
 
 
 def test_what_is_too_slow_is_stopped_and_the_rest_is_not(pool: Pool) -> None:
-    pool.run([("echo",)] * 2, 5.0)  # started
-    begun = time.monotonic()
-    outcomes = pool.run([("power", 9), ("echo", 1), ("sleep", 60), ("echo", 2)], 0.5)
-    assert time.monotonic() - begun < 2.5
+    workers = [o.value for o in pool.run([("pid",)] * 8, 30.0)]
+    outcomes = pool.run([("power", 9), ("echo", 1), ("sleep", 600), ("echo", 2)], 2.0)
     assert [o.status for o in outcomes] == ["timeout", "ok", "timeout", "ok"]
     assert [o.value for o in outcomes] == [None, 1, None, 2]
-    assert "longer than 0.5 s" in outcomes[0].reason
-    assert all(0.5 <= outcomes[n].seconds < 0.9 for n in (0, 2))
+    assert "longer than 2 s" in outcomes[0].reason
+    assert all(outcomes[n].seconds >= 2.0 for n in (0, 2))
+    after = [o.value for o in pool.run([("pid",)] * 8, 30.0)]
+    assert gone(list(set(workers) - set(after))) and set(workers) - set(after)  # killed, not left
     assert [o.value for o in pool.run([("echo", 3)] * 5, 5.0)] == [3] * 5  # alive after it
 
 
@@ -93,6 +95,33 @@ def test_a_worker_that_dies_fails_one_item_alone(pool: Pool) -> None:
     assert outcomes[4].reason == "ValueError: why"
     (outcome,) = pool.run([("memory", 8 * 2**30)], 10.0)
     assert outcome.status == "error" and "memory" in outcome.reason
+
+
+def test_a_worker_that_dies_or_hangs_while_it_answers(pool: Pool) -> None:
+    """Half an answer is none, and waiting for the other half ends with the time."""
+    pool.run([("echo", 1)] * 4, 30.0)
+    outcomes = pool.run([("half", 0), ("echo", 1), ("half", 600), ("echo", 2)], 3.0)
+    assert [o.status for o in outcomes] == ["error", "ok", "timeout", "ok"]
+    assert "died" in outcomes[0].reason
+    (large,) = pool.run([("large", 40 * 2**20)], 60.0)  # comes in many pieces
+    assert large.value == "x" * (40 * 2**20)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        struct.pack("!i", 5) + b"abcde",
+        struct.pack("!i", -7) + b"abc",
+        struct.pack("!i", 2) + pickle.dumps(("ok", 1.0)),
+        struct.pack("!i", len(pickle.dumps(1.0))) + pickle.dumps(1.0),
+    ],
+    ids=["no pickle", "no length", "too long", "no answer"],
+)
+def test_what_is_no_answer_fails_one_item_alone(pool: Pool, message: bytes) -> None:
+    outcomes = pool.run([("echo", 1), ("junk", message), ("echo", 2)], 30.0)
+    assert [o.status for o in outcomes] == ["ok", "error", "ok"]
+    assert "is broken" in outcomes[1].reason
+    assert pool.run([("echo", 3)], 30.0)[0].value == 3
 
 
 def test_what_a_worker_started_is_killed_with_it(pool: Pool, tmp_path: Path) -> None:
@@ -144,9 +173,13 @@ def test_threads_share_a_pool(pool: Pool) -> None:
 
 
 def in_another_process(results: Any) -> None:
-    outcomes = Pool("pool_work:work", workers=1).run([("echo", 4), ("power", 9)], 1.0)
-    verdict = verdicts([(HOSTILE, "7"), (r"\boxed{\sin 3x}", r"\sin 3 x")], timeout=1.0)
-    results.put([*(o.status for o in outcomes), *(v.status for v in verdict), verdict[1].score])
+    pool = Pool("pool_work:work", workers=1)
+    outcomes = [*pool.run([("echo", 4)], 60.0), *pool.run([("power", 9)], 1.0)]
+    verdict = [
+        *verdicts([(r"\boxed{\sin 3x}", r"\sin 3 x")], timeout=60.0),
+        *verdicts([(HOSTILE, "7")], timeout=1.0),
+    ]
+    results.put([*(o.status for o in outcomes), *(v.status for v in verdict), verdict[0].score])
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -156,7 +189,7 @@ def test_processes_of_either_kind_can_call(method: str) -> None:
     results = context.Queue()
     child = context.Process(target=in_another_process, args=(results,), daemon=True)
     child.start()
-    assert results.get(timeout=60) == ["ok", "timeout", "timeout", "ok", 1.0]
+    assert results.get(timeout=240) == ["ok", "timeout", "ok", "timeout", 1.0]
     child.join(20)
     assert child.exitcode == 0
 
@@ -202,15 +235,26 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
 
 
 def test_bug_43_time_outs_hold_off_the_main_thread() -> None:
-    """There, a time-out by signal raises at once, and every answer scored 0."""
+    """There, a time-out by signal raises at once, and every answer scored 0.
+
+    The engine is asked about the first and the last. It is asked once before, without a limit that
+    would bite, and the rest has the whole limit for itself: only the hostile one can be late.
+    """
     task = Task(0, "?", "7")
-    texts = [HOSTILE, r"\boxed{7}", r"\boxed{\log_{2} 128}", r"\boxed{14 \text{ over } 2}"]
+    worked_out = r"\boxed{\lfloor 7.5 \rfloor}"
+    texts = [HOSTILE, r"\boxed{7}", r"\boxed{\log_{2} 128}"]
     samples = [(task, text, (), "eos") for text in texts]
-    grader = Grader({"math(timeout=1)": 1.0})
-    for grades in (in_a_thread(lambda: grader.grade(samples)), grader.grade(samples)):
-        assert [g.status for g in grades] == ["timeout", "ok", "ok", "ok"]
-        assert [g.reward for g in grades[:3]] == [None, 1.0, 1.0]  # no verdict is not a 0
+    asked = [(task, worked_out, (), "eos")]
+    patient, grader = Grader({"math(timeout=60)": 1.0}), Grader({"math(timeout=1)": 1.0})
+    for call in (in_a_thread, lambda function: function()):
+        assert [g.reward for g in call(lambda: patient.grade(asked))] == [1.0]
+        workers = set(descendants(os.getpid()))
+        grades = call(lambda: grader.grade(samples))
+        assert [g.status for g in grades] == ["timeout", "ok", "ok"]
+        assert [g.reward for g in grades] == [None, 1.0, 1.0]  # no verdict is not a 0
         assert "longer than 1 s" in grades[0].reason
+        assert workers - set(descendants(os.getpid()))  # it was killed, not left behind
+        assert [g.reward for g in call(lambda: patient.grade(asked))] == [1.0]  # and others work
 
 
 FUNCTIONS = """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from runs import left_behind, quiet, run, small
+from test_graders_pool import alive, gone
+from test_resume import exit_code, start
 
 from groupwise.engine.protocol import Engine, Sampling
 from groupwise.graders.ledger import Key, recorded
@@ -17,6 +22,7 @@ from groupwise.graders.rubric import Grader
 from groupwise.loop import train
 from groupwise.records import Completion, Task
 from groupwise.rollouts import Beside, Written, grade, write
+from groupwise.watch.display import Display
 
 
 class Letters:
@@ -241,3 +247,83 @@ def test_the_native_engine_hands_on_every_group(tmp_path: Path, monkeypatch: Any
     monkeypatch.setattr(Beside, "rollouts", counted)
     run(tmp_path / "run", steps=2)
     assert early == [4, 4]  # prompts of a step
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise"])
+def test_damaged_verdicts_are_asked_for_again(
+    tmp_path: Path, monkeypatch: Any, damage: str
+) -> None:
+    """A file of verdicts that a crash of the machine left half written stops no run."""
+    log = tmp_path / "asked"
+    (tmp_path / "judge.py").write_text(COUNTING.format(file=str(log)))
+    changes = {
+        "steps": 4,
+        "reward__parts": {f"{tmp_path}/judge.py:judge": 1.0},
+        "checkpoint__every_steps": 2,
+        "eval__every": 0,
+        "eval__tasks": 0,
+    }
+    from groupwise.run import Run
+
+    saving = Run.save
+    monkeypatch.setattr(
+        Run, "save", lambda self, **kw: saving(self, **kw) if self.step < 4 else 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        train(small(**changes), tmp_path / "run", quiet())
+    rollouts = tmp_path / "run" / "rollouts"
+    whole = (rollouts / "step_4.parquet").read_bytes()
+    half = {"cut": whole[: len(whole) // 2], "empty": b"", "noise": b"x" * 5000}[damage]
+    (rollouts / "step_4.parquet").write_bytes(half)
+    kept, asked = recorded([rollouts / "step_3.parquet"]), len(log.read_text())
+    monkeypatch.setattr(Run, "save", saving)
+    said = io.StringIO()
+    train(small(**changes), tmp_path / "run", Display(said, live=False))
+    assert "the verdicts of step_4 are lost and asked for again" in " ".join(
+        said.getvalue().split()
+    )
+    assert recorded([rollouts / "step_3.parquet"]) == kept
+    assert len(recorded([rollouts / "step_4.parquet"])) == 16
+    assert 16 <= len(log.read_text()) - asked < 32  # one step, and the check before the run
+
+
+HANGS_ONCE = """
+import os, time
+from pathlib import Path
+def judge(completion, answer):
+    \"\"\"At its 60th call, it is caught in the middle.\"\"\"
+    count = Path({file!r})
+    asked = len(count.read_text()) if count.exists() else 0
+    count.write_text("x" * (asked + 1))
+    if asked == 60:
+        Path({file!r} + ".here").write_text(str(os.getpid()))
+        time.sleep(600)
+    return float(len(completion) % 3)
+"""
+
+
+def test_killed_in_the_middle_of_grading_it_comes_back_the_same(tmp_path: Path) -> None:
+    """kill -9 while a worker holds a verdict: the worker dies too, and nothing half said counts."""
+    asked = tmp_path / "asked"
+    (tmp_path / "judge.py").write_text(HANGS_ONCE.format(file=str(asked)))
+    changes = {
+        "steps": 5,
+        "reward__parts": {f"{tmp_path}/judge.py:judge": 1.0},
+        "eval__tasks": 0,
+    }
+    asked.write_text("x" * 61)  # past the call that hangs
+    run(tmp_path / "whole", **changes)
+    asked.unlink()
+    child = start(tmp_path / "killed", **changes)
+    here = tmp_path / "asked.here"
+    while not (here.exists() and here.read_text()):
+        assert os.waitpid(child, os.WNOHANG)[0] == 0, "it ended by itself"
+        time.sleep(0.02)
+    worker = int(here.read_text())
+    assert alive(worker)
+    os.kill(child, signal.SIGKILL)
+    assert exit_code(child) == -signal.SIGKILL
+    assert gone([worker])
+    assert 0 < len(list((tmp_path / "killed" / "rollouts").glob("step_*.parquet"))) < 5
+    run(tmp_path / "killed", **changes)
+    assert left_behind(tmp_path / "killed") == left_behind(tmp_path / "whole")

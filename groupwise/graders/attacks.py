@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from groupwise.config.fields import GYM
 from groupwise.data import gym
 from groupwise.data.tasks import prompt_text
-from groupwise.graders import answers, choice, exams
+from groupwise.graders import choice, exams, numbers
 from groupwise.graders.mathematics import gold_answer
 from groupwise.graders.parts import Sample
 from groupwise.graders.rubric import Grader
@@ -114,7 +114,7 @@ def _forms(gold: str) -> list[str]:
 
 def _wrong(task: Task, gold: str, others: Sequence[Task]) -> list[str]:
     """Answers that are not the gold one: of a number, its neighbours; else other rows' answers."""
-    number = answers.gold_number(task.answer)
+    number = numbers.gold_number(task.answer)
     if number is not None and not _letter(task):
         value = number.value
         near = [value + 1, value * 10 if value else Fraction(7), -value if value else Fraction(-3)]
@@ -137,8 +137,8 @@ def _all_options(task: Task, gold: str) -> str:
     """Right somewhere among others: worth nothing, or guessing pays."""
     if _letter(task):
         return " or ".join(choice.options(task.columns).letters[:5])
-    if answers.gold_number(task.answer) is not None:
-        value = answers.gold_number(task.answer).value  # type: ignore[union-attr]
+    if numbers.gold_number(task.answer) is not None:
+        value = numbers.gold_number(task.answer).value  # type: ignore[union-attr]
         return " or ".join(_written(x) for x in (value - 1, value, value + 1))
     return f"{gold} or something else or neither"
 

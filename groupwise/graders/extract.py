@@ -9,6 +9,7 @@ import re
 from typing import Literal, NamedTuple
 
 from groupwise.graders.answers import final
+from groupwise.graders.boxes import boxed
 
 How = Literal["tag", "boxed", "marked", "formula", "whole", "nothing"]
 
@@ -23,14 +24,19 @@ PHRASE = re.compile(
     rf"####|(?:\b|(?<=[^\x00-\x7f]))(?:{'|'.join(WORDS)})[ \t*_]{{0,4}}(?:{IS})[\s:：*=]{{0,8}}",
     re.IGNORECASE,
 )
-BOX = re.compile(r"\\(?:boxed|fbox)\s{0,8}(?=[{\s\w])")
 OPEN, CLOSE = "<answer>", "</answer>"
 DELIMITER = re.compile(r"\$\$|(?<!\\)\$|\\[\[\]()]|\n")
 MONEY = re.compile(r"[\d.,]+[^\\]*[^\W\d_]{3}[^\\]*")  # $5 and the other for $: no formula
 CLOSING = {"$$": "$$", "$": "$", r"\[": r"\]", r"\(": r"\)"}
-VERB = re.compile(r"\b(?:is|are|equals?|est|es|ist|sind|son|sont)\b|[=:：为是]", re.IGNORECASE)
+VERB = re.compile(
+    r"\b(?:is|are|equals?|est|es|ist|sind|son|sont)\b|(?<![<>!])=|(?<!\d)[:：]|[:：](?!\d)|[为是]",
+    re.IGNORECASE,
+)
+SAYS = re.compile(r"\b(?:is|are|equals?|comes? to|gets?|gives?(?: us)?|makes?)\s", re.IGNORECASE)
 SENTENCE = re.compile(r"(?<=[^\s\d.])\.(?=\s|$)|(?<=\d)\.(?=\s|$)|[。！]|\n")
-BETWEEN = 3  # words that may stand between two boxes of one answer
+FULL_STOP = re.compile(r"(?<!\.)\.$")
+BULLET = re.compile(r"\A[-*•–][ \t]+")  # on a line of its own behind 'the answer is:'
+MAX_SENTENCE = 400  # characters of a last sentence
 MAX_TEXT = 200_000  # characters that are looked at, from the end
 
 
@@ -64,47 +70,6 @@ def tagged(text: str) -> str | None:
     return inside.strip() if closed and opened else None
 
 
-def boxed(text: str) -> str | None:
-    """What the last box holds; of boxes with at most a few words between them, what all hold."""
-    found: list[tuple[int, int, str]] = []
-    for match in BOX.finditer(text):
-        if found and match.start() < found[-1][1]:
-            continue  # a box inside a box
-        content = _content(text, match.end())
-        if content is None:
-            return ""  # cut off inside the box
-        found.append((match.start(), match.end() + content[1], content[0]))
-    if not found:
-        return None
-    together = [found[-1]]
-    for earlier in reversed(found[:-1]):
-        if not _near(text[earlier[1] : together[0][0]]):
-            break
-        together.insert(0, earlier)
-    contents = dict.fromkeys(content.strip() for _, _, content in together)
-    return " , ".join(contents)
-
-
-def _content(text: str, start: int) -> tuple[str, int] | None:
-    """Between the braces that open here, and how far they reach; None if they never close."""
-    if not text.startswith("{", start):
-        one = re.match(r"\s*(\w)", text[start : start + 16])
-        return None if one is None else (one[1], one.end())
-    depth = 0
-    for sign in re.compile(r"(?<!\\)[{}]").finditer(text, start):
-        depth += 1 if sign[0] == "{" else -1
-        if depth == 0:
-            return text[start + 1 : sign.start()], sign.end() - start
-    return None
-
-
-def _near(between: str) -> bool:
-    if len(between) > 80 or "\n\n" in between:
-        return False
-    words = re.findall(r"[^\W\d_]+", re.sub(r"\\(?:text|quad|qquad|mbox|textrm)", " ", between))
-    return len(words) <= BETWEEN and not re.search(r"[.:!?]\s", between)
-
-
 def marked(text: str) -> str | None:
     """What follows the last 'answer is', to the end of its sentence; of a formula there, that."""
     folded = text.casefold()
@@ -116,6 +81,8 @@ def marked(text: str) -> str | None:
     if last is None:
         return None
     rest = text[last.end() :].lstrip(" \t*:").lstrip()
+    if "\n" in text[last.start() : len(text) - len(rest)]:
+        rest = BULLET.sub("", rest, count=1)
     if DELIMITER.match(rest):
         first = next(iter(formulas(rest)), None)
         if first is not None:
@@ -128,6 +95,12 @@ def marked(text: str) -> str | None:
 def end_of(sentence: str) -> str:
     """What a sentence says of its subject: 'the largest $n$ is 34' says 34."""
     return VERB.split(sentence)[-1].strip().strip("*_`").strip()
+
+
+def predicate(text: str) -> str:
+    """What the last sentence of a text says: 'It comes to 10^3.' says 10^3."""
+    sentence = SENTENCE.split(FULL_STOP.sub("", text[-MAX_SENTENCE:].rstrip()))[-1]
+    return SAYS.split(sentence)[-1].strip()
 
 
 def last_formula(text: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from groupwise.data.tasks import prompt_text
 from groupwise.graders import answers
 from groupwise.graders.functions import TIMEOUT
-from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.parts import REPEATS, Mark, Sample
 from groupwise.graders.pool import Pool
 from groupwise.records import Task
 
@@ -47,8 +47,11 @@ class GymScorer:
     def _clear(self, sample: Sample) -> Mark | None:
         if why := self.problem(sample.task):
             return Mark(status="abstained", reason=why)
-        if not self._answer(sample):
+        answer = self._answer(sample)
+        if not answer:
             return Mark(0.0, reason="no answer")  # some scorers take nothing for a "no"
+        if answer == prompt_text(sample.task.prompt).strip():
+            return Mark(0.0, reason=REPEATS)  # some give a part for names that stand there
         return None
 
     def _answer(self, sample: Sample) -> str:

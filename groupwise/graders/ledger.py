@@ -5,10 +5,11 @@ A judge may change its mind, and costs money; what the files say stays what happ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from groupwise.errors import RunError
 from groupwise.records import Grade
 from groupwise.watch.rollouts import read
 
@@ -29,9 +30,19 @@ class Key(NamedTuple):
 Ledger = dict[Key, Grade]
 
 
-def recorded(files: Iterable[Path]) -> Ledger:
-    """All verdicts of these rollout files; none of a file that was written without step rewards."""
-    tables = (read(file, COLUMNS) for file in files)
+def recorded(files: Iterable[Path], warn: Callable[[str], None] | None = None) -> Ledger:
+    """All verdicts of these rollout files; none of a file that was written without step rewards.
+
+    With `warn`, a file that can't be read is told of and left out: its step is graded again.
+    """
+    tables = []
+    for file in files:
+        try:
+            tables.append(read(file, COLUMNS))
+        except RunError as error:
+            if warn is None:
+                raise
+            warn(f"the verdicts of {file.stem} are lost and asked for again: {error}")
     return {
         Key(row["prompt_id"], row["draw"], row["sample"], row["text"]): Grade(
             row["reward"],

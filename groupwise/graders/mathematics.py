@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
 from groupwise.errors import RewardError
-from groupwise.graders import answers
-from groupwise.graders.extract import Found, boxed, end_of, find, last_formula
+from groupwise.graders import amounts, answers, numbers
+from groupwise.graders.boxes import boxed
+from groupwise.graders.extract import Found, end_of, find, last_formula, predicate
 from groupwise.graders.notation import MAX_LENGTH, Tree, read
 from groupwise.graders.pool import Outcome, Pool
-from groupwise.graders.sameness import same
+from groupwise.graders.sameness import in_ten, same
+from groupwise.graders.spelling import CURRENCIES
+from groupwise.graders.values import Undecided, has_sign, mp, mpc, names_in, to_float, value
 
 MEMORY = 3 * 2**30  # bytes that a worker may address; the engine itself takes a tenth
 MAX_ENGINE = 20_000  # characters that the engine is shown, from the end
 OR = re.compile(r"(?<=[\w)}\]$])\W*\b(?:or|oder|ou|o|或|или)\b", re.IGNORECASE)
 MANY = re.compile(r"\b(?:or|and)\b|[,;]|\\pm|±|\\cup")  # a gold answer of several parts
 SENTENCE = re.compile(r"\n|(?:[^\W\d_]+[ ,]+){4}")  # four words in a row are no formula
+# What is left to the engine of an answer to a question whose answer is a number: what is not read
+# here and has to be worked out. From anything else it would pick some number that stands there.
+WORK = re.compile(
+    r"\\(?:[lr]?floor|[lr]ceil|sum|prod|int|lim|gcd|lcm|max|min|det|log|lg|b?mod|sqrt|frac|d?binom)"
+    r"(?![a-z])"
+)
+NO_WORK = re.compile(
+    r"\\(?:text|boxed|[lcv]?dots|approx|overline|neq?|leq?|geq?|[lg]t)(?![a-z])|[<>≠≈:'’]|\d\s*_|\d\s+\d"
+)
+SHORT = re.compile(r"(?:\\?[$€£])?[\d.,]+[kKMB]")  # $1.5k
 # Space without meaning; between two digits it has one.
 SPACE = re.compile(
     r"(?<!\d)(?:\s|\\[,;:! ])+|(?:\s|\\[,;:! ])++(?!\d)|\\left(?![a-z])|\\right(?![a-z])"
@@ -73,7 +87,7 @@ def verdicts(
     found: list[Verdict | Question] = [decide(text, str(gold), ends) for text, gold in pairs]
     if decimals is not None:
         found = [
-            _to_decimals(verdict, text, str(gold), ends)
+            _to_decimals(verdict, text, str(gold), ends, decimals)
             for verdict, (text, gold) in zip(found, pairs, strict=True)
         ]
     open_questions = {row: each for row, each in enumerate(found) if isinstance(each, Question)}
@@ -93,9 +107,11 @@ def decide(text: str, gold: str, ends: tuple[str, ...] = ()) -> Verdict | Questi
         return Verdict(0.0, "no answer found" if found.how == "nothing" else "an empty answer")
     wanted = gold_answer(gold)
     if found.how == "whole":
-        return _decide_whole(found.text, wanted, gold)
+        return _decide_whole(found.text, wanted)
     if _squeezed(found.text) == _squeezed(wanted):
         return Verdict(1.0, f"{found.how}: the gold answer as it is written")
+    if found.how == "marked" and found.text.endswith("!") and final_part(text, ends).endswith("!"):
+        found = Found(found.how, found.text.rstrip("!"))  # no factorial: joy
     verdict = compare(wanted, found.text)
     words = verdict is False and found.how == "marked" and _is_text(found.text)
     if verdict is not None and not words:
@@ -105,45 +121,110 @@ def decide(text: str, gold: str, ends: tuple[str, ...] = ()) -> Verdict | Questi
     if found.text.lower().startswith("not "):
         return Verdict(0.0, "an answer is denied")
     if found.how != "marked":
-        return Question(wanted, found.text[:MAX_ENGINE], False, Verdict(0.0, "can't be read"))
+        return _ask(wanted, found.text, False, Verdict(0.0, "can't be read"))
     for inside in (end_of(found.text), last_formula(found.text), _number_text(found.text)):
         verdict = None if inside is None else compare(wanted, inside)
         if inside is not None and verdict is not None:
             return _said(verdict, Found("marked", inside), wanted)
-    return Question(wanted, final_part(text, ends), True, Verdict(0.0, "no answer can be read"))
+    unread = Verdict(0.0, "no answer can be read")
+    if _is_number(wanted):
+        return _ask(wanted, found.text, False, unread)
+    return _ask(wanted, final_part(text, ends), True, unread)
 
 
-def _decide_whole(text: str, wanted: str, gold: str) -> Verdict | Question:
+def _decide_whole(text: str, wanted: str) -> Verdict | Question:
     """No mark: a short answer and nothing else, or the last formula or number of a text."""
     if _squeezed(text) == _squeezed(wanted):
         return Verdict(1.0, "the gold answer as it is written")
+    if amounts.is_item(text):
+        text = text[1:].lstrip()
     if len(text) <= MAX_LENGTH and not SENTENCE.search(text):
         verdict = compare(wanted, text)
         if verdict or (verdict is False and not _is_text(text)):
             return _said(bool(verdict), Found("whole", text), wanted)
-    number = answers.gold_number(wanted)
     formula = last_formula(text)
-    if formula is not None:
-        verdict = compare(wanted, formula)
-        if verdict and text.rstrip(" .$)]\\").endswith(formula.rstrip(" .")):
-            return _said(verdict, Found("formula", formula), wanted)
+    behind = "" if formula is None else text.rpartition(formula)[2].strip(" .$)]\\\n")
+    verdict = None if formula is None or amounts.goes_on(behind) else compare(wanted, formula)
+    if formula is not None and (verdict or (verdict is False and not behind)):
+        return _said(verdict, Found("formula", formula), wanted)
     if _hedges(text, wanted):
         return Verdict(0.0, "several answers are given")
-    by_number = Verdict(0.0, "no answer found")
+    number, unread = _gold_number(wanted), Verdict(0.0, "no answer found")
     if number is not None:
-        last = answers.answer_number(text)
-        right = last is not None and last.equals(number)
-        shown = "no number" if last is None else f"the last number, {last.value}"
-        by_number = Verdict(float(right), f"{shown}, {'is' if right else 'is not'} {wanted}")
-        if "\\" not in text:  # dollars are money here
-            return by_number
-    return Question(wanted, text[-MAX_ENGINE:], True, by_number)
+        last = numbers.answer_number(text)
+        if last is not None:
+            right = last.equals(number)
+            said = f"the last number, {last.value}, {'is' if right else 'is not'} {wanted}"
+            return Verdict(float(right), said)
+        unread = Verdict(0.0, f"no number is said to be {wanted}")
+    said = predicate(text)
+    if compare(wanted, said):
+        return _said(True, Found("whole", said), wanted)
+    if not _is_number(wanted):
+        return _ask(wanted, text, True, unread)
+    return unread if formula is None or behind else _ask(wanted, formula, False, unread)
+
+
+def _ask(wanted: str, answer: str, whole: bool, otherwise: Verdict) -> Verdict | Question:
+    """The engine, where it has something to work out and reads all of it."""
+    if (
+        _is_number(wanted)
+        and read(answer) is None
+        and (not WORK.search(answer) or NO_WORK.search(answer))
+    ):
+        return otherwise
+    return Question(
+        wanted, answer[-MAX_ENGINE:] if whole else answer[:MAX_ENGINE], whole, otherwise
+    )
 
 
 def compare(gold: str, answer: str) -> bool | None:
     """Two answers without any text around them; None if arithmetic does not decide."""
     one, other = read(gold), read(answer)
+    unread = other is None or other[0] == "text" or SHORT.fullmatch(answer.strip())
+    if one is not None and unread and _is_number(gold):
+        other = _with_words(answer) or other
     return None if one is None or other is None else same(one, other)
+
+
+def _with_words(text: str) -> Tree | None:
+    """The tree of a number among words: 'about 4', '4万元'."""
+    found = numbers.bare_number(text)
+    if found is None:
+        return None
+    tree: Tree = ("number", found.value)
+    if found.money in CURRENCIES:
+        dimension, factor = CURRENCIES[found.money]
+        tree = ("quantity", tree, f"{dimension}^1", factor)
+    return ("percent", tree) if found.percent else tree
+
+
+def _is_number(gold: str) -> bool:
+    """Whether the gold answer is one number, of whatever unit."""
+    return _worth(gold) is not None
+
+
+def _gold_number(gold: str) -> amounts.Number | None:
+    """The gold answer for one who looks for numbers in a text."""
+    found = numbers.gold_number(gold)
+    if found is None and isinstance(number := _worth(gold), Fraction):
+        return amounts.Number(number, False, 0, 0)
+    return found
+
+
+@lru_cache(maxsize=2**16)  # a group's samples share their answer
+def _worth(gold: str) -> Any:
+    """What the gold answer is worth, without its unit, if it is a number."""
+    tree = read(gold)
+    while tree is not None and tree[0] in ("percent", "quantity", "named"):
+        tree = tree[2] if tree[0] == "named" else tree[1]
+    if tree is None or names_in(tree) or has_sign(tree):
+        return None
+    try:
+        found = in_ten(tree) if tree[0] == "base" else value(tree, {}, 1)
+    except (Undecided, ArithmeticError, ValueError):
+        return None
+    return None if isinstance(found, str | mpc) else found  # ∞, i
 
 
 @lru_cache(maxsize=2**16)  # a group's samples share their answer
@@ -208,8 +289,8 @@ def _is_text(answer: str) -> bool:
 
 def _number_text(text: str) -> str | None:
     """The one number of a sentence, as it stands there."""
-    found = answers.one_number(text)
-    return None if found is None else text[found.start : found.end]
+    found = numbers.one_number(text)
+    return None if found is None else str(found.value) + ("%" if found.percent else "")
 
 
 @lru_cache(maxsize=2**14)
@@ -235,15 +316,42 @@ def _told(question: Question, outcome: Outcome) -> Verdict:
 
 
 def _to_decimals(
-    verdict: Verdict | Question, text: str, gold: str, ends: tuple[str, ...]
+    verdict: Verdict | Question, text: str, gold: str, ends: tuple[str, ...], decimals: int
 ) -> Verdict | Question:
-    """What is not equal may be so after rounding, which the engine does."""
+    """What is not equal may be so after rounding. Of what is no number, the engine says."""
     if isinstance(verdict, Question) or verdict.score == 1.0:
         return verdict
-    found = find(text, ends)
+    found, wanted = find(text, ends), gold_answer(gold)
     if not found.text:
         return verdict
-    return Question(gold_answer(gold), found.text[-MAX_ENGINE:], found.how == "whole", verdict)
+    right = _worth(wanted)
+    if right is None:
+        return Question(wanted, found.text[-MAX_ENGINE:], found.how == "whole", verdict)
+    said = _worth_of(found)
+    if said is None or _rounded(said, decimals) != _rounded(right, decimals):
+        return verdict
+    return Verdict(1.0, f"{_short(found.text)} is {_short(wanted)} to {decimals} decimals")
+
+
+def _worth_of(found: Found) -> Any:
+    """What an answer is worth, if it is a number."""
+    if found.how == "whole":
+        last = numbers.answer_number(found.text)
+        formula = last_formula(found.text) or predicate(found.text)
+        return _worth(formula) if last is None else last.value
+    for said in (found.text, end_of(found.text) if found.how == "marked" else ""):
+        if (number := _worth(said)) is not None:
+            return number
+        if (bare := numbers.bare_number(said)) is not None:
+            return bare.value
+    return None
+
+
+def _rounded(number: Any, decimals: int) -> Any:
+    try:
+        return mp.nint(to_float(number) * 10**decimals)
+    except (Undecided, TypeError):
+        return None
 
 
 def _short(text: str, width: int = 40) -> str:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from groupwise.graders.numerals import in_words
 from groupwise.graders.spelling import (
     DECIMAL_COMMA,
     FUNCTIONS,
@@ -37,7 +38,8 @@ RELATIONS = {
     r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
 }  # fmt: skip
 TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<command>\\[a-zA-Z]+|\\[{}])"
+    r"\s*(?:(?P<number>\d*\.\d+[eE][-+]?\d{1,3}(?![\w.^])|\d+(?:[eE]\d{1,3}|[eE][-+]\d{2,3}|E[-+]\d)(?![\w.^])"
+    r"|\d+(?:\.\d+)?|\.\d+)|(?P<command>\\[a-zA-Z]+|\\[{}])"
     r"|(?P<sign>\*\*|<=|>=|!=|[-−–+*/^=<>()\[\]{}|,;!_±∓≤≥≠≈×·÷π∞∪∈:])|(?P<letter>[a-zA-Z]))"
 )
 GREEK = (
@@ -46,6 +48,7 @@ GREEK = (
     "Omega ell"
 )
 LETTERS = frozenset(re.findall(r"\w+", GREEK))
+PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")  # no product of names
 MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}", re.DOTALL)
 
 
@@ -55,17 +58,29 @@ def read(text: str) -> Tree | None:
     if len(text) > MAX_LENGTH or not text.strip():
         return None
     try:
-        plain, percent = clean(text)
-        plain, unit = take_unit(plain)
+        plain, percent, money = clean(text)
+        plain, scale, unit = take_unit(plain)
         if word := only_words(plain):
-            return ("text", word)
+            spoken = in_words(word)
+            return ("text", word) if spoken is None else ("number", spoken)
+        if PROSE.search(plain):
+            return None
         if any(letters in plain for letters in (r"\begin", r"\text", r"\mbox")):
             return _matrix(plain)
         tree = _Reader(plain).answer()
         if DECIMAL_COMMA.fullmatch(plain):  # in half of the world
-            tree = ("either", tree, ("number", Fraction(plain.replace(",", "."))))
+            number = ("number", Fraction(plain.replace(",", ".")))
+            twice = tree[0] == "list" and tree[1] == tree[2]  # 5,5: as a list, it would be 5
+            tree = number if twice else ("either", tree, number)
     except (Unsure, RecursionError):
         return None
+    if scale != 1:
+        if tree[0] in ("list", "equation"):
+            return None
+        *front, last = tree if tree[0] == "named" else (tree,)
+        last = ("*", last, ("number", scale))
+        tree = (*front, last) if front else last
+    unit = unit or (money and (f"{money[0]}^1", money[1]))
     if unit and tree[0] not in ("list", "named", "equation"):
         tree = ("quantity", tree, *unit)
     return ("percent", tree) if percent else tree
@@ -335,6 +350,8 @@ class _Reader:
         self.take("_")
         base = self.argument()
         if base[0] != "number" or not digits.isdigit() or self.next:
+            raise Unsure
+        if not 2 <= base[1] <= 36 or any(int(digit) >= base[1] for digit in digits):
             raise Unsure
         return ("base", digits.lstrip("0"), base[1])
 

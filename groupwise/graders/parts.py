@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from groupwise.errors import RewardError, nearest
-from groupwise.graders import answers, choice, form, instructions, mathematics
+from groupwise.graders import answers, choice, form, instructions, mathematics, numbers
 
 if TYPE_CHECKING:
     from groupwise.records import Task
@@ -217,14 +217,14 @@ def exact(ends: Sequence[str]) -> BuiltIn:
 
 def number(ends: Sequence[str]) -> BuiltIn:
     def problem(task: Task) -> str:
-        known = answers.gold_number(task.answer) is not None
+        known = numbers.gold_number(task.answer) is not None
         return "" if known else f"the answer {task.answer!r} holds no number"
 
     def score(sample: Sample) -> float:
-        gold = answers.gold_number(sample.task.answer)
+        gold = numbers.gold_number(sample.task.answer)
         assert gold is not None  # `problem` has looked
         text = answers.final(sample.text, ends)
-        right = answers.number(text, gold)
+        right = numbers.number(text, gold)
         return 0.0 if right and answers.echoes(text, _question(sample.task)) else right
 
     return BuiltIn(score, problem, decides=True, needs_answers=True)

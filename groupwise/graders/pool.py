@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,6 +26,8 @@ from typing import Any, Literal, NamedTuple
 from groupwise.errors import RewardError
 from groupwise.graders.nursery import FORK, KILL, READY
 
+PIECE = 2**20  # bytes that are read at once
+LONG = struct.pack("!i", -1)  # how multiprocessing announces more than 2 GiB
 START_SECONDS = 120.0  # for a process to load what it needs, on a busy machine
 # Bytes of items that wait in a worker's pipe. Well below what a pipe takes: a worker that hangs
 # reads nothing, and who writes to it must not hang as well.
@@ -47,9 +50,46 @@ class Worker:
     # (number, bytes) of the items that it has, the first in work, which began `since`.
     line: deque[tuple[int, int]] = field(default_factory=deque)
     since: float = 0.0
+    heard: bytearray = field(default_factory=bytearray)  # of answers that are not all there yet
 
     def has_room(self, size: int) -> bool:
         return sum(held for _, held in self.line) + size <= AHEAD_BYTES
+
+    def answers(self) -> tuple[list[tuple[Any, Any]], str]:
+        """Those that are all there, and what is wrong with it, if anything.
+
+        Nothing waits here for the rest of an answer: that is for the clock.
+        """
+        found: list[tuple[Any, Any]] = []
+        try:
+            piece = os.read(self.pipe.fileno(), PIECE)
+            self.heard += piece
+            while (answer := self._answer()) is not None:
+                found.append(answer)
+        except ValueError as error:
+            return found, f"the process that graded it is broken: {error}"
+        except OSError:
+            piece = b""
+        return found, "" if piece else "the process that graded it died"
+
+    def _answer(self) -> tuple[Any, Any] | None:
+        """The next answer that is all there. Raises ValueError for what is none."""
+        long = self.heard[:4] == LONG
+        start = 12 if long else 4
+        if len(self.heard) < start:
+            return None
+        (size,) = struct.unpack("!Q" if long else "!i", self.heard[4 if long else 0 : start])
+        if size < 0:
+            raise ValueError("its answer has no length")
+        if len(self.heard) < start + size:
+            return None
+        whole = bytes(self.heard[start : start + size])
+        del self.heard[: start + size]
+        try:
+            status, value = pickle.loads(whole)
+        except Exception as error:  # whatever a broken message may raise
+            raise ValueError(f"its answer can't be read: {error}") from error
+        return status, value
 
 
 Take = Callable[[int, Outcome], None]  # what is done with an outcome
@@ -168,21 +208,21 @@ class Pool:
             busy.remove(worker)
 
     def _receive(self, worker: Worker, take: Take) -> bool:
-        """All answers that are there. False if it died over the first item of its line."""
-        while worker.line and worker.pipe.poll():
-            number, _ = worker.line.popleft()
-            try:
-                status, value = worker.pipe.recv()
-            except (EOFError, OSError):
-                said = "the process that graded it died"
-                take(number, Outcome(None, "error", said, time.monotonic() - worker.since))
-                return False
-            now = time.monotonic()
-            good = status == "ok"
+        """All answers that are there. False if it died over the first item of its line, or says
+        what is no answer.
+        """
+        answers, broken = worker.answers()
+        extra = len(answers) > len(worker.line)  # more than it was asked for
+        for status, value in answers[: len(worker.line)]:
+            now, good = time.monotonic(), status == "ok"
             reason = "" if good else str(value)
+            number, _ = worker.line.popleft()
             take(number, Outcome(value if good else None, status, reason, now - worker.since))
             worker.since = now
-        return True
+        if broken and worker.line:
+            number, _ = worker.line.popleft()
+            take(number, Outcome(None, "error", broken, time.monotonic() - worker.since))
+        return not (broken or extra or (worker.heard and not worker.line))
 
     # --- workers
 

@@ -28,11 +28,7 @@ from groupwise.graders.values import (
 )
 
 COLLECTIONS = frozenset({"list", "set", "tuple", "union", "matrix"})
-NUMBER_WORDS = frozenset(
-    {"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
-     "eleven", "twelve", "twenty", "hundred", "thousand", "half", "third", "quarter", "none",
-     "infinity", "infinite"}
-)  # fmt: skip
+NUMBER_WORDS = frozenset({"half", "third", "quarter", "none", "infinity", "infinite"})
 
 
 def same(gold: Tree, answer: Tree) -> bool | None:
@@ -121,19 +117,18 @@ def _ratios(gold: Tree, answer: Tree) -> bool | None:
 
 
 def _bases(gold: Tree, answer: Tree) -> bool | None:
-    """204_5 is 54. Whether 204 will do is for one who knows the question."""
-    if gold[0] == answer[0]:
-        return False
-    based, plain = (gold, answer) if gold[0] == "base" else (answer, gold)
-    if names_in(plain) or plain[0] in COLLECTIONS or has_sign(plain):
-        return False
-    digits, base = based[1] or "0", int(based[2])
-    if not 2 <= base <= 36 or any(int(digit) >= base for digit in digits):
-        raise Undecided
-    number = value(plain, {}, 1)
-    if close(number, Fraction(int(digits))):
-        return None
-    return close(number, Fraction(int(digits, base)))
+    """204_5 is 54, and never 204."""
+    for tree in (gold, answer):
+        if names_in(tree) or tree[0] in COLLECTIONS or has_sign(tree):
+            return False
+    return close(
+        *(in_ten(tree) if tree[0] == "base" else value(tree, {}, 1) for tree in (gold, answer))
+    )
+
+
+def in_ten(tree: Tree) -> Fraction:
+    """What a number in a base is worth."""
+    return Fraction(int(tree[1] or "0", int(tree[2])))
 
 
 def _collections(gold: Tree, answer: Tree) -> bool | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from groupwise.graders.numerals import TAKES_BACK, worth
+
 FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
      "ln", "exp"}
@@ -22,8 +24,11 @@ TEXT = re.compile(
 ESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")  # escaped once too often
 SINGLE = re.compile(r"\[[^\[\](){},;]*\]")  # one thing in brackets
 DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°")
-PERCENT = re.compile(r"\\?%|\b(?:percent(?:age)?|pct)\b\.?", re.IGNORECASE)
-MONEY = re.compile(r"\\\$|[$€£¥](?=\s?-?[\d.])")
+PERCENT = re.compile(r"\\?%|\b(?:per\s?cent(?:age)?|pct)\b\.?", re.IGNORECASE)
+MONEY = re.compile(r"\\\$|[$€£¥](?=\s?-?[\d.])|(?<=\d)\s?¢")
+CURRENCIES = {"$": ("money", Fraction(100)), "¢": ("money", Fraction(1))} | {
+    sign: (sign, Fraction(1)) for sign in "€£¥"
+}
 THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|,\s?\\!\s?|\\,\s?)\d{3})+(?![\d,])")
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 WIDE_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[  ]\d{3})+(?!\d)")
@@ -34,10 +39,28 @@ AND = re.compile(
 # No word can be split in two ways here (++): no text takes more than a look for each character.
 WORDS_BEHIND = re.compile(
     r"(?<=[\d)}\]a-z])(?:\s*(?:\\(?:text|textbf|textrm|textnormal|mbox|mathrm)\s*\{(?!\s*\d)[^{}]*\}|"
-    r"(?<=[\d}\s])[a-zA-Zµμ]{2,}+\.?|/|\\cdot)"
+    r"(?<=[\d}\s])[a-zA-Zµμ]{2,}+\.?|(?<=\s)\([a-zA-Z]{3,}+(?:\s[a-zA-Z]++)*+\)|/(?:[a-zA-Z](?![a-zA-Z]))?|\\cdot)"
     r"(?:\s*(?<=[a-zA-Z}.\s])\^\s*\{?[-−]?[123]\}?|[²³])?)++\s*$"
 )
-NO_UNIT = re.compile(r"\b(?:or|and|not|but|neither|nor)\b")
+NO_UNIT = re.compile(r"\b(?:or|and|not|but|neither|nor|is|are|was|isn|wrong|incorrect|false)\b")
+VULGAR = {"½": "1}{2", "⅓": "1}{3", "⅔": "2}{3", "¼": "1}{4", "¾": "3}{4", "⅕": "1}{5", "⅛": "1}{8"}
+VULGAR_FRACTION = re.compile("[½⅓⅔¼¾⅕⅛]")
+RAISED = re.compile("[⁻⁺]?[⁰¹²³⁴-⁹]+")
+ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+))")
+LOWERED = re.compile("(?<=[0-9])[₀-₉]+")
+LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺₀₁₂₃₄₅₆₇₈₉", "0123456789-+0123456789")
+REPEATING = re.compile(
+    r"(?<!\d)(\d{0,50})\.(\d{0,50})(?:\\overline\s*\{(\d{1,50})\}|\((\d{1,50})\))"
+)
+RECURRING = re.compile(
+    r"(?<!\d)(\d{0,50})\.(\d{0,50}?)(\d)\3{2,50}(?:\.{3}|…|\\[lc]?dots(?![a-z]))"
+)
+CUT_OFF = re.compile(r"\.\d+\s*(?:\.{2,3}|…|\\[lc]?dots(?![a-z]))")  # 3.14...
+AND_A_HALF = re.compile(r"(?<=\d)\s+and\s+(?:(?:a|one)\s+(half|third|quarter)\b|(?=\\[dt]?frac))")
+A_PART = {"half": 2, "third": 3, "quarter": 4}
+TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
+IN_BASE = re.compile(r"(?<![\w.])(\d+)\s+\(?(?:in\s+)?base[\s-]+(\d+)\)?(?=\W*$)")
+Unit = tuple[str, Fraction]  # dimension, and how many of the first unit of it
 # dimension -> unit -> how many of the first one it is
 UNITS: dict[str, dict[str, Fraction]] = {
     "length": {
@@ -48,12 +71,14 @@ UNITS: dict[str, dict[str, Fraction]] = {
     "time": {"s": Fraction(1), "min": Fraction(60), "h": Fraction(3600), "day": Fraction(86400)},
     "mass": {"mg": Fraction(1), "g": Fraction(1000), "kg": Fraction(10**6)},
     "money": {"cent": Fraction(1), "dollar": Fraction(100)},
+    "€": {"euro": Fraction(1)},
 }  # fmt: skip
 SPELLINGS = {
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "dm": "decimeter decimetre",
     "m": "meter metre", "km": "kilometer kilometre", "inch": "inche", "ft": "foot feet",
     "yd": "yard", "mi": "mile", "s": "sec second", "min": "minute", "h": "hr hour", "g": "gram",
     "mg": "milligram", "kg": "kilogram", "dollar": "usd", "cent": "", "day": "",
+    "euro": "eur",
 }  # fmt: skip
 UNIT_OF = {
     spelling: (dimension, factor)
@@ -67,9 +92,11 @@ class Unsure(Exception):
     """This notation is not among what is read here."""
 
 
-def clean(text: str) -> tuple[str, bool]:
-    """Without looks, units and currency; and whether it is a percentage."""
-    text = text.strip().strip("$").strip()
+def clean(text: str) -> tuple[str, bool, Unit | None]:
+    """Without looks and currency; whether it is a percentage, and of what currency."""
+    text = text.strip()
+    money = CURRENCIES["$"] if text.startswith("$") and text.count("$") == 1 else None
+    text = text.strip("$").strip()
     for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(opening) and text.endswith(closing):
             text = text[2:-2]
@@ -77,17 +104,51 @@ def clean(text: str) -> tuple[str, bool]:
         text = ESCAPED.sub(r"\\", text)
     if SINGLE.fullmatch(text):
         text = text[1:-1]
-    text = AND.sub(" , ", text)
+    text = AND.sub(" , ", _level(text))
     text = THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), _pairs_apart(text))
     text = LOOKS.sub(" ", text).strip().rstrip(".\\").strip()
     if text.startswith("**") and text.endswith("**") and len(text) > 4:
         text = text[2:-2].strip()
     if WIDE_THOUSANDS.fullmatch(text):
         text = re.sub(r"\s", "", text)
-    text = MONEY.sub("", DEGREES.sub("", text))
+    if sign := MONEY.search(text):
+        money = CURRENCIES[sign[0].strip()[-1]]
+        text = MONEY.sub("", text)
+    text = DEGREES.sub("", text)
     without = PERCENT.sub("", text)
     percent, text = without != text, without.strip()
-    return text, percent
+    return text, percent, money
+
+
+def _level(text: str) -> str:
+    """Signs above, below and in one with others, as LaTeX writes them; repeating decimals."""
+    if "." in text:
+        text = repeating_decimals(text)
+        if CUT_OFF.search(text):
+            raise Unsure
+    if not text.isascii():
+        text = VULGAR_FRACTION.sub(lambda found: rf"\frac{{{VULGAR[found[0]]}}}", text)
+        text = ROOT.sub(lambda m: rf"\sqrt{{{m[1] or m[2] or m[3]}}}", text)
+        text = RAISED.sub(lambda found: f"^{{{found[0].translate(LEVEL)}}}", text)
+        text = LOWERED.sub(lambda found: f"_{{{found[0].translate(LEVEL)}}}", text)
+    return IN_BASE.sub(r"\1_{\2}", TIMES_TEN.sub("*", AND_A_HALF.sub(_a_part, text)))
+
+
+def repeating_decimals(text: str) -> str:
+    """0.\\overline{3}, 0.(3) and 0.333... as fractions."""
+    text = RECURRING.sub(lambda found: _repeating(found[1], found[2], found[3]), text)
+    return REPEATING.sub(lambda m: _repeating(m[1], m[2], m[3] or m[4]), text)
+
+
+def _repeating(whole: str, start: str, again: str) -> str:
+    """0.1\\overline{6} is 15/90."""
+    nines = "9" * len(again) + "0" * len(start)
+    top = int((whole or "0") + start + again) - int((whole or "0") + start)
+    return rf"\frac{{{top}}}{{{nines}}}"
+
+
+def _a_part(found: re.Match[str]) -> str:
+    return rf"\frac{{1}}{{{A_PART[found[1]]}}}" if found[1] else " "
 
 
 def _pairs_apart(text: str) -> str:
@@ -101,31 +162,44 @@ def _pairs_apart(text: str) -> str:
     return PAIR.sub(apart, text)
 
 
-def take_unit(text: str) -> tuple[str, tuple[str, Fraction] | None]:
-    """The number without the words behind it, and what they are a unit of, where that is known.
+def take_unit(text: str) -> tuple[str, Fraction, Unit | None]:
+    """The number without the words behind it; what those multiply it by (million), and what they
+    are a unit of, where that is known.
 
     Words alone are kept: they are the answer.
     """
     found = WORDS_BEHIND.search(text)
     if not found or not found.start():
-        return text, None
-    before, words = text[: found.start()], TEXT.sub(r" \1 ", found[0])
+        return text, Fraction(1), None
+    before, words = text[: found.start()], TEXT.sub(r" \1 ", found[0]).strip(" ()")
     if (
         not re.search(r"\d|\\pi|\\sqrt", before)
         or NO_UNIT.search(words)
         or any(f"\\{name}" in before for name in ("text", "mbox", "begin"))
     ):
-        return text, None
+        return text, Fraction(1), None
+    scale, words = _take_scale(words)
     shown = re.fullmatch(
-        r"\s*(square|sq\.?|cubic|cu\.?)?\s*([a-zA-Z]+?)s?\.?\s*\^?\s*\{?([123²³])?\}?\s*",
+        r"(square|sq\.?|cubic|cu\.?)?\s*([a-zA-Z]+?)s?\.?\s*\^?\s*\{?([123²³])?\}?\s*",
         words.lower(),
     )
     if not shown or shown[2] not in UNIT_OF:
-        return before, None
+        return before, scale, None
     power = {"²": 2, "³": 3}.get(shown[3] or "1") or int(shown[3] or 1)
     power = {"s": 2, "c": 3}.get((shown[1] or " ")[0], power)
     dimension, factor = UNIT_OF[shown[2]]
-    return before, (f"{dimension}^{power}", factor**power)
+    return before, scale, (f"{dimension}^{power}", factor**power)
+
+
+def _take_scale(words: str) -> tuple[Fraction, str]:
+    """'million dollars' is a million, of dollars."""
+    scale = Fraction(1)
+    while (first := re.match(r"[^\W\d_]+", words)) and (size := worth(first[0])):
+        scale, words = scale * size[0], words[first.end() :].lstrip(" -(")
+    for word in re.findall(r"[^\W\d_]+", words):
+        if word.casefold() in TAKES_BACK or worth(word):
+            raise Unsure  # 4 squared, 4 in a million
+    return scale, words
 
 
 def only_words(text: str) -> str:
