@@ -1,9 +1,11 @@
 """Small runs that are made sick on purpose, and healthy ones of every recipe: who raises an alarm?
 
-    python benchmarks/sick.py [--folder runs/sick] [--only NAME ...] [--healthy STEPS]
+    python benchmarks/sick.py [--seeds 1 2 3] [--folder DIR] [--only NAME ...] [--healthy STEPS]
 
-Prints the tables of docs/health.md: of each sickness the rule that fired first, at which step, and
-what else fired; of each healthy run, what fired (nothing should). One core, a few minutes.
+Prints the tables of docs/health.md: of each sickness how often the right rule fired first, at
+which steps, and what else fired; of each healthy recipe, what fired (nothing should). A seed is
+another starting model, other prompts and other samples; thresholds were chosen on seed 0. One
+core, a few minutes a seed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import io
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +36,7 @@ from groupwise.model.checkpoint import Loaded
 from groupwise.records import Completion
 from groupwise.watch.diagnose import Diagnosis, diagnose
 from groupwise.watch.display import Display
+from groupwise.watch.health import Finding
 
 # A small transformer over characters that adds three digits, right in a third of its samples.
 BASE: dict[str, Any] = {
@@ -162,11 +166,12 @@ def configured(model: str, settings: Mapping[str, Any]) -> Config:
                 | {"model.path": model} | dict(settings))  # fmt: skip
 
 
-def cold_start(folder: Path) -> str:
+def cold_start(folder: Path, seed: int = 0) -> str:
     """The model that every run starts from, made once: the run of a single step keeps it."""
-    made = folder / "start"
+    made = folder / f"start_{seed}"
     if not (made / "cold_start").is_dir():
-        quiet(load({**BASE, "recipe": "dr_grpo", "recipe.aggregation.length": 4, "steps": 1}), made)
+        settings = {"recipe": "dr_grpo", "recipe.aggregation.length": 4, "steps": 1, "seed": seed}
+        quiet(load(BASE | settings), made)
     return str(made / "cold_start")
 
 
@@ -193,10 +198,12 @@ def make_sick(name: str, model: str, folder: Path, **changes: Any) -> Diagnosis:
     return diagnose(folder)
 
 
-def make_healthy(recipe: str, model: str, folder: Path, steps: int) -> Diagnosis | None:
+def make_healthy(
+    recipe: str, model: str, folder: Path, steps: int, seed: int = 0
+) -> Diagnosis | None:
     """A run of a recipe as it is, at this size; None where it does not train on this task."""
     shutil.rmtree(folder, ignore_errors=True)
-    settings: dict[str, Any] = {"recipe": recipe, "steps": steps}
+    settings: dict[str, Any] = {"recipe": recipe, "steps": steps, "seed": seed}
     made = RECIPES[recipe]
     if not isinstance(made, PairRecipe):
         if made.schedule["updates"] > 2:  # those of the papers are for thousands of completions
@@ -210,37 +217,68 @@ def make_healthy(recipe: str, model: str, folder: Path, steps: int) -> Diagnosis
     return diagnose(folder)
 
 
+def fired(found: Sequence[Finding]) -> str:
+    return ", ".join(f"{finding.rule.name} ({finding.step})" for finding in found) or "–"
+
+
+def sick_row(name: str, models: Mapping[int, str], folder: Path) -> str:
+    """One sickness under every seed, as a line of the table."""
+    runs = [
+        make_sick(name, model, folder / f"seed_{seed}" / name.replace(" ", "_"), seed=seed).findings
+        for seed, model in models.items()
+    ]
+    firsts = [found[0] for found in runs if found]
+    right = sum(first.rule.name in SICK[name].expected for first in firsts)
+    said = Counter(first.rule.name for first in firsts)
+    cells = (
+        name,
+        ", ".join(f"{rule} ({times})" for rule, times in said.most_common()) or "–",
+        f"{right} of {len(runs)}",
+        ", ".join(str(first.step) for first in firsts),
+        ", ".join(str(first.evidence.first) for first in firsts),
+        "; ".join(dict.fromkeys(fired(found[1:]) for found in runs)),
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def healthy_row(recipe: str, models: Mapping[int, str], folder: Path, steps: int) -> str:
+    """One recipe under every seed; "" where it does not train on this task."""
+    begun, said = time.perf_counter(), []
+    for seed, model in models.items():
+        place = folder / f"seed_{seed}" / "healthy" / recipe
+        diagnosis = make_healthy(recipe, model, place, steps, seed)
+        if diagnosis is None:
+            return ""
+        said.append(fired(diagnosis.findings))
+    quiet_ones = said.count("–")
+    alarms = "; ".join(text for text in said if text != "–") or "–"
+    seconds = (time.perf_counter() - begun) / len(said)
+    return f"| {recipe} | {quiet_ones} of {len(said)} | {alarms} | {seconds:.0f} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="*", help="sicknesses or recipes, by name")
     parser.add_argument("--healthy", type=int, default=30, help="steps of healthy runs; 0: none")
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp())
-    model = cold_start(folder)
-    print("| sickness | first rule | sure at step | first bad step | right | also |")
+    models = {seed: cold_start(folder, seed) for seed in args.seeds}
+    print("| sickness | first rule | right | sure at step | first bad step | also (sure at) |")
     print("|---|---|---|---|---|---|")
-    for name, case in SICK.items():
-        if args.only and name not in args.only:
-            continue
-        found = make_sick(name, model, folder / name.replace(" ", "_")).findings
-        rules = [finding.rule.name for finding in found]
-        first = found[0] if found else None
-        right = "yes" if rules and rules[0] in case.expected else "NO"
-        when = (first.step, first.evidence.first) if first else ("–", "–")
-        cells = (name, (*rules, "–")[0], *when, right, ", ".join(rules[1:]) or "–")
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    for name in SICK:
+        if not args.only or name in args.only:
+            print(sick_row(name, models, folder), flush=True)
     if not args.healthy:
         return
-    print("\n| recipe | alarms | seconds |\n|---|---|---|")
+    print("\n| recipe | quiet | alarms (sure at) | seconds a run |\n|---|---|---|---|")
     for recipe in sorted(RECIPES):
-        if args.only and recipe not in args.only:
-            continue
-        begun = time.perf_counter()
-        diagnosis = make_healthy(recipe, model, folder / "healthy" / recipe, args.healthy)
-        if diagnosis is not None:
-            rules = ", ".join(f"{f.rule.name} ({f.step})" for f in diagnosis.findings) or "none"
-            print(f"| {recipe} | {rules} | {time.perf_counter() - begun:.0f} |", flush=True)
+        row = ""
+        if not args.only or recipe in args.only:
+            row = healthy_row(recipe, models, folder, args.healthy)
+        if row:
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from groupwise.watch.display import (
     LOSS_NOTE,
     Display,
     clock,
-    dead_groups_hint,
     sparkline,
     useful_share,
     visible,
@@ -114,16 +113,6 @@ def test_what_went_wrong_is_on_the_line() -> None:
     (fine,) = shown({"reward/failed_share": 0.0, "optim/skipped": 0.0, "length/mean": 9.0,
                      "length/truncated_share": 0.05})  # fmt: skip
     assert fine == "step 1/100  length 9.0"
-
-
-def test_dead_groups_are_explained_at_most_every_ten_steps() -> None:
-    dead = {"groups/dead_share": 13 / 16, "groups/all_fail_share": 12 / 16, "groups/count": 16.0}
-    hint = "warning: 13/16 groups useless (12 all-fail): data too hard or reward broken"
-    lines = shown(*[dead] * 21)
-    assert [at for at, line in enumerate(lines) if line == hint] == [1, 12, 23]
-    easy = {"groups/dead_share": 0.8, "groups/all_fail_share": 0.1, "groups/count": 10.0}
-    assert dead_groups_hint(easy) == "8/10 groups useless (7 all-pass): data too easy"
-    assert dead_groups_hint({**dead, "groups/dead_share": 0.75}) == ""
 
 
 def test_groups_that_dynamic_sampling_dropped_were_useless() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from groupwise.cli import main
+from groupwise.config import load
+from groupwise.config.values import FIELDS
 from groupwise.watch.catalogue import find
 from groupwise.watch.health import Health
 from groupwise.watch.history import History, above, noise
@@ -88,6 +92,7 @@ SICKNESSES: dict[str, Change] = {
     "gradient": lambda line, n: {"optim/grad_norm": 300.0 if n % 4 == 0 else 3.0},
     "clipping": lambda line, n: {"clip/low": 0.12},
     "entropy collapse": lambda line, n: {"entropy/mean": 0.5 * 0.9**n},
+    "sudden collapse": lambda line, n: {"entropy/mean": 0.001 if n > 1 else 0.5},
     "entropy explosion": lambda line, n: {"entropy/mean": 0.5 + 0.05 * n},
     "kl": lambda line, n: {"kl/ref": 0.05 * n},
     "truncation": lambda line, n: {"length/truncated_share": 0.3},
@@ -98,6 +103,7 @@ SICKNESSES: dict[str, Change] = {
     "all groups fail": lambda line, n: {"pass_rate/none": 0.95},
     "all groups pass": lambda line, n: {"pass_rate/all": 0.95},
     "dead groups": lambda line, n: {"groups/dead_share": 0.9},
+    "no signal": lambda line, n: {"groups/dead_share": 1.0},
     "guessing": lambda line, n: {
         "pass_rate/skill": -0.01, "correct/mean": 0.36, "reward/sampled_mean": 0.36},
     "reward hacking": lambda line, n: (
@@ -107,7 +113,15 @@ SICKNESSES: dict[str, Change] = {
         "eval/accuracy": 0.35},
     "noisy batches": lambda line, n: {"reward/mean": 0.5 + 0.4 * (-1) ** (n // 2) * (n % 2)},
 }  # fmt: skip
-FROM = {"mismatch": 1, "all groups fail": 1, "sampler behind": 1, "stalled": 1, "guessing": 1}
+FROM = {
+    "sudden collapse": 1,
+    "no signal": 1,
+    "mismatch": 1,
+    "all groups fail": 1,
+    "sampler behind": 1,
+    "stalled": 1,
+    "guessing": 1,
+}
 
 
 def sick(name: str) -> tuple[Lines, int]:
@@ -134,10 +148,76 @@ def test_every_rule_has_a_sickness_here_and_metrics_that_exist() -> None:
     assert {rule.name for rule in RULES} == set(SICKNESSES)
     foreign = {"clip/fraction", "mismatch/probability_mean"}  # of other tools' logs
     for rule in RULES:
-        for metric in set(rule.sees) - foreign:
+        for metric in {*rule.sees, *rule.instead} - foreign:
             assert find(metric) is not None, metric
         for text in (rule.threshold, rule.origin, rule.means, rule.change, rule.source):
             assert text
+
+
+def test_the_change_to_try_can_be_made() -> None:
+    """Every setting that an advice names exists, and every value that it gives is accepted."""
+    plain = {"recipe": "grpo", "prompts_per_step": 4, "group_size": 4, "steps": 1}
+    named = 0
+    for rule in RULES:
+        for key, _, text, figure in re.findall(
+            r"\b([a-z]\w*(?:\.\w+)*)=(\"([^\"]*)\"|([\d.]+))", rule.change
+        ):
+            if key == "votes":  # of a judge, not a setting
+                continue
+            load(plain | {key: text or float(figure)})
+            named += 1
+        for key in re.findall(
+            r"\b(?:recipe|optim|engine|data|reward|watch)\.[\w.]*\w", rule.change
+        ):
+            assert key.split(".")[0] == "recipe" or key in FIELDS, (rule.name, key)
+        for command in re.findall(r"`groupwise ([\w-]+)`", rule.change):
+            with pytest.raises(SystemExit) as end:
+                main([command, "--help"])
+            assert end.value.code == 0
+    assert named >= 5
+
+
+def test_useless_groups_are_counted() -> None:
+    lines, _ = sick("all groups fail")
+    (found,) = Health().see_all([line | {"groups/count": 16.0} for line in lines])
+    assert found.evidence.text.startswith("15 of 16 groups useless (all fail)")
+
+
+def test_equal_rewards_are_said_once_by_the_rule_that_knows_why() -> None:
+    """Where all groups fail, or none can differ, dead groups has nothing to add."""
+    for name in ("all groups fail", "no signal", "all groups pass"):
+        lines, _ = sick(name)
+        dead = [line | {"groups/dead_share": 1.0} if "step" in line else line for line in lines]
+        said = names([line for line in dead if line["step"] != 0])
+        assert "dead groups" not in said and name in said
+    later = [line | ({"groups/dead_share": 1.0} if line["step"] > 60 else {}) for line in healthy()]
+    assert names(later) == ["dead groups"]  # a note: it may have learned all there is
+
+
+def test_a_break_is_named_before_what_follows_from_it() -> None:
+    """A policy that broke also runs into the limit: raising the limit would mend nothing."""
+    broken = {"reward/sampled_mean": 0.0, "correct/mean": 0.0, "length/truncated_share": 0.9}
+    lines = [line | (broken if line["step"] > 1 else {}) for line in healthy()]
+    assert names(lines)[:2] == ["reward falls", "truncation"]
+
+
+def test_what_verl_calls_a_precision_issue_is_one() -> None:
+    """Its own documentation: below 0.005 as a rule, above 0.01 something is wrong."""
+
+    def run(gap: float) -> list[str]:
+        return names([{"step": n, "mismatch/probability_mean": gap} for n in range(1, 10)])
+
+    assert run(0.005) == [] and run(0.012) == ["mismatch"]
+
+
+def test_a_solved_task_is_not_stalled() -> None:
+    """As far as other tools' logs go: reward at its top, and no group left to learn from."""
+    flat = [
+        {"step": n, "reward/mean": 0.2 * min(n, 5), "groups/dead_share": 0.2 * min(n, 5)}
+        for n in range(1, 100)
+    ]
+    assert names(flat) == ["dead groups"]
+    assert names([line | {"groups/dead_share": 0.2} for line in flat]) == ["stalled"]
 
 
 def test_a_rule_fires_once_and_after_a_resume_not_again() -> None:

@@ -26,9 +26,7 @@ def add_parser(commands: Any) -> None:
         help="what is wrong with a run, since when, and what to change",
         description="Exit status 0: healthy, 1: sick, 2: it can't be read.",
     )
-    parser.add_argument(
-        "path", metavar="RUN", help="a run folder, or a log of TRL (trainer_state.json) or verl"
-    )
+    parser.add_argument("path", metavar="RUN", help="a run folder, or a log of TRL or verl")
     parser.add_argument("--json", action="store_true", help="data instead of text")
     parser.set_defaults(run_command=run)
 
@@ -75,6 +73,7 @@ def text(found: Diagnosis, width: int) -> str:
 def _in_full(found: Diagnosis, finding: Finding, width: int) -> list[str]:
     from groupwise.watch.chart import plot
     from groupwise.watch.display import visible
+    from groupwise.watch.foreign import in_their_words
     from groupwise.watch.health import sentence
 
     rule, seen = finding.rule, finding.evidence
@@ -89,7 +88,7 @@ def _in_full(found: Diagnosis, finding: Finding, width: int) -> list[str]:
     lines += [
         "",
         f"Meaning   {sentence(rule.means)} ({rule.sure})",
-        f"Try       {sentence(rule.change)}",
+        f"Try       {sentence(rule.change)} {in_their_words(rule.change, found.tool)}".rstrip(),
         f"Source    {rule.source}",
     ]
     if found.samples:

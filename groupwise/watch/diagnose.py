@@ -12,7 +12,7 @@ import numpy as np
 from groupwise.errors import RunError
 from groupwise.watch.chart import Point
 from groupwise.watch.folder import RunFolder
-from groupwise.watch.foreign import read_log
+from groupwise.watch.foreign import in_their_words, read_log
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.history import Evidence
 from groupwise.watch.rollouts import read
@@ -60,6 +60,7 @@ class Diagnosis:
                     "step": finding.step,
                     "evidence": finding.evidence.text,
                     "means": finding.rule.means,
+                    "in_their_words": in_their_words(finding.rule.change, self.tool),
                     "threshold": finding.rule.threshold,
                     "source": finding.rule.source,
                 }
@@ -86,7 +87,7 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
     if not lines and not events:
         raise RunError(f"{folder.path} has no steps yet: there is nothing to judge.")
     known = {name for line in lines for name in line}
-    unseen = [rule.name for rule in health.rules if not known & set(rule.sees)]
+    unseen = [rule.name for rule in health.rules if not rule.can_judge(known)]
     shown = next(iter([f for f in findings if f.rule.grave] or findings), None)
     step, samples = worst_samples(folder, shown) if shown else (None, [])
     guards = [event for event in events if event.get("kind") in GUARDS]

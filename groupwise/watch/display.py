@@ -26,7 +26,7 @@ LOSS_NOTE = (
     "loss≈0 is expected: ratio=1 and advantages are centred. Watch reward and held-out accuracy."
 )
 PHASES = ("rollout", "grade", "score", "update", "eval", "checkpoint")
-DEAD_SHARE, TRUNCATED_SHARE = 0.75, 0.1  # above these the display says something
+TRUNCATED_SHARE = 0.1  # above it the line says so
 HINT_EVERY = 10  # steps
 RECENT = 20  # steps that the time left is estimated from
 BARS = "▁▂▃▄▅▆▇█"
@@ -50,7 +50,7 @@ class Display:
         self._panel = self._console.is_terminal if live is None else live
         self._live: Live | None = None
         self._muted = False
-        self._step, self._total, self._last_hint = 0, 0, -HINT_EVERY
+        self._step, self._total = 0, 0
         self._rewards: list[float] = []
         self._seconds: deque[float] = deque(maxlen=RECENT)
         self._timed = 0  # steps of this process
@@ -84,10 +84,6 @@ class Display:
         else:
             self._print("  ".join(f"{name} {value}".strip() for name, value in self._line(metrics)))
         self._name_bottleneck(metrics)
-        hint = dead_groups_hint(metrics)
-        if hint and self._step - self._last_hint >= HINT_EVERY:
-            self._last_hint = self._step
-            self.warn(hint)
 
     def _name_bottleneck(self, metrics: Metrics) -> None:
         """In words, when it is another phase than before; not of the first step, which warms up."""
@@ -281,19 +277,6 @@ def of_peak(phase: str, metrics: Metrics) -> str:
     name, of = known.get(phase, ("", ""))
     share = metrics.get(name)
     return "" if share is None else f" ({percent(share)} {of})"
-
-
-def dead_groups_hint(metrics: Metrics) -> str:
-    """What it means that most groups have equal rewards; "" while enough are useful."""
-    dead, count = metrics.get("groups/dead_share"), metrics.get("groups/count")
-    if dead is None or not count or dead <= DEAD_SHARE:
-        return ""
-    failed = metrics.get("groups/all_fail_share") or 0.0
-    if 2 * failed >= dead:
-        which, why = f"{failed * count:.0f} all-fail", "data too hard or reward broken"
-    else:
-        which, why = f"{(dead - failed) * count:.0f} all-pass", "data too easy"
-    return f"{dead * count:.0f}/{count:.0f} groups useless ({which}): {why}"
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -5,9 +5,11 @@ Each tool is a table of names; what is not in it no rule sees.
 
 from __future__ import annotations
 
+import ast
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ VERL = {
     "actor/entropy_loss": "entropy/mean",  # before 0.4
     "actor/kl_loss": "kl/ref",
     "actor/reward_kl_penalty": "kl/ref",
+    "critic/kl": "kl/ref",  # before 0.3
     "actor/grad_norm": "optim/grad_norm",
     "actor/lr": "optim/learning_rate",
     "actor/pg_clipfrac": "clip/fraction",
@@ -52,6 +55,36 @@ VERL = {
     "training/rollout_probs_diff_max": "mismatch/probability_max",
     "timing_s/step": "time/step",
     "perf/throughput": "time/tokens_per_second",
+}
+# Where a value that is not finite has spoiled the weights, or will.
+LOSSES = ("loss", "grad_norm", "actor/pg_loss", "actor/loss", "actor/grad_norm")
+# What the settings that rules speak of are called there.
+CALLED = {
+    "trl": {
+        "optim.learning_rate": "learning_rate",
+        "engine.max_tokens": "max_completion_length",
+        "overlong": "mask_truncated_completions",
+        "group_size": "num_generations",
+        "prompts_per_step": "per_device_train_batch_size",
+        "recipe.gate.high": "epsilon_high",
+        "recipe.schedule.updates": "num_iterations",
+        "recipe.aggregation": "loss_type",
+        "recipe.correction": "vllm_importance_sampling_mode",
+        "reward.parts": "reward_funcs",
+        "data.train": "train_dataset",
+    },
+    "verl": {
+        "optim.learning_rate": "actor_rollout_ref.actor.optim.lr",
+        "engine.max_tokens": "data.max_response_length",
+        "group_size": "actor_rollout_ref.rollout.n",
+        "prompts_per_step": "data.train_batch_size",
+        "recipe.gate.high": "actor_rollout_ref.actor.clip_ratio_high",
+        "recipe.schedule.updates": "actor_rollout_ref.actor.ppo_epochs",
+        "recipe.aggregation": "actor_rollout_ref.actor.loss_agg_mode",
+        "recipe.correction": "algorithm.rollout_correction.rollout_is",
+        "reward.parts": "custom_reward_function",
+        "data.train": "data.train_files",
+    },
 }
 # Held-out accuracy of one of several sets: their mean is ours.
 VERL_EVAL = re.compile(r"val-core/.+/(?:acc|reward)/mean@\d+|val/test_score/.+")
@@ -74,7 +107,8 @@ def read_log(path: Path) -> tuple[str, list[Line]]:
             return tool, lines if tool == "groupwise" else [_renamed(line, tool) for line in lines]
     raise RunError(
         f"{file} has no metric that is known here, of groupwise, TRL or verl. It should be a run "
-        "folder, TRL's trainer_state.json, or lines of verl's console or file logger."
+        "folder, TRL's trainer_state.json or what it printed, or lines of verl's console or file "
+        "logger."
     )
 
 
@@ -102,39 +136,75 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
+def in_their_words(change: str, tool: str) -> str:
+    """What the settings that a rule's advice names are called in another tool; "" for ours."""
+    named = [f"{ours} is {theirs}" for ours, theirs in CALLED.get(tool, {}).items()
+             if re.search(rf"(?<![\w.]){re.escape(ours)}(?![\w.]*\w)", change)]  # fmt: skip
+    return f"In {tool}, {', '.join(named)}." if named else ""
+
+
 def _entries(file: Path) -> Iterable[Line]:
     """Objects with a step, whatever else a log holds; a torn last line is left out."""
     try:
         text = file.read_text("utf-8", errors="replace")
     except OSError as error:
         raise RunError(f"{file} can't be read: {error}.") from error
-    if file.name == "trainer_state.json":
-        try:
-            history = json.loads(text).get("log_history", [])
-        except (ValueError, AttributeError) as error:
-            raise RunError(f"{file} is not JSON: {error}.") from error
-        yield from (entry for entry in history if _is_step(entry))
-        return
-    for line in text.splitlines():
-        entry = _object(line) or _console(line)
-        if _is_step(entry):
+    history = _history(text)
+    if history is None and file.name == "trainer_state.json":
+        raise RunError(f"{file} is not JSON with a log_history.")
+    lines = (_object(line) or _console(line) for line in text.splitlines())
+    found = _numbered(lines if history is None else history)
+    yield from (entry for entry in found if _is_step(entry))
+
+
+def _history(text: str) -> list[Any] | None:
+    """Of TRL's trainer_state.json, under whatever name, or its log_history alone."""
+    try:
+        state = json.loads(text)
+    except ValueError:
+        return None
+    found = state.get("log_history") if isinstance(state, dict) else state
+    return found if isinstance(found, list) else None
+
+
+def _numbered(entries: Iterable[Any]) -> Iterator[Line]:
+    """What TRL prints names no step: its lines of training are counted, others belong to them."""
+    count = 0
+    for entry in entries:
+        if not isinstance(entry, dict) or "step" in entry or not entry.keys() & TRL.keys():
             yield entry
+            continue
+        count += "grad_norm" in entry or "learning_rate" in entry
+        yield {**entry, "step": count}
 
 
 def _is_step(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("step"), int | float)
+    step = entry.get("step") if isinstance(entry, dict) else None
+    return isinstance(step, int | float) and math.isfinite(step) and step >= 0
 
 
 def _object(line: str) -> Line:
-    """A JSON line; verl's file logger puts the metrics under `data`."""
-    if not line.lstrip().startswith("{"):
+    """A JSON line, verl's file logger puts the metrics under `data`; or a dict, printed by TRL."""
+    start = line.find("{")
+    if start < 0:
         return {}
+    text, entry = line[start:].strip(), None
     try:
-        entry = json.loads(line)
-    except ValueError:
+        entry = ast.literal_eval(text) if text.startswith("{'") else json.loads(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {}
+    if not isinstance(entry, dict):
         return {}
     inner = entry.get("data")
-    return {"step": entry.get("step"), **inner} if isinstance(inner, dict) else entry
+    entry = {"step": entry.get("step"), **inner} if isinstance(inner, dict) else entry
+    return {str(name): _as_number(value) for name, value in entry.items()}
+
+
+def _as_number(value: object) -> object:
+    """TRL prints its numbers as text."""
+    if isinstance(value, str) and (found := NUMBER.fullmatch(value)):
+        return float(found[1])
+    return value
 
 
 def _console(line: str) -> Line:
@@ -157,8 +227,12 @@ def _renamed(line: Mapping[str, Any], tool: str) -> Line:
     for theirs, ours in table.items():
         if isinstance(line.get(theirs), int | float) and ours not in made:
             made[ours] = line[theirs]
+    losses = [line[name] for name in LOSSES if isinstance(line.get(name), int | float)]
+    if losses:
+        made["optim/not_finite"] = float(not all(map(math.isfinite, losses)))
     if tool == "verl":
-        scores = [value for name, value in line.items() if VERL_EVAL.fullmatch(name)]
+        scores = [value for name, value in line.items() if VERL_EVAL.fullmatch(name)
+                  and isinstance(value, int | float) and math.isfinite(value)]  # fmt: skip
         if scores:
             made["eval/accuracy"] = sum(scores) / len(scores)
     return made

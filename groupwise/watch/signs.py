@@ -1,0 +1,307 @@
+"""How a sickness shows: tests that look at several metrics of a run, or at one in its own way.
+
+Each is a function of the history up to now that returns what it saw, or None. rules.py names them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from groupwise.watch.chart import Point
+from groupwise.watch.history import (
+    Evidence,
+    History,
+    above,
+    below,
+    grows,
+    known_as,
+    middle,
+    noise,
+)
+
+REWARD = ("reward/sampled_mean", "reward/mean")  # all that was sampled first: the fairer curve
+PASS = ("correct/mean", *REWARD)
+FAIL_SHARE = ("pass_rate/none", "groups/all_fail_share")
+PASS_SHARE = ("pass_rate/all", "groups/all_pass_share")
+
+
+def entropy_collapse(history: History) -> Evidence | None:
+    """Entropy gone much faster than the mistakes: a model that is right may be sure of it."""
+    start, now = history.first(5, "entropy/mean"), history.last(5, "entropy/mean")
+    if not start or not now or middle(start) <= 0:
+        return None
+    left = mistakes_left(history)
+    limit = middle(start) * min(0.2, 0.35 * left)
+    if middle(now) >= limit:
+        return None
+    bad = next(point.step for point in now if point.value < limit)
+    text = (
+        f"entropy/mean {middle(now):.3g}, {middle(start):.3g} in the first 5 steps; "
+        f"{100 * left:.0f} % of the mistakes are still made"
+    )
+    return Evidence("entropy/mean", middle(now), limit, bad, text)
+
+
+def mistakes_left(history: History) -> float:
+    """Of those of the first steps; 1 where nobody says what is right."""
+    start, now = history.first(5, "correct/mean"), history.last(5, "correct/mean")
+    if not start or not now:
+        return 1.0
+    return min((1 - middle(now)) / max(1 - middle(start), 1e-9), 1.0)
+
+
+def sudden_collapse(history: History) -> Evidence | None:
+    """Next to no entropy left within the first steps: no baseline of five steps is to be had."""
+    start, now = history.first(1, "entropy/mean"), history.last(3, "entropy/mean")
+    if history.step > 20 or not start or not now or mistakes_left(history) < 0.5:
+        return None
+    limit = 0.05 * start[0].value
+    if middle(now) >= limit:
+        return None
+    low = next(p.step for p in history.all("entropy/mean") if p.value < limit)
+    text = f"entropy/mean {middle(now):.3g}, {start[0].value:.3g} at step {start[0].step}"
+    return Evidence("entropy/mean", middle(now), limit, low, text)
+
+
+def wrong_answers_grow(history: History) -> Evidence | None:
+    """Wrong answers half as long again, right ones less so, and no more right than before."""
+    names = ("length/wrong_mean", "length/mean")
+    seen = grows(*names, times=1.5, least=0.0)(history)
+    start, now = history.first(5, *PASS), history.last(5, *PASS)
+    if seen is None or not start or not now:
+        return None
+    right, right_now = history.first(5, "length/right_mean"), history.last(5, "length/right_mean")
+    wrong = history.first(5, *names)
+    growth = seen.value / max(middle(wrong), 1e-9)
+    with_right = right and right_now and middle(right_now) / max(middle(right), 1e-9) > 0.8 * growth
+    gained = middle(now) - middle(start) > 0.1 * max(abs(middle(start)), 0.1)
+    return None if with_right or gained else seen
+
+
+def reward_without_progress(history: History) -> Evidence | None:
+    """Held-out accuracy well below its best, beyond its error, while the reward is up since."""
+    held_out, errors = history.all("eval/accuracy"), history.all("eval/accuracy_stderr")
+    rewards = history.all("reward/shaped_mean", *REWARD)
+    if len(held_out) < 2 or held_out[-1].step != history.step or len(rewards) < 10:
+        return None
+    best, now = max(held_out[:-1], key=lambda point: point.value), held_out[-1]
+    known = {point.step: point.value for point in errors}
+    typical = 0.5 / math.sqrt(128)  # of 128 tasks, where none is said
+    error = math.hypot(known.get(best.step, typical), known.get(now.step, typical))
+    limit = best.value - max(3 * error, 0.03)
+    then = [point for point in rewards if point.step <= best.step][-5:] or rewards[:1]
+    rise = middle(rewards[-5:]) - middle(then)
+    if now.value >= limit or rise <= 2 * noise(rewards[-20:]) / math.sqrt(5):
+        return None
+    text = (
+        f"eval/accuracy {now.value:.3g}, was {best.value:.3g} at step {best.step}; the reward rose "
+        f"by {rise:.3g} since"
+    )
+    low = next(p.step for p in held_out if p.step > best.step and p.value < limit)
+    return Evidence("eval/accuracy", now.value, limit, low, text)
+
+
+def paid_for_wrong(history: History) -> Evidence | None:
+    """Fewer answers right than at the start, and more reward: both beyond what steps differ by."""
+    right, rewards = history.all("correct/mean"), history.all(*REWARD)
+    if len(right) < 15 or len(rewards) != len(right) or right[-1].step != history.step:
+        return None
+    least = 4 * math.sqrt(2 / 5)  # standard errors of a difference of two medians of five
+    lost = middle(right[:5]) - middle(right[-5:])
+    won = middle(rewards[-5:]) - middle(rewards[:5])
+    if lost <= max(least * noise(right[-50:]), 0.05) or won <= least * noise(rewards[-50:]):
+        return None
+    text = f"correct/mean down by {lost:.3g} since the start, the reward up by {won:.3g}"
+    limit = middle(right[:5]) - max(least * noise(right[-50:]), 0.05)
+    low = next(p.step for p in right[-5:] if p.value < limit)
+    return Evidence("correct/mean", middle(right[-5:]), limit, low, text)
+
+
+def allowed_gap(history: History) -> float:
+    """What precision explains, in nats; a recipe that corrects for a gap may have ten times it."""
+    said = history.all("mismatch/limit")
+    return (max(said[0].value, 1e-3) if said else 0.03) * (
+        10 if history.all("correction/mean") else 1
+    )
+
+
+def sampler_off(history: History) -> Evidence | None:
+    """The gap is there from the first steps on."""
+    corrected = bool(history.all("correction/mean"))
+    limits = {
+        "mismatch/abs_mean": allowed_gap(history),
+        "mismatch/outside_share": 0.5 if corrected else 0.05,
+        "mismatch/probability_mean": 0.01,  # what verl logs, and what it says about it
+    }
+    for name, limit in limits.items():
+        start = history.first(1, name)
+        if start and start[0].value > limit:
+            return above(name, limit=limit, steps=3)(history)
+    return None
+
+
+def sampler_behind(history: History) -> Evidence | None:
+    """The gap starts small and grows as the learner moves away."""
+    start = history.first(1, "mismatch/abs_mean")
+    if not start or start[0].value > 0.3 * allowed_gap(history):
+        return None
+    limit = max(10 * start[0].value, allowed_gap(history))
+    seen = above("mismatch/abs_mean", limit=limit, steps=3)(history)
+    return seen and Evidence(
+        seen.metric, seen.value, limit, seen.first,
+        f"mismatch/abs_mean {seen.value:.3g}, {start[0].value:.3g} at the first step",
+    )  # fmt: skip
+
+
+def clipped(history: History) -> Evidence | None:
+    """A tenth of the tokens, both sides together, at ratios far from 1.
+
+    A ratio of whole answers clips more, and close to 1: that is how it is meant. Where ratios are
+    not known, a fifth.
+    """
+    high, low = history.last(5, "clip/high"), history.last(5, "clip/low")
+    both = history.last(5, "clip/fraction")  # of tools that do not tell the sides apart
+    if high and low:
+        both = [Point(h.step, h.value + w.value) for h, w in zip(high, low, strict=True)]
+    ratios = history.last(5, "ratio/max")
+    limit = 0.1 if ratios else 0.2
+    if not both or middle(both) <= limit or (ratios and middle(ratios) <= 2.0):
+        return None
+    name = "clip/fraction"
+    if high and low:
+        name = "clip/high" if middle(high) >= middle(low) else "clip/low"
+    text = f"{100 * middle(both):.0f} % of the tokens are clipped, most by {name}"
+    probable = history.last(1, f"{name}_probability")
+    if probable:
+        text += f", at a mean probability of {probable[0].value:.2g}"
+    first = next(point.step for point in both if point.value > limit)
+    return Evidence(name, middle(both), limit, first, text)
+
+
+def gradient_spikes(history: History) -> Evidence | None:
+    """Three of the last 20 steps ten times the median of all 20."""
+    points = history.last(20, "optim/grad_norm")
+    if not points:
+        return None
+    limit = 10 * middle(points)
+    spikes = [point for point in points if point.value > limit > 0]
+    if len(spikes) < 3:
+        return None
+    worst = max(spikes, key=lambda point: point.value)
+    text = (
+        f"optim/grad_norm up to {worst.value:.3g}, {middle(points):.3g} in between; "
+        f"{len(spikes)} times in 20 steps"
+    )
+    return Evidence("optim/grad_norm", worst.value, limit, spikes[0].step, text)
+
+
+def reward_falls(history: History) -> Evidence | None:
+    """Far below the best stretch of steps, by more than steps differ; or next to nothing left."""
+    points = history.all(*REWARD)
+    if len(points) < 4 or points[-1].step != history.step:
+        return None
+    size = 3 if len(points) < 20 else 5
+    now, before = points[-size:], points[:-size]
+    best, limit = points[:1], 0.3 * points[0].value
+    if len(before) >= 5:
+        stretches = [before[at : at + size] for at in range(0, len(before) - size + 1, size)]
+        highest = max(stretches, key=middle)
+        fall = max(4 * noise(before[-50:]), 0.5 * abs(middle(highest)))
+        if middle(highest) - fall > limit:
+            best, limit = highest, middle(highest) - fall
+    if middle(now) >= limit:
+        return None
+    name = known_as(history, *REWARD)
+    text = f"{name} {middle(now):.3g}, was {middle(best):.3g} at step {best[0].step}"
+    first = next(p.step for p in points if p.step > best[-1].step and p.value < limit)
+    return Evidence(name, middle(now), limit, first, text)
+
+
+# --- groups without signal ------------------------------------------------------------------------
+
+MOST = 0.75  # of the groups
+
+
+def nothing_passes(history: History) -> Evidence | None:
+    """From the start: a run that could and no longer can has another sickness."""
+    start = history.first(1, *FAIL_SHARE)
+    return _most_groups(history, *FAIL_SHARE) if start and start[0].value >= 0.5 else None
+
+
+def everything_passes(history: History) -> Evidence | None:
+    return _most_groups(history, *PASS_SHARE)
+
+
+def no_signal(history: History) -> Evidence | None:
+    """Equal rewards in all groups from the first step on, and not because all of them fail."""
+    start = history.first(1, "groups/dead_share")
+    if not start or start[0].value < 0.9 or _most_groups(history, *FAIL_SHARE):
+        return None
+    seen = above("groups/dead_share", limit=0.95, steps=5)(history)
+    return seen and _counted(seen, history)
+
+
+def dead_groups(history: History) -> Evidence | None:
+    """Equal rewards in most groups, where none of the three above has more to say."""
+    if no_signal(history) or any(_most_groups(history, *n) for n in (FAIL_SHARE, PASS_SHARE)):
+        return None
+    return _most_groups(history, "groups/dead_share")
+
+
+def _most_groups(history: History, *names: str) -> Evidence | None:
+    seen = above(*names, limit=MOST, steps=5)(history)
+    return seen and _counted(seen, history)
+
+
+def _counted(seen: Evidence, history: History) -> Evidence:
+    """In groups of a step, where their number is known."""
+    drawn = history.last(5, "refill/drawn_groups", "groups/count")
+    if not drawn:
+        return seen
+    why = "all fail" if seen.metric in FAIL_SHARE else "equal rewards"
+    why = "all pass" if seen.metric in PASS_SHARE else why
+    text = f"{seen.value * middle(drawn):.0f} of {middle(drawn):.0f} groups useless ({why})"
+    return Evidence(seen.metric, seen.value, seen.limit, seen.first, f"{text}: {seen.text}")
+
+
+def no_gain(history: History) -> Evidence | None:
+    """No more reward in the last twenty steps than in the first, beyond what chance gives."""
+    points, held_out = history.all(*REWARD), history.all("eval/accuracy")
+    rate = history.last(20, "correct/mean")
+    if len(points) < 60 or points[-1].step != history.step:
+        return None
+    start, now = points[:20], points[-20:]
+    limit = middle(start) + 2 * noise(points[-60:]) * math.sqrt(2 / 20) * 1.25  # of two medians
+    better = len(held_out) > 1 and held_out[-1].value > held_out[0].value + 0.05
+    dead = history.last(5, "groups/dead_share")  # used up, or no signal: other rules
+    solved = (rate and middle(rate) > 0.9) or (dead and middle(dead) > MOST)
+    if middle(now) > limit or better or solved:
+        return None
+    name = known_as(history, *REWARD)
+    text = f"{name} {middle(now):.3g} in the last 20 steps, {middle(start):.3g} in the first 20"
+    return Evidence(name, middle(now), limit, points[20].step, text)
+
+
+def guesses(history: History) -> Evidence | None:
+    """Right in a tenth to nine tenths, whatever the prompt, and no more often than at the start."""
+    seen = below("pass_rate/skill", limit=0.02, steps=20)(history)
+    start, now = history.first(10, "correct/mean"), history.last(10, "correct/mean")
+    if seen is None or not start or not now or not 0.1 < middle(now) < 0.9:
+        return None
+    return None if middle(now) > middle(start) + 0.05 else seen
+
+
+def few_independent_samples(history: History) -> Evidence | None:
+    """The reward jumps from step to step as if fewer than six answers had been graded."""
+    points, spread = history.last(20, "reward/mean"), history.last(20, "reward/std")
+    if not points or not spread or middle(spread) <= 0:
+        return None
+    limit = middle(spread) / math.sqrt(6)
+    scatter = noise(points)
+    if scatter <= limit:
+        return None
+    text = (
+        f"reward/mean differs by {scatter:.2g} from step to step, "
+        f"{middle(spread):.2g} between answers"
+    )
+    return Evidence("reward/mean", scatter, limit, points[0].step, text)
