@@ -118,6 +118,10 @@ SICK: dict[str, Sickness] = {
         ("reward falls", "entropy collapse", "entropy explosion", "gradient"),
         {"recipe": "dr_grpo", "recipe.aggregation.length": 4, "optim.learning_rate": 3e-2},
     ),
+    "learning rate too low": Sickness(
+        ("stalled",), {"recipe": "dr_grpo", "recipe.aggregation.length": 4, "steps": 120,
+                       "optim.learning_rate": 1e-8}
+    ),
     "data too hard": Sickness(
         ("all groups fail",), {"recipe": "dr_grpo", "recipe.aggregation.length": 4,
                                "data.options": {"digits": 3}, "engine.max_tokens": 8}

@@ -210,6 +210,17 @@ def test_what_verl_calls_a_precision_issue_is_one() -> None:
     assert run(0.005) == [] and run(0.012) == ["mismatch"]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slow_gain_that_noise_may_hide_is_not_stalled(seed: int) -> None:
+    """Ten points in sixty steps that differ by five; found on a healthy run of dapo."""
+    chance = np.random.default_rng(seed)
+    lines: Lines = [
+        {"step": n, "reward/mean": 0.35 + 0.1 * n / 60 + chance.normal(0, 0.05), "reward/std": 0.5}
+        for n in range(1, 151)
+    ]
+    assert "stalled" not in names(lines)
+
+
 def test_a_solved_task_is_not_stalled() -> None:
     """As far as other tools' logs go: reward at its top, and no group left to learn from."""
     flat = [

@@ -37,13 +37,19 @@ def svg(curve: Curve) -> str:
     """The chart; a screen reader hears title and description."""
     points = [point for point in curve.points if math.isfinite(point.value)]
     name = "".join(c if c.isalnum() else "-" for c in curve.title.lower())
+    place = ""
     if points:
         scale = Scale.of(curve, points)
+        place = (  # for a script that is asked what stands where
+            f' data-first="{scale.first}" data-last="{scale.last}"'
+            f' data-left="{scale.x(scale.first)}" data-right="{scale.x(scale.last)}"'
+        )
         marks = [*_grid(scale), *_events(curve, scale), *_drawing(curve, points, scale)]
     else:
         marks = [_label(WIDTH / 2, HEIGHT / 2, "middle", "no values")]
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d"'
+        f"{place}>"
         f'<title id="{name}-t">{escape(curve.title)}</title>'
         f'<desc id="{name}-d">{escape(description(curve, points))}</desc>{"".join(marks)}</svg>'
     )

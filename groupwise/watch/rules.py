@@ -261,7 +261,7 @@ RULES: list[Rule] = [
         "stalled",
         signs.no_gain,
         sees=(*REWARD, "eval/accuracy", "optim/grad_snr"), since=60,
-        threshold="no gain beyond chance from the first 20 steps to the last", origin="two standard errors of the two medians",
+        threshold="from the first third of the steps to the last a gain below a tenth of reward/std, two standard errors included", origin="our choice; a gain that chance may hide does not count as none",
         sure="likely",
         means="nothing is learned: a rate too low, too few useful groups, or a reward that answers can't move",
         change="three times optim.learning_rate",

@@ -265,21 +265,30 @@ def _counted(seen: Evidence, history: History) -> Evidence:
 
 
 def no_gain(history: History) -> Evidence | None:
-    """No more reward in the last twenty steps than in the first, beyond what chance gives."""
+    """From the first third to the last, surely less than a tenth of what answers differ by.
+
+    Surely: a gain that chance may hide is no reason to call a run stalled.
+    """
     points, held_out = history.all(*REWARD), history.all("eval/accuracy")
-    rate = history.last(20, "correct/mean")
     if len(points) < 60 or points[-1].step != history.step:
         return None
-    start, now = points[:20], points[-20:]
-    limit = middle(start) + 2 * noise(points[-60:]) * math.sqrt(2 / 20) * 1.25  # of two medians
+    size = len(points) // 3
+    start, now = middle(points[:size]), middle(points[-size:])
+    spread = history.last(20, "reward/std")
+    worthwhile = 0.1 * (middle(spread) if spread else max(abs(start), 0.1))
+    chance = 2 * 1.25 * noise(points) * math.sqrt(2 / size)  # two standard errors, of medians
     better = len(held_out) > 1 and held_out[-1].value > held_out[0].value + 0.05
-    dead = history.last(5, "groups/dead_share")  # used up, or no signal: other rules
-    solved = (rate and middle(rate) > 0.9) or (dead and middle(dead) > MOST)
-    if middle(now) > limit or better or solved:
+    if now - start + chance >= worthwhile or better or _used_up(history):
         return None
     name = known_as(history, *REWARD)
-    text = f"{name} {middle(now):.3g} in the last 20 steps, {middle(start):.3g} in the first 20"
-    return Evidence(name, middle(now), limit, points[20].step, text)
+    text = f"{name} {now:.3g} in the last {size} steps, {start:.3g} in the first {size}"
+    return Evidence(name, now, start + worthwhile, points[size].step, text)
+
+
+def _used_up(history: History) -> bool:
+    """Next to nothing is wrong, or next to no group teaches: other rules speak of that."""
+    rate, dead = history.last(20, "correct/mean"), history.last(5, "groups/dead_share")
+    return bool((rate and middle(rate) > 0.9) or (dead and middle(dead) > MOST))
 
 
 def guesses(history: History) -> Evidence | None:

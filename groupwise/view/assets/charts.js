@@ -1,6 +1,18 @@
 // Draws the curves and keeps them current. Plotly gets numbers and nothing else: it reads some of
 // its texts as markup, so words of a run are written beside the chart, as text.
+//
+// Plotly is large: until it is there, the server's pictures stand in its place, and can be clicked.
+// So it is asked for when all else is on the screen, and read once.
 "use strict";
+
+let asked = null;
+const frame = () => new Promise(requestAnimationFrame);
+const plotly = () => (asked ??= frame().then(frame).then(() => new Promise((ready) => {
+  const script = document.createElement("script");
+  script.src = "/assets/plotly.js";
+  script.addEventListener("load", ready);
+  document.head.append(script);
+})));
 
 const EVERY = 2000; // milliseconds between two looks at a run
 const holder = document.getElementById("charts");
@@ -37,22 +49,24 @@ function traces(chart, data, number) {
   return window > 1 ? [raw, { ...base, y: smooth(curve.value, window), mode: "lines", line, hoverinfo: "skip" }] : [raw];
 }
 
-// Health events are lines through the chart, others are marks at its foot.
-function eventMarks(data) {
-  const others = data.events.filter((event) => !event.health);
+// Health events are lines through the chart, of two runs in each one's own colour.
+function healthLines(data, number) {
   const at = [...new Set(data.events.filter((event) => event.health).map((event) => event.step))];
-  return {
-    trace: { x: others.map((event) => event.step), y: others.map(() => 0.02), yaxis: "y2", type: "scatter", mode: "markers", showlegend: false, hoverinfo: "skip", marker: { symbol: "triangle-up", size: 6, color: colour("--soft"), opacity: 0.6 } },
-    lines: at.map((step) => ({ type: "line", x0: step, x1: step, yref: "paper", y0: 0, y1: 1, line: { color: colour("--bad"), width: 1.5, dash: "dot" } })),
-  };
+  const own = runs.length === 1 ? "--bad" : number ? "--second" : "--accent";
+  return at.map((step) => ({ type: "line", x0: step, x1: step, yref: "paper", y0: 0, y1: 1, line: { color: colour(own), width: 1.5, dash: "dot" } }));
+}
+
+// Other events are marks at the foot of the chart.
+function otherMarks(data) {
+  const at = data.events.filter((event) => !event.health).map((event) => event.step);
+  return { x: at, y: at.map(() => 0.02), yaxis: "y2", type: "scatter", mode: "markers", showlegend: false, hoverinfo: "skip", marker: { symbol: "triangle-up", size: 6, color: colour("--soft"), opacity: 0.6 } };
 }
 
 function draw(chart) {
   const ready = known.map((each) => each.data).filter((data) => data !== null);
   if (!ready.length) return;
   const all = ready.flatMap((data, number) => traces(chart, data, number));
-  const marks = ready.length === 1 ? eventMarks(ready[0]) : { trace: null, lines: [] };
-  if (marks.trace) all.push(marks.trace);
+  if (runs.length === 1) all.push(otherMarks(ready[0]));
   const axis = { gridcolor: colour("--edge"), zeroline: false, linecolor: colour("--edge"), tickfont: { size: 11 }, exponentformat: "power" };
   const share = chart.dataset.share !== undefined;
   const layout = {
@@ -60,7 +74,7 @@ function draw(chart) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("--soft"), family: "system-ui, sans-serif" },
     xaxis: { ...axis, tickformat: ",d", showspikes: true, spikedash: "solid", spikemode: "across" },
     yaxis: { ...axis, automargin: true, tickformat: share ? ".0%" : "", range: share ? [-0.02, 1.04] : undefined, fixedrange: true },
-    yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true }, shapes: marks.lines,
+    yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true }, shapes: ready.flatMap(healthLines),
   };
   const plot = chart.querySelector(".plot");
   const fresh = !plot.data;
@@ -76,7 +90,7 @@ function say(chart, step) {
     const at = curve ? curve.step.indexOf(step) : -1;
     return at < 0 ? "–" : written(curve.value[at], share) + (curve.error?.[at] ? ` ± ${written(curve.error[at], share)}` : "");
   });
-  const events = runs.length === 1 ? known[0].data.events.filter((event) => event.step === step) : [];
+  const events = known.flatMap(({ data }) => data?.events.filter((event) => event.step === step && (event.health || runs.length === 1)) ?? []);
   const said = events.map((event) => ` · ${event.kind}: ${event.text}`).join("");
   chart.querySelector(".said").textContent = `step ${step}: ${words.join(" and ")}${said}`;
   chart.dataset.step = step;
@@ -87,6 +101,27 @@ function listen(chart, plot) {
   plot.on("plotly_hover", (event) => say(chart, event.points[0].x));
   plot.on("plotly_click", (event) => open(event.points[0].x));
 }
+
+// The step that stands under the pointer on a picture of the server's.
+function stepAt(chart, picture, event) {
+  const { first, last, left, right } = picture.dataset;
+  const steps = known[0].data?.curves[chart.dataset.name]?.step;
+  if (!steps?.length || first === undefined) return null;
+  const x = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse()).x;
+  const wanted = Number(first) + ((x - left) / (right - left)) * (last - first);
+  return steps.reduce((best, step) => (Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best));
+}
+
+charts.forEach((chart) => {
+  const picture = chart.querySelector(".plot > svg");
+  if (!picture) return;
+  const then = (action) => (event) => {
+    const step = stepAt(chart, picture, event);
+    if (step !== null) action(step);
+  };
+  picture.addEventListener("pointermove", then((step) => say(chart, step)));
+  picture.addEventListener("click", then(open));
+});
 
 function open(step) {
   if (runs.length === 1 && step > 0) location.assign(`${runs[0]}/step/${step}`);
@@ -101,32 +136,37 @@ charts.forEach((chart) => chart.addEventListener("keydown", (event) => {
     event.preventDefault();
     const place = Math.min(Math.max(to, 0), curve.step.length - 1);
     say(chart, curve.step[place]);
-    Plotly.Fx.hover(chart.querySelector(".plot"), [{ curveNumber: 0, pointNumber: place }]);
+    if (window.Plotly) Plotly.Fx.hover(chart.querySelector(".plot"), [{ curveNumber: 0, pointNumber: place }]);
   } else if (event.key === "Enter" && chart.dataset.step) open(Number(chart.dataset.step));
 }));
 
-function toStep(event) {
+function toStep(event, number) {
   const link = document.createElement("a");
-  link.href = `${runs[0]}/step/${event.step}`;
+  link.href = `${runs[number]}/step/${event.step}`;
   link.textContent = event.step;
   return link;
 }
 
-function list(data) {
-  const found = data.events.filter((event) => event.health);
+// What the rules found, of two runs in each one's own colour.
+function listHealth() {
+  const found = known.flatMap(({ data }, number) => data?.events.filter((event) => event.health).map((event) => [event, number]) ?? []);
   const health = document.getElementById("health");
   health.hidden = found.length === 0;
-  health.querySelector("ol").replaceChildren(...found.map((event) => {
+  health.querySelector("ol").replaceChildren(...found.map(([event, number]) => {
     const entry = document.createElement("li");
-    entry.append("step ", toStep(event), `: ${event.text}`);
+    if (runs.length > 1) entry.className = number ? "second" : "first";
+    entry.append("step ", toStep(event, number), `: ${event.text}`);
     return entry;
   }));
+}
+
+function listEvents(data) {
   const body = document.querySelector("#events tbody");
   document.getElementById("no-events").hidden = data.events.length > 0;
   body.replaceChildren(...data.events.toReversed().map((event) => {
     const row = document.createElement("tr");
     row.classList.toggle("health", event.health);
-    for (const content of [toStep(event), event.kind, event.text]) row.insertCell().append(content);
+    for (const content of [toStep(event, 0), event.kind, event.text]) row.insertCell().append(content);
     return row;
   }));
 }
@@ -155,8 +195,11 @@ async function update() {
     document.getElementById("steps").hidden = data.last === null;
     document.getElementById("last-step").textContent = `last step: ${data.last}`;
     document.getElementById("last-step").href = `${runs[0]}/step/${data.last}`;
-    list(data);
+    listEvents(data);
   }
+  listHealth();
+  holder.dataset.ready = ""; // pictures can be clicked
+  await plotly();
   await drawAll();
 }
 
@@ -164,7 +207,7 @@ async function update() {
 async function drawAll() {
   for (const chart of shown()) {
     draw(chart);
-    await new Promise(requestAnimationFrame);
+    await frame();
   }
 }
 
@@ -179,5 +222,5 @@ async function watch() {
 }
 
 document.querySelectorAll("#charts details").forEach((part) => part.addEventListener("toggle", () => part.open && update()));
-dark.addEventListener("change", drawAll);
+dark.addEventListener("change", () => plotly().then(drawAll));
 watch();
