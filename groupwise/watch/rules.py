@@ -253,7 +253,7 @@ RULES: list[Rule] = [
         threshold="held-out accuracy three standard errors (and 3 points) below its best, or training accuracy four below its start, while the reward rose", origin="statistics of the held-out tasks",
         sure="likely",
         means="the reward is had without doing the task, or training answers are memorised",
-        change="change the part of reward.parts that still rises, after reading the samples below",
+        change="change the part of reward.parts that still rises, after reading the worst samples (`groupwise view`)",
         source="Visual-RFT#176, #79; articles on reward hacking",
         instead=("correct/mean",),
     ),

@@ -44,7 +44,7 @@ function traces(chart, data, number) {
   const sparse = chart.dataset.name.startsWith("eval/");
   const window = sparse ? 1 : Math.max(1, Math.floor(curve.step.length / 20));
   const base = { x: curve.step, type: "scatter", showlegend: false, hoverinfo: "none" };
-  const raw = { ...base, y: curve.value, mode: sparse || curve.step.length === 1 ? "lines+markers" : "lines", line: window > 1 ? { ...line, width: 1 } : line, opacity: window > 1 ? 0.4 : 1 };
+  const raw = { ...base, y: curve.value, mode: sparse || curve.step.length === 1 ? "lines+markers" : "lines", line: window > 1 ? { ...line, width: 1, dash: "solid" } : line, opacity: window > 1 ? 0.4 : 1 };
   if (curve.error) raw.error_y = { type: "data", array: curve.error, thickness: 1, color: line.color };
   return window > 1 ? [raw, { ...base, y: smooth(curve.value, window), mode: "lines", line, hoverinfo: "skip" }] : [raw];
 }
