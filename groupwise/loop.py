@@ -7,9 +7,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from groupwise.collect import collect, tokens_of
+from groupwise.collect import Collected, collect, tokens_of
 from groupwise.config import Config
 from groupwise.cost import model_flops
+from groupwise.errors import RunError
 from groupwise.guards import (
     check_agreement,
     check_delivery,
@@ -21,7 +22,7 @@ from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
 from groupwise.run import MakeEngine, Run, finished, open_run
 from groupwise.setup import engine_of, sampling_of
-from groupwise.teach import teach
+from groupwise.teach import Taught, teach
 from groupwise.validate.evaluate import Evaluation, evaluate
 from groupwise.watch.clock import Clock
 from groupwise.watch.costs import costs
@@ -127,7 +128,7 @@ def begin(run: Run) -> Metrics | None:
 
 def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     """One turn of the cycle. None if it was asked to stop before anything was learned."""
-    config, clock, before = run.config, Clock(), run.cursor.state()
+    clock, before = Clock(), run.cursor.state()
     run.at = run.step + 1
 
     # Prompts, rollouts, rewards; groups that teach nothing are drawn again.
@@ -137,20 +138,16 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         run.cursor.restore(before)  # as if the step had not begun
         if failing is None:
             return None
-        found, events = run.judge(run.at, collected.metrics())
-        run.folder.add_events(events)
-        run.act_on(found)
-        if run.saved_step != run.step:
-            run.save()
+        give_up(run, collected)
         raise failing
 
     # Advantages, loss, update.
     rate = learning_rate(
         run.step,
-        base=config.optim.learning_rate,
-        schedule=config.optim.schedule,
-        warmup_steps=config.optim.warmup_steps,
-        total_steps=config.steps,
+        base=run.config.optim.learning_rate,
+        schedule=run.config.optim.schedule,
+        warmup_steps=run.config.optim.warmup_steps,
+        total_steps=run.config.steps,
     )
     version = run.version  # that rollouts should be of
     taught = teach(run, collected, rate, clock)
@@ -165,38 +162,74 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         run.reference.after_step(run.loaded.model, run.step)
     enough = check_updates(run, taught.outcomes, taught.batch)
 
-    # What it was like.
-    drawn, dropped = collected.groups + collected.dropped, tokens_of(collected.dropped)
-    metrics: dict[str, Any] = {
-        **collected.metrics(),
-        **sample_measures(drawn, version),
-        **wasted(taught.batch, dropped, tokens_of(drawn)),
-        **taught.metrics,
-        "mismatch/limit": explained_gap(run),
+    # What it was like, how good the policy is now, what it cost; all of it written down.
+    metrics: Metrics = {
+        **what_it_was_like(run, collected, taught, version),
         "optim/learning_rate": rate,
-        "weights/version": run.version,
         "weights/fingerprint": delivered,
-        "data/epoch": run.cursor.epoch,
-        "cost/tokens": run.tokens,
     }
     improved = False
-    if run.step == config.steps or (config.eval.every and run.step % config.eval.every == 0):
+    if run.evaluation_due():
         with clock("eval"):
             evaluation = held_out(run)
         metrics |= evaluation.metrics()
         improved = run.note_evaluation(evaluation)
     metrics |= clock.metrics(collected.tokens)
+    metrics |= what_it_cost(run, collected, taught, clock, metrics["time/step"])
+    sick = write_down(run, collected, taught, metrics, improved)
+    enough = enough or sick
+    if enough is not None:
+        raise enough
+    return {"step": run.step, **metrics}
+
+
+def give_up(run: Run, collected: Collected) -> None:
+    """A step whose rewards can't be used: what is said of it, and the run as it was before."""
+    found, events = run.judge(run.at, collected.metrics())
+    run.folder.add_events(events)
+    run.act_on(found)
+    if run.saved_step != run.step:
+        run.save()
+
+
+def what_it_was_like(run: Run, collected: Collected, taught: Taught, version: int) -> Metrics:
+    """Samples, rewards, loss; `version` is that of the weights before the updates."""
+    drawn, dropped = collected.groups + collected.dropped, tokens_of(collected.dropped)
+    return {
+        **collected.metrics(),
+        **sample_measures(drawn, version),
+        **wasted(taught.batch, dropped, tokens_of(drawn)),
+        **taught.metrics,
+        "mismatch/limit": explained_gap(run),
+        "weights/version": run.version,
+        "data/epoch": run.cursor.epoch,
+        "cost/tokens": run.tokens,
+    }
+
+
+def what_it_cost(
+    run: Run, collected: Collected, taught: Taught, clock: Clock, seconds: float
+) -> Metrics:
+    """The step's work against its time, and the run's so far against what it gained."""
     work = step_work(run, collected, taught)
-    metrics |= step_speed(run, work, clock, metrics["time/step"])
     run.flops += sum(model_flops(parts) for parts in work.values())
-    metrics |= costs(
-        flops=run.flops,
-        seconds=run.elapsed,
-        price=config.watch.price,
-        before=None if run.before is None else run.before.accuracy,
-        after=None if run.last is None else run.last.accuracy,
-    )
-    metrics["memory/peak_bytes"] = peak_bytes(run.learner.device)
+    return {
+        **step_speed(run, work, clock, seconds),
+        **costs(
+            flops=run.flops,
+            seconds=run.elapsed,
+            price=run.config.watch.price,
+            before=None if run.before is None else run.before.accuracy,
+            after=None if run.last is None else run.last.accuracy,
+        ),
+        "memory/peak_bytes": peak_bytes(run.learner.device),
+    }
+
+
+def write_down(
+    run: Run, collected: Collected, taught: Taught, metrics: Metrics, improved: bool
+) -> RunError | None:
+    """Files first, then people; what the health rules ask for, and whether to stop."""
     rows = rows_of(collected.groups, collected.unused, taught.streams, run.loaded.tokenizer)
     found, events = run.judge(run.step, metrics)
     run.recorder.step(run.step, rows, metrics, events)
@@ -205,10 +238,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     sick = run.act_on(found)
     if improved or sick is not None:
         run.save(best=improved)
-    enough = enough or sick
-    if enough is not None:
-        raise enough
-    return {"step": run.step, **metrics}
+    return sick
 
 
 def held_out(run: Run) -> Evaluation:

@@ -107,6 +107,10 @@ class Run:
             self.display.warn(text)
         self.recorder.event(self.at, kind, text, **fields)
 
+    def evaluation_due(self) -> bool:
+        every = self.config.eval.every
+        return self.step == self.config.steps or bool(every and self.step % every == 0)
+
     def judge(self, step: int, metrics: Mapping[str, Any]) -> tuple[list[Finding], list[Event]]:
         """What the health rules say of a step, once each, and how to write it down."""
         found = self.health.see(step, metrics)
