@@ -293,3 +293,22 @@ def test_every_entry_says_something() -> None:
 def test_the_page_is_current() -> None:
     page = Path(__file__).parents[1] / "docs" / "metrics.md"
     assert page.read_text("utf-8") == catalogue.metrics_page(), "run `make docs`"
+
+
+def test_the_report_says_what_it_cost() -> None:
+    """Money and its point as last known, waste by cause as the mean of the steps."""
+    from groupwise.watch.report import _spent
+
+    lines = [
+        {"step": 1, "time/money": 1.0, "cost/wasted/dead": 0.5, "cost/wasted/dropped": 0.0},
+        {"step": 2, "time/money": 3.5, "time/money_per_point": 0.25, "cost/wasted/dead": 0.25},
+        {"step": 3, "time/money": 4.0, "cost/wasted/dead": 0.0, "cost/flops": 2.5e12},
+    ]
+    assert dict(_spent(lines)) == {
+        "money": "4.00",
+        "money for a point of held-out accuracy": "0.25",
+        "operations of the models": "2.5e+12 FLOP",
+        "tokens dead, mean of the steps": "25 %",
+        "tokens dropped, mean of the steps": "0 %",
+    }
+    assert _spent([{"step": 1}]) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 
 import numpy as np
@@ -213,3 +214,17 @@ def test_bands_cover_every_rate() -> None:
             assert sum(found[f"pass_rate/{band}"] for band in samples.BANDS) == 1
             assert found["pass_rate/none"] == (right == 0)
             assert found["pass_rate/all"] == (right == size)
+
+
+def test_watching_a_large_step_costs_little() -> None:
+    """1,024 answers of 183 tokens, a step of 1.6 s on a GPU; took 0.17 s when all were read."""
+    chance = np.random.default_rng(0)
+    answers = ["".join(map(chr, chance.integers(97, 123, 183))) for _ in range(1024)]
+    groups = [[rollout(text, 1.0, True) for text in answers[at : at + 16]]
+              for at in range(0, 1024, 16)]  # fmt: skip
+    spent = []
+    for _ in range(5):
+        begun = time.process_time()
+        samples.sample_measures(groups, 0)
+        spent.append(time.process_time() - begun)
+    assert min(spent) < 0.06

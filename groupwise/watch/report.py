@@ -15,7 +15,7 @@ from typing import Any
 
 from groupwise.errors import RunError
 from groupwise.watch.catalogue import find
-from groupwise.watch.chart import Curve, Point, description, svg
+from groupwise.watch.chart import Curve, Point, description, number, svg
 from groupwise.watch.display import clock, percent, useful_share, visible
 from groupwise.watch.files import to_page, write_atomic
 from groupwise.watch.folder import RunFolder, size
@@ -269,11 +269,32 @@ def _health(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _events(events: Sequence[Mapping[str, Any]]) -> str:
     if not events:
-        return "<p>None: nothing went wrong, nothing was changed on the way.</p>"
+        return "<p>None: nothing was changed on the way.</p>"
     shown = events[-EVENTS:]
     note = f"<p>The last {EVENTS} of {len(events):,}.</p>" if len(events) > EVENTS else ""
     rows = [(e.get("step"), e.get("kind"), e.get("text"), e.get("time/at", "")) for e in shown]
     return note + _table(("step", "kind", "what", "when"), rows)
+
+
+def _spent(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, object]]:
+    """Money where its price is known, what a point cost, and the tokens that taught nothing."""
+    last: dict[str, Any] = {}
+    for line in metrics:
+        last |= line
+    forms = {
+        "time/money": ("money", "{:,.2f}"),
+        "time/money_per_point": ("money for a point of held-out accuracy", "{:,.4g}"),
+        "time/device_hours_per_point": ("hours of the device for a point", "{:,.4g}"),
+        "cost/flops": ("operations of the models", "{:.3g} FLOP"),
+    }
+    rows: list[tuple[str, object]] = [
+        (title, form.format(last[name])) for name, (title, form) in forms.items() if last.get(name)
+    ]
+    for name in sorted(name for name in last if name.startswith("cost/wasted/")):
+        shares = [line[name] for line in metrics if line.get(name) is not None]
+        rows.append((f"tokens {name.rpartition('/')[2]}, mean of the steps",
+                     number(sum(shares) / len(shares), share=True)))  # fmt: skip
+    return rows
 
 
 def _machine(manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
@@ -281,6 +302,7 @@ def _machine(manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) 
     cost = manifest.get("cost", {})
     if cost:
         rows.append(("cost so far", f"{clock(cost['seconds'])}, {cost['tokens']:,} tokens"))
+    rows += _spent(metrics)
     for phase in ("rollout", "grade", "score", "update", "eval", "checkpoint"):
         spent = sum(line.get(f"time/{phase}") or 0.0 for line in metrics)
         if spent:

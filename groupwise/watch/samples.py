@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -150,15 +151,15 @@ def repetition(tokens: Sequence[Sequence[int]], n: int = NGRAM) -> float:
     lengths_N = np.array([len(row) for row in tokens])
     if not (lengths_N >= n).any():
         return 0.0
-    flat = np.fromiter((token for row in tokens for token in row), np.uint64, lengths_N.sum())
+    flat = np.fromiter(chain.from_iterable(tokens), np.uint64, lengths_N.sum())
     row_of = np.repeat(np.arange(len(tokens), dtype=np.uint64), lengths_N)
     whole = row_of[: len(flat) - n + 1] == row_of[n - 1 :]
     key = row_of[: len(whole)].copy()
     for at in range(n):  # a hash that wraps around: collisions are one in 2^64
         key = (key ^ (key >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
         key = key + flat[at : at + len(whole)]
-    key = key[whole]
-    return 1.0 - len(np.unique(key)) / len(key)
+    key = np.sort(key[whole])  # np.unique takes ten times as long
+    return float((key[1:] == key[:-1]).sum()) / len(key)
 
 
 def is_marked(text: str) -> bool:
