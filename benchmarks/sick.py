@@ -212,7 +212,7 @@ def make_healthy(
     if not isinstance(made, PairRecipe):
         if made.schedule["updates"] > 2:  # those of the papers are for thousands of completions
             settings["recipe.schedule.updates"] = 2
-        if "length" in made.aggregation.params:
+        if "length" in dict(made.aggregation.params):
             settings["recipe.aggregation.length"] = 4
     try:
         quiet(configured(model, settings), folder)
