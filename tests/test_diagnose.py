@@ -144,6 +144,19 @@ def test_a_guard_that_stops_the_run_leaves_a_finding(
     assert any("gone" in event["text"] for event in found.events)
 
 
+def test_events_of_another_version_are_left_out(tmp_path: Path) -> None:
+    """Whoever wrote them, they must not end the diagnosis, nor its exit status lie."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    (tmp_path / "events.jsonl").write_text(
+        '{"step": 9, "kind": "health", "rule": "truncation", "text": "no numbers"}\n'
+        '{"step": 9, "kind": "health", "rule": "of tomorrow", "text": "unknown"}\n'
+        '{"step": 9, "kind": "reward", "text": "boom"}\n'
+    )
+    assert main(["diagnose", str(tmp_path)]) == 0
+    found = diagnose(tmp_path)
+    assert found.findings == [] and [event["text"] for event in found.events] == ["boom"]
+
+
 # --- other tools' logs --------------------------------------------------------------------------
 
 

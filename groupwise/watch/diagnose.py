@@ -90,7 +90,7 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
     unseen = [rule.name for rule in health.rules if not rule.can_judge(known)]
     shown = next(iter([f for f in findings if f.rule.grave] or findings), None)
     step, samples = worst_samples(folder, shown) if shown else (None, [])
-    guards = [event for event in events if event.get("kind") in GUARDS]
+    guards = [e for e in events if e.get("kind") in GUARDS and e.keys() >= {"step", "text"}]
     return Diagnosis(folder.path, tool, last, findings, health, samples, step, guards, unseen)
 
 
@@ -103,12 +103,13 @@ def _after_the_end(
 ) -> list[Finding]:
     """What was found in a step that a guard stopped: it has events and no metrics."""
     rules = {rule.name: rule for rule in RULES}
+    needed = ("step", "text", "metric", "value", "limit", "first_bad_step")  # of this version
     found = []
     for event in events:
         rule = rules.get(str(event.get("rule")))
-        if event.get("kind") != "health" or event["step"] <= last or rule is None:
+        if event.get("kind") != "health" or rule is None or not event.keys() >= {*needed}:
             continue
-        if rule.name not in known:
+        if event["step"] > last and rule.name not in known:
             text = str(event["text"]).removeprefix(f"{rule.name}: ").partition(". ")[0]
             seen = Evidence(event["metric"], event["value"], event["limit"],
                             event["first_bad_step"], text)  # fmt: skip
