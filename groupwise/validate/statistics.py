@@ -1,0 +1,290 @@
+"""Differences between two methods or models, with intervals that hold for a few seeds.
+
+Values are paired: the same seed, the same task, the same random numbers on both sides. Two forms:
+
+- one value a unit (a seed, or a task), `values[unit]`;
+- one value a seed and task, `values[seed, task]`. Then both count as drawn from many: the interval
+  is for other seeds and other tasks of the same kind. Seeds and tasks cross, so the variance of the
+  mean is that of the seed means, and what tasks add to it (the two-way analysis of variance).
+
+Which test: with five seeds a sign-flip permutation can't give less than p = 2/32, so no difference
+would ever be seen; the percentile bootstrap stays inside the range of five values and covers 83 %
+instead of 95 %. Student's t knows how little five values say of their spread. So p is Student's,
+and the bootstrap's deviations are widened by the same factor: its interval has the shape of the
+data and the width that so few seeds deserve. tests/test_statistics.py simulates what it covers:
+94 % to 96 % where differences are normal or heavy-tailed, 90 % where they are skewed like a
+lognormal. What happens in one run of ten (a collapse) five seeds can't show, and no interval does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+ALPHA, POWER = 0.05, 0.8  # a difference that is not there is seen so often, one that is, so often
+DRAWS = 4_000  # of a bootstrap
+CHUNK = 2**22  # numbers drawn at once
+MOST_SEEDS = 100_000  # more are no advice
+
+Values = Sequence[float] | Sequence[Sequence[float]] | npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of a mean: its variance by where it comes from, and how well that is known."""
+
+    units: int  # seeds, or whatever the rows are
+    tasks: int  # 1 where there is one value a unit
+    from_units: float  # variance of the mean
+    from_tasks: float
+    df: float  # degrees of freedom
+
+    @property
+    def stderr(self) -> float:
+        return math.sqrt(self.from_units + self.from_tasks)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two methods, a − b: the mean, its 95 % interval, and how likely so much is by chance."""
+
+    mean: float
+    low: float
+    high: float
+    p: float  # two-sided; not corrected for other comparisons
+    spread: Spread
+
+
+def paired_difference(a: Values, b: Values) -> Difference:
+    """a − b; both of the same shape, `[unit]` or `[seed, task]`."""
+    first, second = np.asarray(a, float), np.asarray(b, float)
+    if first.shape != second.shape:
+        raise ValueError(f"Pairs must have the same shape, got {first.shape} and {second.shape}.")
+    values = first - second
+    low, high = bootstrap_interval(values)
+    return Difference(float(values.mean()), low, high, t_test(values), spread(values))
+
+
+# --- how far a mean is known ------------------------------------------------------------------
+
+
+def stderr(values: Values) -> float:
+    """Of the mean: over units, or over seeds and tasks."""
+    return spread(values).stderr
+
+
+def spread(values: Values) -> Spread:
+    """The variance of the mean. Over seeds and tasks: σ²_seed/n + σ²_task/m + σ²_rest/(n·m)."""
+    found = _table(values)
+    units, tasks = found.shape
+    count = found.size
+    of_units = found.mean(axis=1)
+    units_square = tasks * float(of_units.var(ddof=1))
+    if tasks == 1:
+        return Spread(units, 1, units_square / count, 0.0, units - 1.0)
+    of_tasks = found.mean(axis=0)
+    tasks_square = units * float(of_tasks.var(ddof=1))
+    rest = found - of_units[:, None] - of_tasks[None, :] + found.mean()
+    rest_square = float((rest**2).sum()) / ((units - 1) * (tasks - 1))
+    by_units, by_tasks = units_square / count, max(tasks_square - rest_square, 0.0) / count
+    if by_tasks == 0.0:
+        return Spread(units, tasks, by_units, 0.0, units - 1.0)
+    # Satterthwaite: how many degrees of freedom a sum of estimated variances is worth.
+    doubt = (
+        by_units**2 / (units - 1)
+        + (tasks_square / count) ** 2 / (tasks - 1)
+        + (rest_square / count) ** 2 / ((units - 1) * (tasks - 1))
+    )
+    worth = (by_units + by_tasks) ** 2 / doubt
+    return Spread(units, tasks, by_units, by_tasks, max(worth, units - 1.0))
+
+
+def t_test(values: Values) -> float:
+    """The two-sided p of a mean of 0."""
+    found = _table(values)
+    mean, known = float(found.mean()), spread(values)
+    if mean == 0.0:
+        return 1.0
+    if known.stderr == 0.0:  # all alike, which so few can be by chance: what their signs say
+        return float(2.0 ** (1 - known.units))
+    return two_sided(mean / known.stderr, known.df)
+
+
+def bootstrap_interval(
+    values: Values, *, level: float = 1 - ALPHA, draws: int = DRAWS, seed: int = 0
+) -> tuple[float, float]:
+    """Of the mean. Seeds and tasks are drawn again, apart from each other.
+
+    Deviations are scaled to the variance that `spread` finds, and by Student's quantile over the
+    normal one: drawn from five values, they are too small on average, and not known to be.
+    """
+    found, known = _table(values), spread(values)
+    mean = float(found.mean())
+    drawn = np.random.default_rng(seed)
+    deviations = _drawn_means(found.mean(axis=1), known.from_units, draws, drawn)
+    if known.from_tasks:
+        deviations += _drawn_means(found.mean(axis=0), known.from_tasks, draws, drawn)
+    tail = (1 - level) / 2
+    wider = student_quantile(1 - tail, known.df) / student_quantile(1 - tail, math.inf)
+    low, high = np.quantile(deviations * wider, [tail, 1 - tail])
+    return mean + float(low), mean + float(high)
+
+
+def _drawn_means(
+    values: npt.NDArray[np.float64], variance: float, draws: int, drawn: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Deviations of the mean of as many draws with replacement, of this variance."""
+    own = values - values.mean()
+    natural = float(own.var()) / len(own)
+    if natural == 0.0:
+        return np.zeros(draws)
+    at_once = max(1, CHUNK // len(own))
+    parts = [
+        own[drawn.integers(len(own), size=(min(at_once, draws - first), len(own)))].mean(axis=1)
+        for first in range(0, draws, at_once)
+    ]
+    return np.concatenate(parts) * math.sqrt(variance / natural)
+
+
+def _table(values: Values) -> npt.NDArray[np.float64]:
+    """As rows of units; one value a unit is one column."""
+    found = np.asarray(values, float)
+    found = found[:, None] if found.ndim == 1 else found
+    if found.ndim != 2 or found.shape[0] < 2 or found.shape[1] < 1:
+        raise ValueError(f"One value has no spread: take two or more, got {found.shape[0]}.")
+    if not np.isfinite(found).all():
+        raise ValueError("There are values that are not finite.")
+    return found
+
+
+# --- many comparisons at once -----------------------------------------------------------------
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Corrected for all comparisons: below 0.05 for a true null in at most 5 % of all families."""
+    corrected, worst = [0.0] * len(p), 0.0
+    for rank, at in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        worst = max(worst, min(1.0, (len(p) - rank) * p[at]))
+        corrected[at] = worst
+    return corrected
+
+
+def holm_levels(p: Sequence[float], alpha: float = ALPHA) -> list[float]:
+    """What each p must stay below to count, the smaller ones counting already."""
+    levels = [0.0] * len(p)
+    for rank, at in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        levels[at] = alpha / (len(p) - rank)
+    return levels
+
+
+# --- what a design can see --------------------------------------------------------------------
+
+
+def smallest_visible_effect(known: Spread, *, alpha: float = ALPHA, power: float = POWER) -> float:
+    """The true difference that this design would call one with this power."""
+    quantiles = student_quantile(1 - alpha / 2, known.df) + student_quantile(power, known.df)
+    return quantiles * known.stderr
+
+
+def seeds_needed(
+    effect: float, known: Spread, *, alpha: float = ALPHA, power: float = POWER
+) -> int | None:
+    """Seeds in all, at this spread, to see such an effect; None if no number of seeds would do.
+
+    What the choice of tasks adds stays, however many seeds there are.
+    """
+    of_one = known.from_units * known.units
+
+    def sees(seeds: int) -> bool:
+        by_units = of_one / seeds
+        total = by_units + known.from_tasks
+        df = math.inf if by_units == 0 else (seeds - 1) * (total / by_units) ** 2
+        some = Spread(seeds, known.tasks, by_units, known.from_tasks, df)
+        return smallest_visible_effect(some, alpha=alpha, power=power) <= abs(effect)
+
+    return _first(sees, 2, MOST_SEEDS)
+
+
+def tasks_needed(
+    effect: float, known: Spread, *, alpha: float = ALPHA, power: float = POWER
+) -> int | None:
+    """Held-out tasks in all, with the same seeds; None if no number of tasks would do."""
+    of_one = known.from_tasks * known.tasks
+
+    def sees(tasks: int) -> bool:
+        by_tasks = of_one / tasks
+        df = (known.units - 1) * (1 + by_tasks / known.from_units) ** 2 if known.from_units else 1e9
+        some = Spread(known.units, tasks, known.from_units, by_tasks, df)
+        return smallest_visible_effect(some, alpha=alpha, power=power) <= abs(effect)
+
+    return _first(sees, 2, 10 * MOST_SEEDS)
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The smallest number from which on it holds; None if it does not hold at the last."""
+    if not holds(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+# --- Student's distribution -------------------------------------------------------------------
+
+
+def two_sided(t: float, df: float) -> float:
+    """The chance of a value as far from 0 as this, in either direction."""
+    if math.isinf(df):
+        return math.erfc(abs(t) / math.sqrt(2))
+    return _beta_share(df / (df + t * t), df / 2, 0.5)
+
+
+@lru_cache(maxsize=4096)
+def student_quantile(share: float, df: float) -> float:
+    """The value below which this share lies."""
+    if share < 0.5:
+        return -student_quantile(1 - share, df)
+    tail, low, high = 2 * (1 - share), 0.0, 1.0
+    while two_sided(high, df) > tail:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle, df) > tail else (low, middle)
+    return (low + high) / 2
+
+
+def _beta_share(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Lentz)."""
+    if x <= 0.0 or x >= 1.0:
+        return float(x >= 1.0)
+    if x > (a + 1) / (a + b + 2):  # there the fraction of the other side converges fast
+        return 1 - _beta_share(1 - x, b, a)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+        + a * math.log(x) + b * math.log1p(-x)
+    )  # fmt: skip
+    least = 1e-300
+    c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1), least)
+    total = d
+    for m in range(1, 500):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        change = 1.0
+        for term in (even, odd):
+            d = 1 / _away(1 + term * d, least)
+            c = _away(1 + term / c, least)
+            total *= d * c
+            change = d * c
+        if abs(change - 1) < 1e-15:
+            break
+    return front * total / a
+
+
+def _away(x: float, least: float) -> float:
+    return x if abs(x) > least else least
