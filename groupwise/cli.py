@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from groupwise.commands import (
     check_reward,
+    compare,
     diagnose,
     doctor,
     export,
@@ -65,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run_command=_explain)
 
     for command in (
-        check_reward, diagnose, doctor, export, grade, init, mirror, plan, probe, serve, view,
+        check_reward, compare, diagnose, doctor, export, grade, init, mirror, plan, probe, serve,
+        view,
     ):  # fmt: skip
         command.add_parser(commands)
     train = commands.add_parser(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from groupwise.collect import Collected, collect, tokens_of
-from groupwise.config import Config
+from groupwise.config import Budget, Config
 from groupwise.cost import model_flops
 from groupwise.errors import RunError
 from groupwise.guards import (
@@ -24,7 +25,7 @@ from groupwise.run import MakeEngine, Run, finished, open_run
 from groupwise.setup import engine_of, sampling_of
 from groupwise.teach import Taught, teach
 from groupwise.validate.evaluate import Evaluation, evaluate
-from groupwise.watch.clock import Clock
+from groupwise.watch.clock import Clock, now
 from groupwise.watch.costs import costs
 from groupwise.watch.display import Display
 from groupwise.watch.report import write_report, write_summary
@@ -95,7 +96,7 @@ def _cycle(
         try:
             if first is not None:
                 yield first
-            while run.step < config.steps and not signals.asked.is_set():
+            while not run.over and not signals.asked.is_set():
                 with signals.held():
                     metrics = one_step(run, signals.asked)
                     if metrics is not None and run.checkpoint_due():
@@ -108,7 +109,7 @@ def _cycle(
             raise
         if run.saved_step != run.step:
             run.save()
-        if run.step < config.steps:
+        if not run.over:
             raise Stopped(f"stopped after step {run.step}, saved; the same command goes on")
         return finish(run)
 
@@ -128,7 +129,7 @@ def begin(run: Run) -> Metrics | None:
 
 def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     """One turn of the cycle. None if it was asked to stop before anything was learned."""
-    clock, before = Clock(), run.cursor.state()
+    clock, before, progress = Clock(), run.cursor.state(), run.progress
     run.at = run.step + 1
 
     # Prompts, rollouts, rewards; groups that teach nothing are drawn again.
@@ -147,7 +148,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         base=run.config.optim.learning_rate,
         schedule=run.config.optim.schedule,
         warmup_steps=run.config.optim.warmup_steps,
-        total_steps=run.config.steps,
+        total_steps=run.total_steps,
     )
     version = run.version  # that rollouts should be of
     taught = teach(run, collected, rate, clock)
@@ -169,7 +170,8 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         "weights/fingerprint": delivered,
     }
     improved = False
-    if run.evaluation_due():
+    run.trained += now() - clock.start
+    if run.evaluation_due(progress):
         with clock("eval"):
             evaluation = held_out(run)
         metrics |= evaluation.metrics()
@@ -263,6 +265,7 @@ def finish(run: Run) -> dict[str, Any]:
         seconds=run.elapsed,
         before={} if run.before is None else run.before.as_dict(),
         after={} if run.last is None else run.last.as_dict(),
+        budget=asdict(run.config.budget) if run.config.budget != Budget() else None,
     )
     run.folder.write_cost(seconds=run.elapsed, tokens=run.tokens)
     write_report(run.folder.path)

@@ -11,14 +11,14 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from groupwise import config as configuration
 from groupwise import hub
 from groupwise.composition import PairRecipe
-from groupwise.config import Config
+from groupwise.config import Budget, Config
 from groupwise.data.cursor import Cursor, MixedCursor, cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.engine.native import NativeEngine
@@ -78,6 +78,7 @@ class Run:
     memory: Memory = field(default_factory=Memory)
     skipped: int = 0  # updates in a row
     tokens: int = 0  # sampled so far
+    trained: float = 0.0  # seconds of steps, evaluation left out
     flops: float = 0.0  # of models, so far
     health: Health = field(default_factory=Health)
     delivered: dict[int, str] = field(default_factory=dict)  # fingerprints by version
@@ -100,16 +101,41 @@ class Run:
     def elapsed(self) -> float:
         return self.seconds + time.monotonic() - self.opened
 
+    @property
+    def progress(self) -> float:
+        """The share of the run that is done: of its steps or its budget, whichever ends first."""
+        budget = self.config.budget
+        shares = [self.step / self.config.steps]
+        shares += [self.tokens / budget.tokens] if budget.tokens else []
+        shares += [self.trained / budget.seconds] if budget.seconds else []
+        return max(shares)
+
+    @property
+    def over(self) -> bool:
+        return self.progress >= 1.0
+
+    @property
+    def total_steps(self) -> int:
+        """As the configuration has them, or as a budget would end them at the present pace."""
+        if self.step == 0 or self.progress == self.step / self.config.steps:
+            return self.config.steps
+        return max(round(self.step / self.progress), self.step + 1)
+
+    def evaluation_due(self, before: float) -> bool:
+        """Whether held-out tasks are asked after this step; `before` is the progress before it."""
+        asked = self.config.eval
+        if asked.points:
+            due = int(asked.points * self.progress) > int(asked.points * before)
+        else:
+            due = bool(asked.every) and self.step % asked.every == 0
+        return due or self.over
+
     def event(self, kind: str, text: str, **fields: Any) -> None:
         """Something to know of: to events.jsonl, and now and then to the screen."""
         if self.at - self.told.get(kind, -EVENT_PAUSE) >= EVENT_PAUSE:
             self.told[kind] = self.at
             self.display.warn(text)
         self.recorder.event(self.at, kind, text, **fields)
-
-    def evaluation_due(self) -> bool:
-        every = self.config.eval.every
-        return self.step == self.config.steps or bool(every and self.step % every == 0)
 
     def judge(self, step: int, metrics: Mapping[str, Any]) -> tuple[list[Finding], list[Event]]:
         """What the health rules say of a step, once each, and how to write it down."""
@@ -183,6 +209,7 @@ class Run:
             "tokens": self.tokens,
             "flops": self.flops,
             "seconds": self.elapsed,
+            "trained": self.trained,
             "before": None if self.before is None else self.before.as_dict(),
             "last": None if self.last is None else self.last.as_dict(),
             "best": self.best,
@@ -214,7 +241,8 @@ class Run:
             self.learner.micro_tokens = int(values["micro_tokens"])
         self.delivered = {int(version): x for version, x in values["delivered"].items()}
         self.tokens, self.seconds = int(values["tokens"]), float(values["seconds"])
-        self.flops = float(values.get("flops", 0.0))  # checkpoints of older versions have none
+        # Checkpoints of older versions have none.
+        self.flops, self.trained = (float(values.get(name, 0.0)) for name in ("flops", "trained"))
         self.before, self.last = (
             None if values[name] is None else Evaluation.from_dict(values[name])
             for name in ("before", "last")
@@ -434,4 +462,5 @@ def finished(config: Config, path: str | Path) -> dict[str, Any] | None:
     summary = folder.read_summary()
     if not summary or _changes(config, folder):
         return None
-    return summary if summary["steps"] >= config.steps else None
+    spent = config.budget != Budget() and summary.get("budget") == asdict(config.budget)
+    return summary if spent or summary["steps"] >= config.steps else None

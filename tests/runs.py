@@ -66,7 +66,8 @@ def left_behind(folder: Path) -> dict[str, Any]:
     last = (folder / "checkpoints" / "latest").resolve()
     events = [json.loads(x) for x in (folder / "events.jsonl").read_text().splitlines()]
     values = json.loads((last / "resume" / "values.json").read_text())
-    values.pop("seconds")
+    for name in ("seconds", "trained"):
+        values.pop(name)
     summary = json.loads((folder / "summary.json").read_text())
     summary.pop("seconds")
     found: dict[str, Any] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from groupwise.config.changes import Change, difference
 from groupwise.config.checks import anchored, check, describe
 from groupwise.config.fields import (
+    Budget,
     Checkpoint,
     Config,
     Data,
@@ -21,6 +22,7 @@ from groupwise.config.reading import load
 from groupwise.config.writing import text
 
 __all__ = [
+    "Budget",
     "Change",
     "Checkpoint",
     "Config",

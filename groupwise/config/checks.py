@@ -232,6 +232,14 @@ def _refilling(recipe: Recipe | PairRecipe) -> list[str]:
     return [s.name for s in recipe.slots() if s.definition.traits.get("action") == "refill"]
 
 
+def budget_never_reached(config: Config, recipe: PairRecipe) -> Iterator[str]:
+    if config.budget.tokens and recipe.reads == "labels":
+        yield (
+            f"budget.tokens={config.budget.tokens} is never reached: {recipe.name} learns from "
+            "labels and samples nothing. Set budget.seconds or steps."
+        )
+
+
 def unknown_rules(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
     known = [rule.name for rule in RULES]
     for name in config.watch.stop:
@@ -295,6 +303,8 @@ def settings_without_effect(config: Config, recipe: Recipe | PairRecipe) -> Iter
         unused += [("data.size", "no generator is in use")]
     if config.eval.samples > 1 and config.eval.temperature == 0:
         unused += [("eval.samples", "greedy answers are all the same: set eval.temperature")]
+    if config.eval.points:
+        unused += [("eval.every", "eval.points says how often")]
     for name, why in unused:
         if values[name] != DEFAULTS[name]:
             yield f"{name}={values[name]} has no effect: {why}."
@@ -332,6 +342,7 @@ DOUBTFUL: tuple[Rule, ...] = (
 )
 PAIRS_REFUSED: tuple[PairRule, ...] = (
     pairs_without_a_choice,
+    budget_never_reached,
     greedy_training,
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
@@ -385,6 +396,10 @@ def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
     generated = isinstance(config.data.train, str) and is_generator(config.data.train)
     drawn_of = f" from {config.data.size:,} tasks" if generated else ""
     lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
+    budget = {"tokens": config.budget.tokens, "seconds": config.budget.seconds}
+    lines += [
+        f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n
+    ]
     lines += [
         f"groups that {name} drops are drawn anew, up to {config.refills} times a step"
         for name in _refilling(recipe)

@@ -260,9 +260,18 @@ class Eval:
     """Held-out accuracy."""
 
     every: Whole = 10  # steps; also before the first and after the last. 0: only those two
+    points: Whole = 0  # in place of it: so many, evenly over steps or budget. 0: as every has it
     tasks: Whole = 128  # 0: no evaluation
     samples: Count = 1
     temperature: NonNegative = 0.0  # 0: greedy
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What ends a run before its last step: with the step that reaches it."""
+
+    tokens: Whole = 0  # sampled in training, those of dropped groups too; 0: no limit
+    seconds: NonNegative = 0.0  # of steps, evaluation left out; 0: no limit
 
 
 @dataclass(frozen=True)
@@ -315,6 +324,7 @@ class Config:
     optim: Optim = field(default_factory=Optim)
     reference: Reference = field(default_factory=Reference)
     eval: Eval = field(default_factory=Eval)
+    budget: Budget = field(default_factory=Budget)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
     watch: Watch = field(default_factory=Watch)

@@ -40,6 +40,8 @@ class Evaluation:
     examples: tuple[dict[str, Any], ...]
     # accuracy and reward of each of several sources, by its name
     sources: dict[str, dict[str, float]] = field(default_factory=dict)
+    # of each task, in order: accuracy, or reward where nothing says what is correct
+    scores: tuple[float | None, ...] = ()
 
     def metrics(self) -> dict[str, float]:
         found = {
@@ -59,7 +61,8 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Evaluation:
-        return cls(**(stored | {"examples": tuple(stored["examples"])}))
+        lists = {name: tuple(stored.get(name, ())) for name in ("examples", "scores")}
+        return cls(**(stored | lists))
 
 
 def evaluate(
@@ -95,6 +98,7 @@ def evaluate(
         samples=samples,
         examples=tuple(_example(group[0]) for group in groups[:SHOWN]),
         sources=_by_source(tasks, right, rewards),
+        scores=tuple(rewards if accuracy is None else right),
     )
 
 

@@ -45,15 +45,21 @@ def write_summary(
     seconds: float,
     before: Mapping[str, Any],
     after: Mapping[str, Any],
+    budget: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The run in a few numbers. `before` and `after` are evaluations of the same tasks, as dicts.
 
-    They hold accuracy, stderr and reward (None where not measured), and examples.
+    They hold accuracy, stderr and reward (None where not measured), scores by task and examples.
+    `budget` is what ended it, where it was not its steps.
     """
     summary: dict[str, Any] = {"steps": steps, "seconds": seconds}
+    if budget is not None:
+        summary["budget"] = budget
     for name in ("accuracy", "stderr", "reward"):
         summary[f"{name}_before"] = before.get(name)
         summary[f"{name}_after"] = after.get(name)
+    for side, found in (("before", before), ("after", after)):
+        summary[f"scores_{side}"] = list(found.get("scores", ()))
     pairs = zip(before.get("examples", ()), after.get("examples", ()), strict=False)
     summary["samples"] = [
         {

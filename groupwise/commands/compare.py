@@ -1,0 +1,190 @@
+"""`groupwise compare`: methods side by side under equal conditions, with intervals.
+
+Stopped by Ctrl-C, it saves the runs under way; the same command goes on with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from groupwise.commands.shared import print_json, warn
+from groupwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from groupwise.compare.plan import Folder, Job, Plan
+    from groupwise.compare.workers import Progress
+
+ARMS = (
+    'recipes, with settings behind them in quotes ("grpo recipe.gate.high=0.3"), or whole '
+    "configurations (mine.toml)"
+)
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="methods side by side under equal conditions, with intervals",
+        usage="groupwise compare ARM ARM ... [--seeds N] [--budget tokens=3e5] [--config FILE] "
+        "[--set KEY=VALUE]... [--sweep KEY=A,B,C] [--out DIR] [--jobs N] [--json]",
+    )
+    parser.add_argument("items", nargs="*", metavar="ARM", help=ARMS)
+    parser.add_argument(
+        "--seeds", type=int, default=5, metavar="N", help="runs of each arm; default: 5"
+    )
+    parser.add_argument(
+        "--budget", default="tokens=3e5", metavar="UNIT=N",
+        help="of each run: tokens sampled, seconds or steps; default: tokens=3e5",
+    )  # fmt: skip
+    parser.add_argument(
+        "--config", metavar="FILE", help="what all arms share; default: the embedded task"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
+        help="a setting for all arms; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sweep", default="", metavar="KEY=A,B,C", help="each arm with each of these values"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="default: runs/compare_<the arms>; the same one is gone on with",
+    )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="runs at a time; default: one a core or GPU"
+    )
+    parser.add_argument("--json", action="store_true", help="data instead of text")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 1 where a run failed; 130 where it was stopped."""
+    if args.seeds < 2:
+        raise ConfigError(
+            f"--seeds {args.seeds}: from one seed nobody can tell a method from its luck, and no "
+            "interval can be given. Take 2 or more; 5 are usual."
+        )
+    if args.jobs is not None and args.jobs < 1:
+        raise ConfigError(f"--jobs {args.jobs} would run nothing. Take 1 or more.")
+    from groupwise.compare.arms import Budget, arms_of, check
+    from groupwise.compare.plan import Folder, Plan, seeds_from
+
+    budget = Budget.parse(args.budget)
+    source = Path(args.config) if args.config else None
+    arms = arms_of(args.items, budget, source=source, settings=args.settings, sweep=args.sweep)
+    for doubt in check(arms):
+        warn(doubt)
+    plan = Plan(tuple(arms), seeds_from(arms[0].config.seed, args.seeds), budget)
+    folder = Folder(Path(args.out) if args.out else default_folder(args, arms[0].folder))
+    with folder.locked() as lock:
+        return _compare(args, plan, folder, lock)
+
+
+def default_folder(args: argparse.Namespace, first: str) -> Path:
+    """A name that says what is in it, short enough for a file system."""
+    import hashlib
+
+    said = [*args.items, args.sweep, args.budget, args.config or "", *sorted(args.settings)]
+    mark = hashlib.sha256("\n".join(said).encode()).hexdigest()[:8]
+    return Path("runs") / f"compare_{first[:40]}_{mark}"
+
+
+def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int) -> int:
+    from groupwise.compare import findings, outcomes, starts, words, workers
+    from groupwise.compare.machine import places_for, threads_for
+    from groupwise.compare.page import write_all
+
+    begun = time.perf_counter()
+    places = places_for(plan, args.jobs)
+    plan = plan.with_threads(threads_for(folder.read(), places))
+    folder.take(plan)
+    jobs = folder.undone(plan)
+    kept = len(plan.jobs) - len(jobs)
+    _say(
+        f"{len(plan.arms)} arms x {len(plan.seeds)} seeds, {plan.budget} each, into {folder.path}"
+        + (f"; {kept} runs are done already" if kept else "")
+    )
+    progress = None
+    if jobs:
+        starts.prepare(plan, folder, jobs, _say)
+        show = Shown(plan, len(places))
+        try:
+            progress = workers.do(plan, folder, jobs, places, lock, show)
+        except KeyboardInterrupt:
+            left = len(folder.undone(plan))
+            _say(f"\nstopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
+            return 130
+    failed = progress.failed if progress else {}
+    found = findings.findings(plan, outcomes.outcomes(plan, folder), failed)
+    found["cost"] = cost(progress, len(places), time.perf_counter() - begun)
+    written = write_all(folder.path, found, plan, outcomes.outcomes(plan, folder))
+    if args.json:
+        print_json(found)
+    else:
+        print(words.text(found))
+        print(f"\n{words.cost_line(found['cost'])}; {', '.join(written)} in {folder.path}")
+    if failed:
+        _say(f"{len(failed)} runs failed; the logs are log.txt in their folders. {go_on(sys.argv)}")
+    return 1 if failed else 0
+
+
+def go_on(command: Sequence[str]) -> str:
+    said = shlex.join([Path(command[0]).name, *command[1:]])
+    return f"The same command goes on with them: {said}"
+
+
+def cost(progress: Progress | None, places: int, wall: float) -> dict[str, Any]:
+    """Of this call: seconds by the clock, those of the runs, and what is beside them.
+
+    The share is of the processes' time, over the sum of the runs.
+    """
+    runs = sum(progress.seconds.values()) if progress else 0.0
+    used = min(places, len(progress.jobs)) if progress else places
+    clean = progress is not None and runs > 0 and not progress.failed
+    return {
+        "wall_seconds": wall,
+        "run_seconds": runs,
+        "places": used,
+        "overhead_share": used * wall / runs - 1 if clean else None,
+    }
+
+
+class Shown:
+    """One line that is written over on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, plan: Plan, places: int) -> None:
+        self._plan, self._places = plan, places
+        self._begun, self._shown = time.perf_counter(), -1
+        self._failed: set[Job] = set()
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, progress: Progress) -> None:
+        from groupwise.watch.display import clock
+
+        for job in progress.failed.keys() - self._failed:
+            name = self._plan.arms[job.arm].name
+            _say(f"{self._clear()}FAILED {name}, seed {job.seed}: {progress.failed[job]}")
+            self._failed.add(job)
+        done = len(progress.seconds) + len(progress.failed)
+        if not self._live and done == self._shown:
+            return
+        self._shown = done
+        took, share = time.perf_counter() - self._begun, progress.share
+        left = f", {clock(took / share * (1 - share))} left" if share > 0.01 else ""
+        line = f"{done} of {len(progress.jobs)} runs, {100 * share:.0f} %{left}"
+        over = self._live and done < len(progress.jobs)
+        print(f"{self._clear()}{line}", end="" if over else "\n", file=sys.stderr, flush=True)
+
+    def _clear(self) -> str:
+        return "\r\033[K" if self._live else ""
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,297 @@
+"""What is compared: configurations that differ in what they are named for, and in nothing else."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from groupwise import config as configuration
+from groupwise.composition import RECIPES, PairRecipe, Recipe
+from groupwise.config import Config
+from groupwise.config.values import flat
+from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning
+
+# The embedded task: a small transformer adds three digits, as `make demo` does. Four updates a
+# batch, so that gates have something to do; a constant rate, so that every budget is a fair end.
+EMBEDDED: Mapping[str, Any] = {
+    "recipe": "grpo",
+    "recipe.schedule.updates": 4,
+    "prompts_per_step": 64,
+    "group_size": 8,
+    "model.threads": 1,  # for so small a model a second one costs more than it brings
+    "tiny.layers": 2,
+    "data.options": {"digits": 1, "terms": 3},
+    "engine.max_tokens": 4,
+    "engine.slots": 512,
+    "optim.learning_rate": 7e-4,
+    "optim.warmup_steps": 10,
+    "optim.beta2": 0.95,
+    "eval.tasks": 256,
+    "eval.samples": 4,
+    "eval.temperature": 1.0,
+    "eval.points": 12,
+    "checkpoint.every_seconds": 30,
+    "checkpoint.keep": 1,
+}
+POINTS = 12  # evaluations on the way, where the configuration does not say
+UNITS = ("tokens", "seconds", "steps")
+FOREVER = 10**9  # steps of a run that its seconds end
+# What an accuracy is measured with: the same for all, or they can't be compared.
+MEASURE = ("eval.", "data.eval", "data.holdout_share")
+HELD_OUT_OF = ("data.train", "data.size", "data.options", "data.duplicates")
+# What may differ because somebody asked for it, and should be said.
+ALIKE = ("model.", "adapter.", "tiny.", "data.", "reward.", "engine.weights")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much each run may spend."""
+
+    unit: str  # tokens, seconds or steps
+    amount: int
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        unit, _, number = (part.strip() for part in text.partition("="))
+        try:
+            amount = float(number)
+        except ValueError:
+            amount = math.nan
+        if unit not in UNITS or not 1 <= amount <= 1e15 or amount != int(amount):
+            raise ConfigError(
+                f"--budget {text!r} is no budget. Write tokens=3e5, seconds=60 or steps=200: a "
+                "whole number of 1 or more."
+            )
+        return cls(unit, int(amount))
+
+    def __str__(self) -> str:
+        return f"{self.amount:,} {self.unit}"
+
+    def given_to(self, config: Config) -> Config:
+        """The configuration of a run that ends with it."""
+        if self.unit == "steps":
+            return replace(config, steps=self.amount, budget=configuration.Budget())
+        if self.unit == "seconds":
+            ends = configuration.Budget(seconds=float(self.amount))
+            return replace(config, steps=FOREVER, budget=ends)
+        # An answer has a token or more: with so many steps the budget is always spent.
+        steps = math.ceil(self.amount / (config.prompts_per_step * config.group_size))
+        return replace(config, steps=steps, budget=configuration.Budget(tokens=self.amount))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of the comparison."""
+
+    name: str
+    config: Config
+
+    @property
+    def folder(self) -> str:
+        """Its name as that of a folder."""
+        return re.sub(r"[^\w.=+-]+", "_", self.name).strip("._") or "arm"
+
+
+def arms_of(
+    texts: Sequence[str],
+    budget: Budget,
+    *,
+    source: Path | None = None,
+    settings: Sequence[str] = (),
+    sweep: str = "",
+) -> list[Arm]:
+    """What the texts name, each under the same configuration and budget.
+
+    A text is a recipe, a file of settings, or either with settings behind it: `grpo`,
+    `"grpo recipe.gate.high=0.3 group_size=16"`, `mine.toml`, `mine.py:method`; or settings alone.
+    """
+    for setting in settings:
+        if setting.partition("=")[0].strip() in ("recipe", "recipe.name"):
+            raise ConfigError(f"--set {setting}: which recipes are compared is said by the arms.")
+    base = _load(source, settings, "the configuration")
+    texts = list(texts) or ([_name(base.recipe)] if sweep else [])
+    if sweep:
+        texts = [f"{text} {knob}" for text in texts for knob in swept(sweep)]
+    if len(texts) < 2:
+        raise ConfigError(
+            "A comparison has two arms or more: `groupwise compare grpo dapo`, or one knob: "
+            "`groupwise compare grpo --sweep recipe.gate.high=0.2,0.28`."
+        )
+    arms = [
+        Arm(name, prepared(_arm_config(text, base, source, settings), budget))
+        for name, text in zip(_named(texts), texts, strict=True)
+    ]
+    folders = [arm.folder.lower() for arm in arms]
+    for arm, folder in zip(arms, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise ConfigError(f"The folder of {arm.name!r} would be that of another arm.")
+    return arms
+
+
+def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence[str]) -> Config:
+    try:
+        first, *own = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"The arm {text!r} can't be read: {error}.") from None
+    if _is_file(first):
+        return _load(Path(first), [*settings, *own], text)
+    if "=" in first:
+        return _load(source, [*settings, first, *own], text)
+    made = _load(source, [f"recipe={first}", *settings, *own], text)
+    asked = [key.partition("=")[0].strip() for key in (*settings, *own)]
+    return replace(made, recipe=fitted(made, base.recipe, asked))
+
+
+def _is_file(word: str) -> bool:
+    return word.endswith(".toml") or (Path(word).is_file() and not word.endswith(".py"))
+
+
+def _load(source: Path | None, settings: Sequence[str], where: str) -> Config:
+    with warnings.catch_warnings():  # an arm's recipe takes the place of the configuration's
+        warnings.simplefilter("ignore", RecipeWarning)
+        try:
+            return configuration.load(source if source else EMBEDDED, settings)
+        except GroupwiseError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+
+def _name(recipe: Recipe | PairRecipe) -> str:
+    return recipe.name.removesuffix("*")
+
+
+def _named(texts: Sequence[str]) -> list[str]:
+    """Arms as they were written, without what every recipe's setting begins with.
+
+    A method may be compared with itself: the second is told apart by a number.
+    """
+    names: list[str] = []
+    for text in texts:
+        words = text.split()
+        words[0] = Path(words[0]).stem if _is_file(words[0]) else words[0]
+        words = [word.removeprefix("recipe.") for word in words]
+        name = " ".join(words)
+        times = sum(known == name or known.startswith(f"{name} (") for known in names)
+        names.append(f"{name} ({times + 1})" if times else name)
+    return names
+
+
+def swept(text: str) -> list[str]:
+    """`key=a,b,c` as a setting for each value; commas inside brackets and quotes are a value's."""
+    key, equals, listed = text.partition("=")
+    values, depth, quote = [""], 0, ""
+    for letter in listed:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        depth += (letter in "([{") - (letter in ")]}") if not quote else 0
+        if letter == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += letter
+    values = [value.strip() for value in values]
+    if not equals or not key.strip() or len(values) < 2 or not all(values):
+        raise ConfigError(
+            f"--sweep {text!r} has nothing to sweep. Write a setting and two values or more: "
+            "recipe.gate.high=0.2,0.24,0.28."
+        )
+    if len(set(values)) < len(values):
+        raise ConfigError(f"--sweep {text!r} names a value twice.")
+    return [shlex.quote(f"{key.strip()}={value}") for value in values]
+
+
+# --- equal conditions -------------------------------------------------------------------------
+
+
+def fitted(config: Config, base: Recipe | PairRecipe, asked: Sequence[str]) -> Recipe | PairRecipe:
+    """A recipe without the sizes of the run that its paper describes; those asked for stay.
+
+    Updates a batch are the configuration's, one where the recipe has no ratio to correct for more.
+    Lengths that stand for the longest answer are this run's.
+    """
+    recipe = config.recipe
+    if isinstance(recipe, PairRecipe):
+        return recipe
+    limit, changes = config.engine.max_tokens, dict[str, Any]()
+    if isinstance(base, Recipe):
+        alone = recipe.ratio.definition.traits["level"] == "none"
+        changes["schedule.updates"] = 1 if alone else base.schedule["updates"]
+    if any(slot.name == "soft_overlong" for slot in recipe.shaping):
+        changes["shaping.soft_overlong.max_length"] = limit
+        changes["shaping.soft_overlong.cache"] = max(1, limit // 4)
+    if recipe.aggregation.name == "seq_mean_token_sum_norm":
+        changes["aggregation.length"] = limit
+    changes = {key: x for key, x in changes.items() if not any(_sets(one, key) for one in asked)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecipeWarning)
+        made = recipe.configure(changes)
+    known = RECIPES.get(_name(made))
+    return known if known is not None and known.slots() == made.slots() else made
+
+
+def _sets(asked: str, key: str) -> bool:
+    """Whether what was asked for says this, as a whole slot or by the name of the number."""
+    kind, *rest = asked.removeprefix("recipe.").split(".")
+    own_kind, *own = key.split(".")
+    return asked.startswith("recipe.") and kind == own_kind and (not rest or rest[-1] == own[-1])
+
+
+def prepared(config: Config, budget: Budget) -> Config:
+    """With its budget, and evaluations on the way."""
+    points = config.eval.points or POINTS
+    every = configuration.Eval().every  # evaluations go by the budget
+    return budget.given_to(replace(config, eval=replace(config.eval, points=points, every=every)))
+
+
+def check(arms: Sequence[Arm]) -> list[str]:
+    """Refuse what can't be run or compared, before anything expensive; say what is doubtful."""
+    doubts: dict[str, list[str]] = {}
+    for arm in arms:
+        try:
+            for text in configuration.check(arm.config):
+                doubts.setdefault(text, []).append(arm.name)
+        except GroupwiseError as error:
+            raise ConfigError(f"{arm.name}: {error}") from None
+        if not arm.config.data.evaluates or not arm.config.eval.tasks:
+            raise ConfigError(
+                f"{arm.name} has no held-out tasks, and accuracy on them is what is compared. Set "
+                "data.eval to a file that is not in data.train, or data.holdout_share=0.1, and "
+                "eval.tasks to how many."
+            )
+    found = [_said_of(text, names, len(arms)) for text, names in doubts.items()]
+    return found + _unequal(arms)
+
+
+def _said_of(text: str, names: Sequence[str], all_of_them: int) -> str:
+    return text if len(names) == all_of_them else f"{', '.join(names)}: {text}"
+
+
+def _unequal(arms: Sequence[Arm]) -> list[str]:
+    """Refuse arms that are measured otherwise; say what else differs and may be the cause."""
+    first, notes = arms[0], list[str]()
+    measure = MEASURE + (HELD_OUT_OF if not first.config.data.eval_sources else ())
+    one = flat(first.config)
+    for arm in arms[1:]:
+        other = flat(arm.config)
+        differing = [name for name in one if one[name] != other[name]]
+        refused = [name for name in differing if name.startswith(measure)]
+        if refused or first.config.seed != arm.config.seed:
+            name = refused[0] if refused else "seed"
+            raise ConfigError(
+                f"{first.name} and {arm.name} differ in {name} ({one[name]!r} and "
+                f"{other[name]!r}): they would not be measured on the same tasks in the same way. "
+                "Set it alike in both, or with --set."
+            )
+        alike = [name for name in differing if name.startswith(ALIKE)]
+        if alike:
+            notes.append(
+                f"{arm.name} differs from {first.name} also in {', '.join(alike)}: what is found "
+                "may be due to that."
+            )
+    return notes

@@ -1,0 +1,215 @@
+"""Arms and pairs with their intervals: what compare.json holds (docs/compare.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from groupwise.compare.outcomes import (
+    CURVES,
+    Array,
+    Outcome,
+    grid,
+    score_curve,
+    training_curve,
+)
+from groupwise.compare.plan import Job, Plan
+from groupwise.validate import statistics
+from groupwise.validate.statistics import ALPHA, POWER, Difference
+
+FORMAT = 1
+
+
+def findings(
+    plan: Plan, done: Sequence[Sequence[Outcome]], failed: Mapping[Job, str]
+) -> dict[str, Any]:
+    """The whole result. Differences are a − b, in shares (0.031 is 3.1 points)."""
+    measures = {one.measure for runs in done for one in runs}
+    return {
+        "format": FORMAT,
+        "budget": {plan.budget.unit: plan.budget.amount},
+        "seeds": list(plan.seeds),
+        "measure": measures.pop() if len(measures) == 1 else "accuracy",
+        "alpha": ALPHA,
+        "power": POWER,
+        "arms": [_arm(plan, number, runs, failed) for number, runs in enumerate(done)],
+        "pairs": pairs([arm.name for arm in plan.arms], done),
+        "same_start": same_start(done),
+    }
+
+
+# --- arms -------------------------------------------------------------------------------------
+
+
+def _arm(
+    plan: Plan, number: int, runs: Sequence[Outcome], failed: Mapping[Job, str]
+) -> dict[str, Any]:
+    arm = plan.arms[number]
+    found: dict[str, Any] = {
+        "name": arm.name,
+        "recipe": {"name": arm.config.recipe.name, **arm.config.recipe.text()},
+        "seeds": [one.seed for one in runs],
+        "failed": [
+            {"seed": job.seed, "why": why} for job, why in failed.items() if job.arm == number
+        ],
+    }
+    if not runs:
+        return found
+    entropies = [one.entropy for one in runs if one.entropy is not None]
+    found |= {
+        "start": _mean([one.start for one in runs]),
+        "final": _estimate([one.final for one in runs]),
+        "area": _estimate([one.area for one in runs]),
+        "steps": _mean([one.steps for one in runs]),
+        "tokens": _mean([one.tokens for one in runs]),
+        "seconds": _mean([one.seconds for one in runs]),
+        "length": _mean([one.length for one in runs]),
+        "entropy": _mean(entropies) if entropies else None,
+        "curves": curves(plan, runs),
+    }
+    return found
+
+
+def _estimate(values: Sequence[float]) -> dict[str, Any]:
+    """The mean over seeds, its interval (None of one seed), and what each seed gave."""
+    low = high = error = None
+    if len(values) > 1:
+        low, high = statistics.bootstrap_interval(values)
+        error = statistics.stderr(values)
+    mean = _mean(values)
+    return {"mean": mean, "low": low, "high": high, "stderr": error, "by_seed": list(values)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def curves(plan: Plan, runs: Sequence[Outcome]) -> dict[str, Any]:
+    """Means over seeds at equal places of the budget, and their standard errors."""
+    found: dict[str, Any] = {"at": [round(float(x), 3) for x in grid(plan.budget)]}
+    found["score"] = _band([score_curve(one, plan.budget) for one in runs])
+    for name in CURVES:
+        own = [training_curve(one, name, plan.budget) for one in runs]
+        known = [curve for curve in own if curve is not None]
+        if known:
+            found[name] = _band(known)
+    return found
+
+
+def _band(values: Sequence[Array]) -> dict[str, list[float] | None]:
+    table = np.array(values)
+    error = None
+    if len(values) > 1:
+        error = [float(x) for x in table.std(axis=0, ddof=1) / math.sqrt(len(values))]
+    return {"mean": [float(x) for x in table.mean(axis=0)], "stderr": error}
+
+
+# --- pairs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two arms and the seeds that both finished."""
+
+    a: str
+    b: str
+    left: tuple[Outcome, ...]
+    right: tuple[Outcome, ...]
+
+    def finals(self) -> Difference:
+        """Over seeds and tasks, where each task's score is known in all runs."""
+        sides = [_by_task(side) for side in (self.left, self.right)]
+        if sides[0].shape != sides[1].shape or not sides[0].size:
+            return self.of(lambda one: one.final)
+        known = ~np.isnan(sides[0]).any(axis=0) & ~np.isnan(sides[1]).any(axis=0)
+        return statistics.paired_difference(sides[0][:, known], sides[1][:, known])
+
+    def of(self, value: Callable[[Outcome], float]) -> Difference:
+        """Over seeds."""
+        return statistics.paired_difference(
+            [value(one) for one in self.left], [value(one) for one in self.right]
+        )
+
+
+def _by_task(runs: Sequence[Outcome]) -> Array:
+    """Rows of seeds, columns of tasks; nan where a task has no score."""
+    widths = {len(one.scores) for one in runs}
+    if len(widths) != 1:
+        return np.zeros((0, 0))
+    return np.array([[np.nan if x is None else x for x in one.scores] for one in runs], float)
+
+
+def pairs(names: Sequence[str], done: Sequence[Sequence[Outcome]]) -> list[dict[str, Any]]:
+    """Every two arms; p-values corrected over all pairs that could be tested."""
+    found = [_pair(names, done, *two) for two in combinations(range(len(names)), 2)]
+    testable = [pair for pair in found if len(pair.left) > 1]
+    final = _family([pair.finals() for pair in testable])
+    by_area = _family([pair.of(lambda one: one.area) for pair in testable])
+    tested = iter(zip(final, by_area, strict=True))
+    rows = []
+    for pair in found:
+        row: dict[str, Any] = {"a": pair.a, "b": pair.b, "seeds": [one.seed for one in pair.left]}
+        if len(pair.left) > 1:
+            of_final, of_area = next(tested)
+            row |= {**of_final, "area": of_area}
+        else:
+            row |= dict.fromkeys(("difference", "low", "high", "p", "separable"))
+        rows.append(row)
+    return rows
+
+
+def _pair(names: Sequence[str], done: Sequence[Sequence[Outcome]], first: int, second: int) -> Pair:
+    sides = [{one.seed: one for one in done[number]} for number in (first, second)]
+    both = sorted(sides[0].keys() & sides[1].keys())
+    left, right = (tuple(side[seed] for seed in both) for side in sides)
+    return Pair(names[first], names[second], left, right)
+
+
+def _family(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+    """Comparisons that are made together: each must hold against the number of them."""
+    raw = [each.p for each in differences]
+    corrected, levels = statistics.holm(raw), statistics.holm_levels(raw)
+    return [
+        _tested(each, p, level)
+        for each, p, level in zip(differences, corrected, levels, strict=True)
+    ]
+
+
+def _tested(found: Difference, p: float, level: float) -> dict[str, Any]:
+    spread, effect = found.spread, found.mean
+    separable = p < ALPHA
+    open_question = not separable and effect != 0.0
+    return {
+        "difference": effect,
+        "low": found.low,
+        "high": found.high,
+        "p": p,
+        "p_uncorrected": found.p,
+        "separable": separable,
+        "stderr": spread.stderr,
+        "stderr_seeds": math.sqrt(spread.from_units),
+        "stderr_tasks": math.sqrt(spread.from_tasks),
+        "level": level,
+        "smallest_visible": statistics.smallest_visible_effect(spread, alpha=level),
+        "seeds_needed": statistics.seeds_needed(effect, spread, alpha=level)
+        if open_question
+        else None,
+        "tasks_needed": statistics.tasks_needed(effect, spread, alpha=level)
+        if open_question and spread.from_tasks
+        else None,
+    }
+
+
+def same_start(done: Sequence[Sequence[Outcome]]) -> bool:
+    """Whether the runs of every seed began with the same data and weights, by their hashes."""
+    begun: dict[int, set[tuple[str | None, ...]]] = {}
+    for runs in done:
+        for one in runs:
+            hashes = tuple(one.origin.get(name) for name in ("weights", "data"))
+            begun.setdefault(one.seed, set()).add(hashes)
+    return all(len(hashes) == 1 for hashes in begun.values())

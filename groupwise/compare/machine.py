@@ -1,0 +1,45 @@
+"""Where runs are done: a place for each core or GPU, and how many threads a run has there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from groupwise.compare.plan import Plan
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def places_for(plan: Plan, jobs: int | None) -> list[Mapping[str, str]]:
+    """What the environment of each process says; `jobs` at a time, or as many as there is room."""
+    if any(arm.config.model.device.startswith("cuda") for arm in plan.arms):
+        gpus = visible_gpus()
+        return [{VISIBLE: gpus[at % len(gpus)]} for at in range(jobs or len(gpus))]
+    count = jobs or cores()
+    share = str(max(1, cores() // count))
+    return [dict.fromkeys(THREADS, share)] * count
+
+
+def threads_for(before: Plan | None, places: Sequence[Mapping[str, str]]) -> int:
+    """Of each run, where its configuration leaves them open; as at first where it goes on."""
+    if before is not None:
+        known = [arm.config.model.threads for arm in before.arms if arm.config.model.threads]
+        if known:
+            return known[0]
+    return int(places[0].get(THREADS[0], 1))
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """By the names that the variable takes."""
+    named = os.environ.get(VISIBLE)
+    if named:
+        return [name for name in named.split(",") if name]
+    import torch
+
+    return [str(number) for number in range(max(1, torch.cuda.device_count()))]

@@ -1,0 +1,155 @@
+"""What the run folders of a comparison say: curves over the budget, and where they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from groupwise.compare.arms import Budget
+from groupwise.compare.plan import Folder, Job, Plan
+from groupwise.errors import RunError
+from groupwise.run import finished
+from groupwise.watch.folder import RunFolder
+
+GRID = 48  # stretches of the budget that curves are drawn over
+LAST = 0.1  # of a run: the share over which its last entropy is the mean
+CURVES = {"entropy": "entropy/mean", "length": "length/sampled_mean"}  # of training, by step
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One finished run."""
+
+    seed: int
+    measure: str  # accuracy, or reward where nothing says what is correct
+    points: tuple[dict[str, float], ...]  # evaluations: step, tokens, seconds, score
+    final: float
+    area: float  # mean score over the budget
+    scores: tuple[float | None, ...]  # at the end, of each held-out task
+    steps: int
+    tokens: int
+    seconds: float  # of steps, evaluation left out
+    length: float  # of held-out answers, at the end
+    entropy: float | None
+    curves: dict[str, tuple[Array, Array]]  # of training: name -> where, value
+    origin: dict[str, str]  # hashes of data and starting weights
+
+    @property
+    def start(self) -> float:
+        return self.points[0]["score"]
+
+
+def outcomes(plan: Plan, folder: Folder) -> list[list[Outcome]]:
+    """Of each arm the finished runs, by seed."""
+    found: list[list[Outcome]] = [[] for _ in plan.arms]
+    for job in plan.jobs:
+        path = folder.run(plan, job)
+        summary = finished(plan.config(job), path)
+        if summary is not None:
+            found[job.arm].append(outcome(path, job, plan.budget, summary))
+    return found
+
+
+def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) -> Outcome:
+    """What one run folder says."""
+    lines = _with_seconds(RunFolder(path).read_metrics())
+    measure = "accuracy" if any("eval/accuracy" in line for line in lines) else "reward"
+    points = tuple(
+        {
+            "step": line["step"],
+            "tokens": line.get("cost/tokens", 0),
+            "seconds": line["seconds"],
+            "score": line[f"eval/{measure}"],
+        }
+        for line in lines
+        if f"eval/{measure}" in line
+    )
+    if len(points) < 2:
+        raise RunError(f"{path} has no evaluations to compare. Was its metrics.jsonl edited?")
+    unit = _unit(budget)
+    last = lines[-1]
+    return Outcome(
+        seed=job.seed,
+        measure=measure,
+        points=points,
+        final=points[-1]["score"],
+        area=area([p[unit] for p in points], [p["score"] for p in points], budget.amount),
+        scores=tuple(summary.get("scores_after", ())),
+        steps=last["step"],
+        tokens=last.get("cost/tokens", 0),
+        seconds=last["seconds"],
+        length=last["eval/length"],
+        entropy=_last_mean(lines, "entropy/mean"),
+        curves={name: _series(lines, metric, unit) for name, metric in CURVES.items()},
+        origin=dict(RunFolder(path).read_manifest().get("origin", {})),
+    )
+
+
+def _unit(budget: Budget) -> str:
+    """What a point's place on the budget is called."""
+    return {"steps": "step"}.get(budget.unit, budget.unit)
+
+
+def _with_seconds(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """With the seconds that steps took so far, without those of evaluations."""
+    found, spent = [], 0.0
+    for line in lines:
+        spent += (line.get("time/step") or 0.0) - (line.get("time/eval") or 0.0)
+        tokens = {"cost/tokens": line.get("cost/tokens", 0)}
+        found.append({**line, **tokens, "seconds": spent})
+    return found
+
+
+def _series(lines: Sequence[Mapping[str, Any]], metric: str, unit: str) -> tuple[Array, Array]:
+    key = {"tokens": "cost/tokens"}.get(unit, unit)
+    own = [(line[key], line[metric]) for line in lines if line.get(metric) is not None]
+    table = np.array(own, float).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _last_mean(lines: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    known = [line[metric] for line in lines if line.get(metric) is not None]
+    last = known[-max(1, round(LAST * len(known))) :]
+    return sum(last) / len(last) if last else None
+
+
+# --- curves at equal places -------------------------------------------------------------------
+
+
+def area(places: Sequence[float], scores: Sequence[float], budget: float) -> float:
+    """The mean of a curve over the budget, straight between its points, level behind the last."""
+    inner = [place for place in places if 0 < place < budget]
+    grid = np.unique(np.array([0.0, *inner, float(budget)]))
+    values = np.interp(grid, places, scores)
+    return float(np.trapezoid(values, grid) / budget)
+
+
+def grid(budget: Budget) -> Array:
+    return np.linspace(0.0, budget.amount, GRID + 1)
+
+
+def score_curve(one: Outcome, budget: Budget) -> Array:
+    """The score at every place of the grid."""
+    unit = _unit(budget)
+    places, scores = ([p[name] for p in one.points] for name in (unit, "score"))
+    return np.interp(grid(budget), places, scores)
+
+
+def training_curve(one: Outcome, name: str, budget: Budget) -> Array | None:
+    """The mean of what training measured in the stretch that ends at each place of the grid."""
+    places, values = one.curves[name]
+    if not len(places):
+        return None
+    edges = grid(budget)
+    at = np.clip(np.searchsorted(edges, places, side="left"), 1, GRID)
+    counts = np.bincount(at, minlength=GRID + 1)
+    sums = np.bincount(at, weights=values, minlength=GRID + 1)
+    filled = counts > 0
+    return np.interp(edges, edges[filled], sums[filled] / counts[filled])

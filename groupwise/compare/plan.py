@@ -1,0 +1,191 @@
+"""All runs of a comparison, written down before the first: the same command goes on with them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+import tomllib
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from groupwise import config as configuration
+from groupwise.compare.arms import Arm, Budget
+from groupwise.config import Config
+from groupwise.errors import RecipeWarning, RunError
+from groupwise.run import finished
+from groupwise.watch.files import to_page, write_atomic
+
+FORMAT = 1
+PATIENCE = 30.0  # seconds in which processes of a comparison that was killed save their runs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    arm: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, how often, and how much each run may spend."""
+
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    budget: Budget
+
+    @property
+    def jobs(self) -> list[Job]:
+        """A seed of every arm before the next seed: what is there early can be compared."""
+        return [Job(arm, seed) for seed in self.seeds for arm in range(len(self.arms))]
+
+    def config(self, job: Job) -> Config:
+        return replace(self.arms[job.arm].config, seed=job.seed)
+
+    def with_threads(self, threads: int) -> Plan:
+        """Where the configuration leaves them open: other numbers give other last bits."""
+        arms = [
+            arm
+            if arm.config.model.threads or arm.config.model.device != "cpu"
+            else replace(
+                arm, config=replace(arm.config, model=replace(arm.config.model, threads=threads))
+            )
+            for arm in self.arms
+        ]
+        return replace(self, arms=tuple(arms))
+
+    # --- as a file ----------------------------------------------------------------------------
+
+    def as_dict(self) -> dict[str, Any]:
+        arms = [{"name": arm.name, "config": configuration.text(arm.config)} for arm in self.arms]
+        budget = {"unit": self.budget.unit, "amount": self.budget.amount}
+        return {"format": FORMAT, "budget": budget, "seeds": list(self.seeds), "arms": arms}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Plan:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RecipeWarning)
+            arms = tuple(
+                Arm(each["name"], configuration.load(tomllib.loads(each["config"])))
+                for each in stored["arms"]
+            )
+        return cls(arms, tuple(stored["seeds"]), Budget(**stored["budget"]))
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where a comparison lies."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    def run(self, plan: Plan, job: Job) -> Path:
+        return self.path / "runs" / plan.arms[job.arm].folder / f"seed_{job.seed}"
+
+    def log(self, plan: Plan, job: Job) -> Path:
+        return self.run(plan, job) / "log.txt"
+
+    def read(self) -> Plan | None:
+        """The plan of the comparison that lies here; None where there is nothing."""
+        if not self.plan.is_file():
+            if self.path.is_dir() and any(name != ".lock" for name in os.listdir(self.path)):
+                raise RunError(
+                    f"{self.path} holds something that is no comparison. Take another folder: --out"
+                )
+            return None
+        try:
+            stored = json.loads(self.plan.read_bytes())
+            return Plan.from_dict(stored)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{self.plan} can't be read ({error}). It is written in one piece, so it was "
+                "edited or comes from another version. Take another folder: --out"
+            ) from error
+
+    def take(self, plan: Plan) -> None:
+        """Write the plan down. One that is there already may grow by arms and seeds, no more."""
+        before = self.read()
+        if before is not None:
+            refused = changes(before, plan)
+            if refused:
+                raise RunError(
+                    f"{self.path} holds another comparison: {'; '.join(refused)}. Take another "
+                    "folder (--out), or the command that it was started with; arms and seeds may "
+                    "be added to it."
+                )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.plan, to_page(plan.as_dict()))
+        except OSError as error:
+            raise RunError(f"{self.path} can't be written: {error}. Take another: --out") from None
+
+    def undone(self, plan: Plan) -> list[Job]:
+        return [job for job in plan.jobs if finished(plan.config(job), self.run(plan, job)) is None]
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Held for this process and for those that inherit the descriptor."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunError(f"{self.path} can't be written: {error}. Take another: --out") from None
+        try:
+            _wait_for(descriptor, self.path)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _wait_for(descriptor: int, path: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise RunError(
+                    f"Another process is at work on {path}. Wait for it, or stop it."
+                ) from None
+            time.sleep(0.2)
+
+
+def changes(before: Plan, after: Plan) -> list[str]:
+    """What can't be gone on with, in words."""
+    found = []
+    if before.budget != after.budget:
+        found.append(f"its budget is {before.budget}, not {after.budget}")
+    known = {arm.name: arm for arm in after.arms}
+    for arm in before.arms:
+        if arm.name not in known:
+            found.append(f"it has an arm {arm.name!r}")
+            continue
+        differing = configuration.difference(arm.config, known[arm.name].config)
+        found += [f"{arm.name}: {_short(change)}" for change in differing]
+    missing = sorted(set(before.seeds) - set(after.seeds))
+    if missing and not found:
+        found.append(f"it has {len(before.seeds)} seeds, not {len(after.seeds)}")
+    return found
+
+
+def _short(change: configuration.Change) -> str:
+    return str(change).rpartition(" (")[0]
+
+
+def seeds_from(first: int, number: int) -> tuple[int, ...]:
+    return tuple(range(first, first + number))
+
+
+def arm_names(plan: Plan, jobs: Sequence[Job]) -> list[str]:
+    return [f"{plan.arms[job.arm].name}, seed {job.seed}" for job in jobs]

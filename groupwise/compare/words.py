@@ -1,0 +1,199 @@
+"""What was found, in words and figures for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from groupwise.watch.display import clock
+
+MANY_SEEDS = 1_000  # beyond that, advice is no advice
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """The table, then what can be told apart and what can't."""
+    return "\n".join([*table(found), "", *verdicts(found), *warnings(found)])
+
+
+def columns(found: Mapping[str, Any]) -> list[str]:
+    measure = found["measure"]
+    unit = next(iter(found["budget"]))
+    return ["", f"final {measure}", f"mean over {unit}", "tokens", "seconds", "steps", "length",
+            "entropy", "seeds"]  # fmt: skip
+
+
+def rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """A line for each arm; means over seeds, ± one standard error."""
+    made = []
+    for arm in found["arms"]:
+        seeds = f"{len(arm['seeds'])}"
+        if arm["failed"]:
+            seeds += f", {len(arm['failed'])} failed"
+        if not arm["seeds"]:
+            made.append([arm["name"], *["-"] * 7, seeds])
+            continue
+        made.append(
+            [
+                arm["name"],
+                _estimate(arm["final"], found["measure"]),
+                _estimate(arm["area"], found["measure"]),
+                f"{arm['tokens']:,.0f}",
+                f"{arm['seconds']:,.1f}",
+                f"{arm['steps']:,.0f}",
+                f"{arm['length']:,.1f}",
+                "-" if arm["entropy"] is None else f"{arm['entropy']:.3f}",
+                seeds,
+            ]
+        )
+    return made
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    lines = [columns(found), *rows(found)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    made = [
+        "  ".join(
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    budget = ", ".join(f"{amount:,} {unit}" for unit, amount in found["budget"].items())
+    starts = [arm["start"] for arm in found["arms"] if arm["seeds"]]
+    before = f"; before training {_value(starts[0], found['measure'])}" if starts else ""
+    return [*made, f"{budget} a run{before}; ±: one standard error over seeds"]
+
+
+def _estimate(estimate: Mapping[str, Any], measure: str) -> str:
+    shown = _value(estimate["mean"], measure)
+    if estimate["stderr"] is None:
+        return shown
+    error = estimate["stderr"]
+    return f"{shown} ± {100 * error:.1f}" if measure == "accuracy" else f"{shown} ± {error:.3f}"
+
+
+def _value(value: float, measure: str) -> str:
+    return f"{100 * value:.1f} %" if measure == "accuracy" else f"{value:.3f}"
+
+
+# --- verdicts ---------------------------------------------------------------------------------
+
+
+def verdicts(found: Mapping[str, Any]) -> list[str]:
+    """A sentence for each pair: differences first, the largest on top."""
+    pairs = found["pairs"]
+    by_size = sorted(
+        pairs, key=lambda pair: (not pair["separable"], -abs(pair["difference"] or 0.0))
+    )
+    return [verdict(pair, found["measure"], len(pair["seeds"])) for pair in by_size]
+
+
+def verdict(pair: Mapping[str, Any], measure: str, seeds: int) -> str:
+    """What the final scores of two arms say; also by area, where that alone tells them apart."""
+    a, b = pair["a"], pair["b"]
+    if pair["difference"] is None:
+        return (
+            f"{a} and {b}: no verdict, {seeds} of the seeds finished in both. Two are the least; "
+            "the same command tries those that failed again."
+        )
+    if pair["separable"]:
+        return f"{_better(pair, a, b)} by {_amount(pair, measure)}."
+    if pair["difference"] == pair["low"] == pair["high"] == 0.0:
+        return f"{a} and {b} are equal in every task of every seed: the difference is exactly 0."
+    along = ""
+    if pair["area"]["separable"]:
+        along = (
+            f" Over the whole budget {_better(pair['area'], a, b)} by "
+            f"{_amount(pair['area'], measure)} on average."
+        )
+    return (
+        f"{a} and {b} are not separable at this budget: {_signed(pair, measure)} for {a} "
+        f"({_interval(pair, measure)}, p = {_p(pair['p'])}). {_needed(pair, measure, seeds)}{along}"
+    )
+
+
+def _better(pair: Mapping[str, Any], a: str, b: str) -> str:
+    first, second = (a, b) if pair["difference"] > 0 else (b, a)
+    return f"{first} is better than {second}"
+
+
+def _amount(pair: Mapping[str, Any], measure: str) -> str:
+    """3.1 points (1.2 to 5.0, p = 0.01), of the better one."""
+    turned = pair
+    if pair["difference"] < 0:
+        turned = {"difference": -pair["difference"], "low": -pair["high"], "high": -pair["low"]}
+    size = _points(turned["difference"], measure)
+    return f"{size} ({_interval(turned, measure)}, p = {_p(pair['p'])})"
+
+
+def _needed(pair: Mapping[str, Any], measure: str, seeds: int) -> str:
+    """What would show a difference of the size that was found, and what this design could show."""
+    visible = f"this design could have seen {_points(pair['smallest_visible'], measure)}."
+    needed, tasks = pair["seeds_needed"], pair["tasks_needed"]
+    if pair["difference"] == 0.0:
+        return f"There is no difference to look for; {visible}"
+    if needed is not None and needed <= seeds:  # it has that power, and was unlucky
+        return f"A few more seeds may show it; {visible}"
+    if needed is not None and needed <= MANY_SEEDS:
+        return f"About {needed - seeds:,} more seeds would be needed to show that; {visible}"
+    if needed is not None:
+        return f"More than {MANY_SEEDS:,} seeds would be needed to show that; {visible}"
+    if tasks is not None:
+        return (
+            f"No number of seeds would show that, about {tasks:,} held-out tasks would; {visible}"
+        )
+    return f"No number of seeds would show that on so few held-out tasks; {visible}"
+
+
+def _points(size: float, measure: str) -> str:
+    return f"{100 * size:.1f} points" if measure == "accuracy" else f"{size:.3f}"
+
+
+def _signed(pair: Mapping[str, Any], measure: str) -> str:
+    if measure == "accuracy":
+        return f"{100 * pair['difference']:+.1f} points"
+    return f"{pair['difference']:+.3f}"
+
+
+def _interval(pair: Mapping[str, Any], measure: str) -> str:
+    if measure == "accuracy":
+        return f"{100 * pair['low']:.1f} to {100 * pair['high']:.1f}"
+    return f"{pair['low']:.3f} to {pair['high']:.3f}"
+
+
+def _p(value: float) -> str:
+    return f"{value:.2g}" if value >= 1e-4 else f"{value:.0e}"
+
+
+# --- what to know beside ------------------------------------------------------------------------
+
+
+def warnings(found: Mapping[str, Any]) -> list[str]:
+    """Failed runs, and starts that were not the same."""
+    said = []
+    for arm in found["arms"]:
+        for each in arm["failed"]:
+            said.append(f"FAILED {arm['name']}, seed {each['seed']}: {each['why']}")
+        if arm["failed"] and arm["seeds"]:
+            said.append(
+                f"{arm['name']}: its figures are those of {len(arm['seeds'])} seeds that did not "
+                "fail, which flatters it."
+            )
+    if not found["same_start"]:
+        said.append(
+            "The runs of a seed did not all begin with the same data and weights: what was found "
+            "may be due to that."
+        )
+    return ["", *said] if said else []
+
+
+def cost_line(cost: Mapping[str, Any]) -> str:
+    """How long it took, and how much of that was not spent in runs."""
+    line = f"{clock(cost['wall_seconds'])} on {cost['places']} processes"
+    if cost["overhead_share"] is not None:
+        line += f", {100 * cost['overhead_share']:.1f} % beside the runs"
+    return line
+
+
+def names(plan_arms: Sequence[str]) -> str:
+    return ", ".join(plan_arms)

@@ -1,0 +1,98 @@
+"""What a process of a comparison does: runs, one after the other, as it is told on stdin.
+
+A line in is {"arm": 0, "seed": 3}; lines out are {"share": 0.4} on the way, and then
+{"done": seconds}, {"failed": words} or {"stopped": true}. When stdin ends, whoever asked is gone:
+the run is saved, and the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+from groupwise.compare.plan import Folder, Job, Plan
+from groupwise.compare.starts import lay_out, start_of
+from groupwise.config import Config
+from groupwise.errors import GroupwiseError, in_short
+from groupwise.loop import Stopped, train
+from groupwise.watch.display import Display
+
+
+class Reporting(Display):
+    """A run's own words go to its log; how far it is, to whoever asked for it."""
+
+    def __init__(self, log: TextIO, config: Config, out: TextIO) -> None:
+        super().__init__(log, live=False)
+        self._config, self._out = config, out
+
+    def step(self, metrics: dict[str, Any]) -> None:  # type: ignore[override]
+        super().step(metrics)
+        config = self._config
+        shares = [metrics["step"] / config.steps] if "step" in metrics else [0.0]
+        if config.budget.tokens:
+            shares.append(metrics.get("cost/tokens", 0) / config.budget.tokens)
+        _say(self._out, share=min(max(shares), 1.0))
+
+
+def _say(out: TextIO, **words: Any) -> None:
+    print(json.dumps(words), file=out, flush=True)
+
+
+def main(path: str) -> int:
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a reward function prints is no answer
+    asked: queue.Queue[str] = queue.Queue()
+    busy = threading.Event()
+    threading.Thread(target=_listen, args=(asked, busy), daemon=True).start()
+    folder = Folder(Path(path))
+    plan = folder.read()
+    assert plan is not None
+    going_on = True
+    while going_on and (line := asked.get()):
+        busy.set()
+        going_on = _serve(folder, plan, Job(**json.loads(line)), out)
+        busy.clear()
+    return 0
+
+
+def _listen(asked: queue.Queue[str], busy: threading.Event) -> None:
+    for line in sys.stdin:
+        asked.put(line)
+    asked.put("")
+    if busy.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)  # the run under way saves itself and stops
+
+
+def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
+    """One run; False if it was asked to stop."""
+    config, run = plan.config(job), folder.run(plan, job)
+    try:
+        lay_out(start_of(config, folder), run)
+        with folder.log(plan, job).open("a", encoding="utf-8") as log:
+            begun = time.perf_counter()
+            try:
+                train(config, run, Reporting(log, config, out))
+            except Exception:
+                traceback.print_exc(file=log)
+                raise
+        _say(out, done=time.perf_counter() - begun)
+    except Stopped:
+        _say(out, stopped=True)
+        return False
+    except GroupwiseError as error:
+        _say(out, failed=str(error))
+    except Exception as error:  # one run's trouble is not the others'
+        _say(out, failed=in_short(error))
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
