@@ -6,7 +6,6 @@ Stopped by Ctrl-C, it saves the runs under way; the same command goes on with th
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import time
@@ -122,9 +121,10 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int) ->
             _say(f"\nstopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
             return 130
     failed = progress.failed if progress else {}
-    found = findings.findings(plan, outcomes.outcomes(plan, folder), failed)
+    done = outcomes.outcomes(plan, folder)
+    found = findings.findings(plan, done, failed)
     found["cost"] = cost(progress, len(places), time.perf_counter() - begun)
-    written = write_all(folder.path, found, plan, outcomes.outcomes(plan, folder))
+    written = write_all(folder.path, found, plan, done)
     if args.json:
         print_json(found)
     else:

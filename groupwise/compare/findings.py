@@ -61,10 +61,11 @@ def _arm(
     if not runs:
         return found
     entropies = [one.entropy for one in runs if one.entropy is not None]
+    share = runs[0].measure == "accuracy"
     found |= {
         "start": _mean([one.start for one in runs]),
-        "final": _estimate([one.final for one in runs]),
-        "area": _estimate([one.area for one in runs]),
+        "final": _estimate([one.final for one in runs], share),
+        "area": _estimate([one.area for one in runs], share),
         "steps": _mean([one.steps for one in runs]),
         "tokens": _mean([one.tokens for one in runs]),
         "seconds": _mean([one.seconds for one in runs]),
@@ -75,12 +76,14 @@ def _arm(
     return found
 
 
-def _estimate(values: Sequence[float]) -> dict[str, Any]:
+def _estimate(values: Sequence[float], share: bool) -> dict[str, Any]:
     """The mean over seeds, its interval (None of one seed), and what each seed gave."""
     low = high = error = None
     if len(values) > 1:
         low, high = statistics.bootstrap_interval(values)
         error = statistics.stderr(values)
+        if share:
+            low, high = max(low, 0.0), min(high, 1.0)
     mean = _mean(values)
     return {"mean": mean, "low": low, "high": high, "stderr": error, "by_seed": list(values)}
 
@@ -148,8 +151,9 @@ def pairs(names: Sequence[str], done: Sequence[Sequence[Outcome]]) -> list[dict[
     """Every two arms; p-values corrected over all pairs that could be tested."""
     found = [_pair(names, done, *two) for two in combinations(range(len(names)), 2)]
     testable = [pair for pair in found if len(pair.left) > 1]
-    final = _family([pair.finals() for pair in testable])
-    by_area = _family([pair.of(lambda one: one.area) for pair in testable])
+    share = all(one.measure == "accuracy" for runs in done for one in runs)
+    final = _family([pair.finals() for pair in testable], share)
+    by_area = _family([pair.of(lambda one: one.area) for pair in testable], share)
     tested = iter(zip(final, by_area, strict=True))
     rows = []
     for pair in found:
@@ -170,24 +174,28 @@ def _pair(names: Sequence[str], done: Sequence[Sequence[Outcome]], first: int, s
     return Pair(names[first], names[second], left, right)
 
 
-def _family(differences: Sequence[Difference]) -> list[dict[str, Any]]:
-    """Comparisons that are made together: each must hold against the number of them."""
+def _family(differences: Sequence[Difference], share: bool) -> list[dict[str, Any]]:
+    """Comparisons that are made together: each must hold against the number of them.
+
+    Shares can't differ by more than 1, whatever the width of an interval.
+    """
+    most = 1.0 if share else math.inf
     raw = [each.p for each in differences]
     corrected, levels = statistics.holm(raw), statistics.holm_levels(raw)
     return [
-        _tested(each, p, level)
+        _tested(each, p, level, most)
         for each, p, level in zip(differences, corrected, levels, strict=True)
     ]
 
 
-def _tested(found: Difference, p: float, level: float) -> dict[str, Any]:
+def _tested(found: Difference, p: float, level: float, most: float) -> dict[str, Any]:
     spread, effect = found.spread, found.mean
     separable = p < ALPHA
     open_question = not separable and effect != 0.0
     return {
         "difference": effect,
-        "low": found.low,
-        "high": found.high,
+        "low": max(found.low, -most),
+        "high": min(found.high, most),
         "p": p,
         "p_uncorrected": found.p,
         "separable": separable,

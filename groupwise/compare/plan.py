@@ -9,7 +9,7 @@ import os
 import time
 import tomllib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,8 +171,11 @@ def changes(before: Plan, after: Plan) -> list[str]:
         if arm.name not in known:
             found.append(f"it has an arm {arm.name!r}")
             continue
-        differing = configuration.difference(arm.config, known[arm.name].config)
-        found += [f"{arm.name}: {_short(change)}" for change in differing]
+        found += [
+            f"{arm.name}: {_short(change)}"
+            for change in configuration.difference(arm.config, known[arm.name].config)
+            if not change.key.startswith(("steps", "budget."))  # said above
+        ]
     missing = sorted(set(before.seeds) - set(after.seeds))
     if missing and not found:
         found.append(f"it has {len(before.seeds)} seeds, not {len(after.seeds)}")
@@ -185,7 +188,3 @@ def _short(change: configuration.Change) -> str:
 
 def seeds_from(first: int, number: int) -> tuple[int, ...]:
     return tuple(range(first, first + number))
-
-
-def arm_names(plan: Plan, jobs: Sequence[Job]) -> list[str]:
-    return [f"{plan.arms[job.arm].name}, seed {job.seed}" for job in jobs]

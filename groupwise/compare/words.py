@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from groupwise.watch.display import clock
@@ -129,6 +129,8 @@ def _amount(pair: Mapping[str, Any], measure: str) -> str:
 def _needed(pair: Mapping[str, Any], measure: str, seeds: int) -> str:
     """What would show a difference of the size that was found, and what this design could show."""
     visible = f"this design could have seen {_points(pair['smallest_visible'], measure)}."
+    if measure == "accuracy" and pair["smallest_visible"] >= 1.0:
+        visible = "this design could have seen no difference at all."
     needed, tasks = pair["seeds_needed"], pair["tasks_needed"]
     if pair["difference"] == 0.0:
         return f"There is no difference to look for; {visible}"
@@ -193,7 +195,3 @@ def cost_line(cost: Mapping[str, Any]) -> str:
     if cost["overhead_share"] is not None:
         line += f", {100 * cost['overhead_share']:.1f} % beside the runs"
     return line
-
-
-def names(plan_arms: Sequence[str]) -> str:
-    return ", ".join(plan_arms)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from functools import cache
 from typing import Any
 
 from groupwise.composition import PairRecipe, Recipe
@@ -63,6 +64,7 @@ def _name(recipe: Recipe | PairRecipe) -> str:
     return recipe.name
 
 
+@cache
 def _comments(kind: type[Any]) -> dict[str, str]:
     """The comment of each field in config/fields.py, behind it or above it."""
     found: dict[str, str] = {}

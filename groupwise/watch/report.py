@@ -104,12 +104,12 @@ def report_page(folder: RunFolder) -> str:
         f"<h1>{text(name)}</h1>",
         _state(metrics, summary, config),
         _tiles(metrics, summary, manifest),
-        _section("Health", _health([event for event in events if is_health(event)])),
-        _section("Curves", f'<div class="curves">{"".join(_figures(metrics, events))}</div>'),
-        _section("Samples before and after", _samples(folder, summary)),
-        _section("Events", _events([event for event in events if not is_health(event)])),
-        _section("Cost and machine", _machine(manifest, metrics)),
-        _section("Configuration", f"<pre>{text(config or 'none', limit=None)}</pre>"),
+        section("Health", _health([event for event in events if is_health(event)])),
+        section("Curves", f'<div class="curves">{"".join(_figures(metrics, events))}</div>'),
+        section("Samples before and after", _samples(folder, summary)),
+        section("Events", _events([event for event in events if not is_health(event)])),
+        section("Cost and machine", _machine(manifest, metrics)),
+        section("Configuration", f"<pre>{text(config or 'none', limit=None)}</pre>"),
     ]
     title = f"<title>{text(name)}: groupwise run</title>"
     body = "\n".join(parts)
@@ -127,17 +127,17 @@ def text(value: object, limit: int | None = TEXT_LIMIT) -> str:
     return f"{kept} … ({cut:,} characters more)" if cut else kept
 
 
-def _section(title: str, body: str) -> str:
+def section(title: str, body: str) -> str:
     return f"<section><h2>{text(title)}</h2>\n{body}\n</section>"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     top = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
     body = "".join(
         "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide" tabindex="0" role="region" aria-label="table">{table}</div>'
+    inside = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide" tabindex="0" role="region" aria-label="table">{inside}</div>'
 
 
 def _state(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], config: Any) -> str:
@@ -270,7 +270,7 @@ def _health(found: Sequence[Mapping[str, Any]]) -> str:
     if not found:
         return "<p>No rule has fired.</p>"
     rows = [(e.get("step"), e.get("first_bad_step"), e.get("text")) for e in found[:EVENTS]]
-    return _table(("step", "bad since", "what, and what to try"), rows)
+    return table(("step", "bad since", "what, and what to try"), rows)
 
 
 def _events(events: Sequence[Mapping[str, Any]]) -> str:
@@ -279,7 +279,7 @@ def _events(events: Sequence[Mapping[str, Any]]) -> str:
     shown = events[-EVENTS:]
     note = f"<p>The last {EVENTS} of {len(events):,}.</p>" if len(events) > EVENTS else ""
     rows = [(e.get("step"), e.get("kind"), e.get("text"), e.get("time/at", "")) for e in shown]
-    return note + _table(("step", "kind", "what", "when"), rows)
+    return note + table(("step", "kind", "what", "when"), rows)
 
 
 def _spent(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, object]]:
@@ -324,7 +324,7 @@ def _machine(manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) 
         rows.append(("earlier starts on something else", len(manifest["earlier"])))
     if manifest.get("threads") is not None:
         rows.append(("threads", manifest["threads"]))
-    return _table(("what", "value"), rows) if rows else "<p>No manifest yet.</p>"
+    return table(("what", "value"), rows) if rows else "<p>No manifest yet.</p>"
 
 
 HEAD = """<!doctype html>

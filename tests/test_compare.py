@@ -1,0 +1,557 @@
+"""groupwise compare: equal conditions to the bit, resume, failing arms, words and files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from groupwise.cli import main
+from groupwise.compare import charts, words
+from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
+from groupwise.compare.findings import findings
+from groupwise.compare.machine import cores, places_for, threads_for
+from groupwise.compare.outcomes import Outcome, area, score_curve
+from groupwise.compare.plan import Folder, Job, Plan, changes
+from groupwise.errors import ConfigError, GroupwiseError, RunError
+from groupwise.validate.statistics import paired_difference
+from groupwise.watch.rollouts import read
+
+SMALL = """
+recipe.name = "grpo"
+recipe.schedule.updates = 2
+prompts_per_step = 4
+group_size = 4
+model.threads = 1
+data.options = { digits = 1 }
+tiny = { width = 32, layers = 2, heads = 2, cold_start_steps = 60, cold_start_batch = 32 }
+engine = { max_tokens = 4, slots = 16 }
+optim.learning_rate = 1e-3
+eval = { tasks = 16, points = 3, temperature = 1.0 }
+checkpoint.every_steps = 1
+"""
+ARMS = ("grpo", "grpo", "dr_grpo")
+# A gate that ends its process, and one that raises.
+PLUGIN = """
+import os
+import torch
+from groupwise import recipe, register
+from groupwise.slots import gate
+
+@gate(equation="S = 0")
+def dying(log_ratio_NT, advantage_NT, batch):
+    os._exit(7)
+
+@gate(equation="S = 0")
+def raising(log_ratio_NT, advantage_NT, batch):
+    raise ZeroDivisionError("not today")
+
+register(recipe("grpo").replace(name="dying", gate=dying()))
+register(recipe("grpo").replace(name="raising", gate=raising()))
+"""
+STEPS = Budget("steps", 3)
+
+
+def command(config: Path, out: Path, *more: str, arms: tuple[str, ...] = ARMS) -> list[str]:
+    own = ["--seeds", "2", "--budget", "steps=3", "--jobs", "1"]
+    return ["compare", *arms, *own, "--config", str(config), "--out", str(out), *more]
+
+
+def result(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "compare.json").read_text())
+    return found
+
+
+def fixed(found: dict[str, Any]) -> dict[str, Any]:
+    """Without what the clock says."""
+    arms = [{k: v for k, v in arm.items() if k != "seconds"} for arm in found["arms"]]
+    return {**found, "arms": arms, "cost": None}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compare") / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(config: Path) -> Path:
+    out = config.parent / "done"
+    assert main(command(config, out)) == 0
+    return out
+
+
+# --- equal conditions -------------------------------------------------------------------------
+
+
+def test_a_method_against_itself_differs_by_exactly_nothing(done: Path) -> None:
+    found = result(done)
+    pair = next(p for p in found["pairs"] if {p["a"], p["b"]} == {"grpo", "grpo (2)"})
+    assert (pair["difference"], pair["low"], pair["high"], pair["p"]) == (0.0, 0.0, 0.0, 1.0)
+    assert pair["area"]["difference"] == 0.0
+    for seed in (0, 1):
+        one, two = (done / "runs" / arm / f"seed_{seed}" for arm in ("grpo", "grpo_2"))
+        for step in (1, 2, 3):
+            name = f"rollouts/step_{step}.parquet"
+            assert (one / name).read_bytes() == (two / name).read_bytes()
+        weights = "checkpoints/latest/model.safetensors"
+        assert (one / weights).read_bytes() == (two / weights).read_bytes()
+
+
+def test_arms_share_prompts_samples_and_start(done: Path) -> None:
+    """The first step is sampled from the same weights: the same in all arms, another by seed."""
+    columns = ["prompt_id", "draw", "sample", "token_ids", "reward"]
+
+    def first(arm: str, seed: int) -> list[dict[str, Any]]:
+        return read(
+            done / "runs" / arm / f"seed_{seed}/rollouts/step_1.parquet", columns
+        ).to_pylist()
+
+    assert first("grpo", 0) == first("dr_grpo", 0)
+    assert first("grpo", 1) == first("dr_grpo", 1)
+    assert first("grpo", 0) != first("grpo", 1)
+    origins = [
+        json.loads((run / "manifest.json").read_text())["origin"]["weights"]
+        for run in done.glob("runs/*/seed_*")
+    ]
+    assert len(origins) == 6 and len(set(origins)) == 1
+    assert result(done)["same_start"] is True
+    assert len(list((done / "start").iterdir())) == 1  # one cold start for all
+
+
+def test_the_result_is_what_the_run_folders_say(done: Path) -> None:
+    found = result(done)
+    assert [arm["name"] for arm in found["arms"]] == ["grpo", "grpo (2)", "dr_grpo"]
+    by_hand = {}
+    for arm in found["arms"]:
+        name = {"grpo (2)": "grpo_2"}.get(arm["name"], arm["name"])
+        scores, ends, tokens = [], [], []
+        for seed in (0, 1):
+            run = done / "runs" / name / f"seed_{seed}"
+            lines = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
+            ends.append(lines[-1]["eval/accuracy"])
+            tokens.append(lines[-1]["cost/tokens"])
+            scores.append(json.loads((run / "summary.json").read_text())["scores_after"])
+            assert np.mean(scores[-1]) == pytest.approx(ends[-1])
+        assert arm["final"]["by_seed"] == ends
+        assert arm["tokens"] == np.mean(tokens)
+        assert arm["steps"] == 3
+        by_hand[arm["name"]] = np.array(scores)
+    for pair in found["pairs"]:
+        expected = paired_difference(by_hand[pair["a"]], by_hand[pair["b"]])
+        assert pair["difference"] == pytest.approx(expected.mean)
+        assert pair["low"] == pytest.approx(max(expected.low, -1))
+        assert pair["p_uncorrected"] == pytest.approx(expected.p)
+        assert pair["p"] >= pair["p_uncorrected"]
+
+
+def test_files_for_people(done: Path) -> None:
+    page = (done / "compare.html").read_text()
+    assert "exactly 0" in page and "<script" not in page and "http" not in page.split("</head>")[1]
+    assert page.count("<polyline") == 3 * 3  # arms in three charts
+    for name in ("accuracy", "entropy", "length"):
+        assert (done / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    runs = list(csv.DictReader((done / "runs.csv").open()))
+    assert len(runs) == 6 and {row["arm"] for row in runs} == {"grpo", "grpo (2)", "dr_grpo"}
+    curve = list(csv.DictReader((done / "curves.csv").open()))
+    assert len(curve) == 6 * 4 and {row["step"] for row in curve} == {"0", "1", "2", "3"}
+    assert len(list(csv.DictReader((done / "pairs.csv").open()))) == 2 * 3
+
+
+def test_a_finished_comparison_is_told_again_without_a_run(
+    done: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = fixed(result(done))
+    assert main(command(config, done, "--json")) == 0
+    said = capsys.readouterr()
+    assert fixed(json.loads(said.out)) == before
+    assert "6 runs are done already" in said.err
+
+
+# --- resume -----------------------------------------------------------------------------------
+
+
+def processes_of(out: Path) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words_of = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if str(out).encode() in words_of and b"groupwise.compare.worker" in words_of:
+                yield int(entry.name)
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_bits(
+    done: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = config.parent / "killed"
+    asked = [sys.executable, "-m", "groupwise.cli", *command(config, out)]
+    going = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first, second = (out / "runs" / arm / "seed_0" for arm in ("grpo", "grpo_2"))
+    end = time.monotonic() + 100
+    while not (second / "rollouts/step_1.parquet").is_file() and time.monotonic() < end:
+        time.sleep(0.02)
+    going.kill()
+    going.wait()
+    assert (first / "summary.json").is_file(), "killed too early to show anything"
+    assert len(list(out.glob("runs/*/*/summary.json"))) < 6
+    kept = (first / "summary.json").stat().st_mtime_ns
+    assert main(command(config, out)) == 0
+    assert not list(processes_of(out))
+    assert (first / "summary.json").stat().st_mtime_ns == kept
+    assert re.search(r"[1-5] runs are done already", capsys.readouterr().err)
+    assert fixed(result(out)) == fixed(result(done))
+
+
+def test_ctrl_c_keeps_everything_and_says_how_to_go_on(config: Path) -> None:
+    out = config.parent / "stopped"
+    asked = [sys.executable, "-m", "groupwise.cli", *command(config, out, arms=("grpo", "rloo"))]
+    asked[asked.index("steps=3")] = "steps=5000"
+    going = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = out / "runs/grpo/seed_0"
+    end = time.monotonic() + 100
+    while not (run / "rollouts/step_2.parquet").is_file() and time.monotonic() < end:
+        time.sleep(0.02)
+    going.send_signal(signal.SIGINT)
+    _, said = going.communicate(timeout=60)
+    assert going.returncode == 130
+    assert "4 of 4 runs are left" in said and "compare grpo rloo" in said
+    step = int((run / "checkpoints/latest").resolve().name.removeprefix("step_"))
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert step >= 2 and json.loads(lines[-1])["step"] == step  # saved where it was stopped
+    assert not list(processes_of(out))
+
+
+def test_seeds_and_arms_may_be_added_and_nothing_else_changed(
+    done: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Folder(done).read()
+    assert plan is not None and changes(plan, plan) == []
+    more = replace(plan, seeds=(0, 1, 2), arms=(*plan.arms, Arm("x", plan.arms[0].config)))
+    assert changes(plan, more) == []
+    assert changes(more, plan)  # not taken away
+    for other, words_of in (
+        (["--budget", "steps=4"], "its budget is 3 steps, not 4 steps"),
+        (["--set", "group_size=8"], "grpo: group_size: 4 -> 8"),
+    ):
+        assert main([*command(config, done), *other]) == 2
+        assert words_of in capsys.readouterr().err
+    assert main(command(config, done, arms=("grpo", "rloo"))) == 2
+    assert "it has an arm 'grpo (2)'" in capsys.readouterr().err
+
+
+# --- failing arms -----------------------------------------------------------------------------
+
+
+def test_a_failing_arm_does_not_take_the_others_down(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin, out = config.parent / "bad.py", config.parent / "failing"
+    plugin.write_text(PLUGIN)
+    arms = (f"{plugin}:dying", f"{plugin}:raising", "grpo", "rloo")
+    assert main(command(config, out, arms=arms)) == 1
+    found, said = result(out), capsys.readouterr()
+    dying, raising, *sound = found["arms"]
+    assert [each["seed"] for each in dying["failed"]] == [0, 1]
+    assert all("status 7" in each["why"] for each in dying["failed"])
+    assert all("not today" in each["why"] for each in raising["failed"])
+    assert all(arm["seeds"] == [0, 1] and not arm["failed"] for arm in sound)
+    tested = [pair for pair in found["pairs"] if pair["difference"] is not None]
+    assert [(pair["a"], pair["b"]) for pair in tested] == [("grpo", "rloo")]
+    assert "2 failed" in said.out and "no verdict" in said.out and "FAILED" in said.out
+    log = next(out.glob("runs/*raising*/seed_0/log.txt")).read_text()
+    assert "ZeroDivisionError" in log
+
+
+# --- arms -------------------------------------------------------------------------------------
+
+
+def test_recipes_run_under_the_sizes_of_this_run() -> None:
+    """Updates a batch and lengths belong to the run: the papers' are for other batches."""
+    arms = {
+        arm.name: arm.config.recipe for arm in arms_of(["grpo", "dapo", "dr_grpo", "rloo"], STEPS)
+    }
+    assert {name: r.schedule["updates"] for name, r in arms.items()} == {
+        "grpo": 4, "dapo": 4, "dr_grpo": 4, "rloo": 1
+    }  # fmt: skip
+    assert arms["dapo"].shaping[0]["max_length"] == 4
+    assert arms["dr_grpo"].aggregation["length"] == 4
+    assert str(arms["grpo"].gate) == "clip(low=0.2, high=0.2)"  # the rest is the paper's
+
+
+def test_what_an_arm_asks_for_stays() -> None:
+    texts = ["dapo recipe.schedule.updates=16", "dr_grpo recipe.aggregation.length=9", "dapo"]
+    arms = arms_of(texts, STEPS, settings=["recipe.filter=zero_variance()"][:0])
+    assert arms[0].config.recipe.schedule["updates"] == 16
+    assert arms[1].config.recipe.aggregation["length"] == 9
+    set_for_all = arms_of(["dapo", "grpo"], STEPS, settings=["recipe.schedule.updates=8"])
+    assert [arm.config.recipe.schedule["updates"] for arm in set_for_all] == [8, 8]
+
+
+def test_variations_files_and_sweeps(config: Path, tmp_path: Path) -> None:
+    other = tmp_path / "mine.toml"
+    other.write_text(SMALL.replace("group_size = 4", "group_size = 2"))
+    texts = ["grpo recipe.gate.high=0.3 group_size=2", str(other), "rloo", "engine.slots=8"]
+    arms = arms_of(texts, Budget("tokens", 100), source=config)
+    assert [arm.name for arm in arms] == [
+        "grpo gate.high=0.3 group_size=2", "mine", "rloo", "engine.slots=8"
+    ]  # fmt: skip
+    assert arms[0].config.recipe.gate["high"] == 0.3
+    assert [arm.config.group_size for arm in arms] == [2, 2, 4, 4]
+    assert arms[1].config.budget.tokens == 100
+    assert arms[1].config.steps == 100 // 8 + 1  # an answer has one token or more
+    sweep = arms_of(["grpo", "dapo"], STEPS, sweep="recipe.gate.high=0.2,0.28")
+    assert [arm.name for arm in sweep] == [
+        "grpo gate.high=0.2", "grpo gate.high=0.28", "dapo gate.high=0.2", "dapo gate.high=0.28"
+    ]  # fmt: skip
+    assert [arm.config.recipe.gate["high"] for arm in sweep] == [0.2, 0.28, 0.2, 0.28]
+    alone = arms_of([], STEPS, sweep="group_size=2,4,16")
+    assert [arm.config.group_size for arm in alone] == [2, 4, 16]
+    gates = arms_of([], STEPS, sweep="recipe.gate=clip(low=0.1, high=0.2),clip(low=0.2, high=0.3)")
+    assert [arm.config.recipe.gate["high"] for arm in gates] == [0.2, 0.3]
+
+
+def test_a_sweep_splits_at_its_own_commas() -> None:
+    assert swept("a=1,2") == ["a=1", "a=2"]
+    assert swept("recipe.gate=clip(low=0.1, high=0.2),score()") == [
+        "'recipe.gate=clip(low=0.1, high=0.2)'", "'recipe.gate=score()'"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words_of"),
+    [
+        (["grpo", "dappo"], "'dapo'"),
+        (["grpo", "dapo", "--seeds", "1"], "--seeds 1: from one seed"),
+        (["grpo", "dapo", "--budget", "3e5"], "is no budget"),
+        (["grpo", "dapo", "--budget", "tokens=-5"], "is no budget"),
+        (["grpo", "dapo", "--budget", "tokens=1.5"], "is no budget"),
+        (["grpo", "dapo", "--budget", "tokens=nan"], "is no budget"),
+        (["grpo", "dapo", "--budget", "hours=2"], "is no budget"),
+        (["grpo"], "two arms or more"),
+        ([], "two arms or more"),
+        (["grpo", "--sweep", "recipe.gate.hihg=0.2,0.3"], "Did you mean 'high'"),
+        (["grpo", "--sweep", "grop_size=2,3"], "Did you mean 'group_size'"),
+        (["grpo", "--sweep", "group_size=2"], "nothing to sweep"),
+        (["grpo", "--sweep", "group_size=2,2"], "names a value twice"),
+        (["grpo", "rloo", "--set", "recipe.gate.high=0.3"], "'rloo' would ignore it"),
+        (["grpo", "dapo", "--set", "recipe=gspo"], "said by the arms"),
+        (["grpo", "dapo", "--set", "eval.tasks=0"], "no held-out tasks"),
+        (["grpo", "grpo eval.tasks=32"], "differ in eval.tasks"),
+        (["grpo", "grpo seed=3"], "differ in seed"),
+        (["grpo", "nosuch.toml"], "There is no configuration"),
+        (["grpo", "ppo"], "needs a critic"),
+        (["grpo", "dapo", "--config", "nosuch.toml"], "There is no configuration"),
+        (["grpo", "dapo", "--jobs", "0"], "--jobs 0"),
+        (["grpo", "grpo 'open"], "can't be read"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_made(
+    arguments: list[str], words_of: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["compare", *arguments, "--out", str(out)]) == 2
+    assert words_of in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_data_without_held_out_tasks_and_missing_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    for train, words_of in (("a.jsonl", "no held-out tasks"), ("b.jsonl", "b.jsonl")):
+        file = tmp_path / "c.toml"
+        eval_too = "" if train == "a.jsonl" else 'eval = "a.jsonl"\n'
+        file.write_text(f'[data]\ntrain = "{train}"\n{eval_too}')
+        assert (
+            main(["compare", "grpo", "rloo", "--config", str(file), "--out", str(tmp_path / "o")])
+            == 2
+        )
+        assert words_of in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    assert main(["compare", "grpo", "dapo", "--out", str(tmp_path)]) == 2
+    assert "no comparison" in capsys.readouterr().err
+
+
+def test_what_else_differs_is_said() -> None:
+    notes = check(arms_of(["grpo", "grpo tiny.width=64"], STEPS))
+    assert any("differs from grpo also in tiny.width" in note for note in notes)
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+def test_area_is_the_mean_over_the_budget() -> None:
+    # From 0.2 up to 0.6 at 100, level, then up to 1.0 at 300: cut at 200.
+    assert area([0, 100, 300], [0.2, 0.6, 1.0], 200) == pytest.approx((40 + 70) / 200)
+    assert area([0, 50], [0.5, 0.5], 100) == pytest.approx(0.5)  # level behind the last
+    assert area([0, 100], [0.0, 1.0], 100) == pytest.approx(0.5)
+
+
+def outcome(seed: int, scores: np.ndarray, slope: float = 0.0) -> Outcome:
+    final = float(scores.mean())
+    points = tuple(
+        {"step": at, "tokens": 100 * at, "seconds": at, "score": final - slope * (3 - at)}
+        for at in range(4)
+    )
+    return Outcome(
+        seed=seed, measure="accuracy", points=points, final=final, area=final - 1.5 * slope,
+        scores=tuple(map(float, scores)), steps=3, tokens=300, seconds=3.0, length=2.0,
+        entropy=None, curves={name: (np.zeros(0), np.zeros(0)) for name in ("entropy", "length")},
+        origin={"weights": "w", "data": "d"},
+    )  # fmt: skip
+
+
+def made_up(shift: float, seeds: int = 5, tasks: int = 200) -> dict[str, Any]:
+    """Two arms whose accuracies differ by about so much."""
+    draw = np.random.default_rng(0)
+    easy = draw.random(tasks)
+    sides = [
+        [
+            outcome(s, (draw.random(tasks) < np.clip(easy + move, 0, 1)).astype(float))
+            for s in range(seeds)
+        ]
+        for move in (0.0, shift)
+    ]
+    arms = arms_of(["grpo", "dapo"], STEPS)
+    plan = Plan(tuple(arms), tuple(range(seeds)), STEPS)
+    return findings(plan, sides, {})
+
+
+def test_a_difference_is_said_in_points() -> None:
+    found = made_up(0.2)
+    (said,) = words.verdicts(found)
+    pair = found["pairs"][0]
+    assert pair["difference"] < 0 and pair["separable"]
+    numbers = re.fullmatch(
+        r"dapo is better than grpo by ([\d.]+) points \(([\d.]+) to ([\d.]+), p = [\d.e-]+\)\.",
+        said,
+    )
+    assert numbers is not None
+    assert float(numbers[1]) == pytest.approx(-100 * pair["difference"], abs=0.05)
+    assert float(numbers[2]) == pytest.approx(-100 * pair["high"], abs=0.05)
+    assert float(numbers[3]) == pytest.approx(-100 * pair["low"], abs=0.05)
+
+
+def test_no_difference_is_said_with_what_would_show_it() -> None:
+    found = made_up(0.01)
+    (said,) = words.verdicts(found)
+    pair = found["pairs"][0]
+    assert not pair["separable"]
+    assert "not separable at this budget" in said and "this design could have seen" in said
+    assert f"{pair['seeds_needed'] - 5:,} more seeds" in said or "held-out tasks" in said
+    assert 0.01 < pair["smallest_visible"] < 0.2
+
+
+def test_pairs_are_corrected_for_their_number() -> None:
+    draw = np.random.default_rng(1)
+    sides = [[outcome(s, draw.random(50) + 0.05 * arm) for s in range(4)] for arm in range(3)]
+    plan = Plan(tuple(arms_of(["grpo", "dapo", "rloo"], STEPS)), (0, 1, 2, 3), STEPS)
+    found = findings(plan, sides, {})
+    raw = sorted(pair["p_uncorrected"] for pair in found["pairs"])
+    smallest = min(found["pairs"], key=lambda pair: pair["p_uncorrected"])
+    assert smallest["p"] == pytest.approx(min(1, 3 * raw[0]))
+    assert smallest["level"] == pytest.approx(0.05 / 3)
+
+
+def test_only_seeds_that_both_finished_are_paired() -> None:
+    draw = np.random.default_rng(2)
+    values = draw.random((2, 3, 40))
+    sides = [
+        [outcome(s, values[a][s]) for s in seeds] for a, seeds in enumerate([(0, 1, 2), (0, 2)])
+    ]
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1, 2), STEPS)
+    found = findings(plan, sides, {Job(1, 1): "it broke"})
+    pair = found["pairs"][0]
+    assert pair["seeds"] == [0, 2]
+    expected = values[0][[0, 2]].mean() - values[1][[0, 2]].mean()
+    assert pair["difference"] == pytest.approx(expected)
+    said = words.text(found)
+    assert "FAILED dapo, seed 1: it broke" in said and "which flatters it" in said
+
+
+def test_other_starts_are_noticed() -> None:
+    one = outcome(0, np.ones(4))
+    other = replace(one, origin={"weights": "x", "data": "d"})
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
+    found = findings(plan, [[one], [other]], {})
+    assert not found["same_start"] and "did not all begin" in words.text(found)
+
+
+def test_curves_are_read_at_equal_places() -> None:
+    one = outcome(0, np.full(4, 0.9), slope=0.1)
+    curve = score_curve(one, Budget("tokens", 300))
+    assert curve[0] == pytest.approx(0.6) and curve[-1] == pytest.approx(0.9)
+    assert np.diff(curve) == pytest.approx(0.3 / 48)
+
+
+def test_names_that_would_break_a_page_are_escaped() -> None:
+    chart = charts.Chart("a & b", "tokens", [0, 1], [charts.Line("<b>", [0.1, 0.2], [0.0, 0.1])])
+    assert "<b>" not in charts.svg(chart) and "<b>" not in charts.legend(["<b>"])
+
+
+# --- the machine ------------------------------------------------------------------------------
+
+
+def test_a_process_for_each_core_with_its_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    monkeypatch.setattr("groupwise.compare.machine.cores", lambda: 8)
+    assert len(places_for(plan, None)) == 8
+    assert places_for(plan, None)[0]["OMP_NUM_THREADS"] == "1"
+    assert places_for(plan, 2)[0]["OMP_NUM_THREADS"] == "4"
+    assert threads_for(None, places_for(plan, 2)) == 4
+    assert threads_for(plan, places_for(plan, 2)) == 1  # as it was begun
+    assert cores() >= 1
+
+
+def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = arms_of(["grpo", "dapo"], STEPS, settings=["model.device=cuda"])
+    plan = Plan(tuple(arms), (0, 1), STEPS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places_for(plan, None)] == ["2", "5"]
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places_for(plan, 3)] == ["2", "5", "2"]
+    assert plan.with_threads(3).arms[0].config.model.threads == 1  # set already
+
+
+def test_a_second_command_on_the_same_folder_waits_and_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("groupwise.compare.plan.PATIENCE", 0.3)
+    folder = Folder(tmp_path)
+    with folder.locked(), pytest.raises(RunError, match="Another process"), folder.locked():
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format": 1}'])
+def test_a_plan_that_was_edited(text: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(GroupwiseError, match="can't be read"):
+        Folder(tmp_path).read()
+
+
+def test_a_plan_reads_back(tmp_path: Path) -> None:
+    plan = Plan(tuple(arms_of(["grpo", "dapo group_size=4"], STEPS)), (3, 4), Budget("tokens", 9))
+    Folder(tmp_path / "new").take(plan)
+    assert Folder(tmp_path / "new").read() == plan
+    assert os.listdir(tmp_path / "new") == ["plan.json"]
+    with pytest.raises(ConfigError):
+        Budget.parse("tokens")
