@@ -6,10 +6,12 @@ Stopped by Ctrl-C, it saves the runs under way; the same command goes on with th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,9 +115,9 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int) ->
     progress = None
     if jobs:
         starts.prepare(plan, folder, jobs, _say)
-        show = Shown(plan, len(places))
         try:
-            progress = workers.do(plan, folder, jobs, places, lock, show)
+            with interruptible():
+                progress = workers.do(plan, folder, jobs, places, lock, Shown(plan))
         except KeyboardInterrupt:
             left = len(folder.undone(plan))
             _say(f"\nstopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
@@ -133,6 +135,23 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int) ->
     if failed:
         _say(f"{len(failed)} runs failed; the logs are log.txt in their folders. {go_on(sys.argv)}")
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """A request to end the process is a KeyboardInterrupt, whoever sends it."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def go_on(command: Sequence[str]) -> str:
@@ -159,8 +178,8 @@ def cost(progress: Progress | None, places: int, wall: float) -> dict[str, Any]:
 class Shown:
     """One line that is written over on a terminal; elsewhere a line now and then."""
 
-    def __init__(self, plan: Plan, places: int) -> None:
-        self._plan, self._places = plan, places
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._begun, self._shown = time.perf_counter(), -1
         self._failed: set[Job] = set()
         self._live = sys.stderr.isatty()

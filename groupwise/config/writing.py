@@ -26,7 +26,7 @@ def text(config: Config) -> str:
 
 
 def _lines(table: Any) -> list[str]:
-    comments = _comments(type(table))
+    comments = _comments(table.__class__)
     return [
         f"{name} = {toml(each)}" + (f"  # {comments[name]}" if name in comments else "")
         for name, each in vars(table).items()
