@@ -22,7 +22,7 @@ from groupwise.cli import main
 from groupwise.compare import charts, words
 from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
 from groupwise.compare.findings import findings
-from groupwise.compare.machine import cores, places_for, threads_for
+from groupwise.compare.machine import cores, places_for, room_for, threads_for
 from groupwise.compare.outcomes import Outcome, area, score_curve
 from groupwise.compare.plan import Folder, Job, Plan, changes
 from groupwise.errors import ConfigError, GroupwiseError, RunError
@@ -258,12 +258,14 @@ def test_seeds_and_arms_may_be_added_and_nothing_else_changed(
 
 
 def test_a_failing_arm_does_not_take_the_others_down(
-    config: Path, capsys: pytest.CaptureFixture[str]
+    done: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plugin, out = config.parent / "bad.py", config.parent / "failing"
     plugin.write_text(PLUGIN)
     arms = (f"{plugin}:dying", f"{plugin}:raising", "grpo", "rloo")
-    assert main(command(config, out, arms=arms)) == 1
+    (model,) = (done / "start").iterdir()  # as any model of one's own
+    assert main(command(config, out, "--set", f"model.path={model}", arms=arms)) == 1
+    assert not (out / "start").exists()
     found, said = result(out), capsys.readouterr()
     dying, raising, *sound = found["arms"]
     assert [each["seed"] for each in dying["failed"]] == [0, 1]
@@ -521,6 +523,17 @@ def test_a_process_for_each_core_with_its_share_of_threads(monkeypatch: pytest.M
     assert threads_for(None, places_for(plan, 2)) == 4
     assert threads_for(plan, places_for(plan, 2)) == 1  # as it was begun
     assert cores() >= 1
+
+
+def test_memory_bounds_how_many_run_at_a_time(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model,) = (done / "start").iterdir()
+    (arm, _) = arms_of(["grpo", "dapo"], STEPS, settings=[f"model.path={model}"])
+    monkeypatch.setattr("groupwise.optim.memory.device_bytes", lambda device: 10**9)
+    held = room_for(arm.config)
+    monkeypatch.setattr("groupwise.optim.memory.device_bytes", lambda device: 4 * 10**9)
+    assert 4 * held <= room_for(arm.config) <= 4 * held + 4
+    monkeypatch.setattr("groupwise.optim.memory.device_bytes", lambda device: 1)
+    assert room_for(arm.config) == 1
 
 
 def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

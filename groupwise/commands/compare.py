@@ -67,6 +67,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0; 1 where a run failed; 130 where it was stopped."""
+    begun = time.perf_counter()
     if args.seeds < 2:
         raise ConfigError(
             f"--seeds {args.seeds}: from one seed nobody can tell a method from its luck, and no "
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(tuple(arms), seeds_from(arms[0].config.seed, args.seeds), budget)
     folder = Folder(Path(args.out) if args.out else default_folder(args, arms[0].folder))
     with folder.locked() as lock:
-        return _compare(args, plan, folder, lock)
+        return _compare(args, plan, folder, lock, begun)
 
 
 def default_folder(args: argparse.Namespace, first: str) -> Path:
@@ -97,12 +98,11 @@ def default_folder(args: argparse.Namespace, first: str) -> Path:
     return Path("runs") / f"compare_{first[:40]}_{mark}"
 
 
-def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int) -> int:
+def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, begun: float) -> int:
     from groupwise.compare import findings, outcomes, starts, words, workers
     from groupwise.compare.machine import places_for, threads_for
     from groupwise.compare.page import write_all
 
-    begun = time.perf_counter()
     places = places_for(plan, args.jobs)
     plan = plan.with_threads(threads_for(folder.read(), places))
     folder.take(plan)

@@ -6,9 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 
 from groupwise.compare.plan import Plan
+from groupwise.config import Config
+from groupwise.cost import peak
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+MEMORY = 0.8  # of the machine's, that runs may take together
 
 
 def places_for(plan: Plan, jobs: int | None) -> list[Mapping[str, str]]:
@@ -16,9 +19,24 @@ def places_for(plan: Plan, jobs: int | None) -> list[Mapping[str, str]]:
     if any(arm.config.model.device.startswith("cuda") for arm in plan.arms):
         gpus = visible_gpus()
         return [{VISIBLE: gpus[at % len(gpus)]} for at in range(jobs or len(gpus))]
-    count = jobs or cores()
+    count = jobs or min([cores(), *(room_for(arm.config) for arm in plan.arms)])
     share = str(max(1, cores() // count))
     return [dict.fromkeys(THREADS, share)] * count
+
+
+def room_for(config: Config) -> int:
+    """How many runs a machine's memory holds at a time; at least one is tried."""
+    if config.model.path == "tiny":
+        return cores()
+    from groupwise.model.checkpoint import stored_shape
+    from groupwise.optim.memory import device_bytes
+    from groupwise.setup import demand_of, micro_tokens_of
+
+    shape = stored_shape(config.model.path)
+    if shape is None:
+        return cores()
+    parts = demand_of(config, shape, training=True).parts(micro_tokens_of(config, shape))
+    return max(1, int(MEMORY * device_bytes("cpu") // peak(parts)))
 
 
 def threads_for(before: Plan | None, places: Sequence[Mapping[str, str]]) -> int:

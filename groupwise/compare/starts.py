@@ -69,7 +69,6 @@ def lay_out(start: Path | None, run: Path) -> None:
     kept = run / COLD_START
     if start is None or kept.is_dir():
         return
-    run.mkdir(parents=True, exist_ok=True)
     write_folder(kept, lambda beside: _copy(start, beside))
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,7 +34,7 @@ class Reporting(Display):
         super().__init__(log, live=False)
         self._config, self._out = config, out
 
-    def step(self, metrics: dict[str, Any]) -> None:  # type: ignore[override]
+    def step(self, metrics: Mapping[str, Any]) -> None:
         super().step(metrics)
         config = self._config
         shares = [metrics["step"] / config.steps] if "step" in metrics else [0.0]
@@ -75,6 +76,7 @@ def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
     """One run; False if it was asked to stop."""
     config, run = plan.config(job), folder.run(plan, job)
     try:
+        run.mkdir(parents=True, exist_ok=True)
         lay_out(start_of(config, folder), run)
         with folder.log(plan, job).open("a", encoding="utf-8") as log:
             begun = time.perf_counter()
