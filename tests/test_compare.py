@@ -325,6 +325,11 @@ def test_variations_files_and_sweeps(config: Path, tmp_path: Path) -> None:
     assert [arm.config.group_size for arm in alone] == [2, 4, 16]
     gates = arms_of([], STEPS, sweep="recipe.gate=clip(low=0.1, high=0.2),clip(low=0.2, high=0.3)")
     assert [arm.config.recipe.gate["high"] for arm in gates] == [0.2, 0.3]
+    assert gates[0].name == "grpo gate=clip(low=0.1, high=0.2)"
+    long = arms_of(["grpo", "grpo " + " ".join(["group_size=4"] * 40)], STEPS)[1]
+    assert len(long.folder) < 100
+    copies = arms_of(["grpo engine.weights=stale:2", "engine.weights=stale:2", "grpo"], STEPS)
+    assert copies[1].name == "engine.weights=stale:2"
 
 
 def test_a_sweep_splits_at_its_own_commas() -> None:
@@ -360,6 +365,7 @@ def test_a_sweep_splits_at_its_own_commas() -> None:
         (["grpo", "dapo", "--config", "nosuch.toml"], "There is no configuration"),
         (["grpo", "dapo", "--jobs", "0"], "--jobs 0"),
         (["grpo", "grpo 'open"], "can't be read"),
+        (["grpo", " "], "An arm is empty"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(

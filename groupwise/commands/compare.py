@@ -114,13 +114,13 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
     )
     progress = None
     if jobs:
-        starts.prepare(plan, folder, jobs, _say)
         try:
             with interruptible():
+                starts.prepare(plan, folder, jobs, _say)
                 progress = workers.do(plan, folder, jobs, places, lock, Shown(plan))
         except KeyboardInterrupt:
             left = len(folder.undone(plan))
-            _say(f"\nstopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
+            _say(f"stopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
             return 130
     failed = progress.failed if progress else {}
     done = outcomes.outcomes(plan, folder)
@@ -142,6 +142,7 @@ def interruptible() -> Iterator[None]:
     """A request to end the process is a KeyboardInterrupt, whoever sends it."""
 
     def interrupt(number: int, frame: object) -> None:
+        _say("\nsaving the runs under way (once more ends them where they are) ...")
         raise KeyboardInterrupt
 
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import shlex
@@ -43,6 +44,7 @@ EMBEDDED: Mapping[str, Any] = {
 }
 POINTS = 12  # evaluations on the way, where the configuration does not say
 UNITS = ("tokens", "seconds", "steps")
+LONGEST = 80  # characters of a folder's name
 FOREVER = 10**9  # steps of a run that its seconds end
 # What an accuracy is measured with: the same for all, or they can't be compared.
 MEASURE = ("eval.", "data.eval", "data.holdout_share")
@@ -97,7 +99,10 @@ class Arm:
     @property
     def folder(self) -> str:
         """Its name as that of a folder."""
-        return re.sub(r"[^\w.=+-]+", "_", self.name).strip("._") or "arm"
+        plain = re.sub(r"[^\w.=+-]+", "_", self.name).strip("._") or "arm"
+        if len(plain) <= LONGEST:
+            return plain
+        return f"{plain[:LONGEST]}_{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
 
 
 def arms_of(
@@ -137,10 +142,7 @@ def arms_of(
 
 
 def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence[str]) -> Config:
-    try:
-        first, *own = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"The arm {text!r} can't be read: {error}.") from None
+    first, *own = _words(text)
     if _is_file(first):
         return _load(Path(first), [*settings, *own], text)
     if "=" in first:
@@ -150,8 +152,18 @@ def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence
     return replace(made, recipe=fitted(made, base.recipe, asked))
 
 
+def _words(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"The arm {text!r} can't be read: {error}.") from None
+    if not words:
+        raise ConfigError("An arm is empty. Name a recipe, a configuration or a setting.")
+    return words
+
+
 def _is_file(word: str) -> bool:
-    return word.endswith(".toml") or (Path(word).is_file() and not word.endswith(".py"))
+    return word.endswith(".toml") or (word not in RECIPES and Path(word).is_file())
 
 
 def _load(source: Path | None, settings: Sequence[str], where: str) -> Config:
@@ -174,10 +186,9 @@ def _named(texts: Sequence[str]) -> list[str]:
     """
     names: list[str] = []
     for text in texts:
-        words = text.split()
-        words[0] = Path(words[0]).stem if _is_file(words[0]) else words[0]
-        words = [word.removeprefix("recipe.") for word in words]
-        name = " ".join(words)
+        first, *own = _words(text)
+        short = Path(first).stem if _is_file(first) else first.rpartition(".py:")[2]
+        name = " ".join([short, *own]).replace("recipe.", "")
         times = sum(known == name or known.startswith(f"{name} (") for known in names)
         names.append(f"{name} ({times + 1})" if times else name)
     return names

@@ -7,6 +7,7 @@ the run is saved, and the process ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -44,7 +45,8 @@ class Reporting(Display):
 
 
 def _say(out: TextIO, **words: Any) -> None:
-    print(json.dumps(words), file=out, flush=True)
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more, and the run is saved
+        print(json.dumps(words), file=out, flush=True)
 
 
 def main(path: str) -> int:

@@ -20,6 +20,8 @@ from typing import Any
 
 from groupwise.compare.plan import Folder, Job, Plan
 
+LOG = "workers.log"  # what processes say beside their answers: prints of rewards, last words
+
 
 @dataclass
 class Progress:
@@ -146,7 +148,7 @@ class _Worker(threading.Thread):
         if not self._stopping:
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             why = " (out of memory?)" if status == -signal.SIGKILL else ""
-            self._heard.put((job, {"failed": f"its process ended {how}{why}"}))
+            self._heard.put((job, {"failed": f"its process ended {how}{why}; see {LOG}"}))
 
     def _ready(self) -> subprocess.Popen[str] | None:
         """The process, a new one if there is none; None if it is time to stop."""
@@ -154,15 +156,17 @@ class _Worker(threading.Thread):
             if self._stopping:
                 return None
             if self._process is None or self._process.poll() is not None:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "groupwise.compare.worker", str(self._folder.path)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env=os.environ | self._place,
-                    pass_fds=(self._lock,),
-                    start_new_session=True,  # Ctrl-C is for us: we ask, and wait until all is saved
-                )
+                with (self._folder.path / LOG).open("a") as log:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", "groupwise.compare.worker", str(self._folder.path)],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        text=True,
+                        env=os.environ | self._place,
+                        pass_fds=(self._lock,),
+                        start_new_session=True,  # Ctrl-C is for us: we ask, and wait for the rest
+                    )
             return self._process
 
     def _end(self) -> None:
