@@ -235,6 +235,7 @@ def write_down(
     rows = rows_of(collected.groups, collected.unused, taught.streams, run.loaded.tokenizer)
     found, events = run.judge(run.step, metrics)
     run.recorder.step(run.step, rows, metrics, events)
+    run.display.expect(run.step if run.over else run.total_steps)
     run.display.step(metrics)
     run.mirrors.look()
     sick = run.act_on(found)

@@ -24,6 +24,7 @@ from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
 from groupwise.compare.findings import findings
 from groupwise.compare.machine import cores, places_for, room_for, threads_for
 from groupwise.compare.outcomes import Outcome, area, score_curve
+from groupwise.compare.page import write_all
 from groupwise.compare.plan import Folder, Job, Plan, changes
 from groupwise.errors import ConfigError, GroupwiseError, RunError
 from groupwise.validate.statistics import paired_difference
@@ -495,6 +496,16 @@ def test_only_seeds_that_both_finished_are_paired() -> None:
     assert pair["difference"] == pytest.approx(expected)
     said = words.text(found)
     assert "FAILED dapo, seed 1: it broke" in said and "which flatters it" in said
+
+
+def test_a_comparison_of_which_nothing_is_left(tmp_path: Path) -> None:
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    found = findings(plan, [[], []], dict.fromkeys(plan.jobs, "no room"))
+    found["cost"] = {"wall_seconds": 1.0, "places": 1, "overhead_share": None}
+    assert write_all(tmp_path, found, plan, [[], []])[0] == "compare.json"
+    said = words.text(found)
+    assert said.count("FAILED") == 4 and "no verdict" in said
+    assert result(tmp_path)["pairs"][0]["difference"] is None
 
 
 def test_other_starts_are_noticed() -> None:

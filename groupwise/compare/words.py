@@ -12,7 +12,10 @@ MANY_SEEDS = 1_000  # beyond that, advice is no advice
 
 def text(found: Mapping[str, Any]) -> str:
     """The table, then what can be told apart and what can't."""
-    return "\n".join([*table(found), "", *verdicts(found), *warnings(found)])
+    lines = [*table(found), "", *verdicts(found), *warnings(found)]
+    if any(pair.get("seeds_needed") for pair in found["pairs"]):
+        lines += ["", "The same command with more --seeds keeps these runs and adds to them."]
+    return "\n".join(lines)
 
 
 def columns(found: Mapping[str, Any]) -> list[str]:

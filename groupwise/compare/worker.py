@@ -34,6 +34,7 @@ class Reporting(Display):
     def __init__(self, log: TextIO, config: Config, out: TextIO) -> None:
         super().__init__(log, live=False)
         self._config, self._out = config, out
+        self._spent = 0.0  # of steps
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         super().step(metrics)
@@ -41,6 +42,9 @@ class Reporting(Display):
         shares = [metrics["step"] / config.steps] if "step" in metrics else [0.0]
         if config.budget.tokens:
             shares.append(metrics.get("cost/tokens", 0) / config.budget.tokens)
+        self._spent += metrics.get("time/step", 0.0) - metrics.get("time/eval", 0.0)
+        if config.budget.seconds:
+            shares.append(self._spent / config.budget.seconds)
         _say(self._out, share=min(max(shares), 1.0))
 
 

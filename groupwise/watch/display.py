@@ -74,6 +74,10 @@ class Display:
             self._live = Live(console=self._console, auto_refresh=False)
             self._show(self._live.start)
 
+    def expect(self, total_steps: int) -> None:
+        """How many steps there will be, where a budget ends the run and that changes on the way."""
+        self._total = total_steps
+
     def step(self, metrics: Metrics) -> None:
         """One step's metrics; the step after the last, unless they name another."""
         self._step = int(metrics.get("step", self._step + 1))
