@@ -76,7 +76,7 @@ def test_the_variance_of_a_crossed_design_by_hand() -> None:
     seeds, tasks, rest = 2 * 4.5, 2 * 0.5, 4 * 0.25
     assert known.from_units == pytest.approx(seeds / 4)
     assert known.from_tasks == pytest.approx((tasks - rest) / 4)  # none beyond chance
-    assert known.df == 1
+    assert known.tail(math.sqrt(seeds / 4)) == pytest.approx(0.5)  # of Student's t with 1 degree
     assert stderr([[1.0, 1.0], [3.0, 5.0]]) == pytest.approx(math.sqrt(seeds / 4))
 
 
@@ -86,7 +86,40 @@ def test_tasks_that_differ_count_beside_seeds() -> None:
     known = spread(np.tile(tasks, (5, 1)))
     assert known.from_units == 0.0
     assert known.from_tasks == pytest.approx(tasks.var(ddof=1) / len(tasks))
-    assert known.df == pytest.approx(len(tasks) - 1)
+    assert known.tail(known.stderr) == pytest.approx(math.erfc(1 / math.sqrt(2)))
+
+
+def test_seeds_that_agree_by_chance_are_not_taken_for_certain() -> None:
+    """Both seeds have the same mean, and differ in every task."""
+    known = spread([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
+    assert known.from_units == pytest.approx((8 * 0.25 / 3) / 8)
+
+
+@pytest.mark.parametrize("units", [2, 5, 20])
+@pytest.mark.parametrize("share", [0.01, 0.5, 2.0])
+def test_the_sum_of_a_student_and_a_normal_error(units: int, share: float) -> None:
+    """Against mpmath's integral over the normal part."""
+    known = Spread(units, 100, from_units=1.0, from_tasks=share)
+    for size in (0.5, 3.0, 12.0):
+
+        def upper(x: mpmath.mpf) -> mpmath.mpf:
+            inner = mpmath.betainc((units - 1) / 2, 0.5, 0, (units - 1) / (units - 1 + x * x),
+                                   regularized=True) / 2  # fmt: skip
+            return inner if x > 0 else 1 - inner
+
+        def weighed(z: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.npdf(z) * upper(size - mpmath.sqrt(share) * z)  # noqa: B023
+
+        with mpmath.workdps(12):
+            exact = 2 * mpmath.quad(weighed, [-9, -4, -2, 0, 2, 4, 9])
+        assert known.tail(size) == pytest.approx(float(exact), rel=2e-3)
+    assert known.tail(known.quantile(0.975)) == pytest.approx(0.05)
+
+
+def test_a_small_spread_by_the_luck_of_two_seeds_makes_nothing_certain() -> None:
+    """18 points, 0.34 of them by seeds and 1 by tasks: one degree of freedom can't give 1e-20."""
+    known = Spread(2, 256, 0.0034**2, 0.0106**2)
+    assert 0.005 < known.tail(0.18) < 0.03
 
 
 def _covers(make, true: float, repeats: int, draws: int = 500) -> tuple[float, float]:
@@ -129,6 +162,25 @@ def test_the_percentile_bootstrap_would_not_cover() -> None:
     assert inside / 1500 < 0.87
 
 
+def _levels(make, repeats: int) -> list[float]:
+    """How often p is below 0.05, 0.01 and 0.003 where there is no difference."""
+    found = np.array([t_test(make()) for _ in range(repeats)])
+    return [float((found < level).mean()) for level in (0.05, 0.01, 0.003)]
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_small_p_values_are_as_rare_as_they_say(seeds: int) -> None:
+    """Corrected comparisons ask for small ones: the far tail must hold too, for two seeds even."""
+    draw = np.random.default_rng(8)
+
+    def make() -> np.ndarray:
+        own = draw.normal(0, 0.03, (seeds, 1)) + draw.normal(0, 0.2, (1, 60))
+        return own + draw.normal(0, 0.4, (seeds, 60))
+
+    common, rare, rarest = _levels(make, 1500)
+    assert common <= 0.065 and rare <= 0.018 and rarest <= 0.008
+
+
 @pytest.mark.parametrize(
     ("of_seeds", "of_tasks", "rest"),
     [(0.02, 0.2, 0.5), (0.05, 0.0, 0.5), (0.0, 0.3, 0.5), (0.0, 0.0, 0.5)],
@@ -143,7 +195,7 @@ def test_intervals_over_seeds_and_tasks_cover(
         seeds, tasks = draw.normal(0.1, of_seeds, (5, 1)), draw.normal(0, of_tasks, (1, 100))
         return seeds + tasks + draw.normal(0, rest, (5, 100))
 
-    inside, rejected = _covers(make, 0.1, 700, draws=300)
+    inside, rejected = _covers(make, 0.1, 500, draws=300)
     assert 0.92 <= inside <= 0.985
     assert rejected <= 0.08
 
@@ -161,7 +213,7 @@ def test_verdicts_of_tasks_cover() -> None:
         ]
         return sides[0].astype(float) - sides[1]
 
-    inside, rejected = _covers(make, 0.0, 700, draws=300)
+    inside, rejected = _covers(make, 0.0, 500, draws=300)
     assert 0.92 <= inside <= 0.985
     assert rejected <= 0.08
 
@@ -187,7 +239,7 @@ def test_holm_holds_the_family() -> None:
 
 @pytest.mark.parametrize("effect", [0.5, 1.0, 2.0])
 def test_as_many_seeds_as_are_said_to_be_needed_see_it(effect: float) -> None:
-    known = Spread(units=5, tasks=1, from_units=1 / 5, from_tasks=0.0, df=4.0)
+    known = Spread(units=5, tasks=1, from_units=1 / 5)
     seeds = seeds_needed(effect, known)
     assert seeds is not None
     draw = np.random.default_rng(6)
@@ -201,7 +253,7 @@ def test_as_many_seeds_as_are_said_to_be_needed_see_it(effect: float) -> None:
 
 def test_the_smallest_visible_effect_is_seen_so_often() -> None:
     draw = np.random.default_rng(7)
-    known = Spread(units=5, tasks=1, from_units=1 / 5, from_tasks=0.0, df=4.0)
+    known = Spread(units=5, tasks=1, from_units=1 / 5)
     effect = smallest_visible_effect(known)
     assert effect == pytest.approx((2.7764 + 0.9410) / math.sqrt(5), abs=1e-3)
     seen = np.mean([t_test(draw.normal(effect, 1, 5)) < 0.05 for _ in range(2000)])
@@ -209,7 +261,7 @@ def test_the_smallest_visible_effect_is_seen_so_often() -> None:
 
 
 def test_no_number_of_seeds_makes_up_for_few_tasks() -> None:
-    known = Spread(units=5, tasks=50, from_units=0.01**2, from_tasks=0.02**2, df=20.0)
+    known = Spread(units=5, tasks=50, from_units=0.01**2, from_tasks=0.02**2)
     assert seeds_needed(0.03, known) is None
     tasks = tasks_needed(0.04, known)
     assert tasks is not None and tasks > 50

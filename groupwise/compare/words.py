@@ -12,9 +12,12 @@ MANY_SEEDS = 1_000  # beyond that, advice is no advice
 
 def text(found: Mapping[str, Any]) -> str:
     """The table, then what can be told apart and what can't."""
+    tested = sum(pair["p"] is not None for pair in found["pairs"])
     lines = [*table(found), "", *verdicts(found), *warnings(found)]
+    if tested > 1:
+        lines += ["", f"p is corrected for {tested} comparisons (Holm); intervals are not."]
     if any(pair.get("seeds_needed") for pair in found["pairs"]):
-        lines += ["", "The same command with more --seeds keeps these runs and adds to them."]
+        lines += ["The same command with more --seeds keeps these runs and adds to them."]
     return "\n".join(lines)
 
 
@@ -140,7 +143,8 @@ def _needed(pair: Mapping[str, Any], measure: str, seeds: int) -> str:
     if needed is not None and needed <= seeds:  # it has that power, and was unlucky
         return f"A few more seeds may show it; {visible}"
     if needed is not None and needed <= MANY_SEEDS:
-        return f"About {needed - seeds:,} more seeds would be needed to show that; {visible}"
+        more = "one more seed" if needed == seeds + 1 else f"{needed - seeds:,} more seeds"
+        return f"About {more} would be needed to show that; {visible}"
     if needed is not None:
         return f"More than {MANY_SEEDS:,} seeds would be needed to show that; {visible}"
     if tasks is not None:
