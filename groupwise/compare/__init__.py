@@ -2,8 +2,10 @@
 
 arms.py      what is compared, as configurations that differ in nothing else
 plan.py      all runs of a comparison, and what a folder has of them already
-workers.py   processes that do them; worker.py is what each of them runs
+starts.py    what all runs start from, made and looked at once
+machine.py   a place for each core or GPU
+workers.py   processes that do the runs; worker.py is what each of them does
 outcomes.py  what the run folders say
 findings.py  arms and pairs with their intervals: compare.json
-words.py     the same for people; page.py and tables.py for browsers and spreadsheets
+words.py     the same for people; page.py and charts.py for browsers, papers and spreadsheets
 """

@@ -33,9 +33,9 @@ td { overflow-wrap: normal; }
 METHOD = (
     "All runs of a seed start from the same weights, draw the same prompts with the same random "
     "numbers and are evaluated on the same tasks, so differences are taken seed by seed and task "
-    "by task. Intervals are 95 % bootstrap intervals over seeds and tasks, widened by Student's "
-    "quantile for so few seeds; p-values are two-sided, of Student's t, corrected for the number "
-    "of pairs by Holm's method. The smallest visible difference is one that this design would "
+    "by task. Intervals are 95 % bootstrap intervals over seeds and tasks, as wide as so few seeds "
+    "ask for; p-values are two-sided, of Student's t for seeds and a normal error for tasks, "
+    "corrected for the number of pairs by Holm's method. The smallest visible difference is one that this design would "
     "have told apart four times in five."
 )
 
