@@ -35,8 +35,8 @@ METHOD = (
     "numbers and are evaluated on the same tasks, so differences are taken seed by seed and task "
     "by task. Intervals are 95 % bootstrap intervals over seeds and tasks, as wide as so few seeds "
     "ask for; p-values are two-sided, of Student's t for seeds and a normal error for tasks, "
-    "corrected for the number of pairs by Holm's method. The smallest visible difference is one that this design would "
-    "have told apart four times in five."
+    "corrected for the number of pairs by Holm's method. The smallest visible difference is one "
+    "that this design would have told apart four times in five."
 )
 
 
