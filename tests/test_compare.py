@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from groupwise.cli import main
-from groupwise.compare import charts, words
+from groupwise.compare import charts, words, workers
 from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
 from groupwise.compare.findings import findings
 from groupwise.compare.machine import cores, places_for, room_for, threads_for
@@ -308,10 +308,15 @@ def test_what_an_arm_asks_for_stays() -> None:
 def test_variations_files_and_sweeps(config: Path, tmp_path: Path) -> None:
     other = tmp_path / "mine.toml"
     other.write_text(SMALL.replace("group_size = 4", "group_size = 2"))
-    texts = ["grpo recipe.gate.high=0.3 group_size=2", str(other), "rloo", "engine.slots=8"]
+    texts = [
+        "grpo recipe.gate.high=0.3 group_size=2",
+        str(other),
+        "rloo",
+        f"{config} engine.slots=8",
+    ]
     arms = arms_of(texts, Budget("tokens", 100), source=config)
     assert [arm.name for arm in arms] == [
-        "grpo gate.high=0.3 group_size=2", "mine", "rloo", "engine.slots=8"
+        "grpo gate.high=0.3 group_size=2", "mine", "rloo", "small engine.slots=8"
     ]  # fmt: skip
     assert arms[0].config.recipe.gate["high"] == 0.3
     assert [arm.config.group_size for arm in arms] == [2, 2, 4, 4]
@@ -329,8 +334,6 @@ def test_variations_files_and_sweeps(config: Path, tmp_path: Path) -> None:
     assert gates[0].name == "grpo gate=clip(low=0.1, high=0.2)"
     long = arms_of(["grpo", "grpo " + " ".join(["group_size=4"] * 40)], STEPS)[1]
     assert len(long.folder) < 100
-    copies = arms_of(["grpo engine.weights=stale:2", "engine.weights=stale:2", "grpo"], STEPS)
-    assert copies[1].name == "engine.weights=stale:2"
 
 
 def test_a_sweep_splits_at_its_own_commas() -> None:
@@ -367,6 +370,7 @@ def test_a_sweep_splits_at_its_own_commas() -> None:
         (["grpo", "dapo", "--jobs", "0"], "--jobs 0"),
         (["grpo", "grpo 'open"], "can't be read"),
         (["grpo", " "], "An arm is empty"),
+        (["grpo", "dapo", "group_size=4"], "--set group_size=4"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(
@@ -585,3 +589,16 @@ def test_a_plan_reads_back(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "new") == ["plan.json"]
     with pytest.raises(ConfigError):
         Budget.parse("tokens")
+
+
+def test_a_process_that_can_not_be_started_is_a_failed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **more: Any) -> None:
+        raise OSError("too many processes")
+
+    monkeypatch.setattr("groupwise.compare.workers.subprocess.Popen", refuse)
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    done = workers.do(plan, Folder(tmp_path), plan.jobs, [{}, {}], 0, lambda progress: None)
+    assert done.failed.keys() == set(plan.jobs)
+    assert all("too many processes" in why for why in done.failed.values())

@@ -122,7 +122,8 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
             left = len(folder.undone(plan))
             _say(f"stopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
             return 130
-    failed = progress.failed if progress else {}
+    failed = {job: "it did not finish" for job in folder.undone(plan)}
+    failed |= progress.failed if progress else {}
     done = outcomes.outcomes(plan, folder)
     found = findings.findings(plan, done, failed)
     found["cost"] = cost(progress, len(places), time.perf_counter() - begun)

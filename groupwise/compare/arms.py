@@ -116,7 +116,7 @@ def arms_of(
     """What the texts name, each under the same configuration and budget.
 
     A text is a recipe, a file of settings, or either with settings behind it: `grpo`,
-    `"grpo recipe.gate.high=0.3 group_size=16"`, `mine.toml`, `mine.py:method`; or settings alone.
+    `"grpo recipe.gate.high=0.3 group_size=16"`, `mine.toml`, `mine.py:method`.
     """
     for setting in settings:
         if setting.partition("=")[0].strip() in ("recipe", "recipe.name"):
@@ -146,7 +146,10 @@ def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence
     if _is_file(first):
         return _load(Path(first), [*settings, *own], text)
     if "=" in first:
-        return _load(source, [*settings, first, *own], text)
+        raise ConfigError(
+            f"{first} is a setting and no arm. Write --set {first} for all arms, or "
+            f'"grpo {first}" for one of its own.'
+        )
     made = _load(source, [f"recipe={first}", *settings, *own], text)
     asked = [key.partition("=")[0].strip() for key in (*settings, *own)]
     return replace(made, recipe=fitted(made, base.recipe, asked))

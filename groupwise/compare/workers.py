@@ -124,7 +124,11 @@ class _Worker(threading.Thread):
                     job = self._waiting.get_nowait()
                 except queue.Empty:
                     break
-                self._do(job)
+                try:
+                    self._do(job)
+                except OSError as error:
+                    why = f"its process could not be started: {error}"
+                    self._heard.put((job, {"failed": why}))
         finally:
             self._end()
             self._heard.put(None)
