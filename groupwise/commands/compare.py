@@ -122,7 +122,7 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
             left = len(folder.undone(plan))
             _say(f"stopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
             return 130
-    failed = {job: "it did not finish" for job in folder.undone(plan)}
+    failed = dict.fromkeys(folder.undone(plan), "it did not finish")
     failed |= progress.failed if progress else {}
     done = outcomes.outcomes(plan, folder)
     found = findings.findings(plan, done, failed)
