@@ -16,6 +16,7 @@ from groupwise.commands import (
     compare,
     diagnose,
     doctor,
+    evaluate,
     export,
     grade,
     init,
@@ -66,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run_command=_explain)
 
     for command in (
-        check_reward, compare, diagnose, doctor, export, grade, init, mirror, plan, probe, serve,
-        view,
+        check_reward, compare, diagnose, doctor, evaluate, export, grade, init, mirror, plan,
+        probe, serve, view,
     ):  # fmt: skip
         command.add_parser(commands)
     train = commands.add_parser(
@@ -79,16 +80,6 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--run", metavar="DIR", help="default: runs/<name of the configuration>")
     train.add_argument("--dry-run", action="store_true", help="print what would run, and stop")
     train.set_defaults(run_command=_train)
-
-    evaluate = commands.add_parser(
-        "eval",
-        help="held-out accuracy of a model, run or checkpoint",
-        usage="groupwise eval MODEL_OR_RUN_OR_CHECKPOINT [CONFIG.toml] [KEY=VALUE ...] [--json]",
-    )
-    evaluate.add_argument("path", metavar="PATH", help="of a model, a run or a checkpoint")
-    evaluate.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
-    evaluate.add_argument("--json", action="store_true", help="data instead of text")
-    evaluate.set_defaults(run_command=_eval)
 
     report = commands.add_parser("report", help="write report.html and PNG plots of a run")
     report.add_argument("folder", metavar="RUN")
@@ -235,7 +226,7 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-# --- train, eval, report ----------------------------------------------------------------------
+# --- train, report ----------------------------------------------------------------------------
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -263,30 +254,6 @@ def _dry_run(config: Config) -> int:
     print("\n".join(f"# {line}" for line in describe(config)), end="\n\n")
     print(text(config), end="")
     return 0
-
-
-def _eval(args: argparse.Namespace) -> int:
-    source, overrides = split_settings(args.items)
-    config = read_config(source or _config_of(Path(args.path)), overrides)
-    from groupwise.validate.evaluate import evaluate_path
-
-    found = evaluate_path(args.path, config).as_dict()
-    if args.json:
-        print_json(found)
-        return 0
-    for name, value in found.items():
-        if isinstance(value, int | float):
-            print(f"{name:<16} {value:.4g}")
-    return 0
-
-
-def _config_of(path: Path) -> Path | None:
-    """The configuration of the run that a path is, or is a checkpoint of."""
-    folder = path.resolve()
-    for each in (folder, *folder.parents[:2]):
-        if (each / "config.toml").is_file():
-            return each / "config.toml"
-    return None
 
 
 def _report(args: argparse.Namespace) -> int:

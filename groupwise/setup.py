@@ -48,8 +48,24 @@ class Bench:
     mixture: dict[str, float]  # weights of the sources, by name; empty without a mixture
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """Tasks and reward of a configuration, checked, before there is a model."""
+
+    train: Sequence[Task]
+    held_out: Sequence[Task]
+    notes: list[str]
+    mixture: dict[str, float]
+
+
 def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded]) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
+    found = gather(config)
+    return seat(config, found, model_for(found.train, found.held_out))
+
+
+def gather(config: Config) -> Gathered:
+    """All that can be checked without a model."""
     check_device(config.model.device)
     check_precision(config.model.device, config.model.dtype)
     if config.model.threads:
@@ -71,8 +87,12 @@ def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]],
     if graded:
         notes += check(parts, found.train)
         notes += check(parts, found.eval) if found.eval else []
-    loaded = model_for(found.train, found.eval)
-    notes += equip(loaded.model, exact=config.engine.exact)
+    return Gathered(found.train, found.eval, notes, found.weights)
+
+
+def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
+    """The tasks as this model reads them."""
+    notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
     longest = min(shape.position_limit or shape.max_positions, shape.max_positions)
@@ -84,7 +104,7 @@ def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]],
         )
     check_answer(config, shape)
     ready: list[Sequence[Task]] = []
-    for some in (found.train, found.eval):
+    for some in (found.train, found.held_out):
         if not some:
             ready.append([])
             continue
@@ -105,10 +125,10 @@ def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]],
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
     ends += config.engine.stop
     grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
-    if not graded:  # such data has answers for some of the rows, or for none
+    if learns_from_labels(config):  # such data has answers for some of the rows, or for none
         held_out = [task for task in held_out if task.answer is not None]
     notes = list(dict.fromkeys(notes))
-    return Bench(loaded, tasks, held_out[: config.eval.tasks], grader, notes, found.weights)
+    return Bench(loaded, tasks, held_out[: config.eval.tasks], grader, notes, found.mixture)
 
 
 def check_ending(config: Config, tokenizer: Tokenizer) -> list[str]:

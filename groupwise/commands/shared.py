@@ -45,5 +45,12 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table of texts, its columns side by side."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in rows]
+    return [line.rstrip() for line in lines]
+
+
 def terminal_width() -> int:
     return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)

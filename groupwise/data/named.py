@@ -41,6 +41,20 @@ def math(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "prompt": prompt}
 
 
+def aime(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem of any year, and its whole number. Copies spell columns as they like."""
+    plain = {key.lower(): value for key, value in row.items()}
+    given = lookup(row, VERL_ANSWER)
+    answer = str(plain.get("answer") if given is MISSING else given).strip()
+    if not answer.isdecimal():
+        raise BadRow(f"the answer {answer!r} is no whole number from 0 to 999")
+    prompt = dapo17k(row)["prompt"]
+    if not isinstance(prompt, str):
+        prompt = _one(plain, "problem", "question")
+    own = {key: value for key, value in row.items() if key.lower() != "answer"}
+    return {**own, "prompt": prompt, "answer": str(int(answer))}
+
+
 def dapo17k(row: Mapping[str, Any]) -> dict[str, Any]:
     """The bare problem: what a model is told around it is the template's matter."""
     prompt, answer = row.get("prompt"), row.get("answer")
@@ -104,6 +118,7 @@ def humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
 SETS: dict[str, Convert] = {
     "gsm8k": gsm8k,
     "math": math,
+    "aime": aime,
     "dapo17k": dapo17k,
     "countdown": countdown,
     "mbpp": mbpp,
@@ -113,6 +128,7 @@ SETS: dict[str, Convert] = {
 GRADERS = {
     "gsm8k": "number",
     "math": "math",
+    "aime": "number",
     "dapo17k": "number",  # all of its answers are whole numbers
     "countdown": "countdown",
     "mbpp": "code",

@@ -1,0 +1,395 @@
+"""`groupwise eval`: held-out accuracy of a model; or models side by side on suites."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from groupwise.commands.shared import SETTINGS, aligned, print_json, read_config, warn
+from groupwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from groupwise.config import Config
+    from groupwise.records import Rollout
+    from groupwise.validate.examine import Asked, Basis, Candidate, Entry, Sitting
+    from groupwise.validate.results import Comparison, Result
+    from groupwise.validate.scores import Figure
+
+# Options that make no sense without suites: with one of them, the held-out tasks are one.
+OF_SUITES = ("data", "tasks", "samples", "temperature", "at", "by", "budgets", "force", "out",
+             "force_tokens", "against")  # fmt: skip
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "eval",
+        help="accuracy of models, runs or checkpoints: held-out tasks, or suites by name",
+        usage="groupwise eval MODEL_OR_RUN_OR_CHECKPOINT [MORE ...] [CONFIG.toml] [KEY=VALUE ...] "
+        "[--suite NAMES [--data DIR]] [--tasks N] [--samples N] [--temperature X] [--at K,K] "
+        "[--by COLUMNS] [--budgets N,N] [--out DIR] [--against RESULTS] [--json]",
+    )
+    parser.add_argument("path", metavar="PATH", help="of a model, a run or a checkpoint")
+    parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=f"more models; {SETTINGS}")
+    parser.add_argument(
+        "--suite", action="append", default=[], metavar="NAMES",
+        help="gsm8k, math, math500, aime24, aime25, mbpp, humaneval, countdown, "
+        "reasoning_gym:TASK, NAME:FILE, a file, held_out; with commas",
+    )  # fmt: skip
+    parser.add_argument("--data", metavar="DIR", help="has NAME/test.* of suites; default: the hub")
+    parser.add_argument("--tasks", type=int, metavar="N", help="of each suite; default: all")
+    parser.add_argument("--samples", type=int, metavar="N", help="of a task; default: eval.samples")
+    parser.add_argument(
+        "--temperature", type=float, metavar="X", help="default: eval.temperature; 0 is greedy"
+    )
+    parser.add_argument("--at", metavar="K,K", help="of pass@k and maj@k; default: powers of two")
+    parser.add_argument("--by", metavar="COLUMNS", help="default: level, subject and their like")
+    parser.add_argument("--budgets", metavar="N,N", help="tokens after which an answer is forced")
+    parser.add_argument("--force", metavar="TEXT", help="what forces it; default: the suite's")
+    parser.add_argument("--force-tokens", type=int, metavar="N", help="for it; default: 32")
+    parser.add_argument(
+        "--out", metavar="DIR", help="results.json and samples; goes on with what is there"
+    )
+    parser.add_argument("--against", metavar="RESULTS", help="an earlier results.json, or its DIR")
+    parser.add_argument("--json", action="store_true", help="data instead of text")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    paths, source, overrides = split(args.path, args.items)
+    if source is None:
+        source = next((own for path in paths if (own := config_of(Path(path)))), None)
+    config = read_config(source, overrides)
+    asked_for = [name for name in OF_SUITES if getattr(args, name) is not None]
+    if len(paths) > 1 or args.suite or asked_for:
+        return side_by_side(args, paths, source, config, overrides)
+    from groupwise.validate.evaluate import evaluate_path
+
+    found = evaluate_path(paths[0], config).as_dict()
+    if args.json:
+        print_json(found)
+        return 0
+    for name, value in found.items():
+        if isinstance(value, int | float):
+            print(f"{name:<16} {value:.4g}")
+    return 0
+
+
+def split(path: str, items: Sequence[str]) -> tuple[list[str], Path | None, list[str]]:
+    """Models, a configuration (.toml), and settings."""
+    models, settings, source = [path], [], None
+    for item in items:
+        if item.endswith(".toml") and "=" not in item:
+            if source is not None:
+                raise ConfigError(f"{source} and {item} are two configurations. Name one.")
+            source = Path(item)
+        elif "=" in item and not Path(item).exists():
+            settings.append(item)
+        else:
+            models.append(item)
+    return models, source, settings
+
+
+def config_of(path: Path) -> Path | None:
+    """The configuration of the run that a path is, or is a checkpoint of."""
+    folder = path.resolve()
+    for each in (folder, *folder.parents[:2]):
+        if (each / "config.toml").is_file():
+            return each / "config.toml"
+    return None
+
+
+# --- suites -----------------------------------------------------------------------------------
+
+
+def side_by_side(
+    args: argparse.Namespace,
+    paths: Sequence[str],
+    source: Path | None,
+    config: Config,
+    overrides: Sequence[str],
+) -> int:
+    from groupwise.validate import examine, results
+    from groupwise.validate.examine import FORCE_TOKENS, Asked, Basis
+    from groupwise.validate.suites import HELD_OUT
+
+    asked = Asked(
+        tasks=args.tasks or 0,
+        samples=config.eval.samples if args.samples is None else args.samples,
+        temperature=config.eval.temperature if args.temperature is None else args.temperature,
+        at=_numbers("--at", args.at),
+        by=_words(args.by),
+        budgets=_numbers("--budgets", args.budgets),
+        force=args.force,
+        force_tokens=FORCE_TOKENS if args.force_tokens is None else args.force_tokens,
+    )
+    given = tuple(item.partition("=")[0].strip() for item in overrides)
+    basis = Basis(config, source is not None, given)
+    examine.check(asked, config)
+    models = examine.candidates(paths)
+    names = _words(",".join(args.suite)) or (HELD_OUT,)
+    out = Path(args.out) if args.out else None
+    stored = results.read(out) if out and (out / results.NAME).is_file() else []
+    if out is not None and out.exists() and not stored and any(out.iterdir()):
+        raise ConfigError(f"--out {out} exists and has no {results.NAME}: nothing is overwritten.")
+    earlier = results.read(Path(args.against)) if args.against else []
+    suites = examine.entries(names, Path(args.data) if args.data else None, basis, asked)
+    if earlier:
+        keys = {entry.suite.name: list(entry.keys.values()) for entry in suites}
+        for note in results.check_against(earlier, keys):
+            warn(note)
+    for note in other_settings(paths, source, config):
+        warn(note)
+    found = examined(models, suites, basis, asked, stored, out, earlier)
+    page = results.page(found, earlier)
+    if args.json:
+        print_json(page)
+    else:
+        print(text(found, results.compare(found, earlier)))
+    if out is not None:
+        _say(f"wrote {out / results.NAME}")
+    return 0
+
+
+def examined(
+    models: Sequence[Candidate],
+    suites: Sequence[Entry],
+    basis: Basis,
+    asked: Asked,
+    stored: Sequence[Result],
+    out: Path | None,
+    earlier: Sequence[Result],
+) -> list[Result]:
+    """One model after the other, on all suites; what is done is on the disk at once."""
+    from groupwise.validate import examine, results
+
+    found = list(stored)
+    wanted: list[Result] = []
+    for candidate in models:
+        loaded = examine.load_candidate(candidate, basis.config)
+        model = examine.described(candidate, loaded)
+        # All of them first: what does not fit this model is told before it has sampled for hours.
+        sittings = [examine.sit(entry, loaded, basis, asked) for entry in suites]
+        stored_already = [_stored(found, model, sitting) for sitting in sittings]
+        for sitting, done in zip(sittings, stored_already, strict=True):
+            title = f"{candidate.name} on {sitting.entry.suite.name}"
+            if done is None:
+                for note in sitting.notes:
+                    _say(note)
+                done, groups = sitting.run(model, Progress(title, len(sitting.bench.tasks)))
+                found.append(done)
+                if out is not None:
+                    write_samples(out, done, groups)
+                    results.write(out / results.NAME, results.page(found, earlier))
+            else:
+                _say(f"{title}: there already, nothing is sampled.")
+            wanted.append(replace(done, model=model))
+        del loaded
+    return wanted
+
+
+def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) -> Result | None:
+    """The same from before; an error where something else has its place."""
+    suite = sitting.entry.suite.name
+    for result in found:
+        if result.same_as(model, sitting.data, sitting.settings) and result.suite["name"] == suite:
+            return result
+    for result in found:
+        if (result.name, result.suite["name"]) == (model["name"], suite):
+            from groupwise.validate.results import differing
+
+            other = differing(result.settings, sitting.settings)
+            what = ", ".join(other) if other else "weights, tasks, at or budgets"
+            raise ConfigError(
+                f"--out holds {suite} of {model['name']} already, with other {what}. Choose "
+                "another folder: nothing is overwritten."
+            )
+    return None
+
+
+def write_samples(out: Path, result: Result, groups: Sequence[Sequence[Rollout]]) -> None:
+    """Every answer, to be read."""
+    from groupwise.watch.files import to_line, write_atomic
+
+    name = re.sub(r"[^\w.-]+", "_", f"{result.name}.{result.suite['name']}")
+    lines = [
+        to_line(
+            {
+                "id": rollout.task.id,
+                "sample": rollout.sample,
+                "prompt": rollout.task.prompt,
+                "answer": rollout.task.answer
+                if isinstance(rollout.task.answer, str | int | float | None)
+                else str(rollout.task.answer),
+                "completion": rollout.text,
+                "correct": rollout.grade.correct,
+                "tokens": len(rollout.completion.token_ids),
+                "finish": rollout.completion.finish,
+                "status": rollout.grade.status,
+                "reason": rollout.grade.reason,
+            }
+        )
+        for group in groups
+        for rollout in group
+    ]
+    folder = out / "samples"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def other_settings(paths: Sequence[str], source: Path | None, config: Config) -> list[str]:
+    """Runs whose own configuration asks otherwise than the one that is used for all."""
+    notes = []
+    for path in paths:
+        own = config_of(Path(path))
+        if own is None or source is None or own.resolve() == source.resolve():
+            continue
+        theirs = read_config(own, ())
+        differs = [
+            f"{section}.{name}"
+            for section, name in (("data", "template"), ("data", "system"), ("data", "instruction"))
+            if getattr(getattr(theirs, section), name) != getattr(getattr(config, section), name)
+        ]
+        if differs:
+            notes.append(
+                f"{path} was trained with another {', '.join(differs)} than {source} says, which "
+                "holds for all here."
+            )
+    return notes
+
+
+class Progress:
+    """One line that is written over on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self.title, self.total, self.shown = title, total, 0
+        self.begun = time.perf_counter()
+        self.live = sys.stderr.isatty()
+
+    def __call__(self, done: int, tokens: int) -> None:
+        from groupwise.commands.plan import duration
+
+        if not self.live and done < self.total and done - self.shown < self.total / 5:
+            return
+        self.shown = done
+        took = time.perf_counter() - self.begun
+        left = duration(took / done * (self.total - done))
+        line = f"{self.title}: {done} of {self.total} tasks, {tokens / took:,.0f} tokens/s, {left}"
+        end = "\n" if not self.live or done == self.total else ""
+        shown = f"{line} left"
+        print(f"\r\033[K{shown}" if self.live else shown, end=end, file=sys.stderr, flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(word) for word in _words(text))
+    except ValueError:
+        raise ConfigError(f"{option} {text}: write whole numbers with commas, 1,4,8.") from None
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"{option} {text} has a number twice.")
+    return numbers
+
+
+# --- for people -------------------------------------------------------------------------------
+
+
+def text(found: Sequence[Result], comparisons: Sequence[Comparison]) -> str:
+    from groupwise.validate.scores import by_budget, grouped
+
+    lines: list[str] = []
+    for suite in dict.fromkeys(str(result.suite["name"]) for result in found):
+        own = [result for result in found if result.suite["name"] == suite]
+        lines += [*([""] if lines else []), _title(own[0]), *_table(own)]
+        for column in dict.fromkeys(name for x in own for name in grouped(x.outcomes)):
+            tables = [(x.name, grouped(x.outcomes).get(column, {})) for x in own]
+            lines += ["", *_groups(column, tables)]
+        if any(result.settings.get("budgets") for result in own):
+            lines += ["", *_budgets([(x.name, by_budget(x.outcomes)) for x in own])]
+        lines += _differences([each for each in comparisons if each.suite == suite])
+    note = "± standard error of the mean over tasks; samples of one task are no independent trials"
+    return "\n".join([*lines, "", note])
+
+
+def _title(result: Result) -> str:
+    suite, settings = result.suite, result.settings
+    how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
+    return (
+        f"{suite['name']}: {suite['tasks']} tasks x {settings['samples']}, {how}, up to "
+        f"{settings['max_tokens']} tokens ({suite['source']}, data {suite['data']})"
+    )
+
+
+def _table(results: Sequence[Result]) -> list[str]:
+    from groupwise.validate.scores import metrics
+
+    figures = [metrics(x.outcomes, x.samples, x.settings["at"]) for x in results]
+    names = list(dict.fromkeys(name for each in figures for name in each))
+    rows = [["model", *names, "tokens", "cut off", "failed"]]
+    for result, each in zip(results, figures, strict=True):
+        lengths = [tokens for outcome in result.outcomes for tokens in outcome.tokens]
+        cut = sum(sum(outcome.truncated) for outcome in result.outcomes) / len(lengths)
+        wrong = sum(outcome.failed for outcome in result.outcomes)
+        shown = [_figure(each.get(name)) for name in names]
+        mean = sum(lengths) / len(lengths)
+        rows.append([result.name, *shown, f"{mean:.0f}", f"{cut:.0%}", str(wrong)])
+    return aligned(rows)
+
+
+def _groups(column: str, tables: Sequence[tuple[str, dict[str, Figure]]]) -> list[str]:
+    values = list(dict.fromkeys(value for _, table in tables for value in table))
+    rows = [[column, "tasks", *(name for name, _ in tables)]]
+    for value in values:
+        some = [table.get(value) for _, table in tables]
+        number = max(each.tasks for each in some if each is not None)
+        rows.append([value, str(number), *(_figure(each) for each in some)])
+    return aligned(rows)
+
+
+def _budgets(tables: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[str]:
+    rows = [["budget", *(x for name, _ in tables for x in (name, "forced"))]]
+    for at, size in enumerate(each["budget"] for each in tables[0][1]):
+        cells = []
+        for _, table in tables:
+            cells += [_figure(table[at]["accuracy"]), f"{table[at]['forced_share']:.0%}"]
+        rows.append([str(size), *cells])
+    return aligned(rows)
+
+
+def _differences(comparisons: Sequence[Comparison]) -> list[str]:
+    if not comparisons:
+        return []
+    rows = [["difference", "points", "95 % interval", "p", "tasks"]]
+    notes = []
+    for each in comparisons:
+        rows.append(
+            [
+                f"{each.a} - {each.b}",
+                f"{100 * each.difference:+.1f}",
+                f"{100 * each.low:+.1f} to {100 * each.high:+.1f}",
+                f"{each.p_holm:.2g}{'' if each.p_holm < 0.05 else ', not separable'}",
+                str(each.tasks),
+            ]
+        )
+        if each.settings:
+            notes.append(f"{each.a} and {each.b} differ in {', '.join(each.settings)}.")
+    return ["", *aligned(rows), *notes]
+
+
+def _figure(figure: Figure | None) -> str:
+    if figure is None:
+        return "-"
+    error = "" if figure.stderr is None else f" ±{100 * figure.stderr:.1f}"
+    return f"{100 * figure.value:.1f}{error}"
