@@ -18,6 +18,7 @@ from groupwise.commands import (
     doctor,
     evaluate,
     export,
+    filter,
     grade,
     init,
     mirror,
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run_command=_explain)
 
     for command in (
-        check_reward, compare, diagnose, doctor, evaluate, export, grade, init, mirror, plan,
+        check_reward, compare, diagnose, doctor, evaluate, export, filter, grade, init, mirror, plan,
         probe, serve, view,
     ):  # fmt: skip
         command.add_parser(commands)

@@ -18,10 +18,10 @@ from groupwise.setup import TASKS_SEED
 from groupwise.watch.rollouts import read
 
 
-def make(folder: Path) -> str:
+def make(folder: Path, **changes: Any) -> str:
     """The folder's name: what model.path is set to."""
     torch.set_num_threads(1)
-    config = small()
+    config = small(**changes)
     found = load_data(config.data, seed=TASKS_SEED, held_out=config.eval.tasks)
     made = tiny.make(config.tiny, found.train, found.eval, config.engine.max_tokens, config.seed)
     save(made.model, folder, made.files)

@@ -16,20 +16,15 @@ from typing import Any
 import cold_start
 import pytest
 import torch
-from runs import small
 from safetensors.torch import load_file, save_file
 
 from groupwise.cli import main
 from groupwise.config import load
-from groupwise.data import load as load_data
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ConfigError, DataError
 from groupwise.graders.rubric import Grader
-from groupwise.model import tiny
-from groupwise.model.checkpoint import save
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.records import Completion, Grade, Rollout, Task
-from groupwise.setup import TASKS_SEED
 from groupwise.validate import examine, results
 from groupwise.validate.budgets import at_budget, cut
 from groupwise.validate.scores import Outcome, average, by_budget, majority_at, metrics, pass_at
@@ -318,13 +313,8 @@ SUITE = ("--suite", "arithmetic", *ARITHMETIC)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """It answers about half of all sums of two digits."""
-    torch.set_num_threads(1)
-    config = small(tiny__cold_start_steps=600, tiny__cold_start_accuracy=0.5)
-    found = load_data(config.data, seed=TASKS_SEED, held_out=8)
-    made = tiny.make(config.tiny, found.train, found.train[:64], config.engine.max_tokens, 0)
-    folder = tmp_path_factory.mktemp("model") / "cold"
-    save(made.model, folder, made.files)
-    return str(folder)
+    better = {"tiny__cold_start_steps": 600, "tiny__cold_start_accuracy": 0.5}
+    return cold_start.make(tmp_path_factory.mktemp("model") / "cold", **better)
 
 
 @pytest.fixture(scope="module")

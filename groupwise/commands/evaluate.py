@@ -123,7 +123,7 @@ def side_by_side(
         samples=config.eval.samples if args.samples is None else args.samples,
         temperature=config.eval.temperature if args.temperature is None else args.temperature,
         at=_numbers("--at", args.at),
-        by=_words(args.by),
+        by=words_of(args.by),
         budgets=_numbers("--budgets", args.budgets),
         force=args.force,
         force_tokens=FORCE_TOKENS if args.force_tokens is None else args.force_tokens,
@@ -132,7 +132,7 @@ def side_by_side(
     basis = Basis(config, source is not None, given)
     examine.check(asked, config)
     models = examine.candidates(paths)
-    names = _words(",".join(args.suite)) or (HELD_OUT,)
+    names = words_of(",".join(args.suite)) or (HELD_OUT,)
     out = Path(args.out) if args.out else None
     stored = results.read(out) if out and (out / results.NAME).is_file() else []
     if out is not None and out.exists() and not stored and any(out.iterdir()):
@@ -289,13 +289,13 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _words(text: str | None) -> tuple[str, ...]:
+def words_of(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
     try:
-        numbers = tuple(int(word) for word in _words(text))
+        numbers = tuple(int(word) for word in words_of(text))
     except ValueError:
         raise ConfigError(f"{option} {text}: write whole numbers with commas, 1,4,8.") from None
     if len(set(numbers)) < len(numbers):

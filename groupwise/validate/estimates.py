@@ -18,12 +18,15 @@ from functools import cached_property
 from math import comb
 from typing import NamedTuple
 
+from groupwise.validate.statistics import beta_share
+
 Z = 1.959964  # of a 95 % interval
 SUBSETS, MODEL = "subsets of the samples", "beta-binomial model"
 # Hyper-parameters of the model: the mean of p as Jeffreys' prior has it, evenly in the arc sine,
 # and how alike prompts are, evenly in the logarithm.
 MEANS, ALIKE = 60, 20
 LEAST_ALIKE, MOST_ALIKE = 0.1, 100.0
+NEGLIGIBLE = 1e-6
 
 
 class Count(NamedTuple):
@@ -89,6 +92,18 @@ class Rates:
             group,
             lambda count: 1 - none_pass(count, group) - none_pass(_turned(count), group),
             lambda a, b: 1 - _moment(a, b, group) - _moment(b, a, group),
+        )
+
+    def below(self, count: Count, p: float) -> float:
+        """How sure it is that a prompt with this count passes less often than p.
+
+        By the model: what all prompts show says how much a few samples of one are worth.
+        """
+        right, wrong = count.passed, count.samples - count.passed
+        return sum(
+            weight * beta_share(p, a + right, b + wrong)
+            for a, b, weight in self._model
+            if weight > NEGLIGIBLE
         )
 
     def _of(

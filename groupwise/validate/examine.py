@@ -283,6 +283,12 @@ class Sitting:
         return found
 
     @property
+    def at_once(self) -> int:
+        """Tasks in one call of the engine: enough to fill its slots."""
+        slots = self.config.engine.slots or (GPU_SLOTS if on_gpu(self.config) else SLOTS)
+        return max(1, slots // self.asked.samples)
+
+    @property
     def data(self) -> str:
         return data_fingerprint(self.entry.tasks)
 
@@ -293,10 +299,8 @@ class Sitting:
         begun, tokens = time.perf_counter(), 0
         groups: list[list[Rollout]] = []
         tasks = self.bench.tasks
-        slots = self.config.engine.slots or (GPU_SLOTS if on_gpu(self.config) else SLOTS)
-        at_once = max(1, slots // self.asked.samples)
-        for first in range(0, len(tasks), at_once):
-            some = self._sample(tasks[first : first + at_once])
+        for first in range(0, len(tasks), self.at_once):
+            some = self.sample(tasks[first : first + self.at_once])
             groups += some
             tokens += sum(len(r.completion.token_ids) for group in some for r in group)
             show(len(groups), tokens)
@@ -312,7 +316,7 @@ class Sitting:
         clock = {"seconds": seconds, "tokens_per_second": tokens / seconds}
         return Result(model, suite, self.settings, outcomes, self.notes, clock), groups
 
-    def _sample(self, tasks: Sequence[Task]) -> list[list[Rollout]]:
+    def sample(self, tasks: Sequence[Task]) -> list[list[Rollout]]:
         sampling = sampling_of(self.config, temperature=self.asked.temperature)
         named = [(task, 0) for task in tasks]
         written = write(self.engine, named, self.asked.samples, sampling, stream="eval")

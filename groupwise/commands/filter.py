@@ -1,0 +1,275 @@
+"""`groupwise filter`: the rows that are worth training on, and a report of what was removed."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from groupwise.commands.evaluate import Progress, config_of, split, words_of
+from groupwise.commands.shared import SETTINGS, aligned, print_json, read_config
+from groupwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from groupwise.config import Config
+    from groupwise.data.files import Row
+    from groupwise.validate.examine import Basis
+    from groupwise.validate.sieve import Band, Sieve
+
+BAND, SAMPLES, TEMPERATURE = "0.1,0.9", 8, 1.0
+SUFFIXES = (".jsonl", ".jsonl.gz")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "filter",
+        help="training rows without copies, evaluation items, guesses, too easy and too hard ones",
+        usage="groupwise filter DATA [CONFIG.toml] [KEY=VALUE ...] --out FILE.jsonl [--dedup] "
+        "[--against SETS [--data DIR] [--ngram N]] [--guessable [--chance X]] "
+        "[--model MODEL [--band LOW,HIGH] [--samples N] [--temperature X]] [--json]",
+    )
+    parser.add_argument("path", metavar="DATA", help="a file, a pattern, gsm8k:FILE, hub:ORG/NAME")
+    parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
+    parser.add_argument("--out", required=True, metavar="FILE", help=".jsonl or .jsonl.gz")
+    parser.add_argument("--dedup", action="store_true", help="rows that (nearly) repeat go")
+    parser.add_argument(
+        "--against", action="append", default=[], metavar="SETS",
+        help="rows of these evaluation sets go: suites or files, as in `eval --suite`",
+    )  # fmt: skip
+    parser.add_argument("--data", metavar="DIR", help="has NAME/test.* of suites; default: the hub")
+    parser.add_argument("--ngram", type=int, metavar="N", help="words in a row; default: 13")
+    parser.add_argument("--guessable", action="store_true", help="rows go that a blind guess gets")
+    parser.add_argument("--chance", type=float, metavar="X", help="of a guess; default: 0.05")
+    parser.add_argument("--model", metavar="MODEL", help="rows go that it always or never gets")
+    parser.add_argument("--band", metavar="LOW,HIGH", help=f"of pass rates; default: {BAND}")
+    parser.add_argument("--samples", type=int, metavar="N", help=f"a row; default: {SAMPLES}")
+    parser.add_argument("--temperature", type=float, metavar="X", help=f"default: {TEMPERATURE:g}")
+    parser.add_argument("--json", action="store_true", help="the report as data")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from groupwise.data.guessing import CHANCE
+    from groupwise.data.overlap import NGRAM
+    from groupwise.validate import sieve as sieving
+    from groupwise.validate.examine import Basis
+
+    paths, source, overrides = split(args.path, args.items)
+    if len(paths) > 1:
+        raise ConfigError(f"{paths[1]}: one DATA at a time. Several files go as a pattern, a/*.")
+    check_options(args)
+    out = Outputs(Path(args.out), bool(args.model))
+    own = source or (config_of(Path(args.model)) if args.model else None)
+    config = read_config(own, overrides)
+    given = tuple(item.partition("=")[0].strip() for item in overrides)
+    wanted = sieving.Wanted(
+        dedup=args.dedup,
+        against=words_of(",".join(args.against)),
+        ngram=NGRAM if args.ngram is None else args.ngram,
+        chance=(args.chance or CHANCE) if args.guessable else None,
+        folder=Path(args.data) if args.data else None,
+    )
+    sieving.check(args.path, wanted)
+    looked = Look(args, Basis(config, own is not None, given)) if args.model else None
+    found = sieving.sieve(data_of(args.path, config), wanted, Counter())
+    band = looked.band(found, out.rates) if looked else None
+    sieving.with_prompts(found)
+    report = report_of(found, args, band)
+    write(out, found, report)
+    if args.json:
+        print_json(report)
+    else:
+        print(text(found, report, band))
+    print(f"wrote {out.rows}, {out.removed.name} and {out.report.name}", file=sys.stderr)
+    return 0
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Options that nothing would use, and a filter that filters nothing."""
+    for option, needs in (
+        ("data", "against"), ("ngram", "against"), ("chance", "guessable"), ("band", "model"),
+        ("samples", "model"), ("temperature", "model"),
+    ):  # fmt: skip
+        if getattr(args, option) is not None and not getattr(args, needs):
+            raise ConfigError(f"--{option} belongs to --{needs}: without it, it has no effect.")
+    if not (args.dedup or args.against or args.guessable or args.model):
+        raise ConfigError(
+            "Nothing is asked for: every row would stay. Add --dedup, --against SETS, --guessable "
+            "or --model MODEL."
+        )
+
+
+def data_of(name: str, config: Config) -> Any:
+    from groupwise.config.fields import Data
+    from groupwise.data.named import SETS
+
+    if name.partition(":")[0] in SETS:
+        return Data(train=name)
+    return Data(train=name, prompt_key=config.data.prompt_key, answer_key=config.data.answer_key)
+
+
+class Look:
+    """Pass rates under a model."""
+
+    def __init__(self, args: argparse.Namespace, basis: Basis) -> None:
+        from groupwise.validate import examine, passing
+
+        self.name, self.basis = args.path, basis
+        ends = words_of(args.band or BAND)
+        try:
+            low, high = (float(each) for each in ends)
+        except ValueError:
+            raise ConfigError(f"--band {args.band}: write two shares, 0.1,0.9.") from None
+        self.limits = (low, high)
+        self.asked = examine.Asked(
+            samples=SAMPLES if args.samples is None else args.samples,
+            temperature=TEMPERATURE if args.temperature is None else args.temperature,
+        )
+        passing.check(basis, self.asked, self.limits)
+        examine.check(self.asked, basis.config)
+        [self.candidate] = examine.candidates([args.model])
+
+    def band(self, found: Sieve, kept: Path) -> Band:
+        from groupwise.validate import passing, sieve
+
+        entry = passing.open_rows(self.name, self.basis, found.removed)
+        show = Progress(f"{self.candidate.name} on {self.name}", len(entry.tasks))
+        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, show, _say)
+        low, high = self.limits
+        band = sieve.Band(low, high, self.asked.samples, self.candidate.name, 0.0, 0.0, {})
+        return sieve.by_band(found, counts, band)
+
+
+class Counter:
+    """Rows so far, now and then."""
+
+    def __init__(self) -> None:
+        self.live = sys.stderr.isatty()
+
+    def __call__(self, rows: int) -> None:
+        if rows % 100_000 == 0:
+            end = "" if self.live else "\n"
+            start = "\r" if self.live else ""
+            print(f"{start}{rows:,} rows", end=end, file=sys.stderr, flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+class Outputs:
+    """What is written, and nothing over anything."""
+
+    def __init__(self, rows: Path, sampled: bool) -> None:
+        suffix = next((x for x in SUFFIXES if rows.name.endswith(x)), None)
+        if suffix is None:
+            raise ConfigError(f"--out {rows}: rows are written as {' or '.join(SUFFIXES)}.")
+        stem = rows.name.removesuffix(suffix)
+        self.rows = rows
+        self.removed = rows.with_name(f"{stem}.removed.jsonl")
+        self.report = rows.with_name(f"{stem}.report.json")
+        self.rates = rows.with_name(f"{stem}.rates.jsonl")
+        if not rows.parent.is_dir():
+            raise ConfigError(f"--out {rows}: there is no folder {rows.parent}.")
+        for file in (self.rows, self.removed, self.report, *([] if sampled else [self.rates])):
+            if file.exists():
+                raise ConfigError(
+                    f"{file} exists already, and nothing is overwritten. Choose another --out."
+                )
+
+
+def write(out: Outputs, found: Sieve, report: dict[str, Any]) -> None:
+    from groupwise.watch.files import to_line, to_page, write_atomic
+
+    try:
+        with _whole(out.rows) as file:
+            for row in found.kept():
+                file.write(f"{as_line(row)}\n".encode())
+        with _whole(out.removed) as file:
+            for number in sorted(found.removed):
+                file.write(f"{to_line(asdict(found.removed[number]))}\n".encode())
+        write_atomic(out.report, to_page(report))
+    except OSError as error:
+        raise ConfigError(f"{out.rows} can't be written: {error}. Choose another --out.") from None
+
+
+def as_line(row: Row) -> str:
+    """A line of JSON as it stands in the file; a row of a table as JSON."""
+    if row.text:
+        return row.text
+    return json.dumps(row.values, ensure_ascii=False, default=str)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is there when it is whole."""
+    beside = path.with_name(f".{path.name}.partial")
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(beside, "wb") as file:
+            yield file  # type: ignore[misc]
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+# --- for people -------------------------------------------------------------------------------
+
+
+def report_of(found: Sieve, args: argparse.Namespace, band: Band | None) -> dict[str, Any]:
+    asked = ("dedup", "against", "ngram", "guessable", "chance", "model", "band", "samples")
+    return {
+        "format": 1,
+        "kind": "groupwise filter",
+        "data": found.name,
+        "asked": {name: getattr(args, name) for name in asked if getattr(args, name)},
+        "rows": found.total,
+        "kept": found.total - len(found.removed),
+        "removed": found.counts(),
+        "evaluation_items": found.items,
+        "variants_kept": found.variants,
+        "repeated_with_another_answer": found.conflicts,
+        "band": band and asdict(band),
+        "examples": found.examples(),
+        "notes": found.notes,
+    }
+
+
+def text(found: Sieve, report: dict[str, Any], band: Band | None) -> str:
+    kept = report["kept"]
+    lines = [f"{found.name}: {kept:,} of {found.total:,} rows stay ({kept / found.total:.1%})", ""]
+    if report["removed"]:
+        rows = [["removed", "rows", "share"]]
+        for reason, number in report["removed"].items():
+            rows.append([reason, f"{number:,}", f"{number / found.total:.2%}"])
+        lines += aligned(rows)
+    for reason, examples in report["examples"].items():
+        first = examples[0]
+        lines += ["", f"{reason}: row {first['row']}, {first['why']}", f"  {first['prompt']}"]
+        lines += [f"  {first['other']}"] if first["other"] else []
+    notes = []
+    if found.variants:
+        notes.append(
+            f"{found.variants:,} rows are an evaluation item but for its numbers: they stay."
+        )
+    if found.conflicts:
+        notes.append(f"{found.conflicts:,} repeated prompts have another answer than before.")
+    if band is not None:
+        notes += [
+            "rows by right samples: "
+            + ", ".join(f"{name}: {number:,}" for name, number in band.histogram.items()),
+            f"band {band.low:g} to {band.high:g} from {band.samples} samples: of the rows that "
+            f"stay about {band.inside_kept / max(kept, 1):.0%} are in it, and about "
+            f"{band.inside_removed:,.0f} of those that went.",
+        ]
+    return "\n".join([*lines, *([""] if notes else []), *notes])

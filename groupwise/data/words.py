@@ -1,0 +1,67 @@
+"""Texts as words, the same for copies that differ in case, punctuation, white space or typography.
+
+What changes a problem stays: numbers, and the signs between them. Scripts without spaces are cut
+into characters, and LaTeX loses what only moves things on the page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint64]
+
+LAYOUT = re.compile(r"\\(?:left|right|displaystyle|limits|quad|qquad|bigl?|bigr|[,;:!])(?![a-z])")
+FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
+THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
+HYPHEN = re.compile(r"(?<=[^\W\d_])[-‐‑](?=[^\W\d_])")
+UNSPACED = "\u0e00-\u0e7f\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff"
+WORD = re.compile(
+    rf"\d+(?:\.\d+)?|[{UNSPACED}]|[^\W\d_{UNSPACED}]+|[-+*/^=<>%×÷±≤≥≠√|]|(?<=[\d)])!"
+)
+MINUS = str.maketrans("−–—", "---")
+BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+def words(text: str) -> list[str]:
+    text = unicodedata.normalize("NFKC", text).casefold().translate(MINUS)
+    if "\\" in text:
+        text = FRACTION.sub(r"\\frac", LAYOUT.sub(" ", text))
+    return WORD.findall(HYPHEN.sub(" ", THOUSANDS.sub("", text)))
+
+
+def numbers(some: Sequence[str]) -> list[str]:
+    """The numbers among words, in order."""
+    return [word for word in some if word[0].isdecimal()]
+
+
+def hashed(some: Sequence[str]) -> Hashes:
+    """A number of 64 bits a word, the same in every process."""
+    return np.fromiter((_hash(word) for word in some), np.uint64, len(some))
+
+
+def grams(hash_T: Hashes, size: int) -> Hashes:
+    """One for each run of so many words; of a shorter text, one for all of it."""
+    size = min(size, len(hash_T))
+    count = len(hash_T) - size + 1
+    found = np.full(count, np.uint64(size))
+    with np.errstate(over="ignore"):  # modulo 2^64
+        for at in range(size):
+            found = found * BASE + hash_T[at : at + count]
+    return found
+
+
+def whole(some: Sequence[str]) -> int:
+    """One number for all words in order."""
+    return _hash(" ".join(some))
+
+
+@lru_cache(maxsize=2**18)
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
