@@ -433,8 +433,8 @@ def test_pass_rates_are_sampled_kept_and_gone_on_with(
     sums = [{"prompt": f"{i}+{j}=", "answer": str(i + j)} for i in range(6) for j in range(6)]
     sums[7] = sums[0]  # repeated, and all the same a row of its own
     file = write_rows(tmp_path / "sums.jsonl", sums)
-    argv = (str(file), "--model", model, "--samples", "6", "--band", "0.45,1", "engine.max_tokens=4",
-            "model.threads=1", "engine.slots=30")  # fmt: skip
+    argv = (str(file), "--model", model, "--samples", "6", "--band", "0.45,1", "model.threads=1",
+            "engine.max_tokens=4", "engine.slots=30")  # fmt: skip
     whole = filtered(capsys, *argv, "--out", str(tmp_path / "a.jsonl"))
     rates = (tmp_path / "a.rates.jsonl").read_text().splitlines()
     counts = {x["row"]: x for x in map(json.loads, rates[1:])}

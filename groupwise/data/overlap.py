@@ -19,6 +19,7 @@ NGRAM = 13  # words, as in GPT-3 (2005.14165)
 SHINGLE = 4  # words: the pieces that edited copies still share
 COVERED = 0.5  # of an item's words in common runs of NGRAM: below, it is a phrase they share
 NEAR, NEAR_SHORT, SHORT = 0.6, 0.8, 20  # share of an item's shingles; of items below SHORT words
+HOPELESS = 0.3  # of the shingles: with less, no half of the words lies in common runs
 LEAST = 6  # words of an item that may be looked for inside a row: fewer stand in any text
 COMMON = 20  # items that share a shingle: more, and it is a phrase of the set
 TRIED = 8  # candidates by the rare shingles in common
@@ -99,6 +100,8 @@ class Evaluations:
                 return Match(item, "all its words in a row", 1.0)
             both = len(item.shingles & shingles) / len(item.shingles | shingles)
             return Match(item, "nearly the same", both) if both >= NEAR_SHORT else None
+        if share < HOPELESS:
+            return None
         covered = covered_share(hashed(item.words), hash_T, self.ngram)
         if covered >= COVERED:
             return Match(item, f"runs of {self.ngram} words", covered)
