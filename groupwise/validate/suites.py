@@ -80,8 +80,8 @@ KNOWN = {
         *(
             Suite(name, columns="aime", hub=hub, instruction=STEPS, max_tokens=8192)
             for name, hub in (
-                ("aime", "AI-MO/aimo-validation-aime/data/*.parquet"),
-                ("aime24", "HuggingFaceH4/aime_2024/data/*.parquet"),
+                ("aime", "AI-MO/aimo-validation-aime"),
+                ("aime24", "HuggingFaceH4/aime_2024"),
                 ("aime25", "opencompass/AIME2025/*.jsonl"),
             )
         ),
