@@ -494,6 +494,20 @@ def test_tables_become_lines_and_repeated_columns_do_not_matter(
     assert [row["n"] for row in kept] == [1, 3] and kept[0]["problem"] == LONG
 
 
+def test_a_chat_is_compared_by_what_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = [
+        {"prompt": [{"role": "user", "content": text}], "answer": "1"} for text in (MIDDLE, "x")
+    ]
+    file = write_rows(tmp_path / "chat.jsonl", chat)
+    test = write_rows(tmp_path / "test.jsonl", [{"prompt": MIDDLE.lower(), "answer": "1"}])
+    argv = (str(file), "--against", str(test), "--out", str(tmp_path / "o.jsonl"))
+    report = filtered(capsys, *argv)
+    [example] = report["examples"]["in an evaluation set"]
+    assert example["why"] == "test row 0: the same words (100%)" and report["kept"] == 1
+
+
 def test_limits_of_a_band_are_checked() -> None:
     basis = examine.Basis.__new__(examine.Basis)
     with pytest.raises(GroupwiseError, match="two shares"):

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,31 +166,51 @@ def examined(
     earlier: Sequence[Result],
 ) -> list[Result]:
     """One model after the other, on all suites; what is done is on the disk at once."""
-    from groupwise.validate import examine, results
+    from groupwise.validate import results
 
     found = list(stored)
-    wanted: list[Result] = []
-    for candidate in models:
-        loaded = examine.load_candidate(candidate, basis.config)
-        model = examine.described(candidate, loaded)
-        # All of them first: what does not fit this model is told before it has sampled for hours.
-        sittings = [examine.sit(entry, loaded, basis, asked) for entry in suites]
-        stored_already = [_stored(found, model, sitting) for sitting in sittings]
-        for sitting, done in zip(sittings, stored_already, strict=True):
-            title = f"{candidate.name} on {sitting.entry.suite.name}"
-            if done is None:
-                for note in sitting.notes:
-                    _say(note)
-                done, groups = sitting.run(model, Progress(title, len(sitting.bench.tasks)))
-                found.append(done)
-                if out is not None:
-                    write_samples(out, done, groups)
-                    results.write(out / results.NAME, results.page(found, earlier))
-            else:
-                _say(f"{title}: there already, nothing is sampled.")
-            wanted.append(replace(done, model=model))
-        del loaded
-    return wanted
+
+    def keep(result: Result, groups: Sequence[Sequence[Rollout]]) -> None:
+        found.append(result)
+        if out is not None:
+            write_samples(out, result, groups)
+            results.write(out / results.NAME, results.page(found, earlier))
+
+    return [
+        result
+        for candidate in models
+        for result in on_all(candidate, suites, basis, asked, found, keep)
+    ]
+
+
+def on_all(
+    candidate: Candidate,
+    suites: Sequence[Entry],
+    basis: Basis,
+    asked: Asked,
+    found: Sequence[Result],
+    keep: Callable[[Result, Sequence[Sequence[Rollout]]], None],
+) -> list[Result]:
+    """One model, which is gone from memory when this returns."""
+    from groupwise.validate import examine
+
+    loaded = examine.load_candidate(candidate, basis.config)
+    model = examine.described(candidate, loaded)
+    # All of them first: what does not fit this model is told before it has sampled for hours.
+    sittings = examine.sit(suites, loaded, basis, asked)
+    before = [_stored(found, model, sitting) for sitting in sittings]
+    own: list[Result] = []
+    for sitting, done in zip(sittings, before, strict=True):
+        title = f"{candidate.name} on {sitting.entry.suite.name}"
+        if done is None:
+            for note in sitting.notes:
+                _say(note)
+            done, groups = sitting.run(model, Progress(title, len(sitting.bench.tasks)))
+            keep(done, groups)
+        else:
+            _say(f"{title}: there already, nothing is sampled.")
+        own.append(replace(done, model=model))
+    return own
 
 
 def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) -> Result | None:

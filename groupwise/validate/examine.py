@@ -356,8 +356,13 @@ class Sitting:
         ]
 
 
-def sit(entry: Entry, loaded: Loaded, basis: Basis, asked: Asked) -> Sitting:
-    """The suite's tasks as this model reads them."""
+def sit(suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: Asked) -> list[Sitting]:
+    """The suites' tasks as this model reads them; one engine for all."""
+    engine = engine_of(basis.config, loaded)
+    return [_sit(entry, loaded, engine, basis, asked) for entry in suites]
+
+
+def _sit(entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: Asked) -> Sitting:
     suite, config = entry.suite, entry.config
     notes: list[str] = []
     shape, tokenizer = loaded.model.config, loaded.tokenizer
@@ -371,7 +376,6 @@ def sit(entry: Entry, loaded: Loaded, basis: Basis, asked: Asked) -> Sitting:
     # What a run learns from is no matter here; pairs would be looked for in the tasks.
     wide = replace(config.engine, max_tokens=most + extra)
     bench = seat(replace(config, engine=wide, recipe=load().recipe), entry.found, loaded)
-    engine = engine_of(config, loaded)
     notes = list(dict.fromkeys([*bench.notes, *notes]))
     return Sitting(entry, bench, engine, config, asked, forcing, notes)
 

@@ -61,7 +61,7 @@ def rates(
 ) -> dict[int, Count]:
     """Samples and passes of each row. `kept` holds them line by line, and is gone on with."""
     loaded = load_candidate(candidate, basis.config)
-    sitting = sit(entry, loaded, basis, asked)
+    [sitting] = sit([entry], loaded, basis, asked)
     for note in sitting.notes:
         say(note)
     head = {

@@ -20,7 +20,6 @@ from groupwise.data.files import Row, files_of, rows
 from groupwise.data.named import SETS
 from groupwise.data.overlap import Copies, Evaluations
 from groupwise.data.sources import Gather
-from groupwise.data.tasks import prompt_text
 from groupwise.data.words import whole, words
 from groupwise.errors import ConfigError
 from groupwise.records import Task
@@ -113,6 +112,13 @@ def tasks_of(data: Data, size: int = 1) -> tuple[Iterator[Task], list[str]]:
     return gather.all(data.details, size), gather.notes
 
 
+def asked(task: Task) -> str:
+    """A prompt's text; of messages what they say, so that a chat and a text can be compared."""
+    if isinstance(task.prompt, str):
+        return task.prompt
+    return "\n".join(str(message["content"]) for message in task.prompt)
+
+
 def evaluations(wanted: Wanted) -> Evaluations:
     """All items of the evaluation sets."""
     found = Evaluations(wanted.ngram)
@@ -123,7 +129,7 @@ def evaluations(wanted: Wanted) -> Evaluations:
         tasks, _ = tasks_of(Data(train=suite.source), GENERATED)
         for task in tasks:
             if suite.keep(task):
-                found.add(suite.name, task.id, prompt_text(task.prompt))
+                found.add(suite.name, task.id, asked(task))
     return found
 
 
@@ -135,7 +141,7 @@ def sieve(data: Data, wanted: Wanted, show: Show = lambda rows: None) -> Sieve:
     copies, answers = Copies(), array("Q")
     tasks, notes = tasks_of(data)
     for task in tasks:
-        text = prompt_text(task.prompt)
+        text = asked(task)
         own = words(text)
         found.total += 1
         show(found.total)
@@ -181,7 +187,7 @@ def _contamination(
         return None
     item = match.item
     why = f"{item.suite} row {item.row}: {match.how} ({match.share:.0%})"
-    start = _start(prompt_text(task.prompt))
+    start = _start(asked(task))
     return Removed(task.id, CONTAMINATED, why, start, _start(item.text))
 
 
@@ -210,7 +216,7 @@ def with_prompts(found: Sieve) -> None:
         return
     wanted = {each.row for each in bare} | {each.copy_of for each in bare}
     tasks, _ = tasks_of(found.data)
-    starts = {task.id: _start(prompt_text(task.prompt)) for task in tasks if task.id in wanted}
+    starts = {task.id: _start(asked(task)) for task in tasks if task.id in wanted}
     for each in bare:
         other = "" if each.copy_of is None else starts[each.copy_of]
         found.removed[each.row] = replace(each, prompt=starts[each.row], other=other)
