@@ -342,7 +342,7 @@ SUITE = ("--suite", "arithmetic", *ARITHMETIC)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """It answers about half of all sums of two digits."""
-    better = {"tiny__cold_start_steps": 600, "tiny__cold_start_accuracy": 0.5}
+    better = {"tiny__cold_start_steps": 150, "tiny__cold_start_accuracy": 0.6}
     return cold_start.make(tmp_path_factory.mktemp("model") / "cold", **better)
 
 

@@ -420,7 +420,7 @@ def test_a_generator_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    better = {"tiny__cold_start_steps": 600, "tiny__cold_start_accuracy": 0.5}
+    better = {"tiny__cold_start_steps": 150, "tiny__cold_start_accuracy": 0.6}
     return cold_start.make(tmp_path_factory.mktemp("model") / "cold", **better)
 
 
@@ -433,12 +433,21 @@ def test_pass_rates_are_sampled_kept_and_gone_on_with(
     sums = [{"prompt": f"{i}+{j}=", "answer": str(i + j)} for i in range(6) for j in range(6)]
     sums[7] = sums[0]  # repeated, and all the same a row of its own
     file = write_rows(tmp_path / "sums.jsonl", sums)
-    argv = (str(file), "--model", model, "--samples", "6", "--band", "0.45,1", "model.threads=1",
-            "engine.max_tokens=4", "engine.slots=30")  # fmt: skip
-    whole = filtered(capsys, *argv, "--out", str(tmp_path / "a.jsonl"))
+    argv = [str(file), "--model", model, "--samples", "6", "model.threads=1",
+            "engine.max_tokens=4", "engine.slots=30", "--band"]  # fmt: skip
+    all_stay = filtered(capsys, *argv, "0,1", "--out", str(tmp_path / "a.jsonl"))
+    assert all_stay["removed"] == {}
     rates = (tmp_path / "a.rates.jsonl").read_text().splitlines()
     counts = {x["row"]: x for x in map(json.loads, rates[1:])}
     assert sorted(counts) == list(range(36)) and counts[3]["samples"] == 6
+    # Another band from the same counts: the mean parts the rows.
+    for name in ("a.jsonl", "a.removed.jsonl", "a.report.json"):
+        (tmp_path / name).unlink()
+    mean = sum(x["passed"] for x in counts.values()) / (36 * 6)
+    argv.append(f"{mean:.3f},1")
+    with monkeypatch.context() as patched:
+        patched.setattr(examine.Sitting, "sample", lambda *a: pytest.fail("sampled again"))
+        whole = filtered(capsys, *argv, "--out", str(tmp_path / "a.jsonl"))
     kept = (tmp_path / "a.jsonl").read_text().splitlines()
     gone = {x["row"] for x in map(json.loads, (tmp_path / "a.removed.jsonl").open())}
     assert kept == [json.dumps(row) for i, row in enumerate(sums) if i not in gone]
