@@ -81,14 +81,13 @@ class Evaluations:
             having = self._having.get(shingle, ())
             if len(having) <= COMMON:
                 votes.update(having)
-        variant = False
+        variant, given = False, numbers(row)
         for number, _ in votes.most_common(TRIED):
-            match = self._compare(self.items[number], row, hash_T, shingles)
-            if match is None:
-                continue
-            if _within(match.item.numbers, numbers(row)):
+            item = self.items[number]
+            if not _within(item.numbers, given):
+                variant |= len(item.shingles & shingles) >= NEAR * len(item.shingles)
+            elif (match := self._compare(item, row, hash_T, shingles)) is not None:
                 return match, False
-            variant = True
         return None, variant
 
     def _compare(
