@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import comb
 
-from groupwise.graders import answers, choice, mathematics
+from groupwise.graders import answers, choice, mathematics, numbers
 from groupwise.graders.extract import end_of, find, last_formula
 from groupwise.graders.notation import MAX_LENGTH, read
 from groupwise.graders.parts import Part, Sample, built_in
@@ -25,7 +25,7 @@ VOTING = ("number", "math", "choice", "exact")
 def answer_of(grader: str, text: str, task: Task, ends: Sequence[str]) -> str | None:
     """What a completion gives as its answer, in a form that the grader reads; None without one."""
     if grader == "number":
-        found = answers.answer_number(answers.final(text, ends))
+        found = numbers.answer_number(answers.final(text, ends))
         return None if found is None else f"{found.value}{'%' if found.percent else ''}"
     if grader == "choice":
         return choice.chosen(text, choice.options(task.columns), tuple(ends))
@@ -38,7 +38,7 @@ def _expression(text: str, ends: tuple[str, ...]) -> str | None:
     how, said = find(text, ends)
     if how not in ("marked", "whole"):
         return said or None
-    number = answers.answer_number(said)
+    number = numbers.answer_number(said)
     last = None if number is None else str(number.value)
     tries = [said, end_of(said), last_formula(said)]
     if how == "whole":
