@@ -68,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run_command=_explain)
 
     for command in (
-        check_reward, compare, diagnose, doctor, evaluate, export, filter, grade, init, mirror, plan,
-        probe, serve, view,
+        check_reward, compare, diagnose, doctor, evaluate, export, filter, grade, init, mirror,
+        plan, probe, serve, view,
     ):  # fmt: skip
         command.add_parser(commands)
     train = commands.add_parser(
