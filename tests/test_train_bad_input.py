@@ -132,8 +132,8 @@ def test_an_answer_column_that_is_empty_or_elsewhere_is_named(line: Line, no_mod
     why = line.set(data__train=path).refused()
     assert "No row" in why and "column 'answer', which the reward reads" in why
     assert "Set data.answer_key" in why
-    words = line.jsonl("words.jsonl", *({"prompt": "1+2=", "answer": "three"} for _ in range(3)))
-    assert "the answer 'three' holds no number" in line.set(data__train=words).refused()
+    words = line.jsonl("words.jsonl", *({"prompt": "1+2=", "answer": "several"} for _ in range(3)))
+    assert "the answer 'several' holds no number" in line.set(data__train=words).refused()
     assert "There is no file" in line.set(data__train="nowhere/rows.jsonl").refused()
     empty = line.jsonl("empty.jsonl")
     assert "has no rows" in line.set(data__train=empty).refused()
