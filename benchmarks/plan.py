@@ -49,6 +49,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "four updates": ("recipe=grpo@verl", "group_size=8", "engine.max_tokens=64"),
     "bfloat16": ("group_size=4", "engine.max_tokens=64", "model.dtype=bfloat16"),
+    "adapter": ("adapter.rank=16", "group_size=4", "engine.max_tokens=32"),
 }
 COMMON = (
     "recipe=grpo@trl",
