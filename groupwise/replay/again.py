@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any
-
-from torch import Tensor
 
 from groupwise.errors import RunError
 from groupwise.records import Memory
@@ -16,6 +15,7 @@ from groupwise.replay.measures import (
     angle,
     counts,
     gram,
+    rank,
     rare_tokens,
     reproduction,
     summed,
@@ -23,7 +23,7 @@ from groupwise.replay.measures import (
 from groupwise.replay.methods import Method, check
 from groupwise.replay.parameters import Weights, gradient, load_weights, place_before
 from groupwise.replay.recorded import Record, Recorded
-from groupwise.replay.weigh import Batched, Weighed, batched, weigh
+from groupwise.replay.weigh import Weighed, batched, weigh
 
 RARE_SHOWN = 200  # tokens of the whole replay that are written down
 
@@ -76,9 +76,26 @@ class Replay:
                 continue
             seen = [weigh(m, record, each) for m, each in zip(self.methods, found, strict=True)]
             products = gram([each.weight_NT for each in seen])
-            if self.gradients:
+            if step in self._with_gradients:
                 weights = self._weights(step, weights)
-            yield self._note(record, seen, products, weights, found)
+                flat = [
+                    gradient(self.run, weights, method.recipe, each)
+                    for method, each in zip(self.methods, found, strict=True)
+                ]
+                parameters, which = gram(flat), str(weights)
+            else:
+                parameters, which = None, ""
+            now = Seen(record, seen, products, parameters, which)
+            self._add(now)
+            yield now
+
+    @cached_property
+    def _with_gradients(self) -> list[int]:
+        """Steps whose own weights were kept; without any, all, by the newest weights before."""
+        if not self.gradients:
+            return []
+        own = [step for step in self.steps if place_before(self.run, step)[0] == step - 1]
+        return own or list(self.steps)
 
     def _needed(self) -> list[int]:
         """The steps to read: earlier ones too where a method remembers prompts or rewards."""
@@ -102,45 +119,31 @@ class Replay:
         number, _ = place_before(self.run, step)
         return before if before and before.step == number else load_weights(self.run, step)
 
-    def _note(
-        self,
-        record: Record,
-        seen: list[Weighed],
-        products: Gram,
-        weights: Weights | None,
-        found: Sequence[Batched],
-    ) -> Seen:
-        parameters: Gram | None = None
-        if weights is not None:
-            flat: list[Tensor] = [
-                gradient(self.run, weights, method.recipe, each)
-                for method, each in zip(self.methods, found, strict=True)
-            ]
-            parameters = gram(flat)
-            self.parameters.append(parameters)
-        self.products.append(products)
+    def _add(self, now: Seen) -> None:
+        """Figures of a step, beside those before it."""
         tokenizer = self.run.tokenizer
 
         def piece(number: int) -> str:
             return f"⟨{number}⟩" if tokenizer is None else tokenizer.decode([number])
 
-        self.rare += rare_tokens(seen, record, piece, RARE_SHOWN)
-        self.rare.sort(key=lambda token: not token["differs"])
-        del self.rare[RARE_SHOWN:]
+        self.products.append(now.products)
+        self.parameters += [] if now.parameters is None else [now.parameters]
+        self.rare += rare_tokens(now.methods, now.record, piece, RARE_SHOWN)
+        self.rare = sorted(self.rare, key=rank)[:RARE_SHOWN]
+        rows = [
+            {"name": each.method.name, **counts(each, now.methods[0], now.record),
+             **_angles(now.products, now.parameters, at, 0)}
+            for at, each in enumerate(now.methods)
+        ]  # fmt: skip
         self.by_step.append(
             {
-                "step": record.step,
-                "reproduction": reproduction(seen[0], record),
-                "methods": [
-                    {"name": each.method.name, **counts(each, seen[0], record),
-                     **_angles(products, parameters, at, 0)}
-                    for at, each in enumerate(seen)
-                ],
-                "weights": str(weights or ""),
+                "step": now.record.step,
+                "reproduction": reproduction(now.methods[0], now.record),
+                "methods": rows,
+                "weights": now.weights,
             }
-        )  # fmt: skip
-        self._doubt(record, seen)
-        return Seen(record, seen, products, parameters, str(weights or ""))
+        )
+        self._doubt(now.record, now.methods)
 
     def _doubt(self, record: Record, seen: Sequence[Weighed]) -> None:
         """What can't be known of this step, said once."""
@@ -157,6 +160,12 @@ class Replay:
              "Some rows were read by updates alone, which had moved: for their old "
              "log-probabilities stand the sampler's, of the same weights."),
         ]  # fmt: skip
+        said += [
+            ("length_exponent" in each.method.recipe.outputs,
+             f"{each.method.name} learns an exponent of lengths, which rollouts do not record: it "
+             "is taken as at the start.")
+            for each in seen
+        ]  # fmt: skip
         for each in seen[1:]:
             recipe, away = each.method.recipe, each.batched.wanted
             said += [
@@ -167,8 +176,6 @@ class Replay:
                  f"{each.method.name} has a term of the entropy: its gradient does not go through "
                  "the tokens' log-probabilities, so only gradients of weights (--gradients) have "
                  "it."),
-                ("length_exponent" in recipe.outputs,
-                 f"{each.method.name} learns an exponent, which is taken as at the start."),
             ]  # fmt: skip
         for holds, text in said:
             if holds:
@@ -219,11 +226,7 @@ class Replay:
                 f"{self.run.recipe.schedule['updates']} updates, each with denominators of its own."
             )
         if self.gradients:
-            used = dict.fromkeys(each["weights"] for each in self.by_step)
-            said.append(
-                f"∇θ is the gradient of {'; '.join(used)}. Ratios are recomputed against them: "
-                "what the second and later updates of a step would clip is not in it."
-            )
+            said += self._about_weights()
         worst = {
             name: max(each["reproduction"][name] for each in self.by_step)
             for name in ("advantage", "coefficient", "clipped")
@@ -234,6 +237,27 @@ class Replay:
                 f"difference of an advantage {worst['advantage']:.2g}, of a coefficient "
                 f"{worst['coefficient']:.2g}; at most {worst['clipped']:.0f} clip states a step): "
                 "another groupwise or device computed it, or settings changed during the run."
+            )
+        return said
+
+    def _about_weights(self) -> list[str]:
+        used = list(dict.fromkeys(each["weights"] for each in self.by_step if each["weights"]))
+        which = "; ".join(used if len(used) < 4 else [used[0], "...", used[-1]])
+        said = [
+            f"∇θ is the gradient of {which}. Ratios are recomputed against them: what the second "
+            "and later updates of a step would clip is not in it."
+        ]
+        own = [step for step in self.steps if place_before(self.run, step)[0] == step - 1]
+        without = [step for step in self.steps if step not in self._with_gradients]
+        if not own:
+            said.append(
+                "No checkpoint holds the weights that these steps began with. Those before have "
+                "other ratios, and clip ranges are left for that reason alone."
+            )
+        elif without:
+            said.append(
+                f"∇θ is of {len(own)} steps; of {len(without)} others the weights that they began "
+                "with were not kept (checkpoint.every_steps, checkpoint.keep)."
             )
         return said
 

@@ -105,7 +105,7 @@ def rare_tokens(
     most: int,
 ) -> list[dict[str, Any]]:
     """Improbable tokens that some methods clip and others learn from first, then words of second
-    thoughts.
+    thoughts, then what any of them learns from.
 
     `piece` gives the text of a token.
     """
@@ -119,12 +119,7 @@ def rare_tokens(
     text = {id_: piece(id_) for id_ in {ids[row][at] for row, at in places}}
     number = [n for n, group in enumerate(record.groups) for _ in group]
 
-    def rank(place: Sequence[int]) -> tuple[bool, bool, float]:
-        row, at = place
-        reflects = bool(REFLECTION.search(text[ids[row][at]]))
-        return (not differs_NT[row, at], not reflects, float(record.old_NT[row, at]))
-
-    return [
+    found: list[dict[str, Any]] = [
         {
             "step": record.step,
             "group": number[row],
@@ -134,10 +129,23 @@ def rare_tokens(
             "text": text[ids[row][at]],
             "probability": math.exp(float(record.old_NT[row, at])),
             "differs": bool(differs_NT[row, at]),
-            "methods": {each.method.name: _token(each, row, at) for each in methods},
+            "learned": bool(some_learn_NT[row, at]),
+            "reflects": bool(REFLECTION.search(text[ids[row][at]])),
+            "place": (row, at),
         }
-        for row, at in sorted(places, key=rank)[:most]
+        for row, at in places
     ]
+    kept = sorted(found, key=rank)[:most]
+    for token in kept:
+        place = token.pop("place")
+        token["methods"] = {each.method.name: _token(each, *place) for each in methods}
+    return kept
+
+
+def rank(token: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
+    """What to show first."""
+    marks = (not token[name] for name in ("differs", "reflects", "learned"))
+    return (*marks, token["probability"])
 
 
 def _token(method: Weighed, row: int, at: int) -> Mapping[str, Any]:
