@@ -1,4 +1,4 @@
-"""`groupwise replay`: other methods on recorded rollouts, against formulas and the run's own record."""
+"""`groupwise replay`: other methods on recorded rollouts, against formulas and the record."""
 
 from __future__ import annotations
 

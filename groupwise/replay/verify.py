@@ -93,7 +93,7 @@ class Verified:
             )
         else:
             lines = [f"{self.run} does not repeat; {self.steps} steps did.", ""]
-            lines += wrapped(str(self.difference), width, "first  ", indent=0)
+            lines += wrapped(f"First difference: {self.difference}.", width, indent=0)
         differs = [f"{x['what']}: {_short(x['recorded'])} then, {_short(x['now'])} now"
                    for x in self.environment]  # fmt: skip
         title = "What differs here" if self.same else "Likely causes: what differs here"
