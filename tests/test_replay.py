@@ -17,7 +17,7 @@ from groupwise.cli import main
 from groupwise.errors import RecipeError, RunError
 from groupwise.optim.packs import outputs
 from groupwise.replay.again import Replay, Seen
-from groupwise.replay.measures import angle, gram, summed
+from groupwise.replay.measures import angle, gram, rank, summed
 from groupwise.replay.methods import methods_of
 from groupwise.replay.parameters import gradient, load_weights
 from groupwise.replay.recorded import Recorded, open_recorded
@@ -262,10 +262,12 @@ def test_the_command_writes_what_the_viewer_opens(
     streams = {stream["name"]: stream["values"] for stream in shown_tokens["streams"]}
     assert streams["weight"] == pytest.approx(used["weight"], rel=1e-5)
 
-    # Again into the same place: nothing of the first is left over.
+    # Again into the same place: nothing of the first is left over, and all that is not its own.
+    (out / "mine" / "rollouts").mkdir(parents=True)
     assert main([*command[:4], "--step", "2", "--out", str(out), "--json"]) == 0
     assert not (out / "dapo").exists() and not (out / "gspo/rollouts/step_1.parquet").exists()
     assert json.loads(capsys.readouterr().out)["steps"] == [2]
+    assert (out / "mine").is_dir()
 
 
 def test_rare_tokens_that_methods_disagree_about_come_first(runs: Runs) -> None:
@@ -275,8 +277,8 @@ def test_rare_tokens_that_methods_disagree_about_come_first(runs: Runs) -> None:
     tokens = again.result()["rare_tokens"]
     assert tokens[0]["differs"] and not tokens[0]["methods"]["cispo filter="]["clipped"]
     assert tokens[0]["methods"]["run"]["clipped"]
-    order = [token["differs"] for token in tokens]
-    assert order == sorted(order, reverse=True)
+    assert tokens == sorted(tokens, key=rank)
+    assert {token["differs"] for token in tokens} == {True, False}
     assert all(token["probability"] < 0.2 for token in tokens)
 
 

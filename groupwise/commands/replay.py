@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     steps = steps_of(args.step, recorded)
     replay = Replay(recorded, methods_of(recorded, args.recipe), steps, args.gradients)
     replay.check()
+    if args.step and len(steps) <= _ends(args.step)[1] - _ends(args.step)[0]:
+        replay.notes.append(f"Of steps {args.step}, {_ranges(steps)} have rollouts in the folder.")
     output = Output(args.out, replay) if args.out else None
     for seen in replay:
         if output is not None:
@@ -91,10 +93,7 @@ def steps_of(asked: str | None, recorded: Recorded) -> list[int]:
     there = recorded.steps
     if asked is None:
         return there
-    first, dots, last = asked.partition("..")
-    if not first.strip().isdecimal() or (dots and not last.strip().isdecimal()):
-        raise ConfigError(f"--step {asked!r} names no steps. Write --step 12, or --step 10..20.")
-    low, high = int(first), int(last) if dots else int(first)
+    low, high = _ends(asked)
     found = [step for step in there if low <= step <= high]
     if not found:
         raise RunError(
@@ -102,6 +101,13 @@ def steps_of(asked: str | None, recorded: Recorded) -> list[int]:
             f"are {_ranges(there)}."
         )
     return found
+
+
+def _ends(asked: str) -> tuple[int, int]:
+    first, dots, last = asked.partition("..")
+    if not first.strip().isdecimal() or (dots and not last.strip().isdecimal()):
+        raise ConfigError(f"--step {asked!r} names no steps. Write --step 12, or --step 10..20.")
+    return int(first), int(last) if dots else int(first)
 
 
 def _ranges(steps: list[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -44,22 +45,25 @@ class Output:
                 "Choose a folder of its own."
             )
         if self.path.is_dir() and any(self.path.iterdir()):
-            if not (self.path / "replay.json").is_file():
-                raise RunError(
-                    f"--out {self.path} holds something else than a replay. Choose a new folder."
-                )
             self._clear()
+        names = [self.folder(at).name for at in range(len(replay.methods))]
         try:
             for at, method in enumerate(replay.methods):
                 self._begin(RunFolder(self.folder(at)), method.recipe)
-            write_atomic(self.path / "replay.json", "{}\n")
+            write_atomic(self.path / "replay.json", to_page({"folders": names}))
         except OSError as error:
             raise RunError(f"Can't write to --out {self.path}: {error}.") from error
 
     def _clear(self) -> None:
-        """What an earlier replay left here."""
-        for place in self.path.iterdir():
-            if (place / "rollouts").is_dir():
+        """What an earlier replay left here, and nothing else."""
+        try:
+            names = json.loads((self.path / "replay.json").read_bytes())["folders"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise RunError(
+                f"--out {self.path} holds something else than a replay. Choose a new folder."
+            ) from None
+        for place in (self.path / Path(name).name for name in names):
+            if (place / "rollouts").is_dir() and not (place / "manifest.json").exists():
                 shutil.rmtree(place)
 
     def folder(self, at: int) -> Path:
@@ -89,7 +93,11 @@ class Output:
 
     def finish(self, found: Mapping[str, Any]) -> list[Path]:
         """The page and the pictures; what was written."""
-        made: dict[str, str | bytes] = {"replay.json": to_page(found), "replay.html": page(found)}
+        names = [self.folder(at).name for at in range(len(self.replay.methods))]
+        made: dict[str, str | bytes] = {
+            "replay.json": to_page({**found, "folders": names}),
+            "replay.html": page(found),
+        }
         if can_plot() and self.last is not None:
             made["replay.png"] = png(found, self.last)
         for name, content in made.items():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupwise.groups.assemble import sequences_of
 from groupwise.losses.phase import RARE
 from groupwise.replay.recorded import Record, rows_of
 from groupwise.replay.weigh import Weighed
@@ -113,39 +114,38 @@ def rare_tokens(
     some_clip_NT = torch.stack([each.clipped_NT for each in methods]).any(0)
     some_learn_NT = torch.stack([each.weight_NT != 0 for each in methods]).any(0)
     differs_NT = some_clip_NT & some_learn_NT
-    places = rare_NT.nonzero().tolist()
     rollouts = rows_of(record.groups)
-    ids = [rollout.completion.token_ids for rollout in rollouts]
-    text = {id_: piece(id_) for id_ in {ids[row][at] for row, at in places}}
+    ids_NT = sequences_of(record.groups).tokens()
+    text = {number: piece(number) for number in sorted(set(ids_NT[rare_NT].tolist()))}
+    reflecting = torch.tensor([number for number, x in text.items() if REFLECTION.search(x)])
+    reflects_NT = torch.isin(ids_NT, reflecting.long())
     number = [n for n, group in enumerate(record.groups) for _ in group]
-
-    found: list[dict[str, Any]] = [
+    # As `rank` has it, most of the tokens being none that will be shown.
+    score_NT = 4.0 * differs_NT + 2.0 * reflects_NT + some_learn_NT - record.old_NT.exp()
+    places = rare_NT.nonzero()
+    order = score_NT[rare_NT].argsort(descending=True, stable=True)[:most]
+    return [
         {
             "step": record.step,
             "group": number[row],
             "sample": rollouts[row].sample,
             "token": at,
-            "id": ids[row][at],
-            "text": text[ids[row][at]],
+            "id": int(ids_NT[row, at]),
+            "text": text[int(ids_NT[row, at])],
             "probability": math.exp(float(record.old_NT[row, at])),
             "differs": bool(differs_NT[row, at]),
+            "reflects": bool(reflects_NT[row, at]),
             "learned": bool(some_learn_NT[row, at]),
-            "reflects": bool(REFLECTION.search(text[ids[row][at]])),
-            "place": (row, at),
+            "methods": {each.method.name: _token(each, row, at) for each in methods},
         }
-        for row, at in places
+        for row, at in places[order].tolist()
     ]
-    kept = sorted(found, key=rank)[:most]
-    for token in kept:
-        place = token.pop("place")
-        token["methods"] = {each.method.name: _token(each, *place) for each in methods}
-    return kept
 
 
 def rank(token: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
     """What to show first."""
-    marks = (not token[name] for name in ("differs", "reflects", "learned"))
-    return (*marks, token["probability"])
+    differs, reflects, learned = (not token[name] for name in ("differs", "reflects", "learned"))
+    return (differs, reflects, learned, token["probability"])
 
 
 def _token(method: Weighed, row: int, at: int) -> Mapping[str, Any]:

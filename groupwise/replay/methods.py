@@ -115,7 +115,7 @@ def check(run: Recorded, method: Method, record: Record) -> None:
 
 
 def _remedy(name: str, method: Method, kind: str) -> str:
-    if name == "ref_logp_NT":
+    if name == "ref_logp_NT" and kind in ("penalty", "shaping"):
         return f"Replay it without: --recipe '{method.name.partition(' (')[0]} recipe.{kind}='."
     if name == "greedy_reward_N":
         return "Only a run of remax samples greedy baselines: take another recipe."

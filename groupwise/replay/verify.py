@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from groupwise import hub
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.graders.ledger import recorded as recorded_verdicts
@@ -120,7 +121,8 @@ def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text:
         again.path.mkdir()
         if config.model.path == "tiny" and (folder.path / COLD_START).is_dir():
             (again.path / COLD_START).symlink_to((folder.path / COLD_START).resolve())
-        with open_run(_quiet(config), again.path, Display(io.StringIO(), live=False)) as run:
+        start = hub.pinned(_quiet(config), manifest)
+        with open_run(start, again.path, Display(io.StringIO(), live=False)) as run:
             _check_origin(folder, manifest, again.read_manifest())
             found.environment = differences(manifest, machine_facts(), again.read_manifest())
             run.best = math.inf  # no evaluation is the best one: nothing needs saving
