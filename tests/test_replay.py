@@ -19,7 +19,7 @@ from groupwise.optim.packs import outputs
 from groupwise.replay.again import Replay, Seen
 from groupwise.replay.measures import angle, gram, rank, summed
 from groupwise.replay.methods import methods_of
-from groupwise.replay.parameters import gradient, load_weights
+from groupwise.replay.parameters import gradient, load_weights, pushed
 from groupwise.replay.recorded import Recorded, open_recorded
 from groupwise.view.tokens import token_page, tokenizer_of
 from groupwise.watch.folder import RunFolder
@@ -155,6 +155,8 @@ def test_gradients_of_weights_are_the_weighted_sum_of_tokens(runs: Runs, name: s
     (mine.weight_NT.float() * logp_NT).sum().backward()
     hand = torch.cat([_grad(p) for p in model.parameters()])
     assert float((true - hand).norm() / hand.norm()) < 1e-4
+    summed_up = pushed(run, weights, mine, seen.record)
+    assert float((summed_up - hand).norm() / hand.norm()) < 1e-5
 
 
 def _grad(parameter: Tensor) -> Tensor:
@@ -167,10 +169,25 @@ def test_the_norm_of_the_own_gradient_is_the_runs(runs: Runs) -> None:
     """What the optimizer saw, and its step after that, from the checkpoint before."""
     run = runs("one")
     again = Replay(run, methods_of(run, ["gspo"]), run.steps, gradients=True)
-    norms = [math.sqrt(seen.parameters[0][0]) for seen in again if seen.parameters]
+    norms = [math.sqrt(seen.products["parameter_"][0][0]) for seen in again]
     wrote = [line["optim/grad_norm"] for line in run.folder.read_metrics() if line["step"]]
     assert norms == pytest.approx(wrote, rel=1e-4)
     assert len(norms) == 2
+
+
+def test_the_moved_update_is_measured_with_its_own_weights(runs: Runs) -> None:
+    """At ratio 1 a method and itself with another clip range are the same; as recorded they are
+    not, by what Σ weight · ∇θ log-probability says."""
+    run = runs("moved")
+    again = Replay(run, methods_of(run, ["grpo recipe.gate.high=9"]), [1], gradients=True)
+    (seen,) = again
+    method = again.result()["methods"][1]
+    assert method["parameter_cosine"] == pytest.approx(1.0, abs=1e-6)
+    assert method["no_longer_clipped"] > 0 and method["moved_parameter_cosine"] < 0.999
+    weights = load_weights(run, 1)
+    one, other = (pushed(run, weights, each, seen.record) for each in seen.methods)
+    cosine = float(torch.cosine_similarity(one.double(), other.double(), dim=0))
+    assert method["moved_parameter_cosine"] == pytest.approx(cosine, abs=1e-6)
 
 
 def test_only_steps_with_their_own_weights_have_gradients(runs: Runs) -> None:

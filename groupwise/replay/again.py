@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -21,10 +21,13 @@ from groupwise.replay.measures import (
     summed,
 )
 from groupwise.replay.methods import Method, check
-from groupwise.replay.parameters import Weights, gradient, load_weights, place_before
+from groupwise.replay.parameters import Weights, gradient, load_weights, place_before, pushed
 from groupwise.replay.recorded import Record, Recorded
 from groupwise.replay.weigh import Weighed, batched, weigh
 
+# Where gradients are compared, by what the names of their figures begin with.
+TOKENS, PARAMETERS, MOVED = "", "parameter_", "moved_parameter_"
+SPACES = (TOKENS, PARAMETERS, MOVED)
 RARE_SHOWN = 200  # tokens of the whole replay that are written down
 
 
@@ -34,9 +37,8 @@ class Seen:
 
     record: Record
     methods: list[Weighed]
-    products: Gram  # of weights per token
-    parameters: Gram | None = None  # of gradients of the model's weights
-    weights: str = ""  # which model's
+    products: Mapping[str, Gram]  # of the gradients by their space, as in `SPACES`
+    weights: str = ""  # which model's gradients there are
 
 
 @dataclass
@@ -49,8 +51,7 @@ class Replay:
     gradients: bool = False
     notes: list[str] = field(default_factory=list)
     by_step: list[dict[str, Any]] = field(default_factory=list)
-    products: list[Gram] = field(default_factory=list)
-    parameters: list[Gram] = field(default_factory=list)
+    products: list[Mapping[str, Gram]] = field(default_factory=list)
     rare: list[dict[str, Any]] = field(default_factory=list)
 
     def check(self) -> None:
@@ -75,19 +76,24 @@ class Replay:
             if step not in self.steps:
                 continue
             seen = [weigh(m, record, each) for m, each in zip(self.methods, found, strict=True)]
-            products = gram([each.weight_NT for each in seen])
+            products, which = {TOKENS: gram([each.weight_NT for each in seen])}, ""
             if step in self._with_gradients:
                 weights = self._weights(step, weights)
-                flat = [
-                    gradient(self.run, weights, method.recipe, each)
-                    for method, each in zip(self.methods, found, strict=True)
-                ]
-                parameters, which = gram(flat), str(weights)
-            else:
-                parameters, which = None, ""
-            now = Seen(record, seen, products, parameters, which)
+                products |= self._parameters(record, seen, weights)
+                which = str(weights)
+            now = Seen(record, seen, products, which)
             self._add(now)
             yield now
+
+    def _parameters(
+        self, record: Record, seen: Sequence[Weighed], weights: Weights
+    ) -> dict[str, Gram]:
+        run = self.run
+        exact = [gradient(run, weights, each.method.recipe, each.batched) for each in seen]
+        found = {PARAMETERS: gram(exact)}
+        if record.moved:
+            found[MOVED] = gram([pushed(run, weights, each, record) for each in seen])
+        return found
 
     @cached_property
     def _with_gradients(self) -> list[int]:
@@ -127,12 +133,11 @@ class Replay:
             return f"⟨{number}⟩" if tokenizer is None else tokenizer.decode([number])
 
         self.products.append(now.products)
-        self.parameters += [] if now.parameters is None else [now.parameters]
         self.rare += rare_tokens(now.methods, now.record, piece, RARE_SHOWN)
         self.rare = sorted(self.rare, key=rank)[:RARE_SHOWN]
         rows = [
             {"name": each.method.name, **counts(each, now.methods[0], now.record),
-             **_angles(now.products, now.parameters, at, 0)}
+             **_angles(now.products, at, 0)}
             for at, each in enumerate(now.methods)
         ]  # fmt: skip
         self.by_step.append(
@@ -189,8 +194,11 @@ class Replay:
         """All figures of the steps that were gone through."""
         if not self.products:
             raise RunError("No step was replayed.")
-        products = summed(self.products)
-        parameters = summed(self.parameters) if self.parameters else None
+        products = {
+            space: summed([each[space] for each in self.products if space in each])
+            for space in SPACES
+            if any(space in each for each in self.products)
+        }
         names = [method.name for method in self.methods]
         totals = [_total(self.by_step, at) for at in range(len(names))]
         return {
@@ -202,12 +210,12 @@ class Replay:
                     "name": method.name,
                     "recipe": {"name": method.recipe.name, **method.recipe.text()},
                     **totals[at],
-                    **_angles(products, parameters, at, 0),
+                    **_angles(products, at, 0),
                 }
                 for at, method in enumerate(self.methods)
             ],
             "pairs": [
-                {"a": names[a], "b": names[b], **_angles(products, parameters, b, a)}
+                {"a": names[a], "b": names[b], **_angles(products, b, a)}
                 for a, b in combinations(range(len(names)), 2)
             ],
             "by_step": self.by_step,
@@ -245,7 +253,8 @@ class Replay:
         which = "; ".join(used if len(used) < 4 else [used[0], "...", used[-1]])
         said = [
             f"∇θ is the gradient of {which}. Ratios are recomputed against them: what the second "
-            "and later updates of a step would clip is not in it."
+            "and later updates of a step would clip is not in it. ∇θ* has the recorded updates' "
+            "weights per token, and of those weights only the gradients of log-probabilities."
         ]
         own = [step for step in self.steps if place_before(self.run, step)[0] == step - 1]
         without = [step for step in self.steps if step not in self._with_gradients]
@@ -262,16 +271,15 @@ class Replay:
         return said
 
 
-def _angles(products: Gram, parameters: Gram | None, one: int, other: int) -> dict[str, Any]:
-    near = angle(products, one, other)
-    found = {"cosine": near.cosine, "norms": near.norms}
-    if parameters is not None:
-        true = angle(parameters, one, other)
-        found |= {"parameter_cosine": true.cosine, "parameter_norms": true.norms}
+def _angles(products: Mapping[str, Gram], one: int, other: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for space, each in products.items():
+        near = angle(each, one, other)
+        found |= {f"{space}cosine": near.cosine, f"{space}norms": near.norms}
     return found
 
 
 def _total(by_step: Sequence[dict[str, Any]], at: int) -> dict[str, float]:
-    skipped = ("name", "cosine", "norms", "parameter_cosine", "parameter_norms")
     every = [step["methods"][at] for step in by_step]
-    return {name: sum(x[name] for x in every) for name in every[0] if name not in skipped}
+    counted = [name for name in every[0] if not name.endswith(("name", "cosine", "norms"))]
+    return {name: sum(x[name] for x in every) for name in counted}

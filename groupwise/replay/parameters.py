@@ -1,8 +1,9 @@
 """The gradients of a model's weights under each method, on one recorded batch.
 
 Which weights: those that the step began with, where a checkpoint has them, else the newest before.
-Ratios are to the recorded log-probabilities, so with the weights that sampled they are 1, and a
-later update of the same batch is not what is measured here.
+`gradient` is that of the loss there: ratios are to the recorded log-probabilities, so with the
+weights that sampled they are 1. `pushed` takes the weights per token of the recorded update, which
+had moved, and only the gradients of the tokens' log-probabilities from the checkpoint.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from groupwise.model.policy import load_policy, starting_policy
 from groupwise.model.transformer import Policy
 from groupwise.optim.packs import micro_batches, outputs
 from groupwise.records import TokenBatch
-from groupwise.replay.recorded import Recorded
-from groupwise.replay.weigh import Batched
+from groupwise.replay.recorded import Record, Recorded
+from groupwise.replay.weigh import Batched, Weighed
 from groupwise.setup import check_device, micro_tokens_of
 
 
@@ -80,22 +81,41 @@ def load_weights(run: Recorded, step: int) -> Weights:
 
 def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: Batched) -> Tensor:
     """d loss / d parameters, flat, in float32: summed over passes and micro-batches."""
-    model = weights.model
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trained:
-        parameter.grad = None
-    device, sequences = model.head_weight.device, sequences_of(found.groups)
-    room = micro_tokens_of(run.config, model.config)
+    model, sequences = weights.model, sequences_of(found.groups)
+    device, temperature = model.head_weight.device, run.config.engine.temperature
+    trained = _cleared(model)
     for one_pass in passes(recipe, on_device(found.batch, device)):
-        for rows in micro_batches(sequences, range(found.batch.rows), room):
-            seen = outputs(
-                model, sequences.pack(rows, device), temperature=run.config.engine.temperature
-            )
+        for rows in micro_batches(sequences, range(found.batch.rows), _room(run, model)):
+            seen = outputs(model, sequences.pack(rows, device), temperature=temperature)
             if one_pass.length_exponent is not None:
                 seen["length_exponent"] = one_pass.length_exponent
             micro = one_pass.select(torch.tensor(rows, device=device))
             token_phase(recipe, micro, **seen).loss.backward()  # type: ignore[no-untyped-call]
     return torch.cat([_flat(parameter) for parameter in trained])
+
+
+def pushed(run: Recorded, weights: Weights, mine: Weighed, record: Record) -> Tensor:
+    """Σ weight · d log-probability / d parameters, flat, in float32."""
+    model, sequences = weights.model, sequences_of(record.groups)
+    device, temperature = model.head_weight.device, run.config.engine.temperature
+    trained = _cleared(model)
+    for rows in micro_batches(sequences, range(len(mine.weight_NT)), _room(run, model)):
+        seen = outputs(model, sequences.pack(rows, device), temperature=temperature)
+        weight_NT = mine.weight_NT[rows].to(device, seen["logp_NT"].dtype)
+        (weight_NT * seen["logp_NT"]).sum().backward()  # type: ignore[no-untyped-call]
+    return torch.cat([_flat(parameter) for parameter in trained])
+
+
+def _cleared(model: Policy) -> list[Tensor]:
+    """What learns, its gradient taken away."""
+    trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.grad = None
+    return trained
+
+
+def _room(run: Recorded, model: Policy) -> int:
+    return micro_tokens_of(run.config, model.config)
 
 
 def _flat(parameter: Tensor) -> Tensor:

@@ -14,6 +14,14 @@ LEGEND = (
     "other way round; turned: pushed the other way than in the run; on rare: the share of all "
     "weight; cosine and norm: its weights per token beside the run's"
 )
+ANGLES = {
+    "cosine": "cosine",
+    "norms": "norm",
+    "parameter_cosine": "cos ∇θ",
+    "parameter_norms": "norm ∇θ",
+    "moved_parameter_cosine": "cos ∇θ*",
+    "moved_parameter_norms": "norm ∇θ*",
+}
 Table = tuple[Sequence[str], list[Sequence[str]]]
 
 
@@ -30,16 +38,21 @@ def scope(found: Mapping[str, Any]) -> str:
 
 
 def methods(found: Mapping[str, Any]) -> Table:
-    true = "parameter_cosine" in found["methods"][0]
     head = ["method", "groups", "tokens", "silent", "clipped", "rare", "+clip", "−clip", "turned",
-            "on rare", "cosine", "norm"]  # fmt: skip
-    head += ["cos ∇θ", "norm ∇θ"] if true else []
-    return head, [_method(each, true) for each in found["methods"]]
+            "on rare"]  # fmt: skip
+    names, titles = _angles(found)
+    return [*head, *titles], [_method(each, names) for each in found["methods"]]
 
 
-def _method(each: Mapping[str, Any], true: bool) -> Sequence[str]:
+def _angles(found: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Figures of angles that were computed, and what they are called."""
+    there = [name for name in ANGLES if name in found["methods"][0]]
+    return there, [ANGLES[name] for name in there]
+
+
+def _method(each: Mapping[str, Any], angles: Sequence[str]) -> Sequence[str]:
     learned, weight = each["learned"], each["weight"]
-    cells = [
+    return [
         each["name"],
         f"{each['groups']:,.0f}",
         f"{learned:,.0f}",
@@ -50,24 +63,17 @@ def _method(each: Mapping[str, Any], true: bool) -> Sequence[str]:
         f"{each['no_longer_clipped']:,.0f}",
         share(each["reversed"], each["tokens"]),
         share(each["weight_rare"], weight),
-        figure(each["cosine"]),
-        figure(each["norms"]),
+        *(figure(each[name]) for name in angles),
     ]
-    more = [figure(each["parameter_cosine"]), figure(each["parameter_norms"])] if true else []
-    return [*cells, *more]
 
 
 def pairs(found: Mapping[str, Any]) -> Table:
-    true = "parameter_cosine" in found["methods"][0]
-    head = ["methods", "cosine", "norm"]
-    head += ["cos ∇θ", "norm ∇θ"] if true else []
-    rows: list[Sequence[str]] = []
-    for pair in found["pairs"]:
-        row = [f"{pair['a']} | {pair['b']}", figure(pair["cosine"]), figure(pair["norms"])]
-        if true:
-            row += [figure(pair["parameter_cosine"]), figure(pair["parameter_norms"])]
-        rows.append(row)
-    return head, rows
+    names, titles = _angles(found)
+    rows: list[Sequence[str]] = [
+        [f"{pair['a']} | {pair['b']}", *(figure(pair[name]) for name in names)]
+        for pair in found["pairs"]
+    ]
+    return ["methods", *titles], rows
 
 
 def rare(found: Mapping[str, Any], most: int) -> Table:
