@@ -189,7 +189,7 @@ def test_steps_without_rollouts_are_compared_by_metrics(runs: Runs, tmp_path: Pa
     folder = runs.copy(tmp_path)
     folder.rollout(1).unlink()
     found = verify(folder.path, 1)
-    assert found.same and any("no rollouts" in note for note in found.notes)
+    assert found.same and any("1 step without rollouts" in note for note in found.notes)
 
 
 # --- bits -------------------------------------------------------------------------------------

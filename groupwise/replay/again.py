@@ -265,8 +265,8 @@ class Replay:
             )
         elif without:
             said.append(
-                f"∇θ is of {len(own)} steps; of {len(without)} others the weights that they began "
-                "with were not kept (checkpoint.every_steps, checkpoint.keep)."
+                f"∇θ is of {len(own)} of {len(self.steps)} steps; of the others the weights that "
+                "they began with were not kept (checkpoint.every_steps, checkpoint.keep)."
             )
         return said
 

@@ -179,6 +179,7 @@ def _figures(found: Mapping[str, Any]) -> list[str]:
 def png(found: Mapping[str, Any], last: Seen) -> bytes:
     """Cosines and norms over the steps, and the weights of one step's tokens beside the run's."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(12.0, 3.6), layout="constrained")
     axes = figure.subplots(1, 3)
@@ -189,6 +190,7 @@ def png(found: Mapping[str, Any], last: Seen) -> bytes:
                        markersize=3, color=_colour(at), label=method["name"])  # fmt: skip
         place.set_title(title, fontsize=10)
         place.set_xlabel("step")
+        place.xaxis.set_major_locator(MaxNLocator(integer=True))
     _scatter(axes[2], last)
     for place in axes:
         place.grid(alpha=0.25)
@@ -216,6 +218,7 @@ def _scatter(place: Any, last: Seen) -> None:
             place.scatter(run[own], mine[own], s=14, marker=marker, color=_colour(at), alpha=0.6)
     place.axline((0.0, 0.0), slope=1.0, color="#888888", linewidth=0.8)
     place.set_title(f"Weights of tokens, step {last.record.step} (x: clipped)", fontsize=10)
+    place.ticklabel_format(scilimits=(-2, 3))
     place.set_xlabel("in the run")
     place.set_ylabel("in the method")
 

@@ -16,6 +16,7 @@ from groupwise.replay.recorded import Record, rows_of
 from groupwise.replay.weigh import Weighed
 from groupwise.watch.samples import REFLECTION
 
+CHUNK = 2**20  # numbers of each gradient at a time: all in float64 would be many times a model
 Gram = list[list[float]]  # inner products of the methods' gradients, in their order
 
 
@@ -29,8 +30,12 @@ class Angle:
 
 def gram(gradients: Sequence[Tensor]) -> Gram:
     """Inner products of all pairs, summed in float64."""
-    flat = [x.flatten() for x in gradients]
-    return [[float((a.double() * b.double()).sum()) for b in flat] for a in flat]
+    total = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+    for parts in zip(*(torch.split(x.flatten(), CHUNK) for x in gradients), strict=True):
+        part = torch.stack(parts).double()
+        total += part @ part.T
+    found: Gram = total.tolist()
+    return found
 
 
 def summed(grams: Sequence[Gram]) -> Gram:

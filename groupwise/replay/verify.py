@@ -86,14 +86,14 @@ class Verified:
     def text(self, width: int) -> str:
         if self.same:
             lines = wrapped(
-                f"{self.run} repeats to the bit: {self.steps} steps with every token, "
+                f"{self.run} repeats to the bit: {_steps(self.steps)} with every token, "
                 f"log-probability, reward, advantage and metric, and the same weights "
                 f"({self.weights[:16]}).",
                 width,
                 indent=0,
             )
         else:
-            lines = [f"{self.run} does not repeat; {self.steps} steps did.", ""]
+            lines = [f"{self.run} does not repeat; {_steps(self.steps)} did.", ""]
             lines += wrapped(f"First difference: {self.difference}.", width, indent=0)
         differs = [f"{x['what']}: {_short(x['recorded'])} then, {_short(x['now'])} now"
                    for x in self.environment]  # fmt: skip
@@ -262,11 +262,11 @@ def _notes(
     gone = [step for step in range(1, min(last, steps or last) + 1) if step not in kept]
     if gone:
         said.append(
-            f"{len(gone)} steps have no rollouts in the folder: of these, metrics and the "
+            f"{_steps(len(gone))} without rollouts in the folder: of these, metrics and the "
             "weights' fingerprint are compared."
         )
     if steps is not None and steps > last:
-        said.append(f"The run has {last} steps, and they are all that can be repeated.")
+        said.append(f"The run has {_steps(last)}, and no more can be repeated.")
     return said
 
 
@@ -340,9 +340,10 @@ def differences(
         for kind in ("versions", "hardware"):
             side.update({f"{kind} {name}": x for name, x in (part.get(kind) or {}).items()})
         side["threads"] = part.get("threads")
-        git = part.get("git") or {}
-        side["git commit of the working folder"] = git.get("commit")
-        side["files changed since that commit"] = git.get("changed")
+    if recorded.get("git") and facts.get("git"):  # of the folder that one was in; none elsewhere
+        for part, side in ((recorded, then), (facts, here)):
+            side["git commit of the working folder"] = part["git"].get("commit")
+            side["files changed since that commit"] = part["git"].get("changed")
     then["code of the reward functions"] = recorded["origin"].get("reward")
     here["code of the reward functions"] = now["origin"].get("reward")
     return [
@@ -350,6 +351,10 @@ def differences(
         for name, value in then.items()
         if value != here.get(name)
     ]
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
 
 
 def _short(value: Any) -> str:
