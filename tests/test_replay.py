@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from steps import Start, advance
+from steps import TASKS, Start, advance
 from torch import Tensor
 
 from groupwise.cli import main
@@ -34,7 +34,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "dapo": {"recipe": "dapo", "reward": "odd_for_some", **FOUR},
     "gspo": {"recipe": "gspo", **FOUR},
     "lopti": {"recipe": "lopti", **BIG},
+    # As many tasks as a step takes: the second meets prompts that the first has seen.
     "dcpo": {"recipe": "dcpo", "recipe__schedule__updates": 2, "prompts_per_step": 8, **BIG},
+    "drop": {
+        "recipe": "dr_grpo",
+        "overlong": "drop",
+        "engine__max_tokens": 6,
+        "prompts_per_step": 8,
+    },
     "remax": {"recipe": "remax"},
     "rloo": {"recipe": "rloo"},
     "sspo": {"recipe": "sspo", **FOUR},
@@ -51,7 +58,8 @@ class Runs:
     def __call__(self, name: str) -> Recorded:
         path = self.folder / name
         if not path.exists():
-            with self.start.opened(path, **RUNS[name]) as run:
+            few = {"data__train": self.start.tasks("few", TASKS[:8])} if name == "dcpo" else {}
+            with self.start.opened(path, **RUNS[name], **few) as run:
                 advance(run, 1)
                 run.save()
                 advance(run, 1)
@@ -87,6 +95,16 @@ def test_clips_are_there_to_be_reproduced(runs: Runs) -> None:
     for name in ("moved", "dapo", "gspo", "lopti"):
         run = runs(name)
         assert any(run.step(step).streams["clipped"].any() for step in run.steps), name
+    rows = read(runs("drop").folder.rollout(1)).to_pylist()
+    assert {row["finish"] for row in rows} == {"eos", "length"}
+
+
+def test_sizes_are_the_runs_unless_set(runs: Runs) -> None:
+    texts = ["dr_grpo", "dr_grpo recipe.aggregation.length=5", "dapo recipe.schedule.updates=2"]
+    _, fitted, own, dapo = methods_of(runs("moved"), texts)
+    assert fitted.recipe.aggregation["length"] == 8 and own.recipe.aggregation["length"] == 5
+    assert fitted.recipe.schedule["updates"] == 4 and dapo.recipe.schedule["updates"] == 2
+    assert dapo.recipe.shaping[0]["max_length"] == 8 and dapo.recipe.shaping[0]["cache"] == 2
 
 
 # --- weights ----------------------------------------------------------------------------------
@@ -246,7 +264,7 @@ def test_angles() -> None:
 def test_the_command_writes_what_the_viewer_opens(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = runs("moved")
+    run = runs("one")
     command = ["replay", str(run.folder.path), "--recipe", "gspo", "--recipe", "dapo"]
     out = tmp_path / "out"
     assert main([*command, "--out", str(out)]) == 0
@@ -262,6 +280,7 @@ def test_the_command_writes_what_the_viewer_opens(
     (seen,) = Replay(run, methods_of(run, ["gspo", "dapo"]), [1])
     mine, place_N = seen.methods[2], seen.record.place_N
     rows = read(folder.rollout(1)).to_pylist()
+    assert mine.batched.wanted > 0
     for row, place in enumerate(place_N):
         wrote = rows[place]
         assert wrote["used"] == (row in mine.batched.row_N.tolist())

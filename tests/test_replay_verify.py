@@ -117,6 +117,9 @@ def test_a_reward_that_does_not_repeat(runs: Runs, monkeypatch: pytest.MonkeyPat
 def test_threads_are_those_of_the_run(runs: Runs, tmp_path: Path) -> None:
     folder = runs.copy(tmp_path)
     assert folder.read_manifest()["threads"] == 1
+    settings = folder.config.read_text()
+    assert "threads = 1 " in settings
+    folder.config.write_text(settings.replace("threads = 1 ", "threads = 0 "))
     torch.set_num_threads(2)
     try:
         found = verify(folder.path, 1)
