@@ -354,6 +354,9 @@ def test_folders_without_what_is_needed(runs: Runs, tmp_path: Path) -> None:
     source = runs("one").folder
     empty = RunFolder(tmp_path / "empty")
     empty.rollouts.mkdir(parents=True)
+    empty.write_config('recipe.name = "dpo"')
+    with pytest.raises(RunError, match="learns from pairs"):
+        open_recorded(empty.path)
     empty.write_config(source.config.read_text())
     with pytest.raises(RunError, match="no finished step with rollouts"):
         open_recorded(empty.path)
