@@ -16,7 +16,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from groupwise import config as configuration
 from groupwise.composition import Recipe
 from groupwise.errors import RunError
-from groupwise.model.checkpoint import COMPANIONS
 from groupwise.replay import words
 from groupwise.replay.again import Replay, Seen
 from groupwise.replay.weigh import Weighed
@@ -75,11 +74,10 @@ class Output:
         folder.rollouts.mkdir(parents=True)
         config = replace(run.config, recipe=recipe)
         folder.write_config(configuration.text(config))
-        latest, cold = run.folder.checkpoints / "latest", run.folder.path / "cold_start"
-        for file in COMPANIONS:  # the viewer reads tokens with the tokenizer
-            source = next((p / file for p in (latest, cold) if (p / file).is_file()), None)
-            if source is not None and file.startswith("tokenizer"):
-                shutil.copyfile(source, folder.path / file)
+        saved = (run.folder.checkpoints / "latest", run.folder.path / "cold_start")
+        place = next((p for p in saved if (p / "tokenizer.json").is_file()), None)
+        for file in place.glob("tokenizer*") if place else ():  # the viewer reads tokens with it
+            shutil.copyfile(file, folder.path / file.name)
 
     def add(self, seen: Seen) -> None:
         """A step, for the viewer: the recorded samples with each method's numbers."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise import config as configuration
+from groupwise.compare.arms import fitted
 from groupwise.composition import PairRecipe, Recipe
 from groupwise.composition import recipe as recipe_by_name
 from groupwise.config import Config
@@ -63,33 +64,14 @@ def _read(config: Config, text: str) -> tuple[str, Recipe]:
                 "weight that could be put beside a group recipe's. Choose one of those: "
                 "`groupwise recipes`."
             )
-        made = found.configure(_fitting(config, found, pairs) | pairs)
+        asked = replace(config, recipe=found.configure(pairs))
+        made = fitted(asked, config.recipe, [f"recipe.{key}" for key in pairs])
     short = " ".join([first.rpartition(".py:")[2], *(f"{k}={v}" for k, v in pairs.items())])
+    assert isinstance(made, Recipe)
     return short, configuration.anchored(config, made)
 
 
 _FORM = "Write a name with settings behind it: --recipe 'dapo recipe.gate.high=0.3'."
-
-
-def _fitting(config: Config, recipe: Recipe, asked: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of this run in place of the paper's: updates a batch, and the longest answer."""
-    limit, own = config.engine.max_tokens, config.recipe
-    fits = dict[str, Any]()
-    if isinstance(own, Recipe):
-        alone = recipe.ratio.definition.traits["level"] == "none"
-        fits["schedule.updates"] = 1 if alone else own.schedule["updates"]
-    if any(slot.name == "soft_overlong" for slot in recipe.shaping):
-        fits["shaping.soft_overlong.max_length"] = limit
-        fits["shaping.soft_overlong.cache"] = max(1, limit // 4)
-    if recipe.aggregation.name == "seq_mean_token_sum_norm":
-        fits["aggregation.length"] = limit
-    said = {(key.split(".")[0], key.split(".")[-1]) for key in asked}
-    kinds = {key for key in asked if "." not in key}
-    return {
-        key: value
-        for key, value in fits.items()
-        if key.split(".")[0] not in kinds and (key.split(".")[0], key.split(".")[-1]) not in said
-    }
 
 
 def check(run: Recorded, method: Method, record: Record) -> None:

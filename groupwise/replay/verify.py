@@ -245,6 +245,11 @@ def _notes(
             "The run is on a GPU without engine.exact=true. Only exact mode promises the same bits "
             "there: a difference in last bits is no sign of anything wrong."
         )
+    if config.budget.seconds:
+        said.append(
+            "The run was to end after seconds (budget.seconds): its learning rate and evaluations "
+            "went by the clock, which does not repeat."
+        )
     if _asks_a_judge(config):
         said.append(
             "A judge is asked for some rewards. Its recorded verdicts are taken where the answer "
