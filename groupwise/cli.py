@@ -24,6 +24,7 @@ from groupwise.commands import (
     mirror,
     plan,
     probe,
+    replay,
     serve,
     view,
 )
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for command in (
         check_reward, compare, diagnose, doctor, evaluate, export, filter, grade, init, mirror,
-        plan, probe, serve, view,
+        plan, probe, replay, serve, view,
     ):  # fmt: skip
         command.add_parser(commands)
     train = commands.add_parser(

@@ -18,7 +18,7 @@ from groupwise.watch.folder import RunFolder
 from groupwise.watch.rollouts import PER_TOKEN
 
 PAGE = 2048  # tokens that are sent at a time
-COLUMNS = ("group", "sample", "token_ids", *PER_TOKEN)
+COLUMNS = ("group", "sample", "token_ids", *PER_TOKEN, "weight")  # the last in replays
 
 # name, title, scale: high (0 is calm), low (0 is calm, far below is not), signed, ratio, flag
 STREAMS = (
@@ -30,6 +30,7 @@ STREAMS = (
     ("entropy", "entropy", "high"),
     ("advantage", "advantage", "signed"),
     ("coefficient", "aggregation weight", "high"),
+    ("weight", "weight: d loss / d log-probability", "signed"),
     ("clipped", "clipped", "flag"),
     ("mask", "written by the policy", "flag"),
 )
@@ -37,7 +38,7 @@ STREAMS = (
 
 def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
     """The one that the run itself saved; None before its first checkpoint."""
-    saved = [folder.checkpoints / "latest", folder.path / "cold_start"]
+    saved = [folder.checkpoints / "latest", folder.path / "cold_start", folder.path]
     for place in (*saved, *sorted(folder.checkpoints.glob("step_*"))):
         try:
             return Tokenizer.from_str((place / "tokenizer.json").read_text("utf-8"))

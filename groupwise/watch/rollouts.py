@@ -192,9 +192,14 @@ def to_table(rows: Sequence[Row], step: int) -> pa.Table:
 
 def write(path: Path, rows: Sequence[Row], step: int) -> None:
     """The whole file or none; durable on return."""
+    store(path, to_table(rows, step))
+
+
+def store(path: Path, table: pa.Table) -> None:
+    """A table of `to_table` or `read`, perhaps with other columns, as a file."""
     sink = pa.BufferOutputStream()
     pq.write_table(
-        to_table(rows, step),
+        table,
         sink,
         compression="zstd",
         use_dictionary=[*_TEXTS, "reward_parts.key_value.key"],
@@ -202,6 +207,17 @@ def write(path: Path, rows: Sequence[Row], step: int) -> None:
         column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _FLOATS},
     )
     write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def with_lists(table: pa.Table, columns: Mapping[str, Sequence[Numbers | None]]) -> pa.Table:
+    """The table with these lists per token in place of its own, or beside them; by row."""
+    for name, lists in columns.items():
+        kind = _BOOL if name == "clipped" else _FLOAT32
+        dtype = kind.to_pandas_dtype()
+        made = _lists([None if x is None else np.asarray(x, dtype=dtype) for x in lists], kind)
+        at = table.schema.get_field_index(name)
+        table = table.append_column(name, made) if at < 0 else table.set_column(at, name, made)
+    return table
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

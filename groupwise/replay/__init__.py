@@ -1,0 +1,10 @@
+"""A run once more: what another method would have made of its rollouts, and whether it repeats.
+
+recorded    a step read back as the batch that was learned from
+methods     the recipes that are asked about, as they would run here
+weigh       advantage, weight and clip state of every token under a method
+parameters  the gradients of a checkpoint's weights under each method
+measures    how methods differ, and on which tokens
+files       the result as tables, pictures and folders for the viewer
+verify      the run repeated from its manifest, compared bit by bit
+"""

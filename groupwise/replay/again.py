@@ -1,0 +1,285 @@
+"""Recorded steps under several methods, one step at a time, and what it comes to in all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+from groupwise.errors import RunError
+from groupwise.records import Memory
+from groupwise.replay.measures import (
+    Gram,
+    angle,
+    counts,
+    gram,
+    rank,
+    rare_tokens,
+    reproduction,
+    summed,
+)
+from groupwise.replay.methods import Method, check
+from groupwise.replay.parameters import Weights, gradient, load_weights, place_before, pushed
+from groupwise.replay.recorded import Record, Recorded
+from groupwise.replay.weigh import Weighed, batched, weigh
+
+# Where gradients are compared, by what the names of their figures begin with.
+TOKENS, PARAMETERS, MOVED = "", "parameter_", "moved_parameter_"
+SPACES = (TOKENS, PARAMETERS, MOVED)
+RARE_SHOWN = 200  # tokens of the whole replay that are written down
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One step under all methods; the run's own is the first."""
+
+    record: Record
+    methods: list[Weighed]
+    products: Mapping[str, Gram]  # of the gradients by their space, as in `SPACES`
+    weights: str = ""  # which model's gradients there are
+
+
+@dataclass
+class Replay:
+    """Goes through steps, and adds up."""
+
+    run: Recorded
+    methods: Sequence[Method]
+    steps: Sequence[int]
+    gradients: bool = False
+    notes: list[str] = field(default_factory=list)
+    by_step: list[dict[str, Any]] = field(default_factory=list)
+    products: list[Mapping[str, Gram]] = field(default_factory=list)
+    rare: list[dict[str, Any]] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Refuse what the first of the steps shows to be impossible, before anything is written."""
+        record = self.run.step(self.steps[0])
+        for method in self.methods:
+            check(self.run, method, record)
+
+    def __iter__(self) -> Iterator[Seen]:
+        """Every step that was asked for, in order; methods with a memory see those before it."""
+        memories = [Memory() for _ in self.methods]
+        weights: Weights | None = None
+        for step in self._needed():
+            record = self.run.step(step)
+            for method in self.methods:
+                check(self.run, method, record)
+            found = [
+                batched(self.run, method, record, memory)
+                for method, memory in zip(self.methods, memories, strict=True)
+            ]
+            memories = [each.result.memory for each in found]
+            if step not in self.steps:
+                continue
+            seen = [weigh(m, record, each) for m, each in zip(self.methods, found, strict=True)]
+            products, which = {TOKENS: gram([each.weight_NT for each in seen])}, ""
+            if step in self._with_gradients:
+                weights = self._weights(step, weights)
+                products |= self._parameters(record, seen, weights)
+                which = str(weights)
+            now = Seen(record, seen, products, which)
+            self._add(now)
+            yield now
+
+    def _parameters(
+        self, record: Record, seen: Sequence[Weighed], weights: Weights
+    ) -> dict[str, Gram]:
+        run = self.run
+        exact = [gradient(run, weights, each.method.recipe, each.batched) for each in seen]
+        found = {PARAMETERS: gram(exact)}
+        if record.moved:
+            found[MOVED] = gram([pushed(run, weights, each, record) for each in seen])
+        return found
+
+    @cached_property
+    def _with_gradients(self) -> list[int]:
+        """Steps whose own weights were kept; without any, all, by the newest weights before."""
+        if not self.gradients:
+            return []
+        own = [step for step in self.steps if place_before(self.run, step)[0] == step - 1]
+        return own or list(self.steps)
+
+    def _needed(self) -> list[int]:
+        """The steps to read: earlier ones too where a method remembers prompts or rewards."""
+        remembering = [
+            method.name
+            for method in self.methods
+            if any(link.definition.traits.get("remembers") for link in method.recipe.advantage)
+        ]
+        if not remembering:
+            return list(self.steps)
+        last = max(self.steps)
+        missing = sorted(set(range(1, last)) - set(self.run.steps))
+        if missing:
+            self.notes.append(
+                f"{', '.join(remembering)} remembers earlier batches, and {len(missing)} of the "
+                f"steps before {last} have no rollouts any more: its memory starts without them."
+            )
+        return [step for step in self.run.steps if step <= last]
+
+    def _weights(self, step: int, before: Weights | None) -> Weights:
+        number, _ = place_before(self.run, step)
+        return before if before and before.step == number else load_weights(self.run, step)
+
+    def _add(self, now: Seen) -> None:
+        """Figures of a step, beside those before it."""
+        tokenizer = self.run.tokenizer
+
+        def piece(number: int) -> str:
+            return f"⟨{number}⟩" if tokenizer is None else tokenizer.decode([number])
+
+        self.products.append(now.products)
+        self.rare += rare_tokens(now.methods, now.record, piece, RARE_SHOWN)
+        self.rare = sorted(self.rare, key=rank)[:RARE_SHOWN]
+        rows = [
+            {"name": each.method.name, **counts(each, now.methods[0], now.record),
+             **_angles(now.products, at, 0)}
+            for at, each in enumerate(now.methods)
+        ]  # fmt: skip
+        self.by_step.append(
+            {
+                "step": now.record.step,
+                "reproduction": reproduction(now.methods[0], now.record),
+                "methods": rows,
+                "weights": now.weights,
+            }
+        )
+        self._doubt(now.record, now.methods)
+
+    def _doubt(self, record: Record, seen: Sequence[Weighed]) -> None:
+        """What can't be known of this step, said once."""
+        run = self.run
+        said = [
+            (not record.moved,
+             "The run makes one update a step, with the policy that sampled: every ratio to it is "
+             "1, so no clip range can be left. What methods would clip shows in runs with several "
+             "updates a step (recipe.schedule.updates)."),
+            (record.spread,
+             f"{run.recipe.ratio.name} records one ratio for all tokens of an answer or piece: "
+             "ratios per token in later updates are not known, and are taken to be equal there."),
+            (record.filled > 0,
+             "Some rows were read by updates alone, which had moved: for their old "
+             "log-probabilities stand the sampler's, of the same weights."),
+        ]  # fmt: skip
+        said += [
+            ("length_exponent" in each.method.recipe.outputs,
+             f"{each.method.name} learns an exponent of lengths, which rollouts do not record: it "
+             "is taken as at the start.")
+            for each in seen
+        ]  # fmt: skip
+        for each in seen[1:]:
+            recipe, away = each.method.recipe, each.batched.wanted
+            said += [
+                (away > 0,
+                 f"{each.method.name} would have drawn other prompts in place of groups that it "
+                 "sends away: those are not known."),
+                ("entropy_NT" in recipe.outputs and recipe.gate.name != "segment_clip",
+                 f"{each.method.name} has a term of the entropy: its gradient does not go through "
+                 "the tokens' log-probabilities, so only gradients of weights (--gradients) have "
+                 "it."),
+            ]  # fmt: skip
+        for holds, text in said:
+            if holds:
+                self._say(text)
+
+    def _say(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def result(self) -> dict[str, Any]:
+        """All figures of the steps that were gone through."""
+        if not self.products:
+            raise RunError("No step was replayed.")
+        products = {
+            space: summed([each[space] for each in self.products if space in each])
+            for space in SPACES
+            if any(space in each for each in self.products)
+        }
+        names = [method.name for method in self.methods]
+        totals = [_total(self.by_step, at) for at in range(len(names))]
+        return {
+            "format": 1,
+            "run": str(self.run.folder.path),
+            "steps": [each["step"] for each in self.by_step],
+            "methods": [
+                {
+                    "name": method.name,
+                    "recipe": {"name": method.recipe.name, **method.recipe.text()},
+                    **totals[at],
+                    **_angles(products, at, 0),
+                }
+                for at, method in enumerate(self.methods)
+            ],
+            "pairs": [
+                {"a": names[a], "b": names[b], **_angles(products, b, a)}
+                for a, b in combinations(range(len(names)), 2)
+            ],
+            "by_step": self.by_step,
+            "rare_tokens": self.rare,
+            "notes": [*self.notes, *self._always()],
+        }
+
+    def _always(self) -> list[str]:
+        said = [
+            "Another method would have had other weights, and so other rollouts, from the step "
+            "after its first update on: this is what it makes of these."
+        ]
+        if self.run.recipe.schedule["updates"] > 1:
+            said.append(
+                "Weights are of the batch as a whole; the run splits it into "
+                f"{self.run.recipe.schedule['updates']} updates, each with denominators of its own."
+            )
+        if self.gradients:
+            said += self._about_weights()
+        worst = {
+            name: max(each["reproduction"][name] for each in self.by_step)
+            for name in ("advantage", "coefficient", "clipped")
+        }
+        if any(worst.values()):
+            said.append(
+                "The run's own recipe does not come out exactly as it was recorded (largest "
+                f"difference of an advantage {worst['advantage']:.2g}, of a coefficient "
+                f"{worst['coefficient']:.2g}; at most {worst['clipped']:.0f} clip states a step): "
+                "another groupwise or device computed it, or settings changed during the run."
+            )
+        return said
+
+    def _about_weights(self) -> list[str]:
+        used = list(dict.fromkeys(each["weights"] for each in self.by_step if each["weights"]))
+        which = "; ".join(used if len(used) < 4 else [used[0], "...", used[-1]])
+        said = [
+            f"∇θ is the gradient of {which}. Ratios are recomputed against them: what the second "
+            "and later updates of a step would clip is not in it. ∇θ* has the recorded updates' "
+            "weights per token, and of those weights only the gradients of log-probabilities."
+        ]
+        own = [step for step in self.steps if place_before(self.run, step)[0] == step - 1]
+        without = [step for step in self.steps if step not in self._with_gradients]
+        if not own:
+            said.append(
+                "No checkpoint holds the weights that these steps began with. Those before have "
+                "other ratios, and clip ranges are left for that reason alone."
+            )
+        elif without:
+            said.append(
+                f"∇θ is of {len(own)} of {len(self.steps)} steps; of the others the weights that "
+                "they began with were not kept (checkpoint.every_steps, checkpoint.keep)."
+            )
+        return said
+
+
+def _angles(products: Mapping[str, Gram], one: int, other: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for space, each in products.items():
+        near = angle(each, one, other)
+        found |= {f"{space}cosine": near.cosine, f"{space}norms": near.norms}
+    return found
+
+
+def _total(by_step: Sequence[dict[str, Any]], at: int) -> dict[str, float]:
+    every = [step["methods"][at] for step in by_step]
+    counted = [name for name in every[0] if not name.endswith(("name", "cosine", "norms"))]
+    return {name: sum(x[name] for x in every) for name in counted}

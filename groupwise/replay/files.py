@@ -1,0 +1,225 @@
+"""A replay as files: replay.json, a page, a picture, and a folder a method for the viewer."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from groupwise import config as configuration
+from groupwise.composition import Recipe
+from groupwise.errors import RunError
+from groupwise.replay import words
+from groupwise.replay.again import Replay, Seen
+from groupwise.replay.weigh import Weighed
+from groupwise.watch.chart import Curve, Point, description, svg
+from groupwise.watch.files import to_line, to_page, write_atomic
+from groupwise.watch.folder import RunFolder
+from groupwise.watch.plots import DOTS, can_plot
+from groupwise.watch.report import HEAD, STYLE, section, table, text
+from groupwise.watch.rollouts import read, store, with_lists
+
+COLOURS = ("#0b62c4", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7f7f7f", "#8c4bc9")
+CURVES = (("cosine", "Cosine with the run"), ("norms", "Norm over the run's"))
+MARKS = 5000  # of a scatter plot; more are not seen
+
+
+class Output:
+    """A folder that a replay is written to; made, or gone over, before anything is computed."""
+
+    def __init__(self, path: str | Path, replay: Replay) -> None:
+        self.path, self.replay = Path(path), replay
+        self.last: Seen | None = None
+        run = replay.run.folder.path.resolve()
+        if self.path.resolve() == run or (self.path / "config.toml").exists():
+            raise RunError(
+                f"--out {self.path} is a run folder, and a replay would be mixed up with it. "
+                "Choose a folder of its own."
+            )
+        if self.path.is_dir() and any(self.path.iterdir()):
+            self._clear()
+        names = [self.folder(at).name for at in range(len(replay.methods))]
+        try:
+            for at, method in enumerate(replay.methods):
+                self._begin(RunFolder(self.folder(at)), method.recipe)
+            write_atomic(self.path / "replay.json", to_page({"folders": names}))
+        except OSError as error:
+            raise RunError(f"Can't write to --out {self.path}: {error}.") from error
+
+    def _clear(self) -> None:
+        """What an earlier replay left here, and nothing else."""
+        try:
+            names = json.loads((self.path / "replay.json").read_bytes())["folders"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise RunError(
+                f"--out {self.path} holds something else than a replay. Choose a new folder."
+            ) from None
+        for place in (self.path / Path(name).name for name in names):
+            if (place / "rollouts").is_dir() and not (place / "manifest.json").exists():
+                shutil.rmtree(place)
+
+    def folder(self, at: int) -> Path:
+        name = re.sub(r"[^\w.=+-]+", "_", self.replay.methods[at].name).strip("._")
+        return self.path / name
+
+    def _begin(self, folder: RunFolder, recipe: Recipe) -> None:
+        run = self.replay.run
+        folder.rollouts.mkdir(parents=True)
+        config = replace(run.config, recipe=recipe)
+        folder.write_config(configuration.text(config))
+        saved = (run.folder.checkpoints / "latest", run.folder.path / "cold_start")
+        place = next((p for p in saved if (p / "tokenizer.json").is_file()), None)
+        for file in place.glob("tokenizer*") if place else ():  # the viewer reads tokens with it
+            shutil.copyfile(file, folder.path / file.name)
+
+    def add(self, seen: Seen) -> None:
+        """A step, for the viewer: the recorded samples with each method's numbers."""
+        self.last = seen
+        recorded = read(seen.record.path)
+        for at, method in enumerate(seen.methods):
+            folder = RunFolder(self.folder(at))
+            store(folder.rollout(seen.record.step), with_method(recorded, seen, method))
+            line = {"step": seen.record.step, **dict(sorted(method.metrics.items()))}
+            folder.add_metrics(to_line(line))
+
+    def finish(self, found: Mapping[str, Any]) -> list[Path]:
+        """The page and the pictures; what was written."""
+        names = [self.folder(at).name for at in range(len(self.replay.methods))]
+        made: dict[str, str | bytes] = {
+            "replay.json": to_page({**found, "folders": names}),
+            "replay.html": page(found),
+        }
+        if can_plot() and self.last is not None:
+            made["replay.png"] = png(found, self.last)
+        for name, content in made.items():
+            write_atomic(self.path / name, content)
+        return [self.path / name for name in made]
+
+
+def with_method(recorded: pa.Table, seen: Seen, method: Weighed) -> pa.Table:
+    """A rollout file's table with what a method makes of its tokens in place of the run's own."""
+    place_N, mask_NT = seen.record.place_N, seen.record.mask_NT
+    length_N = mask_NT.sum(1).tolist()
+    kept = set(method.batched.row_N.tolist())
+    streams = {
+        "advantage": method.advantage_NT,
+        "coefficient": method.coefficient_NT,
+        "ratio": method.ratio_NT,
+        "clipped": method.clipped_NT,
+        "weight": method.weight_NT,
+    }
+    columns = {}
+    for name, x_NT in streams.items():
+        array, lists = x_NT.numpy(), list[Any]([None] * recorded.num_rows)
+        for row, place in enumerate(place_N):
+            if row in kept:
+                lists[place] = array[row, : length_N[row]]
+        columns[name] = lists
+    used = [False] * recorded.num_rows
+    for row in kept:
+        used[place_N[row]] = True
+    at = recorded.schema.get_field_index("used")
+    made = recorded.set_column(at, "used", pa.array(used, type=pa.bool_()))
+    return with_lists(made, columns)
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """replay.html: holds all that it shows, without a script."""
+    name = f"Replay of {found['run']}"
+    parts = [
+        f"<h1>{text(name)}</h1>",
+        f"<p>{text(words.scope(found))}</p>",
+        section(
+            "Methods on the recorded batches",
+            table(*words.methods(found)) + f"<p>{text(words.LEGEND)}.</p>",
+        ),
+        section("Angles between methods", table(*words.pairs(found))),
+        section("Step by step", f'<div class="curves">{"".join(_figures(found))}</div>'),
+        section("Rare tokens", table(*words.rare(found, 60))),
+        section("Recipes", table(*words.recipes(found))),
+        section("What this can't know", "".join(f"<p>{text(x)}</p>" for x in found["notes"])),
+    ]
+    return (
+        f"{HEAD}<title>{text(name)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body><main>\n{chr(10).join(parts)}\n</main></body>\n</html>\n"
+    )
+
+
+def _points(found: Mapping[str, Any], at: int, key: str) -> list[Point]:
+    values = [(step["step"], step["methods"][at].get(key)) for step in found["by_step"]]
+    return [Point(step, value) for step, value in values if value is not None]
+
+
+def _figures(found: Mapping[str, Any]) -> list[str]:
+    made = []
+    for at, method in enumerate(found["methods"]):
+        for key, title in CURVES if at else ():
+            curve = Curve(f"{method['name']}: {title.lower()}", _points(found, at, key))
+            said = text(description(curve, curve.points))
+            made.append(f"<figure><h3>{text(curve.title)}</h3>{svg(curve)}"
+                        f"<figcaption>{said}</figcaption></figure>")  # fmt: skip
+    return made
+
+
+# --- the picture --------------------------------------------------------------------------------
+
+
+def png(found: Mapping[str, Any], last: Seen) -> bytes:
+    """Cosines and norms over the steps, and the weights of one step's tokens beside the run's."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(12.0, 3.6), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for (key, title), place in zip(CURVES, axes, strict=False):
+        for at, method in enumerate(found["methods"][1:], 1):
+            points = _points(found, at, key)
+            place.plot([p.step for p in points], [p.value for p in points], marker="o",
+                       markersize=3, color=_colour(at), label=method["name"])  # fmt: skip
+        place.set_title(title, fontsize=10)
+        place.set_xlabel("step")
+        place.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _scatter(axes[2], last)
+    for place in axes:
+        place.grid(alpha=0.25)
+        place.spines[["top", "right"]].set_visible(False)
+    if len(found["methods"]) > 1:
+        axes[0].legend(fontsize=8, frameon=False)
+    sheet = io.BytesIO()
+    figure.savefig(sheet, format="png", dpi=DOTS, metadata={"Software": None})
+    return sheet.getvalue()
+
+
+def _colour(at: int) -> str:
+    return COLOURS[(at - 1) % len(COLOURS)]
+
+
+def _scatter(place: Any, last: Seen) -> None:
+    """A mark a token; crosses are clipped by the method."""
+    mask_NT = last.record.mask_NT
+    every = max(1, int(mask_NT.sum()) // MARKS)
+    run = last.methods[0].weight_NT[mask_NT][::every].numpy()
+    for at, method in enumerate(last.methods[1:], 1):
+        mine = method.weight_NT[mask_NT][::every].numpy()
+        clipped = method.clipped_NT[mask_NT][::every].numpy()
+        for own, marker in ((~clipped, "."), (clipped, "x")):
+            place.scatter(run[own], mine[own], s=14, marker=marker, color=_colour(at), alpha=0.6)
+    place.axline((0.0, 0.0), slope=1.0, color="#888888", linewidth=0.8)
+    place.set_title(f"Weights of tokens, step {last.record.step} (x: clipped)", fontsize=10)
+    place.ticklabel_format(scilimits=(-2, 3))
+    place.set_xlabel("in the run")
+    place.set_ylabel("in the method")
+
+
+def listed(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths)

@@ -1,0 +1,106 @@
+"""Which methods are asked about: recipes with their settings, as they would run here."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from groupwise import config as configuration
+from groupwise.compare.arms import fitted
+from groupwise.composition import PairRecipe, Recipe
+from groupwise.composition import recipe as recipe_by_name
+from groupwise.config import Config
+from groupwise.errors import RecipeError, RecipeWarning
+from groupwise.replay.recorded import Record, Recorded
+from groupwise.streams import STREAMS
+
+# What a rollout file gives to any recipe; beside them reference and greedy rewards, where recorded.
+KNOWN = {
+    "old_logp_NT", "sampler_logp_NT", "correct_N", "truncated_N", "token_NT", "step_reward_NT",
+    "step_end_NT",
+}  # fmt: skip
+OUTPUTS = {"logp_NT", "entropy_NT", "length_exponent"}
+RUN = "run"  # the run's own recipe
+
+
+@dataclass(frozen=True)
+class Method:
+    """A recipe and what it is called in tables."""
+
+    name: str
+    recipe: Recipe
+
+
+def methods_of(run: Recorded, texts: Sequence[str]) -> list[Method]:
+    """The run's own recipe, then those of the texts: `gspo`, `"dapo recipe.gate.high=0.3"`."""
+    made = [Method(RUN, run.recipe)]
+    for text in texts:
+        name, recipe = _read(run.config, text)
+        taken = sum(each.name == name or each.name.startswith(f"{name} (") for each in made)
+        made.append(Method(f"{name} ({taken + 1})" if taken else name, recipe))
+    return made
+
+
+def _read(config: Config, text: str) -> tuple[str, Recipe]:
+    try:
+        first, *settings = shlex.split(text)
+    except ValueError as error:
+        raise RecipeError(f"--recipe {text!r} can't be read ({error}). {_FORM}") from None
+    pairs = dict[str, Any]()
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise RecipeError(f"--recipe {text!r}: {setting!r} sets nothing. {_FORM}")
+        pairs[key.removeprefix("recipe.")] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecipeWarning)  # doubts about training with it
+        found = recipe_by_name(first)
+        if isinstance(found, PairRecipe):
+            raise RecipeError(
+                f"{first} learns from pairs of answers: it gives no token an advantage or a "
+                "weight that could be put beside a group recipe's. Choose one of those: "
+                "`groupwise recipes`."
+            )
+        asked = replace(config, recipe=found.configure(pairs))
+        made = fitted(asked, config.recipe, [f"recipe.{key}" for key in pairs])
+    short = " ".join([first.rpartition(".py:")[2], *(f"{k}={v}" for k, v in pairs.items())])
+    assert isinstance(made, Recipe)
+    return short, configuration.anchored(config, made)
+
+
+_FORM = "Write a name with settings behind it: --recipe 'dapo recipe.gate.high=0.3'."
+
+
+def check(run: Recorded, method: Method, record: Record) -> None:
+    """Refuse a recipe that reads what was not recorded, and say what it is for."""
+    recipe = method.recipe
+    there = set(KNOWN)
+    there |= {"ref_logp_NT"} if "ref_logp" in record.streams else set()
+    there |= {"greedy_reward_N"} if record.greedy else set()
+    there |= {"segment_NT"} if run.tokenizer is not None else set()
+    needed = [name for name in recipe.streams if name not in there]
+    needed += [name for name in recipe.outputs if name not in OUTPUTS]
+    if run.tokenizer is None and "step_reward_NT" in recipe.streams:
+        needed.append("step_reward_NT")
+    if not needed:
+        return
+    name = needed[0]
+    readers = [slot for slot in recipe.slots() if name in slot.needs] or [recipe.ratio]
+    raise RecipeError(
+        f"{method.name} reads {STREAMS[name]} ({name}, for its {readers[0].kind} "
+        f"{readers[0].name}), and step {record.step} of {run.folder.path} did not record that. "
+        + _remedy(name, method, readers[0].kind)
+    )
+
+
+def _remedy(name: str, method: Method, kind: str) -> str:
+    if name == "ref_logp_NT" and kind in ("penalty", "shaping"):
+        return f"Replay it without: --recipe '{method.name.partition(' (')[0]} recipe.{kind}='."
+    if name == "greedy_reward_N":
+        return "Only a run of remax samples greedy baselines: take another recipe."
+    if name in ("segment_NT", "step_reward_NT"):
+        return "The run has saved no tokenizer yet: wait for its first checkpoint."
+    return "No rollout file holds it: take another recipe (`groupwise recipes`)."

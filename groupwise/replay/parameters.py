@@ -1,0 +1,139 @@
+"""The gradients of a model's weights under each method, on one recorded batch.
+
+Which weights: those that the step began with, where a checkpoint has them, else the newest before.
+`gradient` is that of the loss there: ratios are to the recorded log-probabilities, so with the
+weights that sampled they are 1. `pushed` takes the weights per token of the recorded update, which
+had moved, and only the gradients of the tokens' log-probabilities from the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from groupwise import hub
+from groupwise.composition import Recipe
+from groupwise.errors import RunError
+from groupwise.groups.assemble import sequences_of
+from groupwise.groups.phase import passes
+from groupwise.losses.phase import token_phase
+from groupwise.model.equip import equip
+from groupwise.model.policy import load_policy, starting_policy
+from groupwise.model.transformer import Policy
+from groupwise.optim.packs import micro_batches, outputs
+from groupwise.records import TokenBatch
+from groupwise.replay.recorded import Record, Recorded
+from groupwise.replay.weigh import Batched, Weighed
+from groupwise.setup import check_device, micro_tokens_of
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model to take gradients of, and which it is."""
+
+    model: Policy
+    step: int  # finished steps when they were saved
+    path: str
+
+    def __str__(self) -> str:
+        which = f"the weights after step {self.step}" if self.step else "the starting weights"
+        return f"{which} ({self.path})"
+
+
+def place_before(run: Recorded, step: int) -> tuple[int, Path | None]:
+    """The newest checkpoint that the step did not change yet; None: the starting model."""
+    folders = [
+        *run.folder.checkpoints.glob("step_*"),
+        *(run.folder.path / "snapshots").glob("step_*"),
+    ]
+    found = {
+        int(name): path
+        for path in folders
+        if (name := path.name.removeprefix("step_")).isdecimal() and int(name) < step
+    }
+    return max(found.items()) if found else (0, None)
+
+
+def load_weights(run: Recorded, step: int) -> Weights:
+    """Those that the step began with, or the newest before."""
+    number, path = place_before(run, step)
+    config = run.config
+    check_device(config.model.device)
+    if path is not None:
+        loaded = load_policy(path, getattr(torch, config.model.dtype), config.model.device)
+    else:
+        embedded = config.model.path == "tiny"
+        start: str | Path = run.folder.path / "cold_start" if embedded else config.model.path
+        if embedded and not Path(start).is_dir():
+            raise RunError(
+                f"{run.folder.path} has neither a checkpoint before step {step} nor its "
+                "cold_start/: there are no weights to take gradients of. Leave --gradients out."
+            )
+        pinned = hub.pinned(config, run.folder.read_manifest())
+        loaded = starting_policy(pinned, start if embedded else pinned.model.path)
+        path = Path(start)
+    equip(loaded.model, exact=config.engine.exact)
+    return Weights(loaded.model, number, str(path))
+
+
+def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: Batched) -> Tensor:
+    """d loss / d parameters, flat, in float32: summed over passes and micro-batches."""
+    model, sequences = weights.model, sequences_of(found.groups)
+    device, temperature = model.head_weight.device, run.config.engine.temperature
+    trained = _cleared(model)
+    for one_pass in passes(recipe, on_device(found.batch, device)):
+        for rows in micro_batches(sequences, range(found.batch.rows), _room(run, model)):
+            seen = outputs(model, sequences.pack(rows, device), temperature=temperature)
+            if one_pass.length_exponent is not None:
+                seen["length_exponent"] = one_pass.length_exponent
+            micro = one_pass.select(torch.tensor(rows, device=device))
+            token_phase(recipe, micro, **seen).loss.backward()  # type: ignore[no-untyped-call]
+    return torch.cat([_flat(parameter) for parameter in trained])
+
+
+def pushed(run: Recorded, weights: Weights, mine: Weighed, record: Record) -> Tensor:
+    """Σ weight · d log-probability / d parameters, flat, in float32."""
+    model, sequences = weights.model, sequences_of(record.groups)
+    device, temperature = model.head_weight.device, run.config.engine.temperature
+    trained = _cleared(model)
+    for rows in micro_batches(sequences, range(len(mine.weight_NT)), _room(run, model)):
+        seen = outputs(model, sequences.pack(rows, device), temperature=temperature)
+        weight_NT = mine.weight_NT[rows].to(device, seen["logp_NT"].dtype)
+        (weight_NT * seen["logp_NT"]).sum().backward()  # type: ignore[no-untyped-call]
+    return torch.cat([_flat(parameter) for parameter in trained])
+
+
+def _cleared(model: Policy) -> list[Tensor]:
+    """What learns, its gradient taken away."""
+    trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.grad = None
+    return trained
+
+
+def _room(run: Recorded, model: Policy) -> int:
+    return micro_tokens_of(run.config, model.config)
+
+
+def _flat(parameter: Tensor) -> Tensor:
+    found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return found.float().flatten().cpu()
+
+
+def on_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
+    """The batch where the model is."""
+    if device.type == "cpu":
+        return batch
+    moved = {
+        item.name: x.to(device)
+        for item in fields(batch)
+        if isinstance(x := getattr(batch, item.name), Tensor)
+    }
+    prepared = {
+        name: {key: x.to(device) for key, x in parts.items()}
+        for name, parts in batch.prepared.items()
+    }
+    return replace(batch, prepared=prepared, **moved)  # type: ignore[arg-type]

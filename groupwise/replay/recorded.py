@@ -1,0 +1,234 @@
+"""A step's rollout file read back: the rollouts, and what learning said about their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+
+from groupwise import config as configuration
+from groupwise.composition import PairRecipe, Recipe
+from groupwise.config import Config
+from groupwise.errors import RunError
+from groupwise.groups.assemble import Group, sequences_of
+from groupwise.model.checkpoint import read_companions
+from groupwise.model.tokenizer import Tokenizer
+from groupwise.records import Completion, Grade, Rollout, Task
+from groupwise.watch.folder import RunFolder
+from groupwise.watch.rollouts import read
+
+SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "reward",
+           "reward_steps", "correct", "finish", "weight_version", "weights", "text")  # fmt: skip
+TINY = 1e-30  # a ratio of 0 is one that float32 could not hold
+LEARNED = ("advantage", "coefficient", "ratio", "clipped")  # of every row that was learned from
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step. Streams are of the rows that were learned from, in the order of the batch."""
+
+    step: int
+    path: Path
+    groups: list[Group]
+    dropped: list[Group]  # sampled, and sent away by dynamic sampling
+    greedy: Mapping[tuple[int, int], float | None]  # by prompt and draw: rewards of baselines
+    place_N: list[int]  # where each row stands in the file
+    mask_NT: Tensor
+    streams: Mapping[str, Tensor]  # by column of the file, float32, as far as they are there
+    policy_NT: Tensor  # float64: log-probabilities in the update that read the row last
+    moved: bool  # whether that policy is not the one that sampled
+    spread: bool  # one ratio an answer (or a piece) was recorded: the tokens share it
+    filled: int  # rows whose old log-probabilities are the sampler's
+
+    @property
+    def old_NT(self) -> Tensor:
+        """The learner's log-probabilities before the first update."""
+        return self.streams["learner_logp"]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run folder, as far as replaying its batches needs it."""
+
+    folder: RunFolder
+    config: Config
+    recipe: Recipe  # as it ran
+    tokenizer: Tokenizer | None
+    steps: list[int]
+
+    def step(self, number: int) -> Record:
+        return read_step(self.folder, number, self.recipe)
+
+
+def open_recorded(path: str | Path) -> Recorded:
+    """The run at this path; refuses what holds no batches of groups."""
+    folder = RunFolder(path)
+    config = read_config(folder)
+    if isinstance(config.recipe, PairRecipe):
+        raise RunError(
+            f"{folder.path} was trained with {config.recipe.name}, which learns from pairs: there "
+            "are no advantages, ratios or clips to replay. Give a run of a group recipe."
+        )
+    durable = {int(line["step"]) for line in folder.read_metrics()}
+    steps = [step for step in folder.rollout_steps() if step in durable]
+    if not steps:
+        raise RunError(
+            f"{folder.path} has no finished step with rollouts. Give the folder of a run that has "
+            "made a step, with its rollouts/ in it."
+        )
+    recipe = configuration.anchored(config, config.recipe)
+    return Recorded(folder, config, recipe, tokenizer_of(folder), steps)
+
+
+def read_config(folder: RunFolder) -> Config:
+    """The configuration that the run was last started with."""
+    if not folder.path.is_dir():
+        raise RunError(f"There is no run folder {str(folder.path)!r}.")
+    if not folder.config.is_file():
+        raise RunError(
+            f"{folder.path} is not a run folder: it has no config.toml. Give the folder that "
+            "`groupwise train` wrote to, for example runs/demo."
+        )
+    return configuration.load(folder.config)
+
+
+def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
+    """The one that the run saved with its first checkpoint."""
+    for place in (folder.checkpoints / "latest", folder.path / "cold_start", folder.path):
+        if (place / "tokenizer.json").is_file():
+            return Tokenizer.from_files(read_companions(place))
+    return None
+
+
+def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
+    """A step, and the policy that its last update saw."""
+    path = folder.rollout(step)
+    table = read(path)
+    sampled = pc.greater_equal(table.column("sample"), 0)
+    used = pc.and_(sampled, table.column("used"))
+    learned = table.filter(used).combine_chunks()
+    groups = groups_of(learned)
+    if not groups:
+        raise RunError(f"Step {step} of {folder.path} has no rollouts that were learned from.")
+    mask_NT = sequences_of(groups).mask()
+    streams = {name: found for name in table.column_names if _per_token(table, name)
+               and (found := _padded(learned, name, mask_NT)) is not None}  # fmt: skip
+    missing = [name for name in LEARNED if name not in streams]
+    if missing:
+        raise RunError(
+            f"{path} has rollouts without {', '.join(missing)}: no update was made on them, as "
+            "their log-probabilities were not finite. Choose another step."
+        )
+    filled = _fill_old(streams, mask_NT)
+    policy_NT, moved, spread = _policy(streams, recipe, mask_NT)
+    greedy = table.filter(pc.less(table.column("sample"), 0)).select(
+        ["prompt_id", "draw", "reward"]
+    )
+    return Record(
+        step=step,
+        path=path,
+        groups=groups,
+        dropped=groups_of(table.filter(pc.and_(sampled, pc.invert(table.column("used"))))),
+        greedy={(row["prompt_id"], row["draw"]): row["reward"] for row in greedy.to_pylist()},
+        place_N=np.flatnonzero(used.to_numpy()).tolist(),
+        mask_NT=mask_NT,
+        streams=streams,
+        policy_NT=policy_NT,
+        moved=moved,
+        spread=spread,
+        filled=filled,
+    )
+
+
+def groups_of(table: pa.Table) -> list[Group]:
+    """Rollouts as they went into the batch; of the task only what was recorded."""
+    table = table.combine_chunks()
+    names = [name for name in SCALARS if name in table.column_names]
+    logp_N = _lists(table, "sampler_logp") if table.num_rows else []
+    made: dict[int, Group] = {}
+    for row, logp_T in zip(table.select(names).to_pylist(), logp_N, strict=True):
+        task = Task(row["prompt_id"], "", token_ids=tuple(row["prompt_token_ids"]))
+        done = Completion(
+            tuple(row["token_ids"]),
+            torch.from_numpy(logp_T.copy()),
+            row["finish"],
+            row["weight_version"],
+            row["weights"],
+        )
+        steps = tuple((each["end"], each["reward"]) for each in row.get("reward_steps") or ())
+        grade = Grade(row["reward"], correct=row["correct"], steps=steps)
+        rollout = Rollout(task, row["draw"], row["sample"], done, row["text"], grade)
+        made.setdefault(row["group"], []).append(rollout)
+    return list(made.values())
+
+
+def _per_token(table: pa.Table, name: str) -> bool:
+    kind = table.schema.field(name).type
+    numeric = pa.types.is_list(kind) and (
+        pa.types.is_floating(kind.value_type) or pa.types.is_boolean(kind.value_type)
+    )
+    return bool(numeric) and name != "mask"
+
+
+def _lists(table: pa.Table, name: str) -> list[Any]:
+    """A list per row, as arrays without a Python object for each number."""
+    column = _array(table, name)
+    flat = column.values.to_numpy(zero_copy_only=False)
+    ends = column.offsets.to_numpy()
+    return [flat[a:b] for a, b in pairwise(ends.tolist())]
+
+
+def _array(table: pa.Table, name: str) -> Any:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _padded(table: pa.Table, name: str, mask_NT: Tensor) -> Tensor | None:
+    """[N, T], 0 behind the end and NaN in rows without a value; None if no row has one."""
+    column = _array(table, name)
+    known_N = torch.from_numpy(column.is_valid().to_numpy(zero_copy_only=False).astype(bool))
+    if not known_N.any():
+        return None
+    flat = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
+    out_NT = torch.zeros(mask_NT.shape, dtype=flat.dtype)
+    if flat.dtype.is_floating_point:
+        out_NT[~known_N] = float("nan")
+    out_NT[mask_NT & known_N[:, None]] = flat
+    return out_NT
+
+
+def _fill_old(streams: dict[str, Tensor], mask_NT: Tensor) -> int:
+    """Old log-probabilities of rows that only a moved policy read: those of the sampler, which had
+    the same weights. The number of such rows."""
+    sampler_NT = streams["sampler_logp"]
+    old_NT = streams.get("learner_logp", torch.full_like(sampler_NT, float("nan")))
+    lacking_NT = old_NT.isnan() & mask_NT
+    streams["learner_logp"] = torch.where(lacking_NT | ~mask_NT, sampler_NT, old_NT)
+    return int(lacking_NT.any(1).sum())
+
+
+def _policy(
+    streams: Mapping[str, Tensor], recipe: Recipe, mask_NT: Tensor
+) -> tuple[Tensor, bool, bool]:
+    """Log-probabilities under the policy of the last update, from its ratio to the anchor."""
+    old_NT = streams["learner_logp"].double()
+    level = recipe.ratio.definition.traits["level"]
+    anchor = recipe.ratio.get("anchor")
+    still = recipe.schedule["updates"] == 1 and recipe.schedule.name == "joint"
+    if level == "none" or still:
+        return old_NT, False, False
+    anchor_NT = streams["sampler_logp"].double() if anchor == "sampler" else old_NT
+    log_ratio_NT = torch.where(mask_NT, streams["ratio"].double(), 1.0).clamp(TINY, 1 / TINY).log()
+    return torch.where(mask_NT, anchor_NT + log_ratio_NT, 0.0), True, level != "token"
+
+
+def rows_of(groups: Sequence[Group]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group]

@@ -1,0 +1,151 @@
+"""What a method makes of a recorded batch: advantage, weight and clip state of every token.
+
+The weight of a token is d loss / d log-probability: the factor that the gradient of its
+log-probability gets. It comes out of the recipe's own two phases by differentiation, at the
+log-probabilities of the policy that the recorded update saw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.groups.assemble import Group, assemble, group_numbers
+from groupwise.groups.phase import BatchResult, batch_phase, passes, select
+from groupwise.losses.phase import token_phase
+from groupwise.records import Memory, TokenBatch
+from groupwise.replay.methods import Method
+from groupwise.replay.recorded import Record, Recorded, rows_of
+from groupwise.watch.measures import merge
+
+
+@dataclass(frozen=True)
+class Batched:
+    """The batch that a method would have learned from, after its batch phase."""
+
+    groups: list[Group]
+    row_N: Tensor  # its rows, by their place among those of the record
+    result: BatchResult
+    wanted: int  # groups that its filters send away, and would have drawn others for
+    kept_of_dropped: int  # groups that the run sent away, and this method would not
+
+    @property
+    def batch(self) -> TokenBatch:
+        return self.result.batch
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A method on one step; rows and tokens are those of the record, 0 where it does not learn."""
+
+    method: Method
+    batched: Batched
+    advantage_NT: Tensor
+    coefficient_NT: Tensor
+    ratio_NT: Tensor
+    weight_NT: Tensor  # float64
+    clipped_NT: Tensor
+    learned_NT: Tensor  # bool: tokens in its loss
+    metrics: dict[str, float]
+
+
+def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> Batched:
+    """Filters again, then the batch phase, on what was recorded."""
+    own = (
+        method.recipe.slots() == run.recipe.slots()
+    )  # its filters have been at work: these groups are what stayed
+    lost = set() if own else _sent_away(run, method, record.groups)
+    numbers = _numbers(method, record.groups)
+    kept = [g for g, number in zip(record.groups, numbers, strict=True) if number not in lost]
+    kept = kept or record.groups  # as the loop does: a step that teaches nothing
+    keeps = [any(group is each for each in kept) for group in record.groups]
+    row_N = torch.tensor([keep for keep, group in zip(keeps, record.groups, strict=True)
+                          for _ in group]).nonzero()[:, 0]  # fmt: skip
+    width = max(len(r.completion.token_ids) for r in rows_of(kept))
+    streams: dict[str, Any] = {"old_logp_NT": record.old_NT[row_N, :width]}
+    if "ref_logp" in record.streams:
+        streams["ref_logp_NT"] = record.streams["ref_logp"][row_N, :width]
+    if "length_exponent" in method.recipe.outputs:
+        streams["length_exponent"] = torch.tensor(float(method.recipe.aggregation["exponent"]))
+    batch = assemble(
+        method.recipe,
+        kept,
+        run.tokenizer,  # type: ignore[arg-type]  # `check` saw to it where it is read
+        drop_truncated=run.config.overlong == "drop",
+        greedy=_baselines(method, record, kept),
+        memory=memory,
+        **streams,
+    )
+    result = batch_phase(method.recipe, batch)
+    turned = _sent_away(run, method, record.dropped) if record.dropped else set()
+    return Batched(
+        kept, row_N, result, len(record.groups) - len(kept), len(record.dropped) - len(turned)
+    )
+
+
+def _numbers(method: Method, groups: list[Group]) -> list[int]:
+    """As the filters name them: one a group."""
+    first_row = [sum(map(len, groups[:at])) for at in range(len(groups))]
+    every = group_numbers(method.recipe, groups)
+    return [every[row] for row in first_row]
+
+
+def _sent_away(run: Recorded, method: Method, groups: list[Group]) -> set[int]:
+    """Groups that the method's dynamic sampling would not learn from."""
+    if not any(slot.definition.traits["action"] == "refill" for slot in method.recipe.filter):
+        return set()
+    drop = run.config.overlong == "drop"
+    batch = assemble(method.recipe, groups, run.tokenizer, drop_truncated=drop)  # type: ignore[arg-type]
+    return set(select(method.recipe, batch).refill)
+
+
+def _baselines(method: Method, record: Record, groups: list[Group]) -> list[float | None] | None:
+    if "greedy_reward_N" not in method.recipe.streams:
+        return None
+    return [record.greedy.get((group[0].task.id, group[0].draw)) for group in groups]
+
+
+def weigh(method: Method, record: Record, found: Batched) -> Weighed:
+    """Differentiate the method's loss in the log-probabilities that the recorded update saw."""
+    recipe, row_N = method.recipe, found.row_N
+    width = found.batch.mask_NT.shape[1]
+    logp_NT = record.policy_NT[row_N, :width].clone().requires_grad_()
+    outputs = {"logp_NT": logp_NT}
+    if "entropy_NT" in recipe.outputs:
+        outputs["entropy_NT"] = record.streams["entropy"][row_N, :width].double()
+    if found.batch.length_exponent is not None:
+        outputs["length_exponent"] = found.batch.length_exponent
+    ratio_NT = torch.ones_like(found.batch.mask_NT, dtype=torch.float64)
+    clipped_NT = torch.zeros_like(found.batch.mask_NT)
+    loss, tallies = logp_NT.new_zeros(()), []
+    for one_pass in passes(recipe, found.batch):
+        result = token_phase(recipe, one_pass, **outputs)
+        seen_NT = one_pass.mask_NT if one_pass.pass_NT is None else one_pass.pass_NT
+        ratio_NT = torch.where(seen_NT, result.log_ratio_NT.exp(), ratio_NT)
+        clipped_NT |= seen_NT & result.clipped_NT
+        loss = loss + result.loss
+        tallies.append(result.tally)
+    (weight_NT,) = torch.autograd.grad(loss, logp_NT, allow_unused=True)
+    if weight_NT is None:
+        weight_NT = torch.zeros_like(logp_NT)
+    batch = found.batch
+
+    def whole(x_NT: Tensor) -> Tensor:
+        out_NT = torch.zeros(record.mask_NT.shape, dtype=x_NT.dtype)
+        out_NT[row_N, :width] = x_NT
+        return out_NT
+
+    return Weighed(
+        method=method,
+        batched=found,
+        advantage_NT=whole(batch.stream("advantage_NT", "a replay")),
+        coefficient_NT=whole(batch.stream("coefficient_NT", "a replay")),
+        ratio_NT=whole(ratio_NT * batch.mask_NT),
+        weight_NT=whole(weight_NT),
+        clipped_NT=whole(clipped_NT & batch.mask_NT),
+        learned_NT=whole(batch.learned_NT.bool()),
+        metrics=found.result.metrics | merge(tallies).read(),
+    )
