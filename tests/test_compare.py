@@ -21,7 +21,7 @@ import pytest
 from groupwise.cli import main
 from groupwise.compare import charts, words, workers
 from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
-from groupwise.compare.findings import findings
+from groupwise.compare.findings import findings, pairs
 from groupwise.compare.machine import cores, places_for, room_for, threads_for
 from groupwise.compare.outcomes import Outcome, area, score_curve
 from groupwise.compare.page import write_all
@@ -429,6 +429,8 @@ def test_what_else_differs_is_said() -> None:
     assert any("differs from grpo also in tiny.width" in note for note in notes)
     sweep = arms_of(["grpo"], Budget("steps", 99), sweep="optim.learning_rate=1e-4,1e-3")
     assert check(sweep) == []  # it is in their names
+    notes = check(arms_of(["grpo", "grpo engine.max_tokens=6"], Budget("steps", 99)))
+    assert any("max_tokens, and held-out answers are sampled with it, too" in x for x in notes)
 
 
 def test_what_else_differs_between_whole_configurations_is_said(
@@ -540,6 +542,14 @@ def test_a_comparison_of_which_nothing_is_left(tmp_path: Path) -> None:
     said = words.text(found)
     assert said.count("FAILED") == 4 and "no verdict" in said
     assert result(tmp_path)["pairs"][0]["difference"] is None
+
+
+def test_where_no_task_has_a_score_in_every_run_seeds_are_compared() -> None:
+    sides = [[outcome(s, np.full(2, 0.5 + 0.1 * s + up)) for s in (0, 1)] for up in (0.0, 0.2)]
+    sides[0][0] = replace(sides[0][0], scores=(None, 0.5))
+    sides[1][1] = replace(sides[1][1], scores=(0.5, None))
+    [pair] = pairs(["a", "b"], sides)
+    assert pair["difference"] == pytest.approx(-0.2) and pair["stderr_tasks"] == 0.0
 
 
 def test_other_starts_are_noticed() -> None:

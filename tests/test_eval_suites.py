@@ -569,6 +569,27 @@ def test_an_evaluation_goes_on_where_it_was_stopped(
     assert "by or budgets" in capsys.readouterr().err  # not in silence without the table
 
 
+def test_an_edited_reward_is_not_taken_for_the_same(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward, out = tmp_path / "mine.py", str(tmp_path / "out")
+    reward.write_text("def mine(completion, **_):\n    return 1.0\n")
+    file = write_rows(tmp_path / "sums.jsonl", [{"prompt": f"{i}+1="} for i in range(4)])
+    argv = [
+        "eval",
+        model,
+        "--suite",
+        str(file),
+        *ARITHMETIC[1:],
+        f'reward.parts={{"{reward}:mine" = 1.0}}',
+    ]
+    assert main([*argv, "--out", out]) == main([*argv, "--out", out]) == 0
+    assert "there already" in capsys.readouterr().err
+    reward.write_text("def mine(completion, **_):\n    return 0.0\n")
+    assert main([*argv, "--out", out]) == 2
+    assert "with other reward_code" in capsys.readouterr().err
+
+
 def test_runs_with_and_without_lora_and_their_held_out_tasks(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ more. Samples depend on the seed, the task and the weights, never on what is sam
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -272,6 +273,8 @@ class Sitting:
             "device": config.model.device,
             "exact": config.engine.exact,
             "reward": dict(config.reward.parts),
+            "reward_code": self.bench.grader.code(),
+            "prompts": _digest(self.bench.tasks),
             "at": list(asked.sizes),
         }
         if asked.by:
@@ -357,6 +360,14 @@ class Sitting:
             for at, (group, vote, value) in enumerate(zip(groups, votes, values, strict=True))
             for known in [any(not failed(r.grade) for r in group)]
         ]
+
+
+def _digest(tasks: Sequence[Task]) -> str:
+    """Of prompts as the model reads them: a chat template that was edited shows here."""
+    found = hashlib.sha256()
+    for task in tasks:
+        found.update(f"{list(task.token_ids)}".encode())
+    return found.hexdigest()[:16]
 
 
 def sit(suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: Asked) -> list[Sitting]:

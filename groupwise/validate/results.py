@@ -211,8 +211,11 @@ def _accuracies(outcomes: Sequence[Outcome]) -> dict[tuple[str, int], float]:
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings that are not the same, but for those that say what is computed from the samples."""
-    names = sorted({*one, *other} - {"at", "by", "budgets", "force", "force_tokens"})
+    """Settings that are not the same, but for those that say what is computed from the samples.
+
+    And but for the prompts: other tokenizers write them otherwise.
+    """
+    names = sorted({*one, *other} - {"at", "by", "budgets", "force", "force_tokens", "prompts"})
     return tuple(x for x in names if json.dumps(one.get(x)) != json.dumps(other.get(x)))
 
 
