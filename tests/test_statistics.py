@@ -284,6 +284,20 @@ def test_no_number_of_seeds_makes_up_for_few_tasks() -> None:
     assert seeds_needed(0.0, known) is None and tasks_needed(0.0, known) is None
 
 
+def test_more_tasks_also_thin_out_what_seeds_and_tasks_share() -> None:
+    """Seeds have no effect of their own: four times the tasks show an effect half as large."""
+    draw = np.random.default_rng(5)
+    table = draw.normal(size=50) + draw.normal(size=(6, 50))
+    table -= table.mean(axis=1, keepdims=True)  # seeds that agree: all they add is the rest
+    known = spread(table)
+    assert known.from_rest == known.from_units > 0
+    half = tasks_needed(smallest_visible_effect(known) / 2, known)
+    assert half == pytest.approx(4 * 50, abs=1)
+    apart = spread(table + np.arange(6.0)[:, None])  # now seeds differ for all tasks alike
+    assert apart.from_rest == pytest.approx(known.from_rest)
+    assert tasks_needed(smallest_visible_effect(apart) / 2, apart) is None
+
+
 @pytest.mark.parametrize("values", [[0.1], [], [[0.1, 0.2]], [0.1, math.nan]])
 def test_what_has_no_spread_is_refused(values: list[float]) -> None:
     with pytest.raises(ValueError):

@@ -52,6 +52,7 @@ class Spread:
     tasks: int  # 1 where there is one value a unit
     from_units: float  # variance of the mean
     from_tasks: float = 0.0
+    from_rest: float = 0.0  # the part of from_units that more tasks would make smaller, too
 
     @property
     def stderr(self) -> float:
@@ -122,7 +123,9 @@ def spread(values: Values) -> Spread:
     rest_square = float((rest**2).sum()) / ((units - 1) * (tasks - 1))
     by_tasks = max(tasks_square - rest_square, 0.0)
     # Seeds that agree exactly do so by chance: then the rest says how far they would not.
-    return Spread(units, tasks, (units_square or rest_square) / count, by_tasks / count)
+    by_units = units_square or rest_square
+    by_rest = min(rest_square, by_units)
+    return Spread(units, tasks, by_units / count, by_tasks / count, by_rest / count)
 
 
 def _variance(values: npt.NDArray[np.float64], least: float) -> float:
@@ -236,11 +239,15 @@ def seeds_needed(
 def tasks_needed(
     effect: float, known: Spread, *, alpha: float = ALPHA, power: float = POWER
 ) -> int | None:
-    """Held-out tasks in all, with the same seeds; None if no number of tasks would do."""
-    of_one = known.from_tasks * known.tasks
+    """Held-out tasks in all, with the same seeds; None if no number of tasks would do.
+
+    What seeds add for all tasks alike stays, however many tasks there are.
+    """
+    of_one, of_rest = known.from_tasks * known.tasks, known.from_rest * known.tasks
 
     def sees(tasks: int) -> bool:
-        some = Spread(known.units, tasks, known.from_units, of_one / tasks)
+        by_units = known.from_units - known.from_rest + of_rest / tasks
+        some = Spread(known.units, tasks, by_units, of_one / tasks)
         return smallest_visible_effect(some, alpha=alpha, power=power) <= abs(effect)
 
     return _first(sees, 2, 10 * MOST_SEEDS)
