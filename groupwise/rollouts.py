@@ -143,3 +143,8 @@ class Beside:
 
 def failed(grade: Grade) -> bool:
     return grade.status in ("error", "timeout")
+
+
+def verdict(grade: Grade) -> bool | None:
+    """Right or wrong; None where nothing says so, or where a part of the grading failed."""
+    return None if failed(grade) else grade.correct

@@ -21,11 +21,12 @@ import pytest
 from groupwise.cli import main
 from groupwise.compare import charts, words, workers
 from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
-from groupwise.compare.findings import findings
+from groupwise.compare.findings import findings, pairs
 from groupwise.compare.machine import cores, places_for, room_for, threads_for
 from groupwise.compare.outcomes import Outcome, area, score_curve
 from groupwise.compare.page import write_all
 from groupwise.compare.plan import Folder, Job, Plan, changes
+from groupwise.compare.starts import prepare
 from groupwise.errors import ConfigError, GroupwiseError, RunError
 from groupwise.validate.statistics import paired_difference
 from groupwise.watch.rollouts import read
@@ -255,6 +256,24 @@ def test_seeds_and_arms_may_be_added_and_nothing_else_changed(
     assert "it has an arm 'grpo (2)'" in capsys.readouterr().err
 
 
+def test_data_that_changed_are_refused(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Held-out tasks too: scores of other tasks would be paired in silence."""
+    held_out, own, out = tmp_path / "held_out.jsonl", tmp_path / "own.toml", tmp_path / "out"
+    rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in range(8)]
+    held_out.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    own.write_text(f'{SMALL}data.eval = "{held_out}"\n')
+    plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
+    folder = Folder(out)
+    folder.take(plan)
+    prepare(plan, folder, plan.jobs, print)
+    prepare(plan, folder, plan.jobs, print)  # the same again
+    held_out.write_text(held_out.read_text().replace('"14"', '"15"'))
+    with pytest.raises(RunError, match="grpo: the held-out tasks are not those"):
+        prepare(plan, folder, plan.jobs, print)
+
+
 # --- failing arms -----------------------------------------------------------------------------
 
 
@@ -408,6 +427,19 @@ def test_a_folder_of_something_else_is_left_alone(
 def test_what_else_differs_is_said() -> None:
     notes = check(arms_of(["grpo", "grpo tiny.width=64"], STEPS))
     assert any("differs from grpo also in tiny.width" in note for note in notes)
+    sweep = arms_of(["grpo"], Budget("steps", 99), sweep="optim.learning_rate=1e-4,1e-3")
+    assert check(sweep) == []  # it is in their names
+    notes = check(arms_of(["grpo", "grpo engine.max_tokens=6"], Budget("steps", 99)))
+    assert any("max_tokens, and held-out answers are sampled with it, too" in x for x in notes)
+
+
+def test_what_else_differs_between_whole_configurations_is_said(
+    config: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "faster.toml"
+    other.write_text(SMALL.replace("1e-3", "3e-3").replace("group_size = 4", "group_size = 8"))
+    notes = check(arms_of([str(config), str(other)], STEPS))
+    assert any("group_size, optim.learning_rate" in note for note in notes)
 
 
 # --- figures ----------------------------------------------------------------------------------
@@ -510,6 +542,14 @@ def test_a_comparison_of_which_nothing_is_left(tmp_path: Path) -> None:
     said = words.text(found)
     assert said.count("FAILED") == 4 and "no verdict" in said
     assert result(tmp_path)["pairs"][0]["difference"] is None
+
+
+def test_where_no_task_has_a_score_in_every_run_seeds_are_compared() -> None:
+    sides = [[outcome(s, np.full(2, 0.5 + 0.1 * s + up)) for s in (0, 1)] for up in (0.0, 0.2)]
+    sides[0][0] = replace(sides[0][0], scores=(None, 0.5))
+    sides[1][1] = replace(sides[1][1], scores=(0.5, None))
+    [pair] = pairs(["a", "b"], sides)
+    assert pair["difference"] == pytest.approx(-0.2) and pair["stderr_tasks"] == 0.0
 
 
 def test_other_starts_are_noticed() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cold_start
@@ -23,13 +24,15 @@ from groupwise.cli import main
 from groupwise.config import load
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ConfigError, DataError
+from groupwise.graders import code
 from groupwise.graders.rubric import Grader
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.records import Completion, Grade, Rollout, Task
-from groupwise.validate import examine, results
-from groupwise.validate.budgets import at_budget, cut
+from groupwise.validate import examine, passing, results
+from groupwise.validate.budgets import at_budget, cut, room
+from groupwise.validate.examine import Asked
 from groupwise.validate.scores import Outcome, average, by_budget, majority_at, metrics, pass_at
-from groupwise.validate.suites import Forcing, config_of, find
+from groupwise.validate.suites import BY_FENCE, Forcing, config_of, find
 from groupwise.validate.votes import ballots, majority
 
 # --- statistics -------------------------------------------------------------------------------
@@ -58,6 +61,7 @@ def test_majority_of_many_samples_is_quick_and_sure() -> None:
     assert majority([0] * 33 + [1] * 31, 64) == 1.0
     assert majority([0] * 32 + [1] * 32, 64) == pytest.approx(0.5)
     assert majority([0] * 20 + list(range(1, 45)), 64) == 1.0
+    assert majority([0] * 600 + [1] * 600, 599) == pytest.approx(0.5)  # numbers beyond floats
 
 
 def outcome(*right: bool | None, key: str = "", **more: Any) -> Outcome:
@@ -199,6 +203,22 @@ def test_open_thoughts_are_closed_before_the_answer_is_asked_for(letters: Tokeni
         assert asked == text + ("\n</think>" if closes else "") + "\nAnswer:"
 
 
+def test_a_program_that_was_cut_off_is_closed_before_another_is_asked_for() -> None:
+    tokenizer = Tokenizer.from_files(character_files("abcdefghijklmnopqrstuvwxyz`<>/\n :=", "~"))
+    task = Task(0, "", "", {}, tuple(tokenizer.encode("f")))
+    for before, whole in (
+        ("so\n```python\nf = a", "f = b"),
+        ("```python\nf = a\n```\nor", "f = b"),
+        ("f = a", "f = b"),
+    ):
+        ids = tuple(tokenizer.encode(before))
+        long = Rollout(task, 0, 0, Completion(ids, torch.zeros(1), "length", 0), before, Grade(0.0))
+        asked = cut(long, len(ids), BY_FENCE, tokenizer)
+        said = tokenizer.decode(asked.ids) + "f = b\n```"
+        assert code.extract(said).strip() == whole
+        assert len(asked.ids) - len(ids) <= room(tokenizer, BY_FENCE, 0)
+
+
 def test_accuracy_by_budget_by_hand() -> None:
     rows = [
         replace(outcome(True, False), tokens=(4, 9), truncated=(False, True),
@@ -209,6 +229,31 @@ def test_accuracy_by_budget_by_hand() -> None:
     assert (small["budget"], small["accuracy"].value, small["tokens"]) == (2, 0.25, 2.0)
     assert small["forced_share"] == 0.75  # 4, 9 and 3 are longer than 2
     assert (large["accuracy"].value, large["tokens"], large["forced_share"]) == (1.0, 4.5, 0.25)
+
+
+def test_a_grading_that_failed_is_no_verdict_at_any_budget(letters: Tokenizer) -> None:
+    """The part that decides has spoken, another one has failed: left out, as in avg@n."""
+    task = Task(0, "2+3=", "5", {}, tuple(letters.encode("2+3=")), grader="number")
+    made = Completion(tuple(letters.encode("5")), torch.zeros(1), "eos", 0)
+    grades = [Grade(None, {}, True, "timeout"), Grade(1.0, {}, True)]
+    group = [Rollout(task, 0, 0, made, "5", grade) for grade in grades]
+    engine: Any = Answers(letters.encode("5"))
+    grader = Grader({"row": 1.0})
+    assert at_budget(engine, letters, grader, [group], 9, Forcing("=", ()), 1) == [(None, True)]
+    assert passing.count_of(group) == (1, 1)
+
+
+def test_a_task_of_which_every_grading_failed_has_no_vote(letters: Tokenizer) -> None:
+    task = Task(0, "2+3=", "5", {}, grader="number")
+    lost = Rollout(task, 0, 0, Completion((1,), torch.zeros(1), "eos", 0), "7",
+                   Grade(None, {}, None, "timeout"))  # fmt: skip
+    bench: Any = SimpleNamespace(loaded=SimpleNamespace(tokenizer=letters),
+                                 grader=SimpleNamespace(decider="number"))  # fmt: skip
+    entry: Any = SimpleNamespace(keys={0: "k"})
+    engine: Any = None
+    sitting = examine.Sitting(entry, bench, engine, load(), Asked(samples=2), Forcing("", ()), [])
+    [found] = sitting._outcomes([[lost, lost]])
+    assert found.failed == 2 and majority_at([found], 2) is None
 
 
 # --- suites by name ---------------------------------------------------------------------------
@@ -457,6 +502,14 @@ def test_a_model_differs_from_itself_by_nothing(
     assert [pair[x] for x in ("difference", "low", "high", "p")] == [0.0, 0.0, 0.0, 1.0]
 
 
+def test_tasks_that_repeat_are_paired_each_with_its_own() -> None:
+    rows = [outcome(True, key="x"), outcome(False, key="x"), outcome(True, key="y")]
+    settings = {"samples": 1, "at": []}
+    one = results.Result({"name": "m"}, {"name": "s"}, settings, rows)
+    [pair] = results.compare([one, one])
+    assert (pair.difference, pair.low, pair.high, pair.p) == (0.0, 0.0, 0.0, 1.0)
+
+
 def test_results_are_compared_with_earlier_ones_by_their_tasks(
     model: str, worse: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -487,7 +540,7 @@ def test_an_evaluation_goes_on_where_it_was_stopped(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(9)]
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1), "kind": f"k{i}"} for i in range(9)]
     file = write_rows(tmp_path / "sums.jsonl", rows)
     argv = (model, worse, "--suite", f"arithmetic,{file}", *ARITHMETIC[1:], "--tasks", "5")
     whole = without_clock(evaluated(capsys, *argv))
@@ -511,6 +564,30 @@ def test_an_evaluation_goes_on_where_it_was_stopped(
     assert [r.suite["name"] for r in results.read(out)] == ["arithmetic", "sums"] * 2
     assert main(["eval", *argv, "engine.max_tokens=3", "--out", str(out)]) == 2
     assert "already, with other max_tokens" in capsys.readouterr().err
+    assert main(["eval", *argv[:2], "--suite", str(file), *ARITHMETIC[1:], "--tasks", "5", "--by",
+                 "kind", "--out", str(out)]) == 2  # fmt: skip
+    assert "by or budgets" in capsys.readouterr().err  # not in silence without the table
+
+
+def test_an_edited_reward_is_not_taken_for_the_same(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward, out = tmp_path / "mine.py", str(tmp_path / "out")
+    reward.write_text("def mine(completion, **_):\n    return 1.0\n")
+    file = write_rows(tmp_path / "sums.jsonl", [{"prompt": f"{i}+1="} for i in range(4)])
+    argv = [
+        "eval",
+        model,
+        "--suite",
+        str(file),
+        *ARITHMETIC[1:],
+        f'reward.parts={{"{reward}:mine" = 1.0}}',
+    ]
+    assert main([*argv, "--out", out]) == main([*argv, "--out", out]) == 0
+    assert "there already" in capsys.readouterr().err
+    reward.write_text("def mine(completion, **_):\n    return 0.0\n")
+    assert main([*argv, "--out", out]) == 2
+    assert "with other reward_code" in capsys.readouterr().err
 
 
 def test_runs_with_and_without_lora_and_their_held_out_tasks(

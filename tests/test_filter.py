@@ -45,6 +45,12 @@ SHORT = "Find the greatest common divisor of 2863 and 1344."
         ("a well-known café", "A WELL KNOWN CAFÉ!"),
         ("x − 1", "x - 1"),
         ("ﬁve apples…", "five apples"),
+        ("x² + 10⁻³", "x^2 + 10^{-3}"),
+        ("3½ of 10₂", "3 1/2 of 10_2"),
+        (r"\frac12 of $10,\!000$ or 20\,000", r"\frac{1}{2} of 10,000 or 20{,}000"),
+        (r"5\text{ cm} \Bigl( \mathrm{d}x \Bigr)", "5 cm (d x)"),
+        (r"2 \times 3 \leq 6, A \cup B", "2 × 3 ≤ 6, A ∪ B"),
+        ("an ap\u200bple\u00ad", "an apple"),
     ],
 )
 def test_what_only_looks_different_has_the_same_words(one: str, other: str) -> None:
@@ -53,7 +59,21 @@ def test_what_only_looks_different_has_the_same_words(one: str, other: str) -> N
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("3 + 4", "3 - 4"), ("3.5", "35"), ("3*4", "3/4"), ("x^2", "x2^"), ("5!", "5"), ("-5", "5")],
+    [
+        ("3 + 4", "3 - 4"),
+        ("3.5", "35"),
+        ("3*4", "3/4"),
+        ("x^2", "x2^"),
+        ("5!", "5"),
+        ("-5", "5"),
+        ("5² + 1", "52 + 1"),
+        ("2½", "21/2"),
+        ("A ∪ B", "A ∩ B"),
+        ("p → q", "p ∧ q"),
+        ("∑", "?"),
+        ("😀", "😡"),
+        (r"\textbook", "book"),
+    ],
 )
 def test_what_changes_a_problem_changes_its_words(one: str, other: str) -> None:
     assert words(one) != words(other)
@@ -257,6 +277,8 @@ def test_a_guesser_gets_what_many_rows_answer() -> None:
     found = guessing.by_frequency(21, 101)
     assert found is not None and found.chance == 0.2
     assert guessing.by_frequency(9, 10) is None  # ten rows say little
+    assert guessing.plain("1.5") != guessing.plain("15") == guessing.plain(" $15$. ")
+    assert guessing.plain(".5") != guessing.plain("5")
 
 
 # --- pass rates -------------------------------------------------------------------------------
@@ -362,6 +384,29 @@ def test_rows_that_stay_are_unchanged_and_in_order(
     assert packed == out.read_bytes()
 
 
+def test_a_row_that_repeats_often_stays_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its copies go: what is left of its answer is no guess."""
+    prompts = ["How far is it from here to the moon?"] * 10 + [f"Say {'x' * i}." for i in range(90)]
+    data = [{"prompt": text, "answer": str(max(i, 9))} for i, text in enumerate(prompts)]
+    file = write_rows(tmp_path / "often.jsonl", data)
+    argv = (str(file), "--dedup", "--guessable", "--out", str(tmp_path / "clean.jsonl"))
+    assert filtered(capsys, *argv)["removed"] == {"repeated": 9}
+
+
+def test_near_copies_of_a_row_that_goes_are_copies_of_each_other() -> None:
+    """The first is an evaluation item; the others, both near to it and to each other, are not."""
+    first = "w" + " w".join(f"{letter}{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")
+    second = " ".join([*first.split()[:-3], "one", "more", "end"])
+    third = " ".join([*first.split()[:-3], "one", "more", "way"])
+    copies = Copies()
+    for row, text in enumerate((first, second, third)):
+        assert copies.add(row, words(text)) is None
+    assert list(copies.near()) == [1, 2]
+    assert {row: copy for row, (copy, _) in copies.near({0}).items()} == {2: 1}
+
+
 def test_nothing_is_overwritten(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,6 +432,7 @@ def test_nothing_is_overwritten(
         (["--against", "nowhere.jsonl"], "There is no file nowhere.jsonl"),
         (["--against", "gsm8k", "--ngram", "2"], "--ngram 2"),
         (["--guessable", "--chance", "2"], "--chance 2"),
+        (["--guessable", "--chance", "0"], "--chance 0"),
         (["--model", "nowhere"], "no model, run or checkpoint 'nowhere'"),
         (["--model", "{model}", "--band", "0.9,0.1"], "the lower one first"),
         (["--model", "{model}", "--band", "0.5"], "write two shares"),
@@ -501,6 +547,15 @@ def test_tables_become_lines_and_repeated_columns_do_not_matter(
     assert (report["rows"], report["kept"]) == (6, 2)
     kept = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     assert [row["n"] for row in kept] == [1, 3] and kept[0]["problem"] == LONG
+
+
+def test_half_a_surrogate_pair_is_written_as_it_was_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "rows.json", tmp_path / "clean.jsonl"
+    file.write_text('[{"prompt": "Wo ist Zoë?", "answer": "4", "note": "\\ud83d"}]', "utf-8")
+    filtered(capsys, str(file), "--dedup", "--out", str(out))
+    assert json.loads(out.read_text("utf-8")) == json.loads(file.read_text("utf-8"))[0]
 
 
 def test_a_chat_is_compared_by_what_it_says(

@@ -70,6 +70,18 @@ def test_seeds_that_all_agree_are_only_as_good_as_their_signs() -> None:
     assert t_test([0.125] * 2) == 0.5
 
 
+def test_rounding_is_no_spread() -> None:
+    """Three seeds that agree: the last bits of their differences say nothing."""
+    for values in ([0.1] * 3, [0.6 - 0.5, 0.7 - 0.6, 0.8 - 0.7]):
+        assert t_test(values) == 2 / 8
+        assert stderr(values) == 0.0
+        low, high = bootstrap_interval(values)
+        assert low == high == pytest.approx(0.1)
+    seeds = np.array([[0.1, 0.2, 0.3, 0.7], [0.7, 0.3, 0.2, 0.1]]) - 1 / 3
+    assert np.ptp(seeds.mean(axis=1)) > 0  # in the last bit
+    assert spread(seeds).from_units > 0.001
+
+
 def test_the_variance_of_a_crossed_design_by_hand() -> None:
     # Two seeds x two tasks. Means of seeds 1, 4; of tasks 2, 3; rest ±0.5.
     known = spread([[1.0, 1.0], [3.0, 5.0]])
@@ -93,6 +105,10 @@ def test_seeds_that_agree_by_chance_are_not_taken_for_certain() -> None:
     """Both seeds have the same mean, and differ in every task."""
     known = spread([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
     assert known.from_units == pytest.approx((8 * 0.25 / 3) / 8)
+    found = paired_difference([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]], np.zeros((2, 4)))
+    half = known.quantile(0.975)  # nothing but its width is known
+    assert found.low == pytest.approx(0.5 - half, rel=0.1)
+    assert found.high == pytest.approx(0.5 + half, rel=0.1)
 
 
 @pytest.mark.parametrize("units", [2, 5, 20])
@@ -266,6 +282,20 @@ def test_no_number_of_seeds_makes_up_for_few_tasks() -> None:
     tasks = tasks_needed(0.04, known)
     assert tasks is not None and tasks > 50
     assert seeds_needed(0.0, known) is None and tasks_needed(0.0, known) is None
+
+
+def test_more_tasks_also_thin_out_what_seeds_and_tasks_share() -> None:
+    """Seeds have no effect of their own: four times the tasks show an effect half as large."""
+    draw = np.random.default_rng(5)
+    table = draw.normal(size=50) + draw.normal(size=(6, 50))
+    table -= table.mean(axis=1, keepdims=True)  # seeds that agree: all they add is the rest
+    known = spread(table)
+    assert known.from_rest == known.from_units > 0
+    half = tasks_needed(smallest_visible_effect(known) / 2, known)
+    assert half == pytest.approx(4 * 50, abs=1)
+    apart = spread(table + np.arange(6.0)[:, None])  # now seeds differ for all tasks alike
+    assert apart.from_rest == pytest.approx(known.from_rest)
+    assert tasks_needed(smallest_visible_effect(apart) / 2, apart) is None
 
 
 @pytest.mark.parametrize("values", [[0.1], [], [[0.1, 0.2]], [0.1, math.nan]])

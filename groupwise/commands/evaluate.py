@@ -224,7 +224,7 @@ def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) ->
             from groupwise.validate.results import differing
 
             other = differing(result.settings, sitting.settings)
-            what = ", ".join(other) if other else "weights, tasks, at or budgets"
+            what = ", ".join(other) if other else "weights, tasks, prompts, at, by or budgets"
             raise ConfigError(
                 f"--out holds {suite} of {model['name']} already, with other {what}. Choose "
                 "another folder: nothing is overwritten."

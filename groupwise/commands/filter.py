@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         dedup=args.dedup,
         against=words_of(",".join(args.against)),
         ngram=NGRAM if args.ngram is None else args.ngram,
-        chance=(args.chance or CHANCE) if args.guessable else None,
+        chance=(CHANCE if args.chance is None else args.chance) if args.guessable else None,
         folder=Path(args.data) if args.data else None,
     )
     sieving.check(args.path, wanted)
@@ -207,7 +207,8 @@ def as_line(row: Row) -> str:
     """A line of JSON as it stands in the file; a row of a table as JSON."""
     if row.text:
         return row.text
-    return json.dumps(row.values, ensure_ascii=False, default=str)
+    line = json.dumps(row.values, ensure_ascii=False, default=str)
+    return line.encode(errors="backslashreplace").decode()  # half a surrogate pair, as JSON has it
 
 
 @contextmanager

@@ -51,6 +51,10 @@ MEASURE = ("eval.", "data.eval", "data.holdout_share")
 HELD_OUT_OF = ("data.train", "data.size", "data.options", "data.duplicates")
 # What may differ because somebody asked for it, and should be said.
 ALIKE = ("model.", "adapter.", "tiny.", "data.", "reward.", "engine.weights")
+# What held-out answers are sampled with, too.
+ASKED = tuple(f"engine.{name}" for name in ("max_tokens", "min_tokens", "top_p", "top_k", "stop"))
+# What an arm is there for, or what follows from the budget, or what changes no result.
+OWN = ("recipe", "steps", "budget.", "checkpoint.", "watch.")
 
 
 @dataclass(frozen=True)
@@ -304,7 +308,19 @@ def _unequal(arms: Sequence[Arm]) -> list[str]:
                 f"{other[name]!r}): they would not be measured on the same tasks in the same way. "
                 "Set it alike in both, or with --set."
             )
-        alike = [name for name in differing if name.startswith(ALIKE)]
+        asked = [name for name in differing if name in ASKED]
+        if asked:
+            notes.append(
+                f"{arm.name} differs from {first.name} in {', '.join(asked)}, and held-out answers "
+                "are sampled with it, too: what is found may be due to how they are measured."
+            )
+        named = f"{first.name} {arm.name}"  # an arm's own settings are part of its name
+        alike = [
+            name
+            for name in differing
+            if name.startswith(ALIKE)
+            or not (name.startswith(OWN) or name in named or name in asked)
+        ]
         if alike:
             notes.append(
                 f"{arm.name} differs from {first.name} also in {', '.join(alike)}: what is found "

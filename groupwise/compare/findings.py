@@ -130,6 +130,8 @@ class Pair:
         if sides[0].shape != sides[1].shape or not sides[0].size:
             return self.of(lambda one: one.final)
         known = ~np.isnan(sides[0]).any(axis=0) & ~np.isnan(sides[1]).any(axis=0)
+        if not known.any():
+            return self.of(lambda one: one.final)
         return statistics.paired_difference(sides[0][:, known], sides[1][:, known])
 
     def of(self, value: Callable[[Outcome], float]) -> Difference:

@@ -22,7 +22,7 @@ TWO_WAYS = frozenset(
     )
 )  # fmt: skip
 LABEL = re.compile(r"(?<![A-Za-z0-9])\(?([A-J])[).:](?=[\s\\$}*~]|\S)")
-PLAIN = re.compile(r"[\s$.*_`\"'()]+|\\(?:text|textbf|mathrm|boxed)\b|[{}]")
+PLAIN = re.compile(r"[\s$*_`\"'()]+|\.(?!\d)|\\(?:text|textbf|mathrm|boxed)\b|[{}]")
 MOST_OPTIONS, LEAST_OPTIONS = 10, 3
 
 

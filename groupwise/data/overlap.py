@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,8 +156,10 @@ class Copies:
         self._meaning.append(whole([*numbers(own), "", answer]))
         return None
 
-    def near(self, alike: float = ALIKE) -> dict[int, tuple[int, float]]:
-        """Row -> the earlier row that it nearly repeats, and how nearly.
+    def near(
+        self, removed: Container[int] = (), alike: float = ALIKE
+    ) -> dict[int, tuple[int, float]]:
+        """Row -> the earlier row that it nearly repeats, and how nearly; of those that are left.
 
         With the same numbers and the same answer: "find x" and "find y" are two problems.
         """
@@ -176,8 +178,8 @@ class Copies:
                     meet_N = meet_N * BASE + np.minimum.reduceat(mixed_S, start_N)
             self._compare(meet_N, pairs)
         found: dict[int, tuple[int, float]] = {}
-        gone: set[int] = set()
-        for later in sorted(pairs):  # a row that goes takes no other with it
+        gone = {at for at, row in enumerate(self._row) if row in removed}
+        for later in sorted(pairs.keys() - gone):  # a row that goes takes no other with it
             for first, share in sorted(pairs[later].items()):
                 if share >= alike and first not in gone:
                     found[int(self._row[later])] = (int(self._row[first]), share)

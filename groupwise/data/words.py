@@ -17,23 +17,37 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 
-LAYOUT = re.compile(r"\\(?:left|right|displaystyle|limits|quad|qquad|bigl?|bigr|[,;:!])(?![a-z])")
-FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
-THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
-HYPHEN = re.compile(r"(?<=[^\W\d_])[-‐‑](?=[^\W\d_])")
-UNSPACED = "\u0e00-\u0e7f\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff"
-WORD = re.compile(
-    rf"\d+(?:\.\d+)?|[{UNSPACED}]|[^\W\d_{UNSPACED}]+|[-+*/^=<>%×÷±≤≥≠√|]|(?<=[\d)])!"
+LAYOUT = re.compile(
+    r"\\(?:left|right|middle|displaystyle|textstyle|limits|quad|qquad|bigg?[lrm]?"
+    r"|(?:text|math)(?:rm|bf|it|sf|normal)?|operatorname|[,;:!])(?![a-z])"
 )
-MINUS = str.maketrans("−–—", "---")
+FRACTION = re.compile(r"\\[dtc]?frac(?![a-z])(?:\s*(\d)\s*(\d))?")  # \frac12 is a half
+NAMES = {  # of signs
+    "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "ne": "≠",
+    "neq": "≠", "times": "×", "div": "÷", "pm": "±", "cup": "∪", "cap": "∩", "infty": "∞",
+}  # fmt: skip
+NAMED = re.compile(rf"\\({'|'.join(NAMES)})(?![a-z])")
+THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|,|\\,)(?=\d{3}(?!\d))")
+HYPHEN = re.compile(r"(?<=[^\W\d_])[-‐‑](?=[^\W\d_])")
+RAISED = re.compile(r"[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")  # an exponent; without a sign of its own, 5² is 52
+LOWERED = re.compile(r"[₀-₉]+")
+PARTS = re.compile(r"[¼-¾⅐-⅞↉]")
+UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+UNSPACED = "\u0e00-\u0e7f\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff"
+SIGNS = "-+*/^=<>%×÷±|\u2190-\u22ed\u22f2-\u22ff\u27c0-\u27ef\u2980-\u2aff"  # all of mathematics'
+WORD = re.compile(rf"\d+(?:\.\d+)?|[{UNSPACED}]|[^\W\d_{UNSPACED}]+|[{SIGNS}]|(?<=[\d)])!")
+ALIKE = str.maketrans("−–—⁄∕∗⋅", "---//* ")
 BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def words(text: str) -> list[str]:
-    text = unicodedata.normalize("NFKC", text).casefold().translate(MINUS)
+    text = LOWERED.sub(r" \g<0>", RAISED.sub(r"^\g<0>", PARTS.sub(r" \g<0>", text)))
+    text = UNSEEN.sub("", unicodedata.normalize("NFKC", text)).casefold().translate(ALIKE)
+    text = THOUSANDS.sub("", text)
     if "\\" in text:
-        text = FRACTION.sub(r"\\frac", LAYOUT.sub(" ", text))
-    return WORD.findall(HYPHEN.sub(" ", THOUSANDS.sub("", text)))
+        text = FRACTION.sub(r"\\frac \1 \2", LAYOUT.sub(" ", text))
+        text = NAMED.sub(lambda name: f" {NAMES[name[1]]} ", text)
+    return WORD.findall(HYPHEN.sub(" ", text)) or text.split()  # nothing but other characters
 
 
 def numbers(some: Sequence[str]) -> list[str]:

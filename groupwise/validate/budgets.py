@@ -1,12 +1,13 @@
 """Accuracy against tokens: the same samples, cut off at growing budgets and made to answer.
 
 A sample that ended within the budget stands as it is. A longer one keeps its first tokens; a text
-that asks for the answer goes behind them (thoughts that are open are closed first), and the model
-writes a few more tokens, greedily.
+that asks for the answer goes behind them (thoughts that are open are closed first, and so is a
+program where another is asked for), and the model writes a few more tokens, greedily.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,9 +16,11 @@ from groupwise.errors import ModelError
 from groupwise.graders.rubric import Grader
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.records import Rollout
+from groupwise.rollouts import verdict
 from groupwise.validate.suites import Forcing
 
 THOUGHTS, THOUGHTS_END = "<think>", "</think>"
+FENCE = "```"
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def at_budget(
     tokens: int,
 ) -> list[tuple[bool | None, ...]]:
     """Which samples of each task are right with so many tokens, and a few for the answer."""
-    verdicts: list[list[bool | None]] = [[r.grade.correct for r in group] for group in groups]
+    verdicts: list[list[bool | None]] = [[verdict(r.grade) for r in group] for group in groups]
     places = [
         (at, number)
         for at, group in enumerate(groups)
@@ -67,7 +70,7 @@ def at_budget(
         ]
     )
     for (at, number), grade in zip(places, grades, strict=True):
-        verdicts[at][number] = grade.correct
+        verdicts[at][number] = verdict(grade)
     return [tuple(each) for each in verdicts]
 
 
@@ -80,15 +83,25 @@ def too_long(rollout: Rollout, budget: int) -> bool:
 def cut(rollout: Rollout, budget: int, forcing: Forcing, tokenizer: Tokenizer) -> Cut:
     kept = rollout.completion.token_ids[:budget]
     before = tokenizer.decode((*rollout.task.token_ids, *kept))
-    open_thoughts = before.rfind(THOUGHTS) > before.rfind(THOUGHTS_END)
-    text = f"\n{THOUGHTS_END}{forcing.text}" if open_thoughts else forcing.text
-    return Cut(rollout, (*kept, *tokenizer.encode(text)))
+    closing = ""
+    if before.rfind(THOUGHTS) > before.rfind(THOUGHTS_END):
+        closing = f"\n{THOUGHTS_END}"
+    elif FENCE in forcing.text and _in_program(tokenizer.decode(kept)):
+        closing = f"\n{FENCE}"
+    return Cut(rollout, (*kept, *tokenizer.encode(closing + forcing.text)))
+
+
+def _in_program(text: str) -> bool:
+    """Whether a fence is open: one more would be a line of that program."""
+    lines = text.rpartition(THOUGHTS_END)[2].split("\n")
+    return sum(line.lstrip().startswith(FENCE) for line in lines) % 2 == 1
 
 
 def room(tokenizer: Tokenizer, forcing: Forcing, tokens: int) -> int:
     """Tokens that a forced answer takes behind the longest budget, at the most."""
-    try:
-        closing = len(tokenizer.encode(f"\n{THOUGHTS_END}"))
-    except ModelError:  # a vocabulary without such characters opens no thoughts either
-        closing = 0
+    closing = 0
+    for end in (THOUGHTS_END, FENCE):
+        # A vocabulary without such characters opens no thoughts and no program either.
+        with contextlib.suppress(ModelError):
+            closing = max(closing, len(tokenizer.encode(f"\n{end}")))
     return closing + len(tokenizer.encode(forcing.text)) + tokens

@@ -6,6 +6,7 @@ more. Samples depend on the seed, the task and the weights, never on what is sam
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from groupwise.model.checkpoint import Loaded
 from groupwise.model.peft_files import is_adapter
 from groupwise.model.policy import base_of, load_policy
 from groupwise.records import Rollout, Task
-from groupwise.rollouts import failed, grade, write
+from groupwise.rollouts import failed, grade, verdict, write
 from groupwise.setup import (
     Bench,
     Gathered,
@@ -272,8 +273,12 @@ class Sitting:
             "device": config.model.device,
             "exact": config.engine.exact,
             "reward": dict(config.reward.parts),
+            "reward_code": self.bench.grader.code(),
+            "prompts": _digest(self.bench.tasks),
             "at": list(asked.sizes),
         }
+        if asked.by:
+            found["by"] = list(asked.by)
         if asked.budgets:
             found |= {
                 "budgets": sorted(asked.budgets),
@@ -344,16 +349,25 @@ class Sitting:
             Outcome(
                 key=self.entry.keys[group[0].task.id],
                 id=group[0].task.id,
-                correct=tuple(None if failed(r.grade) else r.grade.correct for r in group),
+                correct=tuple(verdict(r.grade) for r in group),
                 tokens=tuple(len(r.completion.token_ids) for r in group),
                 truncated=tuple(r.completion.truncated for r in group),
                 failed=sum(failed(r.grade) for r in group),
-                votes=None if vote is None else tuple(vote),
+                votes=None if vote is None else tuple(vote) if known else (),
                 groups=value or None,
                 budgets={size: each[at] for size, each in budgets.items()} or None,
             )
             for at, (group, vote, value) in enumerate(zip(groups, votes, values, strict=True))
+            for known in [any(not failed(r.grade) for r in group)]
         ]
+
+
+def _digest(tasks: Sequence[Task]) -> str:
+    """Of prompts as the model reads them: a chat template that was edited shows here."""
+    found = hashlib.sha256()
+    for task in tasks:
+        found.update(f"{list(task.token_ids)}".encode())
+    return found.hexdigest()[:16]
 
 
 def sit(suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: Asked) -> list[Sitting]:

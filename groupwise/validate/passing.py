@@ -11,6 +11,7 @@ from typing import Any
 from groupwise.data.named import SETS
 from groupwise.errors import ConfigError
 from groupwise.records import Rollout
+from groupwise.rollouts import verdict
 from groupwise.setup import gather
 from groupwise.validate.estimates import Count
 from groupwise.validate.examine import (
@@ -86,7 +87,7 @@ def rates(
 
 def count_of(group: list[Rollout]) -> Count:
     """Of the samples that something says to be right or wrong."""
-    known = [r.grade.correct for r in group if r.grade.correct is not None]
+    known = [right for r in group if (right := verdict(r.grade)) is not None]
     return Count(len(known), sum(known))
 
 

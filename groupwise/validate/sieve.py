@@ -192,18 +192,19 @@ def _contamination(
 
 
 def _near(found: Sieve, copies: Copies) -> None:
-    for row, (earlier, share) in copies.near().items():
-        if row not in found.removed and earlier not in found.removed:
-            why = f"{share:.0%} of the words of row {earlier}, the same numbers and answer"
-            found.removed[row] = Removed(row, NEARLY, why, copy_of=earlier)
+    for row, (earlier, share) in copies.near(found.removed).items():
+        why = f"{share:.0%} of the words of row {earlier}, the same numbers and answer"
+        found.removed[row] = Removed(row, NEARLY, why, copy_of=earlier)
 
 
 def _frequent(found: Sieve, answers: Sequence[int], chance: float) -> None:
-    counts = Counter(answers)
-    for row, answer in enumerate(answers):
-        if row in found.removed or not answer:
+    """By the rows that are left: what goes is no longer there to be guessed."""
+    left = {row: answer for row, answer in enumerate(answers) if row not in found.removed}
+    counts = Counter(left.values())
+    for row, answer in left.items():
+        if not answer:
             continue
-        guess = guessing.by_frequency(counts[answer], found.total)
+        guess = guessing.by_frequency(counts[answer], len(left))
         if guess is not None and guess.chance >= chance:
             why = f"{guess.how}: {guess.chance:.1%} of the others"
             found.removed[row] = Removed(row, GUESSABLE, why)

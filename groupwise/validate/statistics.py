@@ -34,6 +34,7 @@ DRAWS = 4_000  # of a bootstrap
 CHUNK = 2**22  # numbers drawn at once
 MOST_SEEDS = 100_000  # more are no advice
 NODES = 4001  # of an integral
+ROUNDING = 1e-12  # of the largest value: what lies closer together is equal
 
 Values = Sequence[float] | Sequence[Sequence[float]] | npt.NDArray[np.float64]
 
@@ -51,6 +52,7 @@ class Spread:
     tasks: int  # 1 where there is one value a unit
     from_units: float  # variance of the mean
     from_tasks: float = 0.0
+    from_rest: float = 0.0  # the part of from_units that more tasks would make smaller, too
 
     @property
     def stderr(self) -> float:
@@ -110,17 +112,25 @@ def spread(values: Values) -> Spread:
     found = _table(values)
     units, tasks = found.shape
     count = found.size
+    least = ROUNDING * float(np.abs(found).max())
     of_units = found.mean(axis=1)
-    units_square = tasks * float(of_units.var(ddof=1))
+    units_square = tasks * _variance(of_units, least)
     if tasks == 1:
         return Spread(units, 1, units_square / count)
     of_tasks = found.mean(axis=0)
-    tasks_square = units * float(of_tasks.var(ddof=1))
+    tasks_square = units * _variance(of_tasks, least)
     rest = found - of_units[:, None] - of_tasks[None, :] + found.mean()
     rest_square = float((rest**2).sum()) / ((units - 1) * (tasks - 1))
     by_tasks = max(tasks_square - rest_square, 0.0)
     # Seeds that agree exactly do so by chance: then the rest says how far they would not.
-    return Spread(units, tasks, (units_square or rest_square) / count, by_tasks / count)
+    by_units = units_square or rest_square
+    by_rest = min(rest_square, by_units)
+    return Spread(units, tasks, by_units / count, by_tasks / count, by_rest / count)
+
+
+def _variance(values: npt.NDArray[np.float64], least: float) -> float:
+    """Exactly 0 where values differ by less than this: 0.8 − 0.7 and 0.7 − 0.6 are the same."""
+    return 0.0 if float(np.ptp(values)) <= least else float(values.var(ddof=1))
 
 
 def t_test(values: Values) -> float:
@@ -161,8 +171,8 @@ def _drawn_means(
     """Deviations of the mean of as many draws with replacement, of this variance."""
     own = values - values.mean()
     natural = float(own.var()) / len(own)
-    if natural == 0.0:
-        return np.zeros(draws)
+    if np.ptp(values) <= ROUNDING * np.abs(values).max():  # they have no shape to draw from
+        return drawn.normal(0.0, math.sqrt(variance), draws)
     at_once = max(1, CHUNK // len(own))
     parts = [
         own[drawn.integers(len(own), size=(min(at_once, draws - first), len(own)))].mean(axis=1)
@@ -229,11 +239,15 @@ def seeds_needed(
 def tasks_needed(
     effect: float, known: Spread, *, alpha: float = ALPHA, power: float = POWER
 ) -> int | None:
-    """Held-out tasks in all, with the same seeds; None if no number of tasks would do."""
-    of_one = known.from_tasks * known.tasks
+    """Held-out tasks in all, with the same seeds; None if no number of tasks would do.
+
+    What seeds add for all tasks alike stays, however many tasks there are.
+    """
+    of_one, of_rest = known.from_tasks * known.tasks, known.from_rest * known.tasks
 
     def sees(tasks: int) -> bool:
-        some = Spread(known.units, tasks, known.from_units, of_one / tasks)
+        by_units = known.from_units - known.from_rest + of_rest / tasks
+        some = Spread(known.units, tasks, by_units, of_one / tasks)
         return smallest_visible_effect(some, alpha=alpha, power=power) <= abs(effect)
 
     return _first(sees, 2, 10 * MOST_SEEDS)

@@ -139,7 +139,8 @@ def majority(votes: Iterable[int], k: int) -> float:
     right = counts.pop(0, 0)
     others = list(counts.values())
     total = right + silent + sum(others)
-    won = 0.0
+    subsets_of = {n: [comb(n, i) for i in range(k + 1)] for n in {*others, right}}
+    won: dict[int, int] = {}  # subsets in which no answer has more votes, by how many have as many
     for j in range(1, min(right, k) + 1):
         # Answers with fewer than j samples can never tie: they are picked freely.
         free = silent + sum(n for n in others if n < j)
@@ -149,9 +150,12 @@ def majority(votes: Iterable[int], k: int) -> float:
             for (picked, ties), number in ways.items():
                 for i in range(min(j, k - j - picked) + 1):
                     key = (picked + i, ties + (i == j))
-                    grown[key] = grown.get(key, 0) + number * comb(n, i)
+                    grown[key] = grown.get(key, 0) + number * subsets_of[n][i]
             ways = grown
         for (picked, ties), number in ways.items():
             rest = k - j - picked
-            won += comb(right, j) * number * comb(free, rest) / (1 + ties) / comb(total, k)
-    return won
+            if rest <= free:
+                found = subsets_of[right][j] * number * comb(free, rest)
+                won[ties] = won.get(ties, 0) + found
+    # Whole numbers to the end: of a thousand samples they are too large for floats.
+    return sum(found / ((1 + ties) * comb(total, k)) for ties, found in won.items())
