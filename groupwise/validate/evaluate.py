@@ -18,7 +18,7 @@ from groupwise.model.checkpoint import Loaded
 from groupwise.model.policy import load_policy
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.records import Rollout, Task
-from groupwise.rollouts import failed, grade, write
+from groupwise.rollouts import failed, grade, verdict, write
 from groupwise.setup import check_room, engine_of, sampling_of, set_up
 from groupwise.sync.export import checkpoint_in
 
@@ -79,7 +79,7 @@ def evaluate(
     written = write(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")
     groups = grade(grader, tokenizer, written)
     rows = [rollout for group in groups for rollout in group]
-    right = [_mean([r.grade.correct for r in group]) for group in groups]
+    right = [_mean([verdict(r.grade) for r in group]) for group in groups]
     rewards = [_mean([r.grade.reward for r in group]) for group in groups]
     known = [x for x in right if x is not None]
     accuracy = _mean(known)
