@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import cold_start
 import pytest
@@ -691,3 +691,12 @@ def test_metrics_of_one_sample_are_its_accuracy_alone() -> None:
     assert list(metrics([outcome(True), outcome(False)], 1, examine.Asked().sizes)) == ["avg@1"]
     with pytest.raises(ConfigError):
         examine.check(examine.Asked(samples=2), load())
+
+
+def test_answers_of_models_with_like_names_have_files_of_their_own(tmp_path: Path) -> None:
+    """a/b and a_b: the second took the first one's file."""
+    from groupwise.commands.evaluate import write_samples
+
+    for name in ("a/b", "a_b", "a%2Fb"):
+        write_samples(tmp_path, cast(Any, SimpleNamespace(name=name, suite={"name": "s:t"})), [])
+    assert len(list((tmp_path / "samples").iterdir())) == 3

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from groupwise.commands.shared import SETTINGS, aligned, print_json, read_config, warn
 from groupwise.errors import ConfigError
@@ -236,7 +236,7 @@ def write_samples(out: Path, result: Result, groups: Sequence[Sequence[Rollout]]
     """Every answer, to be read."""
     from groupwise.watch.files import to_line, write_atomic
 
-    name = re.sub(r"[^\w.-]+", "_", f"{result.name}.{result.suite['name']}")
+    name = quote(f"{result.name}.{result.suite['name']}", safe="")  # no two of them alike
     lines = [
         to_line(
             {
