@@ -1,11 +1,15 @@
-"""Triton's kernels run in its interpreter where there is no GPU."""
+"""For all tests: plug-ins that leave nothing behind; Triton's interpreter where there is no GPU."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from groupwise.composition import RECIPES
+from groupwise.slots import REGISTRY
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
@@ -26,3 +30,15 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """What a plug-in adds is gone after the test."""
+    recipes, slots = dict(RECIPES), {kind: dict(known) for kind, known in REGISTRY.items()}
+    yield
+    RECIPES.clear()
+    RECIPES.update(recipes)
+    for kind, known in slots.items():
+        REGISTRY[kind].clear()
+        REGISTRY[kind].update(known)

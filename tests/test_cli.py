@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import pytest
 
 from groupwise.cli import main
-from groupwise.composition import RECIPES, Recipe, recipe
+from groupwise.composition import Recipe, recipe
 from groupwise.config import load
 from groupwise.errors import RunError
-from groupwise.slots import REGISTRY, parse
+from groupwise.slots import parse
 from groupwise.tell.explain import markdown, notes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -222,16 +221,11 @@ register(Recipe(
 
 
 @pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[str]:
-    """A user's file; what it registers is taken back, so that other tests see the package alone."""
-    recipes, gates = dict(RECIPES), dict(REGISTRY["gate"])
+def plugin(tmp_path: Path) -> str:
+    """A user's file."""
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN, "utf-8")
-    yield f"{path}:tanh_recipe_of_a_test"
-    RECIPES.clear()
-    RECIPES.update(recipes)
-    REGISTRY["gate"].clear()
-    REGISTRY["gate"].update(gates)
+    return f"{path}:tanh_recipe_of_a_test"
 
 
 def test_a_file_of_ones_own_is_explained_and_compared(

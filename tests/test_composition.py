@@ -7,7 +7,6 @@ import pickle
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ from batches import POLICY_RECIPES
 from torch import Tensor
 
 from groupwise import Memory, Recipe, TokenBatch, batch_phase, recipe, register, select, token_phase
-from groupwise.composition import RECIPES
 from groupwise.errors import RecipeError, RecipeWarning
 from groupwise.groups.advantages import group_mean
 from groupwise.losses.gates import clip, segment_clip
 from groupwise.losses.kl import k3
 from groupwise.losses.ratios import token
-from groupwise.slots import REGISTRY, parse
+from groupwise.slots import parse
 from groupwise.soundness import DOUBTFUL, REFUSED, complaints
 
 DIALECTS = [name for name in POLICY_RECIPES if "@" in name]
@@ -349,18 +347,6 @@ def test_no_recipe_of_the_house_is_doubtful(name: str) -> None:
 
 
 # --- a user's own file ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def registries() -> Iterator[None]:
-    """What a plug-in adds is gone after the test."""
-    recipes, slots = dict(RECIPES), {kind: dict(known) for kind, known in REGISTRY.items()}
-    yield
-    RECIPES.clear()
-    RECIPES.update(recipes)
-    for kind, known in slots.items():
-        REGISTRY[kind].clear()
-        REGISTRY[kind].update(known)
 
 
 def written(folder: Path, text: str, name: str = "mine.py") -> Path:

@@ -6,7 +6,6 @@ import tomllib
 import types
 import typing
 import warnings
-from collections.abc import Iterator
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,18 +30,6 @@ from groupwise.records import Memory, Visit
 from groupwise.slots import REGISTRY, Range
 
 CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.toml"))
-
-
-@pytest.fixture(autouse=True)
-def registries() -> Iterator[None]:
-    """What a plug-in adds is gone after the test."""
-    recipes, slots = dict(RECIPES), {kind: dict(known) for kind, known in REGISTRY.items()}
-    yield
-    RECIPES.clear()
-    RECIPES.update(recipes)
-    for kind, known in slots.items():
-        REGISTRY[kind].clear()
-        REGISTRY[kind].update(known)
 
 
 def again(config: Config) -> Config:

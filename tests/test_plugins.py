@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,6 @@ from groupwise.losses.gates import clip, constant
 from groupwise.slots import REGISTRY, parse, shown
 from groupwise.tell.explain import explain, markdown, notes, slot_functions
 from groupwise.tell.render import explain_text
-
-
-@pytest.fixture(autouse=True)
-def registries() -> Iterator[None]:
-    """What a plug-in adds is gone after the test."""
-    recipes, slots = dict(RECIPES), {kind: dict(known) for kind, known in REGISTRY.items()}
-    yield
-    RECIPES.clear()
-    RECIPES.update(recipes)
-    for kind, known in slots.items():
-        REGISTRY[kind].clear()
-        REGISTRY[kind].update(known)
 
 
 def written(folder: Path, text: str, name: str = "mine.py") -> Path:

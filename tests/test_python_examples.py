@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ import torch
 from runs import SMALL, left_behind, quiet, small
 
 from groupwise import loop, steps
-from groupwise.composition import RECIPES
 from groupwise.config import load, text
 from groupwise.errors import RunError
 from groupwise.loop import Stopped
-from groupwise.slots import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,19 +32,13 @@ EXAMPLES = blocks("docs/python.md")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder whose configs/tiny.toml is a smaller run. Plug-ins are gone afterwards."""
-    recipes, slots = dict(RECIPES), {kind: dict(known) for kind, known in REGISTRY.items()}
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder whose configs/tiny.toml is a smaller run."""
     monkeypatch.chdir(tmp_path)
     Path("configs").mkdir()
     Path("configs/tiny.toml").write_text(text(load(SMALL)))
     torch.set_num_threads(1)
-    yield tmp_path
-    RECIPES.clear()
-    RECIPES.update(recipes)
-    for kind, known in slots.items():
-        REGISTRY[kind].clear()
-        REGISTRY[kind].update(known)
+    return tmp_path
 
 
 def run_example(name: str, folder: Path) -> dict[str, Any]:
