@@ -200,6 +200,8 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
     width, rows = weight_bytes(config), config.prompts_per_step * config.group_size
     slots = min(config.engine.slots or (CPU_SLOTS if place.cpu else GPU_SLOTS), rows)
     micro = micro_tokens(config, place, shape, prompts, tokens)
+    (group, *_) = learned_groups(config, prompts.mean, tokens)
+    filled = max(whole_answers(micro, group), min(micro, prompts.longest + tokens))
     frozen = frozen_of(config, shape)
     parts = cost.memory(
         shape,
@@ -207,7 +209,7 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
         max_tokens=config.engine.max_tokens,
         prompt=prompts.longest if place.cpu else prompts.mean,
         group=1 if place.cpu else config.group_size,  # a CPU's cache has a copy for each sample
-        micro_tokens=micro,
+        micro_tokens=filled,
         recompute=config.optim.recompute,
         reference="reference" in config.recipe.models,
         width=width,
@@ -215,7 +217,7 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
         frozen=frozen,
     )
     # The head's logits are counted with the micro-batch; to people they are something else.
-    head = cost.head_bytes(shape, micro, width, cpu=place.cpu, frozen=frozen)
+    head = cost.head_bytes(shape, filled, width, cpu=place.cpu, frozen=frozen)
     peak = cost.peak(parts)
     if place.cpu:
         # What learning freed stays with the process in pieces too small for a cache, which comes
@@ -255,6 +257,14 @@ def micro_tokens(
     groups = learned_groups(config, prompts.mean, tokens)
     batch = sum(group.prompt + sum(group.completions) for group in groups)
     return min(max(asked, prompts.longest + tokens), batch)
+
+
+def whole_answers(most: int, group: Group) -> int:
+    """What so many tokens hold: answers are not cut, so long ones leave a part of it empty."""
+    answer, whole = group.completions[0], group.prompt + sum(group.completions)
+    groups, left = divmod(most, whole)
+    more = max(0, left - group.prompt) // answer  # answers of another group
+    return groups * whole + (group.prompt + more * answer if more else 0)
 
 
 def learned_groups(config: Config, prompt: int, tokens: int) -> list[Group]:

@@ -24,7 +24,7 @@ from groupwise.cli import main
 from groupwise.commands import doctor, init, machine
 from groupwise.commands.plan import named_gpu
 from groupwise.config import Config, load
-from groupwise.cost import Device
+from groupwise.cost import Device, Group
 from groupwise.errors import ConfigError, ModelError, RunError
 from groupwise.model import checkpoint
 from groupwise.model.checkpoint import load as load_model
@@ -64,6 +64,18 @@ WORKLOAD_S = ("prompts_per_step=64", "group_size=16", "engine.max_tokens=256")
 WORKLOAD_M = ("prompts_per_step=64", "group_size=8", "engine.max_tokens=320")
 S_PROMPTS, M_PROMPTS = Prompts(68, 80, ""), Prompts(97, 220, "")
 GROWN = Prompts(75, 75, "")  # of the rows by size
+
+
+@pytest.mark.parametrize(("shape", "measured"), [(S, 16.0e9), (M, 36.6e9)], ids=["135M", "1.5B"])
+def test_long_answers_leave_a_part_of_a_micro_batch_empty(
+    shape: ModelConfig, measured: float
+) -> None:
+    """Answers of 4,096 tokens: one fits into 8,192 behind its prompt of 75, seven into 32,768."""
+    sizes = ("prompts_per_step=16", "group_size=8", "engine.max_tokens=4096")
+    made = count(settings(*sizes), H200, shape, Prompts(75, 75, ""), 4096)
+    held = planning.whole_answers(made.micro_tokens, Group(75, [4096] * 8))
+    assert held == 75 + (1 if shape is M else 7) * 4096
+    assert made.peak == pytest.approx(measured, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,6 @@ class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_uint16), ("first", ctypes.POINTER(Instruction))]
 
 
-def supported() -> bool:
-    return platform.machine() in ARCHITECTURES and ctypes.sizeof(ctypes.c_void_p) == 8
-
-
 def build(may_fork: bool, sees_others: bool) -> Program:
     """A filter for this process.
 
