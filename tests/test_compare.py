@@ -160,6 +160,37 @@ def test_the_result_is_what_the_run_folders_say(done: Path) -> None:
         assert pair["p"] >= pair["p_uncorrected"]
 
 
+def test_arms_are_compared_by_any_measure_of_the_runs(
+    done: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a finished comparison, too: measures are read, not run again."""
+    asked = ["--measure", "length/mean", "--measure", "correction/zero_share"]
+    assert main(command(config, done, *asked)) == 0
+    said = capsys.readouterr().out
+    found = result(done)
+    lengths = {}
+    for arm in found["arms"]:
+        name = {"grpo (2)": "grpo_2"}.get(arm["name"], arm["name"])
+        ends = []
+        for seed in (0, 1):
+            lines = (done / "runs" / name / f"seed_{seed}/metrics.jsonl").read_text().splitlines()
+            ends.append(json.loads(lines[-1])["length/mean"])  # a tenth of three steps is the last
+        assert arm["measures"]["length/mean"]["by_seed"] == ends
+        lengths[arm["name"]] = ends
+    for pair in found["pairs"]:
+        expected = paired_difference(lengths[pair["a"]], lengths[pair["b"]])
+        assert pair["measures"]["length/mean"]["difference"] == pytest.approx(expected.mean)
+        assert pair["measures"]["length/mean"]["p_uncorrected"] == pytest.approx(expected.p)
+        assert pair["measures"]["correction/zero_share"] is None  # nothing is corrected
+    assert "By length/mean, at the end:" in said and "not all of their runs measured it" in said
+    assert {row["of"] for row in csv.DictReader((done / "pairs.csv").open())} >= {"length/mean"}
+    assert next(csv.DictReader((done / "runs.csv").open()))["length/mean"]
+    assert main(command(config, done)) == 0  # asked for without them, they are gone
+    assert result(done)["arms"][0]["measures"] == {}
+    assert main(command(config, done, "--measure", "lenght/mean")) == 2
+    assert "'length/mean'" in capsys.readouterr().err
+
+
 def test_files_for_people(done: Path) -> None:
     page = (done / "compare.html").read_text()
     assert "exactly 0" in page and "<script" not in page and "http" not in page.split("</head>")[1]
@@ -461,7 +492,7 @@ def outcome(seed: int, scores: np.ndarray, slope: float = 0.0) -> Outcome:
     return Outcome(
         seed=seed, measure="accuracy", points=points, final=final, area=final - 1.5 * slope,
         scores=tuple(map(float, scores)), steps=3, tokens=300, seconds=3.0, length=2.0,
-        entropy=None, curves={name: (np.zeros(0), np.zeros(0)) for name in ("entropy", "length")},
+        ends={}, curves={name: (np.zeros(0), np.zeros(0)) for name in ("entropy", "length")},
         origin={"weights": "w", "data": "d"},
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import print_json, warn
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from groupwise.compare.plan import Folder, Job, Plan
@@ -33,7 +33,8 @@ def add_parser(commands: Any) -> None:
         "compare",
         help="methods side by side under equal conditions, with intervals",
         usage="groupwise compare ARM ARM ... [--seeds N] [--budget tokens=3e5] [--config FILE] "
-        "[--set KEY=VALUE]... [--sweep KEY=A,B,C] [--out DIR] [--jobs N] [--json]",
+        "[--set KEY=VALUE]... [--sweep KEY=A,B,C] [--measure NAME]... [--out DIR] [--jobs N] "
+        "[--json]",
     )
     parser.add_argument("items", nargs="*", metavar="ARM", help=ARMS)
     parser.add_argument(
@@ -53,6 +54,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--sweep", default="", metavar="KEY=A,B,C", help="each arm with each of these values"
     )
+    parser.add_argument(
+        "--measure", action="append", default=[], metavar="NAME", dest="measures",
+        help="compare by this measure of docs/metrics.md, too, at the end; repeatable",
+    )  # fmt: skip
     parser.add_argument(
         "--out",
         metavar="DIR",
@@ -78,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from groupwise.compare.arms import Budget, arms_of, check
     from groupwise.compare.plan import Folder, Plan, seeds_from
 
+    check_measures(args.measures)
     budget = Budget.parse(args.budget)
     source = Path(args.config) if args.config else None
     arms = arms_of(args.items, budget, source=source, settings=args.settings, sweep=args.sweep)
@@ -87,6 +93,17 @@ def run(args: argparse.Namespace) -> int:
     folder = Folder(Path(args.out) if args.out else default_folder(args, arms[0].folder))
     with folder.locked() as lock:
         return _compare(args, plan, folder, lock, begun)
+
+
+def check_measures(names: Sequence[str]) -> None:
+    from groupwise.watch.catalogue import CATALOGUE, find
+
+    for name in names:
+        if find(name) is None or name.endswith("*"):
+            raise ConfigError(
+                f"--measure {name}: no run measures that. {nearest(name, CATALOGUE)} "
+                "docs/metrics.md lists them."
+            )
 
 
 def default_folder(args: argparse.Namespace, first: str) -> Path:
@@ -125,7 +142,7 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
     failed = dict.fromkeys(folder.undone(plan), "it did not finish")
     failed |= progress.failed if progress else {}
     done = outcomes.outcomes(plan, folder)
-    found = findings.findings(plan, done, failed)
+    found = findings.findings(plan, done, failed, args.measures)
     found["cost"] = cost(progress, len(places), time.perf_counter() - begun)
     written = write_all(folder.path, found, plan, done)
     if args.json:

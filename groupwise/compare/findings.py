@@ -23,22 +23,29 @@ from groupwise.validate import statistics
 from groupwise.validate.statistics import ALPHA, POWER, Difference
 
 FORMAT = 1
+SCORES = ("final", "area")
 
 
 def findings(
-    plan: Plan, done: Sequence[Sequence[Outcome]], failed: Mapping[Job, str]
+    plan: Plan,
+    done: Sequence[Sequence[Outcome]],
+    failed: Mapping[Job, str],
+    measures: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The whole result. Differences are a − b, in shares (0.031 is 3.1 points)."""
-    measures = {one.measure for runs in done for one in runs}
+    """The whole result. Differences are a − b, in shares (0.031 is 3.1 points).
+
+    `measures` are those of metrics.jsonl that arms are compared by as well.
+    """
+    scores = {one.measure for runs in done for one in runs}
     return {
         "format": FORMAT,
         "budget": {plan.budget.unit: plan.budget.amount},
         "seeds": list(plan.seeds),
-        "measure": measures.pop() if len(measures) == 1 else "accuracy",
+        "measure": scores.pop() if len(scores) == 1 else "accuracy",
         "alpha": ALPHA,
         "power": POWER,
-        "arms": [_arm(plan, number, runs, failed) for number, runs in enumerate(done)],
-        "pairs": pairs([arm.name for arm in plan.arms], done),
+        "arms": [_arm(plan, number, runs, failed, measures) for number, runs in enumerate(done)],
+        "pairs": pairs([arm.name for arm in plan.arms], done, measures),
         "same_start": same_start(done),
     }
 
@@ -47,7 +54,11 @@ def findings(
 
 
 def _arm(
-    plan: Plan, number: int, runs: Sequence[Outcome], failed: Mapping[Job, str]
+    plan: Plan,
+    number: int,
+    runs: Sequence[Outcome],
+    failed: Mapping[Job, str],
+    measures: Sequence[str],
 ) -> dict[str, Any]:
     arm = plan.arms[number]
     found: dict[str, Any] = {
@@ -71,6 +82,12 @@ def _arm(
         "seconds": _mean([one.seconds for one in runs]),
         "length": _mean([one.length for one in runs]),
         "entropy": _mean(entropies) if entropies else None,
+        "measures": {
+            name: _estimate([one.ends[name] for one in runs], share=False)
+            if all(name in one.ends for one in runs)
+            else None
+            for name in measures
+        },
         "curves": curves(plan, runs),
     }
     return found
@@ -124,17 +141,27 @@ class Pair:
     left: tuple[Outcome, ...]
     right: tuple[Outcome, ...]
 
-    def finals(self) -> Difference:
+    def by(self, measure: str) -> Difference | None:
+        """By `final` or `area` score or a measure of metrics.jsonl; None where a run lacks it."""
+        if measure == "final":
+            return self._finals()
+        if measure == "area":
+            return self._of(lambda one: one.area)
+        if all(measure in one.ends for one in (*self.left, *self.right)):
+            return self._of(lambda one: one.ends[measure])
+        return None
+
+    def _finals(self) -> Difference:
         """Over seeds and tasks, where each task's score is known in all runs."""
         sides = [_by_task(side) for side in (self.left, self.right)]
         if sides[0].shape != sides[1].shape or not sides[0].size:
-            return self.of(lambda one: one.final)
+            return self._of(lambda one: one.final)
         known = ~np.isnan(sides[0]).any(axis=0) & ~np.isnan(sides[1]).any(axis=0)
         if not known.any():
-            return self.of(lambda one: one.final)
+            return self._of(lambda one: one.final)
         return statistics.paired_difference(sides[0][:, known], sides[1][:, known])
 
-    def of(self, value: Callable[[Outcome], float]) -> Difference:
+    def _of(self, value: Callable[[Outcome], float]) -> Difference:
         """Over seeds."""
         return statistics.paired_difference(
             [value(one) for one in self.left], [value(one) for one in self.right]
@@ -149,44 +176,49 @@ def _by_task(runs: Sequence[Outcome]) -> Array:
     return np.array([[np.nan if x is None else x for x in one.scores] for one in runs], float)
 
 
-def pairs(names: Sequence[str], done: Sequence[Sequence[Outcome]]) -> list[dict[str, Any]]:
-    """Every two arms; p-values corrected over all pairs that could be tested."""
-    found = [_pair(names, done, *two) for two in combinations(range(len(names)), 2)]
+def pairs(
+    names: Sequence[str], done: Sequence[Sequence[Outcome]], measures: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Every two arms; p-values corrected over all pairs that could be tested, by each measure."""
+    found = [pair_of(names, done, *two) for two in combinations(range(len(names)), 2)]
     testable = [pair for pair in found if len(pair.left) > 1]
     share = all(one.measure == "accuracy" for runs in done for one in runs)
-    final = _family([pair.finals() for pair in testable], share)
-    by_area = _family([pair.of(lambda one: one.area) for pair in testable], share)
-    tested = iter(zip(final, by_area, strict=True))
+    tested = {
+        by: iter(family([pair.by(by) for pair in testable], share and by in SCORES))
+        for by in (*SCORES, *measures)
+    }
     rows = []
     for pair in found:
         row: dict[str, Any] = {"a": pair.a, "b": pair.b, "seeds": [one.seed for one in pair.left]}
         if len(pair.left) > 1:
-            of_final, of_area = next(tested)
-            row |= {**of_final, "area": of_area}
+            own = {by: next(those) for by, those in tested.items()}
+            row |= own["final"] or {}
+            row |= {"area": own["area"], "measures": {name: own[name] for name in measures}}
         else:
             row |= dict.fromkeys(("difference", "low", "high", "p", "separable"))
         rows.append(row)
     return rows
 
 
-def _pair(names: Sequence[str], done: Sequence[Sequence[Outcome]], first: int, second: int) -> Pair:
+def pair_of(
+    names: Sequence[str], done: Sequence[Sequence[Outcome]], first: int, second: int
+) -> Pair:
     sides = [{one.seed: one for one in done[number]} for number in (first, second)]
     both = sorted(sides[0].keys() & sides[1].keys())
     left, right = (tuple(side[seed] for seed in both) for side in sides)
     return Pair(names[first], names[second], left, right)
 
 
-def _family(differences: Sequence[Difference], share: bool) -> list[dict[str, Any]]:
+def family(differences: Sequence[Difference | None], share: bool) -> list[dict[str, Any] | None]:
     """Comparisons that are made together: each must hold against the number of them.
 
     Shares can't differ by more than 1, whatever the width of an interval.
     """
     most = 1.0 if share else math.inf
-    raw = [each.p for each in differences]
-    corrected, levels = statistics.holm(raw), statistics.holm_levels(raw)
+    raw = [each.p for each in differences if each is not None]
+    judged = iter(zip(statistics.holm(raw), statistics.holm_levels(raw), strict=True))
     return [
-        _tested(each, p, level, most)
-        for each, p, level in zip(differences, corrected, levels, strict=True)
+        None if each is None else _tested(each, *next(judged), most=most) for each in differences
     ]
 
 

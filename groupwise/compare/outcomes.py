@@ -17,7 +17,7 @@ from groupwise.run import finished
 from groupwise.watch.folder import RunFolder
 
 GRID = 48  # stretches of the budget that curves are drawn over
-LAST = 0.1  # of a run: the share over which its last entropy is the mean
+LAST = 0.1  # of a run: the share over which what it measured at its end is the mean
 CURVES = {"entropy": "entropy/mean", "length": "length/sampled_mean"}  # of training, by step
 
 Array = npt.NDArray[np.float64]
@@ -37,13 +37,17 @@ class Outcome:
     tokens: int
     seconds: float  # of steps, evaluation left out
     length: float  # of held-out answers, at the end
-    entropy: float | None
+    ends: dict[str, float]  # every number of metrics.jsonl, at the end
     curves: dict[str, tuple[Array, Array]]  # of training: name -> where, value
     origin: dict[str, str]  # hashes of data and starting weights
 
     @property
     def start(self) -> float:
         return self.points[0]["score"]
+
+    @property
+    def entropy(self) -> float | None:
+        return self.ends.get("entropy/mean")
 
 
 def outcomes(plan: Plan, folder: Folder) -> list[list[Outcome]]:
@@ -86,7 +90,7 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         tokens=last.get("cost/tokens", 0),
         seconds=last["seconds"],
         length=last["eval/length"],
-        entropy=_last_mean(lines, "entropy/mean"),
+        ends=_ends(lines),
         curves={name: _series(lines, metric, unit) for name, metric in CURVES.items()},
         origin=dict(RunFolder(path).read_manifest().get("origin", {})),
     )
@@ -114,10 +118,15 @@ def _series(lines: Sequence[Mapping[str, Any]], metric: str, unit: str) -> tuple
     return table[:, 0], table[:, 1]
 
 
-def _last_mean(lines: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    known = [line[metric] for line in lines if line.get(metric) is not None]
-    last = known[-max(1, round(LAST * len(known))) :]
-    return sum(last) / len(last) if last else None
+def _ends(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of each measure the mean over the last tenth of the lines that have it."""
+    known: dict[str, list[float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if isinstance(value, int | float):
+                known.setdefault(name, []).append(value)
+    last = {name: values[-max(1, round(LAST * len(values))) :] for name, values in known.items()}
+    return {name: sum(values) / len(values) for name, values in last.items()}
 
 
 # --- curves at equal places -------------------------------------------------------------------

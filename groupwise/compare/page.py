@@ -49,7 +49,7 @@ def write_all(
         "compare.json": to_page(found),
         "compare.html": page(path.resolve().name, found, plan, drawn),
         "pairs.csv": _csv(_pair_rows(found)),
-        "runs.csv": _csv(_run_rows(plan, done)),
+        "runs.csv": _csv(_run_rows(plan, done, words.measures(found))),
         "curves.csv": _csv(_curve_rows(plan, done)),
     }
     if can_plot():
@@ -93,7 +93,8 @@ def charts_of(found: Mapping[str, Any]) -> dict[str, Chart]:
 
 def page(name: str, found: Mapping[str, Any], plan: Plan, drawn: Mapping[str, Chart]) -> str:
     """Self-contained: no script, nothing loaded."""
-    sentences = "".join(f"<li>{text(each)}</li>" for each in words.verdicts(found))
+    said = [*words.verdicts(found), *filter(None, words.measured(found))]
+    sentences = "".join(f"<li>{text(each)}</li>" for each in said)
     troubles = "".join(f"<p>{text(each)}</p>" for each in words.warnings(found) if each)
     figures = "".join(
         f"<figure><h3>{text(chart.title)}</h3>{charts.svg(chart)}"
@@ -136,7 +137,8 @@ PAIR_HEAD = ("a", "b", "of", "difference a − b", "low", "high", "p (Holm)", "p
 def _pair_rows(found: Mapping[str, Any]) -> list[list[Any]]:
     rows: list[list[Any]] = [list(PAIR_HEAD)]
     for pair in found["pairs"]:
-        for of, tested in (("final", pair), ("mean over budget", pair.get("area"))):
+        by = {"final": pair, "mean over budget": pair.get("area"), **pair.get("measures", {})}
+        for of, tested in by.items():
             if tested is not None:
                 names = ("difference", "low", "high", "p", "p_uncorrected", "separable",
                          "smallest_visible")  # fmt: skip
@@ -157,11 +159,15 @@ def _shown(row: Sequence[Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _run_rows(plan: Plan, done: Sequence[Sequence[Outcome]]) -> list[list[Any]]:
+def _run_rows(
+    plan: Plan, done: Sequence[Sequence[Outcome]], measures: Sequence[str]
+) -> list[list[Any]]:
     names = ("seed", "start", "final", "area", "steps", "tokens", "seconds", "length", "entropy")
-    rows: list[list[Any]] = [["arm", *names]]
+    rows: list[list[Any]] = [["arm", *names, *measures]]
     for arm, runs in zip(plan.arms, done, strict=True):
-        rows += [[arm.name, *(getattr(one, name) for name in names)] for one in runs]
+        for one in runs:
+            own = [getattr(one, name) for name in names]
+            rows.append([arm.name, *own, *(one.ends.get(name) for name in measures)])
     return rows
 
 

@@ -13,7 +13,7 @@ MANY_SEEDS = 1_000  # beyond that, advice is no advice
 def text(found: Mapping[str, Any]) -> str:
     """The table, then what can be told apart and what can't."""
     tested = sum(pair["p"] is not None for pair in found["pairs"])
-    lines = [*table(found), "", *verdicts(found), *warnings(found)]
+    lines = [*table(found), "", *verdicts(found), *measured(found), *warnings(found)]
     if tested > 1:
         lines += ["", f"p is corrected for {tested} comparisons (Holm); intervals are not."]
     if any(pair.get("seeds_needed") for pair in found["pairs"]):
@@ -25,7 +25,12 @@ def columns(found: Mapping[str, Any]) -> list[str]:
     measure = found["measure"]
     unit = next(iter(found["budget"]))
     return ["", f"final {measure}", f"mean over {unit}", "tokens", "seconds", "steps", "length",
-            "entropy", "seeds"]  # fmt: skip
+            "entropy", *measures(found), "seeds"]  # fmt: skip
+
+
+def measures(found: Mapping[str, Any]) -> list[str]:
+    """Those that arms are compared by beside the score."""
+    return next((list(arm["measures"]) for arm in found["arms"] if arm["seeds"]), [])
 
 
 def rows(found: Mapping[str, Any]) -> list[list[str]]:
@@ -36,7 +41,7 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
         if arm["failed"]:
             seeds += f", {len(arm['failed'])} failed"
         if not arm["seeds"]:
-            made.append([arm["name"], *["-"] * 7, seeds])
+            made.append([arm["name"], *["-"] * (7 + len(measures(found))), seeds])
             continue
         made.append(
             [
@@ -48,6 +53,10 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
                 f"{arm['steps']:,.0f}",
                 f"{arm['length']:,.1f}",
                 "-" if arm["entropy"] is None else f"{arm['entropy']:.3f}",
+                *(
+                    "-" if own is None else f"{own['mean']:.4g} ± {own['stderr'] or 0:.2g}"
+                    for own in arm["measures"].values()
+                ),
                 seeds,
             ]
         )
@@ -118,6 +127,32 @@ def verdict(pair: Mapping[str, Any], measure: str, seeds: int) -> str:
     )
 
 
+def measured(found: Mapping[str, Any]) -> list[str]:
+    """A sentence for each pair and measure of metrics.jsonl that was asked for."""
+    lines = []
+    for name in measures(found):
+        lines += ["", f"By {name}, at the end:"]
+        for pair in found["pairs"]:
+            tested = pair["measures"][name] if pair["difference"] is not None else None
+            lines.append(_measured(pair["a"], pair["b"], tested))
+    return lines
+
+
+def _measured(a: str, b: str, tested: Mapping[str, Any] | None) -> str:
+    if tested is None:
+        return f"{a} and {b}: no verdict, not all of their runs measured it."
+    if tested["separable"]:
+        more, less, turned = (a, b, tested) if tested["difference"] > 0 else (b, a, _turned(tested))
+        interval = f"{turned['low']:.3g} to {turned['high']:.3g}"
+        size = f"{turned['difference']:.3g} ({interval}, p = {_p(tested['p'])})"
+        return f"{more} has more than {less} by {size}."
+    return (
+        f"{a} and {b} are not separable: {tested['difference']:+.3g} for {a} "
+        f"({tested['low']:.3g} to {tested['high']:.3g}, p = {_p(tested['p'])}); this design could "
+        f"have seen {tested['smallest_visible']:.3g}."
+    )
+
+
 def _better(pair: Mapping[str, Any], a: str, b: str) -> str:
     first, second = (a, b) if pair["difference"] > 0 else (b, a)
     return f"{first} is better than {second}"
@@ -125,11 +160,14 @@ def _better(pair: Mapping[str, Any], a: str, b: str) -> str:
 
 def _amount(pair: Mapping[str, Any], measure: str) -> str:
     """3.1 points (1.2 to 5.0, p = 0.01), of the better one."""
-    turned = pair
-    if pair["difference"] < 0:
-        turned = {"difference": -pair["difference"], "low": -pair["high"], "high": -pair["low"]}
+    turned = pair if pair["difference"] > 0 else _turned(pair)
     size = _points(turned["difference"], measure)
     return f"{size} ({_interval(turned, measure)}, p = {_p(pair['p'])})"
+
+
+def _turned(pair: Mapping[str, Any]) -> dict[str, float]:
+    """Seen from the other side."""
+    return {"difference": -pair["difference"], "low": -pair["high"], "high": -pair["low"]}
 
 
 def _needed(pair: Mapping[str, Any], measure: str, seeds: int) -> str:
