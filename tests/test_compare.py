@@ -111,6 +111,7 @@ def test_a_method_against_itself_differs_by_exactly_nothing(done: Path) -> None:
             assert (one / name).read_bytes() == (two / name).read_bytes()
         weights = "checkpoints/latest/model.safetensors"
         assert (one / weights).read_bytes() == (two / weights).read_bytes()
+        assert not list(one.glob("checkpoints/*/resume"))  # a finished run keeps no optimizer
 
 
 def test_arms_share_prompts_samples_and_start(done: Path) -> None:

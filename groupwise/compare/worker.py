@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -88,6 +89,7 @@ def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
             begun = time.perf_counter()
             try:
                 train(config, run, Reporting(log, config, out))
+                shed(run)
             except Exception:
                 traceback.print_exc(file=log)
                 raise
@@ -100,6 +102,15 @@ def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
     except Exception as error:  # one run's trouble is not the others'
         _say(out, failed=in_short(error))
     return True
+
+
+def shed(run: Path) -> None:
+    """A run that spent its budget is not gone on with: it keeps its weights and no optimizer.
+
+    Those are three times as large, and a comparison has many runs.
+    """
+    for state in run.glob("checkpoints/step_*/resume"):
+        shutil.rmtree(state)
 
 
 if __name__ == "__main__":

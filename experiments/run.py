@@ -1,0 +1,227 @@
+"""The claims of the papers as small experiments: run them, judge them, write the page.
+
+    python -m experiments.run a_length_bias b_clip_higher      # minutes each, on all cores
+    python -m experiments.run smollm2 --set model.path=FOLDER --set model.device=cuda --jobs 6
+    python -m experiments.run --page                           # docs/claims.md, from results/
+
+A claim is a file beside this one: what is said, by whom, the arms that show it, and the direction
+and size that are expected. Its runs lie in runs/experiments/NAME; the same command goes on with
+them. What came out is in results/NAME.json, whatever it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments import page, scaling
+from groupwise.cli import main as groupwise
+from groupwise.compare.findings import family, pair_of
+from groupwise.compare.outcomes import Outcome, outcomes
+from groupwise.compare.plan import Folder
+from groupwise.validate import statistics
+
+HERE = Path(__file__).parent
+SCORES = {"accuracy": "final", "area": "area"}  # a claim's word for it, and compare's
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a paper predicts of two arms: one has more of a measure, or they are alike."""
+
+    measure: str
+    more: str
+    than: str
+    size: float  # the published effect, or how far apart arms that are alike may be
+    alike: bool
+    relative: bool  # sizes are shares of the second arm's mean
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Expectation:
+        known = dict(entry)
+        alike = "alike" in known
+        more, than = known.pop("alike") if alike else (known.pop("more"), known.pop("than"))
+        size = known.pop("within" if alike else "effect")
+        return cls(known.pop("measure"), more, than, size, alike, known.pop("relative", False))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One file."""
+
+    name: str
+    claim: str
+    source: str
+    published: str
+    setting: str
+    reading: str
+    seeds: int
+    budget: str
+    arms: dict[str, str]  # name -> what compare calls it
+    expect: tuple[Expectation, ...]
+    config: str = ""  # a file beside it: what all arms share
+    settings: tuple[str, ...] = ()
+    scaling: Mapping[str, Any] | None = None  # accuracy against tokens, before and after
+
+    @property
+    def measures(self) -> list[str]:
+        return list(dict.fromkeys(e.measure for e in self.expect if e.measure not in SCORES))
+
+
+def read(name: str) -> Claim:
+    known = tomllib.loads((HERE / f"{name}.toml").read_text())
+    expect = tuple(Expectation.of(entry) for entry in known.pop("expect", ()))
+    settings = tuple(known.pop("settings", ()))
+    return Claim(name=name, expect=expect, settings=settings, **known)
+
+
+def names() -> list[str]:
+    """All claims, in order; files that arms share are none."""
+    files = sorted(HERE.glob("*.toml"))
+    return [file.stem for file in files if "claim" in tomllib.loads(file.read_text())]
+
+
+# --- run ----------------------------------------------------------------------------------------
+
+
+def command(claim: Claim, out: Path, more: Sequence[str]) -> list[str]:
+    """What `groupwise` is asked for."""
+    own = ["--seeds", str(claim.seeds), "--budget", claim.budget, "--out", str(out)]
+    own += ["--config", str(HERE / claim.config)] if claim.config else []
+    for setting in claim.settings:
+        own += ["--set", setting]
+    for measure in claim.measures:
+        own += ["--measure", measure]
+    return ["compare", *claim.arms.values(), *own, *more]
+
+
+def do(claim: Claim, root: Path, more: Sequence[str]) -> int:
+    """Run what is not done yet, and write down what came out. 0 if all of it is there."""
+    out = root / claim.name
+    status = groupwise(command(claim, out, more))
+    if status:
+        return status
+    compared = json.loads((out / "compare.json").read_text())
+    folder = Folder(out)
+    plan = folder.read()
+    assert plan is not None
+    done = outcomes(plan, folder)
+    found: dict[str, Any] = {
+        "name": claim.name,
+        "machine": machine(plan.arms[0].config.model.device),
+        "seeds": claim.seeds,
+        "budget": claim.budget,
+        "seconds": sum(one.seconds for runs in done for one in runs),
+        "arms": arms(claim, compared),
+        "expectations": judge(claim, done),
+    }
+    if claim.scaling:
+        found["scaling"] = scaling.measure(claim.scaling, plan, folder)
+        found["expectations"] += [scaled(claim.scaling, found["scaling"])]
+    file = HERE / "results" / f"{claim.name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    print(page.section(claim, found))
+    return 0
+
+
+def machine(device: str) -> str:
+    if device.startswith("cuda"):
+        return f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}"
+    return f"{os.cpu_count()} CPU cores ({platform.machine()}), PyTorch {torch.__version__}"
+
+
+def arms(claim: Claim, compared: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each arm what the claim speaks of, as mean and standard error over seeds."""
+    kept = ("mean", "low", "high", "stderr")
+    found = {}
+    for name, arm in zip(claim.arms, compared["arms"], strict=True):
+        by = {"accuracy": arm["final"], "area": arm["area"], **arm["measures"]}
+        found[name] = {
+            "start": arm["start"],
+            "steps": arm["steps"],
+            **{what: one and {key: one[key] for key in kept} for what, one in by.items()},
+        }
+    return found
+
+
+# --- judge --------------------------------------------------------------------------------------
+
+
+def judge(claim: Claim, done: Sequence[Sequence[Outcome]]) -> list[dict[str, Any]]:
+    """Each expectation against what was measured, paired by seed; Holm over those of the claim."""
+    order = list(claim.arms)
+    pairs = [pair_of(order, done, order.index(e.more), order.index(e.than)) for e in claim.expect]
+    differences = [
+        pair.by(SCORES.get(e.measure, e.measure))
+        for e, pair in zip(claim.expect, pairs, strict=True)
+    ]
+    found = []
+    for e, pair, tested in zip(claim.expect, pairs, family(differences, share=False), strict=True):
+        entry = asdict(e)
+        if tested is None:
+            found.append({**entry, "verdict": "not measured"})
+            continue
+        unit = 1.0
+        if e.relative:
+            unit = abs(sum(one.ends[e.measure] for one in pair.right) / len(pair.right))
+        numbers = {
+            key: tested[key] / unit for key in ("difference", "low", "high", "smallest_visible")
+        }
+        entry |= {**numbers, "p": tested["p"], "seeds": len(pair.left)}
+        found.append({**entry, "verdict": verdict(e, entry)})
+    return found
+
+
+def scaled(asked: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Test-time scaling as one more expectation: training gains more where there is more room."""
+    least, most = (f"the gain with {asked['budgets'][at]} tokens" for at in (0, -1))
+    expected = Expectation("accuracy", most, least, asked["effect"], alike=False, relative=False)
+    numbers = {key: found[key] for key in ("difference", "low", "high", "smallest_visible", "p")}
+    return {**asdict(expected), **numbers, "verdict": verdict(expected, numbers)}
+
+
+def verdict(expected: Expectation, found: Mapping[str, Any]) -> str:
+    """Where no difference was seen, only a design that would have seen the published one counts."""
+    if expected.alike:
+        if -expected.size < found["low"] and found["high"] < expected.size:
+            return "as claimed"
+        apart = found["low"] > expected.size or found["high"] < -expected.size
+        return "the opposite" if apart else "open"
+    if found["p"] < statistics.ALPHA:
+        return "as claimed" if found["difference"] > 0 else "the opposite"
+    return "not seen" if found["smallest_visible"] < expected.size else "open"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("claims", nargs="*", metavar="NAME", help=", ".join(names()))
+    parser.add_argument("--out", type=Path, default=Path("runs/experiments"))
+    parser.add_argument("--jobs", help="runs at a time, as of groupwise compare")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    parser.add_argument("--page", action="store_true", help="write docs/claims.md")
+    args = parser.parse_args()
+    more = ["--jobs", args.jobs] if args.jobs else []
+    for setting in args.settings:
+        more += ["--set", setting]
+    for name in args.claims:
+        if name not in names():
+            parser.error(f"there is no claim {name!r}: {', '.join(names())}")
+    failed = [name for name in args.claims if do(read(name), args.out, more)]
+    if args.page:
+        (HERE.parent / "docs" / "claims.md").write_text(page.whole([read(n) for n in names()]))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
