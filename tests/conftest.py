@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import groupwise.recipes  # noqa: F401 - what is built in is there before the first test
 from groupwise.composition import RECIPES
 from groupwise.slots import REGISTRY
 

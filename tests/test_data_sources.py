@@ -271,6 +271,22 @@ def three(tmp_path: Path) -> list[str]:
     ]
 
 
+def test_one_generator_under_several_names() -> None:
+    """Sums of two and of four numbers, by name; a name alone changes nothing."""
+    table = {
+        f"arithmetic:{name}": Source(weight=weight, size=50, options={"digits": 1, "terms": terms})
+        for name, weight, terms in (("easy", 3.0, 2), ("hard", 1.0, 4))
+    }
+    found = loaded(table, holdout_share=0.2)
+    assert found.weights == {"easy": 3.0, "hard": 1.0}
+    terms = {(t.source, t.prompt.count("+") + 1) for t in (*found.train, *found.eval)}
+    assert terms == {("easy", 2), ("hard", 4)}
+    plain, named = (loaded(name, size=9) for name in ("arithmetic", "arithmetic:mine"))
+    assert [t.prompt for t in named.train] == [t.prompt for t in plain.train]
+    with pytest.raises(DataError, match="no named set"):
+        loaded("arithmetics:easy")
+
+
 def test_a_list_is_one_after_the_other(tmp_path: Path) -> None:
     a, b, _ = three(tmp_path)
     found = loaded((a, f"{tmp_path}/[bc].jsonl", "arithmetic"), size=7)

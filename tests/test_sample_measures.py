@@ -176,10 +176,41 @@ def test_clipped_tokens_have_a_side_and_a_probability() -> None:
     assert found["clip/high_probability"] == pytest.approx(0.35)
     assert found["clip/high_rare_share"] == 0.5
     assert found["clip/low_probability"] == pytest.approx(0.8)
+    assert found["clip/rare"] == 1  # one token is rare, and it is clipped: 3 of 8 are, else
+    assert found["clip/rarity"] == pytest.approx(8 / 3)
     assert found["ratio/off"] == pytest.approx(float((ratio_NT - 1).square().mean().sqrt()))
     by_row_N = ratio_NT.log().mean(1).exp()
     assert found["ratio/sequence_mean"] == pytest.approx(float(by_row_N.mean()))
     assert found["ratio/sequence_max"] == pytest.approx(float(by_row_N.max()))
+
+
+@pytest.mark.parametrize(
+    ("advantage", "hard", "even"),
+    [("group_mean", 2 * 0.75, 4 * 0.5), ("group_zscore(eps=0.0)", 3.0, 4 * 0.75**0.5)],
+)
+def test_weight_of_groups_near_all_or_nothing(advantage: str, hard: float, even: float) -> None:
+    """One right of four is at the edge, two are not; all right weighs nothing. Σ|A| by hand.
+
+    A z-score has 3 of 3 + 2√3 there, a centred reward 1.5 of 1.5 + 2: less, as is said of it.
+    """
+    made = TokenBatch.build(
+        mask_NT=torch.ones(12, 2, dtype=torch.bool),
+        group_N=[0] * 4 + [1] * 4 + [2] * 4,
+        reward_N=[1.0, 0, 0, 0] + [1.0, 1, 0, 0] + [1.0] * 4,
+        old_logp_NT=torch.zeros(12, 2),
+    )
+    found = batch_phase(recipe("grpo", {"penalty": "", "advantage": advantage}), made).metrics
+    assert found["advantage/edge_share"] == pytest.approx(hard / (hard + even))
+
+
+def test_no_weight_of_groups_where_nothing_is_learned() -> None:
+    made = TokenBatch.build(
+        mask_NT=torch.ones(2, 1, dtype=torch.bool),
+        group_N=[0, 0],
+        reward_N=[1.0, 1.0],
+        old_logp_NT=torch.zeros(2, 1),
+    )
+    assert "advantage/edge_share" not in batch_phase(recipe("grpo", {"penalty": ""}), made).metrics
 
 
 def test_quantile_is_that_of_numpy() -> None:

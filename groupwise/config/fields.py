@@ -100,7 +100,8 @@ GYM = "reasoning_gym"  # its tasks are generators, too: reasoning_gym:chain_sum
 
 
 def is_generator(name: str) -> bool:
-    return name in GENERATORS or name.startswith(f"{GYM}:")
+    # countdown:FILE is a named set
+    return name in GENERATORS or name.startswith(("arithmetic:", f"{GYM}:"))
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,8 @@ class Data:
 
     # a file, a pattern ("data/*.parquet"), a named set ("gsm8k:FILE") or a generator (arithmetic,
     # countdown, reasoning_gym:TASK); a list of them, or a table: { "gsm8k:FILE" = 0.7, "FILE" =
-    # { weight = 0.3, grader = "number" } } (also size and options, of a generator). FILE may be on
-    # a hub: hub:org/name, hub:org/name@revision/train*.parquet
+    # { weight = 0.3, grader = "number" } } (also size and options, of a generator; arithmetic:NAME
+    # is one). FILE may be on a hub: hub:org/name, hub:org/name@revision/train*.parquet
     train: str | tuple[str, ...] | dict[str, Positive | Source] = "arithmetic"
     # the same without weights; "" holds tasks out of a generator, and none of a file
     eval: str | tuple[str, ...] | dict[str, Source] = ""

@@ -23,7 +23,11 @@ ATOM = 3
 
 
 def generate(name: str, size: int, seed: int, options: Mapping[str, Any]) -> list[Task]:
-    """Tasks of a generator by name. There are fewer than `size` if it has no more prompts."""
+    """Tasks of a generator by name. There are fewer than `size` if it has no more prompts.
+
+    `arithmetic:easy` is arithmetic under a name of its own, so that one table can have several.
+    """
+    name = name.partition(":")[0]
     if name not in GENERATORS:
         raise DataError(f"There is no generator {name!r}. {nearest(name, GENERATORS)}")
     if size < 1:

@@ -21,6 +21,8 @@ from groupwise.records import Memory, TokenBatch, Visit
 from groupwise.slots import Slot
 from groupwise.streams import STREAMS
 
+EDGE = 0.25  # of the rewards' range, from its middle: beyond are the outer quarters
+
 
 @dataclass(frozen=True)
 class BatchResult:
@@ -112,7 +114,8 @@ def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
     batch = replace(batch, learn_N=selection.learn_N)
     advantage_NT = per_token(advantages(recipe, batch, selection), batch)
     weighed = replace(_weigh(recipe, batch), advantage_NT=advantage_NT, made_by=batch_slots(recipe))
-    return BatchResult(weighed, selection.refill, _remember(recipe, batch), _metrics(batch))
+    metrics = _metrics(batch) | edge_share(weighed)
+    return BatchResult(weighed, selection.refill, _remember(recipe, batch), metrics)
 
 
 def _weigh(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
@@ -237,6 +240,21 @@ def add_visits(batch: TokenBatch, reward_N: Tensor, ddof: int) -> dict[int, tupl
         if size > 0:
             visits[group] = (*visits.get(group, ()), Visit(int(size), mean, var))
     return visits
+
+
+def edge_share(batch: TokenBatch) -> dict[str, float]:
+    """How much of Σ u·|A| is that of groups near all or nothing: hard and easy prompts."""
+    gather = batch.world.gather
+    weight_NT = batch.stream("coefficient_NT", "metrics") * batch.stream("advantage_NT", "metrics")
+    weight_M = gather(batch.valid(weight_NT.abs()).sum(1)).double()
+    reward_M = gather(batch.task_reward_N).double()
+    known_M = reward_M[~reward_M.isnan()]
+    if not weight_M.sum() or known_M.min() == known_M.max():
+        return {}
+    low, high = known_M.min(), known_M.max()
+    mean_M = gather(group_stats(batch.task_reward_N, batch).mean_N)
+    edge_M = ((mean_M - low) / (high - low) - 0.5).abs() >= EDGE
+    return {"advantage/edge_share": float(weight_M[edge_M].sum() / weight_M.sum())}
 
 
 def _metrics(batch: TokenBatch) -> dict[str, float]:
