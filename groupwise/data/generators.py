@@ -20,6 +20,8 @@ from groupwise.records import Task
 PATIENCE = 2_000
 BINDING = {"+": 1, "-": 1, "*": 2, "/": 2}
 ATOM = 3
+# Says nothing, and no grader reads it as part of a number, as it would a point.
+FILLER = ";"
 
 
 def generate(name: str, size: int, seed: int, options: Mapping[str, Any]) -> list[Task]:
@@ -63,11 +65,24 @@ def split(tasks: Sequence[Task], held_out: int, seed: int) -> tuple[list[Task], 
 
 
 def arithmetic(
-    size: int, stream: random.Random, *, digits: int = 2, operations: str = "+", terms: int = 2
+    size: int,
+    stream: random.Random,
+    *,
+    digits: int = 2,
+    operations: str = "+",
+    terms: int = 2,
+    filler: int = 0,
+    tail: int = 0,
 ) -> list[Task]:
-    """'37+58=' -> '95'. Numbers of 1 to `digits` digits, products before sums."""
+    """'37+58=' -> '95'. Numbers of 1 to `digits` digits, products before sums.
+
+    Solutions to learn from have up to `filler` signs without meaning before the answer and up to
+    `tail` behind it: ';;;95;'. Length is then free, as it is in reasoning.
+    """
     _whole("arithmetic", "digits", digits, 1, 100)
     _whole("arithmetic", "terms", terms, 1, 100)
+    _whole("arithmetic", "filler", filler, 0, 10**4)
+    _whole("arithmetic", "tail", tail, 0, 10**4)
     _operations("arithmetic", operations, "+-*")
     bases = [10**digits] + [len(operations), 10**digits] * (terms - 1)
     tasks = []
@@ -75,7 +90,8 @@ def arithmetic(
         parts = _digits(code, bases)
         text = "".join(str(x) if at % 2 == 0 else operations[x] for at, x in enumerate(parts))
         answer = str(_sum_of_products(parts[::2], [operations[x] for x in parts[1::2]]))
-        tasks.append(Task(number, f"{text}=", answer, {"solution": answer}))
+        before, behind = (FILLER * stream.randint(0, most) for most in (filler, tail))
+        tasks.append(Task(number, f"{text}=", answer, {"solution": f"{before}{answer}{behind}"}))
     return tasks
 
 
