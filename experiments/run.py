@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -162,19 +163,16 @@ def judge(claim: Claim, done: Sequence[Sequence[Outcome]]) -> list[dict[str, Any
     """Each expectation against what was measured, paired by seed; Holm over those of the claim."""
     order = list(claim.arms)
     pairs = [pair_of(order, done, order.index(e.more), order.index(e.than)) for e in claim.expect]
-    differences = [
-        pair.by(SCORES.get(e.measure, e.measure))
-        for e, pair in zip(claim.expect, pairs, strict=True)
-    ]
+    measures = [SCORES.get(e.measure, e.measure) for e in claim.expect]
+    differences = [pair.by(by) for pair, by in zip(pairs, measures, strict=True)]
+    judged = family(differences, share=False)
     found = []
-    for e, pair, tested in zip(claim.expect, pairs, family(differences, share=False), strict=True):
+    for e, pair, by, tested in zip(claim.expect, pairs, measures, judged, strict=True):
         entry = asdict(e)
         if tested is None:
             found.append({**entry, "verdict": "not measured"})
             continue
-        unit = 1.0
-        if e.relative:
-            unit = abs(sum(one.ends[e.measure] for one in pair.right) / len(pair.right))
+        unit = abs(mean(one.value(by) or 0.0 for one in pair.right)) if e.relative else 1.0
         numbers = {
             key: tested[key] / unit for key in ("difference", "low", "high", "smallest_visible")
         }

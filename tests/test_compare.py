@@ -636,6 +636,8 @@ def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places_for(plan, None)] == ["2", "5"]
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places_for(plan, 3)] == ["2", "5", "2"]
     assert plan.with_threads(3).arms[0].config.model.threads == 1  # set already
+    monkeypatch.setattr("groupwise.compare.machine.cores", lambda: 16)
+    assert [place["OMP_NUM_THREADS"] for place in places_for(plan, 5)] == ["3"] * 5
 
 
 def test_a_second_command_on_the_same_folder_waits_and_gives_up(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -145,26 +145,23 @@ class Pair:
         """By `final` or `area` score or a measure of metrics.jsonl; None where a run lacks it."""
         if measure == "final":
             return self._finals()
-        if measure == "area":
-            return self._of(lambda one: one.area)
-        if all(measure in one.ends for one in (*self.left, *self.right)):
-            return self._of(lambda one: one.ends[measure])
-        return None
+        sides = [[one.value(measure) for one in side] for side in (self.left, self.right)]
+        known = [[value for value in side if value is not None] for side in sides]
+        return statistics.paired_difference(*known) if known == sides else None
 
     def _finals(self) -> Difference:
         """Over seeds and tasks, where each task's score is known in all runs."""
         sides = [_by_task(side) for side in (self.left, self.right)]
         if sides[0].shape != sides[1].shape or not sides[0].size:
-            return self._of(lambda one: one.final)
+            return self._by_seed()
         known = ~np.isnan(sides[0]).any(axis=0) & ~np.isnan(sides[1]).any(axis=0)
         if not known.any():
-            return self._of(lambda one: one.final)
+            return self._by_seed()
         return statistics.paired_difference(sides[0][:, known], sides[1][:, known])
 
-    def _of(self, value: Callable[[Outcome], float]) -> Difference:
-        """Over seeds."""
+    def _by_seed(self) -> Difference:
         return statistics.paired_difference(
-            [value(one) for one in self.left], [value(one) for one in self.right]
+            [one.final for one in self.left], [one.final for one in self.right]
         )
 
 

@@ -18,10 +18,15 @@ def places_for(plan: Plan, jobs: int | None) -> list[Mapping[str, str]]:
     """What the environment of each process says; `jobs` at a time, or as many as there is room."""
     if any(arm.config.model.device.startswith("cuda") for arm in plan.arms):
         gpus = visible_gpus()
-        return [{VISIBLE: gpus[at % len(gpus)]} for at in range(jobs or len(gpus))]
+        count = jobs or len(gpus)
+        return [{VISIBLE: gpus[at % len(gpus)], **_threads(count)} for at in range(count)]
     count = jobs or min([cores(), *(room_for(arm.config) for arm in plan.arms)])
-    share = str(max(1, cores() // count))
-    return [dict.fromkeys(THREADS, share)] * count
+    return [_threads(count)] * count
+
+
+def _threads(processes: int) -> dict[str, str]:
+    """Each its share of the cores: together they would have a thread for each on each."""
+    return dict.fromkeys(THREADS, str(max(1, cores() // processes)))
 
 
 def room_for(config: Config) -> int:

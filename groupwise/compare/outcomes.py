@@ -45,6 +45,11 @@ class Outcome:
     def start(self) -> float:
         return self.points[0]["score"]
 
+    def value(self, measure: str) -> float | None:
+        """The `final` or `area` score, or a measure of metrics.jsonl at the end."""
+        scores = {"final": self.final, "area": self.area}
+        return scores[measure] if measure in scores else self.ends.get(measure)
+
     @property
     def entropy(self) -> float | None:
         return self.ends.get("entropy/mean")
