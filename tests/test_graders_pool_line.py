@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -45,6 +46,18 @@ def test_large_items_do_not_fill_the_pipe_of_one_that_hangs(pool: Pool) -> None:
     outcomes = pool.run([("sleep", 600), *[("echo", large)] * 4], 1.5)
     assert [o.status for o in outcomes] == ["timeout", "ok", "ok", "ok", "ok"]
     assert all(o.value == large for o in outcomes[1:])
+
+
+def test_many_small_items_do_not_fill_the_pipe_of_one_that_hangs(pool: Pool) -> None:
+    """Each takes far more of a pipe than its own bytes; the caller hung before the clock ran."""
+    statuses: list[str] = []
+    items = [("sleep", 600), *[("echo", n) for n in range(1_000)]]
+    caller = threading.Thread(
+        target=lambda: statuses.extend(o.status for o in pool.run(items, 1.5)), daemon=True
+    )
+    caller.start()
+    caller.join(60.0)
+    assert statuses == ["timeout", *["ok"] * 1_000]
 
 
 def test_what_is_ahead_is_bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

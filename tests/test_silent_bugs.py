@@ -303,6 +303,7 @@ EXPECTED = {
     "ratio/max": 2.0,
     "ratio/effective_sample_share": (5 / 4) ** 2 / ((4 + 3) / 4),
     "kl/ref": (math.exp(-0.5) + 0.5 - 1) / 4,
+    "kl/ref_k1": 0.5 / 4,
     "entropy/mean": (4 + 6) / 4,
 }
 

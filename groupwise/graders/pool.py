@@ -32,6 +32,7 @@ START_SECONDS = 120.0  # for a process to load what it needs, on a busy machine
 # Bytes of items that wait in a worker's pipe. Well below what a pipe takes: a worker that hangs
 # reads nothing, and who writes to it must not hang as well.
 AHEAD_BYTES = 65_536
+MESSAGE_BYTES = 1_024  # that a pipe needs for an item beside its own: many small ones fill it, too
 
 
 class Outcome(NamedTuple):
@@ -47,12 +48,13 @@ class Outcome(NamedTuple):
 class Worker:
     pipe: Connection
     pid: int
-    # (number, bytes) of the items that it has, the first in work, which began `since`.
+    # (number, bytes in the pipe) of the items that it has, the first in work, which began `since`.
     line: deque[tuple[int, int]] = field(default_factory=deque)
     since: float = 0.0
     heard: bytearray = field(default_factory=bytearray)  # of answers that are not all there yet
 
     def has_room(self, size: int) -> bool:
+        """Whether an item that takes so many bytes of the pipe may wait in it."""
         return sum(held for _, held in self.line) + size <= AHEAD_BYTES
 
     def answers(self) -> tuple[list[tuple[Any, Any]], str]:
@@ -155,7 +157,8 @@ class Pool:
                 said = f"it can't be handed to another process: {error}"
                 take(waiting.popleft(), Outcome(None, "error", said))
                 continue
-            worker = self._free(busy, len(item))
+            size = len(item) + MESSAGE_BYTES
+            worker = self._free(busy, size)
             if worker is None:
                 return
             try:
@@ -168,10 +171,10 @@ class Pool:
             if not worker.line:
                 worker.since = time.monotonic()
                 busy.append(worker)
-            worker.line.append((waiting.popleft(), len(item)))
+            worker.line.append((waiting.popleft(), size))
 
     def _free(self, busy: Sequence[Worker], size: int) -> Worker | None:
-        """A worker for an item of so many bytes, if there is one.
+        """A worker for an item that takes so many bytes of its pipe, if there is one.
 
         The only worker of a pool has items ahead, so that it never waits for the next one. Of
         several, each has one: behind a slow item others would wait.

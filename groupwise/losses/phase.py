@@ -191,6 +191,7 @@ def _measure(
     logp_NT = batch.stream("logp_NT", "measures").detach()
     if batch.ref_logp_NT is not None:
         x_NT = logp_NT - batch.ref_logp_NT
+        add("kl/ref_k1", x_NT)
         odds_NT = (-x_NT).clamp_(-EXP_LIMIT, EXP_LIMIT).exp_()
         add("kl/ref", odds_NT.add_(x_NT).sub_(1.0))  # k3, in place
     if batch.entropy_NT is not None:

@@ -87,6 +87,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "correction/mean": Metric("mean weight of the recipe's corrections, where it has any", "ratio", "0.9 to 1", "lower: the sampler is far off, or much is masked"),
         "correction/zero_share": Metric("tokens that the corrections weigh with 0", "share", "below 0.1", "as for mismatch/abs_mean"),
         "kl/ref": Metric("KL to the reference on learned tokens (k3 estimate)", "nats", "0 at the first step, then grows slowly; below 1 for most tasks", "spikes: lower the rate or raise the KL coefficient"),
+        "kl/ref_k1": Metric("the same as mean log-ratio to the reference (k1 estimate): noisier while the two are near, calmer when a rare token makes kl/ref jump", "nats", "close to kl/ref over several steps; may be below 0", "as for kl/ref"),
         "gate/mismatch_mean": Metric("mean |learner − sampler| log-probability in the check before the first step", "nats", "below guard.mismatch, else the run does not start", "as for mismatch/abs_mean"),
         "gate/mismatch_p99": Metric("its 99th percentile", "nats", "below 10 x its mean", "as for mismatch/abs_mean"),
         "gate/mismatch_max": Metric("its maximum", "nats", "below 0.1", "as for mismatch/abs_mean"),
