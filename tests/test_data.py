@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -151,24 +150,17 @@ def test_arithmetic_with_answers_of_free_length() -> None:
     """Other solutions, the same tasks; every length occurs, and all of them are graded right."""
     options = {"digits": 1, "terms": 3}
     plain = generate("arithmetic", 1000, 7, options)
+    tasks = generate("arithmetic", 1000, 7, {**options, "filler": 3})
+    assert tasks == generate("arithmetic", 1000, 7, {**options, "filler": 3})
+    assert [(t.prompt, t.answer) for t in tasks] == [(t.prompt, t.answer) for t in plain]
+    solutions = [str(task.columns["solution"]) for task in tasks]
+    assert [s.lstrip(";") for s in solutions] == [task.answer for task in tasks]
+    counts = Counter(s.count(";") for s in solutions)
+    assert set(counts) == {0, 1, 2, 3}
+    assert all(abs(count - 250) < 5 * 250**0.5 for count in counts.values())
     right = built_in("number", ())
-    for own, lengths in (
-        ({"filler": 3}, (4, 1)),
-        ({"tail": 2}, (1, 3)),
-        ({"filler": 1, "tail": 1}, (2, 2)),
-    ):
-        tasks = generate("arithmetic", 1000, 7, {**options, **own})
-        assert tasks == generate("arithmetic", 1000, 7, {**options, **own})
-        assert [(t.prompt, t.answer) for t in tasks] == [(t.prompt, t.answer) for t in plain]
-        solutions = [str(task.columns["solution"]) for task in tasks]
-        counts = Counter(
-            tuple(map(len, s.split(t.answer))) for s, t in zip(solutions, tasks, strict=True)
-        )
-        assert set(counts) == set(itertools.product(*map(range, lengths)))
-        share = len(tasks) / len(counts)
-        assert all(abs(count - share) < 5 * share**0.5 for count in counts.values())
-        samples = [Sample(t, s, (), "stop") for s, t in zip(solutions, tasks, strict=True)]
-        assert {mark.value for mark in right.grade(samples)} == {1.0}
+    samples = [Sample(t, s, (), "stop") for s, t in zip(solutions, tasks, strict=True)]
+    assert {mark.value for mark in right.grade(samples)} == {1.0}
     cut = Sample(plain[0], ";" * 8, (), "length")
     assert [mark.value for mark in right.grade([cut])] == [0.0]
 
@@ -223,7 +215,6 @@ def test_a_space_smaller_than_the_size_gives_all_and_says_so() -> None:
         ("arithmetic", {"digits": 0}, "digits = 0 must be"),
         ("arithmetic", {"digits": True}, "digits = True must be"),
         ("arithmetic", {"filler": -1}, "filler = -1 must be"),
-        ("arithmetic", {"tail": 1.0}, "tail = 1.0 must be"),
         ("arithmetic", {"operations": "/"}, "operations = '/' must be"),
         ("arithmetic", {"operations": "++"}, "names one twice"),
         ("countdown", {"low": 5, "high": 4}, "high = 4 must be"),

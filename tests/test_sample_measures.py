@@ -40,6 +40,19 @@ def test_lengths_of_right_and_wrong_answers_stand_apart() -> None:
     assert found["length/p95"] == pytest.approx(np.percentile([2, 4, 8, 1], 95))
 
 
+def test_wrong_answers_are_measured_against_right_ones_to_the_same_prompt() -> None:
+    """Long answers to a prompt that nobody solves, or whose verdict is unknown, say nothing."""
+    groups = [
+        [rollout("ab", 1.0, True), rollout("abcd", 1.0, True), rollout("abcdef", 0.0, False)],
+        [rollout("abc", 1.0, True), rollout("abcd", 0.0, False), rollout("ab", 0.0, False)],
+        [rollout("a" * 90, 0.0, False)] * 3,
+        [rollout("a" * 70, 1.0, True), rollout("a", None)],
+    ]
+    found = samples.length_bias(groups)
+    assert found == {"length/wrong_over_right": (6 + 3) / (3 + 3)}
+    assert samples.length_bias(groups[2:]) == {}
+
+
 def test_without_a_verdict_a_reward_passes() -> None:
     assert samples.passed(rollout("a", 0.5)) is True
     assert samples.passed(rollout("a", 0.0)) is False

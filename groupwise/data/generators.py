@@ -72,17 +72,15 @@ def arithmetic(
     operations: str = "+",
     terms: int = 2,
     filler: int = 0,
-    tail: int = 0,
 ) -> list[Task]:
     """'37+58=' -> '95'. Numbers of 1 to `digits` digits, products before sums.
 
-    Solutions to learn from have up to `filler` signs without meaning before the answer and up to
-    `tail` behind it: ';;;95;'. Length is then free, as it is in reasoning.
+    Solutions to learn from begin with up to `filler` signs without meaning: ';;;95'. Length is then
+    free, as it is in reasoning.
     """
     _whole("arithmetic", "digits", digits, 1, 100)
     _whole("arithmetic", "terms", terms, 1, 100)
     _whole("arithmetic", "filler", filler, 0, 10**4)
-    _whole("arithmetic", "tail", tail, 0, 10**4)
     _operations("arithmetic", operations, "+-*")
     bases = [10**digits] + [len(operations), 10**digits] * (terms - 1)
     tasks = []
@@ -90,8 +88,8 @@ def arithmetic(
         parts = _digits(code, bases)
         text = "".join(str(x) if at % 2 == 0 else operations[x] for at, x in enumerate(parts))
         answer = str(_sum_of_products(parts[::2], [operations[x] for x in parts[1::2]]))
-        before, behind = (FILLER * stream.randint(0, most) for most in (filler, tail))
-        tasks.append(Task(number, f"{text}=", answer, {"solution": f"{before}{answer}{behind}"}))
+        solution = FILLER * stream.randint(0, filler) + answer
+        tasks.append(Task(number, f"{text}=", answer, {"solution": solution}))
     return tasks
 
 

@@ -62,6 +62,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "length/right_p95": Metric("their 95th percentile", "tokens", "changes slowly", "as for length/mean"),
         "length/wrong_mean": Metric("mean length of wrong answers", "tokens", "moves with length/right_mean", "grows alone: length bias of the loss; an aggregation over tokens (dapo, dr_grpo)"),
         "length/wrong_p95": Metric("their 95th percentile", "tokens", "moves with length/right_p95", "as for length/wrong_mean"),
+        "length/wrong_over_right": Metric("mean length of wrong answers over that of right ones, within the groups that have both", "ratio", "steady", "grows: length bias of the loss, as for length/wrong_mean; below 1 and falling: a reward for length"),
         "text/repetition": Metric("runs of four tokens that stood in the same answer before (64 answers at most, from all over the step; so are the next two)", "share", "below 0.1", "above 0.3: answers turn in circles; lower the rate"),
         "text/answer_share": Metric("answers in a tag, a box, or behind a phrase that announces them", "share", "near 1 where the prompt asks for that, else 0", "falls: the format is being lost; a part of the reward for it"),
         "text/reflection_share": Metric("answers with words of reflection: wait, let me check, alternatively, ...", "share", "no target; rises in long reasoning", "–"),

@@ -39,6 +39,7 @@ def sample_measures(groups: Groups, version: int) -> dict[str, float]:
     reflecting = sum(bool(REFLECTION.search(row.text)) for row in read)
     return {
         **lengths(rows),
+        **length_bias(groups),
         **pass_rates(groups),
         **rewards(groups),
         "groups/distinct_share": distinct_share(groups),
@@ -80,6 +81,24 @@ def lengths(rows: Sequence[Rollout]) -> dict[str, float]:
     if ended_N.any():
         found["length/ended_mean"] = float(length_N[ended_N].mean())
     return found
+
+
+def length_bias(groups: Groups) -> dict[str, float]:
+    """How much longer wrong answers are than right ones to the same prompts.
+
+    Hard prompts have long answers and wrong ones, which is no bias: only mixed groups tell.
+    """
+    right, wrong = 0.0, 0.0
+    for group in groups:
+        own: dict[bool, list[int]] = {True: [], False: []}
+        for row in group:
+            verdict = passed(row)
+            if verdict is not None:
+                own[verdict].append(len(row.completion.token_ids))
+        if own[True] and own[False]:
+            right += sum(own[True]) / len(own[True])
+            wrong += sum(own[False]) / len(own[False])
+    return {"length/wrong_over_right": wrong / right} if right else {}
 
 
 # --- groups -----------------------------------------------------------------------------------
