@@ -73,6 +73,7 @@ class Claim:
     config: str = ""  # a file beside it: what all arms share
     settings: tuple[str, ...] = ()
     scaling: Mapping[str, Any] | None = None  # accuracy against tokens, before and after
+    runs_of: str = ""  # another claim: its arms and runs are this one's as well
 
     @property
     def measures(self) -> list[str]:
@@ -81,6 +82,10 @@ class Claim:
 
 def read(name: str) -> Claim:
     known = tomllib.loads((HERE / f"{name}.toml").read_text())
+    if "runs_of" in known:
+        other = tomllib.loads((HERE / f"{known['runs_of']}.toml").read_text())
+        shared = ("arms", "seeds", "budget", "config", "settings")
+        known |= {key: other[key] for key in shared if key in other}
     expect = tuple(Expectation.of(entry) for entry in known.pop("expect", ()))
     settings = tuple(known.pop("settings", ()))
     return Claim(name=name, expect=expect, settings=settings, **known)
@@ -108,7 +113,7 @@ def command(claim: Claim, out: Path, more: Sequence[str]) -> list[str]:
 
 def do(claim: Claim, root: Path, more: Sequence[str]) -> int:
     """Run what is not done yet, and write down what came out. 0 if all of it is there."""
-    out = root / claim.name
+    out = root / (claim.runs_of or claim.name)
     status = groupwise(command(claim, out, more))
     if status:
         return status
