@@ -39,12 +39,15 @@ def measure(asked: Mapping[str, Any], plan: Plan, folder: Folder) -> dict[str, A
     source = str(runs[0].parents[1] / "config.toml")
     if groupwise(["eval", str(start), *map(str, runs), source, *said]):
         raise SystemExit(f"{folder.path}: the evaluation failed")
-    tables = [table(result, sizes) for result in read(out, [start, *runs])]
-    before, after = tables[0], np.array(tables[1:])  # [task, budget], [seed, task, budget]
+    before, *after = (table(result, sizes) for result in read(out, [start, *runs]))
+    return {"budgets": asked["budgets"], **compared(before, np.array(after))}
+
+
+def compared(before: Array, after: Array) -> dict[str, Any]:
+    """Of [task, budget] and [seed, task, budget]: is the last budget's gain above the first's?"""
     gains = after - before
     found = statistics.paired_difference(gains[:, :, -1], gains[:, :, 0])
     return {
-        "budgets": asked["budgets"],
         "before": estimates(before[None]),
         "after": estimates(after),
         "difference": found.mean,

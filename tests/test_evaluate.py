@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
+from groupwise.commands.evaluate import split
 from groupwise.records import Completion, Grade, Rollout, Task
 from groupwise.validate import evaluate as evaluating
 
@@ -28,3 +30,17 @@ def test_a_grading_that_failed_is_no_verdict(monkeypatch: pytest.MonkeyPatch) ->
     found = evaluating.evaluate(nothing, nothing, nothing, tasks, nothing, 2)
     assert found.accuracy == (1.0 + 0.5) / 2
     assert found.failed_share == 0.25
+
+
+def test_a_path_may_have_an_equals_sign(tmp_path: Path) -> None:
+    """Folders of a comparison do: `grpo_gate.high=0.3/seed_0/config.toml`."""
+    folder = tmp_path / "grpo_gate.high=0.3"
+    folder.mkdir()
+    (folder / "config.toml").write_text("")
+    source = str(folder / "config.toml")
+    assert split("a", [str(folder), source, "seed=3"]) == (
+        ["a", str(folder)],
+        folder / "config.toml",
+        ["seed=3"],
+    )
+    assert split("a", ["data.template=mine.toml"]) == (["a"], None, ["data.template=mine.toml"])

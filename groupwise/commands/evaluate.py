@@ -84,7 +84,7 @@ def split(path: str, items: Sequence[str]) -> tuple[list[str], Path | None, list
     """Models, a configuration (.toml), and settings."""
     models, settings, source = [path], [], None
     for item in items:
-        if item.endswith(".toml") and "=" not in item:
+        if item.endswith(".toml") and ("=" not in item or Path(item).is_file()):
             if source is not None:
                 raise ConfigError(f"{source} and {item} are two configurations. Name one.")
             source = Path(item)
