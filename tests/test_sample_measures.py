@@ -189,8 +189,10 @@ def test_clipped_tokens_have_a_side_and_a_probability() -> None:
     assert found["clip/high_probability"] == pytest.approx(0.35)
     assert found["clip/high_rare_share"] == 0.5
     assert found["clip/low_probability"] == pytest.approx(0.8)
-    assert found["clip/rare"] == 1  # one token is rare, and it is clipped: 3 of 8 are, else
-    assert found["clip/rarity"] == pytest.approx(8 / 3)
+    assert found["tokens/rare_share"] == 1 / 8
+    assert found["clip/rare"] == 1
+    assert found["clip/high_rarity"] == pytest.approx(4)  # 1 of 2 against 1 of 8
+    assert found["clip/low_rarity"] == 0
     assert found["ratio/off"] == pytest.approx(float((ratio_NT - 1).square().mean().sqrt()))
     by_row_N = ratio_NT.log().mean(1).exp()
     assert found["ratio/sequence_mean"] == pytest.approx(float(by_row_N.mean()))

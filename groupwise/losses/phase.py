@@ -179,7 +179,7 @@ def _measure(
     before_NT = batch.stream("old_logp_NT", "measures").exp()
     add_clipped("high", clipped_NT & above_NT)
     add_clipped("low", clipped_NT & ~above_NT)
-    rare_NT = batch.learned(before_NT < RARE)
+    rare_NT = add("tokens/rare_share", before_NT < RARE)
     totals["clip/rare"] = ((clipped_NT * rare_NT).sum(), rare_NT.sum())
     mean_N = batch.learned(log_ratio_NT).sum(1) / batch.length_N.clamp(min=1)
     ratio_N = mean_N.clamp(-EXP_LIMIT, EXP_LIMIT).exp_() * learn_N

@@ -39,9 +39,11 @@ class Tally:
             square_off = found.pop(f"{kind}/square_off", None)
             if square_off is not None:  # not E r² − (E r)²: near 1 nothing but rounding is left
                 found[f"{kind}/off"] = math.sqrt(square_off)
-        clipped = found.get("clip/high", 0.0) + found.get("clip/low", 0.0)
-        if clipped and "clip/rare" in found:
-            found["clip/rarity"] = found["clip/rare"] / clipped
+        rare = found.get("tokens/rare_share", 0.0)
+        for side in ("high", "low"):
+            clipped = found.get(f"clip/{side}_rare_share")
+            if rare and clipped is not None:
+                found[f"clip/{side}_rarity"] = clipped / rare
         return found
 
 
