@@ -30,7 +30,7 @@ from groupwise.cli import main as groupwise
 from groupwise.compare.findings import family, pair_of
 from groupwise.compare.outcomes import Outcome, outcomes
 from groupwise.compare.plan import Folder
-from groupwise.validate import statistics
+from groupwise.validate.statistics import ALPHA, Difference, paired_difference
 
 HERE = Path(__file__).parent
 SCORES = {"accuracy": "final", "area": "area"}  # a claim's word for it, and compare's
@@ -42,7 +42,7 @@ class Expectation:
 
     measure: str
     more: str
-    than: str
+    than: str | float  # another arm, or a number
     size: float  # the published effect, or how far apart arms that are alike may be
     alike: bool
     relative: bool  # sizes are shares of the second arm's mean
@@ -166,24 +166,38 @@ def arms(claim: Claim, compared: Mapping[str, Any]) -> dict[str, Any]:
 
 def judge(claim: Claim, done: Sequence[Sequence[Outcome]]) -> list[dict[str, Any]]:
     """Each expectation against what was measured, paired by seed; Holm over those of the claim."""
-    order = list(claim.arms)
-    pairs = [pair_of(order, done, order.index(e.more), order.index(e.than)) for e in claim.expect]
-    measures = [SCORES.get(e.measure, e.measure) for e in claim.expect]
-    differences = [pair.by(by) for pair, by in zip(pairs, measures, strict=True)]
-    judged = family(differences, share=False)
+    runs = dict(zip(claim.arms, done, strict=True))
+    judged = family([difference(e, runs) for e in claim.expect], share=False)
     found = []
-    for e, pair, by, tested in zip(claim.expect, pairs, measures, judged, strict=True):
+    for e, tested in zip(claim.expect, judged, strict=True):
         entry = asdict(e)
         if tested is None:
             found.append({**entry, "verdict": "not measured"})
             continue
-        unit = abs(mean(one.value(by) or 0.0 for one in pair.right)) if e.relative else 1.0
+        unit = abs(second_mean(e, runs)) if e.relative else 1.0
         numbers = {
             key: tested[key] / unit for key in ("difference", "low", "high", "smallest_visible")
         }
-        entry |= {**numbers, "p": tested["p"], "seeds": len(pair.left)}
+        entry |= {**numbers, "p": tested["p"]}
         found.append({**entry, "verdict": verdict(e, entry)})
     return found
+
+
+def difference(e: Expectation, runs: Mapping[str, Sequence[Outcome]]) -> Difference | None:
+    """Of the first arm from the second, or from a number; None where a run did not measure it."""
+    by = SCORES.get(e.measure, e.measure)
+    if isinstance(e.than, str):
+        return pair_of((e.more, e.than), (runs[e.more], runs[e.than]), 0, 1).by(by)
+    values = [one.value(by) for one in runs[e.more]]
+    known = [value for value in values if value is not None]
+    return paired_difference(known, [e.than] * len(known)) if known == values else None
+
+
+def second_mean(e: Expectation, runs: Mapping[str, Sequence[Outcome]]) -> float:
+    if not isinstance(e.than, str):
+        return e.than
+    by = SCORES.get(e.measure, e.measure)
+    return mean(one.value(by) or 0.0 for one in runs[e.than])
 
 
 def scaled(asked: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +215,7 @@ def verdict(expected: Expectation, found: Mapping[str, Any]) -> str:
             return "as claimed"
         apart = found["low"] > expected.size or found["high"] < -expected.size
         return "the opposite" if apart else "open"
-    if found["p"] < statistics.ALPHA:
+    if found["p"] < ALPHA:
         return "as claimed" if found["difference"] > 0 else "the opposite"
     return "not seen" if found["smallest_visible"] < expected.size else "open"
 
