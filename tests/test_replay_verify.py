@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,45 @@ def test_threads_are_those_of_the_run(runs: Runs, tmp_path: Path) -> None:
         torch.set_num_threads(1)
 
 
+def test_a_closed_pipe_does_not_turn_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`groupwise replay RUN --verify | true`: nobody read that it does not repeat."""
+    found = module.Verified("run", difference=module.Difference(1, "reward", 1.0, 0.5))
+    monkeypatch.setattr(module, "verify", lambda *_: found)
+    with (tmp_path / "out").open("w") as out:
+
+        class Closed:
+            fileno = out.fileno
+
+            def write(self, text: str) -> int:
+                return len(text)  # into the buffer
+
+            def flush(self) -> None:
+                raise BrokenPipeError
+
+        monkeypatch.setattr(sys, "stdout", Closed())
+        assert main(["replay", "run", "--verify"]) == 1
+
+
+def test_a_run_that_gave_up_and_was_started_again(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error after a finished step ends the repetition only where it ended the run for good."""
+    one_step = module.one_step
+
+    def tired(run: Any, stop: Any) -> None:
+        one_step(run, stop)
+        if run.step == 1:
+            raise RunError("enough")
+
+    monkeypatch.setattr(module, "one_step", tired)
+    found = verify(runs.path)
+    assert found.same and found.steps == 2 and not found.notes
+    alone = verify(runs.path, 1)
+    assert alone.steps == 1 and "stopped after step 1: enough" in alone.notes[-1]
+
+
 # --- refused before a step is run -------------------------------------------------------------
 
 
@@ -203,6 +243,46 @@ def test_same_bits() -> None:
     assert same_bits(nan, nan) and same_bits([1.0, nan], [1.0, nan])
     assert not same_bits(0.0, -0.0) and not same_bits(1, 1.0) and not same_bits([1], [1, 2])
     assert not same_bits(None, 0.0)
+
+
+def test_every_column_is_compared_to_the_last_bit(runs: Runs, tmp_path: Path) -> None:
+    """But what a grader says of its troubles, in words of its own."""
+    path = RunFolder(runs.path).rollout(1)
+    table = read(path)
+    missed = []
+    for at, name in enumerate(table.column_names):
+        values, kind = table.column(name).to_pylist(), table.schema.field(name).type
+        values[3] = altered(name, values[3], table.column("token_ids")[3].as_py())
+        store(tmp_path / "other", table.set_column(at, name, pa.array(values, kind)))
+        if module.compare_rollouts(1, path, tmp_path / "other") is None:
+            missed.append(name)
+    assert missed == ["step", "grader_reason"]
+
+    # The sign of a 0, and a NaN that stays one.
+    streams = table.column("advantage").to_pylist()
+    streams[3] = [0.0, float("nan"), *streams[3][2:]]
+    store(tmp_path / "a", with_lists(table, {"advantage": streams}))
+    assert module.compare_rollouts(1, tmp_path / "a", tmp_path / "a") is None
+    streams[3][0] = -0.0
+    store(tmp_path / "b", with_lists(table, {"advantage": streams}))
+    seen = module.compare_rollouts(1, tmp_path / "a", tmp_path / "b")
+    assert seen is not None and (seen.what, seen.token) == ("advantage", 0)
+    assert not same_bits({"reward": 0.0}, {"reward": -0.0})
+
+
+def altered(name: str, value: Any, tokens: list[int]) -> Any:
+    """Something else of the same kind."""
+    if name == "reward_steps":
+        return [*value, {"end": 1, "reward": 1.0}]
+    if name == "reward_parts":
+        return [*value, ("other", 1.0)]
+    if value is None:
+        return {"reward": 0.5, "correct": True, "answer": "x"}.get(name, [0.5] * len(tokens))
+    if isinstance(value, list):
+        return [altered(name, value[0], tokens), *value[1:]]
+    if isinstance(value, bool):
+        return not value
+    return f"{value}x" if isinstance(value, str) else value + 1
 
 
 def test_what_the_clock_says_is_not_compared() -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 
 from groupwise import hub
@@ -34,10 +35,10 @@ from groupwise.watch.manifest import machine_facts
 from groupwise.watch.rollouts import read
 
 # What a step makes, in the order in which it makes it: the first that differs is nearest the cause.
-ORDER = ("prompt_id", "draw", "sample", "prompt_token_ids", "token_ids", "sampler_logp", "finish",
-         "text", "reward", "correct", "grader_status", "reward_parts", "reward_steps", "used",
-         "learner_logp", "ref_logp", "advantage", "coefficient", "entropy", "ratio", "clipped",
-         "weight_version")  # fmt: skip
+ORDER = ("prompt_id", "draw", "group", "sample", "prompt_text", "answer", "prompt_token_ids",
+         "token_ids", "mask", "sampler_logp", "finish", "weights", "text", "reward", "correct",
+         "grader_status", "reward_parts", "reward_steps", "used", "learner_logp", "ref_logp",
+         "advantage", "coefficient", "entropy", "ratio", "clipped", "weight_version")  # fmt: skip
 FORMAT = 1  # of the manifest
 WEIGHTS = "weights/fingerprint"
 OF_THE_MACHINE = ("time/", "memory/")  # metrics that are not promised to repeat
@@ -162,9 +163,8 @@ def _repeat(
             return
         found.steps, found.weights = step, str(now.get(WEIGHTS, found.weights))
         tell(f"step {step} of {last}: the same")
-        if stopped:
-            found.notes.append(f"Both stopped after step {step}: {stopped}")
-            return
+        if stopped and step == last:  # before, the run was started again, and went on
+            found.notes.append(f"The second run stopped after step {step}: {stopped}")
 
 
 # --- before anything expensive ------------------------------------------------------------------
@@ -288,7 +288,7 @@ def compare_rollouts(step: int, recorded: Path, now: Path) -> Difference | None:
         if name not in then.column_names or name not in here.column_names:
             continue  # a column that an older groupwise did not write
         old, new = then.column(name), here.column(name)
-        if old.equals(new):  # a NaN is never equal: looked at below
+        if _equal(old, new):
             continue
         for row, (a, b) in enumerate(zip(old.to_pylist(), new.to_pylist(), strict=True)):
             if same_bits(a, b):
@@ -299,6 +299,19 @@ def compare_rollouts(step: int, recorded: Path, now: Path) -> Difference | None:
                 return Difference(step, name, a, b, *where)
             return Difference(step, name, _at(a, token), _at(b, token), *where, token)
     return None
+
+
+def _equal(old: pa.ChunkedArray, new: pa.ChunkedArray) -> bool:
+    """Whether a column has the same bits: to Arrow 0 is −0. False also where only rows can tell."""
+    kind = old.type
+    inner = kind.value_type if pa.types.is_list(kind) else kind
+    if kind != new.type or pa.types.is_nested(inner):
+        return False
+    if not pa.types.is_floating(inner):
+        return bool(old.equals(new))
+    number = pa.int32() if pa.types.is_float32(inner) else pa.int64()
+    bits = pa.list_(number) if pa.types.is_list(kind) else number
+    return bool(old.combine_chunks().view(bits).equals(new.combine_chunks().view(bits)))
 
 
 def compare_metrics(
@@ -323,6 +336,8 @@ def same_bits(a: Any, b: Any) -> bool:
         return struct.pack("<d", a) == struct.pack("<d", b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(same_bits, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same_bits(a[key], b[key]) for key in a)
     return type(a) is type(b) and bool(a == b)
 
 
