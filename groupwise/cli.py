@@ -105,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:  # settings that stand behind an option
         args.items += more
+    status = 0
     if isinstance(sys.stdout, io.TextIOWrapper):  # an ASCII terminal shows ? for Σ, no traceback
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             parser.print_help()
             return 2
-        status: int = args.run_command(args)
+        status = args.run_command(args)
         sys.stdout.flush()
         return status
     except GroupwiseError as error:
@@ -121,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # `groupwise recipes | head`: nobody reads on, nothing is wrong
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return status  # a verdict that nobody read is still one
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
