@@ -28,6 +28,8 @@ from groupwise.watch.rollouts import read, store, with_lists
 
 COLOURS = ("#0b62c4", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7f7f7f", "#8c4bc9")
 CURVES = (("cosine", "Cosine with the run"), ("norms", "Norm over the run's"))
+LONGEST = 60  # characters of a folder's name
+LABEL = 40  # of a legend: the picture is to have room for curves
 MARKS = 5000  # of a scatter plot; more are not seen
 
 
@@ -37,6 +39,7 @@ class Output:
     def __init__(self, path: str | Path, replay: Replay) -> None:
         self.path, self.replay = Path(path), replay
         self.last: Seen | None = None
+        self.names = folder_names([method.name for method in replay.methods])
         run = replay.run.folder.path.resolve()
         if self.path.resolve() == run or (self.path / "config.toml").exists():
             raise RunError(
@@ -45,11 +48,10 @@ class Output:
             )
         if self.path.is_dir() and any(self.path.iterdir()):
             self._clear()
-        names = [self.folder(at).name for at in range(len(replay.methods))]
         try:
             for at, method in enumerate(replay.methods):
                 self._begin(RunFolder(self.folder(at)), method.recipe)
-            write_atomic(self.path / "replay.json", to_page({"folders": names}))
+            write_atomic(self.path / "replay.json", to_page({"folders": self.names}))
         except OSError as error:
             raise RunError(f"Can't write to --out {self.path}: {error}.") from error
 
@@ -66,8 +68,7 @@ class Output:
                 shutil.rmtree(place)
 
     def folder(self, at: int) -> Path:
-        name = re.sub(r"[^\w.=+-]+", "_", self.replay.methods[at].name).strip("._")
-        return self.path / name
+        return self.path / self.names[at]
 
     def _begin(self, folder: RunFolder, recipe: Recipe) -> None:
         run = self.replay.run
@@ -91,9 +92,8 @@ class Output:
 
     def finish(self, found: Mapping[str, Any]) -> list[Path]:
         """The page and the pictures; what was written."""
-        names = [self.folder(at).name for at in range(len(self.replay.methods))]
         made: dict[str, str | bytes] = {
-            "replay.json": to_page({**found, "folders": names}),
+            "replay.json": to_page({**found, "folders": self.names}),
             "replay.html": page(found),
         }
         if can_plot() and self.last is not None:
@@ -101,6 +101,16 @@ class Output:
         for name, content in made.items():
             write_atomic(self.path / name, content)
         return [self.path / name for name in made]
+
+
+def folder_names(methods: Sequence[str]) -> list[str]:
+    """What a file system takes, each one once."""
+    made: list[str] = []
+    for method in methods:
+        name = re.sub(r"[^\w.=+-]+", "_", method).strip("._")[:LONGEST]
+        taken = sum(each == name or each.startswith(f"{name}__") for each in made)
+        made.append(f"{name}__{taken + 1}" if taken else name)
+    return made
 
 
 def with_method(recorded: pa.Table, seen: Seen, method: Weighed) -> pa.Table:
@@ -185,7 +195,7 @@ def png(found: Mapping[str, Any], last: Seen) -> bytes:
         for at, method in enumerate(found["methods"][1:], 1):
             points = _points(found, at, key)
             place.plot([p.step for p in points], [p.value for p in points], marker="o",
-                       markersize=3, color=_colour(at), label=method["name"])  # fmt: skip
+                       markersize=3, color=_colour(at), label=_label(method["name"]))  # fmt: skip
         place.set_title(title, fontsize=10)
         place.set_xlabel("step")
         place.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -198,6 +208,10 @@ def png(found: Mapping[str, Any], last: Seen) -> bytes:
     sheet = io.BytesIO()
     figure.savefig(sheet, format="png", dpi=DOTS, metadata={"Software": None})
     return sheet.getvalue()
+
+
+def _label(name: str) -> str:
+    return name if len(name) <= LABEL else f"{name[: LABEL - 1]}…"
 
 
 def _colour(at: int) -> str:
