@@ -46,6 +46,8 @@ def summed(grams: Sequence[Gram]) -> Gram:
 
 def angle(products: Gram, one: int, other: int) -> Angle:
     mine, theirs = math.sqrt(products[one][one]), math.sqrt(products[other][other])
+    if not math.isfinite(mine * theirs):  # a gradient that overflowed has no direction
+        return Angle(None, None)
     if not theirs or not mine:
         return Angle(None, mine / theirs if theirs else None)
     cosine = products[one][other] / (mine * theirs)

@@ -46,9 +46,11 @@ def methods_of(run: Recorded, texts: Sequence[str]) -> list[Method]:
 
 def _read(config: Config, text: str) -> tuple[str, Recipe]:
     try:
-        first, *settings = shlex.split(text)
+        first, *settings = shlex.split(text) or [""]
     except ValueError as error:
         raise RecipeError(f"--recipe {text!r} can't be read ({error}). {_FORM}") from None
+    if not first:
+        raise RecipeError(f"--recipe {text!r} names none. {_FORM}")
     pairs = dict[str, Any]()
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -87,7 +89,7 @@ def check(run: Recorded, method: Method, record: Record) -> None:
         needed.append("step_reward_NT")
     if not needed:
         return
-    name = needed[0]
+    name = sorted(needed, key=lambda each: each == "ref_logp_NT")[0]  # what can be left out, last
     readers = [slot for slot in recipe.slots() if name in slot.needs] or [recipe.ratio]
     raise RecipeError(
         f"{method.name} reads {STREAMS[name]} ({name}, for its {readers[0].kind} "
@@ -97,7 +99,9 @@ def check(run: Recorded, method: Method, record: Record) -> None:
 
 
 def _remedy(name: str, method: Method, kind: str) -> str:
-    if name == "ref_logp_NT" and kind in ("penalty", "shaping"):
+    if name == "ref_logp_NT" and kind == "advantage":
+        return "The run held no reference: take a recipe that reads none."
+    if name == "ref_logp_NT":
         return f"Replay it without: --recipe '{method.name.partition(' (')[0]} recipe.{kind}='."
     if name == "greedy_reward_N":
         return "Only a run of remax samples greedy baselines: take another recipe."
