@@ -47,6 +47,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "sspo": {"recipe": "sspo", **FOUR},
     "tis": {"recipe": "tis", "engine__weights": "int8", **FOUR},
 }
+# Runs that do not come out as recorded, or are one of those above again.
+RUNS_BESIDE: dict[str, dict[str, Any]] = {
+    "int8": {"recipe": "tis", "engine__weights": "int8"},
+    "lambda": {"recipe": "lambda_grpo", "prompts_per_step": 8, **BIG},
+}
 
 
 class Runs:
@@ -59,7 +64,7 @@ class Runs:
         path = self.folder / name
         if not path.exists():
             few = {"data__train": self.start.tasks("few", TASKS[:8])} if name == "dcpo" else {}
-            with self.start.opened(path, **RUNS[name], **few) as run:
+            with self.start.opened(path, **(RUNS | RUNS_BESIDE)[name], **few) as run:
                 advance(run, 1)
                 run.save()
                 advance(run, 1)
@@ -254,6 +259,8 @@ def test_angles() -> None:
     assert angle(products, 1, 0).cosine == pytest.approx(24 / 25)
     assert angle(products, 2, 0).cosine is None and angle(products, 2, 0).norms == 0.0
     assert angle(products, 0, 2).norms is None
+    lost = gram([torch.tensor([3.0, float("nan")]), torch.tensor([4.0, 3.0])])
+    assert angle(lost, 1, 0).cosine is None and angle(lost, 1, 0).norms is None
     both = summed([products, products])
     assert angle(both, 1, 0).cosine == pytest.approx(24 / 25) and both[0][0] == 50.0
 
@@ -318,6 +325,51 @@ def test_rare_tokens_that_methods_disagree_about_come_first(runs: Runs) -> None:
     assert all(token["probability"] < 0.2 for token in tokens)
 
 
+def test_methods_have_folders_of_their_own(
+    runs: Runs, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Names that a file system can't tell apart, or would not take; none is wider than a figure."""
+    long = " ".join(f"recipe.gate.high={0.3 + n / 1000}" for n in range(20))
+    texts = ("cispo recipe.filter=", "cispo recipe.filter=()", f"dapo {long}", f"dapo {long} ")
+    words = [word for text in texts for word in ("--recipe", text)]
+    command = ["replay", str(runs("one").folder.path), *words, "--step", "1", "--out"]
+    assert main([*command, str(tmp_path / "out")]) == 0
+    names = json.loads((tmp_path / "out/replay.json").read_text())["folders"]
+    assert len(set(names)) == 5 and max(map(len, names)) < 70
+    assert all(RunFolder(tmp_path / "out" / name).rollout(1).is_file() for name in names)
+    assert not [str(each.message) for each in recwarn if "layout" in str(each.message)]
+
+
+# --- what is said -----------------------------------------------------------------------------
+
+
+def notes_of(run: Recorded, *recipes: str, gradients: bool = False) -> str:
+    again = Replay(run, methods_of(run, recipes), [1], gradients)
+    list(again)
+    return " ".join(again.result()["notes"])
+
+
+def test_clips_of_a_single_update_are_not_denied(runs: Runs) -> None:
+    """A ratio to the sampler's own numbers, which int8 has rounded, can leave a range."""
+    none, narrow = "grpo recipe.penalty=", "recipe.ratio.anchor=sampler recipe.gate.high=0.0001"
+    assert "no clip range can be left" in notes_of(runs("int8"), none)
+    assert "no clip range can be left" not in notes_of(runs("int8"), f"{none} {narrow}")
+
+
+def test_moved_gradients_are_explained_where_there_are_any(runs: Runs) -> None:
+    assert "∇θ*" not in notes_of(runs("one"), "gspo", gradients=True)
+    assert "∇θ*" in notes_of(runs("moved"), "gspo", gradients=True)
+
+
+def test_a_learned_exponent_is_nobodys_fault(runs: Runs) -> None:
+    run = runs("lambda")
+    again = Replay(run, methods_of(run, ["gspo"]), [2])
+    list(again)
+    said = " ".join(again.result()["notes"])
+    assert "does not come out exactly" in said and "learned an exponent" in said
+    assert "another groupwise" not in said
+
+
 # --- what can't be done -----------------------------------------------------------------------
 
 
@@ -334,6 +386,10 @@ def test_requests_that_make_no_sense(
     assert "Did you mean 'gspo'" in refused(capsys, path, "--recipe", "gspoo")
     assert "learns from pairs" in refused(capsys, path, "--recipe", "dpo")
     assert "recipe.penalty='" in refused(capsys, path, "--recipe", "grpo")
+    assert "recipe.auxiliary='" in refused(capsys, path, "--recipe", "grpo@skyrl")
+    assert "held no reference" in refused(capsys, path, "--recipe", "grpo@openrlhf")
+    assert "critic" in refused(capsys, path, "--recipe", "ppo")  # not its reference, too
+    assert "names none" in refused(capsys, path, "--recipe", "")
     assert "greedy" in refused(capsys, path, "--recipe", "remax")
     assert "No rollout file holds it" in refused(capsys, path, "--recipe", "dppo_topk")
     assert "sets nothing" in refused(capsys, path, "--recipe", "gspo loud")
@@ -385,6 +441,48 @@ def test_folders_without_what_is_needed(runs: Runs, tmp_path: Path) -> None:
     empty.rollout(1).write_bytes(source.rollout(1).read_bytes()[:500])
     with pytest.raises(RunError, match="not a Parquet file"):
         open_recorded(empty.path).step(1)
+
+
+def test_steps_without_an_update_are_left_out_of_several(runs: Runs, tmp_path: Path) -> None:
+    source = runs("one").folder
+    folder = RunFolder(tmp_path / "skipped")
+    folder.rollouts.mkdir(parents=True)
+    for name in ("config.toml", "metrics.jsonl", "rollouts/step_2.parquet"):
+        (folder.path / name).write_bytes((source.path / name).read_bytes())
+    table = read(source.rollout(1))
+    at, kind = table.schema.get_field_index("advantage"), table.schema.field("advantage").type
+    skipped = table.set_column(at, "advantage", pa.nulls(table.num_rows, kind))
+    store(folder.rollout(1), skipped)
+    run = open_recorded(folder.path)
+    for recipe in ("gspo", "dcpo"):  # which looks at earlier steps, too
+        for steps in ([1, 2], [2]):
+            again = Replay(run, methods_of(run, [recipe]), steps)
+            again.check()
+            list(again)
+            found = again.result()
+            assert found["steps"] == [2]
+            left_out = "Step 1 is left out: no update was made on its rollouts."
+            assert (left_out in found["notes"]) == (len(steps) == 2 or recipe == "dcpo")
+    store(folder.rollout(2), skipped)
+    with pytest.raises(RunError, match="any of these 2 steps"):
+        Replay(run, methods_of(run, ["gspo"]), [1, 2]).check()
+
+
+def test_weights_that_are_gone_are_missed_before_anything_is_written(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = runs("one").folder, tmp_path / "out"
+    gone = RunFolder(tmp_path / "gone")
+    gone.rollouts.mkdir(parents=True)
+    text = source.config.read_text()
+    gone.write_config(text.replace(str(runs.start.model), str(tmp_path / "model")))
+    for name in ("metrics.jsonl", "rollouts/step_1.parquet"):
+        (gone.path / name).write_bytes((source.path / name).read_bytes())
+    command = ("replay", str(gone.path), "--recipe", "gspo", "--out", str(out))
+    assert main(list(command)) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert str(tmp_path / "model") in refused(capsys, *command[1:], "--gradients")
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 def test_without_a_tokenizer_pieces_are_numbers(runs: Runs, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from groupwise.replay.measures import (
 )
 from groupwise.replay.methods import Method, check
 from groupwise.replay.parameters import Weights, gradient, load_weights, place_before, pushed
-from groupwise.replay.recorded import Record, Recorded
+from groupwise.replay.recorded import NothingLearned, Record, Recorded
 from groupwise.replay.weigh import Weighed, batched, weigh
 
 # Where gradients are compared, by what the names of their figures begin with.
@@ -53,19 +53,29 @@ class Replay:
     by_step: list[dict[str, Any]] = field(default_factory=list)
     products: list[Mapping[str, Gram]] = field(default_factory=list)
     rare: list[dict[str, Any]] = field(default_factory=list)
+    moved: bool = False  # whether an update had another policy than the sampler's
+    weights: Weights | None = None  # that were read last
 
     def check(self) -> None:
         """Refuse what the first of the steps shows to be impossible, before anything is written."""
-        record = self.run.step(self.steps[0])
+        record = next(filter(None, map(self._read, self.steps)), None)
+        if record is None:
+            raise RunError(
+                f"No update was made on any of these {len(self.steps)} steps of "
+                f"{self.run.folder.path}: there is nothing to replay. Choose other steps."
+            )
         for method in self.methods:
             check(self.run, method, record)
+        if self._with_gradients:
+            self.weights = self._weights(self._with_gradients[0])
 
     def __iter__(self) -> Iterator[Seen]:
         """Every step that was asked for, in order; methods with a memory see those before it."""
         memories = [Memory() for _ in self.methods]
-        weights: Weights | None = None
         for step in self._needed():
-            record = self.run.step(step)
+            record = self._read(step)
+            if record is None:
+                continue
             for method in self.methods:
                 check(self.run, method, record)
             found = [
@@ -78,12 +88,22 @@ class Replay:
             seen = [weigh(m, record, each) for m, each in zip(self.methods, found, strict=True)]
             products, which = {TOKENS: gram([each.weight_NT for each in seen])}, ""
             if step in self._with_gradients:
-                weights = self._weights(step, weights)
-                products |= self._parameters(record, seen, weights)
-                which = str(weights)
+                self.weights = self._weights(step)
+                products |= self._parameters(record, seen, self.weights)
+                which = str(self.weights)
             now = Seen(record, seen, products, which)
             self._add(now)
             yield now
+
+    def _read(self, step: int) -> Record | None:
+        """A step; None, and said, where one of several was not learned from."""
+        try:
+            return self.run.step(step)
+        except NothingLearned:
+            if list(self.steps) == [step]:
+                raise
+            self._say(f"Step {step} is left out: no update was made on its rollouts.")
+            return None
 
     def _parameters(
         self, record: Record, seen: Sequence[Weighed], weights: Weights
@@ -121,8 +141,9 @@ class Replay:
             )
         return [step for step in self.run.steps if step <= last]
 
-    def _weights(self, step: int, before: Weights | None) -> Weights:
+    def _weights(self, step: int) -> Weights:
         number, _ = place_before(self.run, step)
+        before = self.weights
         return before if before and before.step == number else load_weights(self.run, step)
 
     def _add(self, now: Seen) -> None:
@@ -132,6 +153,7 @@ class Replay:
         def piece(number: int) -> str:
             return f"⟨{number}⟩" if tokenizer is None else tokenizer.decode([number])
 
+        self.moved |= now.record.moved
         self.products.append(now.products)
         self.rare += rare_tokens(now.methods, now.record, piece, RARE_SHOWN)
         self.rare = sorted(self.rare, key=rank)[:RARE_SHOWN]
@@ -154,10 +176,6 @@ class Replay:
         """What can't be known of this step, said once."""
         run = self.run
         said = [
-            (not record.moved,
-             "The run makes one update a step, with the policy that sampled: every ratio to it is "
-             "1, so no clip range can be left. What methods would clip shows in runs with several "
-             "updates a step (recipe.schedule.updates)."),
             (record.spread,
              f"{run.recipe.ratio.name} records one ratio for all tokens of an answer or piece: "
              "ratios per token in later updates are not known, and are taken to be equal there."),
@@ -228,6 +246,13 @@ class Replay:
             "Another method would have had other weights, and so other rollouts, from the step "
             "after its first update on: this is what it makes of these."
         ]
+        if not self.moved and not any(x["clipped"] for s in self.by_step for x in s["methods"]):
+            said.insert(
+                0,
+                "The run makes one update a step, with the policy that sampled: every ratio to it "
+                "is 1, so no clip range can be left. What methods would clip shows in runs with "
+                "several updates a step (recipe.schedule.updates).",
+            )
         if self.run.recipe.schedule["updates"] > 1:
             said.append(
                 "Weights are of the batch as a whole; the run splits it into "
@@ -244,7 +269,12 @@ class Replay:
                 "The run's own recipe does not come out exactly as it was recorded (largest "
                 f"difference of an advantage {worst['advantage']:.2g}, of a coefficient "
                 f"{worst['coefficient']:.2g}; at most {worst['clipped']:.0f} clip states a step): "
-                "another groupwise or device computed it, or settings changed during the run."
+                + (
+                    "it learned an exponent of lengths, which rollouts do not record."
+                    if "length_exponent" in self.run.recipe.outputs
+                    else "another groupwise or device computed it, or settings changed during the "
+                    "run."
+                )
             )
         return said
 
@@ -253,9 +283,13 @@ class Replay:
         which = "; ".join(used if len(used) < 4 else [used[0], "...", used[-1]])
         said = [
             f"∇θ is the gradient of {which}. Ratios are recomputed against them: what the second "
-            "and later updates of a step would clip is not in it. ∇θ* has the recorded updates' "
-            "weights per token, and of those weights only the gradients of log-probabilities."
+            "and later updates of a step would clip is not in it."
         ]
+        if self.moved:
+            said[0] += (
+                " ∇θ* has the recorded updates' weights per token, and of those weights only the "
+                "gradients of log-probabilities."
+            )
         own = [step for step in self.steps if place_before(self.run, step)[0] == step - 1]
         without = [step for step in self.steps if step not in self._with_gradients]
         if not own:

@@ -31,6 +31,10 @@ TINY = 1e-30  # a ratio of 0 is one that float32 could not hold
 LEARNED = ("advantage", "coefficient", "ratio", "clipped")  # of every row that was learned from
 
 
+class NothingLearned(RunError):
+    """A step that no update was made on."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One step. Streams are of the rows that were learned from, in the order of the batch."""
@@ -117,13 +121,15 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
     learned = table.filter(used).combine_chunks()
     groups = groups_of(learned)
     if not groups:
-        raise RunError(f"Step {step} of {folder.path} has no rollouts that were learned from.")
+        raise NothingLearned(
+            f"Step {step} of {folder.path} has no rollouts that were learned from."
+        )
     mask_NT = sequences_of(groups).mask()
     streams = {name: found for name in table.column_names if _per_token(table, name)
                and (found := _padded(learned, name, mask_NT)) is not None}  # fmt: skip
     missing = [name for name in LEARNED if name not in streams]
     if missing:
-        raise RunError(
+        raise NothingLearned(
             f"{path} has rollouts without {', '.join(missing)}: no update was made on them, as "
             "their log-probabilities were not finite. Choose another step."
         )
