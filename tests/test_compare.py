@@ -419,6 +419,8 @@ def test_a_sweep_splits_at_its_own_commas() -> None:
         (["grpo", "ppo"], "needs a critic"),
         (["grpo", "dapo", "--config", "nosuch.toml"], "There is no configuration"),
         (["grpo", "dapo", "--jobs", "0"], "--jobs 0"),
+        (["grpo", "dapo", "--measure", "weights/fingerprint"], "is no number"),
+        (["grpo", "dapo", "--measure", "reward/part/*"], "no run measures that"),
         (["grpo", "grpo 'open"], "can't be read"),
         (["grpo", " "], "An arm is empty"),
         (["grpo", "dapo", "group_size=4"], "--set group_size=4"),
@@ -512,6 +514,28 @@ def made_up(shift: float, seeds: int = 5, tasks: int = 200) -> dict[str, Any]:
     arms = arms_of(["grpo", "dapo"], STEPS)
     plan = Plan(tuple(arms), tuple(range(seeds)), STEPS)
     return findings(plan, sides, {})
+
+
+def measured(left: list[float], right: list[float]) -> dict[str, Any]:
+    """Two arms with these values of a measure, by seed."""
+    sides = [
+        [replace(outcome(s, np.ones(4)), ends={"kl/ref": x}) for s, x in enumerate(values)]
+        for values in (left, right)
+    ]
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1, 2), STEPS)
+    return findings(plan, sides, {}, ["kl/ref"])
+
+
+def test_what_is_said_of_a_measure() -> None:
+    *_, said = words.measured(measured([0.5, 0.62, 0.7], [0.1, 0.21, 0.31]))
+    assert said.startswith("grpo has more than dapo by 0.4 ")
+    *_, said = words.measured(measured([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]))
+    assert said == "grpo and dapo are equal in every seed: the difference is exactly 0."
+    # Of one seed there is no error, and it is no measure's fault that there is no verdict.
+    found = measured([0.5, 0.6, 0.7], [0.5])
+    assert words.measured(found)[-1] == "grpo and dapo: no verdict, as above."
+    at = words.columns(found).index("kl/ref")
+    assert [row[at] for row in words.rows(found)] == ["0.6 ± 0.058", "0.5"]
 
 
 def test_a_difference_is_said_in_points() -> None:

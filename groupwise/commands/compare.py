@@ -99,7 +99,10 @@ def check_measures(names: Sequence[str]) -> None:
     from groupwise.watch.catalogue import CATALOGUE, find
 
     for name in names:
-        if find(name) is None or name.endswith("*"):
+        found = find(name)
+        if found is not None and found.unit == "text":
+            raise ConfigError(f"--measure {name} is no number: arms can't be compared by it.")
+        if found is None or name.endswith("*"):
             raise ConfigError(
                 f"--measure {name}: no run measures that. {nearest(name, CATALOGUE)} "
                 "docs/metrics.md lists them."

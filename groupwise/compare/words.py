@@ -53,10 +53,7 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
                 f"{arm['steps']:,.0f}",
                 f"{arm['length']:,.1f}",
                 "-" if arm["entropy"] is None else f"{arm['entropy']:.3f}",
-                *(
-                    "-" if own is None else f"{own['mean']:.4g} ± {own['stderr'] or 0:.2g}"
-                    for own in arm["measures"].values()
-                ),
+                *("-" if own is None else _measure(own) for own in arm["measures"].values()),
                 seeds,
             ]
         )
@@ -85,6 +82,12 @@ def _estimate(estimate: Mapping[str, Any], measure: str) -> str:
         return shown
     error = estimate["stderr"]
     return f"{shown} ± {100 * error:.1f}" if measure == "accuracy" else f"{shown} ± {error:.3f}"
+
+
+def _measure(estimate: Mapping[str, Any]) -> str:
+    """Of a measure of metrics.jsonl, in its own unit."""
+    mean, error = estimate["mean"], estimate["stderr"]
+    return f"{mean:.4g}" if error is None else f"{mean:.4g} ± {error:.2g}"
 
 
 def _value(value: float, measure: str) -> str:
@@ -133,8 +136,10 @@ def measured(found: Mapping[str, Any]) -> list[str]:
     for name in measures(found):
         lines += ["", f"By {name}, at the end:"]
         for pair in found["pairs"]:
-            tested = pair["measures"][name] if pair["difference"] is not None else None
-            lines.append(_measured(pair["a"], pair["b"], tested))
+            if pair["difference"] is None:
+                lines.append(f"{pair['a']} and {pair['b']}: no verdict, as above.")
+            else:
+                lines.append(_measured(pair["a"], pair["b"], pair["measures"][name]))
     return lines
 
 
@@ -146,6 +151,8 @@ def _measured(a: str, b: str, tested: Mapping[str, Any] | None) -> str:
         interval = f"{turned['low']:.3g} to {turned['high']:.3g}"
         size = f"{turned['difference']:.3g} ({interval}, p = {_p(tested['p'])})"
         return f"{more} has more than {less} by {size}."
+    if tested["difference"] == tested["low"] == tested["high"] == 0.0:
+        return f"{a} and {b} are equal in every seed: the difference is exactly 0."
     return (
         f"{a} and {b} are not separable: {tested['difference']:+.3g} for {a} "
         f"({tested['low']:.3g} to {tested['high']:.3g}, p = {_p(tested['p'])}); this design could "
