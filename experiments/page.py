@@ -22,7 +22,7 @@ Small experiments, each a file of experiments/ that says what is claimed, by who
 A verdict holds for this model, task and budget: a transformer of two layers that adds digits is no proof about a model of 32 billion parameters. It says whether the mechanism acts where nothing else differs.
 
 - **as claimed**, **the opposite**: the difference is separable (p < 0.05, two-sided, paired by seed, and by task for accuracy; Holm over the expectations of a claim).
-- **not seen**: not separable, though a difference of the published size would have been seen with a chance of 80 %.
+- **not seen**: not separable, though a difference of the expected size would have been seen with a chance of 80 %. That size is the published one, or a careful reading of a plot, as each claim says.
 - Intervals are of 95 %. Measures other than accuracy are means over the last tenth of the steps ([metrics](metrics.md)). Shares of the second arm's mean are in percent with a sign.
 """
 
@@ -101,7 +101,7 @@ def _sentence(entry: Mapping[str, Any]) -> str:
     if "difference" not in entry:
         return f"{said}**{entry['verdict']}**."
     size = _amount(entry["size"], entry)
-    bound = f"alike means within ±{size}" if entry["alike"] else f"published {size}"
+    bound = f"alike means within ±{size}" if entry["alike"] else f"expected {size}"
     interval = f"{_amount(entry['low'], entry)} to {_amount(entry['high'], entry)}"
     visible = _amount(entry["smallest_visible"], entry)
     return (
