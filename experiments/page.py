@@ -31,7 +31,9 @@ def whole(claims: Sequence[Claim]) -> str:
     found = [(claim, result(claim.name)) for claim in claims]
     rows = ["| claim | verdicts |", "|---|---|"]
     for claim, measured in found:
-        said = "; ".join(_brief(entry) for entry in measured["expectations"]) if measured else "–"
+        said = "not run yet"
+        if measured:
+            said = "; ".join(_brief(entry) for entry in measured["expectations"])
         rows.append(f"| [{claim.name}](#{claim.name}) | {said} |")
     parts = [INTRO, "\n".join(rows) + "\n"]
     parts += [section(claim, measured) for claim, measured in found if measured]
