@@ -21,7 +21,7 @@ Small experiments, each a file of experiments/ that says what is claimed, by who
 
 A verdict holds for this model, task and budget: a transformer of two layers that adds digits is no proof about a model of 32 billion parameters. It says whether the mechanism acts where nothing else differs.
 
-- **as claimed**, **the opposite**: the difference is separable (p < 0.05, two-sided, paired by seed, and by task for accuracy; Holm over the expectations of a claim).
+- **as claimed**, **the opposite**: the difference is separable (p < 0.05, two-sided, paired by seed, and by task for accuracy; Holm over the expectations of a claim). Two arms are alike, as claimed, where the whole interval is within the bounds that are named; a separable difference that may be larger is the opposite.
 - **not seen**: not separable, though a difference of the expected size would have been seen with a chance of 80 %. That size is the published one, or a careful reading of a plot, as each claim says.
 - Intervals are of 95 %. Measures other than accuracy are means over the last tenth of the steps ([metrics](metrics.md)). Shares of the second arm's mean are in percent with a sign.
 """

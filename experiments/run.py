@@ -209,12 +209,14 @@ def scaled(asked: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
 
 
 def verdict(expected: Expectation, found: Mapping[str, Any]) -> str:
-    """Where no difference was seen, only a design that would have seen the published one counts."""
+    """Where no difference was seen, only a design that would have seen the published one counts.
+
+    Arms are alike where the interval says that they can't differ by more than a little.
+    """
     if expected.alike:
         if -expected.size < found["low"] and found["high"] < expected.size:
             return "as claimed"
-        apart = found["low"] > expected.size or found["high"] < -expected.size
-        return "the opposite" if apart else "open"
+        return "the opposite" if found["p"] < ALPHA else "open"
     if found["p"] < ALPHA:
         return "as claimed" if found["difference"] > 0 else "the opposite"
     return "not seen" if found["smallest_visible"] < expected.size else "open"

@@ -93,6 +93,8 @@ def test_verdicts() -> None:
     alike: dict[str, Any] = {"alike": ["a", "b"], "within": 1.0}
     assert judged(0.0, 0.3, **alike)["verdict"] == "as claimed"
     assert judged(3.0, 0.3, **alike)["verdict"] == "the opposite"
+    assert judged(1.0, 0.3, **alike)["verdict"] == "the opposite"  # apart, and by too much perhaps
+    assert judged(0.5, 0.3, **alike)["verdict"] == "as claimed"  # apart, and by little for sure
     assert judged(0.0, 5.0, **alike)["verdict"] == "open"
 
 
