@@ -25,6 +25,7 @@ import gpu
 
 from groupwise import loop, teach
 from groupwise.config import Config, load
+from groupwise.groups import phase as groups_phase
 from groupwise.losses import phase
 from groupwise.optim.adamw import AdamW
 from groupwise.run import Run
@@ -35,6 +36,7 @@ WATCHING: tuple[tuple[Any, str], ...] = (
     (loop, "wasted"),
     (loop, "costs"),
     (loop, "step_work"),
+    (groups_phase, "edge_share"),
     (phase, "_measure"),
     (teach, "mismatch_tail"),
     (AdamW, "signal_to_noise"),

@@ -31,10 +31,11 @@ def whole(claims: Sequence[Claim]) -> str:
     found = [(claim, result(claim.name)) for claim in claims]
     rows = ["| claim | verdicts |", "|---|---|"]
     for claim, measured in found:
-        said = "not run yet"
         if measured:
             said = "; ".join(_brief(entry) for entry in measured["expectations"])
-        rows.append(f"| [{claim.name}](#{claim.name}) | {said} |")
+            rows.append(f"| [{claim.name}](#{claim.name}) | {said} |")
+        else:
+            rows.append(f"| {claim.name} | not run yet |")
     parts = [INTRO, "\n".join(rows) + "\n"]
     parts += [section(claim, measured) for claim, measured in found if measured]
     return "\n".join(parts)

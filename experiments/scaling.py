@@ -39,8 +39,10 @@ def measure(asked: Mapping[str, Any], plan: Plan, folder: Folder) -> dict[str, A
     source = str(runs[0].parents[1] / "config.toml")
     if groupwise(["eval", str(start), *map(str, runs), source, *said]):
         raise SystemExit(f"{folder.path}: the evaluation failed")
-    before, *after = (table(result, sizes) for result in read(out, [start, *runs]))
-    return {"budgets": asked["budgets"], **compared(before, np.array(after))}
+    tables = np.array([table(result, sizes) for result in read(out, [start, *runs])])
+    known = ~np.isnan(tables).any(axis=(0, 2))  # a task that some grading failed for tells nothing
+    before, after = tables[0, known], tables[1:, known]
+    return {"budgets": asked["budgets"], **compared(before, after)}
 
 
 def compared(before: Array, after: Array) -> dict[str, Any]:
@@ -66,9 +68,10 @@ def read(out: Path, models: Sequence[Path]) -> list[Mapping[str, Any]]:
 
 
 def table(result: Mapping[str, Any], sizes: Sequence[str]) -> Array:
-    """The share of samples that are right, of each task at each budget."""
+    """The share of samples that are right, of each task at each budget; nan without a verdict."""
     rows = sorted(result["tasks"], key=lambda task: task["key"])
-    return np.array([[np.mean(row["budgets"][size]) for size in sizes] for row in rows])
+    shares = [[np.mean(np.array(row["budgets"][size], float)) for size in sizes] for row in rows]
+    return np.array(shares)
 
 
 def estimates(scores: Array) -> list[dict[str, float]]:

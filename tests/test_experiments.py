@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import page, run
+from experiments import page, run, scaling
 from groupwise.compare.arms import Budget, arms_of, check
 from groupwise.compare.outcomes import Outcome
 from groupwise.watch.catalogue import find
@@ -104,6 +104,30 @@ def test_relative_sizes_are_shares_of_the_second_arm() -> None:
     ratio = plain["difference"] / share["difference"]
     assert ratio == pytest.approx(10, rel=0.05)
     assert plain["smallest_visible"] / share["smallest_visible"] == pytest.approx(ratio)
+
+
+def test_expectations_of_a_claim_are_corrected_together() -> None:
+    """The same question twice has to hold twice."""
+    entry = {"measure": "length/mean", "more": "a", "than": "b", "effect": 1.0}
+    one = run.Expectation.of(entry)
+    arms = {"a": "grpo", "b": "dapo"}
+    done = [
+        [made(seed, 0.5, 10 + up + 0.1 * (seed % 3)) for seed in range(8)] for up in (0.05, 0.0)
+    ]
+    done[0][0] = made(0, 0.5, 10.4)
+
+    def p_of(*expects: Any) -> float:
+        claim = run.Claim("", "", "", "", "", "", 8, "steps=1", arms, expects)
+        return float(run.judge(claim, done)[0]["p"])
+
+    assert 0 < p_of(one) < 0.5
+    assert p_of(one, one) == pytest.approx(2 * p_of(one))
+
+
+def test_a_grading_that_failed_is_no_wrong_answer() -> None:
+    rows = [{"key": "b", "budgets": {"4": [True, False]}}, {"key": "a", "budgets": {"4": [None]}}]
+    found = scaling.table({"tasks": rows}, ["4"])
+    assert np.isnan(found[0, 0]) and found[1, 0] == 0.5
 
 
 def test_an_arm_against_a_number() -> None:
