@@ -120,7 +120,7 @@ def _p(value: float) -> str:
 def _amount(value: float, entry: Mapping[str, Any], *, sign: bool = False) -> str:
     plus = "+" if sign else ""
     if entry["relative"]:
-        return f"{100 * value:{plus}.0f} %"
+        return f"{100 * value:{plus}.1f} %"
     if entry["measure"] in ("accuracy", "area"):
         return f"{100 * value:{plus}.1f} points"
     return f"{value:{plus}.3g}"
