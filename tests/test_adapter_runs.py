@@ -28,7 +28,7 @@ from groupwise.model.checkpoint import load as load_model
 from groupwise.model.policy import load_policy, spec_of
 from groupwise.model.quantized import QuantizedLinear
 from groupwise.model.targets import Spec
-from groupwise.run import open_run
+from groupwise.opening import open_run
 from groupwise.sync import export as exporting
 from groupwise.sync.fingerprint import fingerprint
 from groupwise.validate.evaluate import evaluate_path

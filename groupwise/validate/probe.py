@@ -28,9 +28,9 @@ from groupwise.graders.by_row import ROW
 from groupwise.graders.rubric import Grader
 from groupwise.model.checkpoint import Loaded
 from groupwise.model.policy import load_policy
+from groupwise.opening import MakeEngine, starting_model
 from groupwise.records import Grade, Rollout, Task
 from groupwise.rollouts import failed, grade, write
-from groupwise.run import MakeEngine, starting_model
 from groupwise.setup import (
     Bench,
     check_room,
