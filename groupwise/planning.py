@@ -363,7 +363,7 @@ def assumptions(made: Plan) -> list[str]:
             "for groupwise's own layers, and are too low"
         )
     found.append("grading, evaluation, checkpoints and compilation in the first steps not counted")
-    if any(slot.definition.traits.get("action") == "refill" for slot in config.recipe.slots()):
+    if config.recipe.refilling:
         found.append(f"dynamic sampling may draw up to {config.refills + 1} times as much")
     if config.engine.weights != "shared":
         found.append(f"the sampler's copy of the weights ({config.engine.weights}) not counted")

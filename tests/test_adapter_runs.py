@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from groupwise import loop
 from groupwise.cli import main
-from groupwise.config import check, difference, load
-from groupwise.config.checks import describe
+from groupwise.config import check, describe, difference, load
 from groupwise.engine import native
 from groupwise.engine.server import Server
 from groupwise.errors import ConfigError, ModelError, RunError
