@@ -47,7 +47,7 @@ def groupwise_steps(model: str, steps: int, threads: int) -> list[float]:
 
     from groupwise.config import load
     from groupwise.loop import one_step
-    from groupwise.run import open_run
+    from groupwise.opening import open_run
     from groupwise.watch.display import Display
 
     with tempfile.TemporaryDirectory() as scratch:

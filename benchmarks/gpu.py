@@ -40,10 +40,11 @@ from groupwise.loop import one_step
 from groupwise.model.checkpoint import Loaded, read_companions
 from groupwise.model.checkpoint import load as load_model
 from groupwise.model.tokenizer import Tokenizer
+from groupwise.opening import open_run
 from groupwise.optim.memory import peak_bytes
 from groupwise.records import Task
 from groupwise.rollouts import grade, write
-from groupwise.run import Run, open_run
+from groupwise.run import Run
 from groupwise.setup import engine_of, sampling_of, set_up
 from groupwise.watch.display import Display
 from groupwise.watch.speed import device_of

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, ClassVar, Self
 
+from groupwise.dotted import adjusted, slots_of
 from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
 from groupwise.losses.auxiliary import PARTS, Part
-from groupwise.slots import NOT_LITERAL, REGISTRY, Slot, parse
+from groupwise.slots import REGISTRY, Slot
 
 # Slots that hold several functions (chains, sums, products); the others hold exactly one.
 MANY = ("filter", "shaping", "advantage", "correction", "penalty", "auxiliary")
@@ -46,82 +46,6 @@ class About:
     base: Recipe | PairRecipe | None = field(default=None, repr=False)  # what it was changed from
 
 
-def _slots_of(kind: str, value: Any) -> tuple[Slot, ...]:
-    """A slot, several, or their text form; None is empty."""
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return parse(kind, value)
-    items = (value,) if isinstance(value, Slot) or not isinstance(value, Iterable) else tuple(value)
-    slots: list[Slot] = []
-    for item in items:
-        if isinstance(item, str):
-            slots.extend(parse(kind, item))
-        elif isinstance(item, Slot) and item.kind == kind:
-            slots.append(item)
-        elif isinstance(item, Slot):
-            raise RecipeError(f"{item} is a {item.kind}, not a {kind}. Put it there.")
-        else:
-            hint = f" Write {item.name}(...)." if hasattr(item, "parameters") else ""
-            raise RecipeError(f"A {kind} must be a slot or its text, got {item!r}.{hint}")
-    return tuple(slots)
-
-
-def _reach(slot: Slot, path: Sequence[str]) -> tuple[str, ...] | None:
-    """The parameters that a dotted path goes through, names of slots left out; None: nowhere.
-
-    `clip.high` and `high` of a clip are both `high`; `width.low` lies in a slot inside the slot.
-    """
-    for rest in (path, path[1:] if path[0] == slot.name else ()):
-        if not rest or rest[0] not in slot:
-            continue
-        if len(rest) == 1:
-            return (rest[0],)
-        inner = slot[rest[0]]
-        found = _reach(inner, rest[1:]) if isinstance(inner, Slot) else None
-        if found:
-            return (rest[0], *found)
-    return None
-
-
-def _put(slot: Slot, path: Sequence[str], value: Any) -> Slot:
-    """The slot with another value at a path that `_reach` gave; text is read as a value."""
-    key, *rest = path
-    now = slot[key]
-    if rest:
-        value = _put(now, rest, value)
-    elif isinstance(value, str) and isinstance(now, Slot):
-        slots = parse(now.kind, value)
-        value = slots[0] if len(slots) == 1 else value
-    elif isinstance(value, str):  # command lines give text: 0.3, 'k3', k3
-        try:
-            value = ast.literal_eval(value.strip())
-        except NOT_LITERAL:
-            value = value.strip()
-    return slot.replace(**{key: value})
-
-
-def _adjust(
-    name: str, kind: str, slots: tuple[Slot, ...], rest: list[str], value: Any
-) -> tuple[Slot, ...]:
-    """One hyper-parameter of one of the slots of a kind."""
-    owners = [(slot, path) for slot in slots if (path := _reach(slot, rest))]
-    if not owners:
-        known = [key for slot in slots for key, _ in slot.params]
-        raise RecipeError(
-            f"recipe.{kind}.{'.'.join(rest)}: {name!r} would ignore it, its {kind} is "
-            f"{', '.join(map(str, slots)) or 'empty'}. "
-            + (nearest(rest[-1], known) if known else f"Set recipe.{kind} itself.")
-        )
-    if len(owners) > 1:
-        raise RecipeError(
-            f"recipe.{kind}.{'.'.join(rest)} is in {' and '.join(s.name for s, _ in owners)}: "
-            f"write recipe.{kind}.{owners[0][0].name}.{'.'.join(owners[0][1])}."
-        )
-    owner, path = owners[0]
-    return tuple(_put(slot, path, value) if slot is owner else slot for slot in slots)
-
-
 class _Composed:
     """What recipes of both sorts can do: hold slots, and be changed."""
 
@@ -133,7 +57,7 @@ class _Composed:
     def _settle(self) -> None:
         """Text and single slots become what the fields hold."""
         for kind in self.KINDS:
-            slots = _slots_of(kind, getattr(self, kind))
+            slots = slots_of(kind, getattr(self, kind))
             if kind not in MANY and len(slots) != 1:
                 raise RecipeError(f"{self.WORD} has exactly one {kind}, got {len(slots)}.")
             object.__setattr__(self, kind, slots if kind in MANY else slots[0])
@@ -145,6 +69,11 @@ class _Composed:
     def of(self, kind: str) -> tuple[Slot, ...]:
         value = getattr(self, kind)
         return value if isinstance(value, tuple) else (value,)
+
+    @property
+    def refilling(self) -> tuple[str, ...]:
+        """The filters after which more prompts are drawn."""
+        return tuple(s.name for s in self.slots() if s.definition.traits.get("action") == "refill")
 
     def text(self) -> dict[str, str]:
         """The text form of every slot; `Recipe.from_text` reads it back."""
@@ -191,7 +120,7 @@ class _Composed:
                 raise RecipeError(f"{self.WORD} has no slot {kind!r}. {nearest(kind, self.KINDS)}")
             slots = changed.get(kind, self.of(kind))
             changed[kind] = (
-                _adjust(self.name, kind, slots, rest, value) if rest else _slots_of(kind, value)
+                adjusted(self.name, kind, slots, rest, value) if rest else slots_of(kind, value)
             )
         return self.replace(**changed) if changed else self
 

@@ -19,9 +19,10 @@ from groupwise.guards import (
     check_updates,
     explained_gap,
 )
+from groupwise.opening import MakeEngine, finished, open_run
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
-from groupwise.run import MakeEngine, Run, finished, open_run
+from groupwise.run import Run
 from groupwise.setup import engine_of, sampling_of
 from groupwise.teach import Taught, teach
 from groupwise.validate.evaluate import Evaluation, evaluate

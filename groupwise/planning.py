@@ -1,39 +1,26 @@
 """What a configuration would take on a device: memory by part, seconds by phase, what would fit.
 
-Counted from sizes (cost.py, room.py) before anything is loaded: of the model only its configuration
-is read, of the data the lengths of its prompts. Seconds are counted work over the shares of a
-device's peaks that were measured; they are rough, and a plan says what they rest on.
+Counted from sizes (sizes.py, cost.py, room.py) before anything is loaded. Seconds are counted work
+over the shares of a device's peaks that were measured; they are rough, and a plan says what they
+rest on.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from groupwise import cost, room
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
 from groupwise.cost import Device, Group
-from groupwise.data import load as load_data
-from groupwise.data.prompts import prepare
 from groupwise.engine.flight import ROW_STEP, in_steps
-from groupwise.errors import DataError, GroupwiseError, ModelError
-from groupwise.hub import local_model
-from groupwise.model.checkpoint import read_companions, stored_shape
 from groupwise.model.config import ModelConfig
-from groupwise.model.gguf import GGUFFile
-from groupwise.model.gguf_tokenizer import tokenizer_files
-from groupwise.model.tiny import hugging_face_config
-from groupwise.model.tokenizer import Tokenizer, character_files
-from groupwise.records import Task
-from groupwise.setup import TASKS_SEED, demand_of, frozen_of, learns_from_labels, weight_bytes
+from groupwise.setup import demand_of, frozen_of, learns_from_labels, weight_bytes
+from groupwise.sizes import Prompts, sizes_of
 
-ASSUMED_PROMPT = 128  # tokens, where the data can't be read
-READ_PROMPTS = 512  # of the data: more tell nothing new
 CPU_SLOTS, GPU_SLOTS = 64, 1024  # sequences in flight, unless asked otherwise
 # Shares of a device's peaks that were measured: on an H200 for 135M and 1.5B parameters, on two
 # CPU cores for 135M. Decoding: of its floor in operations and bytes. Learning: of the operations.
@@ -52,15 +39,6 @@ class Place:
     device: Device
     cpu: bool
     memory: float | None  # bytes that training may take; None: not known
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Lengths in tokens, and where they come from."""
-
-    mean: int
-    longest: int
-    source: str
 
 
 @dataclass(frozen=True)
@@ -128,69 +106,6 @@ def plan(config: Config, place: Place, tokens: int | None = None) -> Plan:
     shape, prompts = sizes_of(config)
     made = count(config, place, shape, prompts, tokens or config.engine.max_tokens)
     return replace(made, advice=advice(made))
-
-
-# --- model and data ---------------------------------------------------------------------------
-
-
-def sizes_of(config: Config) -> tuple[ModelConfig, Prompts]:
-    """The model's shape and the prompts' lengths."""
-    if config.model.path == "tiny":
-        return _tiny(config)
-    path = local_model(config.model.path, weights=False)
-    shape = stored_shape(path)
-    if shape is None:
-        raise ModelError(
-            f"{path} has no config.json that can be read, so its sizes are not known. Set "
-            "model.path to a model's folder or a .gguf file; its configuration is enough, weights "
-            "are not read."
-        )
-    try:
-        return shape, _prompts(config, _tasks(config), _tokenizer(path), shape)
-    except (GroupwiseError, OSError) as error:
-        why = " ".join(str(error).split())
-        longest = max(ASSUMED_PROMPT, config.data.max_prompt_tokens)
-        return shape, Prompts(ASSUMED_PROMPT, longest, f"assumed, as there is no telling: {why}")
-
-
-def _tiny(config: Config) -> tuple[ModelConfig, Prompts]:
-    """The embedded model's shape follows from its tasks: a token is a character."""
-    tasks = _tasks(config)
-    texts = [str(x) for task in tasks for x in (task.prompt, task.columns.get("solution", ""))]
-    tokenizer = Tokenizer.from_files(character_files("".join(sorted(set("".join(texts))))))
-    longest = max(len(str(task.prompt)) for task in tasks) + config.engine.max_tokens
-    shape = ModelConfig.from_hf(hugging_face_config(config.tiny, len(tokenizer), longest))
-    return shape, _prompts(config, tasks, tokenizer, shape)
-
-
-def _tasks(config: Config) -> Sequence[Task]:
-    return load_data(config.data, seed=TASKS_SEED, held_out=config.eval.tasks).train
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    if path.suffix == ".gguf":
-        return Tokenizer.from_files(tokenizer_files(GGUFFile(path).metadata))
-    return Tokenizer.from_files(read_companions(path))
-
-
-def _prompts(
-    config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
-) -> Prompts:
-    room_left = shape.max_positions - config.engine.max_tokens
-    if room_left < 1:
-        raise DataError(f"engine.max_tokens={config.engine.max_tokens} leaves no room for a prompt")
-    prepared = prepare(
-        tasks[:: max(1, len(tasks) // READ_PROMPTS)][:READ_PROMPTS],
-        tokenizer,
-        template=config.data.template,
-        system=config.data.system,
-        instruction=config.data.instruction,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        room=room_left,
-    )
-    lengths = [len(task.token_ids) for task in prepared.tasks]
-    source = f"{len(lengths)} prompts of data.train read"
-    return Prompts(round(statistics.mean(lengths)), max(lengths), source)
 
 
 # --- counting ---------------------------------------------------------------------------------
@@ -363,7 +278,7 @@ def assumptions(made: Plan) -> list[str]:
             "for groupwise's own layers, and are too low"
         )
     found.append("grading, evaluation, checkpoints and compilation in the first steps not counted")
-    if any(slot.definition.traits.get("action") == "refill" for slot in config.recipe.slots()):
+    if config.recipe.refilling:
         found.append(f"dynamic sampling may draw up to {config.refills + 1} times as much")
     if config.engine.weights != "shared":
         found.append(f"the sampler's copy of the weights ({config.engine.weights}) not counted")

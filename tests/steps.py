@@ -24,9 +24,10 @@ from groupwise.loop import one_step
 from groupwise.model.attention import packed, packed_positions
 from groupwise.model.head import logits
 from groupwise.model.transformer import Transformer
+from groupwise.opening import open_run
 from groupwise.optim.packs import Sequences
 from groupwise.records import Rollout
-from groupwise.run import Run, open_run
+from groupwise.run import Run
 from groupwise.teach import Taught, teach
 from groupwise.watch.clock import Clock
 

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from groupwise import loop
 from groupwise.cli import main
-from groupwise.config import check, difference, load
-from groupwise.config.checks import describe
+from groupwise.config import check, describe, difference, load
 from groupwise.engine import native
 from groupwise.engine.server import Server
 from groupwise.errors import ConfigError, ModelError, RunError
@@ -28,7 +27,7 @@ from groupwise.model.checkpoint import load as load_model
 from groupwise.model.policy import load_policy, spec_of
 from groupwise.model.quantized import QuantizedLinear
 from groupwise.model.targets import Spec
-from groupwise.run import open_run
+from groupwise.opening import open_run
 from groupwise.sync import export as exporting
 from groupwise.sync.fingerprint import fingerprint
 from groupwise.validate.evaluate import evaluate_path

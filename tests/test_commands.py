@@ -32,7 +32,8 @@ from groupwise.model.checkpoint import save
 from groupwise.model.config import ModelConfig
 from groupwise.model.tokenizer import character_files
 from groupwise.model.transformer import Transformer
-from groupwise.planning import Place, Prompts, count
+from groupwise.planning import Place, count
+from groupwise.sizes import Prompts
 from groupwise.sync import export as exporting
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from task_files import read
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
@@ -19,7 +20,6 @@ from groupwise.data import load
 from groupwise.data.cursor import Cursor, Draw, fingerprint
 from groupwise.data.generators import generate, split
 from groupwise.data.prompts import prepare
-from groupwise.data.tasks import read
 from groupwise.errors import DataError
 from groupwise.graders.answers import evaluate
 from groupwise.graders.parts import Sample, built_in

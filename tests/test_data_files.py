@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from task_files import read
 
 from groupwise.data.files import files_of, rows
-from groupwise.data.tasks import read
 from groupwise.errors import DataError
 
 Rows = Sequence[dict[str, Any]]

@@ -15,13 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from task_files import read
 from test_data_files import TABLES, WRITERS, refused
 
 from groupwise import load_config
 from groupwise.config import Data
 from groupwise.data import files, load
 from groupwise.data.files import files_of
-from groupwise.data.tasks import read
 from groupwise.errors import DataError
 
 TEXTS = tuple(name for name in WRITERS if name not in TABLES)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import left_behind, metrics, run
+from task_files import read
 
 from groupwise.config import Data
 from groupwise.config import load as load_config
@@ -25,7 +26,6 @@ from groupwise.data import Loaded, load
 from groupwise.data.cursor import Cursor, MixedCursor, fingerprint
 from groupwise.data.mixing import split_by_hash
 from groupwise.data.named import GRADERS, SETS, boxed
-from groupwise.data.tasks import read
 from groupwise.data.templates import CHAT as CHAT_TEMPLATES
 from groupwise.data.templates import TEXTS
 from groupwise.errors import ConfigError, DataError, RunError

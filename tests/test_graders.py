@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from task_files import read
 
 from groupwise.data.generators import generate
-from groupwise.data.tasks import read
 from groupwise.errors import RewardError
 from groupwise.graders.amounts import numbers_in
 from groupwise.graders.answers import countdown, evaluate, final, in_format

@@ -17,10 +17,10 @@ from family_zoo import folder
 from hub_server import Hub, serving
 from model_zoo import CONFIGS, make
 from runs import quiet, small
+from task_files import read
 
 from groupwise import hub as fetching
 from groupwise.data.files import files_of
-from groupwise.data.tasks import read
 from groupwise.errors import DataError, ModelError
 from groupwise.loop import train
 from groupwise.model.checkpoint import load, load_weights, save

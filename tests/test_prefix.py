@@ -60,7 +60,7 @@ def test_parts_make_one_softmax(name, sizes, exact):
 def test_plain_packs_are_prompts_without_completions():
     lengths = [3, 1, 8]
     x = inputs(sum(lengths), (4, 2, 8), torch.float64)
-    ours, theirs = run(PrefixAttention.packed(lengths), x), run(packed(lengths), x)
+    ours, theirs = run(PrefixAttention(lengths, [()] * len(lengths)), x), run(packed(lengths), x)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 

@@ -22,7 +22,7 @@ from groupwise.engine.protocol import Engine, Request, Sampling
 from groupwise.errors import ConfigError, DataError
 from groupwise.model.checkpoint import Loaded
 from groupwise.records import Completion
-from groupwise.validate import advice, probe
+from groupwise.validate import advice, findings, probe
 from groupwise.validate.estimates import MODEL, SUBSETS, Count, Rates, all_alike, wilson
 from groupwise.validate.probe import Asked, Ready, ready
 
@@ -116,10 +116,10 @@ def test_a_prompt_that_lacks_samples_is_left_out_and_none_without_any_counts() -
 
 def test_histogram_and_quantiles_by_hand() -> None:
     counts = [Count(8, n) for n in range(9)]
-    assert list(probe.histogram(counts).values()) == [1, 2, 2, 2, 1, 1]
+    assert list(findings.histogram(counts).values()) == [1, 2, 2, 2, 1, 1]
     lengths = list(range(1, 101))
-    assert probe.quantiles(lengths) == {"median": 50, "p90": 90, "p99": 99, "longest": 100}
-    assert probe.quantiles([7]) == dict.fromkeys(("median", "p90", "p99", "longest"), 7)
+    assert findings.quantiles(lengths) == {"median": 50, "p90": 90, "p99": 99, "longest": 100}
+    assert findings.quantiles([7]) == dict.fromkeys(("median", "p90", "p99", "longest"), 7)
 
 
 # --- a policy that is known -------------------------------------------------------------------

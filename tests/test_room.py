@@ -25,8 +25,8 @@ from groupwise.model.checkpoint import save
 from groupwise.model.config import ModelConfig
 from groupwise.model.equip import equip
 from groupwise.model.transformer import Transformer
+from groupwise.opening import open_run
 from groupwise.room import Demand
-from groupwise.run import open_run
 from groupwise.sync.reference import Reference
 from groupwise.validate.evaluate import evaluate_path
 from groupwise.watch.display import Display

@@ -21,7 +21,7 @@ from runs import left_behind, metrics, quiet, small
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 
-from groupwise import loop, run
+from groupwise import loop
 from groupwise.cli import main
 from groupwise.config import load, text
 from groupwise.errors import RunError
@@ -100,7 +100,7 @@ def no_model(monkeypatch: Patch) -> None:
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr("groupwise.model.policy.load", never)
-    monkeypatch.setattr(run.tiny, "make", never)
+    monkeypatch.setattr("groupwise.model.tiny.make", never)
 
 
 # --- refused before a model is loaded -------------------------------------------------------------

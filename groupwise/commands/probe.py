@@ -26,7 +26,8 @@ from groupwise.errors import ConfigError
 if TYPE_CHECKING:
     from groupwise.validate.advice import Advice
     from groupwise.validate.estimates import Estimate
-    from groupwise.validate.probe import Finding, Probe, Ready
+    from groupwise.validate.findings import Finding
+    from groupwise.validate.probe import Probe, Ready
 
 BAR = 40  # characters of the longest bar
 SHOWN = 160  # characters of an example's end

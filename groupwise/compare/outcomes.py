@@ -13,7 +13,7 @@ import numpy.typing as npt
 from groupwise.compare.arms import Budget
 from groupwise.compare.plan import Folder, Job, Plan
 from groupwise.errors import RunError
-from groupwise.run import finished
+from groupwise.opening import finished
 from groupwise.watch.folder import RunFolder
 
 GRID = 48  # stretches of the budget that curves are drawn over

@@ -18,7 +18,7 @@ from groupwise import config as configuration
 from groupwise.compare.arms import Arm, Budget
 from groupwise.config import Config
 from groupwise.errors import RecipeWarning, RunError
-from groupwise.run import finished
+from groupwise.opening import finished
 from groupwise.watch.files import to_page, write_atomic
 
 FORMAT = 1

@@ -15,8 +15,8 @@ from groupwise.data.cursor import fingerprint
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.model import tiny
 from groupwise.model.checkpoint import save, write_folder
+from groupwise.opening import COLD_START
 from groupwise.records import Task
-from groupwise.run import COLD_START
 from groupwise.setup import set_up
 from groupwise.validate.evaluate import check_held_out
 from groupwise.watch.files import to_page, write_atomic

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from groupwise.config.changes import Change, difference
-from groupwise.config.checks import anchored, check, describe
+from groupwise.config.checks import check
+from groupwise.config.consequences import anchored, describe
 from groupwise.config.fields import (
     Budget,
     Checkpoint,

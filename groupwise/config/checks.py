@@ -1,4 +1,4 @@
-"""What is known before anything expensive: what can't be trained, what is doubtful, what follows.
+"""What is known before anything expensive: what can't be trained, and what is doubtful.
 
 Each rule says what, why and what to do instead.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from pathlib import Path
 
 from groupwise.composition import PairRecipe, Recipe
 from groupwise.config.adapter_checks import (
@@ -19,7 +18,6 @@ from groupwise.config.fields import Config, is_generator
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
 from groupwise.errors import ConfigError
-from groupwise.room import CPU_TOKENS
 from groupwise.soundness import complaints
 from groupwise.watch.rules import RULES
 
@@ -130,7 +128,7 @@ def knobs_that_the_recipe_ignores(config: Config, recipe: Recipe | PairRecipe) -
     ignored = {
         "reference.update": "reference" not in recipe.models,
         "optim.exponent_rate": "length_exponent" not in getattr(recipe, "outputs", ()),
-        "refills": not _refilling(recipe),
+        "refills": not recipe.refilling,
     }
     remedy = {
         "reference.update": "it has no KL to a reference: add recipe.penalty='kl(coef=0.01)'",
@@ -225,11 +223,6 @@ def pairs_from_one_sample(config: Config, recipe: PairRecipe) -> Iterator[str]:
             f"{recipe.name}'s reference is the previous iterate, and here it stays the starting "
             "policy. Set reference.update=reset:STEPS to begin a new iteration every so often."
         )
-
-
-def _refilling(recipe: Recipe | PairRecipe) -> list[str]:
-    """The filters after which more prompts are drawn."""
-    return [s.name for s in recipe.slots() if s.definition.traits.get("action") == "refill"]
 
 
 def budget_never_reached(config: Config, recipe: PairRecipe) -> Iterator[str]:
@@ -357,95 +350,3 @@ PAIRS_DOUBTFUL: tuple[PairRule, ...] = (
     nothing_held_out,
     *ANY_DOUBTFUL,
 )
-
-
-# --- what follows -----------------------------------------------------------------------------
-
-
-def anchored(config: Config, recipe: Recipe) -> Recipe:
-    """The recipe as it runs under this configuration."""
-    close = config.engine.exact or config.model.dtype == "float32"
-    close = close and not config.adapter.dropout
-    return recipe.anchored(config.engine.weights, close=close)
-
-
-def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
-    """The numbers that follow from the configuration, for people.
-
-    `micro_tokens` are those that a run has come to, where it is known.
-    """
-    lines = [_batch_line(config)]
-    recipe = config.recipe
-    held = ", ".join(recipe.models)
-    held = held.replace("reference", f"reference ({config.reference.update})")
-    lines.append(f"recipe {recipe.name}; models: {held} ({_model(config)})")
-    if isinstance(recipe, Recipe) and anchored(config, recipe) != recipe:
-        lines.append(
-            "anchor of the ratio = the sampler: its log-probabilities stand for those of the "
-            "policy before the updates, and nothing is scored again"
-        )
-    tokens = config.prompts_per_step * config.group_size * config.engine.max_tokens
-    labelled = isinstance(recipe, PairRecipe) and recipe.reads == "labels"
-    lines.append(
-        "nothing is sampled; "
-        if labelled
-        else f"at most {tokens:,} tokens sampled a step ({config.engine.max_tokens} an answer); "
-    )
-    lines[-1] += _micro_batches(config, micro_tokens)
-    drawn = config.steps * config.prompts_per_step
-    generated = isinstance(config.data.train, str) and is_generator(config.data.train)
-    drawn_of = f" from {config.data.size:,} tasks" if generated else ""
-    lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
-    budget = {"tokens": config.budget.tokens, "seconds": config.budget.seconds}
-    lines += [
-        f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n
-    ]
-    lines += [
-        f"groups that {name} drops are drawn anew, up to {config.refills} times a step"
-        for name in _refilling(recipe)
-    ]
-    lines.append(_eval_line(config))
-    return lines
-
-
-def _micro_batches(config: Config, tokens: int | None) -> str:
-    asked = config.optim.micro_tokens
-    tokens = tokens or asked or (None if config.model.device.startswith("cuda") else CPU_TOKENS)
-    if tokens is None:
-        return "micro-batches as large as memory allows (automatic)"
-    return f"micro-batches of {tokens:,} tokens{'' if asked else ' (automatic)'}"
-
-
-def _batch_line(config: Config) -> str:
-    prompts, samples = config.prompts_per_step, config.group_size
-    if isinstance(config.recipe, PairRecipe):
-        if config.recipe.reads == "labels":
-            return f"{prompts} labelled pairs a step, 1 update"
-        return f"{prompts} prompts x {samples} samples, at most {prompts} pairs a step, 1 update"
-    line = f"{prompts} prompts x {samples} samples = {prompts * samples} completions a step"
-    schedule, weights = config.recipe.schedule, config.engine.weights
-    updates = schedule["updates"] * (2 if schedule.name == "low_then_high" else 1)
-    if updates > 1:
-        return f"{line}, {updates} updates, all but the first off-policy"
-    if config.adapter.dropout and weights == "shared":
-        return f"{line}, 1 update, on-policy but for dropout"
-    policy = "on-policy" if weights == "shared" else f"sampled from other weights ({weights})"
-    return f"{line}, 1 update, {policy}"
-
-
-def _model(config: Config) -> str:
-    path = config.model.path
-    name = "embedded tiny model" if path == "tiny" else Path(path).name
-    return f"{name}, {config.model.dtype} on {config.model.device}"
-
-
-def _eval_line(config: Config) -> str:
-    held_out = config.eval
-    if not held_out.tasks or not config.data.evaluates:
-        return "no held-out evaluation"
-    how = f"temperature {held_out.temperature:g}" if held_out.temperature else "greedy"
-    often = f"every {held_out.every} steps" if held_out.every else "before and after"
-    return (
-        f"held-out accuracy {often}: {held_out.tasks} tasks x {held_out.samples} "
-        f"sample{'s' if held_out.samples > 1 else ''}, {how}"
-    )

@@ -24,18 +24,6 @@ class BadRow(ValueError):
     """What is wrong with a row of a named set."""
 
 
-@dataclass(frozen=True)
-class Read:
-    tasks: list[Task]
-    notes: list[str]  # what was recognised, and what is odd
-
-
-def read(name: str | Path, prompt_key: str = "", answer_key: str = "", **settings: Any) -> Read:
-    """All tasks of a file at once; settings are those of a scan."""
-    scan = Scan(prompt_key, answer_key, **settings)
-    return Read(list(scan.of(name)), scan.notes)
-
-
 @dataclass
 class Scan:
     """One pass over the files of a source, all in the layout of the first row.
@@ -52,7 +40,7 @@ class Scan:
     grader: str = ""  # of rows that name none
     require_answers: bool | Callable[[str], bool] = False
     convert: Convert | None = None
-    notes: list[str] = field(default_factory=list)  # behind the last row
+    notes: list[str] = field(default_factory=list)  # what was recognised, behind the last row
     layout: Layout | None = None
     kinds: dict[str, str] = field(default_factory=dict)  # of answers -> where the first one is
 

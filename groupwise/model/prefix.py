@@ -71,13 +71,6 @@ class PrefixAttention:
         self.plan = make_plan(prompts, completions, torch.device(device), exact)
         self.exact = exact
 
-    @classmethod
-    def packed(
-        cls, lengths: Sequence[int], device: torch.device | str = "cpu", exact: bool = False
-    ) -> PrefixAttention:
-        """Causal attention within each of the sequences: prompts without completions."""
-        return cls(lengths, [()] * len(lengths), device, exact)
-
     def __call__(
         self,
         layer: int,

@@ -25,8 +25,9 @@ from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.graders.ledger import recorded as recorded_verdicts
 from groupwise.loop import begin, one_step
+from groupwise.opening import COLD_START, open_run
 from groupwise.replay.recorded import read_config
-from groupwise.run import COLD_START, Run, open_run
+from groupwise.run import Run
 from groupwise.setup import on_gpu
 from groupwise.tell.render import bullets, wrapped
 from groupwise.watch.display import Display, visible

@@ -36,7 +36,7 @@ def policy_loss(case: Case) -> dict[str, Any]:
     result = batch_phase(made, batch)
     rows = _row_advantages(made, batch, case)
     if "advantages" in inputs:
-        result = _with_given_advantages(made, result, rows)
+        result = _with_given_advantages(result, rows)
     done = result.batch
     if "which" in params:
         if params["which"] not in ("low", "high"):
@@ -84,7 +84,7 @@ def _row_advantages(made: Recipe, batch: TokenBatch, case: Case) -> Tensor:
         return advantages(made, replace(shaped, learn_N=selection.learn_N), selection)
 
 
-def _with_given_advantages(made: Recipe, result: BatchResult, rows: Tensor) -> BatchResult:
+def _with_given_advantages(result: BatchResult, rows: Tensor) -> BatchResult:
     return replace(result, batch=replace(result.batch, advantage_NT=per_token(rows, result.batch)))
 
 

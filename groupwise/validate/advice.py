@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from groupwise.validate.estimates import MODEL
-from groupwise.validate.probe import GROUPS, Finding, Probe
+from groupwise.validate.findings import GROUPS, Finding
+from groupwise.validate.probe import Probe
 
 MOST = 0.75  # of the prompts: from here on the data is at fault, not chance
 ENOUGH, LITTLE = 0.7, 0.3  # of the groups

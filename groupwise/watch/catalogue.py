@@ -7,7 +7,6 @@ A name that ends in `*` stands for a family, such as the parts of the reward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -177,11 +176,6 @@ def find(name: str) -> Metric | None:
         return CATALOGUE[name]
     families = [key for key in CATALOGUE if key.endswith("*") and name.startswith(key[:-1])]
     return CATALOGUE[families[0]] if families else None
-
-
-def undocumented(names: Iterable[str]) -> list[str]:
-    """Names that the page does not have; `step` is the line's own."""
-    return sorted(name for name in names if name != "step" and find(name) is None)
 
 
 def metrics_page() -> str:
