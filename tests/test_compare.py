@@ -6,9 +6,11 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -299,11 +301,48 @@ def test_data_that_changed_are_refused(
     plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
     folder = Folder(out)
     folder.take(plan)
-    prepare(plan, folder, plan.jobs, print)
-    prepare(plan, folder, plan.jobs, print)  # the same again
+    prepare(plan, folder, print)
+    prepare(plan, folder, print)  # the same again
     held_out.write_text(held_out.read_text().replace('"14"', '"15"'))
     with pytest.raises(RunError, match="grpo: the held-out tasks are not those"):
-        prepare(plan, folder, plan.jobs, print)
+        prepare(plan, folder, print)
+
+
+def sums(path: Path, digit: str, longest: int) -> Path:
+    """Prompts of 4, 6, ... characters, which are as many tokens."""
+    prompts = [f"{f'{digit}+' * terms}{digit}=" for terms in range(1, longest // 2)]
+    rows = [json.dumps({"prompt": prompt, "answer": "1"}) for prompt in prompts]
+    path.write_text("\n".join(rows))
+    return path
+
+
+def test_arms_that_would_drop_other_prompts_are_refused(done: Path, tmp_path: Path) -> None:
+    """Longer answers leave less room for prompts, and those that do not fit are dropped."""
+    (start,) = (done / "start").iterdir()
+    model = shutil.copytree(start, tmp_path / "model")
+    shape = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 16}))
+
+    def said(train: int, held_out: int, *more: str) -> list[str]:
+        """Of arms with room for prompts of 12 and of 8 tokens."""
+        own, without_options = tmp_path / "own.toml", SMALL.replace("data.options", "# ")
+        own.write_text(
+            f'{without_options}model.path = "{model}"\n'
+            f'data.train = "{sums(tmp_path / "train.jsonl", "1", train)}"\n'
+            f'data.eval = "{sums(tmp_path / "held_out.jsonl", "2", held_out)}"\n'
+        )
+        texts = ["grpo", "grpo engine.max_tokens=8"]
+        plan = Plan(tuple(arms_of(texts, STEPS, source=own, settings=more)), (0, 1), STEPS)
+        lines: list[str] = []
+        prepare(plan, Folder(Path(tempfile.mkdtemp(dir=tmp_path))), lines.append)
+        return lines
+
+    assert said(8, 8) == []
+    with pytest.raises(ConfigError, match=r"judged on the same held-out tasks.*tokens=8 "):
+        said(8, 10)
+    (warning,) = said(10, 8)
+    assert "do not train on the same prompts" in warning
+    assert said(10, 10, "data.max_prompt_tokens=8") == []  # as they were told
 
 
 # --- failing arms -----------------------------------------------------------------------------
