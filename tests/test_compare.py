@@ -26,6 +26,7 @@ from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
 from groupwise.compare.findings import findings, pairs
 from groupwise.compare.machine import cores, places_for, room_for, threads_for
 from groupwise.compare.outcomes import Outcome, area, score_curve
+from groupwise.compare.outcomes import outcome as read_outcome
 from groupwise.compare.page import write_all
 from groupwise.compare.plan import Folder, Job, Plan, changes
 from groupwise.compare.starts import prepare
@@ -185,7 +186,10 @@ def test_arms_are_compared_by_any_measure_of_the_runs(
         assert pair["measures"]["length/mean"]["difference"] == pytest.approx(expected.mean)
         assert pair["measures"]["length/mean"]["p_uncorrected"] == pytest.approx(expected.p)
         assert pair["measures"]["correction/zero_share"] is None  # nothing is corrected
-    assert "By length/mean, at the end:" in said and "not all of their runs measured it" in said
+    assert (
+        "By length/mean, at the end:" in said
+        and "not all of their runs measured it in their last" in said
+    )
     assert {row["of"] for row in csv.DictReader((done / "pairs.csv").open())} >= {"length/mean"}
     assert next(csv.DictReader((done / "runs.csv").open()))["length/mean"]
     assert main(command(config, done)) == 0  # asked for without them, they are gone
@@ -575,6 +579,26 @@ def test_what_is_said_of_a_measure() -> None:
     assert words.measured(found)[-1] == "grpo and dapo: no verdict, as above."
     at = words.columns(found).index("kl/ref")
     assert [row[at] for row in words.rows(found)] == ["0.6 ± 0.058", "0.5"]
+
+
+def test_a_measure_is_that_of_the_last_tenth_of_the_steps(tmp_path: Path) -> None:
+    """What a run stopped measuring before is not how it ended."""
+    lines: list[dict[str, Any]] = [{"step": 0, "eval/accuracy": 0.1, "eval/length": 3.0}]
+    lines += [{"step": step, "length/mean": float(step)} for step in range(1, 31)]
+    for step in (28, 30):  # evaluations
+        lines[step] |= {"eval/accuracy": step / 100, "eval/length": 3.0}
+    for step in (26, 28, 30):  # the last tenth is 28, 29 and 30; one of them has no wrong answer
+        lines[step]["length/wrong_mean"] = float(step)
+    for step in range(1, 28):
+        lines[step]["clip/high_rarity"] = 7.0
+    for step in range(28, 31):
+        lines[step]["clip/high_rarity"] = None
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    found = read_outcome(tmp_path, Job(0, 0), Budget("steps", 30), {})
+    assert found.value("length/mean") == 29.0
+    assert found.value("length/wrong_mean") == 29.0
+    assert found.value("clip/high_rarity") is None
+    assert found.value("eval/accuracy") == found.final == 0.3
 
 
 def test_a_difference_is_said_in_points() -> None:
