@@ -240,7 +240,7 @@ def test_a_file_of_ones_own_is_explained_and_compared(
     assert set(data["slots"]) == {"ratio", "gate", "aggregation"}
     assert data["slots"]["gate"]["b"] == "tanh_gate_of_a_test(sharpness=3.5)"
     status, _, err = run(capsys, "explain", plugin.replace("tanh_recipe", "tan_recipe"))
-    assert status == 2 and "Did you mean 'tanh_recipe_of_a_test'" in err
+    assert status == 2 and f"Did you mean '{plugin}'" in err
     # The package's page stays the package's, and one of its own recipes without notes is refused.
     assert markdown() == (ROOT / "docs" / "algorithms.md").read_text("utf-8")
     status, _, err = run(capsys, "docs", "--check")
