@@ -349,6 +349,27 @@ def test_arms_that_would_drop_other_prompts_are_refused(done: Path, tmp_path: Pa
     assert said(10, 10, "data.max_prompt_tokens=8") == []  # as they were told
 
 
+def test_what_was_refused_before_its_first_run_can_be_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the same folder: with another setting, or with other data."""
+    held_out, own = tmp_path / "held_out.jsonl", tmp_path / "own.toml"
+    own.write_text(f'{SMALL}data.eval = "{sums(held_out, "2", 10)}"\n')
+    asked = command(own, tmp_path / "out", arms=("grpo", "grpo data.max_prompt_tokens=8"))
+    assert main(asked) == 2
+    assert "--set data.max_prompt_tokens=8 gives all arms" in capsys.readouterr().err
+    held_out.write_text(held_out.read_text().replace("2+2+2+2+2=", "2+2+2+2="))
+    plans = [arms_of(["grpo"], STEPS, source=own, sweep=f"group_size={n}") for n in ("2,4", "4,8")]
+    folder = Folder(tmp_path / "out")
+    for arms in plans:
+        plan = Plan(tuple(arms), (0, 1), STEPS)
+        folder.take(plan)
+        prepare(plan, folder, print)
+    folder.run(plan, plan.jobs[0]).mkdir(parents=True)
+    with pytest.raises(RunError, match="holds another comparison"):
+        folder.take(Plan(tuple(plans[0]), (0, 1), STEPS))
+
+
 # --- failing arms -----------------------------------------------------------------------------
 
 

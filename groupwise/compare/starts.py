@@ -87,7 +87,7 @@ def _check_shared(
 
 def _check_same(config: Config, folder: Folder, hashes: list[str]) -> None:
     """Refuse files that were changed since the first run: no arm or seed could be compared."""
-    kept = folder.path / "data.json"
+    kept = folder.data
     known: dict[str, list[str]] = json.loads(kept.read_bytes()) if kept.is_file() else {}
     key = _digest((config.data, config.eval.tasks))
     before = known.setdefault(key, hashes)
@@ -106,7 +106,7 @@ def start_of(config: Config, folder: Folder) -> Path | None:
     if config.model.path != "tiny":
         return None
     made_of = (config.tiny, config.data, config.eval.tasks, config.engine.max_tokens)
-    return folder.path / "start" / _digest(made_of)
+    return folder.starts / _digest(made_of)
 
 
 def _digest(value: object) -> str:
