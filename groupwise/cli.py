@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -41,6 +42,7 @@ from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWar
 if TYPE_CHECKING:
     from groupwise.config import Config
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a device takes no more
 PAGES = "docs/algorithms.md, docs/metrics.md and docs/rules.md"
 
 
@@ -97,35 +99,61 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    0 is success, 1 a failed check, 2 a wrong request, 130 stopped on request (and saved).
+    0 is success, 1 a failed check, 2 a wrong request or an error, 130 stopped on request (and
+    saved).
     """
+    status = 0
+    if sys.stdout is None:  # closed: `groupwise recipes >&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, it is open to the end
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an ASCII terminal shows ? for Σ, no traceback
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        try:
+            status = _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `groupwise recipes | head`: nobody reads on, nothing is wrong
+        _drop_output()
+        return status  # a verdict that nobody read is still one
+    except OSError as error:  # `groupwise recipes > file` on a full disk
+        if error.errno not in FULL:
+            raise
+        _drop_output()
+        print(
+            f"groupwise: error: {error}: the output, or a file that was being written, is not "
+            "complete. Make room, or write elsewhere.",
+            file=sys.stderr,
+        )
+        return 2
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = _parser()
     args, more = parser.parse_known_args(argv)
     if more and (not hasattr(args, "items") or any(each.startswith("-") for each in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:  # settings that stand behind an option
         args.items += more
-    status = 0
-    if isinstance(sys.stdout, io.TextIOWrapper):  # an ASCII terminal shows ? for Σ, no traceback
-        sys.stdout.reconfigure(errors="replace")
     try:
         if args.version:
             return _version()
         if args.command is None:
             parser.print_help()
             return 2
-        status = args.run_command(args)
-        sys.stdout.flush()
+        status: int = args.run_command(args)
         return status
     except GroupwiseError as error:
         print(f"groupwise: error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `groupwise recipes | head`: nobody reads on, nothing is wrong
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return status  # a verdict that nobody read is still one
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+
+
+def _drop_output() -> None:
+    """What is left of it would fail once more when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version() -> int:

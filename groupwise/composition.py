@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from traceback import walk_tb
@@ -275,6 +275,7 @@ class PairRecipe(_Composed):
 
 
 RECIPES: dict[str, Recipe | PairRecipe] = {}
+ADDED: dict[Path, Set[str]] = {}  # names of recipes by the user's file that registered them
 
 
 def register(entry: Recipe | PairRecipe) -> Recipe | PairRecipe:
@@ -306,9 +307,12 @@ def recipe(name: str, settings: Mapping[str, Any] | None = None) -> Any:
     path, colon, wanted = name.rpartition(":")
     if colon:
         load_plugin(path)
+    if wanted not in RECIPES and colon:
+        own = [f"{path}:{known}" for known in ADDED.get(_place(path), ())]
+        others = nearest(name, own) if own else "None at all: does the file call register(...)?"
+        raise RecipeError(f"There is no recipe {wanted!r} in {path}. {others}")
     if wanted not in RECIPES:
-        where = f" in {path}: does the file call register(...)?" if colon else "."
-        raise RecipeError(f"There is no recipe {wanted!r}{where} {nearest(wanted, RECIPES)}")
+        raise RecipeError(f"There is no recipe {wanted!r}. {nearest(wanted, RECIPES)}")
     return RECIPES[wanted] if settings is None else RECIPES[wanted].configure(settings)
 
 
@@ -316,7 +320,7 @@ def load_plugin(path: str) -> None:
     """Import a user's file, whose decorators and `register` calls add slots and recipes."""
     import groupwise.recipes  # noqa: F401 - the package's own come first
 
-    file = Path(path).expanduser().resolve()
+    file = _place(path)
     if not file.is_file():
         raise RecipeError(f"There is no file {path!r} to load a recipe from.")
     module_name = f"groupwise_plugin_{file.stem}_{abs(hash(str(file)))}"
@@ -335,6 +339,11 @@ def load_plugin(path: str) -> None:
         if isinstance(error, (Exception, SystemExit)):
             raise RecipeError(_blame(path, file, error)) from error
         raise
+    ADDED[file] = RECIPES.keys() - before
+
+
+def _place(path: str) -> Path:
+    return Path(path).expanduser().resolve()
 
 
 def _forget(module_name: str, recipes: Iterable[str]) -> None:

@@ -150,25 +150,6 @@ def prefill_cost(shape: ModelConfig, groups: Sequence[Group], width: int = HALF)
     }
 
 
-def decode_step_cost(
-    shape: ModelConfig, rows: int, prompt: float, own: float, group: float, width: int = HALF
-) -> Parts:
-    """One token for each of `rows` that hold `own` tokens each behind a prompt of `prompt`.
-
-    Weights are read once a step, a prompt's keys and values once for the `group` of rows behind it.
-    """
-    seen = rows * own + rows / group * prompt
-    written = rows
-    return {
-        "layers": Cost(2.0 * layer_weights(shape) * rows, layer_weights(shape) * width),
-        "attention": Cost(
-            _attention_flops(shape, rows * (prompt + own + 1)),
-            kept_numbers(shape) * (seen + written) * width,
-        ),
-        "head": Cost(2.0 * head_weights(shape) * rows, head_weights(shape) * width),
-    }
-
-
 def rollout_cost(
     shape: ModelConfig, groups: Sequence[Group], slots: int, width: int = HALF
 ) -> Parts:

@@ -17,7 +17,7 @@ from groupwise.composition import PairRecipe
 from groupwise.config import Config
 from groupwise.cost import Frozen, cache_bytes
 from groupwise.data import load as load_data
-from groupwise.data.prompts import prepare
+from groupwise.data.prompts import Prepared, prepare
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import ConfigError, ModelError
@@ -95,20 +95,39 @@ def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
     notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
-    longest = min(shape.position_limit or shape.max_positions, shape.max_positions)
-    room = longest - config.engine.max_tokens
+    fitting = fit(config, found, tokenizer, shape)
+    if isinstance(config.recipe, PairRecipe):
+        check_data(config.recipe, fitting.train, tokenizer, shape.context)
+    ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
+    ends += config.engine.stop
+    grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
+    notes = list(dict.fromkeys([*notes, *fitting.notes]))
+    return Bench(loaded, fitting.train, fitting.held_out, grader, notes, found.mixture)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Tasks with token ids: those whose prompts leave room for an answer."""
+
+    train: Sequence[Task]
+    held_out: Sequence[Task]
+    dropped: list[int]  # ids of those to train on whose prompts do not fit
+    limit: int  # tokens that a prompt may have
+    notes: list[str]
+
+
+def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfig) -> Fitting:
+    """What a run trains on and is judged on; needs no weights."""
+    room = shape.context - config.engine.max_tokens
     if room < 1:
         raise ConfigError(
             f"engine.max_tokens={config.engine.max_tokens} leaves no room for a prompt: the model "
-            f"holds {longest} tokens in all. Lower engine.max_tokens."
+            f"holds {shape.context} tokens in all. Lower engine.max_tokens."
         )
     check_answer(config, shape)
-    ready: list[Sequence[Task]] = []
-    for some in (found.train, found.held_out):
-        if not some:
-            ready.append([])
-            continue
-        prepared = prepare(
+    limit = min(config.data.max_prompt_tokens or room, room)
+    train, held_out = (
+        prepare(
             some,
             tokenizer,
             template=config.data.template,
@@ -117,18 +136,16 @@ def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
             max_prompt_tokens=config.data.max_prompt_tokens,
             room=room,
         )
-        notes += prepared.notes
-        ready.append(prepared.tasks)
-    tasks, held_out = ready
-    if isinstance(config.recipe, PairRecipe):
-        check_data(config.recipe, tasks, tokenizer, longest)
-    ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
-    ends += config.engine.stop
-    grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
+        if some
+        else Prepared([], [], limit)
+        for some in (found.train, found.held_out)
+    )
+    judged: Sequence[Task] = held_out.tasks
     if learns_from_labels(config):  # such data has answers for some of the rows, or for none
-        held_out = [task for task in held_out if task.answer is not None]
-    notes = list(dict.fromkeys(notes))
-    return Bench(loaded, tasks, held_out[: config.eval.tasks], grader, notes, found.mixture)
+        judged = [task for task in judged if task.answer is not None]
+    dropped = [row.task for row in train.dropped]
+    notes = train.notes + held_out.notes
+    return Fitting(train.tasks, judged[: config.eval.tasks], dropped, limit, notes)
 
 
 def check_ending(config: Config, tokenizer: Tokenizer) -> list[str]:

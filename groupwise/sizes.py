@@ -8,17 +8,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from groupwise.config import Config
 from groupwise.data import load as load_data
 from groupwise.data.prompts import prepare
 from groupwise.errors import DataError, GroupwiseError, ModelError
 from groupwise.hub import local_model
-from groupwise.model.checkpoint import read_companions, stored_shape
+from groupwise.model.checkpoint import stored_shape, stored_tokenizer
 from groupwise.model.config import ModelConfig
-from groupwise.model.gguf import GGUFFile
-from groupwise.model.gguf_tokenizer import tokenizer_files
 from groupwise.model.tiny import hugging_face_config
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.records import Task
@@ -50,7 +47,7 @@ def sizes_of(config: Config) -> tuple[ModelConfig, Prompts]:
             "are not read."
         )
     try:
-        return shape, _prompts(config, _tasks(config), _tokenizer(path), shape)
+        return shape, _prompts(config, _tasks(config), stored_tokenizer(path), shape)
     except (GroupwiseError, OSError) as error:
         why = " ".join(str(error).split())
         longest = max(ASSUMED_PROMPT, config.data.max_prompt_tokens)
@@ -71,16 +68,10 @@ def _tasks(config: Config) -> Sequence[Task]:
     return load_data(config.data, seed=TASKS_SEED, held_out=config.eval.tasks).train
 
 
-def _tokenizer(path: Path) -> Tokenizer:
-    if path.suffix == ".gguf":
-        return Tokenizer.from_files(tokenizer_files(GGUFFile(path).metadata))
-    return Tokenizer.from_files(read_companions(path))
-
-
 def _prompts(
     config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
 ) -> Prompts:
-    room_left = shape.max_positions - config.engine.max_tokens
+    room_left = shape.context - config.engine.max_tokens
     if room_left < 1:
         raise DataError(f"engine.max_tokens={config.engine.max_tokens} leaves no room for a prompt")
     prepared = prepare(

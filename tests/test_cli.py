@@ -150,6 +150,24 @@ def test_wrong_requests_end_with_2_and_a_reason(
     assert err.startswith("groupwise: ") and message in err and "Traceback" not in err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("argv", [["recipes"], ["explain", "dapo", "--json"], ["--version"]])
+def test_output_that_can_not_be_written_is_an_error(argv: list[str]) -> None:
+    """A full disk: one line, and not success."""
+    command = [sys.executable, "-m", "groupwise.cli", *argv]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("groupwise: error: [Errno 28] No space left on device: the out")
+    assert done.stderr.count("\n") == 1
+
+
+def test_closed_output_is_no_traceback() -> None:
+    command = f"{sys.executable} -m groupwise.cli explain dapo >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # --- explain ----------------------------------------------------------------------------------
 
 
@@ -240,7 +258,7 @@ def test_a_file_of_ones_own_is_explained_and_compared(
     assert set(data["slots"]) == {"ratio", "gate", "aggregation"}
     assert data["slots"]["gate"]["b"] == "tanh_gate_of_a_test(sharpness=3.5)"
     status, _, err = run(capsys, "explain", plugin.replace("tanh_recipe", "tan_recipe"))
-    assert status == 2 and "Did you mean 'tanh_recipe_of_a_test'" in err
+    assert status == 2 and f"Did you mean '{plugin}'" in err
     # The package's page stays the package's, and one of its own recipes without notes is refused.
     assert markdown() == (ROOT / "docs" / "algorithms.md").read_text("utf-8")
     status, _, err = run(capsys, "docs", "--check")

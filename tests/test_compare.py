@@ -6,9 +6,11 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +26,7 @@ from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
 from groupwise.compare.findings import findings, pairs
 from groupwise.compare.machine import cores, places_for, room_for, threads_for
 from groupwise.compare.outcomes import Outcome, area, score_curve
+from groupwise.compare.outcomes import outcome as read_outcome
 from groupwise.compare.page import write_all
 from groupwise.compare.plan import Folder, Job, Plan, changes
 from groupwise.compare.starts import prepare
@@ -183,7 +186,10 @@ def test_arms_are_compared_by_any_measure_of_the_runs(
         assert pair["measures"]["length/mean"]["difference"] == pytest.approx(expected.mean)
         assert pair["measures"]["length/mean"]["p_uncorrected"] == pytest.approx(expected.p)
         assert pair["measures"]["correction/zero_share"] is None  # nothing is corrected
-    assert "By length/mean, at the end:" in said and "not all of their runs measured it" in said
+    assert (
+        "By length/mean, at the end:" in said
+        and "not all of their runs measured it in their last" in said
+    )
     assert {row["of"] for row in csv.DictReader((done / "pairs.csv").open())} >= {"length/mean"}
     assert next(csv.DictReader((done / "runs.csv").open()))["length/mean"]
     assert main(command(config, done)) == 0  # asked for without them, they are gone
@@ -299,11 +305,69 @@ def test_data_that_changed_are_refused(
     plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
     folder = Folder(out)
     folder.take(plan)
-    prepare(plan, folder, plan.jobs, print)
-    prepare(plan, folder, plan.jobs, print)  # the same again
+    prepare(plan, folder, print)
+    prepare(plan, folder, print)  # the same again
     held_out.write_text(held_out.read_text().replace('"14"', '"15"'))
     with pytest.raises(RunError, match="grpo: the held-out tasks are not those"):
-        prepare(plan, folder, plan.jobs, print)
+        prepare(plan, folder, print)
+
+
+def sums(path: Path, digit: str, longest: int) -> Path:
+    """Prompts of 4, 6, ... characters, which are as many tokens."""
+    prompts = [f"{f'{digit}+' * terms}{digit}=" for terms in range(1, longest // 2)]
+    rows = [json.dumps({"prompt": prompt, "answer": "1"}) for prompt in prompts]
+    path.write_text("\n".join(rows))
+    return path
+
+
+def test_arms_that_would_drop_other_prompts_are_refused(done: Path, tmp_path: Path) -> None:
+    """Longer answers leave less room for prompts, and those that do not fit are dropped."""
+    (start,) = (done / "start").iterdir()
+    model = shutil.copytree(start, tmp_path / "model")
+    shape = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 16}))
+
+    def said(train: int, held_out: int, *more: str) -> list[str]:
+        """Of arms with room for prompts of 12 and of 8 tokens."""
+        own, without_options = tmp_path / "own.toml", SMALL.replace("data.options", "# ")
+        own.write_text(
+            f'{without_options}model.path = "{model}"\n'
+            f'data.train = "{sums(tmp_path / "train.jsonl", "1", train)}"\n'
+            f'data.eval = "{sums(tmp_path / "held_out.jsonl", "2", held_out)}"\n'
+        )
+        texts = ["grpo", "grpo engine.max_tokens=8"]
+        plan = Plan(tuple(arms_of(texts, STEPS, source=own, settings=more)), (0, 1), STEPS)
+        lines: list[str] = []
+        prepare(plan, Folder(Path(tempfile.mkdtemp(dir=tmp_path))), lines.append)
+        return lines
+
+    assert said(8, 8) == []
+    with pytest.raises(ConfigError, match=r"judged on the same held-out tasks.*tokens=8 "):
+        said(8, 10)
+    (warning,) = said(10, 8)
+    assert "do not train on the same prompts" in warning
+    assert said(10, 10, "data.max_prompt_tokens=8") == []  # as they were told
+
+
+def test_what_was_refused_before_its_first_run_can_be_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the same folder: with another setting, or with other data."""
+    held_out, own = tmp_path / "held_out.jsonl", tmp_path / "own.toml"
+    own.write_text(f'{SMALL}data.eval = "{sums(held_out, "2", 10)}"\n')
+    asked = command(own, tmp_path / "out", arms=("grpo", "grpo data.max_prompt_tokens=8"))
+    assert main(asked) == 2
+    assert "--set data.max_prompt_tokens=8 gives all arms" in capsys.readouterr().err
+    held_out.write_text(held_out.read_text().replace("2+2+2+2+2=", "2+2+2+2="))
+    plans = [arms_of(["grpo"], STEPS, source=own, sweep=f"group_size={n}") for n in ("2,4", "4,8")]
+    folder = Folder(tmp_path / "out")
+    for arms in plans:
+        plan = Plan(tuple(arms), (0, 1), STEPS)
+        folder.take(plan)
+        prepare(plan, folder, print)
+    folder.run(plan, plan.jobs[0]).mkdir(parents=True)
+    with pytest.raises(RunError, match="holds another comparison"):
+        folder.take(Plan(tuple(plans[0]), (0, 1), STEPS))
 
 
 # --- failing arms -----------------------------------------------------------------------------
@@ -536,6 +600,26 @@ def test_what_is_said_of_a_measure() -> None:
     assert words.measured(found)[-1] == "grpo and dapo: no verdict, as above."
     at = words.columns(found).index("kl/ref")
     assert [row[at] for row in words.rows(found)] == ["0.6 ± 0.058", "0.5"]
+
+
+def test_a_measure_is_that_of_the_last_tenth_of_the_steps(tmp_path: Path) -> None:
+    """What a run stopped measuring before is not how it ended."""
+    lines: list[dict[str, Any]] = [{"step": 0, "eval/accuracy": 0.1, "eval/length": 3.0}]
+    lines += [{"step": step, "length/mean": float(step)} for step in range(1, 31)]
+    for step in (28, 30):  # evaluations
+        lines[step] |= {"eval/accuracy": step / 100, "eval/length": 3.0}
+    for step in (26, 28, 30):  # the last tenth is 28, 29 and 30; one of them has no wrong answer
+        lines[step]["length/wrong_mean"] = float(step)
+    for step in range(1, 28):
+        lines[step]["clip/high_rarity"] = 7.0
+    for step in range(28, 31):
+        lines[step]["clip/high_rarity"] = None
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    found = read_outcome(tmp_path, Job(0, 0), Budget("steps", 30), {})
+    assert found.value("length/mean") == 29.0
+    assert found.value("length/wrong_mean") == 29.0
+    assert found.value("clip/high_rarity") is None
+    assert found.value("eval/accuracy") == found.final == 0.3
 
 
 def test_a_difference_is_said_in_points() -> None:

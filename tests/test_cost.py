@@ -51,8 +51,9 @@ def test_parameters_are_those_of_the_module(family: str, tied: bool) -> None:
 
 
 def test_a_decoding_step_by_hand() -> None:
-    """1,024 rows in groups of 16 behind 75 tokens, 128 of their own each."""
-    parts = cost.decode_step_cost(S, rows=1024, prompt=75, own=128, group=16)
+    """1,024 rows in groups of 16 behind 75 tokens, 128 of their own each: what one more costs."""
+    less, more = (cost.rollout_cost(S, [Group(75, [n] * 16)] * 64, 1024) for n in (128, 129))
+    parts = {name: more[name] + less[name] * -1 for name in more}
     # A layer: 576 x (2 x 9 + 2 x 3) x 64 for the heads, 3 x 576 x 1536 for the rest.
     assert parts["layers"] == Cost(2 * 1024 * 30 * (884_736 + 2_654_208), 2 * 106_168_320)
     # 30 layers x 2 x 3 heads x 64 numbers a token; 128 each, 64 prompts, 1 each written.
@@ -63,12 +64,27 @@ def test_a_decoding_step_by_hand() -> None:
     assert cost.floor_seconds(parts, H200) == pytest.approx(1.082e-3, rel=1e-3)
 
 
+def step(shape: ModelConfig, rows: int, prompt: int, own: int, group: int) -> cost.Parts:
+    """A token for each row. Weights are read once, a prompt's keys and values once a group."""
+    heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    layers = shape.num_layers * shape.hidden_size * (heads + 3 * shape.intermediate_size)
+    head = shape.vocab_size * shape.hidden_size
+    seen = shape.num_layers * shape.num_heads * rows * (prompt + own + 1)
+    touched = rows * own + rows // group * prompt + rows  # the last ones are written
+    kept = shape.num_layers * shape.num_kv_heads * 2 * shape.head_dim
+    return {
+        "layers": Cost(2 * layers * rows, 2 * layers),
+        "attention": Cost(4 * shape.head_dim * seen, 2 * kept * touched),
+        "head": Cost(2 * head * rows, 2 * head),
+    }
+
+
 @pytest.mark.parametrize("shape", [S, M])
 def test_a_rollout_is_the_sum_of_its_steps(shape: ModelConfig) -> None:
     """Groups whose completions end together: every step by itself, and the prompts before."""
     groups = [Group(75, [200] * 16)] * 4
     whole = cost.rollout_cost(shape, groups, slots=64)
-    steps = [cost.decode_step_cost(shape, 64, 75, own, 16) for own in range(200)]
+    steps = [step(shape, 64, 75, own, 16) for own in range(200)]
     total = cost.add(cost.prefill_cost(shape, groups), *steps)
     for name, part in total.items():
         assert whole[name].bytes == pytest.approx(part.bytes, rel=1e-12), name

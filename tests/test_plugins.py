@@ -69,6 +69,19 @@ def test_a_file_that_fails_is_named_with_its_line(
     assert "Traceback" not in err
 
 
+def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:
+    """What is offered can be typed: with the file, and of the file."""
+    path = written(tmp_path, GATE)
+    with pytest.raises(RecipeError) as caught:
+        recipe(f"{path}:flat_dap")
+    assert str(caught.value).endswith(f"in {path}. Did you mean '{path}:flat_dapo'?")
+    bare = written(tmp_path, "", "bare.py")
+    with pytest.raises(RecipeError, match=r"bare\.py\. None at all: does the file call register"):
+        recipe(f"{bare}:dapoo")
+    with pytest.raises(RecipeError, match="Did you mean 'dapo'"):
+        recipe("dapoo")
+
+
 def test_a_file_that_failed_leaves_nothing_and_loads_when_mended(tmp_path: Path) -> None:
     before = set(RECIPES), set(REGISTRY["gate"])
     path = written(tmp_path, GATE + "\nraise OSError('disk')\n")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from runs import quiet, small
+from safetensors.torch import load_file, save_file
 from steps import Start
 
 from groupwise.cli import main
@@ -103,6 +104,29 @@ def test_other_weights_are_found_by_their_fingerprint(
     shown = " ".join(capsys.readouterr().out.split())
     assert "First difference: step 1: weights/fingerprint was ffff" in shown
     assert f"versions torch: 1.0.0 then, {torch.__version__.partition('+')[0]}" in shown
+
+
+@pytest.mark.parametrize("changes", [{}, {"adapter__rank": 2}])
+def test_a_checkpoint_of_other_weights_is_found(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    """Records that repeat say nothing of the files that somebody will serve."""
+    path = runs.make(f"kept_{len(changes)}", steps=2, checkpoint__every_steps=1, **changes)
+    assert main(["replay", str(path), "--verify"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "as in the files of checkpoints/step_1 and checkpoints/step_2." in shown
+    (file,) = (path / "checkpoints/step_2").glob("*.safetensors")
+    tensors = load_file(file)
+    name = sorted(tensors)[-1]
+    tensors[name].view(torch.int32)[-1] ^= 1  # a last bit
+    save_file(tensors, file)
+    found = verify(path)
+    assert found.difference is not None and found.steps == 1
+    assert found.checkpoints == ["checkpoints/step_1"]
+    assert found.difference.what == f"the weights in checkpoints/step_2 ({name} has other values)"
+    file.write_bytes(file.read_bytes()[:-9])
+    cut = verify(path).difference
+    assert cut is not None and cut.what == "the weights in checkpoints/step_2"
 
 
 def test_a_reward_that_does_not_repeat(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

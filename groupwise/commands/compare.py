@@ -136,7 +136,7 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
     if jobs:
         try:
             with interruptible():
-                starts.prepare(plan, folder, jobs, _say)
+                starts.prepare(plan, folder, _say)
                 progress = workers.do(plan, folder, jobs, places, lock, Shown(plan))
         except KeyboardInterrupt:
             left = len(folder.undone(plan))

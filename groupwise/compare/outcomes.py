@@ -37,7 +37,7 @@ class Outcome:
     tokens: int
     seconds: float  # of steps, evaluation left out
     length: float  # of held-out answers, at the end
-    ends: dict[str, float]  # every number of metrics.jsonl, at the end
+    ends: dict[str, float]  # every number of metrics.jsonl that its last steps have
     curves: dict[str, tuple[Array, Array]]  # of training: name -> where, value
     origin: dict[str, str]  # hashes of data and starting weights
 
@@ -124,14 +124,19 @@ def _series(lines: Sequence[Mapping[str, Any]], metric: str, unit: str) -> tuple
 
 
 def _ends(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of each measure the mean over the last tenth of the lines that have it."""
+    """Of each measure the mean over the last tenth of the steps, or the last evaluation.
+
+    A step may lack one (no wrong answer has a length). What none of these steps has is not there:
+    what it was before is not how the run ended.
+    """
+    steps = [line for line in lines if line["step"] > 0]
     known: dict[str, list[float]] = {}
-    for line in lines:
+    for line in steps[-max(1, round(LAST * len(steps))) :]:
         for name, value in line.items():
             if isinstance(value, int | float):
                 known.setdefault(name, []).append(value)
-    last = {name: values[-max(1, round(LAST * len(values))) :] for name, values in known.items()}
-    return {name: sum(values) / len(values) for name, values in last.items()}
+    evaluated = {name: values[-1:] for name, values in known.items() if name.startswith("eval/")}
+    return {name: sum(values) / len(values) for name, values in (known | evaluated).items()}
 
 
 # --- curves at equal places -------------------------------------------------------------------

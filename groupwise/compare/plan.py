@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import time
 import tomllib
 import warnings
@@ -89,6 +90,16 @@ class Folder:
     def plan(self) -> Path:
         return self.path / "plan.json"
 
+    @property
+    def data(self) -> Path:
+        """Hashes of the tasks."""
+        return self.path / "data.json"
+
+    @property
+    def starts(self) -> Path:
+        """Embedded models."""
+        return self.path / "start"
+
     def run(self, plan: Plan, job: Job) -> Path:
         return self.path / "runs" / plan.arms[job.arm].folder / f"seed_{job.seed}"
 
@@ -113,9 +124,13 @@ class Folder:
             ) from error
 
     def take(self, plan: Plan) -> None:
-        """Write the plan down. One that is there already may grow by arms and seeds, no more."""
+        """Write the plan down. One that has runs already may grow by arms and seeds, no more."""
         before = self.read()
-        if before is not None:
+        if before is not None and not (self.path / "runs").is_dir():
+            # It was refused or stopped before its first run: whatever was mended since holds.
+            self.data.unlink(missing_ok=True)
+            shutil.rmtree(self.starts, ignore_errors=True)
+        elif before is not None:
             refused = changes(before, plan)
             if refused:
                 raise RunError(

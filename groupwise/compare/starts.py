@@ -5,66 +5,89 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
-from groupwise.compare.plan import Folder, Job, Plan
+from groupwise.compare.arms import Arm
+from groupwise.compare.plan import Folder, Plan
 from groupwise.config import Config
 from groupwise.data.cursor import fingerprint
-from groupwise.errors import GroupwiseError, RunError
+from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
 from groupwise.model import tiny
-from groupwise.model.checkpoint import save, write_folder
+from groupwise.model.checkpoint import save, stored_shape, stored_tokenizer, write_folder
 from groupwise.opening import COLD_START
-from groupwise.records import Task
-from groupwise.setup import set_up
+from groupwise.setup import Fitting, Gathered, fit, gather
 from groupwise.validate.evaluate import check_held_out
 from groupwise.watch.files import to_page, write_atomic
 
 
-class _Enough(Exception):
-    """Data and reward are sound; no model is needed to know it."""
-
-
-def prepare(plan: Plan, folder: Folder, jobs: Sequence[Job], say: Callable[[str], None]) -> None:
-    """Refuse data or a reward that no run could use, and make the starting models that are missing.
+def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
+    """Refuse what no run could use or compare, and make the starting models that are missing.
 
     The embedded model is made once, whatever the number of arms and seeds.
     """
-    looked_at = []
-    for arm in (plan.arms[number] for number in sorted({job.arm for job in jobs})):
+    first: dict[str, Arm] = {}  # of those that read the same
+    for arm in plan.arms:
         config = arm.config
         parts = (config.data, config.reward, config.tiny, config.eval, config.engine.max_tokens)
-        if parts in looked_at:
-            continue
-        looked_at.append(parts)
+        first.setdefault(repr((*parts, config.model.path)), arm)
+    fitting: list[tuple[Arm, Fitting]] = []
+    for arm in first.values():
         try:
-            _prepare_one(config, folder, say)
+            found = _prepare_one(arm.config, folder, say)
+            if len(first) > 1:
+                fitting.append((arm, _fitting(arm.config, folder, found)))
         except GroupwiseError as error:
             raise type(error)(f"{arm.name}: {error}") from None
+    for arm, own in fitting[1:]:
+        _check_shared(*fitting[0], arm, own, say)
 
 
-def _prepare_one(config: Config, folder: Folder, say: Callable[[str], None]) -> None:
+def _prepare_one(config: Config, folder: Folder, say: Callable[[str], None]) -> Gathered:
+    found = gather(config)
+    check_held_out(found.held_out[: config.eval.tasks])
+    _check_same(config, folder, [fingerprint(found.train), fingerprint(found.held_out)])
     start = start_of(config, folder)
+    if start is not None and not start.is_dir():
+        say("making the embedded model and its cold start, once for all runs ...")
+        longest = config.engine.max_tokens
+        made = tiny.make(config.tiny, found.train, found.held_out, longest, config.seed)
+        save(made.model, start, made.files)
+    return found
 
-    def model_for(tasks: Sequence[Task], held_out: Sequence[Task]) -> NoReturn:
-        check_held_out(held_out[: config.eval.tasks])
-        _check_same(config, folder, [fingerprint(tasks), fingerprint(held_out)])
-        if start is not None and not start.is_dir():
-            say("making the embedded model and its cold start, once for all runs ...")
-            made = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)
-            save(made.model, start, made.files)
-        raise _Enough
 
-    try:
-        set_up(config, model_for)
-    except _Enough:
-        return
+def _fitting(config: Config, folder: Folder, found: Gathered) -> Fitting:
+    """The tasks that a run of this arm will have."""
+    path = start_of(config, folder) or config.model.path
+    shape = stored_shape(path)
+    if shape is None:
+        raise ModelError(f"{path} has no config.json that can be read. Set model.path to a model.")
+    return fit(config, found, stored_tokenizer(path), shape)
+
+
+def _check_shared(
+    a: Arm, left: Fitting, b: Arm, right: Fitting, say: Callable[[str], None]
+) -> None:
+    """Prompts that are too long are dropped: by all arms, or they are judged on other tasks."""
+    least = min(left.limit, right.limit)
+    remedy = (
+        f"{a.name} takes prompts of up to {left.limit} tokens, {b.name} of up to {right.limit} "
+        "(engine.max_tokens, data.max_prompt_tokens and what is written around a prompt decide). "
+        f"--set data.max_prompt_tokens={least} gives all arms the shorter limit."
+    )
+    held_out = [[(task.source, task.id) for task in own.held_out] for own in (left, right)]
+    if held_out[0] != held_out[1]:
+        raise ConfigError(
+            f"{a.name} and {b.name} would not be judged on the same held-out tasks, as they drop "
+            f"other prompts for their length. {remedy}"
+        )
+    if left.dropped != right.dropped:
+        say(f"warning: {a.name} and {b.name} do not train on the same prompts. {remedy}")
 
 
 def _check_same(config: Config, folder: Folder, hashes: list[str]) -> None:
     """Refuse files that were changed since the first run: no arm or seed could be compared."""
-    kept = folder.path / "data.json"
+    kept = folder.data
     known: dict[str, list[str]] = json.loads(kept.read_bytes()) if kept.is_file() else {}
     key = _digest((config.data, config.eval.tasks))
     before = known.setdefault(key, hashes)
@@ -83,7 +106,7 @@ def start_of(config: Config, folder: Folder) -> Path | None:
     if config.model.path != "tiny":
         return None
     made_of = (config.tiny, config.data, config.eval.tasks, config.engine.max_tokens)
-    return folder.path / "start" / _digest(made_of)
+    return folder.starts / _digest(made_of)
 
 
 def _digest(value: object) -> str:

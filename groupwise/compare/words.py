@@ -145,7 +145,7 @@ def measured(found: Mapping[str, Any]) -> list[str]:
 
 def _measured(a: str, b: str, tested: Mapping[str, Any] | None) -> str:
     if tested is None:
-        return f"{a} and {b}: no verdict, not all of their runs measured it."
+        return f"{a} and {b}: no verdict, not all of their runs measured it in their last steps."
     if tested["separable"]:
         more, less, turned = (a, b, tested) if tested["difference"] > 0 else (b, a, _turned(tested))
         interval = f"{turned['low']:.3g} to {turned['high']:.3g}"

@@ -192,7 +192,7 @@ def check_requests(config: ModelConfig, requests: Sequence[Request], sampling: S
             f"record_top_k is {sampling.record_top_k}; the vocabulary has {config.vocab_size} "
             f"tokens. Ask for fewer."
         )
-    limit = min(config.max_positions, config.position_limit or config.max_positions)
+    limit = config.context
     for request in requests:
         where = f"Prompt {request.prompt_id}"
         if request.samples < 1:

@@ -114,11 +114,6 @@ class Number(NamedTuple):
         return self.value == other.value
 
 
-def numbers_in(text: str) -> list[Number]:
-    """All of them, as they are written."""
-    return [written(match) for match in matches(text)]
-
-
 def goes_on(text: str) -> bool:
     """Whether what stands behind a formula may change its value: numbers, million, squared."""
     word = WORD.match(text)

@@ -25,6 +25,7 @@ from groupwise.model.borrowed import Borrowed
 from groupwise.model.config import ModelConfig
 from groupwise.model.families import read_shape
 from groupwise.model.gguf import GGUFFile, hf_config, read_gguf
+from groupwise.model.gguf_tokenizer import tokenizer_files
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Policy, Transformer
 
@@ -91,6 +92,14 @@ def stored_shape(path: str | Path) -> ModelConfig | None:
     except (OSError, ValueError):
         return None  # loading it says why
     return read_shape(raw)
+
+
+def stored_tokenizer(path: str | Path) -> Tokenizer:
+    """A model's tokenizer without its weights."""
+    path = local_model(path, weights=False)
+    if path.suffix == ".gguf":
+        return Tokenizer.from_files(tokenizer_files(GGUFFile(path).metadata))
+    return Tokenizer.from_files(read_companions(path))
 
 
 def assemble(

@@ -111,6 +111,11 @@ class ModelConfig:
             limits.append(self.exact_positions)
         return min(limits, default=None)
 
+    @property
+    def context(self) -> int:
+        """Tokens that it holds, prompt and answer together."""
+        return min(self.max_positions, self.position_limit or self.max_positions)
+
     def check_length(self, length: int) -> None:
         """Refuse a sequence (prompt and completion) that the forward pass would compute wrongly."""
         limit = self.position_limit

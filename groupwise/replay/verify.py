@@ -19,16 +19,21 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
+from torch import Tensor
 
 from groupwise import hub
 from groupwise.config import Config
-from groupwise.errors import GroupwiseError, RunError
+from groupwise.errors import GroupwiseError, ModelError, RunError
 from groupwise.graders.ledger import recorded as recorded_verdicts
 from groupwise.loop import begin, one_step
+from groupwise.model import checkpoint, peft_files
+from groupwise.model.adapters import adapters
+from groupwise.model.checkpoint import Loaded
 from groupwise.opening import COLD_START, open_run
 from groupwise.replay.recorded import read_config
 from groupwise.run import Run
 from groupwise.setup import on_gpu
+from groupwise.sync.fingerprint import fingerprint, same_weights
 from groupwise.tell.render import bullets, wrapped
 from groupwise.watch.display import Display, visible
 from groupwise.watch.folder import RunFolder
@@ -77,10 +82,14 @@ class Verified:
     environment: list[dict[str, Any]] = field(default_factory=list)  # what, recorded, now
     notes: list[str] = field(default_factory=list)
     weights: str = ""  # the fingerprint after the last step that is the same
+    checkpoints: list[str] = field(default_factory=list)  # whose files hold the same weights
 
     @property
     def same(self) -> bool:
         return self.difference is None
+
+    def _in_files(self) -> str:
+        return f", as in the files of {' and '.join(self.checkpoints)}" if self.checkpoints else ""
 
     def as_dict(self) -> dict[str, Any]:
         return {"format": 1, "same": self.same, **asdict(self)}
@@ -90,7 +99,7 @@ class Verified:
             lines = wrapped(
                 f"{self.run} repeats to the bit: {_steps(self.steps)} with every token, "
                 f"log-probability, reward, advantage and metric, and the same weights "
-                f"({self.weights[:16]}).",
+                f"({self.weights[:16]}){self._in_files()}.",
                 width,
                 indent=0,
             )
@@ -159,6 +168,10 @@ def _repeat(
         if difference is None and step in metrics:
             judged = ("eval/",) if _asks_a_judge(run.config) else ()
             difference = compare_metrics(step, metrics[step], now, judged)
+        for name in (f"checkpoints/step_{step}", f"snapshots/step_{step}"):
+            if difference is None and (folder.path / name).is_dir():
+                difference = compare_weights(step, name, folder.path / name, run.loaded)
+                found.checkpoints += [name] if difference is None else []
         if difference is not None:
             found.difference = difference
             return
@@ -329,6 +342,28 @@ def compare_metrics(
         if not same_bits(recorded.get(name), now.get(name)):
             return Difference(step, name, recorded.get(name), now.get(name))
     return None
+
+
+def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> Difference | None:
+    """What a checkpoint holds against what the second run would write there."""
+    with tempfile.TemporaryDirectory(prefix="groupwise_verify_") as place:
+        again = Path(place) / recorded.name
+        (peft_files if adapters(now.model) else checkpoint).save(now.model, again, now.files)
+        here = _tensors(again)
+    try:
+        then = _tensors(recorded)
+    except ModelError as error:
+        return Difference(step, f"the weights in {name}", str(error), fingerprint(here.items()))
+    why = same_weights(then.items(), here.items())
+    if why is None:
+        return None
+    before, after = (fingerprint(side.items()) for side in (then, here))
+    return Difference(step, f"the weights in {name} ({why})", before, after)
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in checkpoint.tensors_in(file)}
 
 
 def same_bits(a: Any, b: Any) -> bool:

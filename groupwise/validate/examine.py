@@ -381,7 +381,7 @@ def _sit(entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: Aske
     notes: list[str] = []
     shape, tokenizer = loaded.model.config, loaded.tokenizer
     if suite.source and not basis.written:
-        longest = min(shape.position_limit or shape.max_positions, shape.max_positions)
+        longest = shape.context
         config, notes = _as_the_suite_says(config, basis, suite, longest, chats=tokenizer.template)
     forcing = suite.forcing if asked.force is None else replace(suite.forcing, text=asked.force)
     most = config.engine.max_tokens

@@ -128,7 +128,7 @@ class Ready:
             interrupted = True
         sampled = [each for each in self.rollouts if each.groups]
         shape = self.bench.loaded.model.config
-        longest = min(shape.position_limit or shape.max_positions, shape.max_positions)
+        longest = shape.context
         prompt = max(len(task.token_ids) for each in sampled for task in each.tasks)
         return Probe(
             config=self.config,
