@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 import warnings
@@ -74,6 +75,12 @@ class _Composed:
     def refilling(self) -> tuple[str, ...]:
         """The filters after which more prompts are drawn."""
         return tuple(s.name for s in self.slots() if s.definition.traits.get("action") == "refill")
+
+    def code(self) -> str:
+        """A hash of the files that slots of the user's come from; nothing without such slots."""
+        files = sorted({file for slot in self.slots() for file in slot.files})
+        sources = [Path(file).read_bytes() for file in files]
+        return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if files else ""
 
     def text(self) -> dict[str, str]:
         """The text form of every slot; `Recipe.from_text` reads it back."""

@@ -101,7 +101,7 @@ def _open(
     )
     if isinstance(run.engine, NativeEngine):
         run.engine.tell = run.event
-    origin = _origin(bench)
+    origin = _origin(config, bench)
     _check_origin(folder, origin, display)
     _restore_latest(run, keep_verdicts=_same_reward(config, folder, origin["reward"]))
     run.health.see_all(folder.read_metrics())  # what was said before is not said again
@@ -121,12 +121,13 @@ def _open(
     return run
 
 
-def _origin(bench: Bench) -> dict[str, str]:
+def _origin(config: Config, bench: Bench) -> dict[str, str]:
     """Digests of what a run starts from, by which it is known again."""
     return {
         "weights": fingerprint(bench.loaded.model.named_parameters()),
         "data": data_fingerprint(bench.tasks),
         "reward": bench.grader.code(),
+        "recipe": config.recipe.code(),
     }
 
 
@@ -196,13 +197,16 @@ def _changes(config: Config, folder: RunFolder) -> list[configuration.Change]:
 
 
 def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display) -> None:
-    """Other weights or data stop here; other reward code may be the very mend, and is said."""
+    """Other weights or data stop here; other code of yours may be the very mend, and is said."""
+    yours = {"reward": "the code of the reward functions", "recipe": "the code of the recipe"}
     before = folder.read_manifest()
     for kind, digest in origin.items():
         stored = (before or {}).get("origin", {}).get(kind)
-        if kind == "reward" and stored not in (None, digest):
-            display.warn("changed since the run started: the code of the reward functions")
-        elif stored is not None and stored != digest:
+        if stored in (None, digest):
+            continue
+        if kind in yours:
+            display.warn(f"changed since the run started: {yours[kind]}")
+        else:
             raise RunError(
                 f"The {kind} of this run are not those that {folder.path} was started with "
                 f"({digest} instead of {stored}). Put them back, or take another folder (--run)."

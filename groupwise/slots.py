@@ -21,6 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from groupwise.errors import RecipeError, nearest
@@ -110,6 +111,15 @@ class Slot:
             name for _, value in self.params if isinstance(value, Slot) for name in value.needs
         ]
         return (*self.definition.needs, *inner)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files of the user's that the function comes from, those of slots inside it included."""
+        inner = [
+            file for _, value in self.params if isinstance(value, Slot) for file in value.files
+        ]
+        home = self.definition.home
+        return (*([home] if Path(home).is_file() else []), *inner)
 
     @property
     def equation(self) -> str:

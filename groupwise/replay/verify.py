@@ -400,8 +400,11 @@ def differences(
         for part, side in ((recorded, then), (facts, here)):
             side["git commit of the working folder"] = part["git"].get("commit")
             side["files changed since that commit"] = part["git"].get("changed")
-    then["code of the reward functions"] = recorded["origin"].get("reward")
-    here["code of the reward functions"] = now["origin"].get("reward")
+    for kind, name in (
+        ("reward", "code of the reward functions"),
+        ("recipe", "code of the recipe"),
+    ):
+        then[name], here[name] = (part["origin"].get(kind, "") for part in (recorded, now))
     return [
         {"what": name, "recorded": value, "now": here.get(name)}
         for name, value in then.items()
