@@ -126,6 +126,7 @@ def arms_of(
         if setting.partition("=")[0].strip() in ("recipe", "recipe.name"):
             raise ConfigError(f"--set {setting}: which recipes are compared is said by the arms.")
     base = _load(source, settings, "the configuration")
+    as_it_is = bool(sweep) and not texts
     texts = list(texts) or ([_name(base.recipe)] if sweep else [])
     if sweep:
         texts = [f"{text} {knob}" for text in texts for knob in swept(sweep)]
@@ -134,10 +135,13 @@ def arms_of(
             "A comparison has two arms or more: `groupwise compare grpo dapo`, or one knob: "
             "`groupwise compare grpo --sweep recipe.gate.high=0.2,0.28`."
         )
-    arms = [
-        Arm(name, prepared(_arm_config(text, base, source, settings), budget))
-        for name, text in zip(_named(texts), texts, strict=True)
-    ]
+    if as_it_is:  # the configuration's recipe with all that is set in it
+        configs = [_load(source, [*settings, *_words(text)[1:]], text) for text in texts]
+    else:
+        configs = [_arm_config(text, base, source, settings) for text in texts]
+        _warn_of_own_slots(base, settings, texts)
+    named = zip(_named(texts), configs, strict=True)
+    arms = [Arm(name, prepared(config, budget)) for name, config in named]
     folders = [arm.folder.lower() for arm in arms]
     for arm, folder in zip(arms, folders, strict=True):
         if folders.count(folder) > 1:
@@ -157,6 +161,27 @@ def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence
     made = _load(source, [f"recipe={first}", *settings, *own], text)
     asked = [key.partition("=")[0].strip() for key in (*settings, *own)]
     return replace(made, recipe=fitted(made, base.recipe, asked))
+
+
+def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[str]) -> None:
+    """What the configuration sets in its recipe is not what an arm of another name has."""
+    known = RECIPES.get(_name(base.recipe))
+    if known is None or all(_is_file(_words(text)[0]) for text in texts):
+        return
+    plain, own = (
+        fitted(replace(base, recipe=recipe), base.recipe, ()).text()
+        for recipe in (known, base.recipe)
+    )
+    said = {re.split(r"[.=]", setting.removeprefix("recipe."))[0].strip() for setting in settings}
+    left = [kind for kind in own if own[kind] != plain.get(kind) and kind not in said]
+    if left:
+        listed = ", ".join(f"recipe.{kind} = {own[kind]!r}" for kind in left)
+        warnings.warn(
+            f"what the configuration sets in its recipe ({listed}) holds for no arm that names a "
+            "recipe. Set it for all with --set, or behind an arm.",
+            RecipeWarning,
+            stacklevel=3,
+        )
 
 
 def _words(text: str) -> list[str]:
