@@ -81,20 +81,39 @@ class Claim:
 
 
 def read(name: str) -> Claim:
-    known = tomllib.loads((HERE / f"{name}.toml").read_text())
+    """A claim, whole and consistent: what is wrong is told now, and not behind its runs."""
+    file = HERE / f"{name}.toml"
+    known = parse(file)
     if "runs_of" in known:
-        other = tomllib.loads((HERE / f"{known['runs_of']}.toml").read_text())
+        other = parse(HERE / f"{known['runs_of']}.toml")
         shared = ("arms", "seeds", "budget", "config", "settings")
         known |= {key: other[key] for key in shared if key in other}
-    expect = tuple(Expectation.of(entry) for entry in known.pop("expect", ()))
-    settings = tuple(known.pop("settings", ()))
-    return Claim(name=name, expect=expect, settings=settings, **known)
+    try:
+        expect = tuple(Expectation.of(entry) for entry in known.pop("expect", ()))
+        settings = tuple(known.pop("settings", ()))
+        claim = Claim(name=name, expect=expect, settings=settings, **known)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SystemExit(f"{file} is no claim: {type(error).__name__}: {error}") from None
+    for e in expect:
+        for arm in (e.more, e.than):
+            if isinstance(arm, str) and arm not in claim.arms:
+                raise SystemExit(
+                    f"{file} expects something of {arm!r}, and its arms are "
+                    f"{', '.join(claim.arms)}."
+                )
+    return claim
+
+
+def parse(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{file} can't be read: {error}") from None
 
 
 def names() -> list[str]:
     """All claims, in order; files that arms share are none."""
-    files = sorted(HERE.glob("*.toml"))
-    return [file.stem for file in files if "claim" in tomllib.loads(file.read_text())]
+    return [file.stem for file in sorted(HERE.glob("*.toml")) if "claim" in parse(file)]
 
 
 # --- run ----------------------------------------------------------------------------------------
@@ -230,13 +249,16 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
     parser.add_argument("--page", action="store_true", help="write docs/claims.md")
     args = parser.parse_args()
+    if not args.claims and not args.page:
+        parser.error("name claims to run, or --page")
     more = ["--jobs", args.jobs] if args.jobs else []
     for setting in args.settings:
         more += ["--set", setting]
     for name in args.claims:
         if name not in names():
             parser.error(f"there is no claim {name!r}: {', '.join(names())}")
-    failed = [name for name in args.claims if do(read(name), args.out, more)]
+    claims = [read(name) for name in args.claims]  # all of them, before the first is run
+    failed = [claim for claim in claims if do(claim, args.out, more)]
     if args.page:
         (HERE.parent / "docs" / "claims.md").write_text(page.whole([read(n) for n in names()]))
     return 1 if failed else 0

@@ -224,3 +224,23 @@ def test_a_small_share_keeps_its_decimal() -> None:
     entry = {"measure": "accuracy", "relative": True}
     assert page._amount(0.024, entry) == "2.4 %"
     assert page._amount(-0.0052, entry, sign=True) == "-0.5 %"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('claim = "', "claim = ", "zz.toml can't be read"),
+        ("seeds = 8", "seds = 8", "zz.toml is no claim: TypeError.*seds"),
+        ('measure = "length/wrong_mean"', "", "zz.toml is no claim: KeyError: 'measure'"),
+        ('more = "grpo"', 'more = "gpro"', "expects something of 'gpro', and its arms are grpo"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_before_anything_runs(
+    old: str, new: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (FOLDER / "a_length_bias.toml").read_text()
+    assert old in text
+    (tmp_path / "zz.toml").write_text(text.replace(old, new, 1))
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    with pytest.raises(SystemExit, match=said):
+        run.read("zz")
