@@ -18,6 +18,7 @@ from groupwise.config import Config
 from groupwise.cost import Frozen, cache_bytes
 from groupwise.data import load as load_data
 from groupwise.data.prompts import Prepared, prepare
+from groupwise.data.sources import Loaded as LoadedData
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import ConfigError, ModelError
@@ -70,6 +71,16 @@ def gather(config: Config) -> Gathered:
     check_precision(config.model.device, config.model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
+    parts, found = read_data(config)
+    notes = [*found.notes]
+    if not learns_from_labels(config):
+        notes += check(parts, found.train)
+        notes += check(parts, found.eval) if found.eval else []
+    return Gathered(found.train, found.eval, notes, found.weights)
+
+
+def read_data(config: Config) -> tuple[Grader, LoadedData]:
+    """The reward and the tasks that it can grade; no answer is graded."""
     graded = not learns_from_labels(config)
     parts = Grader(config.reward.parts, graders=config.data.graders, timeout=config.reward.timeout)
     if config.data.grader_key and ROW not in parts.parts:
@@ -83,11 +94,7 @@ def gather(config: Config) -> Gathered:
         held_out=config.eval.tasks,
         require_answers=parts.needs_answer if graded else False,
     )
-    notes = [*found.notes]
-    if graded:
-        notes += check(parts, found.train)
-        notes += check(parts, found.eval) if found.eval else []
-    return Gathered(found.train, found.eval, notes, found.weights)
+    return parts, found
 
 
 def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:

@@ -11,12 +11,13 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import print_json, warn
-from groupwise.errors import ConfigError, nearest
+from groupwise.errors import ConfigError, RecipeWarning, nearest
 
 if TYPE_CHECKING:
     from groupwise.compare.plan import Folder, Job, Plan
@@ -86,8 +87,10 @@ def run(args: argparse.Namespace) -> int:
     check_measures(args.measures)
     budget = Budget.parse(args.budget)
     source = Path(args.config) if args.config else None
-    arms = arms_of(args.items, budget, source=source, settings=args.settings, sweep=args.sweep)
-    for doubt in check(arms):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RecipeWarning)
+        arms = arms_of(args.items, budget, source=source, settings=args.settings, sweep=args.sweep)
+    for doubt in (*(str(warning.message) for warning in caught), *check(arms)):
         warn(doubt)
     plan = Plan(tuple(arms), seeds_from(arms[0].config.seed, args.seeds), budget)
     folder = Folder(Path(args.out) if args.out else default_folder(args, arms[0].folder))
@@ -133,15 +136,17 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
         + (f"; {kept} runs are done already" if kept else "")
     )
     progress = None
-    if jobs:
-        try:
-            with interruptible():
+    try:
+        with interruptible():
+            if jobs:
                 starts.prepare(plan, folder, _say)
                 progress = workers.do(plan, folder, jobs, places, lock, Shown(plan))
-        except KeyboardInterrupt:
-            left = len(folder.undone(plan))
-            _say(f"stopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
-            return 130
+            else:
+                starts.check_unchanged(plan, folder)
+    except KeyboardInterrupt:
+        left = len(folder.undone(plan))
+        _say(f"stopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
+        return 130
     failed = dict.fromkeys(folder.undone(plan), "it did not finish")
     failed |= progress.failed if progress else {}
     done = outcomes.outcomes(plan, folder)
@@ -177,8 +182,10 @@ def interruptible() -> Iterator[None]:
 
 
 def go_on(command: Sequence[str]) -> str:
-    said = shlex.join([Path(command[0]).name, *command[1:]])
-    return f"The same command goes on with them: {said}"
+    program = Path(command[0]).name
+    module = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`
+    first = ["python", "-m", module.name] if module and program.endswith(".py") else [program]
+    return f"The same command goes on with them: {shlex.join([*first, *command[1:]])}"
 
 
 def cost(progress: Progress | None, places: int, wall: float) -> dict[str, Any]:

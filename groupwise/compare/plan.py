@@ -162,6 +162,11 @@ class Folder:
             os.close(descriptor)
 
 
+def learned(run: Path) -> bool:
+    """Whether a run has weights of its own."""
+    return any(run.glob("checkpoints/step_*"))
+
+
 def _wait_for(descriptor: int, path: Path) -> None:
     end = time.monotonic() + PATIENCE
     while True:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from groupwise.compare.arms import Arm
-from groupwise.compare.plan import Folder, Plan
+from groupwise.compare.plan import Folder, Plan, learned
+from groupwise.composition import PairRecipe
 from groupwise.config import Config
 from groupwise.data.cursor import fingerprint
 from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
+from groupwise.graders.rubric import code_of
 from groupwise.model import tiny
-from groupwise.model.checkpoint import save, stored_shape, stored_tokenizer, write_folder
+from groupwise.model.checkpoint import load, save, stored_shape, stored_tokenizer, write_folder
 from groupwise.opening import COLD_START
-from groupwise.setup import Fitting, Gathered, fit, gather
+from groupwise.optim.pairs import check_columns
+from groupwise.records import Task
+from groupwise.setup import Fitting, Gathered, fit, gather, read_data
 from groupwise.validate.evaluate import check_held_out
 from groupwise.watch.files import to_page, write_atomic
+from groupwise.watch.folder import RunFolder
 
 
 def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
@@ -30,7 +35,9 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
     for arm in plan.arms:
         config = arm.config
         parts = (config.data, config.reward, config.tiny, config.eval, config.engine.max_tokens)
-        first.setdefault(repr((*parts, config.model.path)), arm)
+        pairs = config.recipe if isinstance(config.recipe, PairRecipe) else None
+        first.setdefault(repr((*parts, config.model.path, pairs)), arm)
+        _check_code(plan, folder, arm)
     fitting: list[tuple[Arm, Fitting]] = []
     for arm in first.values():
         try:
@@ -43,11 +50,32 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
         _check_shared(*fitting[0], arm, own, say)
 
 
+def check_unchanged(plan: Plan, folder: Folder) -> None:
+    """Refuse runs that are done where data or code are others now. No model, device or judge is
+    asked."""
+    looked_at = []
+    for arm in plan.arms:
+        _check_code(plan, folder, arm)
+        parts = (arm.config.data, arm.config.reward, arm.config.eval.tasks)
+        if parts in looked_at:
+            continue
+        looked_at.append(parts)
+        try:
+            found = read_data(arm.config)[1]
+            _check_data(arm.config, folder, found.train, found.eval)
+        except GroupwiseError as error:
+            raise type(error)(f"{arm.name}: {error}") from None
+
+
 def _prepare_one(config: Config, folder: Folder, say: Callable[[str], None]) -> Gathered:
     found = gather(config)
     check_held_out(found.held_out[: config.eval.tasks])
-    _check_same(config, folder, [fingerprint(found.train), fingerprint(found.held_out)])
+    if isinstance(config.recipe, PairRecipe):
+        check_columns(config.recipe, found.train)
+    _check_data(config, folder, found.train, found.held_out)
     start = start_of(config, folder)
+    if start is None and stored_shape(config.model.path) is None:
+        load(config.model.path)  # says why it can't be, once and not in every run
     if start is not None and not start.is_dir():
         say("making the embedded model and its cold start, once for all runs ...")
         longest = config.engine.max_tokens
@@ -85,11 +113,14 @@ def _check_shared(
         say(f"warning: {a.name} and {b.name} do not train on the same prompts. {remedy}")
 
 
-def _check_same(config: Config, folder: Folder, hashes: list[str]) -> None:
+def _check_data(
+    config: Config, folder: Folder, tasks: Sequence[Task], held_out: Sequence[Task]
+) -> None:
     """Refuse files that were changed since the first run: no arm or seed could be compared."""
     kept = folder.data
     known: dict[str, list[str]] = json.loads(kept.read_bytes()) if kept.is_file() else {}
     key = _digest((config.data, config.eval.tasks))
+    hashes = [fingerprint(tasks), fingerprint(held_out)]
     before = known.setdefault(key, hashes)
     for what, old, new in zip(("training", "held-out"), before, hashes, strict=True):
         if old != new:
@@ -99,6 +130,22 @@ def _check_same(config: Config, folder: Folder, hashes: list[str]) -> None:
                 "data back, or take another folder: --out"
             )
     write_atomic(kept, to_page(known))
+
+
+def _check_code(plan: Plan, folder: Folder, arm: Arm) -> None:
+    """Refuse an arm of which some runs are of other code of the user's than others would be."""
+    reward = code_of([*arm.config.reward.parts, *arm.config.data.graders])
+    for kind, code in (("recipe", arm.config.recipe.code()), ("reward", reward)):
+        for job in (job for job in plan.jobs if plan.arms[job.arm] is arm):
+            run = folder.run(plan, job)
+            before = RunFolder(run).read_manifest().get("origin", {}).get(kind, code)
+            if before != code and learned(run):
+                raise RunError(
+                    f"{arm.name}: the file that its {kind} comes from was changed since {run} was "
+                    "run: seeds and arms of other code can't be compared. Remove "
+                    f"{run.parent} to run this arm anew, put the file back, or take another "
+                    "folder: --out"
+                )
 
 
 def start_of(config: Config, folder: Folder) -> Path | None:

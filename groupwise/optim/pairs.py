@@ -22,6 +22,9 @@ from groupwise.optim.packs import Ids, Sequences, micro_batches, outputs
 from groupwise.optim.step import Named, StepOutcome
 from groupwise.records import Rollout, Task
 
+# Of the data, by what a recipe reads.
+COLUMNS = {"labels": ("chosen", "rejected"), "answers": ("answer",), "grades": ()}
+
 
 class PairLearner(Learner):
     """Makes the preferred of two answers likelier than the other, measured from the reference."""
@@ -78,12 +81,18 @@ def _metrics(losses: Sequence[PairLoss]) -> dict[str, float]:
     }
 
 
+def check_columns(recipe: PairRecipe, tasks: Sequence[Task]) -> None:
+    """Refuse data without the answers that the recipe learns from, before there is a model."""
+    for column in COLUMNS[recipe.reads]:
+        for task in tasks:
+            _text(task, column)
+
+
 def check_data(
     recipe: PairRecipe, tasks: Sequence[Task], tokenizer: Tokenizer, longest: int
 ) -> None:
     """Refuse data without the answers that the recipe learns from, and answers that don't fit."""
-    columns = {"labels": ("chosen", "rejected"), "answers": ("answer",), "grades": ()}
-    for column in columns[recipe.reads]:
+    for column in COLUMNS[recipe.reads]:
         for task in tasks:
             tokens = len(task.token_ids) + len(_answer(task, column, tokenizer))
             if tokens > longest:
@@ -132,13 +141,17 @@ def _rows(pairs: Sequence[tuple[Ids, Ids, Ids]]) -> Sequences:
 
 def _answer(task: Task, column: str, tokenizer: Tokenizer) -> Ids:
     """An answer of the data as the policy would have written it, end token included."""
+    try:
+        return (*tokenizer.encode(_text(task, column)), tokenizer.eos_ids[0])
+    except ModelError as error:
+        raise DataError(f"Row {task.id}, column {column!r}: {error}") from error
+
+
+def _text(task: Task, column: str) -> str:
     text = task.answer if column == "answer" else task.columns.get(column)
     if not isinstance(text, str) or not text:
         raise DataError(
             f"Row {task.id} has no text in column {column!r}, which this recipe learns from. Add "
             "it, or take a recipe that learns from rewards."
         )
-    try:
-        return (*tokenizer.encode(text), tokenizer.eos_ids[0])
-    except ModelError as error:
-        raise DataError(f"Row {task.id}, column {column!r}: {error}") from error
+    return text
