@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import groupwise
 from groupwise.cli import main
 from groupwise.compare import charts, words, workers
 from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
@@ -29,9 +32,12 @@ from groupwise.compare.outcomes import Outcome, area, score_curve
 from groupwise.compare.outcomes import outcome as read_outcome
 from groupwise.compare.page import write_all
 from groupwise.compare.plan import Folder, Job, Plan, changes
-from groupwise.compare.starts import prepare
-from groupwise.errors import ConfigError, GroupwiseError, RunError
+from groupwise.compare.starts import check_unchanged, prepare
+from groupwise.config.fields import Adapter
+from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning, RunError
+from groupwise.graders.rubric import Grader
 from groupwise.validate.statistics import paired_difference
+from groupwise.watch.display import Display
 from groupwise.watch.rollouts import read
 
 SMALL = """
@@ -67,6 +73,7 @@ register(recipe("grpo").replace(name="dying", gate=dying()))
 register(recipe("grpo").replace(name="raising", gate=raising()))
 """
 STEPS = Budget("steps", 3)
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def command(config: Path, out: Path, *more: str, arms: tuple[str, ...] = ARMS) -> list[str]:
@@ -202,6 +209,8 @@ def test_files_for_people(done: Path) -> None:
     page = (done / "compare.html").read_text()
     assert "exactly 0" in page and "<script" not in page and "http" not in page.split("</head>")[1]
     assert page.count("<polyline") == 3 * 3  # arms in three charts
+    assert "0.031 is 3.1 points" in page and "intervals are not corrected" in page
+    assert "th, td { overflow-wrap: normal; }" in page  # no "sepa rabl e"
     for name in ("accuracy", "entropy", "length"):
         assert (done / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     runs = list(csv.DictReader((done / "runs.csv").open()))
@@ -269,7 +278,8 @@ def test_ctrl_c_keeps_everything_and_says_how_to_go_on(config: Path) -> None:
     going.send_signal(signal.SIGINT)
     _, said = going.communicate(timeout=60)
     assert going.returncode == 130
-    assert "4 of 4 runs are left" in said and "compare grpo rloo" in said
+    assert "4 of 4 runs are left" in said
+    assert "goes on with them: python -m groupwise.cli compare grpo rloo" in said
     step = int((run / "checkpoints/latest").resolve().name.removeprefix("step_"))
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert step >= 2 and json.loads(lines[-1])["step"] == step  # saved where it was stopped
@@ -310,6 +320,8 @@ def test_data_that_changed_are_refused(
     held_out.write_text(held_out.read_text().replace('"14"', '"15"'))
     with pytest.raises(RunError, match="grpo: the held-out tasks are not those"):
         prepare(plan, folder, print)
+    with pytest.raises(RunError, match="grpo: the held-out tasks are not those"):
+        check_unchanged(plan, folder)  # also where nothing is left to run
 
 
 def sums(path: Path, digit: str, longest: int) -> Path:
@@ -368,6 +380,53 @@ def test_what_was_refused_before_its_first_run_can_be_mended(
     folder.run(plan, plan.jobs[0]).mkdir(parents=True)
     with pytest.raises(RunError, match="holds another comparison"):
         folder.take(Plan(tuple(plans[0]), (0, 1), STEPS))
+
+
+def test_code_that_changed_is_refused_where_something_was_learned_with_it(
+    done: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plug-in that failed may be mended; a run that its earlier form made is not taken for it."""
+    plugin, out = tmp_path / "scaled.py", tmp_path / "out"
+    failing = PLUGIN.replace("raising", "scaled").replace("dying", "unused")
+    plugin.write_text(failing)
+    (model,) = (done / "start").iterdir()
+    arms = ("grpo", f"{plugin}:scaled")
+    asked = [sys.executable, "-m", "groupwise.cli", *command(config, out, arms=arms)]
+    asked += ["--set", f"model.path={model}"]
+
+    def call() -> tuple[int, str]:
+        found = subprocess.run(asked, capture_output=True, text=True, check=False)
+        return found.returncode, found.stderr
+
+    assert call()[0] == 1
+    sound = "return log_ratio_NT * advantage_NT, torch.zeros_like(batch.mask_NT)"
+    plugin.write_text(failing.replace('raise ZeroDivisionError("not today")', sound))
+    status, said = call()
+    assert status == 0 and "2 runs are done already" in said
+    plugin.write_text(plugin.read_text().replace("return log_ratio", "return 2 * log_ratio"))
+    status, said = call()
+    assert status == 2
+    assert "scaled: the file that its recipe comes from was changed" in said
+    shutil.rmtree(out / "runs/scaled")  # as it says
+    status, said = call()
+    assert status == 0 and "2 runs are done already" in said
+
+
+def test_reward_code_that_changed_is_refused(done: Path, config: Path, tmp_path: Path) -> None:
+    reward, own = tmp_path / "reward.py", tmp_path / "own.toml"
+    reward.write_text("def mine(completion, answer):\n    return 1.0\n")
+    own.write_text(f'{SMALL}reward.parts = {{ "{reward}:mine" = 1.0 }}\n')
+    plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
+    folder = Folder(tmp_path / "out")
+    folder.take(plan)
+    run = folder.run(plan, plan.jobs[1])
+    (run / "checkpoints/step_1").mkdir(parents=True)
+    code = Grader(plan.arms[0].config.reward.parts).code()
+    (run / "manifest.json").write_text(json.dumps({"origin": {"reward": code}}))
+    prepare(plan, folder, print)
+    reward.write_text("def mine(completion, answer):\n    return 0.5\n")
+    with pytest.raises(RunError, match="rloo: the file that its reward comes from was changed"):
+        prepare(plan, folder, print)
 
 
 # --- failing arms -----------------------------------------------------------------------------
@@ -451,6 +510,30 @@ def test_variations_files_and_sweeps(config: Path, tmp_path: Path) -> None:
     assert len(long.folder) < 100
 
 
+def test_a_sweep_without_arms_keeps_what_the_configuration_sets_in_its_recipe(
+    tmp_path: Path,
+) -> None:
+    own = tmp_path / "own.toml"
+    recipe = 'recipe.name = "dapo"\nrecipe.gate.high = 0.35\nrecipe.filter = ""'
+    own.write_text(SMALL.replace('recipe.name = "grpo"', recipe))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        swept_arms = arms_of([], STEPS, source=own, sweep="group_size=2,4")
+    assert [arm.config.recipe.text()["filter"] for arm in swept_arms] == ["", ""]
+    assert [arm.config.recipe.gate["high"] for arm in swept_arms] == [0.35, 0.35]
+    assert [arm.name for arm in swept_arms] == ["dapo group_size=2", "dapo group_size=4"]
+    # Arms that name a recipe do not have it, and that is said.
+    with pytest.warns(RecipeWarning, match=r"recipe.filter = ''.*recipe.gate.*holds for no arm"):
+        arms = arms_of(["dapo", "grpo"], STEPS, source=own)
+    assert arms[0].config.recipe.gate["high"] == 0.28
+    with pytest.warns(RecipeWarning, match=r"\(recipe.filter = ''\) holds"):
+        arms_of(["dapo", "grpo"], STEPS, source=own, settings=["recipe.gate.high=0.35"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        arms_of(["dapo", "grpo"], STEPS, source=CONFIGS / "gsm8k.toml")  # lengths are fitted
+        arms_of([str(own), str(own)], STEPS, source=own)
+
+
 def test_a_sweep_splits_at_its_own_commas() -> None:
     assert swept("a=1,2") == ["a=1", "a=2"]
     assert swept("recipe.gate=clip(low=0.1, high=0.2),score()") == [
@@ -512,6 +595,29 @@ def test_data_without_held_out_tasks_and_missing_files(
             == 2
         )
         assert words_of in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_refused_once(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, path = tmp_path / "out", f"model.path={tmp_path / 'none'}"
+    assert main(command(config, out, "--set", path)) == 2
+    said = capsys.readouterr().err
+    assert said.count("is no folder here") == 1 and "FAILED" not in said
+    assert not (out / "compare.json").exists()
+    arms = ("grpo", f"rloo {path}")  # also where it is not the first arm's
+    assert main(command(config, out, arms=arms)) == 2
+    said = capsys.readouterr().err
+    assert "rloo model.path" in said and said.count("is no folder here") == 1
+    assert main(command(config, out, "--budget", "steps=1")) == 0  # mended, in the same folder
+
+
+def test_data_without_pairs_is_refused_once(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(config, tmp_path / "out", arms=("grpo", "dpo"))) == 2
+    said = capsys.readouterr().err
+    assert "dpo: Row" in said and "has no text in column 'chosen'" in said and "FAILED" not in said
 
 
 def test_a_folder_of_something_else_is_left_alone(
@@ -684,6 +790,22 @@ def test_a_comparison_of_which_nothing_is_left(tmp_path: Path) -> None:
     assert result(tmp_path)["pairs"][0]["difference"] is None
 
 
+def test_fields_without_a_value_are_there(done: Path) -> None:
+    """As documented: a script that reads compare.json asks for what a failed arm has not got."""
+    whole = result(done)
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    runs = [outcome(0, np.ones(4)), outcome(1, np.ones(4))]
+    found = findings(plan, [runs, []], {}, ["length/mean"])
+    assert found["arms"][1].keys() == whole["arms"][0].keys()
+    assert found["pairs"][0].keys() == whole["pairs"][0].keys()
+    assert found["pairs"][0]["measures"] == {"length/mean": None}
+    documented = (
+        (CONFIGS.parent / "docs/compare.md").read_text().partition("compare.json, scores")[2]
+    )
+    for field in {*whole, *whole["arms"][0], *whole["pairs"][0]} - {"format"}:
+        assert f"`{field}" in documented, field
+
+
 def test_where_no_task_has_a_score_in_every_run_seeds_are_compared() -> None:
     sides = [[outcome(s, np.full(2, 0.5 + 0.1 * s + up)) for s in (0, 1)] for up in (0.0, 0.2)]
     sides[0][0] = replace(sides[0][0], scores=(None, 0.5))
@@ -698,6 +820,21 @@ def test_other_starts_are_noticed() -> None:
     plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
     found = findings(plan, [[one], [other]], {})
     assert not found["same_start"] and "did not all begin" in words.text(found)
+    later = [replace(each, seed=1) for each in (other, other)]  # the model changed between calls
+    found = findings(plan, [[one, later[0]], [one, later[1]]], {})
+    assert not found["same_start"]
+    lora = [replace(a, config=replace(a.config, adapter=Adapter(rank=4))) for a in plan.arms]
+    found = findings(replace(plan, arms=tuple(lora)), [[one, later[0]], [one, later[1]]], {})
+    assert found["same_start"]  # a seed has an adapter of its own
+
+
+def test_other_versions_are_noticed() -> None:
+    one = replace(outcome(0, np.ones(4)), origin={"weights": "w", "data": "d", "versions": "1"})
+    other = replace(one, origin=one.origin | {"versions": "2"})
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
+    assert "several versions" not in words.text(findings(plan, [[one], [one]], {}))
+    found = findings(plan, [[one], [other]], {})
+    assert found["versions"] == ["1", "2"] and "several versions (1; 2)" in words.text(found)
 
 
 def test_curves_are_read_at_equal_places() -> None:
@@ -784,3 +921,15 @@ def test_a_process_that_can_not_be_started_is_a_failed_run(
     done = workers.do(plan, Folder(tmp_path), plan.jobs, [{}, {}], 0, lambda progress: None)
     assert done.failed.keys() == set(plan.jobs)
     assert all("too many processes" in why for why in done.failed.values())
+
+
+def test_a_run_says_that_the_code_of_its_recipe_changed(tmp_path: Path) -> None:
+    plugin, own, said = tmp_path / "edited.py", tmp_path / "own.toml", io.StringIO()
+    sound = "return log_ratio_NT * advantage_NT, torch.zeros_like(batch.mask_NT)"
+    text = PLUGIN.replace("raising", "edited").replace("dying", "idle")
+    plugin.write_text(text.replace('raise ZeroDivisionError("not today")', sound))
+    own.write_text(SMALL.replace('"grpo"', f'"{plugin}:edited"'))
+    groupwise.train(groupwise.load_config(own, steps=1), tmp_path / "run", Display(io.StringIO()))
+    plugin.write_text(f"{plugin.read_text()}# edited\n")
+    groupwise.train(groupwise.load_config(own, steps=2), tmp_path / "run", Display(said))
+    assert "changed since the run started: the code of the recipe" in said.getvalue()

@@ -24,6 +24,10 @@ from groupwise.validate.statistics import ALPHA, POWER, Difference
 
 FORMAT = 1
 SCORES = ("final", "area")
+# What an arm of which no run finished, and a pair of which one seed did, have no value of.
+MEASURED = ("start", "final", "area", "steps", "tokens", "seconds", "length", "entropy", "curves")
+TESTED = ("difference", "low", "high", "p", "p_uncorrected", "separable", "stderr", "stderr_seeds",
+          "stderr_tasks", "level", "smallest_visible", "seeds_needed", "tasks_needed")  # fmt: skip
 
 
 def findings(
@@ -46,7 +50,8 @@ def findings(
         "power": POWER,
         "arms": [_arm(plan, number, runs, failed, measures) for number, runs in enumerate(done)],
         "pairs": pairs([arm.name for arm in plan.arms], done, measures),
-        "same_start": same_start(done),
+        "same_start": same_start(done, by_seed=any(a.config.adapter.rank for a in plan.arms)),
+        "versions": versions(done),
     }
 
 
@@ -70,7 +75,7 @@ def _arm(
         ],
     }
     if not runs:
-        return found
+        return found | dict.fromkeys(MEASURED) | {"measures": dict.fromkeys(measures)}
     entropies = [one.entropy for one in runs if one.entropy is not None]
     share = runs[0].measure == "accuracy"
     found |= {
@@ -192,7 +197,7 @@ def pairs(
             row |= own["final"] or {}
             row |= {"area": own["area"], "measures": {name: own[name] for name in measures}}
         else:
-            row |= dict.fromkeys(("difference", "low", "high", "p", "separable"))
+            row |= dict.fromkeys((*TESTED, "area")) | {"measures": dict.fromkeys(measures)}
         rows.append(row)
     return rows
 
@@ -244,11 +249,18 @@ def _tested(found: Difference, p: float, level: float, most: float) -> dict[str,
     }
 
 
-def same_start(done: Sequence[Sequence[Outcome]]) -> bool:
-    """Whether the runs of every seed began with the same data and weights, by their hashes."""
+def same_start(done: Sequence[Sequence[Outcome]], by_seed: bool) -> bool:
+    """Whether all runs began with the same data and weights, by their hashes; those of each seed
+    where a seed has weights of its own."""
     begun: dict[int, set[tuple[str | None, ...]]] = {}
     for runs in done:
         for one in runs:
             hashes = tuple(one.origin.get(name) for name in ("weights", "data"))
-            begun.setdefault(one.seed, set()).add(hashes)
+            begun.setdefault(one.seed if by_seed else 0, set()).add(hashes)
     return all(len(hashes) == 1 for hashes in begun.values())
+
+
+def versions(done: Sequence[Sequence[Outcome]]) -> list[str]:
+    """Of groupwise and PyTorch that runs were made with: one, if all were made with the same."""
+    known = (one.origin.get("versions") for runs in done for one in runs)
+    return sorted({each for each in known if each})

@@ -39,7 +39,7 @@ class Outcome:
     length: float  # of held-out answers, at the end
     ends: dict[str, float]  # every number of metrics.jsonl that its last steps have
     curves: dict[str, tuple[Array, Array]]  # of training: name -> where, value
-    origin: dict[str, str]  # hashes of data and starting weights
+    origin: dict[str, str]  # hashes of data and starting weights; versions
 
     @property
     def start(self) -> float:
@@ -97,8 +97,14 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         length=last["eval/length"],
         ends=_ends(lines),
         curves={name: _series(lines, metric, unit) for name, metric in CURVES.items()},
-        origin=dict(RunFolder(path).read_manifest().get("origin", {})),
+        origin=_origin(RunFolder(path).read_manifest()),
     )
+
+
+def _origin(manifest: Mapping[str, Any]) -> dict[str, str]:
+    known = manifest.get("versions", {})
+    versions = f"groupwise {known.get('groupwise')}, PyTorch {known.get('torch')}"
+    return {**manifest.get("origin", {}), "versions": versions}
 
 
 def _unit(budget: Budget) -> str:

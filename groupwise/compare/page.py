@@ -28,15 +28,16 @@ MORE_STYLE = """
 .verdicts li { margin: .35rem 0; }
 .curves { grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); }
 .curves figure:first-child { grid-column: 1 / -1; }
-td { overflow-wrap: normal; }
+.curves figure:not(:first-child) .tick { font-size: 15px; }
+th, td { overflow-wrap: normal; }
 """
 METHOD = (
     "All runs of a seed start from the same weights, draw the same prompts with the same random "
     "numbers and are evaluated on the same tasks, so differences are taken seed by seed and task "
     "by task. Intervals are 95 % bootstrap intervals over seeds and tasks, as wide as so few seeds "
     "ask for; p-values are two-sided, of Student's t for seeds and a normal error for tasks, "
-    "corrected for the number of pairs by Holm's method. The smallest visible difference is one "
-    "that this design would have told apart four times in five."
+    "corrected for the number of pairs by Holm's method; intervals are not corrected. The smallest "
+    "visible difference is one that this design would have told apart four times in five."
 )
 
 
@@ -102,6 +103,8 @@ def page(name: str, found: Mapping[str, Any], plan: Plan, drawn: Mapping[str, Ch
         "<figcaption>Mean over seeds; band: ± one standard error.</figcaption></figure>"
         for chart in drawn.values()
     )
+    shares = found["measure"] == "accuracy"
+    pairs = "<p>Accuracies as shares: 0.031 is 3.1 points.</p>" if shares else ""
     slots = [[arm["name"], *_slots(arm["recipe"])] for arm in found["arms"]]
     body = "\n".join(
         [
@@ -111,7 +114,9 @@ def page(name: str, found: Mapping[str, Any], plan: Plan, drawn: Mapping[str, Ch
             section("Verdict", f'<ul class="verdicts">{sentences}</ul>'),
             section("Arms", table(words.columns(found), words.rows(found))),
             section("Curves", f'<div class="curves">{figures}</div>'),
-            section("Pairs", table(PAIR_HEAD, [_shown(row) for row in _pair_rows(found)[1:]])),
+            section(
+                "Pairs", pairs + table(PAIR_HEAD, [_shown(row) for row in _pair_rows(found)[1:]])
+            ),
             section("What the arms are", table(("", "recipe", "slots"), slots)),
             section("How it was measured", f"<p>{text(METHOD)}</p>"),
         ]
@@ -137,7 +142,7 @@ PAIR_HEAD = ("a", "b", "of", "difference a − b", "low", "high", "p (Holm)", "p
 def _pair_rows(found: Mapping[str, Any]) -> list[list[Any]]:
     rows: list[list[Any]] = [list(PAIR_HEAD)]
     for pair in found["pairs"]:
-        by = {"final": pair, "mean over budget": pair.get("area"), **pair.get("measures", {})}
+        by = {"final": pair, "mean over budget": pair["area"], **pair["measures"]}
         for of, tested in by.items():
             if tested is not None:
                 names = ("difference", "low", "high", "p", "p_uncorrected", "separable",

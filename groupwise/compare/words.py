@@ -16,7 +16,7 @@ def text(found: Mapping[str, Any]) -> str:
     lines = [*table(found), "", *verdicts(found), *measured(found), *warnings(found)]
     if tested > 1:
         lines += ["", f"p is corrected for {tested} comparisons (Holm); intervals are not."]
-    if any(pair.get("seeds_needed") for pair in found["pairs"]):
+    if any(pair["seeds_needed"] for pair in found["pairs"]):
         lines += ["The same command with more --seeds keeps these runs and adds to them."]
     return "\n".join(lines)
 
@@ -223,7 +223,7 @@ def _p(value: float) -> str:
 
 
 def warnings(found: Mapping[str, Any]) -> list[str]:
-    """Failed runs, and starts that were not the same."""
+    """Failed runs, and starts or versions that were not the same."""
     said = []
     for arm in found["arms"]:
         for each in arm["failed"]:
@@ -235,15 +235,21 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
             )
     if not found["same_start"]:
         said.append(
-            "The runs of a seed did not all begin with the same data and weights: what was found "
-            "may be due to that."
+            "The runs did not all begin with the same data and weights: what was found may be due "
+            "to that."
+        )
+    if len(found["versions"]) > 1:
+        said.append(
+            f"The runs were made by several versions ({'; '.join(found['versions'])}): what was "
+            "found may be due to that."
         )
     return ["", *said] if said else []
 
 
 def cost_line(cost: Mapping[str, Any]) -> str:
     """How long it took, and how much of that was not spent in runs."""
-    line = f"{clock(cost['wall_seconds'])} on {cost['places']} processes"
+    places = "1 process" if cost["places"] == 1 else f"{cost['places']} processes"
+    line = f"{clock(cost['wall_seconds'])} on {places}"
     if cost["overhead_share"] is not None:
         line += f", {100 * cost['overhead_share']:.1f} % beside the runs"
     return line
