@@ -132,7 +132,7 @@ class Look:
             samples=SAMPLES if args.samples is None else args.samples,
             temperature=TEMPERATURE if args.temperature is None else args.temperature,
         )
-        passing.check(basis, self.asked, self.limits)
+        passing.check(self.asked, self.limits)
         examine.check(self.asked, basis.config)
         [self.candidate] = examine.candidates([args.model])
 
@@ -261,7 +261,7 @@ def text(found: Sieve, report: dict[str, Any], band: Band | None) -> str:
     notes = []
     if found.variants:
         notes.append(
-            f"{found.variants:,} rows are an evaluation item but for its numbers: they stay."
+            f"Rows that are an evaluation item but for its numbers: {found.variants:,}. They stay."
         )
     if found.conflicts:
         notes.append(f"{found.conflicts:,} repeated prompts have another answer than before.")

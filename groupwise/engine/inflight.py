@@ -26,6 +26,7 @@ from groupwise.errors import EngineError
 from groupwise.model.attention import Attend
 from groupwise.model.cache import KeyValueCache
 from groupwise.model.config import ModelConfig
+from groupwise.model.kernels.attention import cache_layout
 from groupwise.model.kernels.record import ENDED, RUNNING
 from groupwise.model.look import PLAIN, Look
 from groupwise.records import Completion
@@ -132,11 +133,8 @@ class DecoderFlight:
 
     def _tell_device(self) -> None:
         state, own, prompts = self.state, self.cache, self.prompts
-        places: list[int] = []
-        for cache in (own, prompts):
-            layer, slot, head = cache.key_LSJUW.stride()[:3]
-            places += [cache.key_LSJUW.data_ptr(), cache.value_LSJUW.data_ptr(), layer, slot, head]
-        state.layout.copy_(torch.tensor(places))
+        caches = (own.key_LSJUW, own.value_LSJUW, prompts.key_LSJUW, prompts.value_LSJUW)
+        state.layout.copy_(cache_layout(*caches))
         state.limit.fill_(self.sampling.max_tokens)
         state.least.fill_(self.sampling.min_tokens)
 

@@ -95,7 +95,7 @@ def _numbers(method: Method, groups: list[Group]) -> list[int]:
 
 def _sent_away(run: Recorded, method: Method, groups: list[Group]) -> set[int]:
     """Groups that the method's dynamic sampling would not learn from."""
-    if not any(slot.definition.traits["action"] == "refill" for slot in method.recipe.filter):
+    if not method.recipe.refilling:
         return set()
     drop = run.config.overlong == "drop"
     batch = assemble(method.recipe, groups, run.tokenizer, drop_truncated=drop)  # type: ignore[arg-type]

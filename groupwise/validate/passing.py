@@ -27,7 +27,7 @@ from groupwise.validate.suites import Suite, config_of
 from groupwise.watch.files import append_lines, read_lines, to_line
 
 
-def check(basis: Basis, asked: Asked, band: tuple[float, float]) -> None:
+def check(asked: Asked, band: tuple[float, float]) -> None:
     low, high = band
     if not 0 <= low < high <= 1:
         raise ConfigError(f"--band {low:g},{high:g}: write two shares, the lower one first.")
