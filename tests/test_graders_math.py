@@ -33,6 +33,50 @@ def right(gold: str, text: str, **options: Any) -> bool | None:
     return None if verdict.score is None else verdict.score == 1.0
 
 
+# ---------------------------------------------------------------- units, in a sentence too
+
+IN_A_SENTENCE = ("It is {}.", "Answer: all in all it is about {}, I think.", "\\boxed{{{}}}")
+
+
+@pytest.mark.parametrize("sentence", IN_A_SENTENCE)
+@pytest.mark.parametrize(
+    ("gold", "same", "others"),
+    [
+        ("5 km", ("5 km", "5 kilometers", "5000 m", "5"), ("5 cm", "5 m", "5 miles", "5 minutes")),
+        ("5 m", ("5 m", "5m", "5 metres", "500 cm", "5"), ("5 cm", "5 km", "5 s", "50")),
+        ("3 g", ("3 g", "3 grams", "3000 mg"), ("3 kg", "3 mg")),
+        ("2 hours", ("2 hours", "2 h", "120 minutes"), ("2 minutes", "120 hours", "2 days")),
+    ],
+)
+def test_a_unit_is_compared_wherever_the_number_stands(
+    gold: str, same: tuple[str, ...], others: tuple[str, ...], sentence: str
+) -> None:
+    for said in same:
+        assert right(gold, sentence.format(said)), said
+    for said in others:
+        assert right(gold, sentence.format(said)) is False, said
+
+
+@pytest.mark.parametrize(
+    ("gold", "text"),
+    [
+        ("5 km/h", "It runs at 5 kilometers per hour."),
+        ("5 km", "They walk 5 km a day."),
+        ("25 cm^2", "The area is 25 square centimeters."),
+        ("25 m^2", "The area is 25 m²."),
+        ("5 apples", "He has 5 pears."),  # of what it is no unit nothing is known
+        ("7", "It is 7 o'clock."),  # and not 7 or something
+    ],
+)
+def test_what_is_no_plain_unit_is_not_compared(gold: str, text: str) -> None:
+    assert right(gold, text)
+
+
+def test_a_letter_behind_a_number_is_a_name_unless_there_is_a_space() -> None:
+    assert right("2s", r"\boxed{2s}") and right("2s", r"\boxed{2}") is False
+    assert right("3 or 4", "3 o 4") is False and right("3", "3 o 4") is False
+
+
 # ---------------------------------------------------------------- where the answer is
 
 

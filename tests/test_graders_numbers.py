@@ -208,3 +208,11 @@ def test_boxes() -> None:
     assert boxed(r"\boxed{3 \boxed{4}}") == r"3 \boxed{4}"
     deep: Any = boxed(r"\boxed{" * 20_000 + "4" + "}" * 20_000)  # in no time
     assert deep.startswith(r"\boxed")
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_number_compares_units_that_both_have(frame: str) -> None:
+    wanted = gold_number("5 km")
+    assert wanted is not None
+    for said, right in (("5 km", 1.0), ("5", 1.0), ("5000 m", 1.0), ("5 cm", 0.0), ("5 min", 0.0)):
+        assert number(frame.format(said), wanted) == right, said

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from groupwise.graders.numerals import GLUED, PERCENT, TAKES_BACK, TENS, UNIT_LETTERS, worth
-from groupwise.graders.spelling import repeating_decimals
+from groupwise.graders.spelling import Unit, repeating_decimals, unit_of
 
 MAX_NUMBER = 400  # characters: longer numbers are noise, and slow to compare
 CONTEXT = 32  # characters in front of a number that may take it back
@@ -45,6 +45,7 @@ PIECE = re.compile(
     re.IGNORECASE,
 )
 WORD = re.compile(r"(?P<space>\$?[ \t\n-]{0,3})(?P<word>[^\W\d_]+)(?P<digit>\d)?")
+UNIT_GOES_ON = re.compile(r"\s?(?:[\^/²³·]|per\b|an?\b|squared\b|cubed\b)")  # cm², km/h
 NEXT_WORD = re.compile(r"[ \t-]{1,4}([^\W\d_]+)")
 DONE = re.compile(r"[\s.,;:!?)*_$}\]]*(?:<|\Z)")  # behind an answer that ends here
 # In front of a number that is denied, compared with, under a root, an exponent, behind a comma.
@@ -99,11 +100,13 @@ class Number(NamedTuple):
     start: int
     end: int
     money: str = ""  # its currency, where that is said
+    unit: Unit | None = None  # of the word behind it
 
     def equals(self, other: Number) -> bool:
         """Exactly. '50%' is 50 for one who writes no sign, and 0.5; '50%' is never '5000%'.
 
-        A currency may be left out. Where both have one, $4 is 400 cents and not 4 cents.
+        A currency or unit may be left out. Where both have one, $4 is 400 cents and not 4 cents,
+        4 m are 400 cm and not 4 cm.
         """
         if self.percent != other.percent:
             rate, bare = (self, other) if self.percent else (other, self)
@@ -111,6 +114,9 @@ class Number(NamedTuple):
         if self.money and other.money and self.money != other.money:
             dollars, cents = sorted((self, other), key=lambda number: number.money)
             return (dollars.money, cents.money) == ("$", "¢") and dollars.value * 100 == cents.value
+        if self.unit and other.unit:
+            (one, factor), (two, other_factor) = self.unit, other.unit
+            return one == two and self.value * factor == other.value * other_factor
         return self.value == other.value
 
 
@@ -187,7 +193,12 @@ def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
             found = found._replace(value=found.value * more[0], end=following.end())
             return found
     money = MONEY_WORDS.get(said.casefold())
-    return found if money is None else found._replace(money=money, end=word.end())
+    if money is not None:
+        return found._replace(money=money, end=word.end())
+    unit = None if UNIT_GOES_ON.match(text, word.end()) else unit_of(said)
+    if unit is None:
+        return found
+    return found._replace(unit=unit, end=found.end if letter and glued else word.end())
 
 
 def is_item(text: str) -> bool:

@@ -21,12 +21,12 @@ from groupwise.graders.extract import Found, end_of, find, last_formula, predica
 from groupwise.graders.notation import MAX_LENGTH, Tree, read
 from groupwise.graders.pool import Outcome, Pool
 from groupwise.graders.sameness import in_ten, same
-from groupwise.graders.spelling import CURRENCIES
+from groupwise.graders.spelling import CURRENCIES, letter_in_full
 from groupwise.graders.values import Undecided, has_sign, mp, mpc, names_in, to_float, value
 
 MEMORY = 3 * 2**30  # bytes that a worker may address; the engine itself takes a tenth
 MAX_ENGINE = 20_000  # characters that the engine is shown, from the end
-OR = re.compile(r"(?<=[\w)}\]$])\W*\b(?:or|oder|ou|o|或|или)\b", re.IGNORECASE)
+OR = re.compile(r"(?<=[\w)}\]$])\W*\b(?:or|oder|ou|o(?!['’])|或|или)\b", re.IGNORECASE)
 MANY = re.compile(r"\b(?:or|and)\b|[,;]|\\pm|±|\\cup")  # a gold answer of several parts
 SENTENCE = re.compile(r"\n|(?:[^\W\d_]+[ ,]+){4}")  # four words in a row are no formula
 # What is left to the engine of an answer to a question whose answer is a number: what is not read
@@ -122,10 +122,14 @@ def decide(text: str, gold: str, ends: tuple[str, ...] = ()) -> Verdict | Questi
         return Verdict(0.0, "an answer is denied")
     if found.how != "marked":
         return _ask(wanted, found.text, False, Verdict(0.0, "can't be read"))
-    for inside in (end_of(found.text), last_formula(found.text), _number_text(found.text)):
+    for inside in (end_of(found.text), last_formula(found.text)):
         verdict = None if inside is None else compare(wanted, inside)
         if inside is not None and verdict is not None:
             return _said(verdict, Found("marked", inside), wanted)
+    tree, number = read(wanted), numbers.one_number(found.text)
+    verdict = None if tree is None or number is None else same(tree, _tree(number))
+    if verdict is not None:
+        return _said(verdict, found, wanted)
     unread = Verdict(0.0, "no answer can be read")
     if _is_number(wanted):
         return _ask(wanted, found.text, False, unread)
@@ -180,7 +184,10 @@ def _ask(wanted: str, answer: str, whole: bool, otherwise: Verdict) -> Verdict |
 
 def compare(gold: str, answer: str) -> bool | None:
     """Two answers without any text around them; None if arithmetic does not decide."""
-    one, other = read(gold), read(answer)
+    one = read(gold)
+    if one is not None and one[0] == "quantity":
+        answer = letter_in_full(answer.strip(), glued=True)
+    other = read(answer)
     unread = other is None or other[0] == "text" or SHORT.fullmatch(answer.strip())
     if one is not None and unread and _is_number(gold):
         other = _with_words(answer) or other
@@ -190,11 +197,14 @@ def compare(gold: str, answer: str) -> bool | None:
 def _with_words(text: str) -> Tree | None:
     """The tree of a number among words: 'about 4', '4万元'."""
     found = numbers.bare_number(text)
-    if found is None:
-        return None
+    return None if found is None else _tree(found)
+
+
+def _tree(found: amounts.Number) -> Tree:
     tree: Tree = ("number", found.value)
-    if found.money in CURRENCIES:
-        dimension, factor = CURRENCIES[found.money]
+    unit = CURRENCIES.get(found.money) or found.unit
+    if unit is not None:
+        dimension, factor = unit
         tree = ("quantity", tree, f"{dimension}^1", factor)
     return ("percent", tree) if found.percent else tree
 
@@ -232,10 +242,10 @@ def gold_answer(gold: str) -> str:
     """The answer in a gold column: all of it, or what a solution boxes or marks with ####."""
     box = boxed(gold)
     if box:
-        return box
+        return letter_in_full(box.strip())
     if "####" in gold:
-        return gold.rpartition("####")[2].strip()
-    return gold.strip()
+        gold = gold.rpartition("####")[2]
+    return letter_in_full(gold.strip())
 
 
 def final_part(text: str, ends: tuple[str, ...]) -> str:
@@ -285,12 +295,6 @@ def _is_simple(tree: Tree) -> bool:
 def _is_text(answer: str) -> bool:
     tree: Tree | None = read(answer)
     return tree is not None and tree[0] == "text"
-
-
-def _number_text(text: str) -> str | None:
-    """The one number of a sentence, as it stands there."""
-    found = numbers.one_number(text)
-    return None if found is None else str(found.value) + ("%" if found.percent else "")
 
 
 @lru_cache(maxsize=2**14)

@@ -88,6 +88,24 @@ UNIT_OF = {
 }
 
 
+# A number and a letter: with a space between them a unit, without one perhaps a name.
+LETTER_UNIT = re.compile(r"([-−]?[\d.,]+)(\s*)([mgsh])\.?")
+IN_FULL = {letter: SPELLINGS[letter].split()[-1] for letter in "mgsh"}
+
+
+def letter_in_full(text: str, glued: bool = False) -> str:
+    """5 m as 5 metre, which can't be read as a product; 5m too, where that is asked for."""
+    found = LETTER_UNIT.fullmatch(text)
+    return f"{found[1]} {IN_FULL[found[3]]}" if found and (found[2] or glued) else text
+
+
+def unit_of(word: str) -> Unit | None:
+    """What a word behind a number is a unit of: km, Kilometers, m."""
+    word = word.lower()
+    plural = len(word) > 3 and word.endswith("s")  # ms are no metres
+    return UNIT_OF.get(word) or (UNIT_OF.get(word[:-1]) if plural else None)
+
+
 class Unsure(Exception):
     """This notation is not among what is read here."""
 
