@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from groupwise.records import Task
 
 pytest.importorskip("reasoning_gym")
 
+SHARED = Path(__file__).resolve().parents[2] / "shared/data/reasoning_gym/test.jsonl.gz"
 SLOW = {"knight_swap", "futoshiki", "arc_agi"}  # more than half a second for two
 ALL = sorted(set(gym.names()) - {"composite"})
 SILENT = {"boxnet", "rush_hour"}  # no answer, not even an example
@@ -230,6 +232,76 @@ def test_rows_of_a_file_can_name_it(tmp_path: Path) -> None:
     assert grades([found], f"<answer>{task.answer}</answer>") == [1.0]
     with pytest.raises(RewardError, match="no column metadata with source_dataset"):
         check(Grader({"reasoning_gym": 1.0}), [Task(0, "q", "1")])
+
+
+def made_rows(*names: str) -> list[dict[str, Any]]:
+    """As the package makes them."""
+    return [dict(entry) for name in names for entry in gym.made(name, {"size": 3, "seed": 5})]
+
+
+def as_lines(rows: list[dict[str, Any]], file: Path) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_table(rows: list[dict[str, Any]], file: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    flat = [{**row, "metadata": json.dumps(row["metadata"])} for row in rows]
+    pq.write_table(pa.Table.from_pylist(flat), file)
+
+
+@pytest.mark.parametrize(("name", "write"), [("x.jsonl", as_lines), ("x.parquet", as_table)])
+def test_rows_that_the_package_made_are_a_named_set(name: str, write: Any, tmp_path: Path) -> None:
+    rows = made_rows("chain_sum", "knights_knaves")
+    write(rows, tmp_path / name)
+    tasks = loaded(f"reasoning_gym:{tmp_path}/{name}").train
+    assert [task.prompt for task in tasks] == [row["question"] for row in rows]
+    assert [task.columns["task"] for task in tasks] == ["chain_sum"] * 3 + ["knights_knaves"] * 3
+    assert grades(tasks, *(f"<answer>{row['answer']}</answer>" for row in rows)) == [1.0] * 6
+    assert grades(tasks, *["<answer>]x(</answer>"] * 6) == [pytest.approx(0, abs=0.02)] * 6
+
+
+def test_rows_whose_scorer_is_easily_fooled_are_left_out_of_a_file(tmp_path: Path) -> None:
+    as_lines(made_rows("coin_flip", "chain_sum"), tmp_path / "x.jsonl")
+    found = loaded(f"reasoning_gym:{tmp_path}/x.jsonl")
+    assert {task.columns["task"] for task in found.train} == {"chain_sum"}
+    [said] = [note for note in found.notes if "left out" in note]
+    assert said.startswith("3 rows of reasoning_gym:coin_flip") and "'0' full marks" in said
+    own = {f"reasoning_gym:{tmp_path}/x.jsonl": Source(grader="exact")}
+    assert len(loaded(own).train) == 6  # another grader judges them
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (None, "does not say in 'source_dataset'"),
+        ({"difficulty": 1}, "does not say in 'source_dataset'"),
+        ("{", "'metadata' is no JSON"),
+        ([1], "'metadata' is no table"),
+        ({"source_dataset": "chain_sums"}, "no task 'chain_sums'. Did you mean 'chain_sum'"),
+    ],
+)
+def test_a_row_must_say_which_task_it_is(metadata: Any, said: str, tmp_path: Path) -> None:
+    as_lines([{"question": "?", "answer": "1", "metadata": metadata}], tmp_path / "x.jsonl")
+    with pytest.raises(DataError, match=re.escape(said)):
+        loaded(f"reasoning_gym:{tmp_path}/x.jsonl")
+
+
+def test_options_that_a_row_was_made_with_reach_its_scorer(tmp_path: Path) -> None:
+    rows = [{**row, "task_options": {"min_terms": 2}} for row in made_rows("chain_sum")]
+    as_lines(rows, tmp_path / "x.jsonl")
+    (first, *_) = loaded(f"reasoning_gym:{tmp_path}/x.jsonl").train
+    assert first.columns["task_options"] == {"min_terms": 2}
+
+
+@pytest.mark.skipif(not SHARED.is_file(), reason="the file is not here")
+def test_a_real_file_of_42_tasks() -> None:
+    found = loaded(f"reasoning_gym:{SHARED}")
+    assert len({task.columns["task"] for task in found.train}) == 41  # coin_flip is not
+    assert len(found.train) > 950
+    gold = grades(found.train, *(f"<answer>{task.answer}</answer>" for task in found.train))
+    assert gold == [1.0] * len(gold)
 
 
 def test_a_first_configuration(tmp_path: Path) -> None:

@@ -274,7 +274,10 @@ def test_a_bare_name_is_looked_for_in_the_folder_else_on_the_hub(tmp_path: Path)
     assert find(f"gsm8k:{file}").source == f"gsm8k:{file}"
     assert find("math500:hub:a/b").source == "math:hub:a/b"
     assert find("countdown").source == "countdown"
-    assert find("reasoning_gym:chain_sum").forcing.text == "\n<answer>"
+    for one in ("reasoning_gym:chain_sum", "reasoning_gym:rows.jsonl", "reasoning_gym:hub:a/b"):
+        gym = find(one)
+        assert gym.source == one and gym.forcing.text == "\n<answer>"
+        assert "<answer>" in gym.instruction
     assert find("some/rows.jsonl").source == "some/rows.jsonl"
     assert find("some/rows.jsonl").name == "rows"
     with pytest.raises(DataError, match=r"has no math/test\.\*"):

@@ -6,6 +6,7 @@ The comment beside a field is also what `text` writes beside it in a resolved co
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -97,11 +98,15 @@ class Tiny:
 
 GENERATORS = ("arithmetic", "countdown")
 GYM = "reasoning_gym"  # its tasks are generators, too: reasoning_gym:chain_sum
+FILES = re.compile(r"hub:|.*[./*]")  # and no name of a task
 
 
 def is_generator(name: str) -> bool:
-    # countdown:FILE is a named set
-    return name in GENERATORS or name.startswith(("arithmetic:", f"{GYM}:"))
+    """countdown:FILE and reasoning_gym:FILE are named sets."""
+    task = name.removeprefix(f"{GYM}:")
+    if task != name:
+        return not FILES.match(task)
+    return name in GENERATORS or name.startswith("arithmetic:")
 
 
 @dataclass(frozen=True)

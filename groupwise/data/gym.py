@@ -13,7 +13,8 @@ import io
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -68,21 +69,49 @@ def generate(
     return list(tasks.values()), notes
 
 
+def sound(tasks: Iterable[Task], notes: list[str]) -> Iterator[Task]:
+    """The rows of a file without those whose scorer is easily fooled, which `notes` count."""
+    fooled: Counter[str] = Counter()
+    for task in tasks:
+        name = str(task.columns["task"])
+        if _fools(name):
+            fooled[name] += 1
+        else:
+            yield task
+    notes += [
+        f"{count} rows of {GYM}:{name} are left out: its scorer gives {_fools(name)!r} full marks "
+        "where it is wrong."
+        for name, count in fooled.items()
+    ]
+
+
 def check_scorers(tasks: Sequence[Task]) -> None:
     """Refuse tasks whose scorer mostly gives a wrong text full marks, before a model finds it."""
     some: dict[str, list[Task]] = {}
     for task in tasks:
         some.setdefault(str(task.columns["task"]), []).append(task)
     for name, own in some.items():
-        for text in (NONSENSE, "0"):
-            wrong = [task for task in own[:TRIED] if not _is_zero(task.answer)]
-            found = sum(_full_marks(name, task, text) for task in wrong)
-            if 2 * found > len(wrong):
-                raise DataError(
-                    f"The scorer of {GYM}:{name} gives {text!r} full marks where it is wrong. "
-                    'Leave the task out, or name another grader for it: data.train = { "'
-                    f'{GYM}:{name}" = {{ grader = "exact" }} }}.'
-                )
+        if text := _fooled_by(name, own):
+            raise DataError(
+                f"The scorer of {GYM}:{name} gives {text!r} full marks where it is wrong. "
+                'Leave the task out, or name another grader for it: data.train = { "'
+                f'{GYM}:{name}" = {{ grader = "exact" }} }}.'
+            )
+
+
+@lru_cache
+def _fools(name: str) -> str:
+    """The same of a task by its name."""
+    return _fooled_by(name, generate(name, TRIED, 0, {})[0])
+
+
+def _fooled_by(name: str, tasks: Sequence[Task]) -> str:
+    """A text that mostly gets full marks where it is wrong; nothing if none does that was tried."""
+    for text in (NONSENSE, "0"):
+        wrong = [task for task in tasks[:TRIED] if not _is_zero(task.answer)]
+        if 2 * sum(_full_marks(name, task, text) for task in wrong) > len(wrong):
+            return text
+    return ""
 
 
 def _is_zero(answer: Any) -> bool:

@@ -6,6 +6,7 @@ A set is a function from a row, in the columns of its authors or of a common cop
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -117,6 +118,17 @@ def humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "tests": tests, "answer": _one(row, "answer", "canonical_solution")}
 
 
+def reasoning_gym(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A task of that package, as it makes them. Its scorer reads `metadata`, which names the task,
+    and `task_options`, which it was made with.
+    """
+    metadata, options = (_table(row, name) for name in ("metadata", "task_options"))
+    if not isinstance(metadata.get("source_dataset"), str):
+        raise BadRow("'metadata' does not say in 'source_dataset' which task it is")
+    own = {"task": metadata["source_dataset"], "task_options": options, "metadata": metadata}
+    return {**row, "prompt": _one(row, "prompt", "question"), **own}
+
+
 SETS: dict[str, Convert] = {
     "gsm8k": gsm8k,
     "math": math,
@@ -125,6 +137,7 @@ SETS: dict[str, Convert] = {
     "countdown": countdown,
     "mbpp": mbpp,
     "humaneval": humaneval,
+    "reasoning_gym": reasoning_gym,
 }
 # The grader that fits, for the part `row` of the reward.
 GRADERS = {
@@ -135,6 +148,7 @@ GRADERS = {
     "countdown": "countdown",
     "mbpp": "code",
     "humaneval": "code",
+    "reasoning_gym": "reasoning_gym",
 }
 
 
@@ -151,6 +165,19 @@ def boxed(solution: str) -> str | None:
         if depth == 0:
             return solution[start:at].strip()
     return None
+
+
+def _table(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A column of keys and values, or of their JSON: Parquet has no columns of several shapes."""
+    given = row.get(name)
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            raise BadRow(f"{name!r} is no JSON") from None
+    if given is not None and not isinstance(given, Mapping):
+        raise BadRow(f"{name!r} is no table")
+    return given or {}
 
 
 def _one(row: Mapping[str, Any], *names: str) -> str:

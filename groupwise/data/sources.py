@@ -109,7 +109,8 @@ class Gather:
             SETS[word] if own else None,
             self.notes,
         )
-        yield from scan.of(path if own else name)
+        rows = scan.of(path if own else name)
+        yield from gym.sound(rows, self.notes) if word == GYM and not source.grader else rows
 
     def _generated(self, name: str, size: int, options: Mapping[str, Any]) -> list[Task]:
         word, colon, task = name.partition(":")
@@ -209,10 +210,10 @@ def _kind(name: str) -> str:
     if word == "hub" and colon:
         return "file"
     if colon and re.fullmatch(r"\w{2,}", word) and not Path(name).exists():
-        raise DataError(f"There is no named set {word!r}. {nearest(word, [*SETS, GYM])}")
+        raise DataError(f"There is no named set {word!r}. {nearest(word, SETS)}")
     if "/" not in name and "." not in name:
         hint = f"Write {name}:FILE." if name in SETS else nearest(name, [*GENERATORS, *SETS])
-        hint = f"Write {GYM}:TASK, such as {GYM}:chain_sum." if name == GYM else hint
+        hint = f"Write {GYM}:TASK, such as {GYM}:chain_sum, or {GYM}:FILE." if name == GYM else hint
         raise DataError(f"{name!r} is no generator and no file ({KNOWN}). {hint}")
     return "file"
 

@@ -36,6 +36,7 @@ BY_WORDS = Forcing("\n\nAnswer:", ("\n",))
 BY_TAGS = Forcing("\n<answer>", ("</answer>",))
 BY_FENCE = Forcing("\n```python\n", ("```",))
 STEPS = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
+TAGGED = "{prompt}\nPut your final answer between <answer> and </answer>."
 WRITE = "{prompt}\nAnswer with the program alone, in a Python code block."
 
 
@@ -100,6 +101,7 @@ KNOWN = {
             forcing=BY_FENCE,
         ),
         Suite("countdown", columns="countdown", max_tokens=1024),
+        Suite(GYM, columns=GYM, instruction=TAGGED, forcing=BY_TAGS),
     )
 }
 
@@ -109,19 +111,20 @@ def find(text: str, folder: Path | None = None) -> Suite:
     word, colon, rest = text.partition(":")
     if text == HELD_OUT:
         return Suite(HELD_OUT)
+    if text.startswith(f"{GYM}:") and is_generator(text):
+        return replace(KNOWN[GYM], name=text, source=text, columns="")
     if word in KNOWN and colon:
         return replace(KNOWN[word], source=f"{KNOWN[word].columns}:{rest}")
     if text in KNOWN:
         return _at_home(KNOWN[text], folder)
     if is_generator(text):
-        forcing = BY_TAGS if text.startswith(f"{GYM}:") else BY_WORDS
-        return Suite(text, source=text, forcing=forcing)
+        return Suite(text, source=text)
     if word in SETS and colon:  # dapo17k:FILE
         return Suite(word, source=text, columns=word, instruction=STEPS)
     looks_like_file = "/" in text or "." in text or word == "hub"
     if looks_like_file and not (colon and word != "hub" and re.fullmatch(r"\w{2,}", word)):
         return Suite(_stem(text), source=text)
-    known = [*KNOWN, HELD_OUT, "arithmetic", f"{GYM}:TASK"]
+    known = [*KNOWN, HELD_OUT, "arithmetic"]
     raise DataError(
         f"There is no suite {text!r}. {nearest(word, known)} A suite may also be a file, or "
         "NAME:FILE."
