@@ -152,8 +152,14 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _drop_output() -> None:
-    """What is left of it would fail once more when the process ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """What is left of it would fail once more when the process ends. Output that can be written is
+    left alone: a full disk may be another, and who called from Python still has something to say.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _version() -> int:

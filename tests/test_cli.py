@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
+from groupwise import cli
 from groupwise.cli import main
 from groupwise.composition import Recipe, recipe
 from groupwise.config import load
@@ -150,16 +153,49 @@ def test_wrong_requests_end_with_2_and_a_reason(
     assert err.startswith("groupwise: ") and message in err and "Traceback" not in err
 
 
+def written_to(file: TextIO, argv: list[str]) -> subprocess.CompletedProcess[str]:
+    """With a buffer, as users have it: some of it is written when the process ends."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "groupwise.cli", *argv]
+    return subprocess.run(
+        command, stdout=file, stderr=subprocess.PIPE, text=True, check=False, env=env
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 @pytest.mark.parametrize("argv", [["recipes"], ["explain", "dapo", "--json"], ["--version"]])
 def test_output_that_can_not_be_written_is_an_error(argv: list[str]) -> None:
     """A full disk: one line, and not success."""
-    command = [sys.executable, "-m", "groupwise.cli", *argv]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = written_to(full, argv)
     assert done.returncode == 2
     assert done.stderr.startswith("groupwise: error: [Errno 28] No space left on device: the out")
     assert done.stderr.count("\n") == 1
+
+
+def test_output_that_can_be_written_is_left_alone(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was another disk that is full: whoever called main() from Python may still print."""
+
+    def fail() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cli, "_version", fail)
+    assert main(["--version"]) == 2
+    print("still heard")
+    assert capfd.readouterr().out == "still heard\n"
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # has no descriptor
+    assert main(["--version"]) == 2
+
+
+@pytest.mark.parametrize("argv", [["recipes"], ["--version"]])
+def test_output_that_nobody_reads_is_no_error(argv: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as broken:
+        done = written_to(broken, argv)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_closed_output_is_no_traceback() -> None:
