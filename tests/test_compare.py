@@ -34,7 +34,13 @@ from groupwise.compare.page import write_all
 from groupwise.compare.plan import Folder, Job, Plan, changes
 from groupwise.compare.starts import check_unchanged, prepare
 from groupwise.config.fields import Adapter
-from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning, RunError
+from groupwise.errors import (
+    ConfigError,
+    GroupwiseError,
+    RecipeWarning,
+    RewardError,
+    RunError,
+)
 from groupwise.graders.rubric import Grader
 from groupwise.validate.statistics import paired_difference
 from groupwise.watch.display import Display
@@ -382,6 +388,20 @@ def test_what_was_refused_before_its_first_run_can_be_mended(
         folder.take(Plan(tuple(plans[0]), (0, 1), STEPS))
 
 
+def test_a_model_made_for_what_was_refused_is_made_anew(tmp_path: Path) -> None:
+    """It was taught on data that may be what was mended."""
+    plan, folder = Plan(tuple(arms_of(["grpo", "rloo"], STEPS)), (0, 1), STEPS), Folder(tmp_path)
+    folder.take(plan)
+    made = folder.starts / "made"
+    made.mkdir(parents=True)
+    folder.run(plan, plan.jobs[0]).mkdir(parents=True)
+    folder.take(plan)
+    assert made.is_dir()  # there are runs: they began with it
+    shutil.rmtree(tmp_path / "runs")
+    folder.take(plan)
+    assert not made.exists()
+
+
 def test_code_that_changed_is_refused_where_something_was_learned_with_it(
     done: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,6 +447,44 @@ def test_reward_code_that_changed_is_refused(done: Path, config: Path, tmp_path:
     reward.write_text("def mine(completion, answer):\n    return 0.5\n")
     with pytest.raises(RunError, match="rloo: the file that its reward comes from was changed"):
         prepare(plan, folder, print)
+    (run / "checkpoints/step_1").rmdir()
+    prepare(plan, folder, print)  # nothing was learned
+    (run / "summary.json").write_text("{}")  # it was: somebody needed the room
+    with pytest.raises(RunError, match="rloo: the file that its reward comes from was changed"):
+        check_unchanged(plan, folder)
+    reward.unlink()
+    for look in (lambda: prepare(plan, folder, print), lambda: check_unchanged(plan, folder)):
+        with pytest.raises(RewardError, match="There is no file"):
+            look()
+
+
+def test_code_of_a_source_s_grader_that_changed_is_refused(tmp_path: Path) -> None:
+    grader, own = tmp_path / "grader.py", tmp_path / "own.toml"
+    grader.write_text("def mine(completion, answer):\n    return 1.0\n")
+    source = f'{{ size = 64, grader = "{grader}:mine" }}'
+    own.write_text(f"{SMALL}data.train = {{ arithmetic = {source} }}\ndata.holdout_share = 0.1\n")
+    plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
+    folder = Folder(tmp_path / "out")
+    folder.take(plan)
+    run = folder.run(plan, plan.jobs[0])
+    (run / "checkpoints/step_1").mkdir(parents=True)
+    config = plan.arms[0].config
+    code = Grader(config.reward.parts, graders=config.data.graders).code()  # as a run writes it
+    (run / "manifest.json").write_text(json.dumps({"origin": {"reward": code}}))
+    check_unchanged(plan, folder)
+    grader.write_text("def mine(completion, answer):\n    return 0.5\n")
+    with pytest.raises(RunError, match="grpo: the file that its reward comes from was changed"):
+        check_unchanged(plan, folder)
+
+
+def test_a_file_of_recipes_that_was_moved_is_named(tmp_path: Path) -> None:
+    plugin = tmp_path / "moved.py"
+    plugin.write_text(PLUGIN.replace("raising", "moved").replace("dying", "resting"))
+    folder = Folder(tmp_path / "out")
+    folder.take(Plan(tuple(arms_of(["grpo", f"{plugin}:moved"], STEPS)), (0, 1), STEPS))
+    plugin.rename(tmp_path / "other.py")
+    with pytest.raises(RunError, match=r"can't be gone on with here: There is no file '.*moved.py"):
+        folder.read()
 
 
 # --- failing arms -----------------------------------------------------------------------------
@@ -531,7 +589,20 @@ def test_a_sweep_without_arms_keeps_what_the_configuration_sets_in_its_recipe(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         arms_of(["dapo", "grpo"], STEPS, source=CONFIGS / "gsm8k.toml")  # lengths are fitted
+        high, drop = "recipe.gate.high=0.35", "recipe.filter=''"
+        arms_of([f"dapo {high} {drop}", f"grpo {drop} {high}"], STEPS, source=own)  # as it says
         arms_of([str(own), str(own)], STEPS, source=own)
+
+
+def test_what_no_arm_takes_from_the_configuration_is_said_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(SMALL.replace('"grpo"', '"grpo"\nrecipe.gate.high = 0.35'))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").write_text("")  # refused behind it
+    assert main(command(own, tmp_path / "out")) == 2
+    assert "holds for no arm that names a recipe" in capsys.readouterr().err
 
 
 def test_a_sweep_splits_at_its_own_commas() -> None:
@@ -835,6 +906,19 @@ def test_other_versions_are_noticed() -> None:
     assert "several versions" not in words.text(findings(plan, [[one], [one]], {}))
     found = findings(plan, [[one], [other]], {})
     assert found["versions"] == ["1", "2"] and "several versions (1; 2)" in words.text(found)
+
+
+def test_versions_are_those_of_the_manifests(done: Path) -> None:
+    (said,) = result(done)["versions"]
+    manifest = json.loads((done / "runs/grpo/seed_0/manifest.json").read_text())
+    known = manifest["versions"]
+    assert said == f"groupwise {known['groupwise']}, PyTorch {known['torch']}"
+
+
+def test_one_process_is_one() -> None:
+    cost = {"wall_seconds": 61.0, "places": 1, "overhead_share": None}
+    assert words.cost_line(cost) == "1:01 on 1 process"
+    assert words.cost_line(cost | {"places": 2}) == "1:01 on 2 processes"
 
 
 def test_curves_are_read_at_equal_places() -> None:

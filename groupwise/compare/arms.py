@@ -166,14 +166,19 @@ def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence
 def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[str]) -> None:
     """What the configuration sets in its recipe is not what an arm of another name has."""
     known = RECIPES.get(_name(base.recipe))
-    if known is None or all(_is_file(_words(text)[0]) for text in texts):
+    named = [words for words in map(_words, texts) if not _is_file(words[0])]
+    if known is None or not named:
         return
     plain, own = (
         fitted(replace(base, recipe=recipe), base.recipe, ()).text()
         for recipe in (known, base.recipe)
     )
-    said = {re.split(r"[.=]", setting.removeprefix("recipe."))[0].strip() for setting in settings}
-    left = [kind for kind in own if own[kind] != plain.get(kind) and kind not in said]
+    said = [set(map(_kind, [*settings, *words[1:]])) for words in named]
+    left = [
+        kind
+        for kind in own
+        if own[kind] != plain.get(kind) and not all(kind in each for each in said)
+    ]
     if left:
         listed = ", ".join(f"recipe.{kind} = {own[kind]!r}" for kind in left)
         warnings.warn(
@@ -182,6 +187,11 @@ def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[st
             RecipeWarning,
             stacklevel=3,
         )
+
+
+def _kind(setting: str) -> str:
+    """The slot that it sets, if any."""
+    return re.split(r"[.=]", setting.removeprefix("recipe."))[0].strip()
 
 
 def _words(text: str) -> list[str]:

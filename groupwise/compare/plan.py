@@ -18,9 +18,10 @@ from typing import Any
 from groupwise import config as configuration
 from groupwise.compare.arms import Arm, Budget
 from groupwise.config import Config
-from groupwise.errors import RecipeWarning, RunError
+from groupwise.errors import GroupwiseError, RecipeWarning, RunError
 from groupwise.opening import finished
 from groupwise.watch.files import to_page, write_atomic
+from groupwise.watch.folder import RunFolder
 
 FORMAT = 1
 PATIENCE = 30.0  # seconds in which processes of a comparison that was killed save their runs
@@ -117,6 +118,11 @@ class Folder:
         try:
             stored = json.loads(self.plan.read_bytes())
             return Plan.from_dict(stored)
+        except GroupwiseError as error:  # a file of recipes that was moved
+            raise RunError(
+                f"{self.path} holds a comparison that can't be gone on with here: {error} Put back "
+                "what is missing, or take another folder: --out"
+            ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{self.plan} can't be read ({error}). It is written in one piece, so it was "
@@ -163,8 +169,8 @@ class Folder:
 
 
 def learned(run: Path) -> bool:
-    """Whether a run has weights of its own."""
-    return any(run.glob("checkpoints/step_*"))
+    """Whether a run has weights of its own, or had: a finished one may go without checkpoints."""
+    return any(run.glob("checkpoints/step_*")) or RunFolder(run).summary.is_file()
 
 
 def _wait_for(descriptor: int, path: Path) -> None:

@@ -14,7 +14,7 @@ from groupwise.composition import PairRecipe
 from groupwise.config import Config
 from groupwise.data.cursor import fingerprint
 from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
-from groupwise.graders.rubric import code_of
+from groupwise.graders.rubric import Grader
 from groupwise.model import tiny
 from groupwise.model.checkpoint import load, save, stored_shape, stored_tokenizer, write_folder
 from groupwise.opening import COLD_START
@@ -134,8 +134,8 @@ def _check_data(
 
 def _check_code(plan: Plan, folder: Folder, arm: Arm) -> None:
     """Refuse an arm of which some runs are of other code of the user's than others would be."""
-    reward = code_of([*arm.config.reward.parts, *arm.config.data.graders])
-    for kind, code in (("recipe", arm.config.recipe.code()), ("reward", reward)):
+    reward = Grader(arm.config.reward.parts, graders=arm.config.data.graders)
+    for kind, code in (("recipe", arm.config.recipe.code()), ("reward", reward.code())):
         for job in (job for job in plan.jobs if plan.arms[job.arm] is arm):
             run = folder.run(plan, job)
             before = RunFolder(run).read_manifest().get("origin", {}).get(kind, code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +75,10 @@ class Grader:
     def code(self) -> str:
         """A hash of the files that a user's functions come from; nothing without such functions."""
         by_row = self.parts.get(ROW)
-        return code_of([*self.parts, *(by_row.parts if isinstance(by_row, ByRow) else ())])
+        names = [*self.parts, *(by_row.parts if isinstance(by_row, ByRow) else ())]
+        files = sorted({name.rpartition(":")[0] for name in names if _is_function(name)})
+        sources = [Path(file).expanduser().read_bytes() for file in files]
+        return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if files else ""
 
     @property
     def by_group(self) -> bool:
@@ -238,13 +241,6 @@ def _wants_batch(part: Part) -> bool:
     if isinstance(part, UserFunction):
         return part.shape == "completions"
     return any(_wants_batch(each) for each in getattr(part, "parts", {}).values())
-
-
-def code_of(names: Iterable[str]) -> str:
-    """A hash of the files that the functions among these parts come from; nothing without any."""
-    files = sorted({name.rpartition(":")[0] for name in names if _is_function(name)})
-    sources = [Path(file).expanduser().read_bytes() for file in files]
-    return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if files else ""
 
 
 def _is_function(name: str) -> bool:
