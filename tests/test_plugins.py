@@ -246,6 +246,7 @@ def test_a_path_reaches_into_slots_inside_slots(tmp_path: Path) -> None:
         "segment_clip(width=wider(inner=wider(inner=constant(low=0.2, high=0.4), times=2.0), "
         "times=2.0))"
     )
+    assert made.code() and not recipe("sspo").code()  # a file of the user's, inside the package's
 
 
 def test_text_values_are_read_as_literals() -> None:

@@ -19,7 +19,7 @@ from groupwise.cli import main
 from groupwise.errors import RunError
 from groupwise.loop import train
 from groupwise.replay import verify as module
-from groupwise.replay.verify import compare_metrics, same_bits, verify
+from groupwise.replay.verify import compare_metrics, differences, same_bits, verify
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.rollouts import read, store, with_lists
 
@@ -127,6 +127,33 @@ def test_a_checkpoint_of_other_weights_is_found(
     file.write_bytes(file.read_bytes()[:-9])
     cut = verify(path).difference
     assert cut is not None and cut.what == "the weights in checkpoints/step_2"
+
+
+def test_a_snapshot_of_other_weights_is_found(runs: Runs, tmp_path: Path) -> None:
+    folder = runs.copy(tmp_path)
+    shutil.copytree(folder.path / "checkpoints/step_2", folder.path / "snapshots/step_2")
+    names = ["checkpoints/step_2", "snapshots/step_2"]
+    assert verify(folder.path).checkpoints == names
+    (file,) = (folder.path / names[1]).glob("*.safetensors")
+    tensors = load_file(file)
+    tensors[min(tensors)].view(torch.int32)[-1] ^= 1
+    save_file(tensors, file)
+    found = verify(folder.path)
+    assert found.difference is not None and found.checkpoints == names[:1]
+    assert found.difference.what.startswith("the weights in snapshots/step_2")
+
+
+def test_other_code_is_named_where_it_is_known(runs: Runs) -> None:
+    manifest = RunFolder(runs.path).read_manifest()
+
+    def named(**origin: str) -> list[str]:
+        now = manifest | {"origin": {"reward": "r", "recipe": "s"}}
+        return [x["what"] for x in differences(manifest | {"origin": origin}, manifest, now)]
+
+    assert named(reward="r", recipe="s") == []
+    assert named(reward="r", recipe="t") == ["code of the recipe"]
+    assert named(reward="q", recipe="s") == ["code of the reward functions"]
+    assert named(reward="r") == []  # of an older groupwise: nobody knows
 
 
 def test_a_reward_that_does_not_repeat(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

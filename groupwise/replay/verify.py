@@ -404,7 +404,8 @@ def differences(
         ("reward", "code of the reward functions"),
         ("recipe", "code of the recipe"),
     ):
-        then[name], here[name] = (part["origin"].get(kind, "") for part in (recorded, now))
+        if kind in recorded["origin"]:  # an older groupwise did not write it
+            then[name], here[name] = (part["origin"].get(kind, "") for part in (recorded, now))
     return [
         {"what": name, "recorded": value, "now": here.get(name)}
         for name, value in then.items()
