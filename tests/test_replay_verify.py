@@ -18,6 +18,7 @@ from steps import Start
 from groupwise.cli import main
 from groupwise.errors import RunError
 from groupwise.loop import train
+from groupwise.model import checkpoint
 from groupwise.replay import verify as module
 from groupwise.replay.verify import compare_metrics, differences, same_bits, verify
 from groupwise.watch.folder import RunFolder
@@ -141,6 +142,21 @@ def test_a_snapshot_of_other_weights_is_found(runs: Runs, tmp_path: Path) -> Non
     found = verify(folder.path)
     assert found.difference is not None and found.checkpoints == names[:1]
     assert found.difference.what.startswith("the weights in snapshots/step_2")
+
+
+def test_a_checkpoint_that_is_cleared_away_meanwhile_is_no_difference(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that goes on: it keeps the last ones."""
+    folder, save = runs.copy(tmp_path), checkpoint.save
+
+    def slow(*args: Any, **settings: Any) -> None:
+        shutil.rmtree(folder.path / "checkpoints/step_2", ignore_errors=True)
+        save(*args, **settings)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    assert verify(folder.path).same
+    assert not (folder.path / "checkpoints/step_2").exists()
 
 
 def test_other_code_is_named_where_it_is_known(runs: Runs) -> None:

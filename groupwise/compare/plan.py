@@ -120,8 +120,8 @@ class Folder:
             return Plan.from_dict(stored)
         except GroupwiseError as error:  # a file of recipes that was moved
             raise RunError(
-                f"{self.path} holds a comparison that can't be gone on with here: {error} Put back "
-                "what is missing, or take another folder: --out"
+                f"{self.path} holds a comparison that can't be gone on with here: {error} Put "
+                "that right, or take another folder: --out"
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(

@@ -346,14 +346,14 @@ def compare_metrics(
 
 def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> Difference | None:
     """What a checkpoint holds against what the second run would write there."""
+    try:
+        then = _tensors(recorded)  # first: a run that goes on may clear it away meanwhile
+    except ModelError as error:
+        return Difference(step, f"the weights in {name}", str(error), "whole")
     with tempfile.TemporaryDirectory(prefix="groupwise_verify_") as place:
         again = Path(place) / recorded.name
         (peft_files if adapters(now.model) else checkpoint).save(now.model, again, now.files)
         here = _tensors(again)
-    try:
-        then = _tensors(recorded)
-    except ModelError as error:
-        return Difference(step, f"the weights in {name}", str(error), fingerprint(here.items()))
     why = same_weights(then.items(), here.items())
     if why is None:
         return None
