@@ -575,3 +575,15 @@ def test_a_chat_is_compared_by_what_it_says(
 def test_limits_of_a_band_are_checked() -> None:
     with pytest.raises(GroupwiseError, match="two shares"):
         passing.check(examine.Asked(samples=8, temperature=1.0), (0.5, 1.5))
+
+
+def test_a_row_with_other_numbers_stays_and_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_rows(tmp_path / "own.jsonl", [{"prompt": LONG.replace("48", "52"), "answer": "1"}])
+    test = write_rows(tmp_path / "test.jsonl", [{"prompt": LONG, "answer": "1"}])
+    out = tmp_path / "clean.jsonl"
+    assert main(["filter", str(file), "--against", str(test), "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Rows that are an evaluation item but for its numbers: 1. They stay." in said
+    assert out.read_text() == file.read_text()
