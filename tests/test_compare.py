@@ -42,6 +42,8 @@ from groupwise.errors import (
     RunError,
 )
 from groupwise.graders.rubric import Grader
+from groupwise.model.checkpoint import stored_shape, stored_tokenizer
+from groupwise.setup import fit, gather
 from groupwise.validate.statistics import paired_difference
 from groupwise.watch.display import Display
 from groupwise.watch.rollouts import read
@@ -365,6 +367,21 @@ def test_arms_that_would_drop_other_prompts_are_refused(done: Path, tmp_path: Pa
     (warning,) = said(10, 8)
     assert "do not train on the same prompts" in warning
     assert said(10, 10, "data.max_prompt_tokens=8") == []  # as they were told
+
+
+def test_as_many_held_out_tasks_as_asked_for_are_judged_of_those_that_fit(
+    done: Path, tmp_path: Path
+) -> None:
+    (start,) = (done / "start").iterdir()
+    rows = ["1+" * 40 + "1=", *(f"{n}+2=" for n in range(1, 9))]
+    file, own = tmp_path / "held_out.jsonl", tmp_path / "own.toml"
+    file.write_text("".join(f'{{"prompt": "{row}", "answer": "3"}}\n' for row in rows))
+    own.write_text(f'{SMALL}model.path = "{start}"\ndata.eval = "{file}"\n')
+    config = groupwise.load_config(own, ["eval.tasks=3", "data.max_prompt_tokens=12"])
+    shape = stored_shape(start)
+    assert shape is not None
+    found = fit(config, gather(config), stored_tokenizer(start), shape)
+    assert [task.prompt for task in found.held_out] == rows[1:4]
 
 
 def test_what_was_refused_before_its_first_run_can_be_mended(

@@ -12,7 +12,7 @@ import torch
 from model_zoo import CONFIGS, all_logits, make, sequences
 
 from groupwise.errors import ModelError
-from groupwise.model.checkpoint import load, save
+from groupwise.model.checkpoint import load, save, stored_tokenizer
 from groupwise.model.gguf import _OUTER, _PARTS, GGUFFile, hf_name
 from groupwise.model.quants import TYPES, unpack
 from groupwise.model.transformer import Transformer
@@ -192,6 +192,8 @@ def test_the_tokenizer_is_rebuilt(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "ab 12<|end|>\n"
     assert tokenizer.eos_ids == (0,) and tokenizer.bos_id == 1
     assert tokenizer.prompt([{"role": "user", "content": "a"}]) == [1, TOKENS.index("a")]
+    alone = stored_tokenizer(path)  # without the weights
+    assert alone.encode("ab 12<|end|>\n") == ids and alone.eos_ids == (0,)
 
 
 def test_llama3_rope_is_recognised_by_its_divisors(tmp_path: Path) -> None:
