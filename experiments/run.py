@@ -216,7 +216,7 @@ def second_mean(e: Expectation, runs: Mapping[str, Sequence[Outcome]]) -> float:
     if not isinstance(e.than, str):
         return e.than
     by = SCORES.get(e.measure, e.measure)
-    return mean(one.value(by) or 0.0 for one in runs[e.than])
+    return mean(value for one in runs[e.than] if (value := one.value(by)) is not None)
 
 
 def scaled(asked: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import sys
 import warnings
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from groupwise.dotted import adjusted, slots_of
 from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
+from groupwise.globs import digest
 from groupwise.losses.auxiliary import PARTS, Part
 from groupwise.slots import REGISTRY, Slot
 
@@ -78,9 +78,7 @@ class _Composed:
 
     def code(self) -> str:
         """A hash of the files that slots of the user's come from; nothing without such slots."""
-        files = sorted({file for slot in self.slots() for file in slot.files})
-        sources = [Path(file).read_bytes() for file in files]
-        return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if files else ""
+        return digest(file for slot in self.slots() for file in slot.files)
 
     def text(self) -> dict[str, str]:
         """The text form of every slot; `Recipe.from_text` reads it back."""

@@ -1,9 +1,14 @@
-"""Files that fit a pattern. Links to folders are not followed by `**`: they may lead in circles."""
+"""Files that fit a pattern, and what is in files, in short.
+
+Links to folders are not followed by `**`: they may lead in circles.
+"""
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -21,6 +26,12 @@ def fitting(pattern: str) -> list[str]:
         ]
     by_place = {os.path.realpath(each): each for each in sorted(found, reverse=True)}
     return sorted(os.path.normpath(each) for each in by_place.values() if Path(each).is_file())
+
+
+def digest(files: Iterable[str]) -> str:
+    """Changes with any byte of the files; nothing without files."""
+    sources = [Path(file).expanduser().read_bytes() for file in sorted(set(files))]
+    return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if sources else ""
 
 
 def _folders(root: str) -> list[str]:

@@ -125,34 +125,36 @@ class Fitting:
 
 def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfig) -> Fitting:
     """What a run trains on and is judged on; needs no weights."""
+    check_answer(config, shape)
+    train = with_ids(config, found.train, tokenizer, shape)
+    held_out = with_ids(config, found.held_out, tokenizer, shape) if found.held_out else None
+    judged: Sequence[Task] = held_out.tasks if held_out else []
+    if learns_from_labels(config):  # such data has answers for some of the rows, or for none
+        judged = [task for task in judged if task.answer is not None]
+    dropped = [row.task for row in train.dropped]
+    notes = train.notes + (held_out.notes if held_out else [])
+    return Fitting(train.tasks, judged[: config.eval.tasks], dropped, train.limit, notes)
+
+
+def with_ids(
+    config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
+) -> Prepared:
+    """Prompts as the model sees them, without those that leave no room for an answer."""
     room = shape.context - config.engine.max_tokens
     if room < 1:
         raise ConfigError(
             f"engine.max_tokens={config.engine.max_tokens} leaves no room for a prompt: the model "
             f"holds {shape.context} tokens in all. Lower engine.max_tokens."
         )
-    check_answer(config, shape)
-    limit = min(config.data.max_prompt_tokens or room, room)
-    train, held_out = (
-        prepare(
-            some,
-            tokenizer,
-            template=config.data.template,
-            system=config.data.system,
-            instruction=config.data.instruction,
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            room=room,
-        )
-        if some
-        else Prepared([], [], limit)
-        for some in (found.train, found.held_out)
+    return prepare(
+        tasks,
+        tokenizer,
+        template=config.data.template,
+        system=config.data.system,
+        instruction=config.data.instruction,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        room=room,
     )
-    judged: Sequence[Task] = held_out.tasks
-    if learns_from_labels(config):  # such data has answers for some of the rows, or for none
-        judged = [task for task in judged if task.answer is not None]
-    dropped = [row.task for row in train.dropped]
-    notes = train.notes + held_out.notes
-    return Fitting(train.tasks, judged[: config.eval.tasks], dropped, limit, notes)
 
 
 def check_ending(config: Config, tokenizer: Tokenizer) -> list[str]:

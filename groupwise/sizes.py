@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 from groupwise.config import Config
 from groupwise.data import load as load_data
-from groupwise.data.prompts import prepare
-from groupwise.errors import DataError, GroupwiseError, ModelError
+from groupwise.errors import GroupwiseError, ModelError
 from groupwise.hub import local_model
 from groupwise.model.checkpoint import stored_shape, stored_tokenizer
 from groupwise.model.config import ModelConfig
 from groupwise.model.tiny import hugging_face_config
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.records import Task
-from groupwise.setup import TASKS_SEED
+from groupwise.setup import TASKS_SEED, with_ids
 
 ASSUMED_PROMPT = 128  # tokens, where the data can't be read
 READ_PROMPTS = 512  # of the data: more tell nothing new
@@ -71,18 +70,8 @@ def _tasks(config: Config) -> Sequence[Task]:
 def _prompts(
     config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
 ) -> Prompts:
-    room_left = shape.context - config.engine.max_tokens
-    if room_left < 1:
-        raise DataError(f"engine.max_tokens={config.engine.max_tokens} leaves no room for a prompt")
-    prepared = prepare(
-        tasks[:: max(1, len(tasks) // READ_PROMPTS)][:READ_PROMPTS],
-        tokenizer,
-        template=config.data.template,
-        system=config.data.system,
-        instruction=config.data.instruction,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        room=room_left,
-    )
+    some = tasks[:: max(1, len(tasks) // READ_PROMPTS)][:READ_PROMPTS]
+    prepared = with_ids(config, some, tokenizer, shape)
     lengths = [len(task.token_ids) for task in prepared.tasks]
     source = f"{len(lengths)} prompts of data.train read"
     return Prompts(round(statistics.mean(lengths)), max(lengths), source)

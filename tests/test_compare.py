@@ -449,17 +449,24 @@ def test_code_that_changed_is_refused_where_something_was_learned_with_it(
     assert status == 0 and "2 runs are done already" in said
 
 
-def test_reward_code_that_changed_is_refused(done: Path, config: Path, tmp_path: Path) -> None:
+def with_one_run(own: Path, at: int) -> tuple[Plan, Folder, Path]:
+    """A comparison of a configuration's, and a run of it that has learned something."""
+    plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
+    folder = Folder(own.parent / "out")
+    folder.take(plan)
+    run = folder.run(plan, plan.jobs[at])
+    (run / "checkpoints/step_1").mkdir(parents=True)
+    config = plan.arms[0].config
+    code = Grader(config.reward.parts, graders=config.data.graders).code()  # as a run writes it
+    (run / "manifest.json").write_text(json.dumps({"origin": {"reward": code}}))
+    return plan, folder, run
+
+
+def test_reward_code_that_changed_is_refused(tmp_path: Path) -> None:
     reward, own = tmp_path / "reward.py", tmp_path / "own.toml"
     reward.write_text("def mine(completion, answer):\n    return 1.0\n")
     own.write_text(f'{SMALL}reward.parts = {{ "{reward}:mine" = 1.0 }}\n')
-    plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
-    folder = Folder(tmp_path / "out")
-    folder.take(plan)
-    run = folder.run(plan, plan.jobs[1])
-    (run / "checkpoints/step_1").mkdir(parents=True)
-    code = Grader(plan.arms[0].config.reward.parts).code()
-    (run / "manifest.json").write_text(json.dumps({"origin": {"reward": code}}))
+    plan, folder, run = with_one_run(own, at=1)
     prepare(plan, folder, print)
     reward.write_text("def mine(completion, answer):\n    return 0.5\n")
     with pytest.raises(RunError, match="rloo: the file that its reward comes from was changed"):
@@ -480,14 +487,7 @@ def test_code_of_a_source_s_grader_that_changed_is_refused(tmp_path: Path) -> No
     grader.write_text("def mine(completion, answer):\n    return 1.0\n")
     source = f'{{ size = 64, grader = "{grader}:mine" }}'
     own.write_text(f"{SMALL}data.train = {{ arithmetic = {source} }}\ndata.holdout_share = 0.1\n")
-    plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
-    folder = Folder(tmp_path / "out")
-    folder.take(plan)
-    run = folder.run(plan, plan.jobs[0])
-    (run / "checkpoints/step_1").mkdir(parents=True)
-    config = plan.arms[0].config
-    code = Grader(config.reward.parts, graders=config.data.graders).code()  # as a run writes it
-    (run / "manifest.json").write_text(json.dumps({"origin": {"reward": code}}))
+    plan, folder, _ = with_one_run(own, at=0)
     check_unchanged(plan, folder)
     grader.write_text("def mine(completion, answer):\n    return 0.5\n")
     with pytest.raises(RunError, match="grpo: the file that its reward comes from was changed"):
@@ -754,7 +754,7 @@ def outcome(seed: int, scores: np.ndarray, slope: float = 0.0) -> Outcome:
         seed=seed, measure="accuracy", points=points, final=final, area=final - 1.5 * slope,
         scores=tuple(map(float, scores)), steps=3, tokens=300, seconds=3.0, length=2.0,
         ends={}, curves={name: (np.zeros(0), np.zeros(0)) for name in ("entropy", "length")},
-        origin={"weights": "w", "data": "d"},
+        origin={"weights": "w", "data": "d"}, versions="groupwise 0, PyTorch 0",
     )  # fmt: skip
 
 
@@ -917,8 +917,8 @@ def test_other_starts_are_noticed() -> None:
 
 
 def test_other_versions_are_noticed() -> None:
-    one = replace(outcome(0, np.ones(4)), origin={"weights": "w", "data": "d", "versions": "1"})
-    other = replace(one, origin=one.origin | {"versions": "2"})
+    one = replace(outcome(0, np.ones(4)), versions="1")
+    other = replace(one, versions="2")
     plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
     assert "several versions" not in words.text(findings(plan, [[one], [one]], {}))
     found = findings(plan, [[one], [other]], {})

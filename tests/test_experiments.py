@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def made(seed: int, score: float, length: float) -> Outcome:
     return Outcome(
         seed=seed, measure="accuracy", points=({"score": 0.1},), final=score, area=score,
         scores=(), steps=1, tokens=1, seconds=1.0, length=1.0, ends={"length/mean": length},
-        curves={}, origin={},
+        curves={}, origin={}, versions="groupwise 0, PyTorch 0",
     )  # fmt: skip
 
 
@@ -217,6 +218,13 @@ max_tokens = 3
 tasks = 8
 points = 2
 """
+
+
+def test_a_mean_is_of_what_was_measured() -> None:
+    """A run of a seed that the other arm lacks may have no value: it is none, and not 0."""
+    known, unknown = made(0, 0.5, 4.0), replace(made(1, 0.5, 0.0), ends={})
+    expected = run.Expectation("length/mean", "a", "b", 0.1, alike=False, relative=True)
+    assert run.second_mean(expected, {"b": [known, unknown]}) == 4.0
 
 
 def test_a_small_share_keeps_its_decimal() -> None:

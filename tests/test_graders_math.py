@@ -43,9 +43,11 @@ IN_A_SENTENCE = ("It is {}.", "Answer: all in all it is about {}, I think.", "\\
     ("gold", "same", "others"),
     [
         ("5 km", ("5 km", "5 kilometers", "5000 m", "5"), ("5 cm", "5 m", "5 miles", "5 minutes")),
-        ("5 m", ("5 m", "5m", "5 metres", "500 cm", "5"), ("5 cm", "5 km", "5 s", "50")),
+        ("5 km", ("5 kms",), ("5 yds",)),
+        ("5 m", ("5 m", "5m", "5 metres", "500 cm", "5"), ("5 cm", "5 km", "5 s", "5 ms", "50")),
         ("3 g", ("3 g", "3 grams", "3000 mg"), ("3 kg", "3 mg")),
         ("2 hours", ("2 hours", "2 h", "120 minutes"), ("2 minutes", "120 hours", "2 days")),
+        ("2 hours", ("2 hrs",), ("2 ms",)),
     ],
 )
 def test_a_unit_is_compared_wherever_the_number_stands(
@@ -64,12 +66,20 @@ def test_a_unit_is_compared_wherever_the_number_stands(
         ("5 km", "They walk 5 km a day."),
         ("25 cm^2", "The area is 25 square centimeters."),
         ("25 m^2", "The area is 25 m²."),
+        ("25 cm^2", "It covers 25 cm² of the paper."),
+        ("25 cm^2", "It covers 25 cm squared of the paper."),
         ("5 apples", "He has 5 pears."),  # of what it is no unit nothing is known
         ("7", "It is 7 o'clock."),  # and not 7 or something
     ],
 )
 def test_what_is_no_plain_unit_is_not_compared(gold: str, text: str) -> None:
     assert right(gold, text)
+
+
+def test_a_rate_of_another_unit_is_another_answer() -> None:
+    assert right("5 km", "They walked 5 km an hour.")
+    assert right("5 km", "They walked 5 miles an hour.") is False
+    assert right("5 km", "They walked 5 miles per hour.") is False
 
 
 def test_a_letter_behind_a_number_is_a_name_unless_there_is_a_space() -> None:

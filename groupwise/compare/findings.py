@@ -262,5 +262,4 @@ def same_start(done: Sequence[Sequence[Outcome]], by_seed: bool) -> bool:
 
 def versions(done: Sequence[Sequence[Outcome]]) -> list[str]:
     """Of groupwise and PyTorch that runs were made with: one, if all were made with the same."""
-    known = (one.origin.get("versions") for runs in done for one in runs)
-    return sorted({each for each in known if each})
+    return sorted({one.versions for runs in done for one in runs})

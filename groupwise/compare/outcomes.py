@@ -39,7 +39,8 @@ class Outcome:
     length: float  # of held-out answers, at the end
     ends: dict[str, float]  # every number of metrics.jsonl that its last steps have
     curves: dict[str, tuple[Array, Array]]  # of training: name -> where, value
-    origin: dict[str, str]  # hashes of data and starting weights; versions
+    origin: dict[str, str]  # hashes of data and starting weights
+    versions: str  # of groupwise and PyTorch that made it
 
     @property
     def start(self) -> float:
@@ -83,7 +84,8 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
     if len(points) < 2:
         raise RunError(f"{path} has no evaluations to compare. Was its metrics.jsonl edited?")
     unit = _unit(budget)
-    last = lines[-1]
+    last, manifest = lines[-1], RunFolder(path).read_manifest()
+    made_by = manifest.get("versions", {})
     return Outcome(
         seed=job.seed,
         measure=measure,
@@ -97,14 +99,9 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         length=last["eval/length"],
         ends=_ends(lines),
         curves={name: _series(lines, metric, unit) for name, metric in CURVES.items()},
-        origin=_origin(RunFolder(path).read_manifest()),
+        origin=dict(manifest.get("origin", {})),
+        versions=f"groupwise {made_by.get('groupwise')}, PyTorch {made_by.get('torch')}",
     )
-
-
-def _origin(manifest: Mapping[str, Any]) -> dict[str, str]:
-    known = manifest.get("versions", {})
-    versions = f"groupwise {known.get('groupwise')}, PyTorch {known.get('torch')}"
-    return {**manifest.get("origin", {}), "versions": versions}
 
 
 def _unit(budget: Budget) -> str:

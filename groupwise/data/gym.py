@@ -101,7 +101,7 @@ def check_scorers(tasks: Sequence[Task]) -> None:
 
 @lru_cache
 def _fools(name: str) -> str:
-    """The same of a task by its name."""
+    """What fools the scorer of a task, tried on rows that are made for it."""
     return _fooled_by(name, generate(name, TRIED, 0, {})[0])
 
 

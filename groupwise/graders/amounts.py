@@ -45,7 +45,7 @@ PIECE = re.compile(
     re.IGNORECASE,
 )
 WORD = re.compile(r"(?P<space>\$?[ \t\n-]{0,3})(?P<word>[^\W\d_]+)(?P<digit>\d)?")
-UNIT_GOES_ON = re.compile(r"\s?(?:[\^/²³·]|per\b|an?\b|squared\b|cubed\b)")  # cm², km/h
+RAISED = re.compile(r"\s?(?:[\^²³]|squared\b|cubed\b)")  # behind a unit: cm²
 NEXT_WORD = re.compile(r"[ \t-]{1,4}([^\W\d_]+)")
 DONE = re.compile(r"[\s.,;:!?)*_$}\]]*(?:<|\Z)")  # behind an answer that ends here
 # In front of a number that is denied, compared with, under a root, an exponent, behind a comma.
@@ -195,7 +195,7 @@ def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
     money = MONEY_WORDS.get(said.casefold())
     if money is not None:
         return found._replace(money=money, end=word.end())
-    unit = None if UNIT_GOES_ON.match(text, word.end()) else unit_of(said)
+    unit = None if RAISED.match(text, word.end()) else unit_of(said)
     if unit is None:
         return found
     return found._replace(unit=unit, end=found.end if letter and glued else word.end())

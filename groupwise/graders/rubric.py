@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.config.fields import GYM
 from groupwise.data.tasks import prompt_text
 from groupwise.errors import RewardError
+from groupwise.globs import digest
 from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
 from groupwise.graders.functions import TIMEOUT, UserFunction, given_function, load_function
 from groupwise.graders.gym import GymScorer
@@ -76,9 +75,7 @@ class Grader:
         """A hash of the files that a user's functions come from; nothing without such functions."""
         by_row = self.parts.get(ROW)
         names = [*self.parts, *(by_row.parts if isinstance(by_row, ByRow) else ())]
-        files = sorted({name.rpartition(":")[0] for name in names if _is_function(name)})
-        sources = [Path(file).expanduser().read_bytes() for file in files]
-        return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if files else ""
+        return digest(name.rpartition(":")[0] for name in names if _is_function(name))
 
     @property
     def by_group(self) -> bool:

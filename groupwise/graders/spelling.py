@@ -68,7 +68,10 @@ UNITS: dict[str, dict[str, Fraction]] = {
         "km": Fraction(10**6), "inch": Fraction(254, 10), "ft": Fraction(3048, 10),
         "yd": Fraction(9144, 10), "mi": Fraction(1609344),
     },
-    "time": {"s": Fraction(1), "min": Fraction(60), "h": Fraction(3600), "day": Fraction(86400)},
+    "time": {
+        "ms": Fraction(1), "s": Fraction(1000), "min": Fraction(60_000), "h": Fraction(3_600_000),
+        "day": Fraction(86_400_000),
+    },
     "mass": {"mg": Fraction(1), "g": Fraction(1000), "kg": Fraction(10**6)},
     "money": {"cent": Fraction(1), "dollar": Fraction(100)},
     "€": {"euro": Fraction(1)},
@@ -76,7 +79,8 @@ UNITS: dict[str, dict[str, Fraction]] = {
 SPELLINGS = {
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "dm": "decimeter decimetre",
     "m": "meter metre", "km": "kilometer kilometre", "inch": "inche", "ft": "foot feet",
-    "yd": "yard", "mi": "mile", "s": "sec second", "min": "minute", "h": "hr hour", "g": "gram",
+    "yd": "yard", "mi": "mile", "ms": "millisecond", "s": "sec second", "min": "minute",
+    "h": "hr hour", "g": "gram",
     "mg": "milligram", "kg": "kilogram", "dollar": "usd", "cent": "", "day": "",
     "euro": "eur",
 }  # fmt: skip
@@ -89,8 +93,8 @@ UNIT_OF = {
 
 
 # A number and a letter: with a space between them a unit, without one perhaps a name.
-LETTER_UNIT = re.compile(r"([-−]?[\d.,]+)(\s*)([mgsh])\.?")
-IN_FULL = {letter: SPELLINGS[letter].split()[-1] for letter in "mgsh"}
+IN_FULL = {unit: SPELLINGS[unit].split()[-1] for unit in UNIT_OF if len(unit) == 1}
+LETTER_UNIT = re.compile(rf"([-−]?[\d.,]+)(\s*)([{''.join(IN_FULL)}])\.?")
 
 
 def letter_in_full(text: str, glued: bool = False) -> str:
@@ -102,7 +106,7 @@ def letter_in_full(text: str, glued: bool = False) -> str:
 def unit_of(word: str) -> Unit | None:
     """What a word behind a number is a unit of: km, Kilometers, m."""
     word = word.lower()
-    plural = len(word) > 3 and word.endswith("s")  # ms are no metres
+    plural = len(word) > 2 and word.endswith("s")  # gs are no grams
     return UNIT_OF.get(word) or (UNIT_OF.get(word[:-1]) if plural else None)
 
 
@@ -198,14 +202,15 @@ def take_unit(text: str) -> tuple[str, Fraction, Unit | None]:
         return text, Fraction(1), None
     scale, words = _take_scale(words)
     shown = re.fullmatch(
-        r"(square|sq\.?|cubic|cu\.?)?\s*([a-zA-Z]+?)s?\.?\s*\^?\s*\{?([123²³])?\}?\s*",
+        r"(square|sq\.?|cubic|cu\.?)?\s*([a-zA-Z]+)\.?\s*\^?\s*\{?([123²³])?\}?\s*",
         words.lower(),
     )
-    if not shown or shown[2] not in UNIT_OF:
+    unit = unit_of(shown[2]) if shown else None
+    if not shown or unit is None:
         return before, scale, None
     power = {"²": 2, "³": 3}.get(shown[3] or "1") or int(shown[3] or 1)
     power = {"s": 2, "c": 3}.get((shown[1] or " ")[0], power)
-    dimension, factor = UNIT_OF[shown[2]]
+    dimension, factor = unit
     return before, scale, (f"{dimension}^{power}", factor**power)
 
 
