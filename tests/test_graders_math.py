@@ -68,6 +68,7 @@ def test_a_unit_is_compared_wherever_the_number_stands(
         ("25 m^2", "The area is 25 m²."),
         ("25 cm^2", "It covers 25 cm² of the paper."),
         ("25 cm^2", "It covers 25 cm squared of the paper."),
+        ("25 cm^2", "roughly 25 cm squared overall"),
         ("5 apples", "He has 5 pears."),  # of what it is no unit nothing is known
         ("7", "It is 7 o'clock."),  # and not 7 or something
     ],

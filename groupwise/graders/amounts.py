@@ -45,7 +45,7 @@ PIECE = re.compile(
     re.IGNORECASE,
 )
 WORD = re.compile(r"(?P<space>\$?[ \t\n-]{0,3})(?P<word>[^\W\d_]+)(?P<digit>\d)?")
-RAISED = re.compile(r"\s?(?:[\^²³]|squared\b|cubed\b)")  # behind a unit: cm²
+RAISED = re.compile(r"\s(?:squared|cubed)\b")  # behind a unit: it is another one then
 NEXT_WORD = re.compile(r"[ \t-]{1,4}([^\W\d_]+)")
 DONE = re.compile(r"[\s.,;:!?)*_$}\]]*(?:<|\Z)")  # behind an answer that ends here
 # In front of a number that is denied, compared with, under a root, an exponent, behind a comma.
