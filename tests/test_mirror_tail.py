@@ -176,9 +176,14 @@ def test_impatience_ends_the_mirrors_at_once(
     group = children.Mirrors(tmp_path, ["wandb"], Display(io.StringIO(), live=False))
     timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
     begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), group:
-        group.start()
-        timer.start()
+    # Where a shell started the tests in the background, they ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), group:
+            group.start()
+            timer.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - begun < 5.0
 
 
