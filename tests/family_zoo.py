@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,7 @@ def folder(name: str) -> Path:
 
     logging.disable_progress_bar()
     path = Path(tempfile.mkdtemp(prefix=f"groupwise_{name}_"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
     lender(name).save_pretrained(path)
     return path
 

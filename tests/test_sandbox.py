@@ -500,9 +500,13 @@ def test_programs_of_no_isolation_do_not_pass_the_self_test():
     open_to_all = attacks.PROGRAM.replace('attempt("trace', 'if 0: attempt("trace')
     worker = Worker("none", slot=10)
     try:
-        with attacks._targets() as (given, _):
+        with attacks._targets() as (given, evidence):
             ran = worker.script(open_to_all, json.dumps(given), attacks.LIMITS)
+            seen = evidence()
         assert {"read a file", "connect over TCP", "fork"} <= set(json.loads(ran.output))
+        assert f"write /var/tmp/{given['name']}" in seen
+        left = [folder for folder in given["folders"] if Path(folder, given["name"]).exists()]
+        assert left == []  # what got through is told, and not left behind
     finally:
         worker.close()
 

@@ -130,6 +130,8 @@ def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
         for path in (f"{place}/socket", f"{place}/mailbox"):
             os.chmod(path, 0o777)
         folders = [place, "/", "/usr", "/var/tmp", "/dev/shm", os.path.expanduser("~")]
+        written = [Path(folder, name) for folder in folders]
+        stack.callback(_remove, written)
         given = {
             "secret": str(secret),
             "name": name,
@@ -148,7 +150,13 @@ def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
                 with contextlib.suppress(BlockingIOError):
                     listener.accept()[0].close()
                     found.append("reach a listener")
-            written = [os.path.join(folder, name) for folder in folders]
-            return found + [f"write {file}" for file in written if os.path.exists(file)]
+            return found + [f"write {file}" for file in written if file.exists()]
 
         yield given, evidence
+
+
+def _remove(files: list[Path]) -> None:
+    """What got through is told, and not left behind."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink()
