@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import re
+import shutil
 import time
 from collections.abc import Callable
 from fractions import Fraction
@@ -406,6 +407,32 @@ def test_three_signatures_by_parameter_names(function: Callable[[str], str]) -> 
     assert rewards(function("compute_score"), "a0", "x") == [1.0, 0.0]
     assert rewards(function("everything"), "c", "c") == [0.0, 1.0]
     assert rewards(function("odd"), "ab", "?", "abc") == [2.0, None, 3.0]
+
+
+def test_functions_run_where_the_caller_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the folder that it was in before is gone, in which PyTorch would not load."""
+    file = tmp_path / "rewards.py"
+    file.write_text("def read(completion): return float(open('bonus.txt').read())")
+    for bonus in ("1.5", "2.5"):
+        folder = tmp_path / bonus
+        folder.mkdir()
+        (folder / "bonus.txt").write_text(bonus)
+        monkeypatch.chdir(folder)
+        assert rewards(f"{file}:read", "x") == [float(bonus)]
+        shutil.rmtree(folder)
+    monkeypatch.chdir(tmp_path)
+    file.write_text("import torch\ndef total(completion): return torch.eye(3) @ torch.ones(3)")
+    assert rewards(f"{file}:total", "x") == [None]  # no number, but no crash
+
+
+def test_a_function_that_goes_elsewhere_stays_there(tmp_path: Path) -> None:
+    (tmp_path / "bonus.txt").write_text("1.5")
+    file = tmp_path / "rewards.py"
+    file.write_text(
+        f"import os\nos.chdir({str(tmp_path)!r})\n"
+        "def read(completion): return float(open('bonus.txt').read())"
+    )
+    assert rewards(f"{file}:read", "x", "y") == [1.5, 1.5]
 
 
 def test_async_functions_run_together(function: Callable[[str], str]) -> None:

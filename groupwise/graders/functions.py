@@ -20,6 +20,7 @@ Files are loaded in a process of their own, where a call that takes too long is 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -73,7 +74,7 @@ class There:
         self.file, self.name, self.timeout = str(file), name, timeout
 
     def signature(self) -> Signature:
-        (outcome,) = self._run([("describe", self.file, self.name)], START_SECONDS)
+        (outcome,) = self._run([("describe", os.getcwd(), self.file, self.name)], START_SECONDS)
         found = outcome.value
         if isinstance(found, RewardError):
             raise found
@@ -84,7 +85,8 @@ class There:
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
         """Each call has the time-out for itself; async ones, `together`, share a worker's loop."""
         batches = [list(calls)] if together else [[known] for known in calls]
-        items = [("call", self.file, self.name, batch, self.timeout) for batch in batches]
+        here = os.getcwd()
+        items = [("call", here, self.file, self.name, batch, self.timeout) for batch in batches]
         limit = self.timeout + (GRACE if together else 0.0)
         found: list[Returned] = []
         for batch, outcome in zip(batches, self._run(items, limit), strict=True):
@@ -112,7 +114,7 @@ class There:
             missing = [number for number in missing if found[number].value == NOT_LOADED]
             if not missing:
                 break
-            load = ("load", self.file, self.name)
+            load = ("load", os.getcwd(), self.file, self.name)
             (loaded,) = workers().run([load], START_SECONDS)
             if loaded.status != "ok" or loaded.value is not None:
                 return [found[n] if n not in missing else loaded for n in range(len(items))]

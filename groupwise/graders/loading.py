@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +21,16 @@ NOT_LOADED = "not loaded"
 Reward = Callable[..., Any] | Rubric
 _LOADED: dict[tuple[str, str], tuple[int, Reward]] = {}
 _MODULES: dict[str, tuple[int, ModuleType]] = {}
+_folder = ""  # that the caller was in, the last time
 
 
-def serve(task: str, file: str, name: str, calls: Any = (), limit: float = 0.0) -> Any:
-    """`load` a reward of a file, `describe` it or `call` it."""
+def serve(task: str, folder: str, file: str, name: str, calls: Any = (), limit: float = 0.0) -> Any:
+    """`load` a reward of a file, `describe` it or `call` it, in the folder of the caller."""
+    global _folder
     try:
+        if folder != _folder:  # not each time: reward code may have gone elsewhere by itself
+            os.chdir(folder)
+            _folder = folder
         if task == "load":
             load(file, name)
             return None
