@@ -71,21 +71,84 @@ def test_a_unit_is_compared_wherever_the_number_stands(
         ("25 cm^2", "roughly 25 cm squared overall"),
         ("5 apples", "He has 5 pears."),  # of what it is no unit nothing is known
         ("7", "It is 7 o'clock."),  # and not 7 or something
+        ("5 km", "5 km per trip"),  # a trip is no unit
+        ("20 lb", "20lb"),
+        ("5", "It was 5pm."),
     ],
 )
 def test_what_is_no_plain_unit_is_not_compared(gold: str, text: str) -> None:
     assert right(gold, text)
 
 
+SAID = {  # a quantity -> ways to say it
+    "5 m": ("5 m", "5 metres", r"5\text{ m}", r"5\,\mathrm{m}", "500 cm"),
+    "5 km": ("5 km", "5km", "5 kilometers", "5000 m"),
+    "5 m^2": ("5 m^2", "5 m**2", "5 m²", "5 m^{2}", "5 square meters", r"5\text{ m}^2"),
+    "5 cm^2": ("5 cm^2", "5cm^2", "5 cm²", "5 sq. cm", r"5\,\mathrm{cm}^2", "500 mm^2"),
+    "5 cm^3": ("5 cm^3", "5 cm³", "5 cubic centimeters", "5000 mm^3"),
+    "5 m/s": ("5 m/s", "5 meters per second", "5 meters/second", r"5\text{ m/s}", "18 km/h"),
+    "5 km/h": ("5 km/h", "5 km per hour", "5 km / h", "5 kilometers/hour"),
+    "5 m/s^2": ("5 m/s^2", "5 m/s²", "5 meters per second squared"),
+    "5 g/cm^3": ("5 g/cm^3", "5 grams per cubic centimeter", "5000 kg/m^3"),
+}
+
+
+@pytest.mark.parametrize(
+    "sentence", ["{}", "\\boxed{{{}}}", "It is {}.", "So {} all in all", "$ {} $"]
+)
+@pytest.mark.parametrize("gold", ["5", *SAID])
+def test_areas_volumes_and_rates_are_units_too(gold: str, sentence: str) -> None:
+    """Left out, or the same one, or another answer."""
+    assert right(gold, sentence.format("5"))
+    for quantity, ways in SAID.items():
+        for said in ways:
+            five = said.startswith("5") and said[1] not in "0"
+            wanted = quantity == gold or (gold == "5" and five)
+            assert right(gold, sentence.format(said)) is wanted, said
+
+
 def test_a_rate_of_another_unit_is_another_answer() -> None:
     assert right("5 km", "They walked 5 km an hour.")
     assert right("5 km", "They walked 5 miles an hour.") is False
     assert right("5 km", "They walked 5 miles per hour.") is False
+    assert right("5 km", "They walked 5 km per hour.") is False
 
 
 def test_a_letter_behind_a_number_is_a_name_unless_there_is_a_space() -> None:
     assert right("2s", r"\boxed{2s}") and right("2s", r"\boxed{2}") is False
     assert right("3 or 4", "3 o 4") is False and right("3", "3 o 4") is False
+    assert right("5", "It is 5x².") is False and right("5", "It is 5 x^2.") is False
+
+
+@pytest.mark.parametrize(
+    ("gold", "same", "others"),
+    [
+        ("3xy", ("3xy", "3yx", "3 xy", r"3x \cdot y"), ("3", "3xz", "3x", "xy", "3 apples")),
+        ("1/n", ("1/n", r"\frac{1}{n}"), ("1", "1/m", "n")),
+        (r"\frac{5}{x}", ("5/x", r"5/x"), ("5", "5/y", "5x")),
+        ("5/x^2", (r"\frac{5}{x^2}",), ("5", "5/x")),
+        ("(x+1)/y", (r"\frac{x+1}{y}",), ("x+1", "(x+1)")),
+        ("2ab/c", (r"\frac{2ab}{c}",), ("2", "2ab")),
+        (r"\pi ab", (r"ab\pi",), (r"\pi", r"\pi a")),
+        (r"2\pi rh", (r"2h\pi r",), (r"2\pi", "2")),
+        (r"\frac{1}{2}bh", (r"\frac{bh}{2}", "bh/2"), (r"\frac12", "0.5")),
+        ("b^2-4ac", ("b^2 - 4ca",), ("b^2-4", "b^2-4ab")),
+        ("x^2 yz", ("x^2zy",), ("x^2",)),
+        (r"3xy \text{ cm}", ("3xy",), ("3",)),
+    ],
+)  # fmt: skip
+def test_letters_behind_a_number_are_a_product(
+    gold: str, same: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    for said in same:
+        assert right(gold, f"\\boxed{{{said}}}"), said
+    for said in others:
+        assert right(gold, f"\\boxed{{{said}}}") is False, said
+
+
+def test_a_product_is_no_number() -> None:
+    for text in (r"\boxed{3xy}", r"\boxed{3 xy}", "It is 3xy.", "The answer is 3ab", "We get 3abc"):
+        assert right("3", text) is False, text
 
 
 # ---------------------------------------------------------------- where the answer is

@@ -10,7 +10,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from groupwise.graders.numerals import GLUED, PERCENT, TAKES_BACK, TENS, UNIT_LETTERS, worth
-from groupwise.graders.spelling import Unit, repeating_decimals, unit_of
+from groupwise.graders.spelling import repeating_decimals
+from groupwise.graders.units import Unit, are_words, raise_units, read_unit
 
 MAX_NUMBER = 400  # characters: longer numbers are noise, and slow to compare
 CONTEXT = 32  # characters in front of a number that may take it back
@@ -45,8 +46,7 @@ PIECE = re.compile(
     re.IGNORECASE,
 )
 WORD = re.compile(r"(?P<space>\$?[ \t\n-]{0,3})(?P<word>[^\W\d_]+)(?P<digit>\d)?")
-RAISED = re.compile(r"\s(?:squared|cubed)\b")  # behind a unit: it is another one then
-NEXT_WORD = re.compile(r"[ \t-]{1,4}([^\W\d_]+)")
+NEXT_WORD = re.compile(r"[ \t-]{1,4}(?P<word>[^\W\d_]+)")
 DONE = re.compile(r"[\s.,;:!?)*_$}\]]*(?:<|\Z)")  # behind an answer that ends here
 # In front of a number that is denied, compared with, under a root, an exponent, behind a comma.
 BEFORE = re.compile(
@@ -81,13 +81,15 @@ LATEX = (
     (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"\1/\2"),
     (re.compile(r"\{,\}|,\\!"), ","),
     (re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"(?<=\d)\\[,;: ](?=\s*[a-zA-Z])"), " "),  # 5\,m
     (re.compile(r"\\([%$])"), r"\1"),
 )
 AND_A_HALF = re.compile(r"(?<=\d)\s+and\s+(?:(?:a|one)\s+(half|third|quarter)\b|(?=\d+\s?/\s?\d))")
 A_PART = {"half": " 1/2", "third": " 1/3", "quarter": " 1/4", None: " "}
 VULGAR = {"½": " 1/2", "⅓": " 1/3", "⅔": " 2/3", "¼": " 1/4", "¾": " 3/4", "\u00a0": " "}
 VULGAR_FRACTION = re.compile("[½⅓⅔¼¾\u00a0]")
-SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+SUPERSCRIPTS = str.maketrans(f"{RAISED}⁻", "0123456789-")
 TEN_TO = re.compile("(?<=10)[⁻⁰¹²³⁴-⁹]{1,3}")
 MONEY_WORDS = {"dollar": "$", "dollars": "$", "usd": "$", "cent": "¢", "cents": "¢"} | {
     "euro": "€", "euros": "€",
@@ -162,7 +164,7 @@ def read(text: str, match: re.Match[str]) -> Number | None:
 
 def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
     """What the word behind a number makes of it; None where that is no number."""
-    said, glued = word["word"], not word["space"]
+    said, glued = word["word"].rstrip(RAISED), not word["space"]
     letter = len(said) == 1 and not re.match(f"[{UNSPACED}]", said)
     if word["digit"] and glued:
         return None  # 1l2
@@ -185,7 +187,7 @@ def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
         if following is None:
             return found
         word = following
-        said = following[1]
+        said = following["word"]
         if said.casefold() in TAKES_BACK:
             return None
         more = worth(said)
@@ -195,10 +197,11 @@ def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
     money = MONEY_WORDS.get(said.casefold())
     if money is not None:
         return found._replace(money=money, end=word.end())
-    unit = None if RAISED.match(text, word.end()) else unit_of(said)
+    unit = read_unit(text, word.start("word"))
     if unit is None:
-        return found
-    return found._replace(unit=unit, end=found.end if letter and glued else word.end())
+        product = glued and said.isascii() and len(said) < 4 and not are_words(said)
+        return None if product else found  # 3xy
+    return found._replace(unit=unit[0], end=found.end if letter and glued else unit[1])
 
 
 def is_item(text: str) -> bool:
@@ -252,6 +255,8 @@ def plain(text: str) -> str:
             text = pattern.sub(instead, text)
     if "10^" in text or "10**" in text:
         text = TIMES_TEN.sub(lambda m: f"e{(m[1] or m[2] or m[3]).replace('−', '-')}", text)
+    if "^" in text or "**" in text:
+        text = raise_units(text)
     if " and " in text:
         text = AND_A_HALF.sub(lambda found: A_PART[found[1]], text)
     return text

@@ -21,7 +21,8 @@ from groupwise.graders.extract import Found, end_of, find, last_formula, predica
 from groupwise.graders.notation import MAX_LENGTH, Tree, read
 from groupwise.graders.pool import Outcome, Pool
 from groupwise.graders.sameness import in_ten, same
-from groupwise.graders.spelling import CURRENCIES, letter_in_full
+from groupwise.graders.spelling import CURRENCIES
+from groupwise.graders.units import letter_in_full
 from groupwise.graders.values import Undecided, has_sign, mp, mpc, names_in, to_float, value
 
 MEMORY = 3 * 2**30  # bytes that a worker may address; the engine itself takes a tenth
@@ -185,13 +186,20 @@ def _ask(wanted: str, answer: str, whole: bool, otherwise: Verdict) -> Verdict |
 def compare(gold: str, answer: str) -> bool | None:
     """Two answers without any text around them; None if arithmetic does not decide."""
     one = read(gold)
-    if one is not None and one[0] == "quantity":
-        answer = letter_in_full(answer.strip(), glued=True)
+    if one is not None and not names_in(one):
+        answer = letter_in_full(_without_dollars(answer), glued=one[0] == "quantity")
     other = read(answer)
     unread = other is None or other[0] == "text" or SHORT.fullmatch(answer.strip())
     if one is not None and unread and _is_number(gold):
         other = _with_words(answer) or other
     return None if one is None or other is None else same(one, other)
+
+
+def _without_dollars(text: str) -> str:
+    """$5$ as 5; $5 is money."""
+    text = text.strip()
+    around = len(text) > 2 and text.startswith("$") and text.endswith("$")
+    return text[1:-1].strip() if around else text
 
 
 def _with_words(text: str) -> Tree | None:
@@ -202,10 +210,10 @@ def _with_words(text: str) -> Tree | None:
 
 def _tree(found: amounts.Number) -> Tree:
     tree: Tree = ("number", found.value)
-    unit = CURRENCIES.get(found.money) or found.unit
+    money = CURRENCIES.get(found.money)
+    unit = (f"{money[0]}^1", money[1]) if money else found.unit
     if unit is not None:
-        dimension, factor = unit
-        tree = ("quantity", tree, f"{dimension}^1", factor)
+        tree = ("quantity", tree, *unit)
     return ("percent", tree) if found.percent else tree
 
 

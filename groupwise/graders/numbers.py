@@ -14,7 +14,7 @@ from typing import Any
 from groupwise.graders.amounts import CONTEXT, DONE, WORD, Number, matches, plain, read
 from groupwise.graders.answers import MARKER, marked_answer
 from groupwise.graders.numerals import NUMBER_IN_WORDS, in_words, worth
-from groupwise.graders.spelling import unit_of
+from groupwise.graders.units import unit_of
 
 TAIL = 200  # characters, in which the last two numbers mostly are
 LETTER = re.compile(r"[^\W\d_eE]")

@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 
 from groupwise.graders.numerals import TAKES_BACK, worth
+from groupwise.graders.units import Unit, are_words, read_unit
 
 FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
@@ -37,10 +38,12 @@ AND = re.compile(
     r",?\s*\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|or)\s*\}|(?<=[\d)}\]])\s*,?\s*\b(?:and|or)\b\s*"
 )
 # No word can be split in two ways here (++): no text takes more than a look for each character.
+_SET = r"\\(?:text|textbf|textrm|textnormal|mbox|mathrm)\s*\{(?!\s*\d)[^{}]*\}"
+_PLAIN = r"(?<=[\d}\s])[a-zA-Zµμ]{2,}+\.?|(?<=\s)\([a-zA-Z]{3,}+(?:\s[a-zA-Z]++)*+\)"
+_POWER = r"(?:\s*(?<=[a-zA-Z}.\s])(?:\^|\*\*)\s*\{?[-−]?[123]\}?)?"
+_OVER = rf"\s*(?:/|\\cdot)\s*(?:{_SET}|[a-zA-Zµμ]++\.?){_POWER}"  # of a word, never of a number
 WORDS_BEHIND = re.compile(
-    r"(?<=[\d)}\]a-z])(?:\s*(?:\\(?:text|textbf|textrm|textnormal|mbox|mathrm)\s*\{(?!\s*\d)[^{}]*\}|"
-    r"(?<=[\d}\s])[a-zA-Zµμ]{2,}+\.?|(?<=\s)\([a-zA-Z]{3,}+(?:\s[a-zA-Z]++)*+\)|/(?:[a-zA-Z](?![a-zA-Z]))?|\\cdot)"
-    r"(?:\s*(?<=[a-zA-Z}.\s])\^\s*\{?[-−]?[123]\}?|[²³])?)++\s*$"
+    rf"(?<=[\d)}}\]a-z])(?:\s*(?:{_SET}|{_PLAIN}){_POWER}(?:{_OVER})*+)++\s*$"
 )
 NO_UNIT = re.compile(r"\b(?:or|and|not|but|neither|nor|is|are|was|isn|wrong|incorrect|false)\b")
 VULGAR = {"½": "1}{2", "⅓": "1}{3", "⅔": "2}{3", "¼": "1}{4", "¾": "3}{4", "⅕": "1}{5", "⅛": "1}{8"}
@@ -60,54 +63,6 @@ AND_A_HALF = re.compile(r"(?<=\d)\s+and\s+(?:(?:a|one)\s+(half|third|quarter)\b|
 A_PART = {"half": 2, "third": 3, "quarter": 4}
 TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
 IN_BASE = re.compile(r"(?<![\w.])(\d+)\s+\(?(?:in\s+)?base[\s-]+(\d+)\)?(?=\W*$)")
-Unit = tuple[str, Fraction]  # dimension, and how many of the first unit of it
-# dimension -> unit -> how many of the first one it is
-UNITS: dict[str, dict[str, Fraction]] = {
-    "length": {
-        "mm": Fraction(1), "cm": Fraction(10), "dm": Fraction(100), "m": Fraction(1000),
-        "km": Fraction(10**6), "inch": Fraction(254, 10), "ft": Fraction(3048, 10),
-        "yd": Fraction(9144, 10), "mi": Fraction(1609344),
-    },
-    "time": {
-        "ms": Fraction(1), "s": Fraction(1000), "min": Fraction(60_000), "h": Fraction(3_600_000),
-        "day": Fraction(86_400_000),
-    },
-    "mass": {"mg": Fraction(1), "g": Fraction(1000), "kg": Fraction(10**6)},
-    "money": {"cent": Fraction(1), "dollar": Fraction(100)},
-    "€": {"euro": Fraction(1)},
-}  # fmt: skip
-SPELLINGS = {
-    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "dm": "decimeter decimetre",
-    "m": "meter metre", "km": "kilometer kilometre", "inch": "inche", "ft": "foot feet",
-    "yd": "yard", "mi": "mile", "ms": "millisecond", "s": "sec second", "min": "minute",
-    "h": "hr hour", "g": "gram",
-    "mg": "milligram", "kg": "kilogram", "dollar": "usd", "cent": "", "day": "",
-    "euro": "eur",
-}  # fmt: skip
-UNIT_OF = {
-    spelling: (dimension, factor)
-    for dimension, units in UNITS.items()
-    for unit, factor in units.items()
-    for spelling in (unit, *SPELLINGS[unit].split())
-}
-
-
-# A number and a letter: with a space between them a unit, without one perhaps a name.
-IN_FULL = {unit: SPELLINGS[unit].split()[-1] for unit in UNIT_OF if len(unit) == 1}
-LETTER_UNIT = re.compile(rf"([-−]?[\d.,]+)(\s*)([{''.join(IN_FULL)}])\.?")
-
-
-def letter_in_full(text: str, glued: bool = False) -> str:
-    """5 m as 5 metre, which can't be read as a product; 5m too, where that is asked for."""
-    found = LETTER_UNIT.fullmatch(text)
-    return f"{found[1]} {IN_FULL[found[3]]}" if found and (found[2] or glued) else text
-
-
-def unit_of(word: str) -> Unit | None:
-    """What a word behind a number is a unit of: km, Kilometers, m."""
-    word = word.lower()
-    plural = len(word) > 2 and word.endswith("s")  # gs are no grams
-    return UNIT_OF.get(word) or (UNIT_OF.get(word[:-1]) if plural else None)
 
 
 class Unsure(Exception):
@@ -191,6 +146,8 @@ def take_unit(text: str) -> tuple[str, Fraction, Unit | None]:
     Words alone are kept: they are the answer.
     """
     found = WORDS_BEHIND.search(text)
+    while found and not _begins_with_words(found[0]):
+        found = WORDS_BEHIND.search(text, found.start() + 1)  # 3xy \text{ cm}
     if not found or not found.start():
         return text, Fraction(1), None
     before, words = text[: found.start()], TEXT.sub(r" \1 ", found[0]).strip(" ()")
@@ -201,17 +158,14 @@ def take_unit(text: str) -> tuple[str, Fraction, Unit | None]:
     ):
         return text, Fraction(1), None
     scale, words = _take_scale(words)
-    shown = re.fullmatch(
-        r"(square|sq\.?|cubic|cu\.?)?\s*([a-zA-Z]+)\.?\s*\^?\s*\{?([123²³])?\}?\s*",
-        words.lower(),
-    )
-    unit = unit_of(shown[2]) if shown else None
-    if not shown or unit is None:
-        return before, scale, None
-    power = {"²": 2, "³": 3}.get(shown[3] or "1") or int(shown[3] or 1)
-    power = {"s": 2, "c": 3}.get((shown[1] or " ")[0], power)
-    dimension, factor = unit
-    return before, scale, (f"{dimension}^{power}", factor**power)
+    unit = read_unit(words)
+    return before, scale, None if unit is None else unit[0]
+
+
+def _begins_with_words(tail: str) -> bool:
+    """Letters that LaTeX sets as text are words, whatever they are."""
+    letters = tail.partition("\\")[0].rstrip()
+    return not letters or are_words(letters)
 
 
 def _take_scale(words: str) -> tuple[Fraction, str]:
