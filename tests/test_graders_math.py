@@ -151,6 +151,83 @@ def test_a_product_is_no_number() -> None:
         assert right("3", text) is False, text
 
 
+# ---------------------------------------------------------------- signs written by hand
+
+
+@pytest.mark.parametrize(
+    ("gold", "ways"),
+    [
+        (r"2\sqrt{3}", ("2sqrt(3)", "2*sqrt(3)", "2 sqrt 3", "2sqrt3", "sqrt(12)", "sqrt12")),
+        (r"\frac{\sqrt{3}}{2}", ("sqrt(3)/2", "(sqrt(3))/2", "Sqrt(3)/2")),
+        (r"\frac{\pi}{4}", ("pi/4", "Pi/4", "0.25pi", "1/4 pi")),
+        (r"2\pi \text{ cm}", ("2pi", "2 pi cm", "20 pi mm")),
+        (r"\pi r^2", ("pi r^2", "pi*r**2", "r^2 pi")),
+        (r"\sqrt[3]{2}", ("cbrt(2)", "2^(1/3)")),
+        (r"(-\infty, 3)", ("(-inf, 3)", "(-infinity, 3)")),
+        (r"\sin(2x) + 1", ("1 + sin(2x)", "sin(2x)+1")),
+        (r"\ln 2", ("ln(2)", "ln 2")),
+        ("e^2", ("exp(2)",)),
+    ],
+)
+@pytest.mark.parametrize("sentence", ["\\boxed{{{}}}", "The answer is {}.", "So it is {}", "{}"])
+def test_signs_without_a_backslash(gold: str, ways: tuple[str, ...], sentence: str) -> None:
+    for said in ways:
+        assert right(gold, sentence.format(said)), said
+        assert right(said, sentence.format(gold)), said
+
+
+@pytest.mark.parametrize("sentence", ["\\boxed{{{}}}", "The answer is {}.", "So it is {}", "{}"])
+@pytest.mark.parametrize(
+    ("gold", "said"),
+    [("2", "2pi"), ("2", "2 pi"), ("2", "2sqrt(3)"), ("3", "2sqrt(3)"), ("3", "sqrt 3"),
+     ("4", "pi/4"), ("3", "pi + 3"), (r"\sqrt{3}", "sqrt(2)"), (r"\pi", "2pi"), ("3", "ln3")],
+)  # fmt: skip
+def test_a_piece_of_a_formula_is_no_answer(gold: str, said: str, sentence: str) -> None:
+    assert right(gold, sentence.format(said)) is False
+
+
+def test_words_with_such_letters_are_words() -> None:
+    assert right("5 s", "5 sec") and right(r"\text{pi}", r"\boxed{\text{pi}}")
+    assert right("spin", r"\boxed{spin}") and right("3 pies", r"\boxed{3}")
+
+
+def test_formulas_against_an_algebra_system() -> None:
+    """Random formulas, rewritten or changed a little, as three printers write them."""
+    sympy = pytest.importorskip("sympy")
+    draw = random.Random(7)
+    names = sympy.symbols("x y a b n r")
+    point = {name: sympy.Float(draw.uniform(0.5, 2.0), 30) for name in names}
+
+    def formula(depth: int) -> Any:
+        if depth == 0:
+            numbers = (sympy.Integer(draw.randint(1, 9)), sympy.Rational(draw.randint(1, 9), 7))
+            return draw.choice((*numbers, *names, sympy.pi, sympy.sqrt(draw.choice((2, 3)))))
+        one, other = formula(depth - 1), formula(depth - 1)
+        return draw.choice((one + other, one * other, one / other, one - other, one**2))
+
+    def changed(tree: Any) -> Any:
+        part = draw.choice(list(sympy.preorder_traversal(tree)))
+        return tree.xreplace({part: draw.choice((part + 1, 2 * part, part * draw.choice(names)))})
+
+    def by_hand(tree: Any) -> str:
+        return str(tree).replace("**", "^")
+
+    printers = (sympy.latex, str, by_hand)
+    decided = 0
+    for _ in range(300):
+        gold = formula(draw.randint(1, 3))
+        if gold.has(sympy.zoo, sympy.nan):
+            continue
+        other = draw.choice((sympy.expand, sympy.factor, sympy.together, changed))(gold)
+        if other.has(sympy.zoo, sympy.nan):
+            continue
+        truth = abs(sympy.N((gold - other).subs(point), 20)) < 1e-12
+        verdict = compare(draw.choice(printers)(gold), draw.choice(printers)(other))
+        assert verdict in (None, truth), (gold, other)
+        decided += verdict is not None
+    assert decided > 200
+
+
 # ---------------------------------------------------------------- where the answer is
 
 

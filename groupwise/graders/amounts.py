@@ -37,7 +37,7 @@ TIMES_TEN = re.compile(
 PIECE = re.compile(
     r"[⁰¹²³⁴-⁹⁻⁺₀-₉_½¼¾⅓⅔]|\\_|\^(?!\s*\{?\\circ)|['’,.]?\d|\.\(\d|\.?\\(?:overline|bar|dot)\b"
     r"|e[-+]?\d"
-    r"|\s?(?:π|√|∞|\\(?:pi|sqrt|infty|times|cdot|pm|le|ge|leq|geq|ne|neq|lt|gt)\b|±|≤|≥|≠|!=)"
+    r"|\s?(?:π|√|∞|(?:pi|sqrt|cbrt)(?![a-z])|\\(?:pi|sqrt|infty|times|cdot|pm|le|ge|leq|geq|ne|neq|lt|gt)\b|±|≤|≥|≠|!=)"
     r"|\s?[<>]=?(?!/?[a-z]|>)"
     r"|!+(?=[^\s!\"')*_.]|\s?[-+=*/<>])|\+(?!\s?\d)|\s?[-+*×·÷]\s?[\d(]"
     r"|\s?[+*×·÷]\s?[a-z]\b|\s?-\s?[a-z](?=\W*$)|\(\d"
@@ -54,11 +54,11 @@ BEFORE = re.compile(
     r"(?:\s+be|\s+equal(?:\s+to)?)?[\s$(*]{0,4}"
     r"|(?:≠|!=|\\neq?|(?:[\w)\]}]\s*|[${(]\s*)(?:[<>]=?|[≤≥]|\\(?:geq?|leq?|[gl]t)))[\s$]*"
     r"|(?:[≤≥±∓]|\\(?:geq?|leq?|pm|mp))[\s$]*|(?<!\w)[a-z]\("
-    r"|(?:(?<!\w)[a-z]|\\[a-z]+|[)}])\s*[-+*/×·÷]\s*"
+    r"|(?:(?<!\w)[a-z]|(?<![a-z])pi|π|\\[a-z]+|[)}])\s*[-+*/×·÷]\s*"
     r"|(?:√|\\sqrt)(?:\[\d\])?[\s({]*|(?:[\d)\]}]|\b[a-z])(?:\^|\*\*)[({]?|\d[,_'’]"
     r"|(?<!\bno )(?<!\bnot )\b(?:more|less|fewer|greater|larger|smaller|higher|lower|rather|other)"
     r"\s+than\s+[$€£]?|\b(?:above|below|under|over|beyond|exceeds)\s+"
-    r"|\b(?:log|ln|lg|sqrt|sin|cos|tan|exp|base|[pb]?mod|modulo)[\s({]*"
+    r"|(?<![a-z])(?:log|ln|lg|sqrt|cbrt|sin|cos|tan|exp|base|[pb]?mod|modulo)[\s({]*"
     r"|\b(?:square|cube|root|power|half|twice|double|triple)(?:\s+of)?\s+"
     r"|[-−]\s*\(\s*|[-−–]{2}|\d\.\(|\\(?:overline|bar|dot|[cdt]?frac|binom)\s*\{|\}\s*\{"
     rf"|\b(?:{'|'.join(TENS)}|hundred|thousand|million)[\s-]+)$"
@@ -67,9 +67,9 @@ BEFORE = re.compile(
 )
 DOUBT = frozenset(  # words that it ends on
     {"not", "cannot", "never", "be", "of", "except", "than", "above", "below", "under", "over",
-     "beyond", "exceeds", "log", "ln", "lg", "sin", "cos", "tan", "exp", "base", "mod", "modulo",
-     "square", "cube", "root", "power", "half", "twice", "double", "triple", "hundred", "thousand",
-     "million", "minus", "negative", *TENS}
+     "beyond", "exceeds", "log", "ln", "lg", "sqrt", "cbrt", "sin", "cos", "tan", "exp", "base",
+     "mod", "modulo", "square", "cube", "root", "power", "half", "twice", "double", "triple",
+     "hundred", "thousand", "million", "minus", "negative", *TENS}
 )  # fmt: skip
 TAG_BEFORE = re.compile(r"</?[a-z][^<>]*>\s*$", re.IGNORECASE)
 BULLET = re.compile(r"^[ \t]*[-*•–][ \t]", re.MULTILINE)

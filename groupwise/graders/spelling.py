@@ -22,6 +22,17 @@ TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|operatorname)"
     r"\s*\{([^{}]*)\}"
 )
+# What many write without a backslash; letters that LaTeX sets as text are left alone.
+BY_HAND = re.compile(
+    rf"{TEXT.pattern}|(?<![\\a-zA-Z])(?:"
+    r"(?P<root>(?i:sqrt|cbrt))(?:\s?(?P<digits>\d+(?:\.\d+)?))?(?![a-zA-Z\d])"
+    r"|(?P<sign>(?i:pi|infinity|inf))(?![a-zA-Z])"
+    r"|(?P<function>(?:arc)?(?:sin|cos|tan)h?|cot|csc|ln|log|exp|sec(?=\())"
+    r"(?=\(|\s?\d|\s[a-zA-Z](?![a-zA-Z])|\s?\\|\s?\^))"
+)
+SIGNS = {
+    "sqrt": r"\sqrt", "cbrt": r"\sqrt[3]", "pi": r"\pi", "inf": r"\infty", "infinity": r"\infty",
+}  # fmt: skip
 ESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")  # escaped once too often
 SINGLE = re.compile(r"\[[^\[\](){},;]*\]")  # one thing in brackets
 DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°")
@@ -81,7 +92,7 @@ def clean(text: str) -> tuple[str, bool, Unit | None]:
         text = ESCAPED.sub(r"\\", text)
     if SINGLE.fullmatch(text):
         text = text[1:-1]
-    text = AND.sub(" , ", _level(text))
+    text = AND.sub(" , ", _level(BY_HAND.sub(_as_command, text)))
     text = THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), _pairs_apart(text))
     text = LOOKS.sub(" ", text).strip().rstrip(".\\").strip()
     if text.startswith("**") and text.endswith("**") and len(text) > 4:
@@ -95,6 +106,16 @@ def clean(text: str) -> tuple[str, bool, Unit | None]:
     without = PERCENT.sub("", text)
     percent, text = without != text, without.strip()
     return text, percent, money
+
+
+def _as_command(found: re.Match[str]) -> str:
+    """2sqrt(3) as 2\\sqrt(3), pi as \\pi, sin(x) as \\sin(x)."""
+    if found["function"]:
+        return f"\\{found['function']}"
+    word = found["root"] or found["sign"]
+    if not word:
+        return found[0]
+    return SIGNS[word.lower()] + (f"{{{found['digits']}}}" if found["digits"] else " ")
 
 
 def _level(text: str) -> str:
