@@ -1,7 +1,7 @@
 """Bugs that other tools had, and that nobody saw, looked for in whole runs: a test each, by number.
 
 26: log-probabilities of positions that are no tokens. 27: the head's precision. 30, 33, 34: the
-same tokens for sampler, learner and reward.
+same tokens for sampler, learner and reward. 42: answers of an older policy.
 """
 
 from __future__ import annotations
@@ -241,3 +241,19 @@ def test_bug_33_a_limit_on_prompts_drops_rows_and_cuts_none(
     assert prompts == {"1+1=", "2+1=", "3+1="}
     assert {p for p, _ in seen["sampled"]} == {p for p, _ in seen["learned"]}
     assert all(len(prompt) == 4 for prompt, _ in seen["learned"])
+
+
+# --- 42 -------------------------------------------------------------------------------------------
+
+
+def test_bug_42_answers_of_an_older_policy_are_all_learned_from_the_long_ones_too(
+    model: str, seen: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """Leaving stale answers out would leave out long ones, which take longer to be written."""
+    cold_start.run_from(
+        model, tmp_path / "run", recipe="tis", steps=4, eval__tasks=0, engine__weights="stale:2"
+    )
+    assert max(step["staleness/max"] for step in metrics(tmp_path / "run")[1:]) == 2
+    assert sorted(seen["learned"]) == sorted(seen["sampled"])
+    assert len({len(answer) for _, answer in seen["sampled"]}) > 1
+    assert all(row["used"] for step in (1, 2, 3, 4) for row in rows(tmp_path / "run", step))
