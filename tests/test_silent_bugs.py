@@ -273,10 +273,10 @@ TOOL = torch.tensor([[1, 0, 0, 0, 1, 0], [1, 1, 1, 1, 0, 0]]).bool()
 
 
 def with_a_tool(junk: float, **streams: list[list[float]]) -> TokenBatch:
-    """Rewards 1 and 0 in one group; the streams have junk where the policy did not write."""
+    """Rewards 1 and 0 in one group; each stream has junk of its own where the policy wrote not."""
     filled = {
-        name: torch.tensor(x, dtype=torch.float64).where(TOOL, torch.tensor(junk).double())
-        for name, x in streams.items()
+        name: wide(x).where(TOOL, wide(number * junk))
+        for number, (name, x) in enumerate(streams.items(), 2)
     }
     reward_N = torch.tensor([1.0, 0.0], dtype=torch.float64)
     return TokenBatch.build(mask_NT=TOOL, group_N=[0, 0], reward_N=reward_N, **filled)
