@@ -13,8 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from groupwise.commands.evaluate import Progress, config_of, split, words_of
-from groupwise.commands.shared import SETTINGS, aligned, print_json, read_config
+from groupwise.commands.shared import (
+    SETTINGS,
+    Progress,
+    aligned,
+    config_of,
+    print_json,
+    read_config,
+    split_models,
+    words_of,
+)
 from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from groupwise.validate import sieve as sieving
     from groupwise.validate.examine import Basis
 
-    paths, source, overrides = split(args.path, args.items)
+    paths, source, overrides = split_models(args.path, args.items)
     if len(paths) > 1:
         raise ConfigError(f"{paths[1]}: one DATA at a time. Several files go as a pattern, a/*.")
     check_options(args)
