@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from groupwise.commands.shared import (
     config_of,
     print_json,
     read_config,
+    say,
     split_models,
     warn,
     words_of,
@@ -136,7 +136,7 @@ def side_by_side(
     else:
         print(text(found, results.compare(found, earlier)))
     if out is not None:
-        _say(f"wrote {out / results.NAME}")
+        say(f"wrote {out / results.NAME}")
     return 0
 
 
@@ -188,11 +188,11 @@ def on_all(
         title = f"{candidate.name} on {sitting.entry.suite.name}"
         if done is None:
             for note in sitting.notes:
-                _say(note)
-            done, groups = sitting.run(model, Progress(title, len(sitting.bench.tasks)))
+                say(note)
+            done, groups = sitting.run(model, Progress(len(sitting.bench.tasks), "tasks", title))
             keep(done, groups)
         else:
-            _say(f"{title}: there already, nothing is sampled.")
+            say(f"{title}: there already, nothing is sampled.")
         own.append(replace(done, model=model))
     return own
 
@@ -265,10 +265,6 @@ def other_settings(paths: Sequence[str], source: Path | None, config: Config) ->
                 "holds for all here."
             )
     return notes
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from groupwise.commands.shared import (
     config_of,
     print_json,
     read_config,
+    say,
     split_models,
     words_of,
 )
@@ -148,8 +149,8 @@ class Look:
         from groupwise.validate import passing, sieve
 
         entry = passing.open_rows(self.name, self.basis, found.removed)
-        show = Progress(f"{self.candidate.name} on {self.name}", len(entry.tasks))
-        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, show, _say)
+        show = Progress(len(entry.tasks), "tasks", f"{self.candidate.name} on {self.name}")
+        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, show, say)
         low, high = self.limits
         band = sieve.Band(low, high, self.asked.samples, self.candidate.name, 0.0, 0.0, {})
         return sieve.by_band(found, counts, band)
@@ -166,10 +167,6 @@ class Counter:
             end = "" if self.live else "\n"
             start = "\r" if self.live else ""
             print(f"{start}{rows:,} rows", end=end, file=sys.stderr, flush=True)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 # --- files ------------------------------------------------------------------------------------

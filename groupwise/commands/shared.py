@@ -70,6 +70,11 @@ def warn(text: str) -> None:
     print(f"groupwise: warning: {text}", file=sys.stderr)
 
 
+def say(line: str) -> None:
+    """To people, beside the data on standard output."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 
@@ -88,8 +93,9 @@ def terminal_width() -> int:
 class Progress:
     """One line that is written over on a terminal; elsewhere a line now and then."""
 
-    def __init__(self, title: str, total: int) -> None:
-        self.title, self.total, self.shown = title, total, 0
+    def __init__(self, total: int, things: str, title: str = "") -> None:
+        self.total, self.things, self.shown = total, things, 0
+        self.title = f"{title}: " if title else ""
         self.begun = time.perf_counter()
         self.live = sys.stderr.isatty()
 
@@ -101,7 +107,9 @@ class Progress:
         self.shown = done
         took = time.perf_counter() - self.begun
         left = duration(took / done * (self.total - done))
-        line = f"{self.title}: {done} of {self.total} tasks, {tokens / took:,.0f} tokens/s, {left}"
+        line = (
+            f"{self.title}{done} of {self.total} {self.things}, {tokens / took:,.0f} tokens/s, "
+            f"{left} left"
+        )
         end = "\n" if not self.live or done == self.total else ""
-        shown = f"{line} left"
-        print(f"\r\033[K{shown}" if self.live else shown, end=end, file=sys.stderr, flush=True)
+        print(f"\r\033[K{line}" if self.live else line, end=end, file=sys.stderr, flush=True)
