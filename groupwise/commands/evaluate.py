@@ -26,7 +26,8 @@ from groupwise.errors import ConfigError
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.records import Rollout
-    from groupwise.validate.examine import Asked, Basis, Candidate, Entry, Sitting
+    from groupwise.validate.asked import Asked, Basis, Candidate, Entry
+    from groupwise.validate.examine import Sitting
     from groupwise.validate.results import Result
 
 # Options that make no sense without suites: with one of them, the held-out tasks are one.
@@ -98,8 +99,8 @@ def side_by_side(
     config: Config,
     overrides: Sequence[str],
 ) -> int:
-    from groupwise.validate import examine, results
-    from groupwise.validate.examine import FORCE_TOKENS, Asked, Basis
+    from groupwise.validate import results
+    from groupwise.validate.asked import FORCE_TOKENS, Asked, Basis, candidates, check, entries
     from groupwise.validate.suites import HELD_OUT
 
     asked = Asked(
@@ -114,15 +115,15 @@ def side_by_side(
     )
     given = tuple(item.partition("=")[0].strip() for item in overrides)
     basis = Basis(config, source is not None, given)
-    examine.check(asked, config)
-    models = examine.candidates(paths)
+    check(asked, config)
+    models = candidates(paths)
     names = words_of(",".join(args.suite)) or (HELD_OUT,)
     out = Path(args.out) if args.out else None
     stored = results.read(out) if out and (out / results.NAME).is_file() else []
     if out is not None and out.exists() and not stored and any(out.iterdir()):
         raise ConfigError(f"--out {out} exists and has no {results.NAME}: nothing is overwritten.")
     earlier = results.read(Path(args.against)) if args.against else []
-    suites = examine.entries(names, Path(args.data) if args.data else None, basis, asked)
+    suites = entries(names, Path(args.data) if args.data else None, basis, asked)
     if earlier:
         keys = {entry.suite.name: list(entry.keys.values()) for entry in suites}
         for note in results.check_against(earlier, keys):

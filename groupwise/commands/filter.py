@@ -29,7 +29,7 @@ from groupwise.errors import ConfigError
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.data.files import Row
-    from groupwise.validate.examine import Basis
+    from groupwise.validate.asked import Basis
     from groupwise.validate.sieve import Band, Sieve
 
 BAND, SAMPLES, TEMPERATURE = "0.1,0.9", 8, 1.0
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from groupwise.data.guessing import CHANCE
     from groupwise.data.overlap import NGRAM
     from groupwise.validate import sieve as sieving
-    from groupwise.validate.examine import Basis
+    from groupwise.validate.asked import Basis
 
     paths, source, overrides = split_models(args.path, args.items)
     if len(paths) > 1:
@@ -128,7 +128,8 @@ class Look:
     """Pass rates under a model."""
 
     def __init__(self, args: argparse.Namespace, basis: Basis) -> None:
-        from groupwise.validate import examine, passing
+        from groupwise.validate import passing
+        from groupwise.validate.asked import Asked, candidates, check
 
         self.name, self.basis = args.path, basis
         ends = words_of(args.band or BAND)
@@ -137,13 +138,13 @@ class Look:
         except ValueError:
             raise ConfigError(f"--band {args.band}: write two shares, 0.1,0.9.") from None
         self.limits = (low, high)
-        self.asked = examine.Asked(
+        self.asked = Asked(
             samples=SAMPLES if args.samples is None else args.samples,
             temperature=TEMPERATURE if args.temperature is None else args.temperature,
         )
         passing.check(self.asked, self.limits)
-        examine.check(self.asked, basis.config)
-        [self.candidate] = examine.candidates([args.model])
+        check(self.asked, basis.config)
+        [self.candidate] = candidates([args.model])
 
     def band(self, found: Sieve, kept: Path) -> Band:
         from groupwise.validate import passing, sieve
