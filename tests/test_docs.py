@@ -54,9 +54,9 @@ def test_the_tree_of_the_readme_is_the_tree() -> None:
     # Those folders are spelled out, file by file.
     for folder in ("data", "engine", "graders", "groups", "losses", "optim", "sync", "replay"):
         own = {path.name for path in (ROOT / "groupwise" / folder).glob("[!_]*.py")}
-        assert own <= named, own - named
+        assert own <= named, f"not in the README's tree: {own - named}"
     top = {path.name for path in (ROOT / "groupwise").glob("[!_]*.py")}
-    assert top <= named, top - named
+    assert top <= named, f"not in the README's tree: {top - named}"
 
 
 def test_every_page_is_named_in_the_readme() -> None:
