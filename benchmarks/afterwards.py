@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from groupwise.cost import (
-    Device,
     Group,
-    floor_seconds,
     needed,
     optimizer_cost,
     rollout_cost,
     update_cost,
 )
+from groupwise.devices import Device, floor_seconds
 from groupwise.model.checkpoint import Loaded
 from groupwise.model.config import ModelConfig
 from groupwise.watch.rollouts import read as read_rollouts

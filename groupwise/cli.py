@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from groupwise.config import Config
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a device takes no more
-PAGES = "docs/algorithms.md, docs/metrics.md and docs/rules.md"
+PAGES = "docs/algorithms.md, metrics.md, rules.md and settings.md"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -314,6 +314,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _docs(args: argparse.Namespace) -> int:
+    from groupwise.config.page import settings_page
     from groupwise.tell.explain import markdown, undocumented
     from groupwise.watch.catalogue import metrics_page
     from groupwise.watch.rules import rules_page
@@ -330,6 +331,7 @@ def _docs(args: argparse.Namespace) -> int:
         "algorithms.md": markdown(),
         "metrics.md": metrics_page(),
         "rules.md": rules_page(),
+        "settings.md": settings_page(),
     }
     for name, page in pages.items():
         path = folder / name

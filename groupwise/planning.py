@@ -15,7 +15,8 @@ from typing import Any
 from groupwise import cost, room
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
-from groupwise.cost import Device, Group
+from groupwise.cost import Group
+from groupwise.devices import KNOWN, Device, floor_seconds
 from groupwise.engine.flight import ROW_STEP, in_steps
 from groupwise.model.config import ModelConfig
 from groupwise.setup import demand_of, frozen_of, learns_from_labels, weight_bytes
@@ -232,7 +233,7 @@ def rollout_seconds(
     """Of sampling alone; None where the device's peaks are not known for this precision."""
     if not place.cpu and width != cost.HALF:
         return None
-    floor = cost.floor_seconds(cost.rollout_cost(shape, groups, slots, width), place.device)
+    floor = floor_seconds(cost.rollout_cost(shape, groups, slots, width), place.device)
     if floor is None or place.cpu:
         return None if floor is None else floor / CPU_DECODE_SHARE
     lengths = [length for group in groups for length in group.completions]
@@ -261,7 +262,7 @@ def assumptions(made: Plan) -> list[str]:
         + (": the most that they can have; --tokens N for what you expect" if most else "")
     ]
     if made.seconds is None:
-        known = ", ".join(device.name for device in cost.KNOWN if device.flops)
+        known = ", ".join(device.name for device in KNOWN if device.flops)
         return [*found, f"no times: they are known for bfloat16 on {known}, and for a CPU"]
     share = f"{update_share(cost.parameters(made.shape), cpu=place.cpu):.0%}"
     found.append(

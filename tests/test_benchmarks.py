@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from groupwise.config import load as load_config
-from groupwise.cost import Device
+from groupwise.devices import Device
 from groupwise.model.checkpoint import Loaded, load, save
 from groupwise.model.config import ModelConfig
 from groupwise.model.tokenizer import Tokenizer, character_files

@@ -24,7 +24,8 @@ from groupwise.cli import main
 from groupwise.commands import doctor, init, machine
 from groupwise.commands.plan import named_gpu
 from groupwise.config import Config, load
-from groupwise.cost import Device, Group
+from groupwise.cost import Group
+from groupwise.devices import Device
 from groupwise.errors import ConfigError, ModelError, RunError
 from groupwise.model import checkpoint
 from groupwise.model.checkpoint import load as load_model

@@ -22,6 +22,7 @@ from groupwise.config.changes import RESUME
 from groupwise.config.checks import ONE_IS_NOTHING
 from groupwise.config.fields import Forms
 from groupwise.config.names import ELSEWHERE
+from groupwise.config.page import settings_page
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
@@ -29,7 +30,8 @@ from groupwise.losses.gates import clip
 from groupwise.records import Memory, Visit
 from groupwise.slots import REGISTRY, Range
 
-CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.toml"))
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 
 
 def again(config: Config) -> Config:
@@ -132,6 +134,21 @@ def test_the_text_carries_the_comments_of_the_fields() -> None:
     assert "[engine]  # The sampler." in written
     assert "micro_tokens = 0  # in one forward and backward pass; 0: 1,024 on a CPU" in written
     assert written.count("\neval = ") == 1  # data.eval, which has a table's name
+
+
+def test_the_page_of_settings_has_every_field_with_default_range_meaning_and_resume_rule() -> None:
+    page = settings_page()
+    assert (ROOT / "docs" / "settings.md").read_text("utf-8") == page, "run `make docs`"
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("| `") for row in rows] == list(FIELDS)
+    assert all(row[3].strip() for row in rows)  # each says what it is
+    for row in (
+        "| `engine.top_p` | `1.0` | a number in (0, 1] | below 1, only with such a recipe | yes |",
+        "| `seed` | `0` | a whole number >= 0 | of the data's order and of every sample | no |",
+        '| `engine.weights` | `"shared"` | `shared`, `int8`, `stale:K`, `noise:X` | ',
+        '| `adapter.targets` | `"all"` | a text or a list | ',
+    ):
+        assert row in page
 
 
 def test_control_characters_are_escaped() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from groupwise import cost
-from groupwise.cost import Cost, Device, Group
+from groupwise.cost import Cost, Group
+from groupwise.devices import Device, device_named, floor_seconds
 from groupwise.model.config import ModelConfig
 from groupwise.model.ops import Ops, Plain
 from groupwise.model.transformer import Transformer
@@ -29,7 +30,7 @@ SEVEN = replace(
     M, vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_heads=28, num_kv_heads=4,
     tied=False,
 )  # fmt: skip
-H200 = cost.device_named("NVIDIA H200")
+H200 = device_named("NVIDIA H200")
 
 
 def test_parameters_are_those_that_the_models_are_known_for() -> None:
@@ -61,7 +62,7 @@ def test_a_decoding_step_by_hand() -> None:
     assert parts["attention"].flops == 4 * 30 * 576 * 1024 * (75 + 128 + 1)
     assert parts["head"] == Cost(2 * 1024 * 49152 * 576, 2 * 49152 * 576)
     # 0.28 ms of operations, then 0.73 ms and 0.07 ms: of memory, and of operations again.
-    assert cost.floor_seconds(parts, H200) == pytest.approx(1.082e-3, rel=1e-3)
+    assert floor_seconds(parts, H200) == pytest.approx(1.082e-3, rel=1e-3)
 
 
 def step(shape: ModelConfig, rows: int, prompt: int, own: int, group: int) -> cost.Parts:
@@ -215,11 +216,11 @@ def test_what_a_layer_keeps_is_what_autograd_is_given(kind: str, qk_norm: bool) 
 
 def test_devices_by_the_names_of_their_drivers() -> None:
     assert (H200.flops, H200.bandwidth) == (790e12, 4.3e12)
-    assert cost.device_named("NVIDIA H100 80GB HBM3").bandwidth == 3.0e12
-    assert cost.device_named("NVIDIA H100 PCIe").bandwidth == 1.8e12
-    assert cost.device_named("NVIDIA A100-SXM4-40GB").memory == 40e9
-    assert cost.device_named("NVIDIA A100-SXM4-80GB", 85e9).memory == 85e9
-    assert cost.device_named("NVIDIA A100-PCIE-40GB").bandwidth == 1.4e12
+    assert device_named("NVIDIA H100 80GB HBM3").bandwidth == 3.0e12
+    assert device_named("NVIDIA H100 PCIe").bandwidth == 1.8e12
+    assert device_named("NVIDIA A100-SXM4-40GB").memory == 40e9
+    assert device_named("NVIDIA A100-SXM4-80GB", 85e9).memory == 85e9
+    assert device_named("NVIDIA A100-PCIE-40GB").bandwidth == 1.4e12
     for name in (
         "Some GPU",
         "NVIDIA RTX A1000",
@@ -228,12 +229,12 @@ def test_devices_by_the_names_of_their_drivers() -> None:
         "NVIDIA L40",
         "T400",
     ):
-        other = cost.device_named(name, 8e9)
+        other = device_named(name, 8e9)
         assert (other.flops, other.memory) == (None, 8e9)
-    assert cost.device_named("NVIDIA H100 80GB HBM3 MIG 1g.10gb").flops is None
-    assert cost.floor_seconds({"x": Cost(1, 1)}, other) is None
+    assert device_named("NVIDIA H100 80GB HBM3 MIG 1g.10gb").flops is None
+    assert floor_seconds({"x": Cost(1, 1)}, other) is None
     bound = {"a": Cost(790e12, 0), "b": Cost(1, 8.6e12)}  # 1 s of operations, 2 s of memory
-    assert cost.floor_seconds(bound, H200) == pytest.approx(3.0)
+    assert floor_seconds(bound, H200) == pytest.approx(3.0)
 
 
 def test_counting_needs_no_torch() -> None:

@@ -28,9 +28,10 @@ from groupwise.graders import code
 from groupwise.graders.rubric import Grader
 from groupwise.model.tokenizer import Tokenizer, character_files
 from groupwise.records import Completion, Grade, Rollout, Task
+from groupwise.validate import asked as asking
 from groupwise.validate import examine, passing, results
+from groupwise.validate.asked import Asked
 from groupwise.validate.budgets import at_budget, cut, room
-from groupwise.validate.examine import Asked
 from groupwise.validate.scores import Outcome, average, by_budget, majority_at, metrics, pass_at
 from groupwise.validate.suites import BY_FENCE, Forcing, config_of, find
 from groupwise.validate.votes import ballots, majority
@@ -295,8 +296,8 @@ def test_an_unknown_suite_is_refused_with_the_nearest(wrong: str) -> None:
 
 
 def tasks_of(name: str, **settings: Any) -> list[Task]:
-    asked = examine.Asked(**settings)
-    [entry] = examine.entries([name], None, examine.Basis(load()), asked)
+    asked = Asked(**settings)
+    [entry] = asking.entries([name], None, asking.Basis(load()), asked)
     return list(entry.tasks)
 
 
@@ -679,21 +680,21 @@ def test_results_of_other_tasks_or_of_something_else_are_refused(
 def test_a_suites_own_settings_hold_where_nothing_else_was_said() -> None:
     suite = replace(find("gsm8k:x"), max_tokens=512)
     config = load()
-    bare = examine.Basis(config)
+    bare = asking.Basis(config)
     found, notes = examine._as_the_suite_says(config, bare, suite, 8192, chats="{{ messages }}")
     assert (found.data.template, found.engine.max_tokens) == ("chat", 512)
     assert "step by step" in found.data.instruction and len(notes) == 3
     small, _ = examine._as_the_suite_says(config, bare, suite, 600, chats=None)
     assert (small.data.template, small.engine.max_tokens) == ("auto", 300)
-    said = examine.Basis(config, given=("engine.max_tokens", "data"))
+    said = asking.Basis(config, given=("engine.max_tokens", "data"))
     same, notes = examine._as_the_suite_says(config, said, suite, 8192, chats="{{ messages }}")
     assert same == config and not notes
 
 
 def test_metrics_of_one_sample_are_its_accuracy_alone() -> None:
-    assert list(metrics([outcome(True), outcome(False)], 1, examine.Asked().sizes)) == ["avg@1"]
+    assert list(metrics([outcome(True), outcome(False)], 1, Asked().sizes)) == ["avg@1"]
     with pytest.raises(ConfigError):
-        examine.check(examine.Asked(samples=2), load())
+        asking.check(Asked(samples=2), load())
 
 
 def test_answers_of_models_with_like_names_have_files_of_their_own(tmp_path: Path) -> None:

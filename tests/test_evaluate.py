@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from groupwise.commands.evaluate import split
+from groupwise.commands.shared import split_models
 from groupwise.records import Completion, Grade, Rollout, Task
 from groupwise.validate import evaluate as evaluating
 
@@ -38,9 +38,13 @@ def test_a_path_may_have_an_equals_sign(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.toml").write_text("")
     source = str(folder / "config.toml")
-    assert split("a", [str(folder), source, "seed=3"]) == (
+    assert split_models("a", [str(folder), source, "seed=3"]) == (
         ["a", str(folder)],
         folder / "config.toml",
         ["seed=3"],
     )
-    assert split("a", ["data.template=mine.toml"]) == (["a"], None, ["data.template=mine.toml"])
+    assert split_models("a", ["data.template=mine.toml"]) == (
+        ["a"],
+        None,
+        ["data.template=mine.toml"],
+    )

@@ -22,6 +22,7 @@ from groupwise.data.words import grams, hashed, numbers, words
 from groupwise.errors import GroupwiseError
 from groupwise.records import Task
 from groupwise.validate import examine, passing
+from groupwise.validate.asked import Asked
 from groupwise.validate.estimates import Count, Rates
 from groupwise.validate.sieve import Band, Sieve, by_band, tally
 
@@ -574,7 +575,7 @@ def test_a_chat_is_compared_by_what_it_says(
 
 def test_limits_of_a_band_are_checked() -> None:
     with pytest.raises(GroupwiseError, match="two shares"):
-        passing.check(examine.Asked(samples=8, temperature=1.0), (0.5, 1.5))
+        passing.check(Asked(samples=8, temperature=1.0), (0.5, 1.5))
 
 
 def test_a_row_with_other_numbers_stays_and_is_counted(

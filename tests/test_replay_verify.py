@@ -20,7 +20,8 @@ from groupwise.errors import RunError
 from groupwise.loop import train
 from groupwise.model import checkpoint
 from groupwise.replay import verify as module
-from groupwise.replay.verify import compare_metrics, differences, same_bits, verify
+from groupwise.replay.bits import compare_metrics, same_bits
+from groupwise.replay.verify import differences, verify
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.rollouts import read, store, with_lists
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from groupwise import Recipe, TokenBatch, batch_phase, merge, passes, recipe, token_phase
 from groupwise.errors import BatchError, RecipeWarning
-from groupwise.groups.shaping import kl_per_token
+from groupwise.groups.shaping import kl_per_token, soft_overlong
 from groupwise.losses.penalties import kl, kl_importance
 from groupwise.losses.ratios import sequence_geomean, sequence_product
 
@@ -264,6 +264,48 @@ def test_19_the_ratio_of_a_sequence_is_a_product() -> None:
     close(sequence_geomean()(batch).exp()[0, :2], [math.sqrt(6)] * 2)  # the bug: 2.5
     longer = built([3], [1.0], width=3, old_logp_NT=old).with_outputs(logp_NT=new)
     close(sequence_product()(longer).exp()[0], [594.0] * 3)
+
+
+# --- tokens that others wrote -----------------------------------------------------------------
+
+# Two answers with a tool's tokens in between: the policy wrote two tokens of the first.
+TOOL = torch.tensor([[1, 0, 0, 0, 1, 0], [1, 1, 1, 1, 0, 0]]).bool()
+
+
+def with_a_tool(junk: float, **streams: list[list[float]]) -> TokenBatch:
+    """Rewards 1 and 0 in one group; each stream has junk of its own where the policy wrote not."""
+    filled = {
+        name: wide(x).where(TOOL, wide(number * junk))
+        for number, (name, x) in enumerate(streams.items(), 2)
+    }
+    reward_N = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    return TokenBatch.build(mask_NT=TOOL, group_N=[0, 0], reward_N=reward_N, **filled)
+
+
+@pytest.mark.parametrize("junk", [0.0, -50.0, math.nan])
+def test_35_a_tools_tokens_are_in_no_loss_no_kl_and_no_return(junk: float) -> None:
+    """Here by hand; tests/test_invariances.py has the same for every recipe, with gradients."""
+    old, ref = [[-1.0] * 6] * 2, [[-1.5, 9.0, 9.0, 9.0, -2.0, 9.0], [-1.0] * 6]
+    batch = with_a_tool(junk, old_logp_NT=old, ref_logp_NT=ref)
+    made = recipe("grpo", {"advantage": "group_mean()", "penalty": "kl(coef=0.5, estimator='k2')"})
+    logp_NT = torch.full((2, 6), -1.0, dtype=torch.float64).where(TOOL, junk).requires_grad_()
+    done = token_phase(made, batch_phase(made, batch).batch, logp_NT=logp_NT)
+    # Advantages of ±0.5 cancel. What is left is 0.5 · KL: tokens of x²/2 with x = 0.5, 1 | 0.
+    close(done.loss.detach(), 0.5 * ((0.125 + 0.5) / 2 + 0) / 2)
+    assert torch.autograd.grad(done.loss, logp_NT)[0][~TOOL].abs().max() == 0.0
+    shaped = kl_per_token(coef=1.0, estimator="k1")(wide([1.0, 0.0]), batch)[1]
+    close(shaped, -torch.tensor([[0.5, 0, 0, 0, 1.0, 0], [0] * 6]))
+
+
+def test_37_the_length_of_an_answer_is_what_the_policy_wrote() -> None:
+    """A tool's long reply must not make an answer overlong, nor its tokens lighter."""
+    batch = with_a_tool(0.0)
+    assert batch.length_N.tolist() == [2, 4]  # the bug: 5 and 4, or 6 and 6
+    coefficient_NT = batch_phase(recipe("grpo", {"penalty": ""}), batch).batch.coefficient_NT
+    close(coefficient_NT[0], [1 / 4, 0, 0, 0, 1 / 4, 0])  # half of a row of two; the bug: 1/10
+    close(coefficient_NT[1], [1 / 8] * 4 + [0, 0])
+    shaped_N, _ = soft_overlong(max_length=4, cache=2)(wide([1.0, 0.0]), batch)
+    close(shaped_N, [1.0, -1.0])  # two tokens cost nothing, four are at the limit
 
 
 # --- measures ---------------------------------------------------------------------------------

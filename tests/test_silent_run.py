@@ -1,7 +1,7 @@
 """Bugs that other tools had, and that nobody saw, looked for in whole runs: a test each, by number.
 
 26: log-probabilities of positions that are no tokens. 27: the head's precision. 30, 33, 34: the
-same tokens for sampler, learner and reward.
+same tokens for sampler, learner and reward. 42: answers of an older policy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_bug_26_what_stands_where_no_token_is_reaches_no_sum(
     recipe: str, sentinel: float, model: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Padded positions of every stream hold a sentinel: the run is the same to the last bit."""
+    """Padded positions of every stream hold a sentinel: the run is the same to the last bit.
+
+    Sampler, scoring and update hold different ones: the same in two would cancel in a ratio.
+    """
 
     def run(name: str) -> dict[str, Any]:
         cold_start.run_from(model, tmp_path / name, recipe=recipe, steps=2)
@@ -53,19 +56,23 @@ def test_bug_26_what_stands_where_no_token_is_reaches_no_sum(
     clean = run("clean")
     polluted = 0
 
-    def pollute(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    def pollute(x_NT: Tensor, mask_NT: Tensor, junk: float) -> Tensor:
         nonlocal polluted
         polluted += int((~mask_NT).sum())
         keep = mask_NT if x_NT.dim() == 2 else mask_NT[..., None]
-        return torch.where(keep, x_NT, torch.tensor(sentinel).to(x_NT))
+        return torch.where(keep, x_NT, torch.tensor(junk).to(x_NT))
 
     spread, padded = packs.Pack.spread, assemble._padded
-    monkeypatch.setattr(
-        packs.Pack, "spread", lambda self, x_M: pollute(spread(self, x_M), self.mask_NT)
-    )
-    monkeypatch.setattr(
-        assemble, "_padded", lambda values, mask_NT: pollute(padded(values, mask_NT), mask_NT)
-    )
+
+    def spread_and_polluted(self: packs.Pack, x_A: Tensor) -> Tensor:
+        junk = (3 if torch.is_grad_enabled() else 2) * sentinel
+        return pollute(spread(self, x_A), self.mask_NT, junk)
+
+    def padded_and_polluted(values: Any, mask_NT: Tensor) -> Tensor:
+        return pollute(padded(values, mask_NT), mask_NT, sentinel)
+
+    monkeypatch.setattr(packs.Pack, "spread", spread_and_polluted)
+    monkeypatch.setattr(assemble, "_padded", padded_and_polluted)
     assert run("polluted") == clean
     assert polluted > 100
 
@@ -241,3 +248,19 @@ def test_bug_33_a_limit_on_prompts_drops_rows_and_cuts_none(
     assert prompts == {"1+1=", "2+1=", "3+1="}
     assert {p for p, _ in seen["sampled"]} == {p for p, _ in seen["learned"]}
     assert all(len(prompt) == 4 for prompt, _ in seen["learned"])
+
+
+# --- 42 -------------------------------------------------------------------------------------------
+
+
+def test_bug_42_answers_of_an_older_policy_are_all_learned_from_the_long_ones_too(
+    model: str, seen: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """Leaving stale answers out would leave out long ones, which take longer to be written."""
+    cold_start.run_from(
+        model, tmp_path / "run", recipe="tis", steps=4, eval__tasks=0, engine__weights="stale:2"
+    )
+    assert max(step["staleness/max"] for step in metrics(tmp_path / "run")[1:]) == 2
+    assert sorted(seen["learned"]) == sorted(seen["sampled"])
+    assert len({len(answer) for _, answer in seen["sampled"]}) > 1
+    assert all(row["used"] for step in (1, 2, 3, 4) for row in rows(tmp_path / "run", step))

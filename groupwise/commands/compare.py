@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groupwise.commands.shared import print_json, warn
+from groupwise.commands.shared import print_json, say, warn
 from groupwise.errors import ConfigError, RecipeWarning, nearest
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
     folder.take(plan)
     jobs = folder.undone(plan)
     kept = len(plan.jobs) - len(jobs)
-    _say(
+    say(
         f"{len(plan.arms)} arms x {len(plan.seeds)} seeds, {plan.budget} each, into {folder.path}"
         + (f"; {kept} runs are done already" if kept else "")
     )
@@ -139,13 +139,13 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
     try:
         with interruptible():
             if jobs:
-                starts.prepare(plan, folder, _say)
+                starts.prepare(plan, folder, say)
                 progress = workers.do(plan, folder, jobs, places, lock, Shown(plan))
             else:
                 starts.check_unchanged(plan, folder)
     except KeyboardInterrupt:
         left = len(folder.undone(plan))
-        _say(f"stopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
+        say(f"stopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
         return 130
     failed = dict.fromkeys(folder.undone(plan), "it did not finish")
     failed |= progress.failed if progress else {}
@@ -159,7 +159,7 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
         print(words.text(found))
         print(f"\n{words.cost_line(found['cost'])}; {', '.join(written)} in {folder.path}")
     if failed:
-        _say(f"{len(failed)} runs failed; the logs are log.txt in their folders. {go_on(sys.argv)}")
+        say(f"{len(failed)} runs failed; the logs are log.txt in their folders. {go_on(sys.argv)}")
     return 1 if failed else 0
 
 
@@ -168,7 +168,7 @@ def interruptible() -> Iterator[None]:
     """A request to end the process is a KeyboardInterrupt, whoever sends it."""
 
     def interrupt(number: int, frame: object) -> None:
-        _say("\nsaving the runs under way (once more ends them where they are) ...")
+        say("\nsaving the runs under way (once more ends them where they are) ...")
         raise KeyboardInterrupt
 
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
@@ -218,7 +218,7 @@ class Shown:
 
         for job in progress.failed.keys() - self._failed:
             name = self._plan.arms[job.arm].name
-            _say(f"{self._clear()}FAILED {name}, seed {job.seed}: {progress.failed[job]}")
+            say(f"{self._clear()}FAILED {name}, seed {job.seed}: {progress.failed[job]}")
             self._failed.add(job)
         done = len(progress.seconds) + len(progress.failed)
         if not self._live and done == self._shown:
@@ -232,7 +232,3 @@ class Shown:
 
     def _clear(self) -> str:
         return "\r\033[K" if self._live else ""
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from groupwise.commands.shared import SETTINGS, aligned, print_json, read_config, warn
+from groupwise.commands.eval_tables import text
+from groupwise.commands.shared import (
+    SETTINGS,
+    Progress,
+    config_of,
+    print_json,
+    read_config,
+    say,
+    split_models,
+    warn,
+    words_of,
+)
 from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.records import Rollout
-    from groupwise.validate.examine import Asked, Basis, Candidate, Entry, Sitting
-    from groupwise.validate.results import Comparison, Result
-    from groupwise.validate.scores import Figure
+    from groupwise.validate.asked import Asked, Basis, Candidate, Entry
+    from groupwise.validate.examine import Sitting
+    from groupwise.validate.results import Result
 
 # Options that make no sense without suites: with one of them, the held-out tasks are one.
 OF_SUITES = ("data", "tasks", "samples", "temperature", "at", "by", "budgets", "force", "out",
@@ -61,7 +70,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    paths, source, overrides = split(args.path, args.items)
+    paths, source, overrides = split_models(args.path, args.items)
     if source is None:
         source = next((own for path in paths if (own := config_of(Path(path)))), None)
     config = read_config(source, overrides)
@@ -80,30 +89,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def split(path: str, items: Sequence[str]) -> tuple[list[str], Path | None, list[str]]:
-    """Models, a configuration (.toml), and settings."""
-    models, settings, source = [path], [], None
-    for item in items:
-        if item.endswith(".toml") and ("=" not in item or Path(item).is_file()):
-            if source is not None:
-                raise ConfigError(f"{source} and {item} are two configurations. Name one.")
-            source = Path(item)
-        elif "=" in item and not Path(item).exists():
-            settings.append(item)
-        else:
-            models.append(item)
-    return models, source, settings
-
-
-def config_of(path: Path) -> Path | None:
-    """The configuration of the run that a path is, or is a checkpoint of."""
-    folder = path.resolve()
-    for each in (folder, *folder.parents[:2]):
-        if (each / "config.toml").is_file():
-            return each / "config.toml"
-    return None
-
-
 # --- suites -----------------------------------------------------------------------------------
 
 
@@ -114,8 +99,8 @@ def side_by_side(
     config: Config,
     overrides: Sequence[str],
 ) -> int:
-    from groupwise.validate import examine, results
-    from groupwise.validate.examine import FORCE_TOKENS, Asked, Basis
+    from groupwise.validate import results
+    from groupwise.validate.asked import FORCE_TOKENS, Asked, Basis, candidates, check, entries
     from groupwise.validate.suites import HELD_OUT
 
     asked = Asked(
@@ -130,15 +115,15 @@ def side_by_side(
     )
     given = tuple(item.partition("=")[0].strip() for item in overrides)
     basis = Basis(config, source is not None, given)
-    examine.check(asked, config)
-    models = examine.candidates(paths)
+    check(asked, config)
+    models = candidates(paths)
     names = words_of(",".join(args.suite)) or (HELD_OUT,)
     out = Path(args.out) if args.out else None
     stored = results.read(out) if out and (out / results.NAME).is_file() else []
     if out is not None and out.exists() and not stored and any(out.iterdir()):
         raise ConfigError(f"--out {out} exists and has no {results.NAME}: nothing is overwritten.")
     earlier = results.read(Path(args.against)) if args.against else []
-    suites = examine.entries(names, Path(args.data) if args.data else None, basis, asked)
+    suites = entries(names, Path(args.data) if args.data else None, basis, asked)
     if earlier:
         keys = {entry.suite.name: list(entry.keys.values()) for entry in suites}
         for note in results.check_against(earlier, keys):
@@ -152,7 +137,7 @@ def side_by_side(
     else:
         print(text(found, results.compare(found, earlier)))
     if out is not None:
-        _say(f"wrote {out / results.NAME}")
+        say(f"wrote {out / results.NAME}")
     return 0
 
 
@@ -204,11 +189,11 @@ def on_all(
         title = f"{candidate.name} on {sitting.entry.suite.name}"
         if done is None:
             for note in sitting.notes:
-                _say(note)
-            done, groups = sitting.run(model, Progress(title, len(sitting.bench.tasks)))
+                say(note)
+            done, groups = sitting.run(model, Progress(len(sitting.bench.tasks), "tasks", title))
             keep(done, groups)
         else:
-            _say(f"{title}: there already, nothing is sampled.")
+            say(f"{title}: there already, nothing is sampled.")
         own.append(replace(done, model=model))
     return own
 
@@ -283,36 +268,6 @@ def other_settings(paths: Sequence[str], source: Path | None, config: Config) ->
     return notes
 
 
-class Progress:
-    """One line that is written over on a terminal; elsewhere a line now and then."""
-
-    def __init__(self, title: str, total: int) -> None:
-        self.title, self.total, self.shown = title, total, 0
-        self.begun = time.perf_counter()
-        self.live = sys.stderr.isatty()
-
-    def __call__(self, done: int, tokens: int) -> None:
-        from groupwise.commands.plan import duration
-
-        if not self.live and done < self.total and done - self.shown < self.total / 5:
-            return
-        self.shown = done
-        took = time.perf_counter() - self.begun
-        left = duration(took / done * (self.total - done))
-        line = f"{self.title}: {done} of {self.total} tasks, {tokens / took:,.0f} tokens/s, {left}"
-        end = "\n" if not self.live or done == self.total else ""
-        shown = f"{line} left"
-        print(f"\r\033[K{shown}" if self.live else shown, end=end, file=sys.stderr, flush=True)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def words_of(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
-
-
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
     try:
         numbers = tuple(int(word) for word in words_of(text))
@@ -321,95 +276,3 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...]:
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"{option} {text} has a number twice.")
     return numbers
-
-
-# --- for people -------------------------------------------------------------------------------
-
-
-def text(found: Sequence[Result], comparisons: Sequence[Comparison]) -> str:
-    from groupwise.validate.scores import by_budget, grouped
-
-    lines: list[str] = []
-    for suite in dict.fromkeys(str(result.suite["name"]) for result in found):
-        own = [result for result in found if result.suite["name"] == suite]
-        lines += [*([""] if lines else []), _title(own[0]), *_table(own)]
-        for column in dict.fromkeys(name for x in own for name in grouped(x.outcomes)):
-            tables = [(x.name, grouped(x.outcomes).get(column, {})) for x in own]
-            lines += ["", *_groups(column, tables)]
-        if any(result.settings.get("budgets") for result in own):
-            lines += ["", *_budgets([(x.name, by_budget(x.outcomes)) for x in own])]
-        lines += _differences([each for each in comparisons if each.suite == suite])
-    note = "± standard error of the mean over tasks; samples of one task are no independent trials"
-    return "\n".join([*lines, "", note])
-
-
-def _title(result: Result) -> str:
-    suite, settings = result.suite, result.settings
-    how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
-    return (
-        f"{suite['name']}: {suite['tasks']} tasks x {settings['samples']}, {how}, up to "
-        f"{settings['max_tokens']} tokens ({suite['source']}, data {suite['data']})"
-    )
-
-
-def _table(results: Sequence[Result]) -> list[str]:
-    from groupwise.validate.scores import metrics
-
-    figures = [metrics(x.outcomes, x.samples, x.settings["at"]) for x in results]
-    names = list(dict.fromkeys(name for each in figures for name in each))
-    rows = [["model", *names, "tokens", "cut off", "failed"]]
-    for result, each in zip(results, figures, strict=True):
-        lengths = [tokens for outcome in result.outcomes for tokens in outcome.tokens]
-        cut = sum(sum(outcome.truncated) for outcome in result.outcomes) / len(lengths)
-        wrong = sum(outcome.failed for outcome in result.outcomes)
-        shown = [_figure(each.get(name)) for name in names]
-        mean = sum(lengths) / len(lengths)
-        rows.append([result.name, *shown, f"{mean:.0f}", f"{cut:.0%}", str(wrong)])
-    return aligned(rows)
-
-
-def _groups(column: str, tables: Sequence[tuple[str, dict[str, Figure]]]) -> list[str]:
-    values = list(dict.fromkeys(value for _, table in tables for value in table))
-    rows = [[column, "tasks", *(name for name, _ in tables)]]
-    for value in values:
-        some = [table.get(value) for _, table in tables]
-        number = max(each.tasks for each in some if each is not None)
-        rows.append([value, str(number), *(_figure(each) for each in some)])
-    return aligned(rows)
-
-
-def _budgets(tables: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[str]:
-    rows = [["budget", *(x for name, _ in tables for x in (name, "forced"))]]
-    for at, size in enumerate(each["budget"] for each in tables[0][1]):
-        cells = []
-        for _, table in tables:
-            cells += [_figure(table[at]["accuracy"]), f"{table[at]['forced_share']:.0%}"]
-        rows.append([str(size), *cells])
-    return aligned(rows)
-
-
-def _differences(comparisons: Sequence[Comparison]) -> list[str]:
-    if not comparisons:
-        return []
-    rows = [["difference", "points", "95 % interval", "p", "tasks"]]
-    notes = []
-    for each in comparisons:
-        rows.append(
-            [
-                f"{each.a} - {each.b}",
-                f"{100 * each.difference:+.1f}",
-                f"{100 * each.low:+.1f} to {100 * each.high:+.1f}",
-                f"{each.p_holm:.2g}{'' if each.p_holm < 0.05 else ', not separable'}",
-                str(each.tasks),
-            ]
-        )
-        if each.settings:
-            notes.append(f"{each.a} and {each.b} differ in {', '.join(each.settings)}.")
-    return ["", *aligned(rows), *notes]
-
-
-def _figure(figure: Figure | None) -> str:
-    if figure is None:
-        return "-"
-    error = "" if figure.stderr is None else f" ±{100 * figure.stderr:.1f}"
-    return f"{100 * figure.value:.1f}{error}"

@@ -13,14 +13,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from groupwise.commands.evaluate import Progress, config_of, split, words_of
-from groupwise.commands.shared import SETTINGS, aligned, print_json, read_config
+from groupwise.commands.shared import (
+    SETTINGS,
+    Progress,
+    aligned,
+    config_of,
+    print_json,
+    read_config,
+    say,
+    split_models,
+    words_of,
+)
 from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.data.files import Row
-    from groupwise.validate.examine import Basis
+    from groupwise.validate.asked import Basis
     from groupwise.validate.sieve import Band, Sieve
 
 BAND, SAMPLES, TEMPERATURE = "0.1,0.9", 8, 1.0
@@ -59,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
     from groupwise.data.guessing import CHANCE
     from groupwise.data.overlap import NGRAM
     from groupwise.validate import sieve as sieving
-    from groupwise.validate.examine import Basis
+    from groupwise.validate.asked import Basis
 
-    paths, source, overrides = split(args.path, args.items)
+    paths, source, overrides = split_models(args.path, args.items)
     if len(paths) > 1:
         raise ConfigError(f"{paths[1]}: one DATA at a time. Several files go as a pattern, a/*.")
     check_options(args)
@@ -119,7 +128,8 @@ class Look:
     """Pass rates under a model."""
 
     def __init__(self, args: argparse.Namespace, basis: Basis) -> None:
-        from groupwise.validate import examine, passing
+        from groupwise.validate import passing
+        from groupwise.validate.asked import Asked, candidates, check
 
         self.name, self.basis = args.path, basis
         ends = words_of(args.band or BAND)
@@ -128,20 +138,20 @@ class Look:
         except ValueError:
             raise ConfigError(f"--band {args.band}: write two shares, 0.1,0.9.") from None
         self.limits = (low, high)
-        self.asked = examine.Asked(
+        self.asked = Asked(
             samples=SAMPLES if args.samples is None else args.samples,
             temperature=TEMPERATURE if args.temperature is None else args.temperature,
         )
         passing.check(self.asked, self.limits)
-        examine.check(self.asked, basis.config)
-        [self.candidate] = examine.candidates([args.model])
+        check(self.asked, basis.config)
+        [self.candidate] = candidates([args.model])
 
     def band(self, found: Sieve, kept: Path) -> Band:
         from groupwise.validate import passing, sieve
 
         entry = passing.open_rows(self.name, self.basis, found.removed)
-        show = Progress(f"{self.candidate.name} on {self.name}", len(entry.tasks))
-        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, show, _say)
+        show = Progress(len(entry.tasks), "tasks", f"{self.candidate.name} on {self.name}")
+        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, show, say)
         low, high = self.limits
         band = sieve.Band(low, high, self.asked.samples, self.candidate.name, 0.0, 0.0, {})
         return sieve.by_band(found, counts, band)
@@ -158,10 +168,6 @@ class Counter:
             end = "" if self.live else "\n"
             start = "\r" if self.live else ""
             print(f"{start}{rows:,} rows", end=end, file=sys.stderr, flush=True)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 # --- files ------------------------------------------------------------------------------------

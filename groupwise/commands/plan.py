@@ -16,7 +16,7 @@ from groupwise.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.cost import Device
+    from groupwise.devices import Device
     from groupwise.planning import Place, Plan
 
 NOTES = {
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def named_gpu(name: str) -> Place:
     """By its name, which may say how much memory it has: `A100 40GB`, `a100-40`, `RTX 4090`."""
-    from groupwise.cost import KNOWN
+    from groupwise.devices import KNOWN
     from groupwise.planning import Place
 
     words = _plain(name)
@@ -98,7 +98,7 @@ def here(config: Config) -> Place:
     """This machine's device that the configuration asks for."""
     import torch
 
-    from groupwise.cost import KNOWN, device_named
+    from groupwise.devices import KNOWN, device_named
     from groupwise.optim.memory import device_bytes
     from groupwise.planning import Place
 
@@ -122,7 +122,7 @@ def _measured_cpu(dtype: Any, memory: int) -> Device:
     """Operations and bandwidth of this CPU as it is now: a matrix product and a copy."""
     import torch
 
-    from groupwise.cost import Device
+    from groupwise.devices import Device
 
     a, b = torch.randn(512, 1024).to(dtype), torch.randn(1024, 2048).to(dtype)
     large = torch.zeros(2**24)  # 64 MiB

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import (
     SETTINGS,
+    Progress,
     print_json,
     read_config,
+    say,
     split_settings,
     terminal_width,
     warn,
@@ -90,13 +91,14 @@ def run(args: argparse.Namespace) -> int:
     )
     checkpoint = Path(checkpoint_in(source, "latest")) if source and is_run else None
     if checkpoint is None and config.model.path == "tiny":
-        _say("making the embedded model and its cold start ...")
+        say("making the embedded model and its cold start ...")
     prepared = ready(config, asked, checkpoint=checkpoint)
     for note in prepared.notes:
-        _say(note)
-    _say(expected(prepared))
+        say(note)
+    say(expected(prepared))
     begun = time.perf_counter()
-    made = prepared.run(Progress(prepared))
+    prompts = sum(len(each.tasks) for each in prepared.rollouts)
+    made = prepared.run(Progress(prompts, "prompts"))
     advice = advise(made)
     data = made.as_dict() | {
         "checkpoint": str(checkpoint) if checkpoint else None,
@@ -181,34 +183,6 @@ def expected(prepared: Ready) -> str:
         f"{what}: about {about} if all are that long, on {place.device.name}{busy}. "
         "Ctrl-C ends it early, and reports."
     )
-
-
-class Progress:
-    """One line that is written over on a terminal; elsewhere a line now and then."""
-
-    def __init__(self, prepared: Ready) -> None:
-        self.total = sum(len(each.tasks) for each in prepared.rollouts)
-        self.begun = time.perf_counter()
-        self.shown = 0
-        self.live = sys.stderr.isatty()
-
-    def __call__(self, done: int, tokens: int) -> None:
-        from groupwise.commands.plan import duration
-
-        if not self.live and done < self.total and done - self.shown < self.total / 5:
-            return
-        self.shown = done
-        took = time.perf_counter() - self.begun
-        left = took / done * (self.total - done)
-        line = (
-            f"{done} of {self.total} prompts, {tokens / took:,.0f} tokens/s, {duration(left)} left"
-        )
-        end = "\n" if not self.live or done == self.total else ""
-        print(f"\r\033[K{line}" if self.live else line, end=end, file=sys.stderr, flush=True)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 # --- for people -------------------------------------------------------------------------------

@@ -119,6 +119,11 @@ def _verdict(key: str, old: Any, new: Any) -> tuple[bool, str]:
     head, _, kind = key.partition(".")
     if head == "recipe":
         return _recipe_verdict(kind, str(old or ""), str(new or ""))
+    return resume_rule(key)
+
+
+def resume_rule(key: str) -> tuple[bool, str]:
+    """Whether a setting beside the recipe may change in a run that goes on, and why (not)."""
     fitting = [name for name in RESUME if f"{key}.".startswith(f"{name}.")]
     if not fitting:
         return False, "this version does not know it"

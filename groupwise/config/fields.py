@@ -59,8 +59,8 @@ class Model:
     # a Hugging Face folder, a .gguf file, an id on a hub ("org/name", "org/name@revision"), or
     # "tiny": made on the spot
     path: str = "tiny"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"  # bfloat16 for a GPU; masters stay float32
+    device: str = "cpu"  # or "cuda", "cuda:1"
     adapters: tuple[str, ...] = ()  # of PEFT's, folded into it: part of the starting policy
     quantize: Literal["none", "int8", "nf4"] = "none"  # the frozen weights beside an adapter
     threads: Whole = 0  # of the CPU; 0: as PyTorch has it. Other numbers give other last bits
@@ -87,13 +87,13 @@ class Adapter:
 class Tiny:
     """The embedded model: a small transformer over characters with a supervised cold start."""
 
-    width: Count = 128
-    layers: Count = 4
-    heads: Count = 4
+    width: Count = 128  # of the hidden states
+    layers: Count = 4  # of attention and feed-forward
+    heads: Count = 4  # of attention
     cold_start_accuracy: Fraction = 0.3  # supervised learning on the task's solutions up to here
-    cold_start_steps: Whole = 3000  # or so many steps
-    cold_start_batch: Count = 64
-    cold_start_rate: Positive = 3e-3
+    cold_start_steps: Whole = 3000  # of it at most
+    cold_start_batch: Count = 64  # solutions a step
+    cold_start_rate: Positive = 3e-3  # its learning rate
 
 
 GENERATORS = ("arithmetic", "countdown")
@@ -130,9 +130,8 @@ class Data:
     train: str | tuple[str, ...] | dict[str, Positive | Source] = "arithmetic"
     # the same without weights; "" holds tasks out of a generator, and none of a file
     eval: str | tuple[str, ...] | dict[str, Source] = ""
-    holdout_share: Fraction = (
-        0.0  # of the prompts of data.train, chosen by their text; not with eval
-    )
+    # of the prompts of data.train, held out for evaluation, chosen by their text; not with eval
+    holdout_share: Fraction = 0.0
     duplicates: Literal["keep", "drop"] = "keep"  # drop also leaves prompts of data.eval out
     prompt_key: str = ""  # a column, or a path such as extra_info.question; "": recognised
     answer_key: str = ""  # the same: reward_model.ground_truth
@@ -146,7 +145,7 @@ class Data:
     max_prompt_tokens: Whole = 0  # longer ones are dropped, and reported; 0: what the model holds
     size: Count = 10_000  # tasks that a generator makes
     options: dict[str, Any] = field(default_factory=dict)  # of a generator, such as digits = 2
-    shuffle: bool = True
+    shuffle: bool = True  # each pass in an order of its own; else as the rows stand
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -222,12 +221,13 @@ class Reward:
 class Engine:
     """The sampler."""
 
-    max_tokens: Count = 64
+    max_tokens: Count = 64  # of an answer
+    # before an answer may end; above 0, only with a recipe that corrects for it, such as tis
     min_tokens: Whole = 0
-    temperature: NonNegative = 1.0
-    top_p: PositiveFraction = 1.0
-    top_k: Whole = 0  # 0: all tokens
-    stop: tuple[str, ...] = ()
+    temperature: NonNegative = 1.0  # of sampling, and of the learner that scores the samples
+    top_p: PositiveFraction = 1.0  # below 1, only with such a recipe
+    top_k: Whole = 0  # 0: all tokens; above 0, only with such a recipe
+    stop: tuple[str, ...] = ()  # texts that end an answer
     slots: Whole = 0  # sequences in flight; 0: 64 on a CPU, up to 1,024 on a GPU as memory allows
     exact: bool = False  # sampler and learner equal to the last bit on a GPU, at a price in speed
     # "shared": the learner's own. To study a mismatch, a copy: "int8", "stale:K" updates, "noise:S"
@@ -239,13 +239,13 @@ class Optim:
     """The update."""
 
     learning_rate: NonNegative = 1e-6  # with an adapter 1e-5, unless you set it
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Whole = 0
-    weight_decay: NonNegative = 0.0
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
-    eps: Positive = 1e-8
-    clip_norm: NonNegative = 1.0  # 0: no clipping
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # the last two: down to 0
+    warmup_steps: Whole = 0  # in which the rate rises to its full height
+    weight_decay: NonNegative = 0.0  # not of norms and biases
+    beta1: Fraction = 0.9  # of AdamW
+    beta2: Fraction = 0.999  # of AdamW
+    eps: Positive = 1e-8  # of AdamW
+    clip_norm: NonNegative = 1.0  # of the gradient; 0: no clipping
     # in one forward and backward pass; 0: 1,024 on a CPU, as memory allows on a GPU. It changes
     # memory and speed, not the update
     micro_tokens: Whole = 0
@@ -268,7 +268,7 @@ class Eval:
     every: Whole = 10  # steps; also before the first and after the last. 0: only those two
     points: Whole = 0  # in place of it: so many, evenly over steps or budget. 0: as every has it
     tasks: Whole = 128  # 0: no evaluation
-    samples: Count = 1
+    samples: Count = 1  # of each task
     temperature: NonNegative = 0.0  # 0: greedy
 
 
@@ -314,10 +314,10 @@ class Config:
     """All of a run. Two numbers set the batch: prompts_per_step and group_size."""
 
     recipe: Recipe | PairRecipe
-    prompts_per_step: Count = 16
+    prompts_per_step: Count = 16  # each answered group_size times: the batch of a step
     group_size: Count = 8  # completions of each prompt
-    steps: Count = 100
-    seed: Whole = 0
+    steps: Count = 100  # batches to sample and learn from
+    seed: Whole = 0  # of the data's order and of every sample
     # answers that hit the limit: as the recipe has it, left out, masked in the loss, or penalised
     overlong: Literal["recipe", "drop", "mask", "penalise"] = "recipe"
     refills: Whole = 3  # rounds of dynamic sampling before a smaller batch is taken

@@ -196,7 +196,7 @@ NOWHERE = {
     "reward_fn_key": "all columns reach the reward, data_source too",
     "reward_manager": "a reward is a sum of parts",
     "multi_objective_aggregation": "parts are summed, then normalised",
-    "router_aux_loss_coef": "mixtures of experts are not trained yet",
+    "router_aux_loss_coef": "no load-balancing loss is added to mixtures of experts",
     "vespo_k_pos": "VESPO is no recipe here",
     "vespo_lambda_pos": "VESPO is no recipe here",
     "vespo_k_neg": "VESPO is no recipe here",

@@ -26,9 +26,9 @@ def text(config: Config) -> str:
 
 
 def _lines(table: Any) -> list[str]:
-    comments = _comments(table.__class__)
+    said = comments(table.__class__)
     return [
-        f"{name} = {toml(each)}" + (f"  # {comments[name]}" if name in comments else "")
+        f"{name} = {toml(each)}" + (f"  # {said[name]}" if name in said else "")
         for name, each in vars(table).items()
         if name != "recipe" and not is_dataclass(each)
     ]
@@ -65,7 +65,7 @@ def _name(recipe: Recipe | PairRecipe) -> str:
 
 
 @cache
-def _comments(kind: type[Any]) -> dict[str, str]:
+def comments(kind: type[Any]) -> dict[str, str]:
     """The comment of each field in config/fields.py, behind it or above it."""
     found: dict[str, str] = {}
     above = ""

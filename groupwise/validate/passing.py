@@ -13,16 +13,9 @@ from groupwise.errors import ConfigError
 from groupwise.records import Rollout
 from groupwise.rollouts import verdict
 from groupwise.setup import gather
+from groupwise.validate.asked import Asked, Basis, Candidate, Entry
 from groupwise.validate.estimates import Count
-from groupwise.validate.examine import (
-    Asked,
-    Basis,
-    Candidate,
-    Entry,
-    described,
-    load_candidate,
-    sit,
-)
+from groupwise.validate.examine import described, load_candidate, sit
 from groupwise.validate.suites import Suite, config_of
 from groupwise.watch.files import append_lines, read_lines, to_line
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from groupwise.cost import Cost, Device, Parts, device_named, model_flops, rollout_cost, total
+from groupwise.cost import Cost, Parts, model_flops, rollout_cost, total
+from groupwise.devices import Device, device_named
 from groupwise.groups.assemble import sequences_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,95 @@
+"""docs/settings.md: every setting with its default, what it may hold and what it is for."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Literal
+
+from groupwise.config.changes import resume_rule
+from groupwise.config.fields import Config, Forms
+from groupwise.config.reading import DEFAULTS
+from groupwise.config.values import FIELDS
+from groupwise.config.writing import comments, toml
+from groupwise.slots import Range
+
+INTRO = """# Settings
+
+Made from `groupwise/config/fields.py` by `groupwise docs`.
+
+A setting is written in a TOML file (`engine.max_tokens = 256`, or `max_tokens = 256` under
+`[engine]`), on the command line (`engine.max_tokens=256`), or in Python
+(`load_config("mine.toml", **{"engine.max_tokens": 256})`). Later ones go over earlier ones. A key
+that does not exist, and a knob that the recipe ignores, are errors; a name from TRL or verl is
+answered with the name here ([migrate.md](migrate.md)). `groupwise train mine.toml --dry-run`
+prints all of them as they would be used, and what follows from them.
+
+*Later* says whether the setting may be changed when a run goes on from its checkpoint; what is
+changed is printed, and a change that can't be continued is refused.
+
+The method is `recipe.name` (default: `grpo`), and what is changed in its slots: `recipe.gate.high =
+0.3`, or `recipe.gate = "clip(low=0.2, high=0.3)"`. `groupwise explain NAME` and
+[algorithms.md](algorithms.md) list the slots of each. Numbers may change later, functions may not.
+"""
+HEAD = ("setting", "default", "may be", "what it is", "later")
+
+
+def settings_page() -> str:
+    """The whole of docs/settings.md."""
+    parts = [INTRO.rstrip()]
+    for table, (title, rows) in _tables().items():
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+        lines = [f"| {' | '.join(row)} |" for row in (HEAD, ("---",) * len(HEAD), *cells)]
+        heading = f"## `[{table}]`" if table else "## The run"
+        parts.append(f"{heading}\n\n{title}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables() -> dict[str, tuple[str, list[tuple[str, ...]]]]:
+    """Name of a table -> what it is for, and its rows."""
+    found = {"": (inspect.getdoc(Config) or "", list(_rows("", Config)))}
+    for name, kind in typing.get_type_hints(Config).items():
+        if is_dataclass(kind) and name != "recipe":
+            table = typing.cast(type, kind)
+            found[name] = (inspect.getdoc(table) or "", list(_rows(f"{name}.", table)))
+    return found
+
+
+def _rows(prefix: str, kind: type) -> Iterator[tuple[str, ...]]:
+    said = comments(kind)
+    for each in fields(kind):
+        key = prefix + each.name
+        if key in FIELDS:
+            later = "yes" if resume_rule(key)[0] else "no"
+            yield (
+                f"`{key}`",
+                f"`{toml(DEFAULTS[key])}`",
+                may_be(FIELDS[key]),
+                said[each.name],
+                later,
+            )
+
+
+def may_be(hint: Any) -> str:
+    """What a field holds, in words."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(dict.fromkeys(map(may_be, args)))
+    if origin is Annotated:
+        kind, bounds = args
+        if isinstance(bounds, Forms):
+            return ", ".join(
+                [f"`{word}`" for word in bounds.words]
+                + [f"`{word}:{'K' if n is int else 'X'}`" for word, n, _ in bounds.numbered]
+            )
+        return f"{may_be(kind)} {bounds}" if bounds != Range() else may_be(kind)
+    if origin is Literal:
+        return ", ".join(f"`{each}`" for each in args)
+    if origin is tuple:
+        return "a list"
+    if origin is dict:
+        return "a table"
+    return {int: "a whole number", float: "a number", bool: "`true`, `false`"}.get(hint, "a text")
