@@ -435,6 +435,24 @@ def test_a_function_that_goes_elsewhere_stays_there(tmp_path: Path) -> None:
     assert rewards(f"{file}:read", "x", "y") == [1.5, 1.5]
 
 
+def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    """When it is loaded and when it is called; never a module of that name of another folder."""
+    parts = {}
+    for folder, worth in (("a", 1.5), ("b", 2.5)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "beside.py").write_text(f"WORTH = {worth}")
+        (tmp_path / folder / "late.py").write_text(f"MORE = {10 * worth}")
+        (tmp_path / folder / "rewards.py").write_text(
+            "import beside\ncalls = []\ndef now(completion): calls.append(1); return beside.WORTH\n"
+            "def late(completion):\n    import late\n    return late.MORE\n"
+            "def asked(completion): return len(calls)"
+        )
+    for name in ("a/rewards.py:now", "b/rewards.py:late", "b/rewards.py:now", "a/rewards.py:asked"):
+        parts[f"{tmp_path}/{name}"] = 1.0
+    (grade,) = Grader(parts).grade(rows("x"))
+    assert list(grade.parts.values()) == [1.5, 25.0, 2.5, 1.0]
+
+
 def test_async_functions_run_together(function: Callable[[str], str]) -> None:
     assert rewards(function("slow"), *"abcdefgh") == [0, 1, 2, 3, 4, 5, 6, 7]
     assert rewards(function("slow_batch"), "a", "bcd") == [1, 3]

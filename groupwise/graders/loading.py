@@ -68,6 +68,8 @@ def _module(file: str) -> ModuleType:
         raise RewardError(f"{file!r} is no Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles look their module up
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as for a script: it may import what lies beside it
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the boundary to the user's code
