@@ -219,7 +219,7 @@ def test_a_folder_in_the_working_folder_needs_no_path(
     """`saved` is one, although it looks like the name of a generator."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saved").mkdir()
-    with pytest.raises(DataError, match="saved is a folder. Name a file in it"):
+    with pytest.raises(DataError, match=r"saved is a folder\. Name a file in it"):
         loaded("saved")
     table = pa.table({"prompt": ["a", "b"], "answer": ["1", "2"]})
     with pa.ipc.new_stream("saved/data.arrow", table.schema) as stream:

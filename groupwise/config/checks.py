@@ -152,7 +152,7 @@ def numbers_that_do_not_fit(config: Config, recipe: Recipe | PairRecipe) -> Iter
             f"{engine.max_tokens}. Lower the first or raise the second."
         )
     if "" in engine.stop:
-        yield "engine.stop holds an empty text, which ends every answer before it begins. Remove it."
+        yield "engine.stop holds an empty text, which would end every answer at once. Remove it."
     if config.model.path == "tiny" and tiny.width % (2 * tiny.heads):
         yield (
             f"tiny.width={tiny.width} can't be split into {tiny.heads} heads of even width. Take a "
