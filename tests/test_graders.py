@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import random
 import re
 import shutil
@@ -451,6 +452,24 @@ def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
         parts[f"{tmp_path}/{name}"] = 1.0
     (grade,) = Grader(parts).grade(rows("x"))
     assert list(grade.parts.values()) == [1.5, 25.0, 2.5, 1.0]
+
+
+def test_an_import_from_beside_that_changed_is_read_again(tmp_path: Path) -> None:
+    """As the file itself is; and it is part of the code that a run is known by."""
+    (tmp_path / "rewards.py").write_text(
+        "import worth_of_it\ncalls = []\n"
+        "def now(completion): calls.append(1); return worth_of_it.WORTH + len(calls)"
+    )
+    grader = None
+    codes = set()
+    for worth in (10, 20):
+        (tmp_path / "worth_of_it.py").write_text(f"WORTH = {worth}")
+        os.utime(tmp_path / "worth_of_it.py", (worth, worth))  # within a tick of the clock, too
+        grader = Grader({f"{tmp_path}/rewards.py:now": 1.0})
+        assert [g.reward for g in grader.grade(rows("x", "y"))] == [worth + 1, worth + 2]
+        codes.add(grader.code())
+        assert [g.reward for g in grader.grade(rows("x"))] == [worth + 3]  # nothing is loaded anew
+    assert len(codes) == 2
 
 
 def test_async_functions_run_together(function: Callable[[str], str]) -> None:
