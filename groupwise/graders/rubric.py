@@ -136,7 +136,8 @@ class Grader:
             for name, mark in marks.items()
             for end, reward in mark.steps
         )
-        return Grade(sum(counted), values, correct, steps=tuple(steps))
+        reasons = "; ".join(mark.reason for mark in marks.values() if mark.reason)
+        return Grade(sum(counted), values, correct, reason=reasons, steps=tuple(steps))
 
     def _verdict(self, mark: Mark) -> float | None:
         """What the deciding part says; a row's own grader need not be one that decides."""
