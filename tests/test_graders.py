@@ -472,6 +472,16 @@ def test_an_import_from_beside_that_changed_is_read_again(tmp_path: Path) -> Non
     assert len(codes) == 2
 
 
+def test_an_import_from_beside_that_is_mended_is_read_again(tmp_path: Path) -> None:
+    file, beside = tmp_path / "rewards.py", tmp_path / "mended_beside.py"
+    file.write_text("from mended_beside import WORTH\ndef now(completion): return WORTH")
+    beside.write_text("")
+    with pytest.raises(RewardError, match="line 1: ImportError: cannot import name 'WORTH'"):
+        rewards(f"{file}:now", "x")
+    beside.write_text("WORTH = 2.0")
+    assert rewards(f"{file}:now", "x") == [2.0]
+
+
 def test_async_functions_run_together(function: Callable[[str], str]) -> None:
     assert rewards(function("slow"), *"abcdefgh") == [0, 1, 2, 3, 4, 5, 6, 7]
     assert rewards(function("slow_batch"), "a", "bcd") == [1, 3]

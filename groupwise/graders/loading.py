@@ -112,6 +112,7 @@ def _module(file: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the boundary to the user's code
+        _forget_imports(file)  # what is mended may be one of them
         raise _not_loaded(file, error) from None
     return module
 
