@@ -337,6 +337,8 @@ def load_plugin(path: str) -> None:
     module = importlib.util.module_from_spec(spec)
     before = set(RECIPES)
     sys.modules[module_name] = module
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # it may import what lies beside it
     try:
         spec.loader.exec_module(module)
     except BaseException as error:

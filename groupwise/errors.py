@@ -67,7 +67,8 @@ def in_short(error: BaseException) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """A tail for 'unknown name' messages: the closest names, or all of them if few."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    by_letters = {name.lower(): name for name in known}  # in capitals, too, it is the same word
+    close = difflib.get_close_matches(word.lower(), by_letters, n=3, cutoff=0.5)
     if close:
-        return f"Did you mean {' or '.join(repr(name) for name in close)}?"
+        return f"Did you mean {' or '.join(repr(by_letters[name]) for name in close)}?"
     return f"Known: {', '.join(known)}."

@@ -19,7 +19,7 @@ from groupwise.guards import (
     check_updates,
     explained_gap,
 )
-from groupwise.opening import MakeEngine, finished, open_run
+from groupwise.opening import MakeEngine, nothing_left, open_run
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
 from groupwise.run import Run
@@ -87,10 +87,13 @@ def _cycle(
     engine: MakeEngine | None,
     signals: Signals,
 ) -> Generator[Metrics, None, dict[str, Any]]:
-    done = finished(config, path)
+    done = nothing_left(config, path)
     if done is not None:
-        display.note(f"{path} is finished after {done['steps']} steps; steps=N goes further.")
-        return done
+        summary, in_vain = done
+        display.note(f"{path} is finished after {summary['steps']} steps; steps=N goes further.")
+        for change in in_vain:
+            display.warn(f"not taken, as no step is left to do: {change}")
+        return summary
     with open_run(config, path, display, engine) as run:
         with signals.held():
             first = begin(run)

@@ -257,3 +257,18 @@ def finished(config: Config, path: str | Path) -> dict[str, Any] | None:
         return None
     spent = config.budget != Budget() and summary.get("budget") == asdict(config.budget)
     return summary if spent or summary["steps"] >= config.steps else None
+
+
+def nothing_left(config: Config, path: str | Path) -> tuple[dict[str, Any], list[str]] | None:
+    """The summary of a run whose steps are all done, and what was changed in vain since then."""
+    summary = finished(config, path)
+    if summary is not None:
+        return summary, []
+    folder = RunFolder(path)
+    summary = folder.read_summary() if folder.config.is_file() else None
+    if not summary or not config.steps <= summary["steps"] == folder.durable_step():
+        return None
+    changes = _changes(config, folder)
+    if not all(change.compatible for change in changes):
+        return None  # opening it says which
+    return summary, [str(change) for change in changes]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from engine_zoo import engine, one, request, same, worst
 from model_zoo import hidden, make, sequences
 from torch import Tensor, nn
 
+from groupwise import load_config
 from groupwise.cost import SINGLE, held, weight_bytes
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import ModelError
@@ -20,8 +23,9 @@ from groupwise.model import quantized
 from groupwise.model.adapters import adapters, attach, dropping, merge, plain_product
 from groupwise.model.linear import Linear, linear_layers
 from groupwise.model.ops import Plain
+from groupwise.model.policy import starting_policy
 from groupwise.model.quantized import QuantizedLinear, quantize
-from groupwise.model.targets import Spec, adapter_weights, linear_shapes, matching
+from groupwise.model.targets import Spec, adapter_weights, fits, linear_shapes, matching
 from groupwise.model.transformer import Transformer, twin
 from groupwise.room import lora
 from groupwise.sync.fingerprint import fingerprint
@@ -216,6 +220,22 @@ def test_targets_mean_what_they_mean_in_peft() -> None:
 def test_targets_that_match_nothing_are_told_with_the_names(targets: Any, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         attach(make("llama2"), Spec(2, 2.0, targets), seed=0)
+
+
+def test_a_rank_that_no_layer_has_is_refused_before_it_takes_memory() -> None:
+    sizes = {"a.k_proj": (64, 16), "a.up_proj": (64, 256)}
+    fits(Spec(64, 32.0), sizes)  # more than k_proj has, as is usual with few key heads
+    for spec, most in ((Spec(65, 32.0), 64), (Spec(17, 32.0, "k_proj"), 16)):
+        with pytest.raises(ModelError, match=rf"adapter.rank={spec.rank} is more .*\({most}\)"):
+            fits(spec, sizes)
+
+
+def test_a_run_with_such_a_rank_reads_no_weights(tmp_path: Path) -> None:
+    model = make("llama2")
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_hf()))
+    config = load_config(**{"model.path": str(tmp_path), "adapter.rank": 10**6})
+    with pytest.raises(ModelError, match=r"adapter\.rank=1000000 is more than any layer"):
+        starting_policy(config, tmp_path)
 
 
 # --- copies ---------------------------------------------------------------------------------------

@@ -491,7 +491,8 @@ def test_text_is_never_evaluated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("grppo", "grpo"), ("dappo", "dapo"), ("grpo@ver", "grpo@verl")]
+    ("wrong", "right"),
+    [("grppo", "grpo"), ("dappo", "dapo"), ("grpo@ver", "grpo@verl"), ("GRPO", "grpo")],
 )
 def test_an_unknown_recipe_is_refused_with_the_nearest_name(wrong: str, right: str) -> None:
     with pytest.raises(RecipeError, match=f"no recipe '{wrong}'.*Did you mean .*'{right}'"):

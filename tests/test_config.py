@@ -573,6 +573,7 @@ def test_bug_21_a_narrowed_sampler_is_refused_where_nothing_corrects_it(
     [
         ({"engine.temperature": 0}, "the same answer every time"),
         ({"engine.min_tokens": 65, "recipe": "tis"}, "more than engine.max_tokens=64"),
+        ({"engine.stop": ["\n", ""]}, "engine.stop holds an empty text"),
         ({"engine.exact": True}, "for a GPU in bfloat16, and this is float32 on cpu"),
         ({"engine.exact": True, "model.device": "cuda"}, "this is float32 on cuda"),
         ({"tiny.width": 100, "tiny.heads": 4}, "multiple of 8"),

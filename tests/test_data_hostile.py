@@ -213,6 +213,12 @@ def test_a_column_that_is_not_there(tmp_path: Path, name: str) -> None:
     assert "Did you mean 'instruction'" in message
 
 
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+def test_a_table_that_is_not_apart_by_commas(tmp_path: Path, sign: str) -> None:
+    written(tmp_path / "x.csv", f"question{sign}answer\n1+1?{sign}2\n".encode())
+    assert f"its columns seem to be apart by {sign!r}. Save it with" in refused(tmp_path / "x.csv")
+
+
 def test_folders_links_and_patterns(tmp_path: Path) -> None:
     WRITERS["data.jsonl"](tmp_path / "x.jsonl", ROWS)
     assert "is a folder. Name a file in it, or several by a pattern" in refused(tmp_path)

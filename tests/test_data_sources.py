@@ -213,6 +213,23 @@ def test_boxes() -> None:
     assert boxed(r"\boxed{cut off") is None and boxed("5") is None
 
 
+def test_a_folder_in_the_working_folder_needs_no_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`saved` is one, although it looks like the name of a generator."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saved").mkdir()
+    with pytest.raises(DataError, match=r"saved is a folder\. Name a file in it"):
+        loaded("saved")
+    table = pa.table({"prompt": ["a", "b"], "answer": ["1", "2"]})
+    with pa.ipc.new_stream("saved/data.arrow", table.schema) as stream:
+        stream.write_table(table)
+    (tmp_path / "saved/state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    assert [task.answer for task in loaded("saved").train] == ["1", "2"]
+    with pytest.raises(DataError, match="'savd' is no generator and no file"):
+        loaded("savd")
+
+
 def test_names_of_sets_are_checked(tmp_path: Path) -> None:
     path = lines(tmp_path / "x.jsonl", {"prompt": "p"})
     with pytest.raises(DataError, match=r"no named set 'gsm8kk'. Did you mean 'gsm8k'"):

@@ -89,6 +89,16 @@ def test_what_is_no_run_is_exit_status_2(
     assert "error" in capsys.readouterr().err
 
 
+def test_a_run_that_died_before_its_first_step_is_not_called_healthy(
+    cut_off: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = (cut_off / "metrics.jsonl").read_text().splitlines()[0]
+    assert json.loads(first)["step"] == 0
+    (tmp_path / "metrics.jsonl").write_text(first + "\n")
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert "has no steps yet: there is nothing to judge" in capsys.readouterr().err
+
+
 def test_hostile_completions_do_not_steer_the_terminal(
     cut_off: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

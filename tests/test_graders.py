@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import random
 import re
 import shutil
@@ -433,6 +434,52 @@ def test_a_function_that_goes_elsewhere_stays_there(tmp_path: Path) -> None:
         "def read(completion): return float(open('bonus.txt').read())"
     )
     assert rewards(f"{file}:read", "x", "y") == [1.5, 1.5]
+
+
+def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    """When it is loaded and when it is called; never a module of that name of another folder."""
+    parts = {}
+    for folder, worth in (("a", 1.5), ("b", 2.5)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "beside.py").write_text(f"WORTH = {worth}")
+        (tmp_path / folder / "late.py").write_text(f"MORE = {10 * worth}")
+        (tmp_path / folder / "rewards.py").write_text(
+            "import beside\ncalls = []\ndef now(completion): calls.append(1); return beside.WORTH\n"
+            "def late(completion):\n    import late\n    return late.MORE\n"
+            "def asked(completion): return len(calls)"
+        )
+    for name in ("a/rewards.py:now", "b/rewards.py:late", "b/rewards.py:now", "a/rewards.py:asked"):
+        parts[f"{tmp_path}/{name}"] = 1.0
+    (grade,) = Grader(parts).grade(rows("x"))
+    assert list(grade.parts.values()) == [1.5, 25.0, 2.5, 1.0]
+
+
+def test_an_import_from_beside_that_changed_is_read_again(tmp_path: Path) -> None:
+    """As the file itself is; and it is part of the code that a run is known by."""
+    (tmp_path / "rewards.py").write_text(
+        "import worth_of_it\ncalls = []\n"
+        "def now(completion): calls.append(1); return worth_of_it.WORTH + len(calls)"
+    )
+    grader = None
+    codes = set()
+    for worth in (10, 20):
+        (tmp_path / "worth_of_it.py").write_text(f"WORTH = {worth}")
+        os.utime(tmp_path / "worth_of_it.py", (worth, worth))  # within a tick of the clock, too
+        grader = Grader({f"{tmp_path}/rewards.py:now": 1.0})
+        assert [g.reward for g in grader.grade(rows("x", "y"))] == [worth + 1, worth + 2]
+        codes.add(grader.code())
+        assert [g.reward for g in grader.grade(rows("x"))] == [worth + 3]  # nothing is loaded anew
+    assert len(codes) == 2
+
+
+def test_an_import_from_beside_that_is_mended_is_read_again(tmp_path: Path) -> None:
+    file, beside = tmp_path / "rewards.py", tmp_path / "mended_beside.py"
+    file.write_text("from mended_beside import WORTH\ndef now(completion): return WORTH")
+    beside.write_text("")
+    with pytest.raises(RewardError, match="line 1: ImportError: cannot import name 'WORTH'"):
+        rewards(f"{file}:now", "x")
+    beside.write_text("WORTH = 2.0")
+    assert rewards(f"{file}:now", "x") == [2.0]
 
 
 def test_async_functions_run_together(function: Callable[[str], str]) -> None:

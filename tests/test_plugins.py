@@ -45,6 +45,16 @@ register(recipe("dapo").replace(name="flat_dapo", gate=flat(scale=2.0)))
 # --- files that fail --------------------------------------------------------------------------
 
 
+def test_a_file_imports_what_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    written(tmp_path, "SCALE = 7.0", "scale_beside.py")
+    text = "from scale_beside import SCALE\n" + GATE.replace("scale=2.0", "scale=SCALE")
+    path = written(tmp_path, text.replace("flat", "beside_flat"), "lies_beside.py")
+    assert recipe(f"{path}:beside_flat_dapo").gate["scale"] == 7.0
+
+
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [

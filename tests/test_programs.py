@@ -69,6 +69,16 @@ def test_asserts(part):
     assert "did not end" in graded(code((), seconds=0.5), ASSERTS, "while True: pass")[1]
 
 
+def test_why_a_program_failed_is_in_its_grade(part):
+    """And so in the rollouts; without what is another text in every run."""
+    task = Task(0, "Write it.", None, ASSERTS)
+    grader = Grader({"code(seconds=5)": 1.0, "length(target=10)": 0.1})
+    wrong = "def double(x): raise ValueError(object())"
+    good, bad = grader.grade([(task, text, (1, 2), "eos") for text in (RIGHT, wrong)])
+    assert (good.status, good.reason, bad.status) == ("ok", "", "ok")
+    assert bad.reason.startswith("0 of 2 tests") and "object at 0x...>" in bad.reason
+
+
 def test_the_share_of_tests_passed():
     half = code((), partial=True, seconds=5)
     assert graded(half, ASSERTS, "def double(x): return 4")[0] == 0.5

@@ -125,6 +125,23 @@ def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
     assert after == before
 
 
+def test_changes_that_come_behind_the_last_step_are_not_taken(tmp_path: Path) -> None:
+    """config.toml says what ran: nothing did with these."""
+    folder, said = tmp_path / "run", io.StringIO()
+    first = run(folder, steps=2)
+    before = {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+    changed = small(steps=1, engine__temperature=0.9)
+    assert train(changed, folder, Display(said, live=False)) == first
+    assert {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()} == before
+    told = " ".join(said.getvalue().split())
+    assert "is finished after 2 steps; steps=N goes further" in told
+    assert "no step is left to do: steps: 2 -> 1" in told
+    assert "no step is left to do: engine.temperature: 1.0 -> 0.9" in told
+    with pytest.raises(RunError, match="seed: 0 -> 9"):
+        run(folder, steps=2, seed=9)
+    assert run(folder, steps=3, engine__temperature=0.9)["steps"] == 3
+
+
 def test_a_run_that_failed_before_it_learned_does_not_bind_its_folder(tmp_path: Path) -> None:
     """Say at the comparison of sampler and learner: mend the configuration, run it again."""
     with pytest.raises(RunError, match="disagree"):

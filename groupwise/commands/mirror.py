@@ -33,5 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"There is no run in {args.folder!r}: it has no config.toml.")
     os.nice(10)  # training on the same machine goes first
     step = mirror(folder, args.to)
-    print(f"{args.to} has {args.folder} up to step {step}")
+    print(
+        f"{args.to} has {args.folder} " + (f"up to step {step}" if step >= 0 else "without steps")
+    )
     return 0

@@ -151,6 +151,8 @@ def numbers_that_do_not_fit(config: Config, recipe: Recipe | PairRecipe) -> Iter
             f"engine.min_tokens={engine.min_tokens} is more than engine.max_tokens="
             f"{engine.max_tokens}. Lower the first or raise the second."
         )
+    if "" in engine.stop:
+        yield "engine.stop holds an empty text, which would end every answer at once. Remove it."
     if config.model.path == "tiny" and tiny.width % (2 * tiny.heads):
         yield (
             f"tiny.width={tiny.width} can't be split into {tiny.heads} heads of even width. Take a "

@@ -211,8 +211,8 @@ def _kind(name: str) -> str:
         return "file"
     if colon and re.fullmatch(r"\w{2,}", word) and not Path(name).exists():
         raise DataError(f"There is no named set {word!r}. {nearest(word, SETS)}")
-    if "/" not in name and "." not in name:
-        hint = f"Write {name}:FILE." if name in SETS else nearest(name, [*GENERATORS, *SETS])
+    if "/" not in name and "." not in name and not Path(name).exists():
+        hint = f"Write {name}:FILE." if name in SETS else nearest(name, {*GENERATORS, *SETS})
         hint = f"Write {GYM}:TASK, such as {GYM}:chain_sum, or {GYM}:FILE." if name == GYM else hint
         raise DataError(f"{name!r} is no generator and no file ({KNOWN}). {hint}")
     return "file"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.data.columns import MISSING, Layout, lookup, names_in, recognise, tidy
-from groupwise.data.files import Row, files_of, rows
+from groupwise.data.files import Row, files_of, format_of, rows
 from groupwise.errors import DataError, nearest
 from groupwise.records import Message, Task
 
@@ -153,6 +153,12 @@ class Scan:
         key, need = self.layout.prompt, ""
         if which == "answer":
             key, need = self.layout.answer, ", which the reward reads"
+        (only,) = names if len(names) == 1 else ("",)
+        if format_of(path) == ".csv" and (other := [sign for sign in ";\t|" if sign in only]):
+            return (
+                f"{path} has one column, {only!r}: its columns seem to be apart by {other[0]!r}. "
+                "Save it with commas, or as .tsv with tabs."
+            )
         return (
             f"No row of {path} has a column {key!r}{need}. Set data.{which}_key to the right one. "
             f"{nearest(key, names)}"

@@ -26,6 +26,7 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from weakref import WeakValueDictionary
 
 from groupwise.errors import RewardError, nearest
 from groupwise.graders import loading
@@ -43,6 +44,7 @@ Shape = Literal["completions", "completion", "solution_str", "entry", "rubric"]
 SHAPES: tuple[Shape, ...] = ("completions", "solution_str", "completion", "entry")
 ANSWERS = ("answer", "answers", "ground_truth")
 TIMEOUT = 60.0  # seconds for a call, where nothing else is said
+_POOLS: WeakValueDictionary[str, Pool] = WeakValueDictionary()  # by folder, those in use
 GRACE = 2.0  # seconds more for a batch of async calls, which keep their own clock
 
 
@@ -50,6 +52,8 @@ class Caller(Protocol):
     """Where a function runs."""
 
     def signature(self) -> Signature: ...
+
+    def files(self) -> list[str]: ...
 
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]: ...
 
@@ -63,6 +67,9 @@ class Here:
     def signature(self) -> Signature:
         return loading.signature(self.reward)
 
+    def files(self) -> list[str]:
+        return []
+
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
         return loading.call(self.reward, calls, 0.0)
 
@@ -72,6 +79,7 @@ class There:
 
     def __init__(self, file: Path, name: str, timeout: float) -> None:
         self.file, self.name, self.timeout = str(file), name, timeout
+        self.workers = workers(str(file.parent))
 
     def signature(self) -> Signature:
         (outcome,) = self._run([("describe", os.getcwd(), self.file, self.name)], START_SECONDS)
@@ -81,6 +89,11 @@ class There:
         if not isinstance(found, Signature):
             raise RewardError(f"Can't load {self.file}: {outcome.reason or found}.")
         return found
+
+    def files(self) -> list[str]:
+        """The file, and those beside it that it imported."""
+        (outcome,) = self._run([("files", os.getcwd(), self.file, self.name)], START_SECONDS)
+        return outcome.value if isinstance(outcome.value, list) else [self.file]
 
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
         """Each call has the time-out for itself; async ones, `together`, share a worker's loop."""
@@ -109,22 +122,25 @@ class There:
         found: dict[int, Outcome] = {}
         missing = list(range(len(items)))
         for _ in range(3):  # another caller's item may have had the worker killed in between
-            told = workers().run([items[number] for number in missing], limit)
+            told = self.workers.run([items[number] for number in missing], limit)
             found |= dict(zip(missing, told, strict=True))
             missing = [number for number in missing if found[number].value == NOT_LOADED]
             if not missing:
                 break
             load = ("load", os.getcwd(), self.file, self.name)
-            (loaded,) = workers().run([load], START_SECONDS)
+            (loaded,) = self.workers.run([load], START_SECONDS)
             if loaded.status != "ok" or loaded.value is not None:
                 return [found[n] if n not in missing else loaded for n in range(len(items))]
         return [found[number] for number in range(len(items))]
 
 
-@lru_cache(maxsize=1)
-def workers() -> Pool:
-    """One process for all reward code: the functions of a file share its state."""
-    return Pool("groupwise.graders.loading:serve", workers=1)
+@lru_cache(maxsize=1)  # the last one stays for whoever asks next
+def workers(folder: str) -> Pool:
+    """One process for the reward code of a folder: the functions of a file share its state, and
+    what they import from beside it is never another folder's module of that name."""
+    pool = _POOLS.get(folder) or Pool("groupwise.graders.loading:serve", workers=1)
+    _POOLS[folder] = pool
+    return pool
 
 
 class UserFunction:

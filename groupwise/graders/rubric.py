@@ -74,8 +74,12 @@ class Grader:
     def code(self) -> str:
         """A hash of the files that a user's functions come from; nothing without such functions."""
         by_row = self.parts.get(ROW)
-        names = [*self.parts, *(by_row.parts if isinstance(by_row, ByRow) else ())]
-        return digest(name.rpartition(":")[0] for name in names if _is_function(name))
+        parts = [
+            *self.parts.values(),
+            *(by_row.parts.values() if isinstance(by_row, ByRow) else ()),
+        ]
+        yours = [part for part in parts if isinstance(part, UserFunction)]
+        return digest(file for part in yours for file in part.caller.files())
 
     @property
     def by_group(self) -> bool:
@@ -132,7 +136,8 @@ class Grader:
             for name, mark in marks.items()
             for end, reward in mark.steps
         )
-        return Grade(sum(counted), values, correct, steps=tuple(steps))
+        reasons = "; ".join(mark.reason for mark in marks.values() if mark.reason)
+        return Grade(sum(counted), values, correct, reason=reasons, steps=tuple(steps))
 
     def _verdict(self, mark: Mark) -> float | None:
         """What the deciding part says; a row's own grader need not be one that decides."""

@@ -32,7 +32,7 @@ from groupwise.model.peft_files import (
     read_spec,
 )
 from groupwise.model.quantized import bitsandbytes, quantize
-from groupwise.model.targets import ALPHA, Spec, linear_shapes, matching
+from groupwise.model.targets import ALPHA, Spec, fits, linear_shapes
 from groupwise.model.transformer import Policy
 from groupwise.sync.fingerprint import fingerprint
 
@@ -57,7 +57,7 @@ def starting_policy(config: configuration.Config, path: str | Path) -> Loaded:
         for each in (*model.adapters, *([adapter.path] if adapter.path else [])):
             read(each, sizes)
         if adapter.used:
-            matching(spec_of(config).targets, sizes)
+            fits(spec_of(config), sizes)
     folded = tuple(lasting(each, fetch_adapter) for each in model.adapters)
     base = Base(lasting(path), folded, model.quantize, model.dtype)
     loaded = frozen_base(base, model.device)

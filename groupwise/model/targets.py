@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 
@@ -80,6 +80,17 @@ def matching(targets: Targets, names: Iterable[str]) -> list[str]:
             raise ModelError(_nothing(target, names))
         found |= own
     return [name for name in names if name in found]
+
+
+def fits(spec: Spec, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """The layers are there, and one of them at least can use all of the rank."""
+    most = max(min(sizes[name]) for name in matching(spec.targets, sizes))
+    if spec.rank > most:
+        raise ModelError(
+            f"adapter.rank={spec.rank} is more than any layer of this model has dimensions "
+            f"({most}): it would be larger than what it stands beside, and learn no more. Take "
+            "8 to 64, or train all weights: leave adapter.rank out."
+        )
 
 
 def adapter_weights(shape: ModelConfig, spec: Spec) -> int:

@@ -84,7 +84,7 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
     findings = health.see_all(lines)
     last = int(lines[-1]["step"]) if lines else 0
     findings += _after_the_end(events, last, {finding.rule.name for finding in findings})
-    if not lines and not events:
+    if last == 0 and not findings:  # step 0 is only how good the starting policy is
         raise RunError(f"{folder.path} has no steps yet: there is nothing to judge.")
     known = {name for line in lines for name in line}
     unseen = [rule.name for rule in health.rules if not rule.can_judge(known)]
