@@ -11,6 +11,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any, ClassVar, Self
 
+from groupwise.beside import code_files, make_importable
 from groupwise.dotted import adjusted, slots_of
 from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
 from groupwise.globs import digest
@@ -78,7 +79,8 @@ class _Composed:
 
     def code(self) -> str:
         """A hash of the files that slots of the user's come from; nothing without such slots."""
-        return digest(file for slot in self.slots() for file in slot.files)
+        files = {file for slot in self.slots() for file in slot.files}
+        return digest(code for file in files for code in code_files(file))
 
     def text(self) -> dict[str, str]:
         """The text form of every slot; `Recipe.from_text` reads it back."""
@@ -337,8 +339,7 @@ def load_plugin(path: str) -> None:
     module = importlib.util.module_from_spec(spec)
     before = set(RECIPES)
     sys.modules[module_name] = module
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # it may import what lies beside it
+    make_importable(file)
     try:
         spec.loader.exec_module(module)
     except BaseException as error:

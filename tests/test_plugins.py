@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from groupwise import recipe, register
+from groupwise.beside import code_files
 from groupwise.cli import main
 from groupwise.composition import RECIPES, About, PairRecipe, Recipe, load_plugin
 from groupwise.errors import RecipeError
@@ -48,11 +49,42 @@ register(recipe("dapo").replace(name="flat_dapo", gate=flat(scale=2.0)))
 def test_a_file_imports_what_lies_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Never a module of that name of another folder; and it is part of the recipe's code."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    written(tmp_path, "SCALE = 7.0", "scale_beside.py")
-    text = "from scale_beside import SCALE\n" + GATE.replace("scale=2.0", "scale=SCALE")
-    path = written(tmp_path, text.replace("flat", "beside_flat"), "lies_beside.py")
-    assert recipe(f"{path}:beside_flat_dapo").gate["scale"] == 7.0
+    found = {}
+    for name, scale in (("one", 7.0), ("two", 9.0)):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, f"SCALE = {scale}", "scale_beside.py")
+        text = "from scale_beside import SCALE\n" + GATE.replace("scale=2.0", "scale=SCALE")
+        path = written(tmp_path / name, text.replace("flat", f"beside_{name}"), "lies_beside.py")
+        found[name] = recipe(f"{path}:beside_{name}_dapo")
+        assert found[name].gate["scale"] == scale
+        assert recipe(f"{path}:beside_{name}_dapo") is found[name]  # loaded once
+    assert recipe(f"{tmp_path}/one/lies_beside.py:beside_one_dapo") is found["one"]
+    before = {name: each.code() for name, each in found.items()}
+    written(tmp_path / "two", "SCALE = 8.0", "scale_beside.py")
+    assert found["one"].code() == before["one"]
+    assert found["two"].code() != before["two"]
+
+
+def test_the_files_that_a_file_imports(tmp_path: Path) -> None:
+    for path, text in {
+        "mine.py": "import os, sub.inner\nfrom helper import x\ndef late():\n    import lazy",
+        "helper.py": "import mine, again",  # in a circle
+        "again.py": "x = (",  # broken
+        "lazy.py": "from numpy import array",
+        "unused.py": "",
+        "sub/__init__.py": "",
+        "sub/inner.py": "from . import sister\nfrom .deep import thing\nfrom .. import helper",
+        "sub/sister.py": "",
+        "sub/deep/thing.py": "",  # no __init__: a package by its folder
+        "os/other.py": "",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        written(tmp_path, text, path)
+    wanted = ["again.py", "helper.py", "lazy.py", "mine.py"]
+    wanted += [f"sub/{name}.py" for name in ("__init__", "deep/thing", "inner", "sister")]
+    assert code_files(tmp_path / "mine.py") == [f"{tmp_path}/{name}" for name in wanted]
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,6 @@ class Caller(Protocol):
 
     def signature(self) -> Signature: ...
 
-    def files(self) -> list[str]: ...
-
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]: ...
 
 
@@ -66,9 +64,6 @@ class Here:
 
     def signature(self) -> Signature:
         return loading.signature(self.reward)
-
-    def files(self) -> list[str]:
-        return []
 
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
         return loading.call(self.reward, calls, 0.0)
@@ -89,11 +84,6 @@ class There:
         if not isinstance(found, Signature):
             raise RewardError(f"Can't load {self.file}: {outcome.reason or found}.")
         return found
-
-    def files(self) -> list[str]:
-        """The file, and those beside it that it imported."""
-        (outcome,) = self._run([("files", os.getcwd(), self.file, self.name)], START_SECONDS)
-        return outcome.value if isinstance(outcome.value, list) else [self.file]
 
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
         """Each call has the time-out for itself; async ones, `together`, share a worker's loop."""

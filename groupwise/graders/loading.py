@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import os
@@ -13,15 +12,13 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
+from groupwise.beside import code_files, forget, make_importable
 from groupwise.errors import RewardError, nearest
 from groupwise.graders import calling
 from groupwise.graders.calling import Returned, Signature
 from groupwise.graders.environments import MAKER, Rubric, rubric_of
 
 NOT_LOADED = "not loaded"
-PREFIX = "groupwise_reward_"
-INSTALLED = {"site-packages", "dist-packages"}
-NOT_YOURS = (Path(__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix))
 Reward = Callable[..., Any] | Rubric
 Stamps = dict[str, int]  # when the files that code came from were last written
 _LOADED: dict[tuple[str, str], tuple[Stamps, Reward]] = {}
@@ -30,8 +27,7 @@ _folder = ""  # that the caller was in, the last time
 
 
 def serve(task: str, folder: str, file: str, name: str, calls: Any = (), limit: float = 0.0) -> Any:
-    """`load` a reward of a file, `describe` it, list its `files` or `call` it, in the folder of the
-    caller."""
+    """`load` a reward of a file, `describe` it or `call` it, in the folder of the caller."""
     global _folder
     try:
         if folder != _folder:  # not each time: reward code may have gone elsewhere by itself
@@ -43,8 +39,6 @@ def serve(task: str, folder: str, file: str, name: str, calls: Any = (), limit: 
         stamps, reward = _LOADED.get((file, name), ({}, None))
         if reward is None or stamps != _stamps(stamps):
             return NOT_LOADED
-        if task == "files":
-            return sorted(stamps)
         return signature(reward) if task == "describe" else call(reward, calls, limit)
     except RewardError as error:
         return error
@@ -65,10 +59,9 @@ def load(file: str, name: str) -> None:
     from beside it, has changed."""
     stamps, module = _MODULES.get(file, ({}, None))
     if module is None or stamps != _stamps(stamps):
-        if module is not None:
-            _forget_imports(file)
+        forget(file)
         module = _module(file)
-        stamps = _stamps([file, *_beside(file)])
+        stamps = _stamps(code_files(file))
         _MODULES[file] = (stamps, module)
     _LOADED[file, name] = (stamps, pick(module, file, name))
 
@@ -77,42 +70,18 @@ def _stamps(files: Iterable[str]) -> Stamps:
     return {file: os.stat(file).st_mtime_ns if os.path.exists(file) else 0 for file in files}
 
 
-def _forget_imports(file: str) -> None:
-    """So that what changed is read again."""
-    for name in _beside(file).values():
-        del sys.modules[name]
-    importlib.invalidate_caches()
-
-
-def _beside(file: str) -> dict[str, str]:
-    """Modules that were imported from the file's folder, by their files."""
-    folder = Path(file).parent
-    found = {}
-    for name, module in list(sys.modules.items()):
-        origin = getattr(module, "__file__", None) or ""
-        path = Path(origin)
-        if not origin.endswith(".py") or not path.is_relative_to(folder):
-            continue
-        installed = INSTALLED & set(path.parts) or any(map(path.is_relative_to, NOT_YOURS))
-        if not installed and not name.startswith(PREFIX):
-            found[origin] = name
-    return found
-
-
 def _module(file: str) -> ModuleType:
     path = Path(file)
-    name = f"{PREFIX}{path.stem}"
+    name = f"groupwise_reward_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise RewardError(f"{file!r} is no Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles look their module up
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as for a script: it may import what lies beside it
+    make_importable(path, shadows=True)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the boundary to the user's code
-        _forget_imports(file)  # what is mended may be one of them
         raise _not_loaded(file, error) from None
     return module
 

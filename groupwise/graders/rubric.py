@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+from groupwise.beside import code_files
 from groupwise.config.fields import GYM
 from groupwise.data.tasks import prompt_text
 from groupwise.errors import RewardError
@@ -74,12 +76,9 @@ class Grader:
     def code(self) -> str:
         """A hash of the files that a user's functions come from; nothing without such functions."""
         by_row = self.parts.get(ROW)
-        parts = [
-            *self.parts.values(),
-            *(by_row.parts.values() if isinstance(by_row, ByRow) else ()),
-        ]
-        yours = [part for part in parts if isinstance(part, UserFunction)]
-        return digest(file for part in yours for file in part.caller.files())
+        names = [*self.parts, *(by_row.parts if isinstance(by_row, ByRow) else ())]
+        files = [name.rpartition(":")[0] for name in names if _is_function(name)]
+        return digest(code for file in files for code in code_files(Path(file).expanduser()))
 
     @property
     def by_group(self) -> bool:
