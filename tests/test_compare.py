@@ -659,6 +659,9 @@ def test_a_sweep_splits_at_its_own_commas() -> None:
         (["grpo", "grpo 'open"], "can't be read"),
         (["grpo", " "], "An arm is empty"),
         (["grpo", "dapo", "group_size=4"], "--set group_size=4"),
+        (["grpo", "rloo", "--set", "steps=4"], "is said by --budget"),
+        (["grpo", "grpo budget.tokens=100"], "is said by --budget"),
+        (["grpo", "--sweep", "steps=4,8"], "is said by --budget"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(
