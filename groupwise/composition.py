@@ -329,7 +329,10 @@ def load_plugin(path: str) -> None:
 
     file = _place(path)
     if not file.is_file():
-        raise RecipeError(f"There is no file {path!r} to load a recipe from.")
+        raise RecipeError(
+            f"There is no file {path!r} to load a recipe from. Put it there, or name another "
+            "recipe: recipe=grpo (what a run learned is evaluated the same with any)."
+        )
     module_name = f"groupwise_plugin_{file.stem}_{abs(hash(str(file)))}"
     if module_name in sys.modules:
         return

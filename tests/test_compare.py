@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -659,6 +659,9 @@ def test_a_sweep_splits_at_its_own_commas() -> None:
         (["grpo", "grpo 'open"], "can't be read"),
         (["grpo", " "], "An arm is empty"),
         (["grpo", "dapo", "group_size=4"], "--set group_size=4"),
+        (["grpo", "rloo", "--set", "steps=4"], "is said by --budget"),
+        (["grpo", "grpo budget.tokens=100"], "is said by --budget"),
+        (["grpo", "--sweep", "steps=4,8"], "is said by --budget"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(
@@ -809,7 +812,7 @@ def test_a_measure_is_that_of_the_last_tenth_of_the_steps(tmp_path: Path) -> Non
     for step in range(28, 31):
         lines[step]["clip/high_rarity"] = None
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
-    found = read_outcome(tmp_path, Job(0, 0), Budget("steps", 30), {})
+    found = read_outcome(tmp_path, Job(0, 0), Budget("steps", 30), {"steps": 30})
     assert found.value("length/mean") == 29.0
     assert found.value("length/wrong_mean") == 29.0
     assert found.value("clip/high_rarity") is None
@@ -993,6 +996,58 @@ def test_a_second_command_on_the_same_folder_waits_and_gives_up(
     folder = Folder(tmp_path)
     with folder.locked(), pytest.raises(RunError, match="Another process"), folder.locked():
         pass
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lines: [*lines[:-1], lines[-1][:-20]],  # the last line is torn
+        lambda lines: [lines[0], *lines[2:]],  # one is gone
+        lambda lines: [lines[0], "{\n", *lines[2:]],
+        lambda lines: ["nothing\n"],
+    ],
+)
+def test_a_finished_run_with_damaged_records_does_not_take_the_others_down(
+    damage: Callable[[list[str]], list[str]],
+    done: Path,
+    config: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And is not read as if it were whole: its area and its tokens would be others."""
+    out = tmp_path / "damaged"
+    shutil.copytree(done, out)
+    run = out / "runs" / "dr_grpo" / "seed_1"
+    records = run / "metrics.jsonl"
+    records.write_text("".join(damage(records.read_text().splitlines(keepends=True))))
+    assert main(command(config, out)) == 1
+    said = capsys.readouterr().out
+    assert "FAILED dr_grpo, seed 1: " in said and f"Remove {run}, and the same command" in said
+    found = result(out)
+    assert [arm["seeds"] for arm in found["arms"]] == [[0, 1], [0, 1], [0]]
+    assert found["pairs"][0]["difference"] == 0.0
+
+
+def test_a_damaged_run_that_was_removed_is_run_anew(
+    done: Path, config: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "mended"
+    shutil.copytree(done, out)
+    shutil.rmtree(out / "runs" / "dr_grpo" / "seed_1")
+    assert main(command(config, out)) == 0
+    assert fixed(result(out)) == fixed(result(done))
+
+
+def test_hashes_of_the_data_that_were_edited(
+    done: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "edited"
+    shutil.copytree(done, out)
+    (out / "data.json").write_text("{")
+    assert main(command(config, out)) == 2
+    assert "data.json can't be read" in capsys.readouterr().err
+    (out / "data.json").unlink()  # as is said
+    assert main(command(config, out)) == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"format": 1}'])

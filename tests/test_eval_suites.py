@@ -266,6 +266,25 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
+def test_runs_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """As those of a comparison are: every arm has a seed_0."""
+    paths = []
+    for name in ("a/grpo/seed_0", "a/rloo/seed_0", "b/rloo/seed_0", "b/other"):
+        step = tmp_path / name / "checkpoints" / f"step_{len(paths) % 2}"
+        step.mkdir(parents=True)
+        (step / "config.json").write_text("{}")
+        paths.append(str(step))
+
+    def named(*given: str) -> list[str]:
+        return [each.name for each in asking.candidates(given)]
+
+    assert named(*paths[:2]) == ["grpo/seed_0/step_0", "rloo/seed_0/step_1"]
+    assert named(paths[0], paths[3]) == ["seed_0/step_0", "other/step_1"]
+    assert named(*paths[1:3], paths[3]) == ["a/rloo/seed_0/step_1", "b/rloo/seed_0/step_0",
+                                            "other/step_1"]  # fmt: skip
+    assert named(paths[3], paths[3]) == ["other/step_1", "other/step_1#2"]
+
+
 def test_a_bare_name_is_looked_for_in_the_folder_else_on_the_hub(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "gsm8k" / "test.jsonl", [{"question": "?", "answer": "#### 1"}])
     write_rows(tmp_path / "gsm8k" / "train.jsonl", [{"question": "?", "answer": "#### 1"}])

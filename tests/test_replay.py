@@ -26,6 +26,17 @@ from groupwise.watch.folder import RunFolder
 from groupwise.watch.rollouts import read, store
 
 BIG = {"optim__learning_rate": 2e-2}
+PLUGIN = """
+import torch
+from groupwise import recipe, register
+from groupwise.slots import gate
+
+@gate(equation="S = A")
+def plain(log_ratio_NT, advantage_NT, batch):
+    return advantage_NT * log_ratio_NT, torch.zeros_like(batch.mask_NT)
+
+register(recipe("grpo").replace(name="upside", gate=plain()))
+"""
 FOUR = {"recipe__schedule__updates": 4, **BIG}
 # Runs of two steps by name: their own recipe must come out as it was recorded.
 RUNS: dict[str, dict[str, Any]] = {
@@ -359,6 +370,26 @@ def test_clips_of_a_single_update_are_not_denied(runs: Runs) -> None:
 def test_moved_gradients_are_explained_where_there_are_any(runs: Runs) -> None:
     assert "∇θ*" not in notes_of(runs("one"), "gspo", gradients=True)
     assert "∇θ*" in notes_of(runs("moved"), "gspo", gradients=True)
+
+
+def test_a_recipe_whose_file_was_changed_is_not_passed_off_as_the_runs(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """The record can't show it: advantages, coefficients and clips are the same."""
+    file = tmp_path / "upside.py"
+    file.write_text(PLUGIN)
+    with runs.start.opened(tmp_path / "run", recipe=f"{file}:upside") as run:
+        advance(run, 1)
+        run.save()
+    notes = {}
+    for when, text in (("as it was", PLUGIN), ("changed", PLUGIN.replace("S = A", "S = A'"))):
+        file.write_text(text)
+        recorded = open_recorded(tmp_path / "run")
+        replay = Replay(recorded, methods_of(recorded, []), [1])
+        assert len(list(replay)) == 1
+        notes[when] = " ".join(replay.result()["notes"])
+    assert "was changed since" in notes["changed"]
+    assert "was changed since" not in notes["as it was"]
 
 
 def test_a_learned_exponent_is_nobodys_fault(runs: Runs) -> None:

@@ -149,7 +149,8 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
         return 130
     failed = dict.fromkeys(folder.undone(plan), "it did not finish")
     failed |= progress.failed if progress else {}
-    done = outcomes.outcomes(plan, folder)
+    done, damaged = outcomes.outcomes(plan, folder)
+    failed |= damaged
     found = findings.findings(plan, done, failed, args.measures)
     found["cost"] = cost(progress, len(places), time.perf_counter() - begun)
     written = write_all(folder.path, found, plan, done)

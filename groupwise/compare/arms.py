@@ -125,6 +125,12 @@ def arms_of(
     for setting in settings:
         if setting.partition("=")[0].strip() in ("recipe", "recipe.name"):
             raise ConfigError(f"--set {setting}: which recipes are compared is said by the arms.")
+    for setting in (*settings, *(word for text in texts for word in _words(text)[1:]), sweep):
+        if re.match(r"(steps|budget\.\w+)\s*=", setting):
+            raise ConfigError(
+                f"{setting}: how long runs are is said by --budget, the same for all: steps=200, "
+                "tokens=3e5 or seconds=60."
+            )
     base = _load(source, settings, "the configuration")
     as_it_is = bool(sweep) and not texts
     texts = list(texts) or ([_name(base.recipe)] if sweep else [])

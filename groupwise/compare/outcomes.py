@@ -56,20 +56,25 @@ class Outcome:
         return self.ends.get("entropy/mean")
 
 
-def outcomes(plan: Plan, folder: Folder) -> list[list[Outcome]]:
-    """Of each arm the finished runs, by seed."""
+def outcomes(plan: Plan, folder: Folder) -> tuple[list[list[Outcome]], dict[Job, str]]:
+    """Of each arm the finished runs, by seed; and what is wrong with the records of others."""
     found: list[list[Outcome]] = [[] for _ in plan.arms]
+    damaged: dict[Job, str] = {}
     for job in plan.jobs:
         path = folder.run(plan, job)
         summary = finished(plan.config(job), path)
-        if summary is not None:
+        if summary is None:
+            continue
+        try:
             found[job.arm].append(outcome(path, job, plan.budget, summary))
-    return found
+        except RunError as error:
+            damaged[job] = f"{error} Remove {path}, and the same command runs it anew."
+    return found, damaged
 
 
 def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) -> Outcome:
     """What one run folder says."""
-    lines = _with_seconds(RunFolder(path).read_metrics())
+    lines = _with_seconds(_all_steps(RunFolder(path), summary["steps"]))
     measure = "accuracy" if any("eval/accuracy" in line for line in lines) else "reward"
     points = tuple(
         {
@@ -82,7 +87,7 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         if f"eval/{measure}" in line
     )
     if len(points) < 2:
-        raise RunError(f"{path} has no evaluations to compare. Was its metrics.jsonl edited?")
+        raise RunError(f"{path} has no evaluations to compare.")
     unit = _unit(budget)
     last, manifest = lines[-1], RunFolder(path).read_manifest()
     made_by = manifest.get("versions", {})
@@ -102,6 +107,17 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         origin=dict(manifest.get("origin", {})),
         versions=f"groupwise {made_by.get('groupwise')}, PyTorch {made_by.get('torch')}",
     )
+
+
+def _all_steps(run: RunFolder, last: int) -> list[dict[str, Any]]:
+    """The metrics of every step. With a gap, areas and costs would be those of another run."""
+    lines = run.read_metrics()
+    if [line.get("step") for line in lines] != list(range(last + 1)):
+        raise RunError(
+            f"{run.metrics} does not hold every step from 0 to {last}: it was edited, or the disk "
+            "is faulty."
+        )
+    return lines
 
 
 def _unit(budget: Budget) -> str:

@@ -117,8 +117,7 @@ def _check_data(
     config: Config, folder: Folder, tasks: Sequence[Task], held_out: Sequence[Task]
 ) -> None:
     """Refuse files that were changed since the first run: no arm or seed could be compared."""
-    kept = folder.data
-    known: dict[str, list[str]] = json.loads(kept.read_bytes()) if kept.is_file() else {}
+    known = _known_data(folder)
     key = _digest((config.data, config.eval.tasks))
     hashes = [fingerprint(tasks), fingerprint(held_out)]
     before = known.setdefault(key, hashes)
@@ -129,7 +128,20 @@ def _check_data(
                 f"instead of {old}): runs could not be compared with those that are there. Put the "
                 "data back, or take another folder: --out"
             )
-    write_atomic(kept, to_page(known))
+    write_atomic(folder.data, to_page(known))
+
+
+def _known_data(folder: Folder) -> dict[str, list[str]]:
+    try:
+        known: dict[str, list[str]] = json.loads(folder.data.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise RunError(
+            f"{folder.data} can't be read ({error}). It is written in one piece, so it was edited "
+            "or the disk is faulty. If the data are as they were, remove it: it is written anew."
+        ) from None
+    return known
 
 
 def _check_code(plan: Plan, folder: Folder, arm: Arm) -> None:

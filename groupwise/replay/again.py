@@ -253,6 +253,13 @@ class Replay:
                 "is 1, so no clip range can be left. What methods would clip shows in runs with "
                 "several updates a step (recipe.schedule.updates).",
             )
+        code = self.run.folder.read_manifest().get("origin", {}).get("recipe")
+        if code not in (None, self.run.recipe.code()):
+            said.insert(
+                0,
+                "The file that the run's recipe comes from was changed since: run is what it says "
+                "now, which may not be what the run learned with.",
+            )
         if self.run.recipe.schedule["updates"] > 1:
             said.append(
                 "Weights are of the batch as a whole; the run splits it into "

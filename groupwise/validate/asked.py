@@ -120,7 +120,7 @@ def candidates(paths: Sequence[str]) -> list[Candidate]:
 
     An adapter needs its base: that it is there is seen now, and not behind the first model.
     """
-    found: list[Candidate] = []
+    sources = []
     for path in paths:
         source = checkpoint_in(path)
         if not names_model(str(source)):
@@ -133,19 +133,32 @@ def candidates(paths: Sequence[str]) -> list[Candidate]:
                 raise ModelError(
                     f"{path} is neither a model (it has no config.json) nor a run with checkpoints."
                 )
-        found.append(Candidate(_name(path, source, [each.name for each in found]), path, source))
+        sources.append(source)
+    return [Candidate(*each) for each in zip(_names(paths, sources), paths, sources, strict=True)]
+
+
+def _names(paths: Sequence[str], sources: Sequence[str | Path]) -> list[str]:
+    """Short, and no two alike: `mine/step_40` of a run's checkpoint, else the last part.
+
+    Folders of the same name have what they lie in before it: `grpo/seed_0`, `rloo/seed_0`.
+    """
+    wholes, ends = [], []
+    for path, source in zip(paths, sources, strict=True):
+        parts = Path(source).parts
+        kept = "checkpoints" in parts[-2:-1]
+        wholes.append(parts[:-2] if kept else Path(path).parts or (path,))
+        ends.append(parts[-1:] if kept else ())
+    found: list[str] = []
+    for whole, end in zip(wholes, ends, strict=True):
+        length = 1
+        while length < len(whole) and any(
+            other[-length:] == whole[-length:] for other in wholes if other != whole
+        ):
+            length += 1
+        name = "/".join((*whole[-length:], *end))
+        count = sum(each == name or each.startswith(f"{name}#") for each in found)
+        found.append(f"{name}#{count + 1}" if count else name)
     return found
-
-
-def _name(path: str, source: str | Path, taken: Sequence[str]) -> str:
-    """Short, and no two alike: `mine/step_40` of a run's checkpoint, else the last part."""
-    parts = Path(source).parts
-    if "checkpoints" in parts[-2:-1]:
-        name = "/".join((*parts[-3:-2], parts[-1]))
-    else:
-        name = Path(path).name or str(path)
-    count = sum(each == name or each.startswith(f"{name}#") for each in taken)
-    return f"{name}#{count + 1}" if count else name
 
 
 def entries(names: Sequence[str], folder: Path | None, basis: Basis, asked: Asked) -> list[Entry]:

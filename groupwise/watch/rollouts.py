@@ -262,7 +262,8 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     except (pa.ArrowException, OSError) as error:
         raise RunError(
             f"{path} is not a Parquet file that can be read ({error}). It is written in one piece, "
-            "so it was changed since or the disk is faulty."
+            "so it was changed since or the disk is faulty. Put it back, or remove it to do "
+            "without this step."
         ) from error
 
 
