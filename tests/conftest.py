@@ -1,4 +1,4 @@
-"""For all tests: plug-ins that leave nothing behind; Triton's interpreter where there is no GPU."""
+"""For all tests: one thread, nothing left behind; Triton's interpreter where there is no GPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import torch
 import groupwise.recipes  # noqa: F401 - what is built in is there before the first test
 from groupwise.composition import RECIPES
 from groupwise.slots import REGISTRY
+
+# One thread each: tests run side by side, and sums are the same on any number of cores.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
@@ -35,7 +39,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
-    """What a plug-in adds is gone after the test."""
+    """What a plug-in adds is gone after the test, and so are the threads that a run set."""
     recipes, slots = dict(RECIPES), {kind: dict(known) for kind, known in REGISTRY.items()}
     yield
     RECIPES.clear()
@@ -43,3 +47,4 @@ def registries() -> Iterator[None]:
     for kind, known in slots.items():
         REGISTRY[kind].clear()
         REGISTRY[kind].update(known)
+    torch.set_num_threads(1)

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -199,7 +200,7 @@ def test_output_that_nobody_reads_is_no_error(argv: list[str]) -> None:
 
 
 def test_closed_output_is_no_traceback() -> None:
-    command = f"{sys.executable} -m groupwise.cli explain dapo >&-"
+    command = f"{shlex.quote(sys.executable)} -m groupwise.cli explain dapo >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -453,22 +454,20 @@ def test_report_says_what_it_wrote(
 # --- docs, version, process -------------------------------------------------------------------
 
 
-def test_docs_are_written_and_checked(tmp_path: Path) -> None:
-    # A process of its own: recipes that other tests registered have no notes.
-    def command(*argv: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "groupwise.cli", "docs", *argv]
-        return subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
-
+def test_docs_are_written_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "algorithms.md"
-    missing = command("--check")
-    assert missing.returncode == 1 and "run `make docs`" in missing.stderr
-    assert command().returncode == 0
+    status, _, err = run(capsys, "docs", "--check")
+    assert status == 1 and "run `make docs`" in err
+    assert run(capsys, "docs")[0] == 0
     assert page.read_text("utf-8") == (ROOT / "docs" / "algorithms.md").read_text("utf-8")
-    assert command("--check").returncode == 0
+    assert run(capsys, "docs", "--check")[0] == 0
     page.write_text(page.read_text("utf-8").replace("1+0.28", "1+0.29", 1), "utf-8")
-    stale = command("--check")
-    assert stale.returncode == 1 and "run `make docs`" in stale.stderr and not stale.stdout
+    status, out, err = run(capsys, "docs", "--check")
+    assert status == 1 and "run `make docs`" in err and not out
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -495,6 +494,7 @@ def test_help_does_not_wait_for_torch() -> None:
 
 
 def test_a_reader_that_stops_early_is_no_error() -> None:
-    line = f"{sys.executable} -m groupwise.cli recipes | head -1; echo ${{PIPESTATUS[0]}}"
+    python = shlex.quote(sys.executable)
+    line = f"{python} -m groupwise.cli recipes | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "0" and not done.stderr

@@ -346,7 +346,7 @@ def test_a_scorer_that_hangs_or_dies_takes_nobody_along(
     GymScorer(()).grade([_sample(easy, "1")])  # starting up is not the scorer's time
     start = time.monotonic()
     marks = scorer.grade([_sample(hard, text), _sample(easy, f"<answer>{easy.answer}</answer>")])
-    assert time.monotonic() - start < 6.0
+    assert time.monotonic() - start < 30.0
     again = scorer.grade([_sample(easy, f"<answer>{easy.answer}</answer>")] * 8)
     assert [mark.value for mark in again] == [1.0] * 8  # a new worker has the package at once
     assert [(mark.value, mark.status) for mark in marks] == [(None, status), (1.0, "ok")]

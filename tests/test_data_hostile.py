@@ -157,10 +157,10 @@ def test_a_packed_list_of_json_has_a_limit(tmp_path: Path, monkeypatch: pytest.M
     "bomb", ["[" * 200_000, '{"a":' * 200_000, f'{{"prompt": {"9" * 5_000}}}', '{"a": [' * 999]
 )
 def test_nested_and_endless_values(tmp_path: Path, name: str, bomb: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     message = refused(written(tmp_path / name, bomb.encode()))
     assert str(tmp_path / name) in message and len(message) < 2_000
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     if name in LINES:
         assert "line 1: no JSON" in message
 
@@ -244,14 +244,14 @@ def test_links_in_circles_are_not_followed(tmp_path: Path, monkeypatch: pytest.M
     for name in ("one", "two"):
         (inner / name).symlink_to(tmp_path)
     (tmp_path / "again.jsonl").symlink_to(tmp_path / "x.jsonl")  # the same file: read once
-    began = time.perf_counter()
+    began = time.process_time()
     found = [tmp_path / name for name in ("a/b/x.jsonl", "a/x.jsonl", "again.jsonl")]
     assert files_of(f"{tmp_path}/**/*.jsonl") == found
     assert files_of(f"{tmp_path}/**/b/*.jsonl") == found[:1]
     (tmp_path / "c.toml").write_text('data.train = "**/*.jsonl"')
     data = load_config(tmp_path / "c.toml").data
     assert len(load(data, seed=0, held_out=0).train) == 12
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     monkeypatch.chdir(tmp_path / "a")
     assert files_of("**/*.jsonl") == [Path("b/x.jsonl"), Path("x.jsonl")]
     assert files_of("../*/x.jsonl") == [Path("../a/x.jsonl")]

@@ -77,7 +77,7 @@ def test_grade_answers_line_by_line(tmp_path: Path) -> None:
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["score"] == 1.0
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
 
 
 # ---------------------------------------------------------------- check-reward

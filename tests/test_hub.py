@@ -385,6 +385,6 @@ def test_the_environment_is_honoured(tmp_path: Path) -> None:
             text=True,
         )
         assert done.returncode == 0, done.stderr
-        path, commit = done.stdout.split()
+        path, commit = done.stdout.splitlines()
         assert path.startswith(str(tmp_path / "home")) and commit == data
         assert not any(name.endswith(".safetensors") for name in hub.fetched())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -314,7 +314,7 @@ def step_on_ranks(
 ) -> list[Outcome]:
     """Every rank runs both phases on its own rows, in micro-batches of two."""
     table: list[Any] = [None] * len(ranks)
-    barrier = threading.Barrier(len(ranks), timeout=10)
+    barrier = threading.Barrier(len(ranks), timeout=120)
     sizes = [len(rows) for rows in ranks]
 
     def work(rank: int) -> Outcome:
@@ -328,15 +328,6 @@ def step_on_ranks(
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         return list(pool.map(work, range(len(ranks))))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ranks_as_threads() -> Iterator[None]:
-    """Ranks of one thread each: with tiny tensors, more threads are slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @every_recipe

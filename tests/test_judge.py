@@ -26,7 +26,7 @@ class Scripted(ThreadingHTTPServer):
     """Answers what `respond(body)` gives: a text, or (status, headers)."""
 
     def __init__(self, respond):
-        self.respond, self.bodies, self.times, self.keys = respond, [], [], []
+        self.respond, self.bodies, self.keys = respond, [], []
         self.lock, self.busy, self.most = threading.Lock(), 0, 0
         super().__init__(("127.0.0.1", 0), ScriptedHandler)
         threading.Thread(target=self.serve_forever, args=[0.01], daemon=True).start()
@@ -42,7 +42,6 @@ class ScriptedHandler(BaseHTTPRequestHandler):
         server = self.server
         with server.lock:
             server.bodies.append(body)
-            server.times.append(time.monotonic())
             server.keys.append(self.headers.get("Authorization"))
             server.busy += 1
             server.most = max(server.most, server.busy)
@@ -185,7 +184,7 @@ def test_a_reply_that_drips_ends_in_time(endpoint):
     def drip(body):
         def write(file):
             with contextlib.suppress(OSError):  # nobody listens any more
-                for _ in range(100):
+                for _ in range(3_000):  # a minute
                     file.write(b" ")
                     time.sleep(0.02)
 
@@ -194,7 +193,7 @@ def test_a_reply_that_drips_ends_in_time(endpoint):
     server = endpoint(drip)
     begun = time.monotonic()
     (mark,) = judge((), url=server.url, model="m", retries=0, timeout=0.2).grade(samples("x"))
-    assert mark.status == "error" and time.monotonic() - begun < 1.5
+    assert mark.status == "error" and time.monotonic() - begun < 20
 
 
 def test_the_key_is_shown_to_nobody(endpoint, monkeypatch):
@@ -261,16 +260,21 @@ def test_what_was_answered_once_is_not_asked_again(endpoint, tmp_path):
 
 
 def test_concurrency_and_pace_are_bounded(endpoint):
+    together = threading.Barrier(3, timeout=60)
+
     def slow(body):
-        time.sleep(0.05)
+        together.wait()  # for two others, who come if they may
         return '{"score": 1}'
 
     server = endpoint(slow)
-    judge((), url=server.url, model="m", concurrency=3).grade(samples(*map(str, range(9))))
-    assert 1 < server.most <= 3
+    marks = judge((), url=server.url, model="m", concurrency=3, retries=0).grade(
+        samples(*map(str, range(9)))
+    )
+    assert [mark.value for mark in marks] == [0.2] * 9 and server.most == 3
     server = endpoint(lambda body: '{"score": 1}')
-    judge((), url=server.url, model="m", per_minute=1200).grade(samples(*map(str, range(5))))
-    assert max(server.times) - min(server.times) >= 4 * 0.05 - 0.02
+    begun = time.monotonic()
+    judge((), url=server.url, model="m", per_minute=600).grade(samples(*map(str, range(5))))
+    assert time.monotonic() - begun >= 4 * 0.1 and len(server.bodies) == 5
 
 
 def test_the_key_comes_from_the_environment(endpoint, monkeypatch):

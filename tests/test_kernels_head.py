@@ -140,10 +140,13 @@ def test_rows_do_not_depend_on_their_company(dtype: torch.dtype) -> None:
 
 def test_the_kernel_draws_what_its_twin_draws() -> None:
     assert (kernels.COLUMNS, kernels.LANES) == (drawing.BLOCK, drawing.LANES)
-    rows, logits_BV = 3000, normal(12, 1100) * torch.linspace(0.1, 4, 12, device=DEVICE)[:, None]
+    rows, logits_BV = (
+        3000 if CUDA else 1000,
+        normal(12, 1100) * torch.linspace(0.1, 4, 12, device=DEVICE)[:, None],
+    )
     hidden_BD, head_VD = exact(logits_BV, rows)
     position_B = torch.arange(rows, device=DEVICE) // 100
-    key_B4 = keys(100).repeat(30, 1)
+    key_B4 = keys(100).repeat(rows // 100, 1)
     token_B, logp_B = sample(hidden_BD, head_VD, key_B4, position_B, 0.5)
     logits_TV = hidden_BD.float() @ head_VD.float().t() * 0.5
     expected_B, expected_logp_B = draw_plain(logits_TV, key_B4, position_B)
@@ -174,13 +177,15 @@ def test_draws_have_the_distribution_of_the_softmax() -> None:
     hidden_BD, head_VD = exact(logits_BV, rows)
     p_V = logits_BV[0].double().softmax(-1)
     key_B4, position_B = keys(128).repeat(100, 1), torch.arange(rows, device=DEVICE) // 128
-    kernel_B, _ = sample(hidden_BD, head_VD, key_B4, position_B)
     twin_B, _ = draw_plain(logits_BV.expand(rows, -1), key_B4, position_B)
+    few_B = torch.arange(0, rows, 1 if CUDA else 9, device=DEVICE)  # the interpreter is slow
+    kernel_B, _ = sample(hidden_BD[few_B], head_VD, key_B4[few_B], position_B[few_B])
+    assert (kernel_B == twin_B[few_B]).float().mean() >= 0.999
     for token_B in (kernel_B, twin_B):
         assert abs(surprise(token_B, p_V)) < 4.5
     # It would notice a share that is lost: 2 % of the weight in other places.
     skewed_V = p_V * (1 + 0.1 * (torch.arange(400, device=DEVICE) % 2 * 2 - 1))
-    assert surprise(kernel_B, skewed_V / skewed_V.sum()) > 4.5
+    assert surprise(twin_B, skewed_V / skewed_V.sum()) > 4.5
 
 
 def test_tokens_of_weight_0_are_never_drawn() -> None:

@@ -158,14 +158,14 @@ def test_the_end_waits_for_all_mirrors_together_no_longer_than_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(dict.fromkeys(mirrors.NEEDS, HANGS), tmp_path / "clients", monkeypatch)
-    monkeypatch.setattr(children, "LAST_WORDS", 1.0)
+    monkeypatch.setattr(children, "LAST_WORDS", 2.0)
     folder = RunFolder(tmp_path)
     folder.metrics.touch()
     group = children.Mirrors(tmp_path, list(mirrors.NEEDS), Display(io.StringIO(), live=False))
     with group:
         group.start()
         begun = time.monotonic()
-    assert 1.0 <= time.monotonic() - begun < 3.0
+    assert 2.0 <= time.monotonic() - begun < 7.0  # one after the other: 8 s
 
 
 def test_impatience_ends_the_mirrors_at_once(
@@ -184,7 +184,7 @@ def test_impatience_ends_the_mirrors_at_once(
             timer.start()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 20.0  # of the 30 that they have
 
 
 def test_a_mirror_that_hangs_after_its_run_was_killed_does_not_stay_for_ever(
@@ -376,13 +376,13 @@ def test_it_goes_on_as_long_as_the_run_is_written(folder: RunFolder, listen: Lis
         assert thread.is_alive() and heard.finished is None
         write(folder, 5)
         folder.summary.write_text('{"steps": 5}')
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert heard.steps == list(range(6)) and heard.finished
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -397,18 +397,23 @@ def test_it_does_not_go_on_for_the_next_writer(folder: RunFolder, listen: Listen
         thread.start()
         until(lambda: heard.steps == [1])
         (folder.path / ".lock").write_text('{"pid": 1, "host": "another"}')
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive() and heard.finished is False
 
 
-def test_asking_for_the_writer_never_keeps_one_out(folder: RunFolder) -> None:
+def test_asking_for_the_writer_never_keeps_one_out(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert folder.writer() is None  # nobody has ever written
     with folder.locked():
         assert folder.writer() == f"Process {os.getpid()}"
     assert folder.writer() is None
     asking = os.open(folder.path / ".lock", os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)
-    threading.Timer(0.05, os.close, [asking]).start()  # which is a long time to ask
+    pauses = iter([None, None, asking])  # a long time to ask
+    monkeypatch.setattr(
+        time, "sleep", lambda _: None if (done := next(pauses)) is None else os.close(done)
+    )
     with folder.locked():
         assert folder.writer() == f"Process {os.getpid()}"
 
@@ -420,13 +425,13 @@ def test_a_long_run_is_sent_in_parts_each_with_its_own_patience(
         raise TimeoutError("the system would have ended it")
 
     before = signal.signal(signal.SIGALRM, ended)
-    monkeypatch.setattr(tail, "PATIENCE", 1)
+    monkeypatch.setattr(tail, "PATIENCE", 2)
     monkeypatch.setattr(tail, "AT_ONCE", 2)
     heard = listen(Listener())
-    monkeypatch.setattr(heard, "flush", lambda: time.sleep(0.25))
+    monkeypatch.setattr(heard, "flush", lambda: time.sleep(0.4))
     write(folder, *range(11))
     try:
-        assert tail.mirror(folder, "wandb") == 10  # in 1.5 s
+        assert tail.mirror(folder, "wandb") == 10  # in 2.4 s
     finally:
         signal.signal(signal.SIGALRM, before)
     assert heard.steps == list(range(11))
@@ -459,7 +464,7 @@ def test_a_tracker_that_takes_back_has_what_the_folder_has(
         folder.rewind(1)
         write(folder, 2, again=1)
         until(lambda: heard.steps == [0, 1, 2])
-    thread.join(10)
+    thread.join(60)
     numbers = [each for each in heard.told if not isinstance(each, Note)]
     assert numbers[-1] == (2, {"a": 2 / 7, "again": 1})
     assert [note.text for note in heard.told if isinstance(note, Note)] == ["early"]
@@ -478,7 +483,7 @@ def test_an_event_that_a_rewind_drops_after_its_metrics_is_not_told(
         until(lambda: heard.steps == [0, 1])
         folder.rewind(1)
         time.sleep(0.1)  # some looks
-    thread.join(10)
+    thread.join(60)
     assert [note.text for note in heard.told if isinstance(note, Note)] == ["early"]
 
 
@@ -556,7 +561,7 @@ def test_one_mirror_at_a_time(
         tail_of_another = threading.Thread(target=tail.mirror, args=(folder, "mlflow"))
         tail_of_another.start()
         until(lambda: (folder.path / FOLDER / "mlflow.json").exists())
-    thread.join(10)
+    thread.join(60)
     tail_of_another.join(10)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,14 +23,6 @@ SETTINGS = {
     "eps": 1e-8,
     "weight_decay": 0.0,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:

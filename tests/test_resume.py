@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cold_start
 import pytest
 from runs import left_behind, metrics, run, small
 
 from groupwise.errors import RunError
 from groupwise.loop import train
+from groupwise.model import tiny
 from groupwise.watch.display import Display
 
 # Several updates a batch, dynamic sampling, a moving reference, a memory of prompts.
@@ -49,6 +51,27 @@ def start(folder: Path, **changes: Any) -> int:
 
 def exit_code(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_the_embedded_model_is_made_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs of these tests share one cold start, which stands for those that are computed."""
+    cold_start.make(tmp_path / "shared")
+    monkeypatch.setattr(tiny, "_teach", tiny._teach.__wrapped__)  # type: ignore[attr-defined]
+    shared, *made = (
+        (Path(folder) / "model.safetensors").read_bytes()
+        for folder in (
+            tmp_path / "shared",
+            cold_start.make(tmp_path / "one"),
+            cold_start.make(tmp_path / "two"),
+        )
+    )
+    assert made == [shared, shared]
+    assert (
+        cold_start.make(tmp_path / "other", seed=1)
+        and shared != (tmp_path / "other" / "model.safetensors").read_bytes()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

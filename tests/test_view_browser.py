@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -26,9 +27,12 @@ WAIT = 60_000  # milliseconds, of a machine with other things to do
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    home = {"HOME": str(tmp_path_factory.mktemp("home"))}  # some machines have none to write to
     with sync_api.sync_playwright() as play:
-        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        made = play.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], env=os.environ | home
+        )
         yield made
         made.close()
 

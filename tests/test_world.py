@@ -5,8 +5,6 @@ The sum of the ranks' gradients must be the gradient of one process that holds a
 
 from __future__ import annotations
 
-import os
-import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,11 +34,16 @@ def build(name: str, sample: Sample, **extra: Any) -> TokenBatch:
     return sample.build(**extra)
 
 
-def one_rank(rank: int, port: int, folder: str) -> None:
+def one_rank(rank: int, folder: str) -> None:
     """What a process of the group does; it leaves its results in a file."""
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=15))
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(Path(folder) / "meeting"), 2),
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=120),
+    )
     mine, found = the_sample().take(RANKS[rank]), {}
     for name in RECIPES:
         world = Ranks(mine.rows)
@@ -64,10 +67,7 @@ def one_rank(rank: int, port: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(one_rank, args=(port, str(folder)), nprocs=2)
+    mp.spawn(one_rank, args=(str(folder),), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 

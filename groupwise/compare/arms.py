@@ -133,7 +133,7 @@ def arms_of(
             )
     base = _load(source, settings, "the configuration")
     as_it_is = bool(sweep) and not texts
-    texts = list(texts) or ([_name(base.recipe)] if sweep else [])
+    texts = list(texts) or ([shlex.quote(_name(base.recipe))] if sweep else [])
     if sweep:
         texts = [f"{text} {knob}" for text in texts for knob in swept(sweep)]
     if len(texts) < 2:

@@ -189,7 +189,7 @@ def _mark(value: float) -> Mark:
     return Mark(status="error", reason=f"the reward model gives {value}")
 
 
-@functools.lru_cache(maxsize=4)  # the check before a run and the run use one
+@functools.lru_cache(maxsize=4, typed=True)  # for the check before a run and the run; 1 is no True
 def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
     """A classifier from a folder of this machine: nothing is fetched, no code of it is run."""
     if importlib.util.find_spec("transformers") is None:

@@ -367,7 +367,7 @@ def _let_go_in_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-def _take(descriptor: int, tries: int = 10, pause: float = 0.02) -> None:
+def _take(descriptor: int, tries: int = 50, pause: float = 0.02) -> None:
     """Whoever asks for the writer holds the lock for a moment; a writer holds it for long."""
     for _ in range(tries - 1):
         with contextlib.suppress(BlockingIOError):
