@@ -558,6 +558,16 @@ def test_what_an_arm_asks_for_stays() -> None:
     assert [arm.config.recipe.schedule["updates"] for arm in set_for_all] == [8, 8]
 
 
+def test_a_sweep_of_a_method_with_a_space_in_its_name(tmp_path: Path) -> None:
+    plugin, own = tmp_path / "spaced.py", tmp_path / "own.toml"
+    named = PLUGIN.replace("dying", "other_spaced").replace('name="raising"', 'name="my method"')
+    plugin.write_text(named)
+    own.write_text(SMALL.replace('"grpo"', f'"{plugin}:my method"', 1))
+    arms = arms_of([], STEPS, source=own, sweep="group_size=2,4")
+    assert [arm.config.group_size for arm in arms] == [2, 4]
+    assert {str(arm.config.recipe.gate) for arm in arms} == {"raising()"}
+
+
 def test_variations_files_and_sweeps(config: Path, tmp_path: Path) -> None:
     other = tmp_path / "mine.toml"
     other.write_text(SMALL.replace("group_size = 4", "group_size = 2"))
