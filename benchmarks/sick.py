@@ -146,6 +146,11 @@ SICK: dict[str, Sickness] = {
 }  # fmt: skip
 
 
+# These do break on this task (reward 0.42 -> 0 within 8 steps, 0.15 at a tenth of the rate), and
+# the rules say so.
+BREAKS = ("prime_seed",)
+
+
 class Deaf(Engine):
     """Claims every new version and samples from the first."""
 
