@@ -413,14 +413,19 @@ def test_three_signatures_by_parameter_names(function: Callable[[str], str]) -> 
 def test_functions_run_where_the_caller_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the folder that it was in before is gone, in which PyTorch would not load."""
     file = tmp_path / "rewards.py"
-    file.write_text("def read(completion): return float(open('bonus.txt').read())")
+    file.write_text(
+        "def read(completion): return float(open('bonus.txt').read())\n"
+        "def same(completion): return 4.0"
+    )
     for bonus in ("1.5", "2.5"):
         folder = tmp_path / bonus
         folder.mkdir()
         (folder / "bonus.txt").write_text(bonus)
         monkeypatch.chdir(folder)
         assert rewards(f"{file}:read", "x") == [float(bonus)]
+        assert rewards(f"{file}:same", "x") == [4.0]
         shutil.rmtree(folder)
+        assert rewards(f"{file}:same", "x") == [4.0]  # nowhere, for a function that needs no folder
     monkeypatch.chdir(tmp_path)
     file.write_text("import torch\ndef total(completion): return torch.eye(3) @ torch.ones(3)")
     assert rewards(f"{file}:total", "x") == [None]  # no number, but no crash

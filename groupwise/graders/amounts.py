@@ -88,8 +88,8 @@ AND_A_HALF = re.compile(r"(?<=\d)\s+and\s+(?:(?:a|one)\s+(half|third|quarter)\b|
 A_PART = {"half": " 1/2", "third": " 1/3", "quarter": " 1/4", None: " "}
 VULGAR = {"½": " 1/2", "⅓": " 1/3", "⅔": " 2/3", "¼": " 1/4", "¾": " 3/4", "\u00a0": " "}
 VULGAR_FRACTION = re.compile("[½⅓⅔¼¾\u00a0]")
-RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹"
-SUPERSCRIPTS = str.maketrans(f"{RAISED}⁻", "0123456789-")
+SUPERSCRIPT_DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+SUPERSCRIPTS = str.maketrans(f"{SUPERSCRIPT_DIGITS}⁻", "0123456789-")
 TEN_TO = re.compile("(?<=10)[⁻⁰¹²³⁴-⁹]{1,3}")
 MONEY_WORDS = {"dollar": "$", "dollars": "$", "usd": "$", "cent": "¢", "cents": "¢"} | {
     "euro": "€", "euros": "€",
@@ -164,7 +164,7 @@ def read(text: str, match: re.Match[str]) -> Number | None:
 
 def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
     """What the word behind a number makes of it; None where that is no number."""
-    said, glued = word["word"].rstrip(RAISED), not word["space"]
+    said, glued = word["word"].rstrip(SUPERSCRIPT_DIGITS), not word["space"]
     letter = len(said) == 1 and not re.match(f"[{UNSPACED}]", said)
     if word["digit"] and glued:
         return None  # 1l2

@@ -77,7 +77,7 @@ class There:
         self.workers = workers(str(file.parent))
 
     def signature(self) -> Signature:
-        (outcome,) = self._run([("describe", os.getcwd(), self.file, self.name)], START_SECONDS)
+        (outcome,) = self._run([("describe", _here(), self.file, self.name)], START_SECONDS)
         found = outcome.value
         if isinstance(found, RewardError):
             raise found
@@ -88,7 +88,7 @@ class There:
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
         """Each call has the time-out for itself; async ones, `together`, share a worker's loop."""
         batches = [list(calls)] if together else [[known] for known in calls]
-        here = os.getcwd()
+        here = _here()
         items = [("call", here, self.file, self.name, batch, self.timeout) for batch in batches]
         limit = self.timeout + (GRACE if together else 0.0)
         found: list[Returned] = []
@@ -117,11 +117,19 @@ class There:
             missing = [number for number in missing if found[number].value == NOT_LOADED]
             if not missing:
                 break
-            load = ("load", os.getcwd(), self.file, self.name)
+            load = ("load", _here(), self.file, self.name)
             (loaded,) = self.workers.run([load], START_SECONDS)
             if loaded.status != "ok" or loaded.value is not None:
                 return [found[n] if n not in missing else loaded for n in range(len(items))]
         return [found[number] for number in range(len(items))]
+
+
+def _here() -> str:
+    """The folder that this process is in; nothing where that is gone, which must end no run."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 @lru_cache(maxsize=1)  # the last one stays for whoever asks next

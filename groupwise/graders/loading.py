@@ -30,7 +30,10 @@ def serve(task: str, folder: str, file: str, name: str, calls: Any = (), limit: 
     """`load` a reward of a file, `describe` it or `call` it, in the folder of the caller."""
     global _folder
     try:
-        if folder != _folder:  # not each time: reward code may have gone elsewhere by itself
+        if folder not in (
+            "",
+            _folder,
+        ):  # not each time: reward code may have gone elsewhere by itself
             os.chdir(folder)
             _folder = folder
         if task == "load":
