@@ -459,6 +459,15 @@ def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
     assert list(grade.parts.values()) == [1.5, 25.0, 2.5, 1.0]
 
 
+def test_what_lies_beside_it_comes_before_what_is_installed(tmp_path: Path) -> None:
+    """As for a script: the process is the file's own."""
+    (tmp_path / "colorsys.py").write_text("WORTH = 1.5")
+    (tmp_path / "rewards.py").write_text(
+        "import colorsys\ndef now(completion): return colorsys.WORTH"
+    )
+    assert rewards(f"{tmp_path}/rewards.py:now", "x") == [1.5]
+
+
 def test_an_import_from_beside_that_changed_is_read_again(tmp_path: Path) -> None:
     """As the file itself is; and it is part of the code that a run is known by."""
     (tmp_path / "rewards.py").write_text(

@@ -67,6 +67,16 @@ def test_a_file_imports_what_lies_beside_it(
     assert found["two"].code() != before["two"]
 
 
+def test_a_file_does_not_hide_what_is_installed_from_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    written(tmp_path, "", "colorsys.py")
+    text = "from colorsys import rgb_to_hsv\n" + GATE.replace("flat", "behind_flat")
+    assert recipe(f"{written(tmp_path, text, 'behind.py')}:behind_flat_dapo")
+
+
 def test_the_files_that_a_file_imports(tmp_path: Path) -> None:
     for path, text in {
         "mine.py": "import os, sub.inner\nfrom helper import x\ndef late():\n    import lazy",
