@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import groupwise.recipes  # noqa: F401 - what is built in is there before the first test
 from groupwise.composition import RECIPES
+from groupwise.model.tiles import avoid_broken_tiles
 from groupwise.slots import REGISTRY
 
 # One thread each: tests run side by side, and sums are the same on any number of cores.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
+avoid_broken_tiles()  # before the first product
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what was not tried, for want of what: a green run must not look like more than it is."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        terminalreporter.section("not tried")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5}  {reason}")
 
 
 @pytest.fixture

@@ -242,7 +242,9 @@ def test_names_of_sets_are_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("GROUPWISE_DATA" not in os.environ, reason="GROUPWISE_DATA names no folder")
+@pytest.mark.skipif(
+    "GROUPWISE_DATA" not in os.environ, reason="GROUPWISE_DATA names no folder of public data sets"
+)
 def test_the_real_sets() -> None:
     folder = os.environ.get("GROUPWISE_DATA", "")
     counts = {"gsm8k": 7473, "math": 7500, "dapo17k": 17917, "countdown": 10240, "mbpp": 474}

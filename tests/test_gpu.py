@@ -34,7 +34,7 @@ from groupwise.optim.step import apply
 from groupwise.records import Completion, Grade, Rollout, Task
 
 if not torch.cuda.is_available():
-    pytest.skip("these need a GPU", allow_module_level=True)
+    pytest.skip("no GPU: make check-gpu where there is one", allow_module_level=True)
 pytest.importorskip("triton")
 
 DEVICE, DTYPE = "cuda", torch.bfloat16

@@ -30,7 +30,7 @@ from groupwise.records import Grade, Task
 
 # Public data sets, beside the repository where they are at all.
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-NOT_HERE = pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not on this machine")
+NOT_HERE = pytest.mark.skipif(not DATA.is_dir(), reason="no public data sets in ../shared/data")
 
 # ---------------------------------------------------------------- numbers
 

@@ -164,7 +164,7 @@ turns = vf.ToolEnv(dataset=rows, tools=[], rubric=rubric)
 
 def test_rubrics_and_environments_of_the_package(tmp_path: Path) -> None:
     """Their own scoring is the reference."""
-    pytest.importorskip("verifiers.rubrics.rubric")
+    pytest.importorskip("verifiers.rubrics.rubric", reason="no verifiers: pip install verifiers")
     file = tmp_path / "env.py"
     file.write_text(REAL)
     good = "<think>\nIt is 7\n</think>\n<answer>\n7\n</answer>"

@@ -545,7 +545,9 @@ def test_fuzz_a_hundred_thousand_strings() -> None:
 # ---------------------------------------------------------------- verdicts of public graders
 
 
-@pytest.mark.skipif(not (SHARED / "grader_pairs").is_dir(), reason="needs shared/data")
+@pytest.mark.skipif(
+    not (SHARED / "grader_pairs").is_dir(), reason="no public data sets in ../shared/data"
+)
 def test_at_least_the_agreement_of_math_verify() -> None:
     with gzip.open(SHARED / "grader_pairs" / "test.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
@@ -558,7 +560,7 @@ def test_at_least_the_agreement_of_math_verify() -> None:
     assert ours >= theirs
 
 
-@pytest.mark.skipif(not (SHARED / "math").is_dir(), reason="needs shared/data")
+@pytest.mark.skipif(not (SHARED / "math").is_dir(), reason="no public data sets in ../shared/data")
 def test_gold_answers_of_math_are_read_and_accepted() -> None:
     with gzip.open(SHARED / "math" / "test.jsonl.gz", "rt") as file:
         golds = list(dict.fromkeys(json.loads(line)["answer"] for line in file))

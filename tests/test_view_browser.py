@@ -17,9 +17,11 @@ from groupwise.model.tokenizer import character_files
 from groupwise.watch import rollouts
 from groupwise.watch.folder import Event, RunFolder
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="no Playwright: pip install playwright"
+)
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
 Page = Any  # of Playwright, which may be absent
 REWARD = '.chart[data-name="reward/mean"]'

@@ -26,6 +26,7 @@ from groupwise.model.config import ModelConfig
 from groupwise.model.families import read_shape
 from groupwise.model.gguf import GGUFFile, hf_config, read_gguf
 from groupwise.model.gguf_tokenizer import tokenizer_files
+from groupwise.model.tiles import prepare_products
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Policy, Transformer
 
@@ -132,6 +133,7 @@ def assemble(
     if second_head is not None:
         _check_same_head(second_head, state["model.embed_tokens.weight"])
     model.load_state_dict(state, assign=True)
+    prepare_products(device, model.head_weight.dtype)
     return model
 
 

@@ -12,6 +12,7 @@ from groupwise.model.borrowed import Borrowed
 from groupwise.model.ops import Plain
 from groupwise.model.order import fix_order
 from groupwise.model.pace import pace
+from groupwise.model.tiles import prepare_products
 from groupwise.model.transformer import Policy, Transformer
 
 # Tokens for which kernels take the largest of their tiles. The head needs more than one tile of
@@ -74,6 +75,7 @@ def check_precision(device: str, dtype: str) -> None:
             f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic (it came with "
             "compute capability 8.0). Set model.dtype=float32."
         )
+    prepare_products(device, getattr(torch, dtype))
     try:
         small = torch.ones(2, 2, dtype=getattr(torch, dtype), device=device)
         torch.mm(small, small)
