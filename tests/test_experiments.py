@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from experiments import claim as files
-from experiments import judge, page, records, run
+from experiments import judge, page, records, run, walks
 from experiments.claim import Claim, Expectation, read
-from experiments.running_sums import in_its_places
 from groupwise.compare.arms import Budget, arms_of, check
 from groupwise.compare.outcomes import Outcome
 from groupwise.watch.catalogue import find
@@ -268,12 +267,22 @@ def test_a_claim_is_run_written_down_and_judged_again(
 
 
 def test_an_answer_is_held_to_its_places() -> None:
-    assert in_its_places("12;21<end>", "7+5+9=_", "21") == 1.0
-    assert in_its_places("21", "7+5+9=_", "21") == 1.0
-    assert in_its_places("12;21", "7+5+9=", "21") == 0.0
-    assert in_its_places("12;22", "7+5+9=_", "21") == 0.0
-    assert in_its_places("21;", "7+5+9=_", "21") == in_its_places("", "7+5+9=_", "21") == 0.0
-    assert in_its_places("-7;-6", "2-9+1=_", "-6") == 1.0
+    right = walks.in_its_places
+    assert right("4;9;7<end>", "4bcb=__", "7") == right("7", "4bcb=__", "7") == 1.0
+    assert right("4;7", "4bcb=", "7") == right("4;9;8", "4bcb=__", "7") == 0.0
+    assert right("7;", "4bcb=__", "7") == right("", "4bcb=__", "7") == 0.0
+
+
+def test_walks_are_what_their_files_hold() -> None:
+    """Every solution is right and in its places, and no walk is in both files."""
+    rows = walks.rows()
+    for name, own in rows.items():
+        assert (walks.FOLDER / f"{name}.jsonl").read_text() == walks.text(own)
+        for row in own:
+            assert walks.in_its_places(row["solution"], row["prompt"], row["answer"]) == 1.0
+    begun = [{row["prompt"].split("=")[0] for row in own} for own in rows.values()]
+    assert len(begun[0]) == len(begun[1]) == walks.ROWS and not begun[0] & begun[1]
+    assert walks.stops(4, "bb")[1] == walks.stops(walks.stops(4, "b")[0], "b")[0]
 
 
 SMALL = """

@@ -22,7 +22,6 @@ BINDING = {"+": 1, "-": 1, "*": 2, "/": 2}
 ATOM = 3
 # Says nothing, and no grader reads it as part of a number, as it would a point.
 FILLER = ";"
-STEP, PLACE = ";", "_"  # behind a running sum; in the prompt, for one
 
 
 def generate(name: str, size: int, seed: int, options: Mapping[str, Any]) -> list[Task]:
@@ -73,29 +72,24 @@ def arithmetic(
     operations: str = "+",
     terms: int = 2,
     filler: int = 0,
-    steps: int = 0,
 ) -> list[Task]:
     """'37+58=' -> '95'. Numbers of 1 to `digits` digits, products before sums.
 
     Solutions to learn from begin with up to `filler` signs without meaning: ';;;95'. Length is then
-    free, as it is in reasoning. Or with the first `steps` running sums, for which the prompt has as
-    many places: '7+5+9+2=__' -> '12;21;23'. Length is then of use.
+    free, as it is in reasoning.
     """
     _whole("arithmetic", "digits", digits, 1, 100)
     _whole("arithmetic", "terms", terms, 1, 100)
     _whole("arithmetic", "filler", filler, 0, 10**4)
-    _whole("arithmetic", "steps", steps, 0, max(terms - 2, 0))
-    _operations("arithmetic", operations, "+-" if steps else "+-*")
+    _operations("arithmetic", operations, "+-*")
     bases = [10**digits] + [len(operations), 10**digits] * (terms - 1)
     tasks = []
     for number, code in enumerate(_distinct(_product(bases), size, stream)):
         parts = _digits(code, bases)
         text = "".join(str(x) if at % 2 == 0 else operations[x] for at, x in enumerate(parts))
-        numbers, signs = parts[::2], [operations[x] for x in parts[1::2]]
-        answer = str(_sum_of_products(numbers, signs))
-        running = [str(_sum_of_products(numbers[: n + 2], signs[: n + 1])) for n in range(steps)]
-        solution = FILLER * stream.randint(0, filler) + STEP.join([*running, answer])
-        tasks.append(Task(number, f"{text}={PLACE * steps}", answer, {"solution": solution}))
+        answer = str(_sum_of_products(parts[::2], [operations[x] for x in parts[1::2]]))
+        solution = FILLER * stream.randint(0, filler) + answer
+        tasks.append(Task(number, f"{text}=", answer, {"solution": solution}))
     return tasks
 
 
