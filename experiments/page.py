@@ -34,6 +34,7 @@ A verdict says two things, the direction and the size. A difference is *separabl
 | **open** | not separable, and the expected size lies within the interval | not separable, and not surely within the margin |
 | **no contrast** | | the arm that should differ lies within the margin too, which then tells nothing |
 | **by construction** | an arm has exactly 0 in every run, because its method can't have any: nothing was tested | |
+| **not measured** | a run has no value of it, or it was asked when the runs were gone | the same |
 
 Intervals are of 95 %, each for itself. Measures other than accuracy are means over the last tenth of the steps ([metrics](metrics.md)); `start` is accuracy before training, and `A - B` the difference of two measures of one run. Shares of the second arm's mean are in percent with a sign. *Smallest visible*: the true difference that this design would call separable with a chance of 80 %.
 """
