@@ -20,7 +20,7 @@ INTRO = """# Claims of the papers, measured
 
 Small experiments, each a file of experiments/ that says what is claimed, by whom, which arms show it and which direction and size are expected. `python -m experiments.run NAME` runs it ([compare](compare.md): equal starts, prompts and random numbers), in minutes on two CPU cores unless it says otherwise; the same command goes on where it was stopped. What came out stands here whatever it is.
 
-A verdict holds for this model, task and budget: a transformer of two layers that adds digits is no proof about a model of 32 billion parameters. It says whether the mechanism acts where nothing else differs.
+A verdict holds for this model, task and budget: a transformer of two layers that adds digits is no proof about a model of 32 billion parameters. It says whether the mechanism acts where nothing else differs. All runs of a claim start from one model, so intervals are over what is sampled in training, not over starting models; the embedded one is made anew on each kind of machine, and a claim may come out otherwise from another (l_kl_reward_hacking did).
 
 A verdict says two things, the direction and the size. A difference is *separable* with p < 0.05 (two-sided, paired by seed, for accuracy and area also by task; Holm over the expectations of a claim). Its size is compared with the expected one, which is the published one or a careful reading of a plot, as each claim says.
 
