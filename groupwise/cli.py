@@ -285,8 +285,9 @@ def _train(args: argparse.Namespace) -> int:
 def _dry_run(config: Config) -> int:
     """The resolved configuration, in TOML that can be run; what follows from it as comments."""
     from groupwise.config import check, describe, text
+    from groupwise.testing.trial import try_slots
 
-    for warning in check(config):
+    for warning in [*check(config), *try_slots(config.recipe)]:
         warn(warning)
     print("\n".join(f"# {line}" for line in describe(config)), end="\n\n")
     print(text(config), end="")

@@ -49,6 +49,7 @@ class Collected:
             "length/truncated_share": sum(r.completion.truncated for r in rows) / len(rows),
             "reward/sampled_mean": _mean([r.grade.reward for r in rows]),
             "reward/failed_share": sum(failed(r.grade) for r in rows) / len(rows),
+            "reward/missing_share": sum(r.grade.reward is None for r in rows) / len(rows),
             "correct/mean": _mean([r.grade.correct for r in rows]),
         }
         for name in dict.fromkeys(name for r in rows for name in r.grade.parts):

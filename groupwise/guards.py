@@ -11,13 +11,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from groupwise.engine.copies import make_source
-from groupwise.errors import GroupwiseError, RunError
+from groupwise.errors import GroupwiseError, RewardError, RunError
 from groupwise.graders.rubric import too_many_failed
 from groupwise.groups.assemble import Group
 from groupwise.model.transformer import PolicyModel
 from groupwise.optim.packs import Sequences
 from groupwise.optim.step import StepOutcome
-from groupwise.records import TokenBatch
+from groupwise.records import Rollout, TokenBatch
 from groupwise.rollouts import failed, write
 from groupwise.setup import sampling_of
 from groupwise.sync.fingerprint import fingerprint, same_weights
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from groupwise.run import Run
 
 PROBES, PROBE_SAMPLES, PROBE_TOKENS = 8, 2, 32  # of the comparison before the first step
+UNREWARDED_STEPS = 3  # in a row without any reward, after which a run stops
 HALF_FACTOR = 50  # what bfloat16 may differ more than float32: it has 16 bits less
 
 
@@ -138,20 +139,44 @@ def check_delivery(run: Run) -> str:
 
 
 def check_rewards(run: Run, groups: Sequence[Group]) -> GroupwiseError | None:
-    """Count rewards that failed, and say when they are too many.
+    """Count rewards that failed or are missing, and say when they are too many.
 
     What is learned from the rest would then be another task.
     """
     rows = [rollout for group in groups for rollout in group]
     bad = [rollout for rollout in rows if failed(rollout.grade)]
-    if not bad:
+    if bad:
+        reasons = "; ".join(dict.fromkeys(r.grade.reason for r in bad[:3]))
+        run.event(
+            "reward",
+            f"{len(bad)} of {len(rows)} rewards failed and count as ungraded, not as 0: {reasons}",
+        )
+    failing = too_many_failed([r.grade for r in rows], run.config.reward.max_failed_share)
+    return failing or _check_any_reward(run, rows)
+
+
+def _check_any_reward(run: Run, rows: Sequence[Rollout]) -> GroupwiseError | None:
+    """Say when there has been nothing to learn from for several steps."""
+    if not rows or not run.learns_from_rewards:
         return None
-    reasons = "; ".join(dict.fromkeys(r.grade.reason for r in bad[:3]))
+    run.unrewarded = run.unrewarded + 1 if all(r.grade.reward is None for r in rows) else 0
+    if not run.unrewarded:
+        return None
+    reasons = [r.grade.reason for r in rows if r.grade.reason]
+    often = max(dict.fromkeys(reasons), key=reasons.count) if reasons else "no part gave a value"
     run.event(
         "reward",
-        f"{len(bad)} of {len(rows)} rewards failed and count as ungraded, not as 0: {reasons}",
+        f"none of the {len(rows)} answers of this step has a reward: {often}. Nothing can be "
+        f"learned from them; the run stops after {UNREWARDED_STEPS} such steps in a row.",
     )
-    return too_many_failed([r.grade for r in rows], run.config.reward.max_failed_share)
+    if run.unrewarded < UNREWARDED_STEPS:
+        return None
+    return RewardError(
+        f"No answer has had a reward for {run.unrewarded} steps in a row, so nothing was learned. "
+        f"Most often: {often}. A function that ends without `return` returns None: did you forget "
+        "return? Mend the reward (`groupwise check-reward` tries it); the run is saved as it was "
+        f"after step {run.step}, and the same command goes on with it."
+    )
 
 
 def check_updates(

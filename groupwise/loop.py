@@ -134,13 +134,14 @@ def begin(run: Run) -> Metrics | None:
 def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     """One turn of the cycle. None if it was asked to stop before anything was learned."""
     clock, before, progress = Clock(), run.cursor.state(), run.progress
-    run.at = run.step + 1
+    run.at, unrewarded = run.step + 1, run.unrewarded
 
     # Prompts, rollouts, rewards; groups that teach nothing are drawn again.
     collected = collect(run, clock)
     failing = check_rewards(run, collected.groups + collected.unused)
     if failing is not None or stop.is_set():
         run.cursor.restore(before)  # as if the step had not begun
+        run.unrewarded = unrewarded
         if failing is None:
             return None
         give_up(run, collected)

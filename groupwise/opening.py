@@ -75,7 +75,7 @@ def _open(
 ) -> Run:
     manifest = folder.read_manifest()
     start = hub.pinned(config, manifest)
-    bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks))
+    bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks), tell=display.note)
     loaded, model = bench.loaded, bench.loaded.model
     reference = None
     if "reference" in config.recipe.models:
@@ -105,7 +105,7 @@ def _open(
     _check_origin(folder, origin, display)
     _restore_latest(run, keep_verdicts=_same_reward(config, folder, origin["reward"]))
     run.health.see_all(folder.read_metrics())  # what was said before is not said again
-    fetched = _record_start(run, origin, manifest)
+    fetched = _record_start(run, origin, manifest, bench.dropped)
     mirrors.start()
     display.start(
         [
@@ -132,7 +132,7 @@ def _origin(config: Config, bench: Bench) -> dict[str, str]:
 
 
 def _record_start(
-    run: Run, origin: Mapping[str, str], manifest: Mapping[str, Any]
+    run: Run, origin: Mapping[str, str], manifest: Mapping[str, Any], dropped: Mapping[str, int]
 ) -> dict[str, str]:
     """Into the folder: what runs, from what and on what. Returns what came from a hub."""
     folder = run.folder
@@ -140,7 +140,7 @@ def _record_start(
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
     fetched = hub.commits(run.config, manifest)
-    folder.write_manifest(origin, fetched, seconds=run.elapsed, tokens=run.tokens)
+    folder.write_manifest(origin, fetched, dropped, seconds=run.elapsed, tokens=run.tokens)
     return fetched
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from groupwise.composition import PairRecipe
 from groupwise.config import Config
 from groupwise.data.cursor import Cursor, MixedCursor
 from groupwise.engine.protocol import Engine
@@ -62,6 +63,7 @@ class Run:
     version: int = 0  # updates so far
     memory: Memory = field(default_factory=Memory)
     skipped: int = 0  # updates in a row
+    unrewarded: int = 0  # steps in a row in which no answer got a reward
     tokens: int = 0  # sampled so far
     trained: float = 0.0  # seconds of steps, evaluation left out
     flops: float = 0.0  # of models, so far
@@ -81,6 +83,12 @@ class Run:
     def grades(self) -> bool:
         """Whether answers are sampled and graded in training."""
         return not learns_from_labels(self.config)
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether an update reads them, or they only tell how good the answers are."""
+        recipe = self.config.recipe
+        return not isinstance(recipe, PairRecipe) or recipe.reads == "grades"
 
     @property
     def elapsed(self) -> float:
@@ -188,6 +196,7 @@ class Run:
             "cursor": self.cursor.state(),
             "memory": saved.memory_to_json(self.memory),
             "skipped": self.skipped,
+            "unrewarded": self.unrewarded,
             "micro_tokens": self.learner.micro_tokens,
             "micro_tokens_asked": self.learner.optim.micro_tokens,
             "delivered": {str(version): x for version, x in self.delivered.items()},
@@ -227,6 +236,7 @@ class Run:
         self.delivered = {int(version): x for version, x in values["delivered"].items()}
         self.tokens, self.seconds = int(values["tokens"]), float(values["seconds"])
         # Checkpoints of older versions have none.
+        self.unrewarded = int(values.get("unrewarded", 0))
         self.flops, self.trained = (float(values.get(name, 0.0)) for name in ("flops", "trained"))
         self.before, self.last = (
             None if values[name] is None else Evaluation.from_dict(values[name])

@@ -6,24 +6,29 @@ In the order of cost: a mistake in the data or the reward is found before a mode
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from groupwise import room as device_room
-from groupwise.composition import PairRecipe
+from groupwise.composition import PairRecipe, Recipe
 from groupwise.config import Config
 from groupwise.cost import Frozen, cache_bytes
 from groupwise.data import load as load_data
 from groupwise.data.prompts import Prepared, prepare
+from groupwise.data.shelf import only
 from groupwise.data.sources import Loaded as LoadedData
+from groupwise.data.tasks import SHOWN
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Sampling
-from groupwise.errors import ConfigError, ModelError
+from groupwise.errors import ConfigError, DataError, ModelError
 from groupwise.graders.by_row import ROW
+from groupwise.graders.pool import START_SECONDS
 from groupwise.graders.rubric import Grader, check
+from groupwise.graders.waiting import Tell, aloud, waiting
 from groupwise.model.checkpoint import Loaded, stored_shape
 from groupwise.model.config import ModelConfig
 from groupwise.model.equip import check_precision, equip
@@ -32,6 +37,7 @@ from groupwise.model.tokenizer import Tokenizer
 from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
 from groupwise.records import Task
+from groupwise.testing.trial import try_slots
 
 # Tasks are data: the same in every run, so that runs with other seeds can be compared.
 TASKS_SEED = 0
@@ -47,6 +53,7 @@ class Bench:
     grader: Grader
     notes: list[str]  # what a person should know about them
     mixture: dict[str, float]  # weights of the sources, by name; empty without a mixture
+    dropped: dict[str, int]  # malformed rows that were left out, by file or setting
 
 
 @dataclass(frozen=True)
@@ -57,26 +64,39 @@ class Gathered:
     held_out: Sequence[Task]
     notes: list[str]
     mixture: dict[str, float]
+    dropped: dict[str, int]
 
 
-def set_up(config: Config, model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded]) -> Bench:
+def set_up(
+    config: Config,
+    model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded],
+    *,
+    learns: bool = True,
+    tell: Tell = aloud,
+) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
-    found = gather(config)
+    found = gather(config, learns=learns, tell=tell)
     return seat(config, found, model_for(found.train, found.held_out))
 
 
-def gather(config: Config) -> Gathered:
-    """All that can be checked without a model."""
+def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gathered:
+    """All that can be checked without a model; `learns`: also what the recipe needs.
+
+    `tell` is told what is waited for, where that takes long.
+    """
     check_device(config.model.device)
     check_precision(config.model.device, config.model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
-    parts, found = read_data(config)
-    notes = [*found.notes]
+    doubts = try_slots(config.recipe) if learns else []
+    with waiting(tell, "reward functions to be loaded", START_SECONDS):
+        parts, found = read_data(config)
+    notes = [*found.notes, *(f"warning: {doubt}" for doubt in doubts)]
     if not learns_from_labels(config):
-        notes += check(parts, found.train)
-        notes += check(parts, found.eval) if found.eval else []
-    return Gathered(found.train, found.eval, notes, found.weights)
+        streams = config.recipe.streams if learns and isinstance(config.recipe, Recipe) else ()
+        notes += check(parts, found.train, streams=streams, tell=tell)
+        notes += check(parts, found.eval, data="data.eval", tell=tell) if found.eval else []
+    return Gathered(found.train, found.eval, notes, found.weights, found.dropped)
 
 
 def read_data(config: Config) -> tuple[Grader, LoadedData]:
@@ -94,7 +114,39 @@ def read_data(config: Config) -> tuple[Grader, LoadedData]:
         held_out=config.eval.tasks,
         require_answers=parts.needs_answer if graded else False,
     )
+    if config.data.drop_bad and graded:
+        found = without_ungradable(found, parts)
     return parts, found
+
+
+def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
+    """The data without rows that a part of the reward can't grade; how many, and why."""
+    notes, dropped = [*found.notes], dict(found.dropped)
+    left = {}
+    for setting, tasks in (("data.train", found.train), ("data.eval", found.eval)):
+        problems = {n: why for n, task in enumerate(tasks) if (why := grader.problem(task))}
+        left[setting] = tasks
+        if not problems:
+            continue
+        if len(problems) == len(tasks):
+            continue  # not one row too many, but another reward or column: `check` says so
+        left[setting] = only(tasks, np.array([n for n in range(len(tasks)) if n not in problems]))
+        shown = [f"row {tasks[n].id}: {why}" for n, why in list(problems.items())[:SHOWN]]
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        notes.append(
+            f"warning: the reward can't grade {len(problems):,} of {len(tasks):,} tasks of "
+            f"{setting}, which were left out (data.drop_bad): {'; '.join(shown)}{more}."
+        )
+        dropped[setting] = len(problems)
+    sources = {task.source for task in found.train} - {t.source for t in left["data.train"]}
+    if sources:
+        raise DataError(
+            f"No task of {min(sources)} is left to train on: the reward can grade none of them. "
+            "Remove it from data.train, or set data.answer_key."
+        )
+    return replace(
+        found, train=left["data.train"], eval=left["data.eval"], notes=notes, dropped=dropped
+    )
 
 
 def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
@@ -109,7 +161,9 @@ def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
     ends += config.engine.stop
     grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
     notes = list(dict.fromkeys([*notes, *fitting.notes]))
-    return Bench(loaded, fitting.train, fitting.held_out, grader, notes, found.mixture)
+    return Bench(
+        loaded, fitting.train, fitting.held_out, grader, notes, found.mixture, found.dropped
+    )
 
 
 @dataclass(frozen=True)

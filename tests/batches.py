@@ -1,158 +1,34 @@
-"""Random batches that carry every stream any recipe reads, and the learner's outputs with them.
-
-The learner here is a table of logits: every output (log-probability, entropy, top-k, values, ...)
-is a function of one leaf tensor, so that a gradient can be compared between two ways of computing
-it.
-"""
+"""Random batches that carry every stream any recipe reads (`groupwise.testing.toy`), and losses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from groupwise import Recipe, TokenBatch, batch_phase, passes, token_phase
 from groupwise.composition import RECIPES, recipe
-from groupwise.losses.heads import from_logits
+from groupwise.testing.toy import (
+    EXPERTS,
+    LAYERS,
+    TOP_K,
+    VOCABULARY,
+    Leaves,
+    extra_streams,
+    learner_outputs,
+    leaves,
+)
+from groupwise.testing.toy import Toy as Sample
+from groupwise.testing.toy import random_toy as random_sample
+
+__all__ = [
+    "EXPERTS", "LAYERS", "POLICY_RECIPES", "TOP_K", "VOCABULARY", "Leaves", "Sample",
+    "learner_outputs", "leaves", "loss_and_gradients", "random_sample",
+]  # fmt: skip
 
 recipe("grpo")  # fills the registry
 POLICY_RECIPES: list[str] = [name for name, entry in RECIPES.items() if isinstance(entry, Recipe)]
-
-VOCABULARY, TOP_K, LAYERS, EXPERTS = 23, 20, 2, 2
-
-
-@dataclass
-class Sample:
-    """Raw streams of a batch as tensors, before `TokenBatch.build`, and the learner's logits."""
-
-    streams: dict[str, Any]
-    logits_NTV: Tensor
-    value_NT: Tensor
-    prm_logp_NT: Tensor
-    router_NTLK: Tensor
-
-    @property
-    def rows(self) -> int:
-        return len(self.logits_NTV)
-
-    def take(self, rows: Sequence[int]) -> Sample:
-        """Some rows, in that order."""
-        index = torch.as_tensor(rows, dtype=torch.long)
-        return Sample(
-            {name: x[index] for name, x in self.streams.items()},
-            *(
-                x[index]
-                for x in (self.logits_NTV, self.value_NT, self.prm_logp_NT, self.router_NTLK)
-            ),
-        )
-
-    def build(self, **extra: Any) -> TokenBatch:
-        return TokenBatch.build(**self.streams, **extra)
-
-
-def random_sample(
-    seed: int,
-    groups: Sequence[int] = (4, 4, 4),
-    width: int = 6,
-    dtype: torch.dtype = torch.float64,
-    spread: float = 0.3,
-) -> Sample:
-    """Groups of the given sizes, prefix masks of random lengths, all streams filled.
-
-    `spread` is the size of the step between old and new logits: how off-policy the batch is.
-    """
-    g = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-    rows = sum(groups)
-    length_N = torch.randint(1, width + 1, (rows,), generator=g)
-    mask_NT = torch.arange(width)[None, :] < length_N[:, None]
-    old = normal(rows, width, VOCABULARY)
-    new = old + spread * normal(rows, width, VOCABULARY)
-    sampler = old + 0.3 * spread * normal(rows, width, VOCABULARY)
-    ref = old + 0.5 * spread * normal(rows, width, VOCABULARY)
-    token_NT = torch.randint(0, VOCABULARY, (rows, width), generator=g)
-    sampled = from_logits(sampler, token_NT, TOP_K)
-    group_N = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(list(groups)))
-    reward_N = torch.randint(0, 3, (rows,), generator=g).double() / 2
-    value_NT = normal(rows, width)
-    experts = torch.rand(rows, width, LAYERS, EXPERTS, generator=g, dtype=torch.float64)
-    streams: dict[str, Any] = {
-        "mask_NT": mask_NT,
-        "group_N": group_N,
-        "reward_N": reward_N,
-        "old_logp_NT": from_logits(old, token_NT)["logp_NT"],
-        "sampler_logp_NT": sampled["logp_NT"],
-        "ref_logp_NT": from_logits(ref, token_NT)["logp_NT"],
-        "prm_logp_NT": from_logits(ref + 0.2 * normal(*old.shape), token_NT)["logp_NT"],
-        "old_value_NT": value_NT,
-        "step_reward_NT": normal(rows, width),
-        "step_end_NT": (torch.rand(rows, width, generator=g) < 0.4),
-        "greedy_reward_N": torch.randint(0, 2, (rows,), generator=g).double(),
-        "correct_N": reward_N > 0.5,
-        "truncated_N": torch.rand(rows, generator=g) < 0.15,
-        "segment_NT": (torch.rand(rows, width, generator=g) < 0.4).long().cumsum(1),
-        "token_NT": token_NT,
-        "sampler_topk_logp_NTK": sampled["topk_logp_NTK"],
-        "sampler_topk_id_NTK": sampled["topk_id_NTK"],
-        "old_router_NTLK": 0.1 + 0.8 * experts,
-    }
-    streams = {k: x.to(dtype) if x.is_floating_point() else x for k, x in streams.items()}
-    return Sample(
-        streams,
-        logits_NTV=new.to(dtype),
-        value_NT=(value_NT + 0.3 * normal(rows, width)).to(dtype),
-        prm_logp_NT=streams["prm_logp_NT"] + 0.1 * normal(rows, width).to(dtype),
-        router_NTLK=(0.1 + 0.8 * (experts + 0.1 * normal(*experts.shape)).clamp(0, 1)).to(dtype),
-    )
-
-
-@dataclass
-class Leaves:
-    """The parameters of the table learner, all differentiable."""
-
-    logits_NTV: Tensor
-    value_NT: Tensor
-    prm_logp_NT: Tensor
-    exponent: Tensor
-
-    def all(self) -> list[Tensor]:
-        return [self.logits_NTV, self.value_NT, self.prm_logp_NT, self.exponent]
-
-
-def leaves(sample: Sample, exponent: float = 0.3) -> Leaves:
-    return Leaves(
-        *(
-            x.clone().requires_grad_()
-            for x in (sample.logits_NTV, sample.value_NT, sample.prm_logp_NT)
-        ),
-        torch.tensor(exponent, dtype=torch.float64, requires_grad=True),
-    )
-
-
-def learner_outputs(
-    made: Recipe, sample: Sample, leaf: Leaves, rows: Tensor | None = None
-) -> dict[str, Tensor]:
-    """What a forward pass over these rows gives, restricted to what the recipe reads."""
-    index = torch.arange(sample.rows) if rows is None else rows
-    token_NT = sample.streams["token_NT"][index]
-    heads = from_logits(leaf.logits_NTV[index], token_NT, TOP_K)
-    all_logp = leaf.logits_NTV[index].log_softmax(-1)
-    top_ids = sample.streams["sampler_topk_id_NTK"][index]
-    available = {
-        **heads,
-        "value_NT": leaf.value_NT[index],
-        "prm_logp_NT": leaf.prm_logp_NT[index],
-        "logp_at_sampler_topk_NTK": all_logp.gather(-1, top_ids),
-        "router_NTLK": sample.router_NTLK[index],
-        "length_exponent": leaf.exponent,
-    }
-    return {name: available[name] for name in made.outputs}
 
 
 def loss_and_gradients(
@@ -163,11 +39,7 @@ def loss_and_gradients(
 ) -> tuple[float, list[Tensor]]:
     """Loss and gradients in every leaf, summed over all passes and over micro-batches `parts`."""
     leaf = leaves(sample)
-    extra = (
-        {"length_exponent": leaf.exponent}
-        if made.aggregation.name == "learned_length_weight"
-        else {}
-    )
+    extra = extra_streams(made, leaf)
     batch = sample.build(**extra) if batch is None else batch
     done = batch_phase(made, batch).batch
     total = torch.zeros((), dtype=torch.float64)

@@ -51,18 +51,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepared(config: Config, rows: int) -> tuple[Any, list[Task], list[str]]:
     """The grader, some rows over the whole of the data, and what the quick check notes."""
-    from groupwise.data import load as load_data
-    from groupwise.graders.rubric import Grader, check
-    from groupwise.setup import TASKS_SEED
+    from groupwise.graders.rubric import check
+    from groupwise.graders.waiting import aloud
+    from groupwise.setup import read_data
 
-    grader = Grader(config.reward.parts, graders=config.data.graders, timeout=config.reward.timeout)
-    found = load_data(
-        config.data,
-        seed=TASKS_SEED,
-        held_out=config.eval.tasks,
-        require_answers=grader.needs_answer,
-    )
-    notes = check(grader, found.train)
+    grader, found = read_data(config)
+    notes = check(grader, found.train, tell=aloud)
     return grader, spread(found.train, rows), notes
 
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from groupwise.compare.arms import Arm
 from groupwise.compare.plan import Folder, Plan, learned
-from groupwise.composition import PairRecipe
+from groupwise.composition import PairRecipe, Recipe
 from groupwise.config import Config
 from groupwise.data.cursor import fingerprint
 from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
-from groupwise.graders.rubric import Grader
+from groupwise.graders.rubric import OF_REWARDS, Grader
 from groupwise.model import tiny
 from groupwise.model.checkpoint import load, save, stored_shape, stored_tokenizer, write_folder
 from groupwise.opening import COLD_START
 from groupwise.optim.pairs import check_columns
 from groupwise.records import Task
 from groupwise.setup import Fitting, Gathered, fit, gather, read_data
+from groupwise.testing.trial import try_slots
 from groupwise.validate.evaluate import check_held_out
 from groupwise.watch.files import to_page, write_atomic
 from groupwise.watch.folder import RunFolder
@@ -35,17 +38,20 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
     for arm in plan.arms:
         config = arm.config
         parts = (config.data, config.reward, config.tiny, config.eval, config.engine.max_tokens)
-        pairs = config.recipe if isinstance(config.recipe, PairRecipe) else None
-        first.setdefault(repr((*parts, config.model.path, pairs)), arm)
+        recipe = config.recipe
+        read: Any = recipe  # from data and rewards
+        if isinstance(recipe, Recipe):
+            read = [name for name in OF_REWARDS if name in recipe.streams]
+        first.setdefault(repr((*parts, config.model.path, read)), arm)
         _check_code(plan, folder, arm)
+        with told_of(arm):
+            try_slots(recipe)
     fitting: list[tuple[Arm, Fitting]] = []
     for arm in first.values():
-        try:
+        with told_of(arm):
             found = _prepare_one(arm.config, folder, say)
             if len(first) > 1:
                 fitting.append((arm, _fitting(arm.config, folder, found)))
-        except GroupwiseError as error:
-            raise type(error)(f"{arm.name}: {error}") from None
     for arm, own in fitting[1:]:
         _check_shared(*fitting[0], arm, own, say)
 
@@ -60,11 +66,18 @@ def check_unchanged(plan: Plan, folder: Folder) -> None:
         if parts in looked_at:
             continue
         looked_at.append(parts)
-        try:
+        with told_of(arm):
             found = read_data(arm.config)[1]
             _check_data(arm.config, folder, found.train, found.eval)
-        except GroupwiseError as error:
-            raise type(error)(f"{arm.name}: {error}") from None
+
+
+@contextmanager
+def told_of(arm: Arm) -> Iterator[None]:
+    """An error in here says which arm it is of."""
+    try:
+        yield
+    except GroupwiseError as error:
+        raise type(error)(f"{arm.name}: {error}") from None
 
 
 def _prepare_one(config: Config, folder: Folder, say: Callable[[str], None]) -> Gathered:

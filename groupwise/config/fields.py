@@ -136,6 +136,8 @@ class Data:
     prompt_key: str = ""  # a column, or a path such as extra_info.question; "": recognised
     answer_key: str = ""  # the same: reward_model.ground_truth
     grader_key: str = ""  # a column with the row's own grader, for the part `row` of the reward
+    # leave malformed rows out, counted and told, instead of refusing their file
+    drop_bad: bool = False
     # tasks in a temporary file and not in memory: auto (those that are large), always, never
     streaming: Literal["auto", "always", "never"] = "auto"
     # auto (chat for messages, else plain), chat, plain, r1_zero, qwen_math, a file with {prompt}

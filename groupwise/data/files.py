@@ -31,6 +31,7 @@ class Row(NamedTuple):
     values: dict[str, Any]  # by column; empty where the row is malformed
     why: str = ""  # what is wrong with it
     text: str = ""  # as it stands in the file
+    error: DataError | None = None  # of a row that speaks against the whole file
 
 
 def files_of(name: str) -> list[Path]:
@@ -85,11 +86,17 @@ def rows(path: Path) -> Iterator[Row]:
 
 
 def json_lines(path: Path) -> Iterator[Row]:
-    for number, raw in _lines(path):
-        line = raw.strip()
+    for number, raw in _raw_lines(path):
+        place = f"line {number}"
+        try:
+            line = _decoded(path, number, raw).strip()
+        except DataError as error:
+            if number == 1:  # another encoding, not a row that was damaged
+                raise
+            yield Row(place, {}, "no UTF-8", repr(raw), error)
+            continue
         if not line:
             continue
-        place = f"line {number}"
         try:
             yield _object(place, json.loads(line), line)
         except json.JSONDecodeError as error:
@@ -158,6 +165,10 @@ def _object(place: str, found: Any, text: str) -> Row:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    return ((number, _decoded(path, number, raw)) for number, raw in _raw_lines(path))
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Numbered from 1. Only line feeds end one: str.splitlines would cut prompts."""
     with _opened(path) as file:
         for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
@@ -166,10 +177,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     f"{path}, line {number}, is longer than {MAX_LINE // 2**20} MiB. A row has a "
                     "line of its own: mend or delete it."
                 )
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise _no_utf8(path, raw, f", line {number},", error) from error
+            yield number, raw
+
+
+def _decoded(path: Path, number: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise _no_utf8(path, raw, f", line {number},", error) from error
 
 
 def _no_utf8(path: Path, raw: bytes, place: str, error: UnicodeDecodeError) -> DataError:

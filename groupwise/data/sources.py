@@ -32,6 +32,7 @@ class Loaded:
     eval: Sequence[Task]
     notes: list[str]  # what a person should know about them
     weights: dict[str, float] = field(default_factory=dict)  # by a task's source, of a mixture
+    dropped: dict[str, int] = field(default_factory=dict)  # malformed rows left out, by file
 
 
 def load(
@@ -65,7 +66,7 @@ def load(
         )
     labels = _labels(data.sources)
     weights = {labels[name]: weight for name, weight in data.weights.items()}
-    return Loaded(train, held, notes, weights)
+    return Loaded(train, held, notes, weights, gather.dropped)
 
 
 @dataclass
@@ -77,6 +78,7 @@ class Gather:
     require_answers: NeedsAnswer
     notes: list[str] = field(default_factory=list)
     firsts: dict[str, int] = field(default_factory=dict)  # of the last call: by label, in order
+    dropped: dict[str, int] = field(default_factory=dict)  # malformed rows left out, by file
 
     def all(self, sources: Mapping[str, Source], size: int) -> Iterator[Task]:
         """Each task of several sources with its source, no two with the same number."""
@@ -107,7 +109,9 @@ class Gather:
             source.grader or (GRADERS[word] if own else ""),
             self.require_answers,
             SETS[word] if own else None,
+            self.data.drop_bad,
             self.notes,
+            self.dropped,
         )
         rows = scan.of(path if own else name)
         yield from gym.sound(rows, self.notes) if word == GYM and not source.grader else rows

@@ -1,4 +1,5 @@
-"""Tasks from files. A file with malformed rows is refused as a whole, its lines or rows named."""
+"""Tasks from files. A file with malformed rows is refused as a whole, its lines or rows named; or
+these rows are left out, and counted."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groupwise.data.columns import MISSING, Layout, lookup, names_in, recognise, tidy
+from groupwise.data.columns import MISSING, PROMPTS, Layout, lookup, names_in, recognise, tidy
 from groupwise.data.files import Row, files_of, format_of, rows
 from groupwise.errors import DataError, nearest
 from groupwise.records import Message, Task
@@ -40,29 +41,38 @@ class Scan:
     grader: str = ""  # of rows that name none
     require_answers: bool | Callable[[str], bool] = False
     convert: Convert | None = None
+    drop_bad: bool = False  # leave malformed rows out instead of refusing the file
     notes: list[str] = field(default_factory=list)  # what was recognised, behind the last row
+    dropped: dict[str, int] = field(default_factory=dict)  # rows that were left out, by file
     layout: Layout | None = None
+    rows: int = 0  # of the last file, malformed ones too
     kinds: dict[str, str] = field(default_factory=dict)  # of answers -> where the first one is
 
     def of(self, name: str | Path) -> Iterator[Task]:
-        """The tasks of all files of that name, numbered through."""
-        count = 0
+        """The tasks of all files of that name, numbered through: a row keeps its number whatever
+        is left out before it."""
+        first = 0
         for path in files_of(str(name)):
-            for task in self.tasks(path, first=count):
-                count = task.id + 1
-                yield task
+            yield from self.tasks(path, first)
+            first += self.rows
         self.notes += [f"{Path(name).name}: {note}" for note in self._found()]
 
     def tasks(self, path: Path, first: int = 0) -> Iterator[Task]:
-        """The file's tasks, numbered from `first`; an error behind the last if any is malformed."""
+        """The file's tasks, numbered from `first`; an error behind the last if any is malformed, or
+        all are where such rows are left out."""
         problems: list[tuple[str, str, str]] = []  # place, what is wrong, the row
         there: dict[str, bool] = {}  # whether any row has the column of the prompt, the answer
         names: set[str] = set()
-        count = bad = 0
+        count = bad = self.rows = 0
         for count, row in enumerate(rows(path), 1):
+            self.rows = count
+            if row.error is not None and not self.drop_bad:
+                raise row.error
             values, why = self._converted(row)
             names.update(values if self.layout else ())
-            if not why:
+            if not why and self.layout is None:
+                why, there["prompt"] = f"no column {PROMPTS[0]!r}", False
+            elif not why:
                 why = self._problem(values, there)
             if why:
                 bad += 1
@@ -70,11 +80,16 @@ class Scan:
                     shown = row.text or json.dumps(row.values, default=str, ensure_ascii=False)
                     problems.append((row.place, why, shown))
                     names.update(names_in(values))
-            elif not bad:  # behind a malformed row, only more of them are looked for
+            elif (
+                self.drop_bad or not bad
+            ):  # behind a malformed row, only more of them are looked for
                 yield self._task(first + count - 1, values, row.place)
         if not count:
             raise DataError(f"{path} has no rows. Write some, or name another file.")
-        if bad:
+        if bad and self.drop_bad and bad < count:
+            self.dropped[str(path)] = bad
+            self.notes.append(_left_out(path, problems, bad, count))
+        elif bad:
             nowhere = [which for which, found in there.items() if not found]
             raise DataError(
                 self._nowhere(path, nowhere[0], names)
@@ -100,7 +115,10 @@ class Scan:
                 return values, str(error)
         if self.layout is None:
             keys = ("prompt", "answer") if self.convert else (self.prompt_key, self.answer_key)
-            self.layout = recognise(values, *keys)
+            found = recognise(values, *keys)
+            # A row that will be left out must not decide how the others are read.
+            if not self.drop_bad or lookup(values, found.prompt) is not MISSING:
+                self.layout = found
         return values, ""
 
     def _problem(self, values: Mapping[str, Any], there: dict[str, bool]) -> str:
@@ -149,10 +167,10 @@ class Scan:
         )
 
     def _nowhere(self, path: Path, which: str, names: set[str]) -> str:
-        assert self.layout is not None
-        key, need = self.layout.prompt, ""
+        layout = self.layout or recognise({}, self.prompt_key, self.answer_key)
+        key, need = layout.prompt, ""
         if which == "answer":
-            key, need = self.layout.answer, ", which the reward reads"
+            key, need = layout.answer, ", which the reward reads"
         (only,) = names if len(names) == 1 else ("",)
         if format_of(path) == ".csv" and (other := [sign for sign in ";\t|" if sign in only]):
             return (
@@ -225,18 +243,30 @@ def _answer_problem(key: str, answer: Any) -> str:
     return ""
 
 
-def _complaint(
-    path: Path, problems: Sequence[tuple[str, str, str]], malformed: int, count: int
-) -> str:
+Problems = Sequence[tuple[str, str, str]]  # place, what is wrong, the row
+
+
+def _complaint(path: Path, problems: Problems, malformed: int, count: int) -> str:
     listed = [f"  {place}: {why}: {_short(text)}" for place, why, text in problems]
     if malformed > len(problems):
         listed.append(f"  and {malformed - len(problems)} more")
+    lines = f"{problems[0][0].split()[0]}s"
+    skip = f", or leave them out: data.drop_bad=true. It tells how many {lines} and why"
     return "\n".join(
         [
             f"{path} has {malformed} malformed of {count} rows:",
             *listed,
-            f"Mend or delete these {problems[0][0].split()[0]}s.",
+            f"Mend or delete these {lines}{skip if malformed < count else ''}.",
         ]
+    )
+
+
+def _left_out(path: Path, problems: Problems, malformed: int, count: int) -> str:
+    listed = "; ".join(f"{place}: {why}" for place, why, _ in problems)
+    more = f"; and {malformed - len(problems)} more" if malformed > len(problems) else ""
+    return (
+        f"warning: {malformed:,} of {count:,} rows of {path} are malformed and were left out "
+        f"(data.drop_bad): {listed}{more}."
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from groupwise.errors import RewardError
-from groupwise.graders.parts import Mark, Part, Sample
+from groupwise.graders.parts import Mark, Part, Sample, turns
 from groupwise.records import Task
 
 ROW = "row"
@@ -42,6 +42,13 @@ class ByRow:
             return self.part(task.grader).problem(task)
         except RewardError as error:
             return str(error).rstrip(".")
+
+    def turns(self, samples: Sequence[Sample]) -> list[list[Sample]]:
+        """As the parts that are asked would have them."""
+        rows: dict[str, list[Sample]] = {}
+        for sample in samples:
+            rows.setdefault(sample.task.grader, []).append(sample)
+        return [turn for name, own in rows.items() for turn in turns(self.part(name), own)]
 
     def grade(self, samples: Sequence[Sample]) -> list[Mark]:
         """Marks in order, each with the name of the part that gave it."""

@@ -104,7 +104,7 @@ def _call_one(function: Callable[..., Any], known: Mapping[str, Any]) -> Returne
     try:
         return Returned("ok", plain(function(**known)))
     except (Exception, SystemExit) as error:  # the boundary to the user's code
-        return Returned("error", failure(function, error))
+        return Returned("error", failure(function, error, known))
 
 
 async def _await_one(
@@ -115,13 +115,13 @@ async def _await_one(
     except TimeoutError as error:
         if limit and not error.args:
             return Returned("timeout", f"took longer than {limit:g} s and was stopped")
-        return Returned("error", failure(function, error))
+        return Returned("error", failure(function, error, known))
     except (
         Exception,
         SystemExit,
         asyncio.CancelledError,
     ) as error:  # the boundary to the user's code
-        return Returned("error", failure(function, error))
+        return Returned("error", failure(function, error, known))
 
 
 def plain(value: Any) -> Any:
@@ -141,31 +141,48 @@ def plain(value: Any) -> Any:
     return Odd(_short(repr(value)), type(value).__name__)
 
 
-def failure(function: Callable[..., Any], error: BaseException) -> str:
-    """The exception, its message, and the line of the user's file that led to it."""
+def failure(
+    function: Callable[..., Any], error: BaseException, known: Mapping[str, Any] | None = None
+) -> str:
+    """The exception, its message, and the line of the user's file that led to it.
+
+    `known` are the arguments that it was called with.
+    """
     frames = extract_tb(error.__traceback__)
     home = inspect.getsourcefile(inspect.unwrap(function))
     own = [frame for frame in frames if frame.filename == home] or frames
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"raised {type(error).__name__}: {_short(str(error))}{place}{_hint(error)}"
+    hint = _hint(error, known or {})
+    return f"raised {type(error).__name__}: {_short(str(error))}{place}{hint}"
 
 
-def _hint(error: BaseException) -> str:
+def _hint(error: BaseException, known: Mapping[str, Any]) -> str:
+    """What the function was given, where it took texts for messages or messages for texts."""
     said = str(error)
-    if isinstance(error, TypeError) and "string indices must be integers" in said:
+    wants_messages = (
+        isinstance(error, TypeError) and "string indices must be integers" in said
+    ) or (isinstance(error, AttributeError) and "'str' object has no attribute 'get'" in said)
+    if wants_messages:
+        batch = (
+            " Where prompts are messages, they are messages, too." if "completions" in known else ""
+        )
         return (
-            ". Completions are strings here, not lists of messages."
+            f". Completions are strings here, not lists of messages.{batch}"
             " Use the completion itself where the function takes [0]['content'] of it."
         )
-    if isinstance(error, AttributeError) and "'str' object has no attribute 'get'" in said:
-        return ". Completions are strings here, not lists of messages."
     chat = "'list' object has no attribute" in said or "expected string or bytes-like" in said
-    if isinstance(error, (AttributeError, TypeError)) and chat:
+    if not isinstance(error, (AttributeError, TypeError)) or not chat:
+        return ""
+    if any(isinstance(each, list) for each in known.get("completions") or ()):
         return (
-            ". The prompt of a chat is a list of messages, not a string: take "
-            "prompt[-1]['content'], or write the function for the completion alone."
+            ". Completions were given as messages, [{'role': 'assistant', 'content': ...}], as in "
+            "TRL where the prompt is a list of messages: take completion[0]['content']. A function "
+            "whose parameter is `completion`, for one sample, is given the text."
         )
-    return ""
+    return (
+        ". The prompt of a chat is a list of messages, not a string: take "
+        "prompt[-1]['content'], or write the function for the completion alone."
+    )
 
 
 def _short(text: str, width: int = 120) -> str:

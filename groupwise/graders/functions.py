@@ -11,8 +11,13 @@ or it is no function but a rubric or an environment of several (`environments.py
 
 A value is a number, None (the function has nothing to say), or a dict with `reward` or `score`
 and, for process supervision, `steps`: [(end, reward), ...] with ends counted in characters of the
-completion. Functions may be async. Completions are strings as the policy wrote them, special
-tokens included. What a function gets wrong is recorded with each sample, and is never a 0.
+completion. Functions may be async. What a function gets wrong is recorded with each sample, and is
+never a 0.
+
+`completion` is a string as the policy wrote it, special tokens included. Functions of other tools
+get what they get there: `completions` and `solution_str` come without the token that ended them,
+and where the prompt is a list of messages, each of the `completions` is one, too:
+[{"role": "assistant", "content": ...}].
 
 Files are loaded in a process of their own, where a call that takes too long is stopped.
 """
@@ -46,6 +51,10 @@ ANSWERS = ("answer", "answers", "ground_truth")
 TIMEOUT = 60.0  # seconds for a call, where nothing else is said
 _POOLS: WeakValueDictionary[str, Pool] = WeakValueDictionary()  # by folder, those in use
 GRACE = 2.0  # seconds more for a batch of async calls, which keep their own clock
+TRIES = 3  # in vain, after which no more are made
+_NOT_CALLED = Outcome(
+    None, "timeout", f"{TRIES} calls in a row before it took too long, or ended their process"
+)
 
 
 class Caller(Protocol):
@@ -97,6 +106,8 @@ class There:
         return found
 
     def _returned(self, outcome: Outcome, calls: int) -> list[Returned]:
+        if outcome is _NOT_CALLED:
+            return [Returned("timeout", f"was not called: {outcome.reason}")] * calls
         if outcome.status == "timeout":
             return [
                 Returned("timeout", f"took longer than {self.timeout:g} s and was stopped")
@@ -108,15 +119,27 @@ class There:
         return list(outcome.value)
 
     def _run(self, items: Sequence[tuple[Any, ...]], limit: float) -> list[Outcome]:
-        """Loading is not counted against a call: a new worker loads the file first."""
+        """Loading is not counted against a call: a new worker loads the file first.
+
+        A call that is stopped takes the worker with it, so those behind it are made again. When
+        several in a row are lost and none comes through, the rest is not called: they would take
+        their time one after the other.
+        """
         found: dict[int, Outcome] = {}
-        missing = list(range(len(items)))
-        for _ in range(3):  # another caller's item may have had the worker killed in between
+        missing, in_vain, lost = list(range(len(items))), 0, 0
+        while missing:
             told = self.workers.run([items[number] for number in missing], limit)
-            found |= dict(zip(missing, told, strict=True))
-            missing = [number for number in missing if found[number].value == NOT_LOADED]
-            if not missing:
+            now = dict(zip(missing, told, strict=True))
+            found |= now
+            done = [outcome for outcome in told if outcome.value != NOT_LOADED]
+            missing = [number for number, outcome in now.items() if outcome.value == NOT_LOADED]
+            bad = sum(outcome.status != "ok" for outcome in done)
+            lost = (lost if bad == len(done) else 0) + bad
+            in_vain = 0 if done else in_vain + 1
+            if not missing or in_vain == TRIES:  # another caller's item may have killed the worker
                 break
+            if lost >= TRIES:
+                return [found[n] if n not in missing else _NOT_CALLED for n in range(len(items))]
             load = ("load", _here(), self.file, self.name)
             (loaded,) = self.workers.run([load], START_SECONDS)
             if loaded.status != "ok" or loaded.value is not None:
@@ -169,6 +192,19 @@ class UserFunction:
     def needs_answers(self) -> bool:
         return any(self.wanted.get(name, False) for name in ANSWERS)
 
+    @property
+    def limit(self) -> float | None:
+        """Seconds that a call may take."""
+        return getattr(self.caller, "timeout", None)
+
+    def turns(self, samples: Sequence[Sample]) -> list[list[Sample]]:
+        """The samples as they are asked for one after the other, each with the limit for itself."""
+        if self.shape == "completions" or self.asynchronous:
+            return [list(samples)]
+        if self.rubric == "groups":
+            return [list(group) for _, group in groupby(samples, lambda x: x.task.id)]
+        return [[sample] for sample in samples]
+
     def problem(self, task: Task) -> str:
         return ""
 
@@ -210,11 +246,18 @@ class UserFunction:
         return [Returned("error", why) if why else next(told) for why in problems]
 
     def _text(self, sample: Sample) -> str:
-        """All of it; for a rubric, which reads messages, without the token that ended it."""
-        if self.shape != "rubric":
+        """All of it; for functions of other tools without the token that ended it, as there."""
+        if self.shape not in ("rubric", "completions", "solution_str"):
             return sample.text
         end = next((end for end in self.ends if end and sample.text.endswith(end)), "")
         return sample.text.removesuffix(end) if sample.finish == "eos" else sample.text
+
+    def _completion(self, sample: Sample) -> str | list[dict[str, str]]:
+        """As TRL has it: a message where the prompt is a list of messages, else text."""
+        text = self._text(sample)
+        if isinstance(sample.task.prompt, str):
+            return text
+        return [{"role": "assistant", "content": text}]
 
     def _of_one(self, sample: Sample) -> dict[str, Any]:
         task, prompt, text = sample.task, _prompt(sample.task), self._text(sample)
@@ -251,7 +294,7 @@ class UserFunction:
         return {
             **{key: [sample.task.columns.get(key) for sample in samples] for key in columns},
             "prompts": [_prompt(sample.task) for sample in samples],
-            "completions": [self._text(sample) for sample in samples],
+            "completions": [self._completion(sample) for sample in samples],
             "completion_ids": [list(sample.token_ids) for sample in samples],
             "answer": [sample.task.answer for sample in samples],
             "answers": [sample.task.answer for sample in samples],
@@ -279,7 +322,9 @@ class UserFunction:
             return [self._failed(returned)] * len(samples)
         listed = returned.value
         if not isinstance(listed, (list, tuple)) or isinstance(listed, Odd):
-            return [self._error(f"returned {_show(listed)} instead of a list")] * len(samples)
+            forgot = ": did you forget return?" if listed is None else ""
+            why = f"returned {_show(listed)} instead of a list{forgot}"
+            return [self._error(why)] * len(samples)
         if len(listed) != len(samples):
             why = f"returned {len(listed)} values for {len(samples)} completions"
             return [self._error(why)] * len(samples)

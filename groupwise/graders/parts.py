@@ -61,6 +61,12 @@ class Part(Protocol):
     def grade(self, samples: Sequence[Sample]) -> list[Mark]: ...
 
 
+def turns(part: Part, samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The samples as a part would have them, one list after the other; most take all at once."""
+    own = getattr(part, "turns", None)
+    return own(samples) if own is not None else [list(samples)]
+
+
 @dataclass(frozen=True)
 class BuiltIn:
     """A check of the package, sample by sample. Without what it checks with, it abstains."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +16,13 @@ from groupwise.globs import digest
 from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
 from groupwise.graders.functions import TIMEOUT, UserFunction, given_function, load_function
 from groupwise.graders.gym import GymScorer
-from groupwise.graders.parts import Mark, Part, Sample, built_in
+from groupwise.graders.parts import Mark, Part, Sample, built_in, turns
+from groupwise.graders.waiting import Tell, nobody, waiting
 from groupwise.records import Grade, Task
 
 CHECKED_ROWS = 4
+OF_REWARDS = ("step_reward_NT", "correct_N")  # streams that a method may read from a reward
+QUIET_ROWS = 32  # that a part which has said nothing so far is tried on
 
 
 class Grader:
@@ -84,6 +88,10 @@ class Grader:
     def by_group(self) -> bool:
         """Whether groups can be graded one by one: not if a function wants the whole batch."""
         return not any(_wants_batch(part) for part in self.parts.values())
+
+    def problem(self, task: Task) -> str:
+        """Why a part can't grade this task; '' if all can."""
+        return next((why for part in self.parts.values() if (why := part.problem(task))), "")
 
     @property
     def needs_answers(self) -> bool:
@@ -160,51 +168,161 @@ def too_many_failed(grades: Sequence[Grade], max_share: float) -> RewardError | 
     )
 
 
+@dataclass(frozen=True)
+class Tried:
+    """One answer that a part was tried on, and what it said."""
+
+    kind: str  # what answer it was
+    sample: Sample
+    mark: Mark
+
+
 def check(
     grader: Grader,
     tasks: Sequence[Task],
     encode: Callable[[str], Sequence[int]] | None = None,
+    *,
+    data: str = "data.train",
+    streams: Sequence[str] = (),
+    tell: Tell = nobody,
 ) -> list[str]:
     """Try every part on a few real rows before a run; what looks odd comes back as notes.
 
-    Refused: a task that a built-in part can't grade, and a function that raises or returns what is
-    no reward for a gold answer, an empty one or an echo of the prompt.
+    Refused: a task that a built-in part can't grade; a function that raises or returns what is no
+    reward for a gold answer, an empty one or an echo of the prompt; a reward that has no value for
+    any of them; one that does not give the `streams` that a method reads from it. `data` is the
+    setting that the tasks are from, `tell` is told what is waited for.
     """
     for name, part in grader.parts.items():
-        _check_tasks(name, part, tasks)
-    last = len(tasks) - 1
-    rows = dict.fromkeys(round(i * last / (CHECKED_ROWS - 1)) for i in range(CHECKED_ROWS))
-    tried = [
-        (kind, Sample(task, text, tuple(encode(text)) if encode else (), "eos"))
-        for task in (tasks[row] for row in rows)
-        for kind, text in _attempts(task).items()
-    ]
+        _check_tasks(name, part, tasks, data)
     notes = [
         f"{name} runs in this process: a call that hangs can't be stopped. Put it in a file and "
         "write file.py:function."
         for name in grader.given
     ]
+    tried: dict[str, list[Tried]] = {}
     for name, part in grader.parts.items():
-        marks = part.grade([sample for _, sample in tried])
-        for (kind, sample), mark in zip(tried, marks, strict=True):
+        found = _try(name, part, _answers(tasks, CHECKED_ROWS, encode), tell)
+        if not _values(found):  # a part may be for few rows: more of them are asked
+            found = _try(name, part, _answers(tasks, QUIET_ROWS, encode), tell)
+        tried[name] = found
+        values: dict[str, list[float]] = {}
+        for each in found:
+            if each.mark.value is not None:
+                values.setdefault(each.kind, []).append(each.mark.value)
+        judges = part.decides or _is_function(name) or name in grader.given
+        notes += [*_notes(name, values, judges), *_forms(name, part, tasks)]
+    notes += _check_values(grader, tried, data)
+    _check_streams(grader, tried, streams)
+    return notes
+
+
+def _forms(name: str, part: Part, tasks: Sequence[Task]) -> list[str]:
+    """In what form a function is given completions, where that depends on the data."""
+    inner = [note for key, each in _inner(part).items() for note in _forms(key, each, tasks)]
+    if not isinstance(part, UserFunction) or part.shape != "completions":
+        return inner
+    if isinstance(tasks[0].prompt, str):
+        return []
+    return [
+        f"{name} is given completions as messages, [{{'role': 'assistant', 'content': ...}}], as "
+        "in TRL: prompts here are messages. For texts, name its parameter `completion`."
+    ]
+
+
+def _answers(
+    tasks: Sequence[Task], rows: int, encode: Callable[[str], Sequence[int]] | None
+) -> list[tuple[str, Sample]]:
+    """What is tried on so many rows, from the first to the last: each answer and what it is."""
+    last = len(tasks) - 1
+    places = dict.fromkeys(round(i * last / (rows - 1)) for i in range(rows))
+    return [
+        (kind, Sample(task, text, tuple(encode(text)) if encode else (), "eos"))
+        for task in (tasks[place] for place in places)
+        for kind, text in _attempts(task).items()
+    ]
+
+
+def _try(name: str, part: Part, answers: Sequence[tuple[str, Sample]], tell: Tell) -> list[Tried]:
+    """What a part says of each answer. The first failure ends it: one limit, not one an answer."""
+    kinds = {id(sample): kind for kind, sample in answers}
+    found: list[Tried] = []
+    for turn in turns(part, [sample for _, sample in answers]):
+        what = f"{kinds[id(turn[0])]} of row {turn[0].task.id}"
+        if len(turn) > 1:
+            what = f"{len(turn)} answers to {len({sample.task.id for sample in turn})} prompts"
+        limit: float | None = getattr(part, "limit", None)
+        with waiting(tell, f"the reward {name}, for {what},", limit, "reward.timeout"):
+            marks = part.grade(turn)
+        for sample, mark in zip(turn, marks, strict=True):
+            kind = kinds[id(sample)]
             if mark.status in ("error", "timeout"):
                 raise RewardError(
                     f"The reward can't be used: {mark.reason}, for {kind} of row "
                     f"{sample.task.id}, {_short(sample.text)!r}. It must return a finite number, "
                     "or None where it has nothing to say, for whatever a model may write."
                 )
-        values: dict[str, list[float]] = {}
-        for (kind, _), mark in zip(tried, marks, strict=True):
-            if mark.value is not None:
-                values.setdefault(kind, []).append(mark.value)
-        judges = part.decides or _is_function(name) or name in grader.given
-        notes += _notes(name, values, judges)
-    return notes
+            found.append(Tried(kind, sample, mark))
+    return found
 
 
-def _check_tasks(name: str, part: Part, tasks: Sequence[Task]) -> None:
+def _values(found: Sequence[Tried]) -> list[float]:
+    return [each.mark.value for each in found if each.mark.value is not None]
+
+
+def _check_values(grader: Grader, tried: Mapping[str, Sequence[Tried]], data: str) -> list[str]:
+    """Refuse a reward that no answer gets; notes on parts that never say anything."""
+    idle = [name for name, found in tried.items() if not _values(found)]
+    weighed = [name for name, weight in grader.weights.items() if weight != 0]
+    said = {name: _nothing_said(name, tried[name], data) for name in idle}
+    if all(name in idle for name in weighed):
+        told = "; ".join(said[name] for name in weighed)
+        watching = [name for name in grader.weights if name not in weighed]
+        beside = f" {', '.join(watching)} has weight 0 and only watches." if watching else ""
+        raise RewardError(
+            f"The reward says nothing: {told}.{beside} Without a reward nothing is learned. A "
+            "function that ends without `return` returns None: did you forget return? It must "
+            "return a number; None is for the few answers that it can't judge."
+        )
+    return [
+        f"warning: {told}: it is idle. Take it out of reward.parts, or mend it: did you forget "
+        "return?"
+        for told in said.values()
+    ]
+
+
+def _nothing_said(name: str, found: Sequence[Tried], data: str) -> str:
+    rows = len({each.sample.task.id for each in found})
+    often = f"all {len(found)} answers tried (right ones, empty ones and echoes of the prompt)"
+    reason = next((each.mark.reason for each in found if each.mark.reason), "")
+    why = f"{name} has no value" if not reason.startswith(name) else reason
+    return f"{why} for {often} in {rows} rows of {data}"
+
+
+def _check_streams(
+    grader: Grader, tried: Mapping[str, Sequence[Tried]], streams: Sequence[str]
+) -> None:
+    """Refuse a reward without what a method reads from it beside the number."""
+    if "correct_N" in streams and grader.decider is None:
+        raise RewardError(
+            "The recipe reads which answers are correct, and no part of reward.parts "
+            f"({', '.join(tried)}) says so: all would count as wrong. Add one that decides, such "
+            "as math, number, choice or exact, or a function of yours that gives a right answer 1."
+        )
+    steps = any(each.mark.steps for found in tried.values() for each in found)
+    if "step_reward_NT" in streams and not steps:
+        raise RewardError(
+            "The recipe learns from a reward for each step of an answer, and no part of "
+            f"reward.parts ({', '.join(tried)}) gave any: it would silently learn from the last "
+            "reward alone. Let a function return {'reward': 1.0, 'steps': [(end, reward), ...]} "
+            "with ends counted in characters of the completion, take a model that judges steps, "
+            'prm(path="...", process=True), or take a recipe for whole answers (grpo).'
+        )
+
+
+def _check_tasks(name: str, part: Part, tasks: Sequence[Task], data: str) -> None:
     if not tasks:
-        raise RewardError("There are no tasks to check the reward with. Check data.train.")
+        raise RewardError(f"There are no tasks to check the reward with. Check {data}.")
     first: tuple[Task, str] | None = None
     count = 0
     for task in tasks:
@@ -215,7 +333,8 @@ def _check_tasks(name: str, part: Part, tasks: Sequence[Task]) -> None:
         told = f"{task.grader or OTHERWISE} (reward.parts: {ROW})" if name == ROW else name
         raise RewardError(
             f"The reward {told} can't grade {count} of {len(tasks)} tasks: in row {task.id}, "
-            f"{why}. Set data.answer_key, mend these rows, or use another reward."
+            f"{why}. Set data.answer_key, mend these rows, leave them out with "
+            "data.drop_bad=true, or use another reward."
         )
 
 
@@ -241,7 +360,13 @@ def _wants_batch(part: Part) -> bool:
     """A function for batches, or a part that asks one."""
     if isinstance(part, UserFunction):
         return part.shape == "completions"
-    return any(_wants_batch(each) for each in getattr(part, "parts", {}).values())
+    return any(_wants_batch(each) for each in _inner(part).values())
+
+
+def _inner(part: Part) -> Mapping[str, Part]:
+    """The parts that a part asks."""
+    found: Mapping[str, Part] = getattr(part, "parts", {})
+    return found
 
 
 def _is_function(name: str) -> bool:

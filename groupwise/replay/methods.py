@@ -32,6 +32,7 @@ class Method:
 
     name: str
     recipe: Recipe
+    asked: str = RUN  # as it was written, with its file: what a command can be made of
 
 
 def methods_of(run: Recorded, texts: Sequence[str]) -> list[Method]:
@@ -40,7 +41,7 @@ def methods_of(run: Recorded, texts: Sequence[str]) -> list[Method]:
     for text in texts:
         name, recipe = _read(run.config, text)
         taken = sum(each.name == name or each.name.startswith(f"{name} (") for each in made)
-        made.append(Method(f"{name} ({taken + 1})" if taken else name, recipe))
+        made.append(Method(f"{name} ({taken + 1})" if taken else name, recipe, text))
     return made
 
 
@@ -88,6 +89,7 @@ def check(run: Recorded, method: Method, record: Record) -> None:
     if run.tokenizer is None and "step_reward_NT" in recipe.streams:
         needed.append("step_reward_NT")
     if not needed:
+        _check_steps(run, method, record)
         return
     name = sorted(needed, key=lambda each: each == "ref_logp_NT")[0]  # what can be left out, last
     readers = [slot for slot in recipe.slots() if name in slot.needs] or [recipe.ratio]
@@ -98,11 +100,23 @@ def check(run: Recorded, method: Method, record: Record) -> None:
     )
 
 
+def _check_steps(run: Recorded, method: Method, record: Record) -> None:
+    """Refuse a recipe for rewards of steps where none were recorded: all would be one step."""
+    if "step_reward_NT" not in method.recipe.streams:
+        return
+    if not any(rollout.grade.steps for group in record.groups for rollout in group):
+        raise RecipeError(
+            f"{method.name} learns from a reward for each step of an answer, and step "
+            f"{record.step} of {run.folder.path} recorded none: its reward gave whole answers one. "
+            "Take a run whose reward returns steps, or another recipe (`groupwise recipes`)."
+        )
+
+
 def _remedy(name: str, method: Method, kind: str) -> str:
     if name == "ref_logp_NT" and kind == "advantage":
         return "The run held no reference: take a recipe that reads none."
     if name == "ref_logp_NT":
-        return f"Replay it without: --recipe '{method.name.partition(' (')[0]} recipe.{kind}='."
+        return f"Replay it without: --recipe {shlex.quote(f'{method.asked} recipe.{kind}=')}."
     if name == "greedy_reward_N":
         return "Only a run of remax samples greedy baselines: take another recipe."
     if name in ("segment_NT", "step_reward_NT"):

@@ -187,7 +187,7 @@ def check_budgets(asked: Asked, most: int) -> None:
 
 
 def _entry(suite: Suite, config: Config, asked: Asked) -> Entry:
-    gathered = gather(config)
+    gathered = gather(config, learns=False)
     every = gathered.train if suite.source else gathered.held_out
     tasks = [task for task in every if suite.keep(task)]
     if learns_from_labels(config):  # such data has answers for some of the rows, or for none

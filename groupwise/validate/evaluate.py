@@ -145,7 +145,7 @@ def evaluate_path(path: str | Path, config: Config) -> Evaluation:
         check_room(config, model, training=False)
         return load_policy(model, getattr(torch, config.model.dtype), config.model.device)
 
-    bench = set_up(config, policy)
+    bench = set_up(config, policy, learns=False)
     check_held_out(bench.held_out)
     sampling = sampling_of(config, temperature=config.eval.temperature)
     engine = engine_of(config, bench.loaded)

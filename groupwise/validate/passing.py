@@ -37,7 +37,7 @@ def open_rows(name: str, basis: Basis, gone: Collection[int]) -> Entry:
     config = config_of(suite, basis.config, 0, own_options=basis.written)
     # Every row has a number of its own, repeated ones too: what goes is the sieve's matter.
     config = replace(config, data=replace(config.data, duplicates="keep"))
-    found = gather(config)
+    found = gather(config, learns=False)
     left = [task for task in found.train if task.id not in gone]
     if not left:
         raise ConfigError(f"No row of {name} is left to look at with a model.")

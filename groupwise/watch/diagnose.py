@@ -139,6 +139,8 @@ def _mean(values: Sequence[float] | None) -> float:
 # How bad a sample is, by what a rule looks at first: the family of its metric.
 WORST: dict[str, Callable[[Row], Any]] = {
     "reward/failed_share": lambda row: row["grader_status"] != "ok",
+    "reward/missing_share": lambda row: row["reward"] is None,
+    "reward/ungraded_share": lambda row: row["reward"] is None,
     "mismatch": _gap,
     "clip": lambda row: _mean(row["clipped"]),
     "entropy": lambda row: -_mean(row["entropy"]),

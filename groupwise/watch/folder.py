@@ -200,6 +200,7 @@ class RunFolder:
         self,
         origin: Mapping[str, str],
         fetched: Mapping[str, str] | None = None,
+        dropped: Mapping[str, int] | None = None,
         *,
         seconds: float,
         tokens: int,
@@ -207,15 +208,15 @@ class RunFolder:
         """What this start runs on; what an earlier start ran on is kept where it differs.
 
         `origin` maps "data", "weights" to hashes, `fetched` settings to what they named on a hub,
-        with the commit; seconds and tokens are the cost so far.
+        with the commit, `dropped` files to how many of their rows were malformed and left out;
+        seconds and tokens are the cost so far.
         """
-        facts = json.loads(
-            to_line({**machine_facts(), "origin": dict(origin), "hub": dict(fetched or {})})
-        )
+        given = {"origin": origin, "hub": fetched or {}, "dropped_rows": dropped or {}}
+        facts = json.loads(to_line({**machine_facts(), **{k: dict(x) for k, x in given.items()}}))
         before = self.read_manifest()
         earlier = list(before.get("earlier", ()))
         was = {key: before[key] for key in facts if key in before}
-        if was and was != facts:
+        if was and was != {key: facts[key] for key in was}:
             earlier.append(was)
         self._store_manifest({"format": 1, **facts, "earlier": earlier}, seconds, tokens)
 

@@ -60,6 +60,17 @@ RULES: list[Rule] = [
         source="pains of users: exceptions that become 0 (trl#4939, verl#5635)",
     ),
     Rule(
+        "no reward",
+        signs.no_reward,
+        sees=("reward/missing_share",), since=1,
+        threshold="no answer has one, at the first steps or in most of three", origin="without a reward there is no gradient; sound rewards have 0",
+        sure="certain",
+        means="the reward gives no value at all, and nothing is learned: a function that ends without return, or one that is for other rows",
+        change="let the reward return a number (grader_reason in the rollouts says what it did), after `groupwise check-reward`",
+        source="a function without return: every value None, gradient 0, exit 0",
+        instead=("reward/ungraded_share",),
+    ),
+    Rule(
         "reward noise",
         above("reward/unequal_share", limit=0.02, steps=3),
         sees=("reward/unequal_share", "reward/mean"), since=3,

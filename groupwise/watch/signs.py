@@ -21,6 +21,7 @@ from groupwise.watch.history import (
 
 REWARD = ("reward/sampled_mean", "reward/mean")  # all that was sampled first: the fairer curve
 PASS = ("correct/mean", *REWARD)
+MISSING = ("reward/missing_share", "reward/ungraded_share")  # the second of older runs
 FAIL_SHARE = ("pass_rate/none", "groups/all_fail_share")
 PASS_SHARE = ("pass_rate/all", "groups/all_pass_share")
 
@@ -230,6 +231,19 @@ def nothing_passes(history: History) -> Evidence | None:
 
 def everything_passes(history: History) -> Evidence | None:
     return _most_groups(history, *PASS_SHARE)
+
+
+def no_reward(history: History) -> Evidence | None:
+    """No answer has a reward: from the first step on, or in most of the last three."""
+    metric = known_as(history, *MISSING)
+    every, last = history.all(*MISSING), history.last(3, *MISSING)
+    if last and middle(last) >= 1.0:
+        bad = next(point.step for point in last if point.value >= 1.0)
+    elif every and len(every) < 3 and all(point.value >= 1.0 for point in every):
+        bad = every[0].step
+    else:
+        return None
+    return Evidence(metric, 1.0, 1.0, bad, f"{metric} 1: no answer has a reward since step {bad}")
 
 
 def no_signal(history: History) -> Evidence | None:

@@ -1,0 +1,53 @@
+"""A word about what is waited for, and for how long it may still be."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Tell = Callable[[str], None]
+PATIENCE = 2.0  # seconds of silence before the first word
+AGAIN = 10.0  # seconds between two words
+
+
+def nobody(text: str) -> None:
+    """Who is told where nobody asked to be."""
+
+
+def aloud(text: str) -> None:
+    """To standard error, where no display is."""
+    print(f"groupwise: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def waiting(tell: Tell, what: str, limit: float | None = None, setting: str = "") -> Iterator[None]:
+    """Say now and then what is waited for; with a `limit` in seconds, how long at most."""
+    if tell is nobody:
+        yield
+        return
+    done, start = threading.Event(), time.monotonic()
+
+    def speak() -> None:
+        pause = PATIENCE
+        while not done.wait(pause):
+            spent = time.monotonic() - start
+            tell(f"waiting for {what} since {spent:.0f} s{_still(spent, limit, setting)}")
+            pause = AGAIN
+
+    speaker = threading.Thread(target=speak, name="waiting", daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        speaker.join()
+
+
+def _still(spent: float, limit: float | None, setting: str) -> str:
+    if limit is None:
+        return ""
+    named = f" ({setting} = {limit:g})" if setting else ""
+    return f", at most {max(limit - spent, 0.0):.0f} s more{named}"
