@@ -241,6 +241,14 @@ def score_answer(answer, entry):
     return 1.0 if answer == entry["answer"] else 0.01
 def content(prompt, completion): return float(prompt.split()[0] == "q")
 def messages(completions): return [float(c[0]["content"] == "x") for c in completions]
+def roles(completions, prompts):
+    assert [p[0]["role"] for p in prompts] == ["user"]
+    return [float(c[0]["role"] == "assistant") for c in completions]
+def kinds(completions): return [float(isinstance(c, list)) for c in completions]
+def ends(completions): return [float(bool(re.search(r"7$", c))) for c in completions]
+def as_written(completion): return float(completion == "7<end>")
+def strips(completions): return [len(c.strip()) for c in completions]
+def matches(completions): return [float(bool(re.match("x", c))) for c in completions]
 """
 
 
@@ -275,11 +283,48 @@ def test_functions_of_other_tools_as_they_are(
     assert called(name, "7", "8", "?") == rewards
 
 
+CHAT = Task(0, ({"role": "user", "content": "q"},), "7")
+
+
+def test_completions_are_messages_where_the_prompt_is(tmp_path: Path) -> None:
+    """As in TRL: a function that takes completion[0]["content"] works as it is."""
+    (tmp_path / "sign.py").write_text(SIGNATURES)
+    parts = {f"{tmp_path}/sign.py:messages": 1.0}
+    assert graded(parts, CHAT, "x<end>").reward == 1.0  # without the token that ended it
+    assert graded(parts, CHAT, "y<end>").reward == 0.0
+    assert graded({f"{tmp_path}/sign.py:roles": 1.0}, CHAT, "x").reward == 1.0
+    for task, texts in ((CHAT, "x"), (Task(0, "q", "7"), "xx")):
+        # a mixed batch: each sample by its own prompt
+        (kind,) = Grader({f"{tmp_path}/sign.py:kinds": 1.0}).grade([(task, texts, (), "eos")])
+        assert kind.reward == (1.0 if task is CHAT else 0.0)
+
+
+def test_the_check_says_in_what_form_completions_come(tmp_path: Path) -> None:
+    (tmp_path / "sign.py").write_text(SIGNATURES)
+    grader = Grader({f"{tmp_path}/sign.py:kinds": 1.0})
+    assert any("completions as messages" in note for note in check(grader, [CHAT]))
+    assert not any("as messages" in note for note in check(grader, [Task(0, "q", "7")]))
+
+
+def test_functions_of_other_tools_see_no_end_token(tmp_path: Path) -> None:
+    """TRL and verl decode without special tokens; a pattern that ends with $ must hold."""
+    (tmp_path / "sign.py").write_text(SIGNATURES)
+    task = Task(0, "q", "7", {"data_source": "set", "extra_info": {"split": "train"}})
+    for name in ("compute_score", "ends"):
+        assert graded({f"{tmp_path}/sign.py:{name}": 1.0}, task, "7<end>").reward == 1.0
+    assert graded({f"{tmp_path}/sign.py:as_written": 1.0}, task, "7<end>").reward == 1.0
+
+
 def test_messages_where_a_string_is_expected_are_explained(tmp_path: Path) -> None:
     (tmp_path / "sign.py").write_text(SIGNATURES)
-    chat = Task(0, ({"role": "user", "content": "q"},), "7")
-    for name, words in [("content", "list of messages"), ("messages", "Completions are strings")]:
-        grade = graded({f"{tmp_path}/sign.py:{name}": 1.0}, chat, "x")
+    plain = Task(0, "q", "7")
+    for name, task, words in [
+        ("content", CHAT, "The prompt of a chat is a list of messages"),
+        ("messages", plain, "Completions are strings here, not lists of messages. Where prompts"),
+        ("strips", CHAT, "Completions were given as messages, [{'role': 'assistant'"),
+        ("matches", CHAT, "take completion[0]['content']"),
+    ]:
+        grade = graded({f"{tmp_path}/sign.py:{name}": 1.0}, task, "x")
         assert grade.status == "error" and words in grade.reason
 
 

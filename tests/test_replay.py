@@ -418,6 +418,16 @@ def test_requests_that_make_no_sense(
     assert "learns from pairs" in refused(capsys, path, "--recipe", "dpo")
     assert "recipe.penalty='" in refused(capsys, path, "--recipe", "grpo")
     assert "recipe.auxiliary='" in refused(capsys, path, "--recipe", "grpo@skyrl")
+    own = tmp_path / "mine.py"
+    own.write_text(
+        "from groupwise import recipe\nfrom groupwise.composition import register\n"
+        'register(recipe("grpo").replace(name="replayed", gate="clip(low=0.2, high=0.4)"))\n'
+    )
+    said = refused(capsys, path, "--recipe", f"{own}:replayed recipe.gate.low=0.1")
+    assert f"--recipe '{own}:replayed recipe.gate.low=0.1 recipe.penalty='" in said
+    assert "recorded none: its reward gave whole answers one" in refused(
+        capsys, path, "--recipe", "grpo_process recipe.penalty="
+    )
     assert "held no reference" in refused(capsys, path, "--recipe", "grpo@openrlhf")
     assert "critic" in refused(capsys, path, "--recipe", "ppo")  # not its reference, too
     assert "names none" in refused(capsys, path, "--recipe", "")

@@ -49,6 +49,7 @@ def healthy(seed: int = 0, steps: int = STEPS) -> Lines:
             "mismatch/limit": 0.05,
             "mismatch/outside_share": 0.01,
             "reward/failed_share": 0.0,
+            "reward/missing_share": 0.0,
             "reward/unequal_share": 0.0,
             "pass_rate/none": 0.2,
             "pass_rate/all": min(rate**3, 0.7),
@@ -86,6 +87,7 @@ Change = Callable[[dict[str, Any], int], dict[str, Any]]
 
 SICKNESSES: dict[str, Change] = {
     "grader errors": lambda line, n: {"reward/failed_share": 0.02},
+    "no reward": lambda line, n: {"reward/missing_share": 1.0},
     "reward noise": lambda line, n: {"reward/unequal_share": 0.3},
     "sampler behind": lambda line, n: {"mismatch/abs_mean": 0.001 + 0.03 * (n - 1)},
     "mismatch": lambda line, n: {"mismatch/abs_mean": 0.2},

@@ -54,14 +54,14 @@ def _try_recipe(recipe: Recipe) -> list[str]:
         toy = random_toy(SEED, dtype=torch.float32, spread=spread)
         _check_needs(recipe, toy)
         whole = _loss(watched, toy, [range(toy.rows)])
+        _check_finite(recipe, whole)
         seen = watch.forget()
         _same(recipe, whole, _loss(watched, toy, PARTS), seen, watch.forget())
         flows = flows or bool(whole.gradient.any())
     if not flows:
-        own = ", ".join(f"{slot.kind} {_place(slot)}" for slot in recipe.slots() if _is_own(slot))
         raise RecipeError(
             f"Recipe {recipe.name} learns nothing: on a toy batch the gradient of its loss is 0, "
-            f"whatever the rewards. Your own in it: {own}."
+            f"whatever the rewards. Your own in it: {_own(recipe)}."
         )
     return _without_a_grade(recipe, watched, watch)
 
@@ -71,7 +71,7 @@ def _without_a_grade(recipe: Recipe, watched: Recipe, watch: Watch) -> list[str]
     toy = random_toy(SEED, dtype=torch.float32)
     toy.streams["reward_N"][0] = torch.nan
     try:
-        _loss(watched, toy, [range(toy.rows)])
+        _check_finite(recipe, _loss(watched, toy, [range(toy.rows)]))
     except RecipeError as error:
         return [
             f"with one answer without a reward (NaN in reward_N) {error} A grader that fails once "
@@ -103,13 +103,15 @@ def _loss(recipe: Recipe, toy: Toy, parts: Sequence[range]) -> Loss:
             f"Recipe {recipe.name} fails on a toy batch: {type(error).__name__}: {error}."
         ) from error
     gradient = torch.zeros_like(leaf.logits_NTV) if gradient is None else gradient
-    if not gradient.isfinite().all():
-        own = ", ".join(f"{slot.kind} {slot.name}" for slot in recipe.slots() if _is_own(slot))
+    return Loss(float(total.detach()), gradient)
+
+
+def _check_finite(recipe: Recipe, found: Loss) -> None:
+    if not found.gradient.isfinite().all():
         raise RecipeError(
             f"Recipe {recipe.name}: on a toy batch its loss is finite and its gradient is not. "
-            f"Look for a root, a logarithm or a division at 0 in your own slots: {own}."
+            f"Look for a root, a logarithm or a division at 0 in your own: {_own(recipe)}."
         )
-    return Loss(float(total.detach()), gradient)
 
 
 def _sum(recipe: Recipe, toy: Toy, leaf: Leaves, parts: Sequence[range]) -> Tensor:
@@ -309,6 +311,10 @@ def _place(slot: Slot) -> str:
     code = own.definition.function.__code__
     inside = f" with {own.name}" if own is not slot else ""
     return f"{slot.name}{inside} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def _own(recipe: Recipe) -> str:
+    return ", ".join(f"{slot.kind} {_place(slot)}" for slot in recipe.slots() if _is_own(slot))
 
 
 def _within(slot: Slot) -> list[Slot]:
