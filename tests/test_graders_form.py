@@ -245,8 +245,6 @@ def roles(completions, prompts):
     assert [p[0]["role"] for p in prompts] == ["user"]
     return [float(c[0]["role"] == "assistant") for c in completions]
 def kinds(completions): return [float(isinstance(c, list)) for c in completions]
-def ends(completions): return [float(bool(re.search(r"7$", c))) for c in completions]
-def as_written(completion): return float(completion == "7<end>")
 def strips(completions): return [len(c.strip()) for c in completions]
 def matches(completions): return [float(bool(re.match("x", c))) for c in completions]
 """
@@ -304,15 +302,6 @@ def test_the_check_says_in_what_form_completions_come(tmp_path: Path) -> None:
     grader = Grader({f"{tmp_path}/sign.py:kinds": 1.0})
     assert any("completions as messages" in note for note in check(grader, [CHAT]))
     assert not any("as messages" in note for note in check(grader, [Task(0, "q", "7")]))
-
-
-def test_functions_of_other_tools_see_no_end_token(tmp_path: Path) -> None:
-    """TRL and verl decode without special tokens; a pattern that ends with $ must hold."""
-    (tmp_path / "sign.py").write_text(SIGNATURES)
-    task = Task(0, "q", "7", {"data_source": "set", "extra_info": {"split": "train"}})
-    for name in ("compute_score", "ends"):
-        assert graded({f"{tmp_path}/sign.py:{name}": 1.0}, task, "7<end>").reward == 1.0
-    assert graded({f"{tmp_path}/sign.py:as_written": 1.0}, task, "7<end>").reward == 1.0
 
 
 def test_messages_where_a_string_is_expected_are_explained(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ and, for process supervision, `steps`: [(end, reward), ...] with ends counted in
 completion. Functions may be async. What a function gets wrong is recorded with each sample, and is
 never a 0.
 
-`completion` is a string as the policy wrote it, special tokens included. Functions of other tools
-get what they get there: `completions` and `solution_str` come without the token that ended them,
-and where the prompt is a list of messages, each of the `completions` is one, too:
-[{"role": "assistant", "content": ...}].
+Completions are strings as the policy wrote them, special tokens included. But where the prompt is a
+list of messages, each of the `completions` is one, too, as in TRL: [{"role": "assistant",
+"content": ...}], without the token that ended it.
 
 Files are loaded in a process of their own, where a call that takes too long is stopped.
 """
@@ -246,18 +245,19 @@ class UserFunction:
         return [Returned("error", why) if why else next(told) for why in problems]
 
     def _text(self, sample: Sample) -> str:
-        """All of it; for functions of other tools without the token that ended it, as there."""
-        if self.shape not in ("rubric", "completions", "solution_str"):
-            return sample.text
+        """All of it; for a rubric, which reads messages, without the token that ended it."""
+        return self._content(sample) if self.shape == "rubric" else sample.text
+
+    def _content(self, sample: Sample) -> str:
+        """The text of a message: without the token that ended it."""
         end = next((end for end in self.ends if end and sample.text.endswith(end)), "")
         return sample.text.removesuffix(end) if sample.finish == "eos" else sample.text
 
     def _completion(self, sample: Sample) -> str | list[dict[str, str]]:
         """As TRL has it: a message where the prompt is a list of messages, else text."""
-        text = self._text(sample)
         if isinstance(sample.task.prompt, str):
-            return text
-        return [{"role": "assistant", "content": text}]
+            return sample.text
+        return [{"role": "assistant", "content": self._content(sample)}]
 
     def _of_one(self, sample: Sample) -> dict[str, Any]:
         task, prompt, text = sample.task, _prompt(sample.task), self._text(sample)
