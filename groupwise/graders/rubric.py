@@ -280,7 +280,7 @@ def _check_values(grader: Grader, tried: Mapping[str, Sequence[Tried]], data: st
         watching = [name for name in grader.weights if name not in weighed]
         beside = f" {', '.join(watching)} has weight 0 and only watches." if watching else ""
         raise RewardError(
-            f"The reward says nothing: {told}.{beside} Without a reward nothing is learned. A "
+            f"The reward says nothing: {told}.{beside} Without one nothing is learned or judged. A "
             "function that ends without `return` returns None: did you forget return? It must "
             "return a number; None is for the few answers that it can't judge."
         )
