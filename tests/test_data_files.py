@@ -269,8 +269,7 @@ def test_tables_are_not_read_as_a_whole(tmp_path: Path) -> None:
     path.write_bytes(lines(ROWS) + b"\xff\n")
     found = rows(path)
     assert [next(found).place for _ in range(3)] == ["line 1", "line 2", "line 3"]
-    with pytest.raises(DataError, match="line 4"):
-        next(found)
+    assert "line 4, is no UTF-8" in str(next(found).error)
 
 
 def test_answers_of_several_kinds_are_told(tmp_path: Path) -> None:
