@@ -41,7 +41,8 @@ def nothing(completion):
     return 0.0
 
 def abstains(completion):
-    return None
+    'Of all that a policy writes; a reward that is None for everything is refused before a run.'
+    return None if completion else 0.0
 
 def odd_for_some(completion, prompt):
     'Only prompts that start with 0 to 3 have better and worse answers.'

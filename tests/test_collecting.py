@@ -83,7 +83,7 @@ def test_a_batch_of_dead_groups_is_a_step_without_an_update_not_a_dead_run(
         assert run.cursor.position == 2 * 3 * 4  # two steps of a draw and two refills each
 
 
-def test_rewards_that_are_all_missing_teach_nothing_and_stop_nothing(
+def test_rewards_that_are_all_missing_teach_nothing_and_one_such_step_stops_nothing(
     start: Start, tmp_path: Path
 ) -> None:
     """A grader may abstain; that is no failure, and no reward of 0 either."""
