@@ -1,7 +1,7 @@
 """`math`: is the answer of a completion the gold one? Cheap and exact first, then the engine.
 
-find (extract) -> read (notation) -> same (sameness); what they do not decide, math-verify does,
-in worker processes (symbolic, pool)
+find (extract) -> read (notation) -> same (sameness); what takes calculus or solving goes to an
+algebra system in worker processes (symbolic, pool)
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ from groupwise.errors import RewardError
 from groupwise.graders import amounts, answers, numbers
 from groupwise.graders.boxes import boxed
 from groupwise.graders.extract import Found, end_of, find, last_formula, predicate
-from groupwise.graders.notation import MAX_LENGTH, Tree, read
+from groupwise.graders.fence import is_work, plain_notation
+from groupwise.graders.notation import MAX_LENGTH, read
 from groupwise.graders.pool import Outcome, Pool
+from groupwise.graders.rounding import Rounding
 from groupwise.graders.sameness import in_ten, same
 from groupwise.graders.spelling import CURRENCIES
+from groupwise.graders.tokens import Tree, signs
 from groupwise.graders.units import letter_in_full
-from groupwise.graders.values import Undecided, has_sign, mp, mpc, names_in, to_float, value
+from groupwise.graders.values import Undecided, has_sign, mpc, names_in, value
 
+ROUNDING = Rounding()
 MEMORY = 3 * 2**30  # bytes that a worker may address; the engine itself takes a tenth
-MAX_ENGINE = 20_000  # characters that the engine is shown, from the end
 OR = re.compile(r"(?<=[\w)}\]$])\W*\b(?:or|oder|ou|o(?!['’])|或|или)\b", re.IGNORECASE)
 MANY = re.compile(r"\b(?:or|and)\b|[,;]|\\pm|±|\\cup")  # a gold answer of several parts
 SENTENCE = re.compile(r"\n|(?:[^\W\d_]+[ ,]+){4}")  # four words in a row are no formula
-# What is left to the engine of an answer to a question whose answer is a number: what is not read
-# here and has to be worked out. From anything else it would pick some number that stands there.
-WORK = re.compile(
-    r"\\(?:[lr]?floor|[lr]ceil|sum|prod|int|lim|gcd|lcm|max|min|det|log|lg|b?mod|sqrt|frac|d?binom)"
-    r"(?![a-z])"
-)
-NO_WORK = re.compile(
-    r"\\(?:text|boxed|[lcv]?dots|approx|overline|neq?|leq?|geq?|[lg]t)(?![a-z])|[<>≠≈:'’]|\d\s*_|\d\s+\d"
-)
+WORD_BEFORE = re.compile(r"\A\W*(?:text\w*\s*\{\s*)?[^\W\d_]{3,}\.?\s+\d")  # June 20 is no number
+FORMULA_AND_WORDS = re.compile(r"\$[^$]+\$\s+[^$\d]+")  # $125$ miles
+TURN = re.compile(
+    r"<\|\w+\|>.*", re.DOTALL
+)  # another's turn, behind an end that is not the model's
 SHORT = re.compile(r"(?:\\?[$€£])?[\d.,]+[kKMB]")  # $1.5k
 # Space without meaning; between two digits it has one.
 SPACE = re.compile(
@@ -59,7 +58,6 @@ class Question(NamedTuple):
 
     gold: str
     answer: str
-    whole: bool
     otherwise: Verdict
 
 
@@ -83,37 +81,38 @@ def verdicts(
     ends: tuple[str, ...] = (),
     timeout: float = 5.0,
     decimals: int | None = None,
+    digits: int | None = 6,
 ) -> list[Verdict]:
     """For (completion, gold answer) pairs, in order."""
-    found: list[Verdict | Question] = [decide(text, str(gold), ends) for text, gold in pairs]
-    if decimals is not None:
-        found = [
-            _to_decimals(verdict, text, str(gold), ends, decimals)
-            for verdict, (text, gold) in zip(found, pairs, strict=True)
-        ]
+    rounding = Rounding(digits, decimals)
+    found: list[Verdict | Question] = [
+        decide(text, str(gold), ends, rounding) for text, gold in pairs
+    ]
     open_questions = {row: each for row, each in enumerate(found) if isinstance(each, Question)}
     asked = list(dict.fromkeys(open_questions.values()))
     if asked:
-        items = [(q.gold, q.answer, q.whole, decimals) for q in asked]
+        items = [(q.gold, q.answer, rounding) for q in asked]
         told = dict(zip(asked, engine().run(items, timeout), strict=True))
         for row, question in open_questions.items():
             found[row] = _told(question, told[question])
     return [verdict for verdict in found if isinstance(verdict, Verdict)]
 
 
-def decide(text: str, gold: str, ends: tuple[str, ...] = ()) -> Verdict | Question:
+def decide(
+    text: str, gold: str, ends: tuple[str, ...] = (), rounding: Rounding = ROUNDING
+) -> Verdict | Question:
     """The verdict where arithmetic can give it, else the question for the engine."""
     found = find(text, ends)
     if not found.text:
         return Verdict(0.0, "no answer found" if found.how == "nothing" else "an empty answer")
     wanted = gold_answer(gold)
     if found.how == "whole":
-        return _decide_whole(found.text, wanted)
+        return _decide_whole(found.text, wanted, rounding)
     if _squeezed(found.text) == _squeezed(wanted):
         return Verdict(1.0, f"{found.how}: the gold answer as it is written")
-    if found.how == "marked" and found.text.endswith("!") and final_part(text, ends).endswith("!"):
+    if found.how == "marked" and found.text.endswith("!") and answers.final(text, ends)[-1:] == "!":
         found = Found(found.how, found.text.rstrip("!"))  # no factorial: joy
-    verdict = compare(wanted, found.text)
+    verdict = compare(wanted, found.text, rounding)
     words = verdict is False and found.how == "marked" and _is_text(found.text)
     if verdict is not None and not words:
         return _said(verdict, found, wanted)
@@ -122,34 +121,35 @@ def decide(text: str, gold: str, ends: tuple[str, ...] = ()) -> Verdict | Questi
     if found.text.lower().startswith("not "):
         return Verdict(0.0, "an answer is denied")
     if found.how != "marked":
-        return _ask(wanted, found.text, False, Verdict(0.0, "can't be read"))
+        return _ask(wanted, found.text, Verdict(0.0, "can't be read"))
     for inside in (end_of(found.text), last_formula(found.text)):
-        verdict = None if inside is None else compare(wanted, inside)
+        verdict = None if inside is None else compare(wanted, inside, rounding)
         if inside is not None and verdict is not None:
             return _said(verdict, Found("marked", inside), wanted)
     tree, number = read(wanted), numbers.one_number(found.text)
-    verdict = None if tree is None or number is None else same(tree, _tree(number))
+    verdict = None if tree is None or number is None else same(tree, _tree(number), rounding)
     if verdict is not None:
         return _said(verdict, found, wanted)
     unread = Verdict(0.0, "no answer can be read")
-    if _is_number(wanted):
-        return _ask(wanted, found.text, False, unread)
-    return _ask(wanted, final_part(text, ends), True, unread)
+    return _ask(wanted, last_formula(found.text) or found.text, unread)
 
 
-def _decide_whole(text: str, wanted: str) -> Verdict | Question:
+def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Question:
     """No mark: a short answer and nothing else, or the last formula or number of a text."""
     if _squeezed(text) == _squeezed(wanted):
         return Verdict(1.0, "the gold answer as it is written")
     if amounts.is_item(text):
         text = text[1:].lstrip()
-    if len(text) <= MAX_LENGTH and not SENTENCE.search(text):
-        verdict = compare(wanted, text)
+    short = len(text) <= MAX_LENGTH and not SENTENCE.search(text)
+    if short:
+        verdict = compare(wanted, text, rounding)
         if verdict or (verdict is False and not _is_text(text)):
             return _said(bool(verdict), Found("whole", text), wanted)
     formula = last_formula(text)
-    behind = "" if formula is None else text.rpartition(formula)[2].strip(" .$)]\\\n")
-    verdict = None if formula is None or amounts.goes_on(behind) else compare(wanted, formula)
+    behind = "" if formula is None else TURN.sub("", text.rpartition(formula)[2])
+    behind = behind.strip(" .$)]\\\n")
+    goes_on = formula is None or amounts.goes_on(behind)
+    verdict = None if formula is None or goes_on else compare(wanted, formula, rounding)
     if formula is not None and (verdict or (verdict is False and not behind)):
         return _said(verdict, Found("formula", formula), wanted)
     if _hedges(text, wanted):
@@ -158,32 +158,31 @@ def _decide_whole(text: str, wanted: str) -> Verdict | Question:
     if number is not None:
         last = numbers.answer_number(text)
         if last is not None:
-            right = last.equals(number)
+            right = _equals(last, number, rounding)
             said = f"the last number, {last.value}, {'is' if right else 'is not'} {wanted}"
             return Verdict(float(right), said)
         unread = Verdict(0.0, f"no number is said to be {wanted}")
     said = predicate(text)
-    if compare(wanted, said):
+    if compare(wanted, said, rounding):
         return _said(True, Found("whole", said), wanted)
-    if not _is_number(wanted):
-        return _ask(wanted, text, True, unread)
-    return unread if formula is None or behind else _ask(wanted, formula, False, unread)
+    asked = text if short and formula is None else (None if behind else formula)
+    return unread if asked is None else _ask(wanted, asked, unread)
 
 
-def _ask(wanted: str, answer: str, whole: bool, otherwise: Verdict) -> Verdict | Question:
-    """The engine, where it has something to work out and reads all of it."""
-    if (
-        _is_number(wanted)
-        and read(answer) is None
-        and (not WORK.search(answer) or NO_WORK.search(answer))
-    ):
+def _equals(last: amounts.Number, gold: amounts.Number, rounding: Rounding) -> bool:
+    alike = (last.percent, last.unit, last.money) == (gold.percent, gold.unit, gold.money)
+    return last.equals(gold) or (alike and rounding.takes(last.value, gold.value))
+
+
+def _ask(wanted: str, answer: str, otherwise: Verdict) -> Verdict | Question:
+    """The engine, where it reads all of both and there is something to work out."""
+    read_whole = plain_notation(wanted) is not None and plain_notation(answer) is not None
+    if not read_whole or not is_work(wanted, answer, _is_number(wanted)):
         return otherwise
-    return Question(
-        wanted, answer[-MAX_ENGINE:] if whole else answer[:MAX_ENGINE], whole, otherwise
-    )
+    return Question(wanted, answer, otherwise)
 
 
-def compare(gold: str, answer: str) -> bool | None:
+def compare(gold: str, answer: str, rounding: Rounding = ROUNDING) -> bool | None:
     """Two answers without any text around them; None if arithmetic does not decide."""
     one = read(gold)
     if one is not None and not names_in(one):
@@ -192,7 +191,9 @@ def compare(gold: str, answer: str) -> bool | None:
     unread = other is None or other[0] == "text" or SHORT.fullmatch(answer.strip())
     if one is not None and unread and _is_number(gold):
         other = _with_words(answer) or other
-    return None if one is None or other is None else same(one, other)
+    if one is None or other is None:
+        return True if signs(gold) == signs(answer) else None
+    return same(one, other, rounding)
 
 
 def _without_dollars(text: str) -> str:
@@ -224,7 +225,7 @@ def _is_number(gold: str) -> bool:
 
 def _gold_number(gold: str) -> amounts.Number | None:
     """The gold answer for one who looks for numbers in a text."""
-    found = numbers.gold_number(gold)
+    found = None if WORD_BEFORE.match(gold) else numbers.gold_number(gold)
     if found is None and isinstance(number := _worth(gold), Fraction):
         return amounts.Number(number, False, 0, 0)
     return found
@@ -253,11 +254,9 @@ def gold_answer(gold: str) -> str:
         return letter_in_full(box.strip())
     if "####" in gold:
         gold = gold.rpartition("####")[2]
+    if FORMULA_AND_WORDS.fullmatch(gold.strip()):
+        gold = gold.replace("$", "")
     return letter_in_full(gold.strip())
-
-
-def final_part(text: str, ends: tuple[str, ...]) -> str:
-    return answers.final(text, ends)[-MAX_ENGINE:]
 
 
 def _hedges(text: str, wanted: str) -> bool:
@@ -321,49 +320,8 @@ def _told(question: Question, outcome: Outcome) -> Verdict:
     if outcome.value == "nothing found":
         return question.otherwise
     right = outcome.value == "same"
-    shown = "the text" if question.whole else _short(question.answer)
-    means = "comes to" if question.whole else "is"
-    not_ = "" if right else ("not " if not question.whole else "something else than ")
-    return Verdict(float(right), f"math-verify: {shown} {means} {not_}{_short(question.gold)}")
-
-
-def _to_decimals(
-    verdict: Verdict | Question, text: str, gold: str, ends: tuple[str, ...], decimals: int
-) -> Verdict | Question:
-    """What is not equal may be so after rounding. Of what is no number, the engine says."""
-    if isinstance(verdict, Question) or verdict.score == 1.0:
-        return verdict
-    found, wanted = find(text, ends), gold_answer(gold)
-    if not found.text:
-        return verdict
-    right = _worth(wanted)
-    if right is None:
-        return Question(wanted, found.text[-MAX_ENGINE:], found.how == "whole", verdict)
-    said = _worth_of(found)
-    if said is None or _rounded(said, decimals) != _rounded(right, decimals):
-        return verdict
-    return Verdict(1.0, f"{_short(found.text)} is {_short(wanted)} to {decimals} decimals")
-
-
-def _worth_of(found: Found) -> Any:
-    """What an answer is worth, if it is a number."""
-    if found.how == "whole":
-        last = numbers.answer_number(found.text)
-        formula = last_formula(found.text) or predicate(found.text)
-        return _worth(formula) if last is None else last.value
-    for said in (found.text, end_of(found.text) if found.how == "marked" else ""):
-        if (number := _worth(said)) is not None:
-            return number
-        if (bare := numbers.bare_number(said)) is not None:
-            return bare.value
-    return None
-
-
-def _rounded(number: Any, decimals: int) -> Any:
-    try:
-        return mp.nint(to_float(number) * 10**decimals)
-    except (Undecided, TypeError):
-        return None
+    shown = f"{_short(question.answer)} is {'' if right else 'not '}{_short(question.gold)}"
+    return Verdict(float(right), f"worked out: {shown}")
 
 
 def _short(text: str, width: int = 40) -> str:

@@ -94,6 +94,7 @@ class Mathematics:
     ends: tuple[str, ...]
     timeout: float
     decimals: int | None
+    digits: int | None
     decides: bool = True
     needs_answers: bool = True
 
@@ -111,6 +112,7 @@ class Mathematics:
                 ends=self.ends,
                 timeout=self.timeout,
                 decimals=self.decimals,
+                digits=self.digits,
             )
         )
         return [
@@ -133,15 +135,25 @@ def _question(task: Task) -> str:
     return str(task.prompt[-1].get("content", "")) if task.prompt else ""
 
 
-def math(ends: Sequence[str], *, timeout: float = 5.0, decimals: int | None = None) -> Mathematics:
-    """`decimals`: numbers that agree when rounded to so many places count as equal."""
+def math(
+    ends: Sequence[str],
+    *,
+    timeout: float = 5.0,
+    digits: int | None = 6,
+    decimals: int | None = None,
+) -> Mathematics:
+    """`digits`: so many significant digits of a decimal stand for a number that has more; None:
+    it must be exact. `decimals`: numbers that agree when rounded to so many places are equal."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise RewardError(f"math: timeout = {timeout!r} must be a number of seconds above 0.")
-    whole = isinstance(decimals, int) and not isinstance(decimals, bool)
-    if decimals is not None and not (whole and 0 <= decimals <= 15):
-        raise RewardError(f"math: decimals = {decimals!r} must be a whole number from 0 to 15.")
+    for name, count, least, most in (("digits", digits, 2, 50), ("decimals", decimals, 0, 15)):
+        whole = isinstance(count, int) and not isinstance(count, bool)
+        if count is not None and not (whole and least <= count <= most):
+            raise RewardError(
+                f"math: {name} = {count!r} must be a whole number from {least} to {most}, or None."
+            )
     mathematics.check_engine()
-    return Mathematics(tuple(ends), float(timeout), decimals)
+    return Mathematics(tuple(ends), float(timeout), decimals, digits)
 
 
 def multiple_choice(ends: Sequence[str]) -> BuiltIn:

@@ -10,13 +10,15 @@ from groupwise.graders.units import Unit, are_words, read_unit
 
 FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
-     "ln", "exp"}
+     "ln", "log", "lg", "exp"}
 )  # fmt: skip
+WRITTEN_OUT = frozenset({"abs", "floor", "ceil"})  # and words, too
+OF_SEVERAL = frozenset({"gcd", "lcm", "max", "min"})
 # Signs that say how something looks, not what it is.
 LOOKS = re.compile(
     r"\\(?:left|right|big[lr]?|Big[lr]?|bigg[lr]?|Bigg[lr]?)(?![a-zA-Z])\.?"
     r"|\\(?:displaystyle|textstyle|limits|hfill)(?![a-zA-Z])"
-    r"|(?<!\\)\\[!,;:> ]|~|\\quad(?![a-zA-Z])|\\qquad(?![a-zA-Z])"
+    r"|(?<!\\)\\[!,;:> ]|~|\\q?quad"
 )
 TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|operatorname)"
@@ -27,12 +29,14 @@ BY_HAND = re.compile(
     rf"{TEXT.pattern}|(?<![\\a-zA-Z])(?:"
     r"(?P<root>(?i:sqrt|cbrt))(?:\s?(?P<digits>\d+(?:\.\d+)?))?(?![a-zA-Z\d])"
     r"|(?P<sign>(?i:pi|infinity|inf))(?![a-zA-Z])"
-    r"|(?P<function>(?:arc)?(?:sin|cos|tan)h?|cot|csc|ln|log|exp|sec(?=\())"
+    r"|(?P<function>(?:arc)?(?:sin|cos|tan)h?|cot|csc|ln|log|exp|sec(?=\()|a(?:sin|cos|tan)(?=\()"
+    r"|(?:abs|floor|ceil|gcd|lcm|max|min)(?=\())"
     r"(?=\(|\s?\d|\s[a-zA-Z](?![a-zA-Z])|\s?\\|\s?\^))"
 )
 SIGNS = {
     "sqrt": r"\sqrt", "cbrt": r"\sqrt[3]", "pi": r"\pi", "inf": r"\infty", "infinity": r"\infty",
 }  # fmt: skip
+BY_OTHER_NAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
 ESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")  # escaped once too often
 SINGLE = re.compile(r"\[[^\[\](){},;]*\]")  # one thing in brackets
 DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°")
@@ -42,11 +46,20 @@ CURRENCIES = {"$": ("money", Fraction(100)), "¢": ("money", Fraction(1))} | {
     sign: (sign, Fraction(1)) for sign in "€£¥"
 }
 THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|,\s?\\!\s?|\\,\s?)\d{3})+(?![\d,])")
-DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+DECIMAL_COMMA = re.compile(r"(?<![\d,.])(?:\d{1,3}(?:\.\d{3})+|\d+),\d+(?![\d,.])")
+BRACED_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
+# Figures that are only set in another face, and what LaTeX has no name for.
+FACE = re.compile(
+    r"\\(?:text|textbf|textrm|mbox|mathbf|mathrm|boldsymbol|bm)\s*\{\s*([-−+]?[\d.,/]+)\s*\}"
+    r"|\\(?:mathbf|boldsymbol|bm|mathit)\s*\{\s*([a-zA-Z])\s*\}"
+    r"|\\operatorname\*?\s*\{(?P<operator>[a-z]+)\}"
+)
 WIDE_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[  ]\d{3})+(?!\d)")
 PAIR = re.compile(r"[(\[{][^()\[\]{}]*\d,\d{3}(?!\d)[^()\[\]{}]*[)\]}]")
 AND = re.compile(
-    r",?\s*\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|or)\s*\}|(?<=[\d)}\]])\s*,?\s*\b(?:and|or)\b\s*"
+    r",?\s*\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|(?P<set_or>or))\s*\}"
+    r"|(?:(?<=[\d)}\]])\s*|(?:(?<=[=<>+*/(^-][a-zA-Z])|(?<=[=<>+*/(^-]\s[a-zA-Z]))\s+),?\s*"
+    r"\b(?:and|(?P<or>or))\b\s*"
 )
 # No word can be split in two ways here (++): no text takes more than a look for each character.
 _SET = r"\\(?:text|textbf|textrm|textnormal|mbox|mathrm)\s*\{(?!\s*\d)[^{}]*\}"
@@ -92,8 +105,12 @@ def clean(text: str) -> tuple[str, bool, Unit | None]:
         text = ESCAPED.sub(r"\\", text)
     if SINGLE.fullmatch(text):
         text = text[1:-1]
-    text = AND.sub(" , ", _level(BY_HAND.sub(_as_command, text)))
+    if text.count("}") == text.count("{") + 1:
+        text = text.removesuffix("}")
+    text = FACE.sub(_bare, BY_HAND.sub(_as_command, text))
+    text = AND.sub(lambda found: " ∨ " if found["or"] or found["set_or"] else " , ", _level(text))
     text = THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), _pairs_apart(text))
+    text = BRACED_COMMA.sub(".", text)
     text = LOOKS.sub(" ", text).strip().rstrip(".\\").strip()
     if text.startswith("**") and text.endswith("**") and len(text) > 4:
         text = text[2:-2].strip()
@@ -108,10 +125,23 @@ def clean(text: str) -> tuple[str, bool, Unit | None]:
     return text, percent, money
 
 
+def with_points(text: str) -> str | None:
+    """3,5 as 3.5, and (0,5; 1,5) as (0.5; 1.5): the other reading of commas, where there is one."""
+    if text.count(",") != 1 and (";" not in text or re.search(r",\s|\s,", text)):
+        return None
+    if not DECIMAL_COMMA.search(text) or (";" not in text and re.search(r"[(\[{].*,", text)):
+        return None
+    return DECIMAL_COMMA.sub(lambda found: found[0].replace(".", "").replace(",", "."), text)
+
+
+def _bare(found: re.Match[str]) -> str:
+    return f"\\{found['operator']}" if found["operator"] else found[1] or found[2]
+
+
 def _as_command(found: re.Match[str]) -> str:
     """2sqrt(3) as 2\\sqrt(3), pi as \\pi, sin(x) as \\sin(x)."""
     if found["function"]:
-        return f"\\{found['function']}"
+        return f"\\{BY_OTHER_NAME.get(found['function'], found['function'])}"
     word = found["root"] or found["sign"]
     if not word:
         return found[0]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from typing import Any
 
-from groupwise.graders.spelling import Unsure
+from groupwise.graders.spelling import TEXT, Unsure, clean
+
+Tree = tuple[Any, ...]
 
 RELATIONS = {
     r"\leq": "<=", r"\le": "<=", "≤": "<=", r"\geq": ">=", r"\ge": ">=", "≥": ">=", r"\lt": "<",
@@ -15,11 +19,16 @@ RELATIONS = {
     r"\lbrack": "[", r"\rbrack": "]", r"\lvert": "|", r"\rvert": "|", r"\vert": "|", "**": "^",
     r"\lparen": "(", r"\rparen": ")", r"\dfrac": r"\frac", r"\tfrac": r"\frac",
     r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
+    r"\leqslant": "<=", r"\geqslant": ">=", "⩽": "<=", "⩾": ">=", r"\simeq": "≈", r"\doteq": "≈",
+    "⁄": "/", "∕": "/", r"\lfloor": "⌊", r"\rfloor": "⌋", r"\lceil": "⌈", r"\rceil": "⌉",
+    r"\langle": "(", r"\rangle": ")", "⟨": "(", "⟩": ")", r"\lor": "∨", r"\vee": "∨",
+    r"\land": ",", r"\wedge": ",", "’": "'", r"\varnothing": r"\emptyset",
+    "∅": r"\emptyset",
 }  # fmt: skip
 TOKEN = re.compile(
     r"\s*(?:(?P<number>\d*\.\d+[eE][-+]?\d{1,3}(?![\w.^])|\d+(?:[eE]\d{1,3}|[eE][-+]\d{2,3}|E[-+]\d)(?![\w.^])"
     r"|\d+(?:\.\d+)?|\.\d+)|(?P<command>\\[a-zA-Z]+|\\[{}])"
-    r"|(?P<sign>\*\*|<=|>=|!=|[-−–+*/^=<>()\[\]{}|,;!_±∓≤≥≠≈×·÷π∞∪∈:])|(?P<letter>[a-zA-Z]))"
+    r"|(?P<sign>\*\*|<=|>=|!=|[-−–+*/^=<>()\[\]{}|,;!_±∓≤≥≠≈×·÷π∞∪∈:'’∨⩽⩾⁄∕⌊⌋⌈⌉⟨⟩∅])|(?P<letter>[a-zA-Z]))"
 )
 
 
@@ -55,3 +64,13 @@ class Tokens:
             raise Unsure
         self.at += 1
         return word
+
+
+@lru_cache(maxsize=2**14)
+def signs(text: str) -> tuple[tuple[str, str], ...] | str:
+    """What an answer that can't be read consists of; itself where not even that is known."""
+    try:
+        plain, percent, money = clean(TEXT.sub(r" \1 ", text))
+        return (*Tokens(plain).tokens, ("of", f"{percent} {money}"))
+    except Unsure:
+        return text
