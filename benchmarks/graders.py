@@ -1,9 +1,10 @@
 """Agreement and speed of the graders: python benchmarks/graders.py DATA [--rows NAME ...]
 
 DATA is a folder with grader_pairs/ (verdicts of public graders' test suites, labelled GSM8K
-solutions) and math/ (MATH). Rows:
+solutions), grader_pairs2/ (more of them) and math/ (MATH). Rows:
 
-    agreement   with the verdicts, by kind, beside math-verify called as its README says
+    agreement   with the verdicts, by suite and without doubtful labels, beside the better of
+                math-verify's two: of the pair as it is, and of LaTeX put between dollar signs
     gsm8k       with the labels of solutions, where label and numbers agree
     numbers     verdicts per second, plain numbers in a sentence, two processes
     latex       milliseconds per verdict, the distinct answers of MATH, beside math-verify; cold
@@ -27,6 +28,7 @@ from typing import Any
 
 from groupwise.graders import choice, extract, mathematics, notation, sameness, values
 from groupwise.graders.mathematics import engine, verdicts
+from groupwise.graders.rounding import Rounding
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task
 
@@ -67,23 +69,42 @@ def clear() -> None:
 
 
 def agreement(data: Path) -> list[Row]:
+    paths = [data / "grader_pairs" / "test.jsonl.gz", data / "grader_pairs2" / "pairs.jsonl.gz"]
     counts: dict[str, Counter[str]] = {}
-    for row in lines(data / "grader_pairs" / "test.jsonl.gz"):
-        kind = row["kind"]
-        if kind == "letter-choice":
-            known = choice.options({})
-            gold = choice.gold_letter(row["gold"], known)
-            found = gold is not None and choice.verdict(row["pred"], gold, known)[0] == 1.0
-        else:
-            (verdict,) = verdicts([(row["pred"], row["gold"])], decimals=row.get("precision"))
-            found = verdict.score == 1.0
-        doubtful = row.get("suspect") or row.get("conflict")
-        for name in (kind, "all", *(["all but doubtful"] if not doubtful else [])):
-            counted = counts.setdefault(name, Counter())
+    for row in (row for path in paths if path.is_file() for row in lines(path)):
+        if row.get("suspect") or row.get("conflict"):
+            continue
+        found, expected = accepted(row), row["expected"]
+        plain = row["math_verify_0_9_0"]
+        for suite in (row["source"].partition(":")[0], "all"):
+            counted = counts.setdefault(suite, Counter())
             counted["pairs"] += 1
-            counted["groupwise"] += found == row["expected"]
-            counted["math_verify"] += row["math_verify_0_9_0"] == row["expected"]
-    return [{"row": "agreement", "kind": kind, **counted} for kind, counted in counts.items()]
+            counted["groupwise"] += found == expected
+            counted["as it is"] += plain == expected
+            counted["wrapped"] += row.get("math_verify_0_9_0_wrapped", plain) == expected
+            counted["wrong_acceptances"] += found and not expected
+            counted["wrong_refusals"] += expected and not found
+    return [
+        {
+            "row": "agreement",
+            "suite": suite,
+            "pairs": counted["pairs"],
+            "groupwise": counted["groupwise"],
+            "math_verify": max(counted["as it is"], counted["wrapped"]),
+            "wrong_acceptances": counted["wrong_acceptances"],
+            "wrong_refusals": counted["wrong_refusals"],
+        }
+        for suite, counted in sorted(counts.items())
+    ]
+
+
+def accepted(row: Row) -> bool:
+    if row["kind"] == "letter-choice":
+        known = choice.options({})
+        gold = choice.gold_letter(row["gold"], known)
+        return gold is not None and choice.verdict(row["pred"], gold, known)[0] == 1.0
+    (verdict,) = verdicts([(row["pred"], row["gold"])], decimals=row.get("precision"))
+    return verdict.score == 1.0
 
 
 def gsm8k(data: Path) -> list[Row]:
@@ -160,7 +181,7 @@ def latex(data: Path, sample: int = 400) -> list[Row]:
         "rewritten": lambda n: rewritten(golds[n]),
         "another's": lambda n: golds[(n + 1) % len(golds)],
     }
-    engine().run([("1", "1", False, None)] * engine().size, 60.0)  # started
+    engine().run([("1", "1", Rounding())] * engine().size, 60.0)  # started
     found = []
     for kind, written in kinds.items():
         pairs = [(rf"\boxed{{{written(n)}}}", gold) for n, gold in enumerate(golds)]
@@ -203,7 +224,7 @@ def naive(text: str, gold: str) -> bool:
 
 
 def hostile(data: Path, limit: float = 1.0, repeats: int = 3) -> list[Row]:
-    engine().run([("1", "1", False, None)] * engine().size, 60.0)
+    engine().run([("1", "1", Rounding())] * engine().size, 60.0)
     seconds, statuses = [], Counter[str]()
     for _ in range(repeats):
         for text in HOSTILE:

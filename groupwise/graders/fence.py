@@ -25,6 +25,9 @@ WORK = re.compile(
     r"\\(?:lfloor|lceil|sum|prod|int|lim|max|min|det|log|sqrt|frac|d?binom|begin)(?![a-z])|[\^!|]"
 )
 COMPARES = re.compile(r"\\(?:l[et]|g[et]|leq|geq|neq?)(?![a-z])|[=<>≤≥≠]")
+UNBRACED = re.compile(
+    r"\\(frac|binom)\s*(\d|\{[^{}]*\})\s*(\d|\{[^{}]*\})|\\(sqrt)\s*(\d)"
+)  # \frac12
 OF_A_SET = re.compile(r"\A\s*[a-zA-Z]\s*(?:\\in(?![a-z])|∈)")  # x in [0, 1]
 
 
@@ -36,7 +39,7 @@ def plain_notation(text: str) -> str | None:
         plain, percent, _ = clean(text)
     except Unsure:
         return None
-    plain = OF_A_SET.sub("", plain)
+    plain = UNBRACED.sub(_braced, OF_A_SET.sub("", plain))
     known = KNOWN.issuperset(COMMAND.findall(plain))
     return None if percent or not known or UNKNOWN.search(plain) else plain
 
@@ -46,3 +49,8 @@ def is_work(gold: str, answer: str, number: bool) -> bool:
     if number and COMPARES.search(answer):
         return False
     return any(WORK.search(text) or COMPARES.search(text) for text in (gold, answer))
+
+
+def _braced(found: re.Match[str]) -> str:
+    parts = [part.strip("{}") for part in (found[2], found[3], found[5]) if part]
+    return f"\\{found[1] or found[4]}" + "".join(f"{{{part}}}" for part in parts)

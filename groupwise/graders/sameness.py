@@ -19,6 +19,7 @@ from groupwise.graders.statements import (
     as_equation,
     as_tuple,
     curves,
+    has_names,
     is_vacuous,
     one_name,
     regions,
@@ -167,11 +168,14 @@ class _Sameness:
         if one is not None and other is not None:
             in_order = [other[name] for name in one if name in other]
             return one.keys() == other.keys() and self.in_order([*one.values()], in_order)
-        if one is not None:
-            gold = as_tuple(one, by_alphabet=False)
-        elif other is not None and gold[0] == "tuple":
-            answer = as_tuple(other, by_alphabet=True)
-        gold, answer = without_names(gold), without_names(answer)
+        if has_names(gold) != has_names(answer):
+            if one is not None:
+                gold = as_tuple(one, by_alphabet=False)
+            elif other is not None and gold[0] == "tuple":
+                answer = as_tuple(other, by_alphabet=True)
+            gold, answer = without_names(gold), without_names(answer)
+        elif (one is None) != (other is None):
+            return False  # x = 1, y = 2 against y = 1, y = 2
         kinds = {gold[0], answer[0]}
         if kinds == {"matrix"}:
             return self.matrices(gold, answer)

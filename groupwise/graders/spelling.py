@@ -45,7 +45,7 @@ MONEY = re.compile(r"\\\$|[$€£¥](?=\s?-?[\d.])|(?<=\d)\s?¢")
 CURRENCIES = {"$": ("money", Fraction(100)), "¢": ("money", Fraction(1))} | {
     sign: (sign, Fraction(1)) for sign in "€£¥"
 }
-THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|,\s?\\!\s?|\\,\s?)\d{3})+(?![\d,])")
+THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,|\{,\}|,\s?\\!\s?|\\,\s?)\d{3})+(?![\d,])")
 DECIMAL_COMMA = re.compile(r"(?<![\d,.])(?:\d{1,3}(?:\.\d{3})+|\d+),\d+(?![\d,.])")
 BRACED_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
 # Figures that are only set in another face, and what LaTeX has no name for.
@@ -54,7 +54,7 @@ FACE = re.compile(
     r"|\\(?:mathbf|boldsymbol|bm|mathit)\s*\{\s*([a-zA-Z])\s*\}"
     r"|\\operatorname\*?\s*\{(?P<operator>[a-z]+)\}"
 )
-WIDE_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[  ]\d{3})+(?!\d)")
+WIDE_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:[  ]\d{3})+(?!\d)")
 PAIR = re.compile(r"[(\[{][^()\[\]{}]*\d,\d{3}(?!\d)[^()\[\]{}]*[)\]}]")
 AND = re.compile(
     r",?\s*\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|(?P<set_or>or))\s*\}"

@@ -76,6 +76,11 @@ def _alphabetic(name: Tree) -> tuple[str, int]:
     return letter.casefold(), int(index or 0)
 
 
+def has_names(tree: Tree) -> bool:
+    """Whether it says what its values are the values of."""
+    return any(isinstance(item, tuple) and item[:1] == ("named",) for item in tree)
+
+
 def without_names(tree: Tree) -> Tree:
     """x = 1, x = 2 as 1, 2."""
     if tree[0] not in ("list", "set"):

@@ -131,7 +131,8 @@ def value(tree: Tree, point: dict[str, Fraction], sign: int) -> Any:
     if kind in CONSTANTS:
         return CONSTANTS[kind]()
     if kind == "call":
-        return _unknown(tree[1], [value(part, point, sign) for part in tree[2:]])
+        arguments = [value(part, point, sign) for part in tree[2:]]
+        return _unknown(f"{tree[1]} {point[f'{tree[1]}()']}", arguments)
     parts = [value(part, point, sign) for part in tree[1:]]
     if any(isinstance(part, str) for part in parts):
         if kind == "-" and len(parts) == 1:
@@ -156,7 +157,8 @@ def _is_out_of_reach(tree: Tree, parts: Sequence[Any]) -> bool:
 
 
 def _unknown(name: str, arguments: Sequence[Any]) -> Fraction:
-    """What a function of which nothing is known has there: anything, but always the same."""
+    """What a function of which nothing is known has there: anything, and always the same for one
+    point of the comparison."""
     said = [x if isinstance(x, str) else mp.nstr(to_float(x), 30) for x in arguments]
     return _coordinate(f"{name}({', '.join(said)})", 0)
 
