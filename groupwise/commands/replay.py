@@ -1,6 +1,7 @@
 """`groupwise replay`: what other methods would make of a run's rollouts; whether a run repeats.
 
-Exit status with --verify: 0 it repeats, 1 it does not, 2 it can't be tried.
+Exit status with --verify: 0 it repeats, 1 it does not or not all of it could be repeated, 2 it
+can't be tried.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "replay",
         help="what another method would do with a run's rollouts; whether a run repeats",
-        description="With --verify, exit status 0: it repeats to the bit, 1: it does not.",
+        description="With --verify, exit status 0: it repeats to the bit, 1: it does not, or some "
+        "of it could not be repeated.",
     )
     parser.add_argument("path", metavar="RUN", help="a run folder")
     parser.add_argument(
@@ -159,4 +161,4 @@ def _verify(args: argparse.Namespace) -> int:
         print_json(found.as_dict())
     else:
         print(found.text(terminal_width()))
-    return 0 if found.same else 1
+    return 0 if found.whole else 1
