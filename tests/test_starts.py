@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import tomllib
@@ -65,10 +66,25 @@ def test_every_start_keeps_its_configuration_and_an_event(changed: Path) -> None
 
 def test_the_report_says_what_was_changed_and_when(changed: Path, tmp_path: Path) -> None:
     page = report_page(RunFolder(changed))
-    assert "from step 3 on: steps: 2 -&gt; 3; optim.learning_rate: 0.001 -&gt; 0.0005" in page
-    assert "nothing was changed" not in page
+    rows = page.partition("<h2>Changed on the way</h2>")[2].partition("<section>")[0]
+    assert "<td>3</td><td>steps: 2 -&gt; 3; optim.learning_rate: 0.001 -&gt; 0.0005</td>" in rows
+    assert "<td>4</td><td>steps: 3 -&gt; 5; engine.temperature: 1.0 -&gt; 0.9</td>" in rows
+    assert "othing was changed" not in page
     run(tmp_path / "plain", steps=1)
-    assert "nothing was changed on the way" in report_page(RunFolder(tmp_path / "plain"))
+    plain = RunFolder(tmp_path / "plain")
+    assert "Nothing was changed on the way." in report_page(plain)
+    plain.starts.unlink()  # as an older groupwise left it: nobody knows
+    assert "othing was changed" not in report_page(plain)
+    assert "did not write them down" in report_page(plain)
+
+
+def test_diagnose_says_what_was_changed(changed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diagnose", str(changed)])
+    assert (
+        "from step 4 on: steps: 3 -> 5; engine.temperature: 1.0 -> 0.9" in capsys.readouterr().out
+    )
+    main(["diagnose", str(changed), "--json"])
+    assert len(json.loads(capsys.readouterr().out)["changed"]) == 2
 
 
 def test_verify_repeats_each_stretch_with_its_own_settings(
@@ -176,6 +192,21 @@ def test_other_recipe_code_leaves_the_stretch_out_and_says_so(
     shutil.rmtree(folder / "checkpoints/step_2")  # where the second stretch begins
     assert main(["replay", str(folder), "--verify"]) == 2
     assert "no checkpoint of step 2" in capsys.readouterr().err
+
+
+def test_replay_takes_a_run_s_own_method_as_it_was_for_the_steps(
+    changed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here its temperature, which log-probabilities are at."""
+    folder, asked = str(changed), ["--recipe", "gspo", "--json"]
+    assert main(["replay", folder, *asked]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == [4, 5]
+    assert any("engine.temperature: 1.0 -> 0.9" in note for note in found["notes"])
+    assert main(["replay", folder, *asked, "--step", "1..3"]) == 0  # the rate is not the method's
+    assert json.loads(capsys.readouterr().out)["steps"] == [1, 2, 3]
+    assert main(["replay", folder, *asked, "--step", "3..4"]) == 2
+    assert "one stretch at a time: --step with one of 3..3, 4..4" in capsys.readouterr().err
 
 
 # --- nothing that is recorded is deleted for good ---------------------------------------------

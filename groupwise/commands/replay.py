@@ -66,11 +66,13 @@ def run(args: argparse.Namespace) -> int:
     from groupwise.replay.files import Output
     from groupwise.replay.methods import methods_of
     from groupwise.replay.recorded import open_recorded
+    from groupwise.replay.stretches import made_alike
 
     recorded = open_recorded(args.path)
-    steps = steps_of(args.step, recorded)
+    recorded, steps, note = made_alike(recorded, steps_of(args.step, recorded), bool(args.step))
     replay = Replay(recorded, methods_of(recorded, args.recipe), steps, args.gradients)
     replay.check()
+    replay.notes += [note] if note else []
     if args.step and len(steps) <= _ends(args.step)[1] - _ends(args.step)[0]:
         replay.notes.append(f"Of steps {args.step}, {_ranges(steps)} have rollouts in the folder.")
     output = Output(args.out, replay) if args.out else None
