@@ -19,6 +19,7 @@ from groupwise.watch.chart import Curve, Point, description, number, svg
 from groupwise.watch.display import clock, percent, useful_share, visible
 from groupwise.watch.files import to_page, write_atomic
 from groupwise.watch.folder import RunFolder, size
+from groupwise.watch.naming import run_name
 from groupwise.watch.rollouts import read
 from groupwise.watch.starts import change_words, read_starts
 
@@ -27,7 +28,7 @@ SAMPLES, EVENTS, TEXT_LIMIT = 6, 200, 4000  # shown at most; the files have all 
 # title, metric, whether it is a share
 CURVES = (
     ("Held-out accuracy", "eval/accuracy", True),
-    ("Reward", "reward/mean", False),
+    ("Training reward", "reward/mean", False),
     ("Useful groups", "groups/dead_share", True),
     ("Length in tokens", "length/mean", False),
     ("Entropy in nats", "entropy/mean", False),
@@ -100,7 +101,7 @@ def report_page(folder: RunFolder) -> str:
         )
     summary, manifest = folder.read_summary(), folder.read_manifest()
     events = folder.read_events()
-    name = folder.path.resolve().name
+    name = run_name(folder.path)
     parts = [
         f"<h1>{text(name)}</h1>",
         _state(metrics, summary, config),
