@@ -181,7 +181,8 @@ def test_the_panel_on_a_terminal() -> None:
     text = stream.getvalue()
     last = text[text.rindex("step 3/100") :]
     for part in ("training reward", "1.000", "61.0 %", "88 %", "4.2", "0.81", "1.2e-07",
-                 "n/a (on-policy)", "▁▅█", "1,234 tok/s", "rollout 0.3 s · update 0.5 s", "ETA 1:27"):  # fmt: skip
+                 "n/a (on-policy)", "▁▅█", "1,234 tok/s", "rollout 0.3 s · update 0.5 s",
+                 "ETA 1:27"):  # fmt: skip
         assert part in last, part
     assert "warning: odd [bold]text[/] \\x1b[2J" in text and "\x1b[2J" not in text
     assert "loss" not in last
