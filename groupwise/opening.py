@@ -257,8 +257,9 @@ def _changes(config: Config, folder: RunFolder) -> list[configuration.Change]:
         before = _last_start(folder)
         return [] if before is None else configuration.difference(before.config, config)
     except ValueError as error:  # no TOML, no text
+        place = folder.starts if folder.starts.is_file() else folder.config
         raise RunError(
-            f"{folder.config} can't be read: {error}. It is written in one piece, so it was edited "
+            f"{place} can't be read: {error}. It is written in one piece, so it was edited "
             "or the disk is faulty. Mend it, or remove it to go on without comparing."
         ) from error
 
