@@ -275,5 +275,5 @@ def finish(run: Run) -> dict[str, Any]:
     )
     run.folder.write_cost(seconds=run.elapsed, tokens=run.tokens)
     write_report(run.folder.path)
-    run.display.finish(summary)
+    run.display.finish(summary, run.folder.path)
     return summary

@@ -1,7 +1,7 @@
 """A run opened: what is cheap checked first, then what it needs loaded, then its state restored.
 
 Whether a folder can be continued is decided here: under the same configuration or one that differs
-in what may change, with the same weights and data.
+in what may change, with the same weights and data, and to an end that no recorded step lies behind.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from groupwise import config as configuration
 from groupwise import hub
@@ -41,6 +43,7 @@ from groupwise.watch.folder import RunFolder
 from groupwise.watch.mirrors import forget
 from groupwise.watch.mirrors.children import Mirrors
 from groupwise.watch.recorder import Recorder
+from groupwise.watch.starts import CODE, Start, code_changes, read_starts, write_starts
 
 COLD_START = "cold_start"  # the embedded model as it was before reinforcement
 
@@ -103,8 +106,10 @@ def _open(
         run.engine.tell = run.event
     origin = _origin(config, bench)
     _check_origin(folder, origin, display)
-    _restore_latest(run, keep_verdicts=_same_reward(config, folder, origin["reward"]))
+    before = _last_start(folder)
+    _restore_latest(run, origin)
     run.health.see_all(folder.read_metrics())  # what was said before is not said again
+    _write_start(run, origin, before)
     fetched = _record_start(run, origin, manifest, bench.dropped)
     mirrors.start()
     display.start(
@@ -129,6 +134,22 @@ def _origin(config: Config, bench: Bench) -> dict[str, str]:
         "reward": bench.grader.code(),
         "recipe": config.recipe.code(),
     }
+
+
+def _write_start(run: Run, origin: Mapping[str, str], before: Start | None) -> None:
+    """Into the folder: that it was started here, and with what; `before` is what it knew last.
+
+    First of all that a start writes: whoever reads the folder after a kill in between finds every
+    recorded step with what it was made with.
+    """
+    known = read_starts(run.folder)
+    # Of an older groupwise, which wrote none down: what it began with goes first.
+    unwritten = [before] if not known and before is not None and run.step else []
+    last = [*known, *unwritten][-1:]
+    changed = [change for start in last for change in _changed(start, run.config, origin)]
+    text = configuration.text(run.config)
+    now = Start(run.step, text, dict(origin), torch.get_num_threads(), tuple(changed))
+    write_starts(run.folder, [*unwritten, now])
 
 
 def _record_start(
@@ -167,12 +188,14 @@ def starting_model(
 
 
 def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
-    """What changed since the run was started; a change that can't be continued stops here."""
+    """What changed since the last start; a change that can't be continued stops here."""
     changes = _changes(config, folder)
-    if changes and not any(folder.checkpoints.glob("step_*")):
+    recorded = _recorded(folder)
+    if changes and not recorded:
         # Nothing was learned yet: the folder starts over.
         shutil.rmtree(folder.path / COLD_START, ignore_errors=True)
         folder.manifest.unlink(missing_ok=True)
+        folder.starts.unlink(missing_ok=True)
         forget(folder.path)
         return []
     refused = [change for change in changes if not change.compatible]
@@ -182,55 +205,117 @@ def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
             f"{folder.path} holds a run with another configuration: {listed}. What it learned so "
             "far does not fit. Take another folder (--run), or set these back."
         )
+    _check_end(config, folder, {change.key for change in changes}, recorded)
     return [f"changed since the run started: {change}" for change in changes]
+
+
+def _recorded(folder: RunFolder) -> int:
+    """The last step that the folder holds something of."""
+    steps = [int(line["step"]) for line in folder.read_metrics()]
+    return max([*steps, *folder.rollout_steps(), saved.newest(folder.checkpoints) or 0])
+
+
+def _check_end(config: Config, folder: RunFolder, changed: set[str], recorded: int) -> None:
+    """Refuse an end before the last recorded step: what lies behind it would be deleted for good.
+
+    A budget that was not changed has its end where the run finds it.
+    """
+    ends = {}
+    if "steps" in changed:
+        ends[f"steps={config.steps}"] = config.steps
+    spent = {"tokens": 0.0, "seconds": 0.0}
+    for line in folder.read_metrics():
+        spent["tokens"] = line.get("cost/tokens") or spent["tokens"]
+        spent["seconds"] += (line.get("time/step") or 0.0) - (line.get("time/eval") or 0.0)
+        for unit, limit in asdict(config.budget).items():
+            if f"budget.{unit}" in changed and 0 < limit <= spent[unit]:
+                ends.setdefault(f"budget.{unit}={limit:g}", int(line["step"]))
+    for setting, end in ends.items():
+        if end < recorded:
+            raise RunError(
+                f"{folder.path} has {recorded} recorded steps, and with {setting} it would end "
+                f"after step {end}: the steps behind it would be deleted. Nothing was. To end the "
+                f"run where it stands set steps={recorded}; to train anew take another folder "
+                "(--run)."
+            )
+
+
+def _last_start(folder: RunFolder) -> Start | None:
+    """What the folder was last started with; of an older groupwise, as far as it can be told."""
+    starts = read_starts(folder)
+    if starts:
+        return starts[-1]
+    config = folder.read_config()
+    if config is None:
+        return None
+    manifest = folder.read_manifest()
+    return Start(0, config, manifest.get("origin") or {}, manifest.get("threads"), inferred=True)
 
 
 def _changes(config: Config, folder: RunFolder) -> list[configuration.Change]:
     try:
-        before = folder.read_config()
-        return [] if before is None else configuration.difference(before, config)
+        before = _last_start(folder)
+        return [] if before is None else configuration.difference(before.config, config)
     except ValueError as error:  # no TOML, no text
+        place = folder.starts if folder.starts.is_file() else folder.config
         raise RunError(
-            f"{folder.config} can't be read: {error}. It is written in one piece, so it was edited "
+            f"{place} can't be read: {error}. It is written in one piece, so it was edited "
             "or the disk is faulty. Mend it, or remove it to go on without comparing."
         ) from error
 
 
+def _changed(before: Start, config: Config, origin: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Settings and code that differ from a start's, as they are written down."""
+    settings = [
+        {"what": change.key, "old": change.old, "new": change.new}
+        for change in configuration.difference(before.config, config)
+    ]
+    return settings + code_changes(before.origin, origin)
+
+
 def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display) -> None:
     """Other weights or data stop here; other code of yours may be the very mend, and is said."""
-    yours = {"reward": "the code of the reward functions", "recipe": "the code of the recipe"}
-    before = folder.read_manifest()
+    before = folder.read_manifest().get("origin", {})
     for kind, digest in origin.items():
-        stored = (before or {}).get("origin", {}).get(kind)
-        if stored in (None, digest):
-            continue
-        if kind in yours:
-            display.warn(f"changed since the run started: {yours[kind]}")
-        else:
+        if kind not in CODE and before.get(kind, digest) != digest:
             raise RunError(
                 f"The {kind} of this run are not those that {folder.path} was started with "
-                f"({digest} instead of {stored}). Put them back, or take another folder (--run)."
+                f"({digest} instead of {before[kind]}). Put them back, or take another folder "
+                "(--run)."
             )
+    start = _last_start(folder)
+    for change in code_changes({} if start is None else start.origin, origin):
+        display.warn(f"changed since the run started: the {change['what']}")
 
 
-def _same_reward(config: Config, folder: RunFolder, code: str) -> bool:
-    """Whether recorded verdicts are what this run would say."""
-    stored = folder.read_manifest().get("origin", {}).get("reward")
-    changed = any(change.key.startswith("reward") for change in _changes(config, folder))
-    return stored == code and not changed
+def _makers(folder: RunFolder, step: int) -> list[Start]:
+    """The starts that may have made what is recorded after a step."""
+    starts = read_starts(folder) or [x for x in [_last_start(folder)] if x is not None]
+    return [*(x for x in starts if x.step > step), *[x for x in starts if x.step <= step][-1:]]
 
 
-def _restore_latest(run: Run, keep_verdicts: bool) -> None:
+def _grades_alike(start: Start, config: Config, origin: Mapping[str, str]) -> bool:
+    """Whether the verdicts that a start recorded are what this one would say."""
+    changed = configuration.difference(start.config, config)
+    return start.origin.get("reward") == origin["reward"] and not any(
+        change.key.startswith("reward") for change in changed
+    )
+
+
+def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:
     found = saved.load_latest(run.folder.checkpoints)
-    if keep_verdicts:
-        aside = run.folder.set_aside(0 if found is None else int(found.values["step"]))
-        run.known = recorded(aside, run.display.warn)
+    step = 0 if found is None else found.step
+    makers = _makers(run.folder, step)
+    changed = any(_changed(start, run.config, origin) for start in makers)
+    again = "dropped, and made anew with what was changed" if changed else "done again"
+    if makers and all(_grades_alike(start, run.config, origin) for start in makers):
+        run.known = recorded(run.folder.set_aside(step), run.display.warn)
     else:
         run.folder.forget()
     if found is None:
-        again = len(run.folder.rewind(-1))
-        if again:
-            run.display.note(f"no checkpoint yet: {again} recorded steps are done again")
+        dropped = run.folder.rewind(-1)
+        if dropped:
+            run.display.note(f"no checkpoint yet: {dropped} recorded steps are {again}")
         return
     for text in found.fell_back:
         run.display.warn(text)
@@ -243,7 +328,7 @@ def _restore_latest(run: Run, keep_verdicts: bool) -> None:
     dropped = run.folder.rewind(run.step)
     run.display.note(
         f"continuing {run.folder.path} after step {run.step}"
-        + (f"; {dropped} recorded steps after it are done again" if dropped else "")
+        + (f"; {dropped} recorded steps after it are {again}" if dropped else "")
     )
 
 

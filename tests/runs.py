@@ -91,9 +91,13 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def left_behind(folder: Path) -> dict[str, Any]:
-    """All of a run that must repeat bit for bit."""
+    """All of a run that must repeat bit for bit, however often it was started.
+
+    That it was told to go on further is an event, and no other's: tests of its own look at it.
+    """
     last = (folder / "checkpoints" / "latest").resolve()
     events = [json.loads(x) for x in (folder / "events.jsonl").read_text().splitlines()]
+    events = [event for event in events if event["kind"] != "settings"]
     values = json.loads((last / "resume" / "values.json").read_text())
     for name in ("seconds", "trained"):
         values.pop(name)

@@ -1042,6 +1042,24 @@ def test_a_finished_run_with_damaged_records_does_not_take_the_others_down(
     assert found["pairs"][0]["difference"] == 0.0
 
 
+def test_a_run_that_was_changed_on_the_way_is_no_run_of_its_arm(
+    done: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By hand, and set back again: its configuration is the arm's, some of its steps are not."""
+    out = tmp_path / "changed"
+    shutil.copytree(done, out)
+    starts = out / "runs/dr_grpo/seed_1/starts.jsonl"
+    (line,) = [json.loads(line) for line in starts.read_text().splitlines()]
+    hotter = line["config"].replace("temperature = 1.0", "temperature = 1.5", 1)
+    lines = [{**line, "config": hotter}, {**line, "step": 2}]
+    starts.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    assert main(command(config, out)) == 1
+    said = capsys.readouterr().out
+    assert "FAILED dr_grpo, seed 1: " in said
+    assert "was changed on the way, from step 3 on: engine.temperature: 1.5 -> 1.0" in said
+    assert [arm["seeds"] for arm in result(out)["arms"]] == [[0, 1], [0, 1], [0]]
+
+
 def test_a_damaged_run_that_was_removed_is_run_anew(
     done: Path, config: Path, tmp_path: Path
 ) -> None:

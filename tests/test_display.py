@@ -53,9 +53,9 @@ def shown(*steps: dict[str, Any], total: int = 100, start: int = 0) -> list[str]
 def test_the_plain_line_to_the_letter() -> None:
     first, last = shown(STEP, {**STEP, "eval/accuracy": 0.61}, start=10)
     assert last == (
-        "step 12/100  reward 0.432  held-out 61.0 %  useful groups 88 %  length 4.2  entropy 0.81  "
-        "mismatch 1.2e-07  grad 0.625  clip n/a (on-policy)  1,234 tok/s  rollout 0.3 s  "
-        "update 0.5 s  ETA 1:19"
+        "step 12/100  training reward 0.432  held-out accuracy 61.0 %  useful groups 88 %  "
+        "length 4.2  entropy 0.81  mismatch 1.2e-07  grad 0.625  clip n/a (on-policy)  "
+        "1,234 tok/s  rollout 0.3 s  update 0.5 s  ETA 1:19"
     )
     assert "ETA" not in first  # one step is no measure
     assert "loss" not in first + last
@@ -100,9 +100,9 @@ def test_clip_is_a_number_only_where_something_can_be_clipped() -> None:
 def test_an_old_held_out_accuracy_says_from_when_it_is() -> None:
     lines = shown({"step": 0, "eval/accuracy": 0.5}, {"reward/mean": 0.1}, {"eval/accuracy": 0.75})
     assert lines == [
-        "step 0/100  held-out 50.0 %",
-        "step 1/100  reward 0.100  held-out 50.0 % (step 0)",
-        "step 2/100  held-out 75.0 %",
+        "step 0/100  held-out accuracy 50.0 %",
+        "step 1/100  training reward 0.100  held-out accuracy 50.0 % (step 0)",
+        "step 2/100  held-out accuracy 75.0 %",
     ]
 
 
@@ -150,7 +150,7 @@ SUMMARY = {
 
 def test_the_end_shows_before_and_after() -> None:
     stream = io.StringIO()
-    Display(stream).finish(SUMMARY)
+    Display(stream).finish(SUMMARY, "my runs/one")
     assert stream.getvalue().splitlines() == [
         "",
         "prompt  1+2=",
@@ -159,8 +159,13 @@ def test_the_end_shows_before_and_after() -> None:
         "after   3 (correct)",
         "",
         "held-out accuracy 20.0 % -> 86.4 %",
-        "reward n/a -> 0.900",
+        "held-out reward n/a -> 0.900",
         "100 steps in 1:02:05",
+        "next:",
+        "  groupwise view 'my runs/one'           see it, down to every token",
+        "  groupwise diagnose 'my runs/one'       what is wrong with it, if anything",
+        "  groupwise eval 'my runs/one'           its best checkpoint, with intervals",
+        "  groupwise export 'my runs/one' FOLDER  a plain model for other programs",
     ]
 
 
@@ -172,11 +177,12 @@ def test_the_panel_on_a_terminal() -> None:
         for reward in (0.0, 0.5, 1.0):
             display.step({**STEP, "reward/mean": reward, "eval/accuracy": 0.61})
         display.warn("odd [bold]text[/] \x1b[2J")
-        display.finish(SUMMARY)
+        display.finish(SUMMARY, "runs/one")
     text = stream.getvalue()
     last = text[text.rindex("step 3/100") :]
-    for part in ("reward", "1.000", "61.0 %", "88 %", "4.2", "0.81", "1.2e-07", "n/a (on-policy)",
-                 "▁▅█", "1,234 tok/s", "rollout 0.3 s · update 0.5 s", "ETA 1:27"):  # fmt: skip
+    for part in ("training reward", "1.000", "61.0 %", "88 %", "4.2", "0.81", "1.2e-07",
+                 "n/a (on-policy)", "▁▅█", "1,234 tok/s", "rollout 0.3 s · update 0.5 s",
+                 "ETA 1:27"):  # fmt: skip
         assert part in last, part
     assert "warning: odd [bold]text[/] \\x1b[2J" in text and "\x1b[2J" not in text
     assert "loss" not in last
@@ -193,7 +199,7 @@ def test_a_reader_who_left_does_not_end_the_run(live: bool) -> None:
         display.start(["a"], 3)
         display.step(STEP)
         display.warn("b")
-        display.finish(SUMMARY)
+        display.finish(SUMMARY, "runs/one")
 
 
 def test_an_ascii_terminal_shows_question_marks_instead_of_a_traceback() -> None:

@@ -254,7 +254,7 @@ def one_line(ended: Ended) -> str:
 @pytest.mark.parametrize(
     ("room", "said"),
     [
-        (8 << 10, "rollouts/step_3.parquet of the run folder"),
+        (20 << 10, "rollouts/step_3.parquet of the run folder"),
         (200 << 10, "The checkpoint of step 3 could not be written"),
     ],
 )
@@ -572,11 +572,17 @@ def test_report_of_a_finished_and_of_an_unfinished_run(line: Line, monkeypatch: 
     assert "not a run folder" in one_line(line("report", line.folder / "empty"))
 
 
-def test_a_configuration_that_was_damaged_is_named(line: Line) -> None:
+def test_a_configuration_that_was_damaged_is_named_or_written_anew(line: Line) -> None:
     assert line.train("steps=1").status == 0
     (line.run / "config.toml").write_text("steps = = 3")
-    why = one_line(line.train("steps=2"))
-    assert "config.toml" in why
+    assert line.train("steps=2").status == 0  # what the run was started with is kept elsewhere too
+    assert load(line.run / "config.toml").steps == 2
+    starts, text = line.run / "starts.jsonl", (line.run / "starts.jsonl").read_text()
+    starts.write_text(text.replace("steps = 2", "steps = = 2"))
+    assert "starts.jsonl can't be read" in one_line(line.train("steps=3"))
+    starts.unlink()  # as an older groupwise left it
+    (line.run / "config.toml").write_text("steps = = 3")
+    assert "config.toml can't be read" in one_line(line.train("steps=3"))
     assert load(line.config)  # the user's own is sound
 
 

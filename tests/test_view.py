@@ -29,6 +29,8 @@ from groupwise.watch import rollouts
 from groupwise.watch.files import append_lines, write_atomic
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.plots import write_plots
+from groupwise.watch.report import report_page
+from groupwise.watch.starts import Start, write_starts
 
 HOSTILE = (
     "</pre></textarea></title><script>window.hit=1</script><img src=x onerror=window.hit=1>"
@@ -457,6 +459,43 @@ def test_runs_of_one_name_and_runs_that_start_later(tmp_path: Path) -> None:
     assert list(runs.all()) == ["demo", "demo (2)"]
 
 
+def test_runs_of_a_comparison_are_found_and_named_by_it(tmp_path: Path) -> None:
+    for arm in ("grpo", "rloo"):
+        make_run(tmp_path / "compare/two/runs" / arm / "seed_0", 1)
+    make_run(tmp_path / "demo", 1)
+    make_run(tmp_path / "old/demo", 1)
+    (tmp_path / "compare/two/plan.json").write_text("{}")
+    arms = ["compare/two/grpo/seed_0", "compare/two/rloo/seed_0"]
+    assert list(Runs([tmp_path]).all()) == [*arms, "demo", "old/demo"]
+    within = tmp_path / "compare/two"
+    assert list(Runs([within]).all()) == ["two/grpo/seed_0", "two/rloo/seed_0"]
+    alone = [within / "runs" / arm / "seed_0" for arm in ("grpo", "rloo")]
+    assert list(Runs(alone).all()) == ["grpo/seed_0", "rloo/seed_0"]
+    with viewing(tmp_path) as port:
+        page = get(port, "/")[1]
+        assert page.index(">demo</a>") < page.index("<h2>Comparison compare/two</h2>")
+        assert ">grpo/seed_0</a>" in page and ">rloo/seed_0</a>" in page
+        for name in ("compare%2Ftwo%2Fgrpo%2Fseed_0", "old%2Fdemo"):
+            assert f'href="/runs/{name}"' in page
+            for path in ("", "/step/1", "/step/1/group/0", "/step/1/group/0/sample/0"):
+                assert get(port, f"/runs/{name}{path}")[0] == 200, path
+        both = "&".join(f"run={arm.replace('/', '%2F')}" for arm in arms)
+        assert get(port, f"/compare?{both}")[0] == 200
+    assert "<h1>two/grpo/seed_0</h1>" in report_page(RunFolder(alone[0]))
+
+
+def test_what_was_changed_on_the_way_is_shown(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run = make_run(tmp_path / name, 2, config="steps = 10\n")
+        changed = ({"what": "optim.learning_rate", "old": 1e-3, "new": "<b>"},)
+        write_starts(run, [Start(0, "", {}), Start(1, "", {}, changed=changed[: name == "one"])])
+    words = "from step 2 on: optim.learning_rate: 0.001 -&gt; &#34;&lt;b&gt;&#34;"
+    with viewing(tmp_path) as port:
+        assert words in get(port, "/runs/one")[1]
+        assert "Changed on the way" not in get(port, "/runs/two")[1]
+        assert words in get(port, "/compare?run=one&run=two")[1]
+
+
 # --- the command and the report -----------------------------------------------------------------
 
 
@@ -481,11 +520,11 @@ def test_a_report_with_plots(
     assert "entropy collapse" in page and "Dotted: a health rule fired." in page
     plots = sorted(path.name for path in (run.path / "plots").iterdir())
     assert plots == ["entropy_in_nats.png", "held_out_accuracy.png", "length_in_tokens.png",
-                     "reward.png", "useful_groups.png"]  # fmt: skip
-    data = (run.path / "plots" / "reward.png").read_bytes()
+                     "training_reward.png", "useful_groups.png"]  # fmt: skip
+    data = (run.path / "plots" / "training_reward.png").read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     write_plots(run.path)
-    assert (run.path / "plots" / "reward.png").read_bytes() == data  # nothing of the clock
+    assert (run.path / "plots" / "training_reward.png").read_bytes() == data  # nothing of the clock
     real = importlib.util.find_spec
     monkeypatch.setattr(
         "groupwise.watch.plots.find_spec", lambda name: None if name == "matplotlib" else real(name)

@@ -62,6 +62,9 @@ def text(found: Diagnosis, width: int) -> str:
             lines += [
                 f"  step {f.evidence.first}  {f.rule.name}: {f.evidence.text}" for f in others
             ]
+    if found.changed:
+        lines += ["", "Changed on the way:"]
+        lines += [_cut(f"  {words}", width) for words in found.changed]
     if found.events:
         lines += ["", "Guards said:"]
         lines += [_cut(f"  step {e['step']}  {e['text']}", width) for e in found.events[-EVENTS:]]

@@ -1,6 +1,7 @@
 """`groupwise replay`: what other methods would make of a run's rollouts; whether a run repeats.
 
-Exit status with --verify: 0 it repeats, 1 it does not, 2 it can't be tried.
+Exit status with --verify: 0 it repeats, 1 it does not or not all of it could be repeated, 2 it
+can't be tried.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "replay",
         help="what another method would do with a run's rollouts; whether a run repeats",
-        description="With --verify, exit status 0: it repeats to the bit, 1: it does not.",
+        description="With --verify, exit status 0: it repeats to the bit, 1: it does not, or some "
+        "of it could not be repeated.",
     )
     parser.add_argument("path", metavar="RUN", help="a run folder")
     parser.add_argument(
@@ -64,11 +66,13 @@ def run(args: argparse.Namespace) -> int:
     from groupwise.replay.files import Output
     from groupwise.replay.methods import methods_of
     from groupwise.replay.recorded import open_recorded
+    from groupwise.replay.stretches import made_alike
 
     recorded = open_recorded(args.path)
-    steps = steps_of(args.step, recorded)
+    recorded, steps, note = made_alike(recorded, steps_of(args.step, recorded), bool(args.step))
     replay = Replay(recorded, methods_of(recorded, args.recipe), steps, args.gradients)
     replay.check()
+    replay.notes += [note] if note else []
     if args.step and len(steps) <= _ends(args.step)[1] - _ends(args.step)[0]:
         replay.notes.append(f"Of steps {args.step}, {_ranges(steps)} have rollouts in the folder.")
     output = Output(args.out, replay) if args.out else None
@@ -159,4 +163,4 @@ def _verify(args: argparse.Namespace) -> int:
         print_json(found.as_dict())
     else:
         print(found.text(terminal_width()))
-    return 0 if found.same else 1
+    return 0 if found.whole else 1

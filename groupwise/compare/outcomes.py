@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import numpy.typing as npt
 
 from groupwise.compare.arms import Budget
 from groupwise.compare.plan import Folder, Job, Plan
+from groupwise.config import difference
 from groupwise.errors import RunError
 from groupwise.opening import finished
 from groupwise.watch.folder import RunFolder
+from groupwise.watch.starts import change_words, code_changes, read_starts, stretches
 
 GRID = 48  # stretches of the budget that curves are drawn over
 LAST = 0.1  # of a run: the share over which what it measured at its end is the mean
+NO_MATTER = ("checkpoint.", "watch.")  # settings that no result depends on
 CURVES = {"entropy": "entropy/mean", "length": "length/sampled_mean"}  # of training, by step
 
 Array = npt.NDArray[np.float64]
@@ -74,6 +78,7 @@ def outcomes(plan: Plan, folder: Folder) -> tuple[list[list[Outcome]], dict[Job,
 
 def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) -> Outcome:
     """What one run folder says."""
+    _check_unchanged(RunFolder(path), summary["steps"])
     lines = _with_seconds(_all_steps(RunFolder(path), summary["steps"]))
     measure = "accuracy" if any("eval/accuracy" in line for line in lines) else "reward"
     points = tuple(
@@ -107,6 +112,20 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         origin=dict(manifest.get("origin", {})),
         versions=f"groupwise {made_by.get('groupwise')}, PyTorch {made_by.get('torch')}",
     )
+
+
+def _check_unchanged(run: RunFolder, last: int) -> None:
+    """Refuse a run that somebody went on with otherwise: its end is not its arm's alone."""
+    made = [each.start for each in stretches(read_starts(run), last)]
+    for one, two in pairwise(made):
+        changed = [str(change).rpartition(" (")[0] for change in difference(one.config, two.config)
+                   if not change.key.startswith(NO_MATTER)]  # fmt: skip
+        changed += map(change_words, code_changes(one.origin, two.origin))
+        if changed:
+            raise RunError(
+                f"{run.path} was changed on the way, from step {two.step + 1} on: "
+                f"{'; '.join(changed)}."
+            )
 
 
 def _all_steps(run: RunFolder, last: int) -> list[dict[str, Any]]:

@@ -16,7 +16,11 @@ from groupwise.slots import REGISTRY
 
 # Setting or table -> may it change, and why (not). The longest name that fits decides.
 RESUME: dict[str, tuple[bool, str]] = {
-    "steps": (True, "the run ends later or sooner; a schedule of the learning rate follows"),
+    "steps": (
+        True,
+        "the run ends elsewhere, not before its last recorded step; a schedule of the "
+        "learning rate follows",
+    ),
     "prompts_per_step": (True, "later batches have another size"),
     "group_size": (True, "later groups have another size"),
     "seed": (False, "the order of the data and every sample so far came from it"),
@@ -45,7 +49,11 @@ RESUME: dict[str, tuple[bool, str]] = {
     "eval.every": (True, "only how often"),
     "eval.points": (True, "only how often"),
     "eval.tasks": (False, "held-out tasks come out of a generator's training tasks"),
-    "budget": (True, "the run ends later or sooner; a schedule of the learning rate follows"),
+    "budget": (
+        True,
+        "the run ends elsewhere, not before its last recorded step; a schedule of the "
+        "learning rate follows",
+    ),
     "checkpoint": (True, "only how often, and how many"),
     "guard": (True, "only when to stop"),
     "watch": (True, "only what is watched"),

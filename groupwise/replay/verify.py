@@ -1,7 +1,9 @@
 """A run repeated from what its folder says it was made of, and compared with it bit by bit.
 
-Configuration, seed, data and starting weights are those of the record, or nothing is run. Each step
-is compared as soon as it is there: the first difference is the one that has a cause, and ends it.
+Configuration, seed, data and starting weights are those of the record, or nothing is run. Where
+settings were changed on the way, each stretch is repeated with its own, from the state that the one
+before it left. Each step is compared as soon as it is there: the first difference is the one that
+has a cause, and ends it.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from groupwise.replay.bits import (
     short,
 )
 from groupwise.replay.recorded import read_config
+from groupwise.replay.stretches import Part, edited, lay_out_checkpoint, parts_of
 from groupwise.run import Run
 from groupwise.setup import on_gpu
 from groupwise.tell.render import bullets, wrapped
 from groupwise.watch.display import Display
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.manifest import machine_facts
+from groupwise.watch.starts import CODE, changes_on_the_way, read_starts
 
 FORMAT = 1  # of the manifest
 JUDGE = "judge"  # the part of a reward that asks a service
@@ -53,6 +57,9 @@ class Verified:
     run: str
     steps: int = 0  # that came out the same
     difference: Difference | None = None
+    changed: list[str] = field(default_factory=list)  # settings and code, on the way
+    left_out: list[str] = field(default_factory=list)  # steps that could not be repeated, and why
+    unwritten: bool = False  # changes are not known: an older groupwise did not write them down
     environment: list[dict[str, Any]] = field(default_factory=list)  # what, recorded, now
     notes: list[str] = field(default_factory=list)
     weights: str = ""  # the fingerprint after the last step that is the same
@@ -62,6 +69,11 @@ class Verified:
     def same(self) -> bool:
         return self.difference is None
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of it was repeated, and came out the same."""
+        return self.same and not self.left_out
+
     def _in_files(self) -> str:
         return f", as in the files of {' and '.join(self.checkpoints)}" if self.checkpoints else ""
 
@@ -70,8 +82,9 @@ class Verified:
 
     def text(self, width: int) -> str:
         if self.same:
+            of = "What can be repeated of " if self.left_out else ""
             lines = wrapped(
-                f"{self.run} repeats to the bit: {_steps(self.steps)} with every token, "
+                f"{of}{self.run} repeats to the bit: {_steps(self.steps)} with every token, "
                 f"log-probability, reward, advantage and metric, and the same weights "
                 f"({self.weights[:16]}){self._in_files()}.",
                 width,
@@ -80,15 +93,30 @@ class Verified:
         else:
             lines = [f"{self.run} does not repeat; {_steps(self.steps)} did.", ""]
             lines += wrapped(f"First difference: {self.difference}.", width, indent=0)
+        lines += bullets("Not repeated", self.left_out, width)
+        lines += bullets("Changed on the way; each stretch was repeated with its own", self.changed,
+                         width)  # fmt: skip
         differs = [f"{x['what']}: {short(x['recorded'])} then, {short(x['now'])} now"
                    for x in self.environment]  # fmt: skip
         title = "What differs here" if self.same else "Likely causes: what differs here"
         lines += bullets(title, differs, width)
         if not self.same and not differs:
-            lines += ["", *wrapped("Nothing that the manifest names differs here: look for a "
-                                   "grader that does not repeat, or a file that was changed.",
-                                   width, indent=0)]  # fmt: skip
+            lines += ["", *wrapped(self._where_to_look(), width, indent=0)]
         return "\n".join([*lines, *bullets("To bear in mind", self.notes, width)])
+
+    def _where_to_look(self) -> str:
+        if self.unwritten:
+            return (
+                "Nothing that the manifest names differs here. The groupwise that made the run did "
+                "not write down which settings were changed when it was continued: if some were, "
+                "that is the likely cause. Else look for a grader that does not repeat, or a file "
+                "that was changed."
+            )
+        return (
+            "Nothing that the manifest names differs here, and every step was repeated with the "
+            "settings that it was made with: look for a grader that does not repeat, or a file "
+            "that was changed."
+        )
 
 
 def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text: None) -> Verified:
@@ -100,36 +128,105 @@ def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text:
         raise RunError(f"--steps {steps} repeats nothing. Write 1 or more.")
     metrics = {int(line["step"]): line for line in folder.read_metrics()}
     last = _last_step(folder, metrics)
-    found = Verified(str(folder.path), notes=_notes(folder, config, manifest, last, steps))
-    with tempfile.TemporaryDirectory(prefix="groupwise_verify_") as place, _threads(manifest):
+    parts = parts_of(folder, config, manifest, min(last, steps or last))
+    starts = read_starts(folder)
+    found = Verified(
+        str(folder.path),
+        changed=changes_on_the_way(folder),
+        unwritten=not starts or any(start.inferred for start in starts),
+        notes=_notes(folder, config, manifest, last, steps),
+    )
+    with tempfile.TemporaryDirectory(prefix="groupwise_verify_") as place:
         again = RunFolder(Path(place) / "run")
         again.path.mkdir()
         if config.model.path == "tiny" and (folder.path / COLD_START).is_dir():
             (again.path / COLD_START).symlink_to((folder.path / COLD_START).resolve())
-        start = hub.pinned(_quiet(config), manifest)
-        with open_run(start, again.path, Display(io.StringIO(), live=False)) as run:
-            _check_origin(folder, manifest, again.read_manifest())
-            found.environment = differences(manifest, machine_facts(), again.read_manifest())
-            run.best = math.inf  # no evaluation is the best one: nothing needs saving
-            if _asks_a_judge(config):
-                run.known = recorded_verdicts(map(folder.rollout, folder.rollout_steps()))
-            _repeat(run, folder, again, metrics, min(last, steps or last), found, tell)
+        _repeat_parts(_Second(folder, again, manifest, metrics, found, tell), parts)
+    if not found.steps and found.left_out and found.same:
+        raise RunError(f"{folder.path} can't be repeated here: {' '.join(found.left_out)}")
     return found
 
 
-def _repeat(
-    run: Run,
-    folder: RunFolder,
-    again: RunFolder,
-    metrics: Mapping[int, Mapping[str, Any]],
-    last: int,
-    found: Verified,
-    tell: Tell,
-) -> None:
-    for step in range(last + 1):
+@dataclass(frozen=True)
+class _Second:
+    """The run, its repetition, and what is found on the way."""
+
+    folder: RunFolder
+    again: RunFolder
+    manifest: Mapping[str, Any]
+    metrics: Mapping[int, Mapping[str, Any]]
+    found: Verified
+    tell: Tell
+
+
+def _repeat_parts(second: _Second, parts: list[Part]) -> None:
+    folder, again, found = second.folder, second.again, second.found
+    changed = {kind for kind in CODE if len({part.origin.get(kind) for part in parts}) > 1}
+    reached = 0
+    for at, part in enumerate(parts):
+        then, here = part.origin.get("recipe"), part.config.recipe.code()
+        if "recipe" in changed and then != here:
+            found.left_out.append(
+                f"{part}: the {CODE['recipe']} was other than it is here ({short(then)} then, "
+                f"{short(here)} now)."
+            )
+            continue
+        if reached < part.first - 1 and not lay_out_checkpoint(folder, part.first - 1, again):
+            found.left_out.append(
+                f"{part}: what came before was not repeated, and no checkpoint of step "
+                f"{part.first - 1} is there to begin from."
+            )
+            continue
+        start = hub.pinned(_quiet(part.config), second.manifest)
+        with (
+            _threads(part.threads),
+            open_run(start, again.path, Display(io.StringIO(), live=False)) as run,
+        ):
+            _look_around(second, part, changed)
+            run.best = math.inf  # no evaluation is the best one: nothing needs saving
+            taken = _other_reward(part, again, changed)
+            if taken:
+                found.notes.append(
+                    f"{part}: the {CODE['reward']} was other than it is here, so its recorded "
+                    "verdicts are taken; those of held-out tasks are not compared."
+                )
+            if taken or _asks_a_judge(part.config):
+                run.known = recorded_verdicts(map(folder.rollout, folder.rollout_steps()))
+            _repeat(second, run, part, last=at + 1 == len(parts), taken=taken)
+            if found.difference is not None:
+                return
+            reached = part.last
+            if at + 1 < len(parts):
+                run.save()
+
+
+def _other_reward(part: Part, again: RunFolder, changed: set[str]) -> bool:
+    now = again.read_manifest()["origin"].get("reward")
+    return "reward" in changed and part.origin.get("reward") != now
+
+
+def _look_around(second: _Second, part: Part, changed: set[str]) -> None:
+    """Refuse other data or weights; note what else is otherwise here than when it was made."""
+    recorded = {**second.manifest, "threads": part.threads, "origin": part.origin}
+    now = second.again.read_manifest()
+    _check_origin(second.folder, recorded, now)
+    told = {CODE[kind] for kind in changed}  # is said of the part that it holds for
+    known = second.found.environment
+    known += [x for x in differences(recorded, machine_facts(), now)
+              if x not in known and x["what"] not in told]  # fmt: skip
+
+
+def _repeat(second: _Second, run: Run, part: Part, *, last: bool, taken: bool) -> None:
+    """The steps of a part; `taken`: verdicts are those of the record."""
+    folder, again, found = second.folder, second.again, second.found
+    opening = 0 if part.first == 1 else part.first  # the step at which the run is opened
+    for step in range(opening, part.last + 1):
         stopped = ""
         try:
-            begin(run) if step == 0 else one_step(run, threading.Event())
+            if step == opening:
+                begin(run)
+            if step > 0:
+                one_step(run, threading.Event())
         except GroupwiseError as error:
             stopped = str(error)
         run.recorder.flush()
@@ -139,9 +236,9 @@ def _repeat(
             return
         rollouts = (folder.rollout(step), again.rollout(step))
         difference = compare_rollouts(step, *rollouts) if rollouts[0].is_file() else None
-        if difference is None and step in metrics:
-            judged = ("eval/",) if _asks_a_judge(run.config) else ()
-            difference = compare_metrics(step, metrics[step], now, judged)
+        if difference is None and step in second.metrics:
+            judged = ("eval/",) if taken or _asks_a_judge(run.config) else ()
+            difference = compare_metrics(step, second.metrics[step], now, judged)
         for name in (f"checkpoints/step_{step}", f"snapshots/step_{step}"):
             if difference is None and (folder.path / name).is_dir():
                 difference = compare_weights(step, name, folder.path / name, run.loaded)
@@ -149,9 +246,9 @@ def _repeat(
         if difference is not None:
             found.difference = difference
             return
-        found.steps, found.weights = step, str(now.get(WEIGHTS, found.weights))
-        tell(f"step {step} of {last}: the same")
-        if stopped and step == last:  # before, the run was started again, and went on
+        found.steps, found.weights = found.steps + (step > 0), str(now.get(WEIGHTS, found.weights))
+        second.tell(f"step {step} of {max(second.metrics)}: the same")
+        if stopped and last and step == part.last:  # before, the run was started again, and went on
             found.notes.append(f"The second run stopped after step {step}: {stopped}")
 
 
@@ -209,9 +306,9 @@ def _quiet(config: Config) -> Config:
 
 
 @contextlib.contextmanager
-def _threads(manifest: Mapping[str, Any]) -> Iterator[None]:
+def _threads(recorded: int | None) -> Iterator[None]:
     """As many as the run had: another number adds up in another order."""
-    before, recorded = torch.get_num_threads(), manifest.get("threads")
+    before = torch.get_num_threads()
     if isinstance(recorded, int) and recorded > 0:
         torch.set_num_threads(recorded)
     try:
@@ -248,6 +345,12 @@ def _notes(
             f"The run was started {len(manifest['earlier']) + 1} times, on different machines or "
             "versions: manifest.json has them all, and what is compared with is the last."
         )
+    by_hand = edited(folder, config)
+    if by_hand:
+        said.append(
+            f"config.toml was edited since the last start, and is taken as it is: "
+            f"{'; '.join(by_hand)}."
+        )
     writer = folder.writer()
     if writer:
         said.append(f"{writer} is writing to the run: only its steps up to {last} are repeated.")
@@ -277,10 +380,7 @@ def differences(
         for part, side in ((recorded, then), (facts, here)):
             side["git commit of the working folder"] = part["git"].get("commit")
             side["files changed since that commit"] = part["git"].get("changed")
-    for kind, name in (
-        ("reward", "code of the reward functions"),
-        ("recipe", "code of the recipe"),
-    ):
+    for kind, name in CODE.items():
         if kind in recorded["origin"]:  # an older groupwise did not write it
             then[name], here[name] = (part["origin"].get(kind, "") for part in (recorded, now))
     return [

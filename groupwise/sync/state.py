@@ -109,6 +109,11 @@ def load_latest(parent: Path) -> Restored | None:
     return None
 
 
+def newest(parent: Path) -> int | None:
+    """The step of the newest checkpoint, whole or not; None if there is none."""
+    return max(_steps(parent), default=None)
+
+
 def tidy(parent: Path) -> None:
     """Clear away what a killed process left half done."""
     for path in parent.glob(f".step_*.{ASIDE}"):

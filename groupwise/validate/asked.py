@@ -20,6 +20,7 @@ from groupwise.setup import Gathered, gather, learns_from_labels
 from groupwise.sync.export import checkpoint_in
 from groupwise.validate.results import key_of
 from groupwise.validate.suites import Suite, check_names, config_of, find
+from groupwise.watch.naming import told_apart
 
 FORCE_TOKENS = 32
 # What a suite says itself where no configuration is given.
@@ -149,13 +150,8 @@ def _names(paths: Sequence[str], sources: Sequence[str | Path]) -> list[str]:
         wholes.append(parts[:-2] if kept else Path(path).parts or (path,))
         ends.append(parts[-1:] if kept else ())
     found: list[str] = []
-    for whole, end in zip(wholes, ends, strict=True):
-        length = 1
-        while length < len(whole) and any(
-            other[-length:] == whole[-length:] for other in wholes if other != whole
-        ):
-            length += 1
-        name = "/".join((*whole[-length:], *end))
+    for short, end in zip(told_apart(wholes), ends, strict=True):
+        name = "/".join((short, *end))
         count = sum(each == name or each.startswith(f"{name}#") for each in found)
         found.append(f"{name}#{count + 1}" if count else name)
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.resources
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from groupwise.watch.chart import Curve, number, svg, thin
 from groupwise.watch.display import visible
 from groupwise.watch.report import CURVES, is_health
 from groupwise.watch.rollouts import VERSION, read_older
+from groupwise.watch.starts import changes_on_the_way
 
 MOST_POINTS = 2000  # of a curve: each can be clicked
 MOST_EVENTS = 1000  # of a run on its page, the latest
@@ -128,7 +131,10 @@ def home(runs: Mapping[str, Run], places: Sequence[Path]) -> str:
             points = run.points(name)
             entry[name] = (points[0].value, points[-1].value) if points else None
         rows.append(entry)
-    return _render("home.html", rows=rows, places=[str(place) for place in places])
+    # Runs of a comparison stand together, behind those of none.
+    heads = sorted({row["run"].comparison for row in rows})
+    tables = {head: [row for row in rows if row["run"].comparison == head] for head in heads}
+    return _render("home.html", tables=tables, places=[str(place) for place in places])
 
 
 def run_page(run: Run, others: Sequence[str]) -> str:
@@ -145,6 +151,8 @@ def run_page(run: Run, others: Sequence[str]) -> str:
         state=run.state(),
         last=steps[-1] if steps else None,
         config=run.folder.read_config(),
+        changed=changes_on_the_way(run.folder),
+        styles=plotly_styles(),
     )
 
 
@@ -164,8 +172,10 @@ def compare_page(one: Run, two: Run) -> str:
     for run in (one, two):
         run.refresh()
     names = [name for name in one.columns if name in two.columns]
+    on_the_way = [(run, changes_on_the_way(run.folder)) for run in (one, two)]
     return _render("compare.html", one=one, two=two, changes=changes, trouble=trouble,
-                   sections=charts(names))  # fmt: skip
+                   on_the_way=on_the_way, sections=charts(names),
+                   styles=plotly_styles())  # fmt: skip
 
 
 def step_page(run: Run, step: int, asked: Mapping[str, str]) -> str:
@@ -313,6 +323,20 @@ def _older(version: int) -> str:
         f"Written by an older groupwise (rollout schema {version or 'unknown'}, this one has "
         f"{VERSION}): what it did not record is left out."
     )
+
+
+@functools.cache
+def plotly() -> bytes:
+    return (importlib.resources.files("plotly") / "package_data/plotly.min.js").read_bytes()
+
+
+@functools.cache
+def plotly_styles() -> list[str]:
+    """Ids of the style sheets that plotly's script adds to a page unless it has such an element.
+
+    They are of maps, which no page has, and the policy stops them with an error on the console.
+    """
+    return sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly().decode())))
 
 
 def _number(text: str, default: int) -> int:

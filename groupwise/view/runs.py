@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
 import time
 import tomllib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,20 @@ from groupwise.watch.chart import Point
 from groupwise.watch.display import useful_share
 from groupwise.watch.files import Growing
 from groupwise.watch.folder import RunFolder
+from groupwise.watch.naming import comparison_of, told_apart
 
 MARKS = ("config.toml", "metrics.jsonl", "rollouts")  # one of them makes a folder a run
+DEPTH = 5  # folders within folders that are looked through: runs/compare/NAME/runs/ARM/seed_0
 USEFUL = "groups/useful_share"  # shown instead of its opposite, groups/dead_share
 
 
 class Run:
     """One run folder: its curves and events by column, as far as they are written."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, comparison: str = "") -> None:
         self.folder, self.name = RunFolder(path), name
+        self.comparison = comparison  # the name of the one that it belongs to
+        self.short = name.removeprefix(f"{comparison}/")  # beside others of its comparison
         self.lock = threading.RLock()  # requests are answered by several threads
         self._metrics, self._events = Growing(self.folder.metrics), Growing(self.folder.events)
         self._clear()
@@ -121,6 +126,8 @@ class Runs:
                     f"There is no folder {str(place)!r}. Give a run folder, or a folder of them: "
                     "groupwise view runs"
                 )
+        wholes = [place.resolve().parts for place in self.places]
+        self._labels = dict(zip(self.places, told_apart(wholes), strict=True))
         self._known: dict[Path, Run] = {}
         self._lock = threading.Lock()
 
@@ -128,21 +135,45 @@ class Runs:
         """In the order given; looks again each time, as runs may have started since."""
         with self._lock:
             for place in self.places:
-                inside = (
-                    [place] if is_run(place) else sorted(p for p in place.iterdir() if is_run(p))
-                )
-                for path in map(Path.resolve, inside):
-                    if path not in self._known:
-                        self._known[path] = Run(path, self._free_name(path.name))
+                for path in runs_in(place):
+                    if path.resolve() not in self._known:
+                        self._known[path.resolve()] = self._named(path, place)
             return {run.name: run for path, run in self._known.items() if path.is_dir()}
 
-    def _free_name(self, name: str) -> str:
+    def _named(self, path: Path, place: Path) -> Run:
+        """By where it lies in the place that was given, as folders of all arms are called alike.
+
+        A name stays: later runs of the same name have the place's before it, or a number.
+        """
+        within = comparison_of(path)
+        if within is not None and place in (within, *within.parents):
+            head = "/".join(within.relative_to(place).parts) or self._labels[place]
+            name = f"{head}/{path.parent.name}/{path.name}"
+        else:
+            head = ""
+            name = "/".join(path.relative_to(place).parts) or self._labels[place]
         taken = {run.name for run in self._known.values()}
+        if name in taken and path != place:
+            head, name = (f"{self._labels[place]}/{x}" if x else x for x in (head, name))
         number, free = 1, name
         while free in taken:
             number += 1
             free = f"{name} ({number})"
-        return free
+        return Run(path.resolve(), free, head)
+
+
+def runs_in(place: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """The place itself if it is a run, else those in it, in the order of their names.
+
+    A folder that can't be read has none; a run is not looked into.
+    """
+    if is_run(place):
+        yield place
+    elif depth:
+        with contextlib.suppress(OSError):
+            for inside in sorted(place.iterdir()):
+                if inside.is_dir() and not inside.name.startswith("."):
+                    yield from runs_in(inside, depth - 1)
 
 
 def is_run(path: Path) -> bool:

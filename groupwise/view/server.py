@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.resources
 import ipaddress
 import platform
 import socket
@@ -143,7 +142,7 @@ def _integer(word: str) -> int | None:
 @functools.cache
 def asset(name: str) -> bytes:
     if name == "plotly.js":
-        return (importlib.resources.files("plotly") / "package_data/plotly.min.js").read_bytes()
+        return pages.plotly()
     return (Path(__file__).parent / "assets" / name).read_bytes()
 
 

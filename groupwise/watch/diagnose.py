@@ -17,6 +17,7 @@ from groupwise.watch.health import Finding, Health
 from groupwise.watch.history import Evidence
 from groupwise.watch.rollouts import read
 from groupwise.watch.rules import RULES, Rule
+from groupwise.watch.starts import changes_on_the_way
 
 SAMPLES = 3  # shown of the worst
 GUARDS = ("reward", "not finite", "nothing learned", "pairs")  # events of what went wrong
@@ -34,6 +35,7 @@ class Diagnosis:
     samples: list[dict[str, Any]]  # the worst ones of the first bad step
     sample_step: int | None
     events: list[dict[str, Any]]  # of guards
+    changed: list[str]  # settings and code, on the way
     unseen: list[str]  # rules that had nothing to look at
 
     @property
@@ -69,6 +71,7 @@ class Diagnosis:
             "sample_step": self.sample_step,
             "samples": self.samples,
             "events": self.events,
+            "changed": self.changed,
             "not_judged": self.unseen,
         }
 
@@ -91,7 +94,10 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
     shown = next(iter([f for f in findings if f.rule.grave] or findings), None)
     step, samples = worst_samples(folder, shown) if shown else (None, [])
     guards = [e for e in events if e.get("kind") in GUARDS and e.keys() >= {"step", "text"}]
-    return Diagnosis(folder.path, tool, last, findings, health, samples, step, guards, unseen)
+    changed = changes_on_the_way(folder) if tool == "groupwise" else []
+    return Diagnosis(
+        folder.path, tool, last, findings, health, samples, step, guards, changed, unseen
+    )
 
 
 def _is_ours(folder: RunFolder) -> bool:

@@ -5,6 +5,8 @@ The loss is not shown: on-policy it is near 0 whether or not the model learns.
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +32,7 @@ TRUNCATED_SHARE = 0.1  # above it the line says so
 HINT_EVERY = 10  # steps
 RECENT = 20  # steps that the time left is estimated from
 BARS = "▁▂▃▄▅▆▇█"
+TRAINED = "training reward"  # of a step's own samples, as against that of held-out tasks
 
 Metrics = Mapping[str, Any]
 
@@ -105,10 +108,10 @@ class Display:
     def warn(self, text: str) -> None:
         self._print(f"warning: {text}", style="yellow")
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run in a few numbers, and samples before and after."""
+    def finish(self, summary: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+        """The run in a few numbers, samples before and after, and what can be done with it now."""
         self.close()
-        for line in summary_lines(summary):
+        for line in (*summary_lines(summary), *next_lines(path)):
             self._print(line)
 
     def close(self) -> None:
@@ -174,7 +177,7 @@ class Display:
     def _line(self, metrics: Metrics) -> list[tuple[str, str]]:
         """(name, value) of all that a step's line says, in order."""
         found = [("step", f"{self._step}/{self._total}"), *vital_signs(metrics)]
-        found.insert(2, ("held-out", self._held_out_text()))
+        found.insert(2, ("held-out accuracy", self._held_out_text()))
         found += [
             (name, f"{seconds:.1f} s{of_peak(name, metrics)}") for name, seconds in phases(metrics)
         ]
@@ -197,7 +200,7 @@ class Display:
             table.add_row(*(cell for pair in pairs[at : at + 2] for cell in pair))
         lines = [f"{speed}   {split}".strip(), slow, f"ETA {eta}"]
         if len(self._rewards) > 1 and self._console.encoding.lower().startswith("utf"):
-            lines.insert(0, f"reward {sparkline(self._rewards, 48)}")
+            lines.insert(0, f"{TRAINED} {sparkline(self._rewards, 48)}")
         body = Group(
             table,
             Text("\n".join(line for line in lines if line), no_wrap=True, overflow="ellipsis"),
@@ -221,7 +224,7 @@ def vital_signs(metrics: Metrics) -> list[tuple[str, str]]:
     failed = metrics.get("reward/failed_share")
     skipped = metrics.get("optim/skipped")
     return [
-        ("reward", shown("reward/mean", ".3f")),
+        (TRAINED, shown("reward/mean", ".3f")),
         ("useful groups", "" if useful is None else percent(useful)),
         ("length", length(metrics)),
         ("entropy", shown("entropy/mean", ".2f")),
@@ -302,9 +305,22 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         *lines,
         "",
         f"held-out accuracy {change('accuracy', lambda x: percent(x, 1))}",
-        f"reward {change('reward', lambda x: f'{x:.3f}')}",
+        f"held-out reward {change('reward', lambda x: f'{x:.3f}')}",
         f"{summary['steps']} steps in {clock(summary['seconds'])}",
     ]
+
+
+def next_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Commands that take up a finished run, as they can be typed."""
+    run = shlex.quote(os.fspath(path))
+    commands = {
+        f"groupwise view {run}": "see it, down to every token",
+        f"groupwise diagnose {run}": "what is wrong with it, if anything",
+        f"groupwise eval {run}": "its best checkpoint, with intervals",
+        f"groupwise export {run} FOLDER": "a plain model for other programs",
+    }
+    width = max(map(len, commands))
+    return ["next:", *(f"  {command:<{width}}  {what}" for command, what in commands.items())]
 
 
 # --- how numbers look -------------------------------------------------------------------------

@@ -33,8 +33,8 @@ from groupwise.watch.files import (
 )
 from groupwise.watch.manifest import machine_facts
 
-FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "summary.json",
-         "report.html")  # fmt: skip
+FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "starts.jsonl",
+         "summary.json", "report.html")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class RunFolder:
         self.config, self.manifest = self.path / "config.toml", self.path / "manifest.json"
         self.metrics, self.events = self.path / "metrics.jsonl", self.path / "events.jsonl"
         self.summary, self.report = self.path / "summary.json", self.path / "report.html"
+        self.starts = self.path / "starts.jsonl"  # see watch/starts.py
         self.rollouts, self.checkpoints = self.path / "rollouts", self.path / "checkpoints"
         self.aside = self.path / ".again"
         self._appending = threading.Lock()  # the recorder's thread and the loop both append events
@@ -296,8 +297,9 @@ class RunFolder:
     def rewind(self, step: int) -> Rewound:
         """Drop all that was written after `step`, and what a crash left half written.
 
-        Metrics go first: a metrics line promises that its rollouts are there. A rewind that is
-        itself cut short is completed by the next one.
+        Metrics go first: a metrics line promises that its rollouts are there. Starts go last: they
+        say what the steps were made with. A rewind that is itself cut short is completed by the
+        next one.
         """
         with self.writing("the files after the last checkpoint"):
             metrics = _drop_after(self.metrics, step)
@@ -305,6 +307,7 @@ class RunFolder:
             rollouts = tuple(number for number in self.rollout_steps() if number > step)
             for number in rollouts:
                 self.rollout(number).unlink()
+            _drop_after(self.starts, step)
             halves = [*self.path.glob(f".*{PARTIAL}"), *self.rollouts.glob(f".*{PARTIAL}")]
             for half in halves:
                 half.unlink()

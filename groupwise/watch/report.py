@@ -19,14 +19,16 @@ from groupwise.watch.chart import Curve, Point, description, number, svg
 from groupwise.watch.display import clock, percent, useful_share, visible
 from groupwise.watch.files import to_page, write_atomic
 from groupwise.watch.folder import RunFolder, size
+from groupwise.watch.naming import run_name
 from groupwise.watch.rollouts import read
+from groupwise.watch.starts import change_words, read_starts
 
 SAMPLES, EVENTS, TEXT_LIMIT = 6, 200, 4000  # shown at most; the files have all of it
 
 # title, metric, whether it is a share
 CURVES = (
     ("Held-out accuracy", "eval/accuracy", True),
-    ("Reward", "reward/mean", False),
+    ("Training reward", "reward/mean", False),
     ("Useful groups", "groups/dead_share", True),
     ("Length in tokens", "length/mean", False),
     ("Entropy in nats", "entropy/mean", False),
@@ -99,7 +101,7 @@ def report_page(folder: RunFolder) -> str:
         )
     summary, manifest = folder.read_summary(), folder.read_manifest()
     events = folder.read_events()
-    name = folder.path.resolve().name
+    name = run_name(folder.path)
     parts = [
         f"<h1>{text(name)}</h1>",
         _state(metrics, summary, config),
@@ -107,6 +109,7 @@ def report_page(folder: RunFolder) -> str:
         section("Health", _health([event for event in events if is_health(event)])),
         section("Curves", f'<div class="curves">{"".join(_figures(metrics, events))}</div>'),
         section("Samples before and after", _samples(folder, summary)),
+        section("Changed on the way", _changes(folder)),
         section("Events", _events([event for event in events if not is_health(event)])),
         section("Cost and machine", _machine(manifest, metrics)),
         section("Configuration", f"<pre>{text(config or 'none', limit=None)}</pre>"),
@@ -273,9 +276,26 @@ def _health(found: Sequence[Mapping[str, Any]]) -> str:
     return table(("step", "bad since", "what, and what to try"), rows)
 
 
+def _changes(folder: RunFolder) -> str:
+    """What starts after the first were given otherwise, and from which step on."""
+    starts = read_starts(folder)
+    rows = [(start.step + 1, "; ".join(map(change_words, start.changed)))
+            for start in starts if start.changed]  # fmt: skip
+    if not starts or any(start.inferred for start in starts):
+        known = (
+            "<p>Changes of earlier starts are not known: the groupwise that began this run did not "
+            "write them down.</p>"
+        )
+        return known + (table(("from step", "what"), rows) if rows else "")
+    if rows:
+        return table(("from step", "what"), rows)
+    times = f" It was started {len(starts)} times, alike." if len(starts) > 1 else ""
+    return f"<p>Nothing was changed on the way.{times}</p>"
+
+
 def _events(events: Sequence[Mapping[str, Any]]) -> str:
     if not events:
-        return "<p>None: nothing was changed on the way.</p>"
+        return "<p>None.</p>"
     shown = events[-EVENTS:]
     note = f"<p>The last {EVENTS} of {len(events):,}.</p>" if len(events) > EVENTS else ""
     rows = [(e.get("step"), e.get("kind"), e.get("text"), e.get("time/at", "")) for e in shown]

@@ -1,0 +1,37 @@
+"""What runs are called: by their folder, and by what they lie in where that tells them apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+SEEDS = "runs"  # a comparison has its runs in runs/ARM/seed_N beside plan.json
+
+
+def told_apart(wholes: Sequence[Sequence[str]]) -> list[str]:
+    """The last part of each path, with what it lies in before it where others end alike."""
+    found = []
+    for whole in wholes:
+        length = 1
+        while length < len(whole) and any(
+            other[-length:] == whole[-length:] for other in wholes if other != whole
+        ):
+            length += 1
+        found.append("/".join(whole[-length:]))
+    return found
+
+
+def comparison_of(path: Path) -> Path | None:
+    """The folder of the comparison that a run belongs to, if any."""
+    parents = path.parents
+    if len(parents) > 2 and parents[1].name == SEEDS and (parents[2] / "plan.json").is_file():
+        return parents[2]
+    return None
+
+
+def run_name(path: str | os.PathLike[str]) -> str:
+    """A run alone: its folder's name; of a comparison, with those of comparison and arm."""
+    whole = Path(path).resolve()
+    within = comparison_of(whole)
+    return whole.name if within is None else f"{within.name}/{whole.parent.name}/{whole.name}"
