@@ -769,7 +769,8 @@ def outcome(seed: int, scores: np.ndarray, slope: float = 0.0) -> Outcome:
     )
     return Outcome(
         seed=seed, measure="accuracy", points=points, final=final, area=final - 1.5 * slope,
-        scores=tuple(map(float, scores)), steps=3, tokens=300, seconds=3.0, length=2.0,
+        scores=tuple(map(float, scores)), areas=tuple(float(x) - 1.5 * slope for x in scores),
+        by_task={}, steps=3, tokens=300, seconds=3.0, length=2.0,
         ends={}, curves={name: (np.zeros(0), np.zeros(0)) for name in ("entropy", "length")},
         origin={"weights": "w", "data": "d"}, versions="groupwise 0, PyTorch 0",
     )  # fmt: skip
@@ -1006,10 +1007,16 @@ def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_command_on_the_same_folder_waits_and_gives_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It says at once for whom it waits; a folder that is free is taken without a word."""
     monkeypatch.setattr("groupwise.compare.plan.PATIENCE", 0.3)
-    folder = Folder(tmp_path)
-    with folder.locked(), pytest.raises(RunError, match="Another process"), folder.locked():
-        pass
+    folder, said = Folder(tmp_path), list[str]()
+    with folder.locked(said.append):
+        assert not said
+        refused = pytest.raises(RunError, match=f"Process {os.getpid()}.* still at work")
+        with refused, folder.locked(said.append):
+            pass
+    (waiting,) = said
+    assert waiting.startswith(f"Process {os.getpid()}") and "waiting up to" in waiting
 
 
 @pytest.mark.parametrize(
