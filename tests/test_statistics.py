@@ -12,6 +12,9 @@ import pytest
 from groupwise.validate.statistics import (
     Spread,
     bootstrap_interval,
+    by_luck,
+    corrected,
+    fewest_units,
     holm,
     holm_levels,
     paired_difference,
@@ -246,6 +249,33 @@ def test_holm_by_hand() -> None:
     assert holm([0.02]) == [0.02]
     assert holm([]) == []
     assert holm_levels([0.01, 0.04, 0.03]) == pytest.approx([0.05 / 3, 0.05, 0.05 / 2])
+
+
+def test_how_few_agree_by_luck() -> None:
+    """Each of two equal arms fails in half of its runs: exact, by counting all outcomes."""
+    for units in (2, 3):
+        runs = list(product(product((0, 1), repeat=units), repeat=2))
+        apart = [all(x - y == a[0] - b[0] != 0 for x, y in zip(a, b, strict=True)) for a, b in runs]
+        assert sum(apart) / len(runs) == by_luck(units)
+    assert by_luck(3, comparisons=3) == 3 * by_luck(3)
+    assert [fewest_units(pairs) for pairs in (0, 1, 3, 6, 10, 15, 28)] == [2, 3, 4, 4, 5, 5, 6]
+
+
+def test_no_p_goes_below_the_luck_of_few() -> None:
+    assert corrected([1e-9, 0.2], [2, 2], comparisons=1) == [0.125, 0.2]
+    assert corrected([1e-9, 0.03], [8, 8], comparisons=1) == pytest.approx([by_luck(8), 0.03])
+    assert corrected([], [], comparisons=0) == []
+
+
+def test_few_tasks_do_not_make_their_own_spread_certain() -> None:
+    """Many seeds that agree, four tasks that differ: p is Student's of three degrees of freedom."""
+    draw = np.random.default_rng(9)
+
+    def make() -> np.ndarray:
+        return draw.normal(0, 1, (1, 4)) + draw.normal(0, 0.01, (8, 4))
+
+    common, rare, _ = _levels(make, 1500)
+    assert common <= 0.065 and rare <= 0.018  # as normal: 0.14 and 0.08
 
 
 def test_holm_holds_the_family() -> None:
