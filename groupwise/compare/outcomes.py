@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,6 @@ class Outcome:
     final: float
     area: float  # mean score over the budget
     scores: tuple[float | None, ...]  # at the end, of each held-out task
-    areas: tuple[float | None, ...]  # the area of each; () of runs that did not keep them
-    by_task: dict[str, list[float | None]]  # every measure of the last evaluation that has them
     steps: int
     tokens: int
     seconds: float  # of steps, evaluation left out
@@ -44,6 +42,9 @@ class Outcome:
     curves: dict[str, tuple[Array, Array]]  # of training: name -> where, value
     origin: dict[str, str]  # hashes of data and starting weights
     versions: str  # of groupwise and PyTorch that made it
+    # Runs that did not keep what each task gave have none of these:
+    areas: tuple[float | None, ...] = ()  # the area of each held-out task
+    by_task: dict[str, list[float | None]] = field(default_factory=dict)  # of the last evaluation
 
     @property
     def start(self) -> float:
