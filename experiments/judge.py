@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from experiments.claim import MINUS, SCORES, Claim, Expectation
 from groupwise.compare.findings import family, pair_of
 from groupwise.compare.outcomes import Outcome
@@ -59,14 +61,17 @@ def value(one: Outcome, measure: str) -> float | None:
 
 
 def differences(claim: Claim, runs: Runs, arms: Arms) -> list[dict[str, Any]]:
-    """Each expectation as it was measured, paired by seed; Holm over those that are tests."""
+    """Each expectation as it was measured, paired by seed; those that are tests are one family."""
     tests = [None if settled(e, arms) else difference(e, runs) for e in claim.expect]
+    pairs = {(e.more, e.than) for e, test in zip(claim.expect, tests, strict=True) if test}
     found = []
-    for e, tested in zip(claim.expect, family(tests, share=False), strict=True):
+    for e, tested in zip(claim.expect, family(tests, len(pairs)), strict=True):
         entry: dict[str, Any] = {"measure": e.measure, "more": e.more, "than": e.than}
         if tested is not None:
             unit = abs(middle(arms, e.than, e.measure)) if e.relative else 1.0
-            entry |= {key: tested[key] / unit for key in FIGURES} | {"p": tested["p"]}
+            known = {key: tested[key] for key in FIGURES}
+            entry |= {key: None if x is None else x / unit for key, x in known.items()}
+            entry["p"] = tested["p"]
         found.append(entry)
     return found
 
@@ -74,13 +79,16 @@ def differences(claim: Claim, runs: Runs, arms: Arms) -> list[dict[str, Any]]:
 def difference(e: Expectation, runs: Runs) -> Difference | None:
     """Of the first arm from the second, or from a number; None where a run did not measure it."""
     first = runs[e.more]
+    if not isinstance(e.than, str) and e.measure in PAIRED_BY_TASK:
+        own = pair_of((e.more, e.more), (first, first), 0, 1).values(PAIRED_BY_TASK[e.measure])
+        return None if own is None else paired_difference(own[0], np.full_like(own[0], e.than))
     if not isinstance(e.than, str):
         values = [value(one, e.measure) for one in first]
         known = [x for x in values if x is not None]
         return paired_difference(known, [e.than] * len(known)) if known == values else None
     pair = pair_of((e.more, e.than), (first, runs[e.than]), 0, 1)
-    if e.measure in PAIRED_BY_TASK:
-        return pair.by(PAIRED_BY_TASK[e.measure])
+    if e.measure in PAIRED_BY_TASK or all(e.measure in one.by_task for one in first):
+        return pair.by(PAIRED_BY_TASK.get(e.measure, e.measure))
     sides = [[value(one, e.measure) for one in side] for side in (pair.left, pair.right)]
     known_sides = [[x for x in side if x is not None] for side in sides]
     return paired_difference(*known_sides) if known_sides == sides else None

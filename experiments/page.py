@@ -128,7 +128,8 @@ def _sentence(e: Expectation, entry: Mapping[str, Any], found: Mapping[str, Any]
         return f"{said}**{called}**."
     bound = _margin(e, found) if e.alike else f"expected {_amount(e.size, e)}"
     interval = f"{_amount(entry['low'], e)} to {_amount(entry['high'], e)}"
-    visible = _amount(entry["smallest_visible"], e)
+    smallest = entry["smallest_visible"]  # None where so few seeds could show nothing
+    visible = "nothing" if smallest is None else _amount(smallest, e)
     return (
         f"{said}{_amount(entry['difference'], e, sign=True)} ({interval}, "
         f"p = {_p(entry['p'])}; {bound}; smallest visible {visible}): **{called}**."

@@ -24,7 +24,8 @@ def write(folder: Path, claim: Claim, runs: Mapping[str, Sequence[Outcome]]) -> 
     for arm in claim.arms:
         for one in runs[arm]:
             ends = {name: x for name, x in one.ends.items() if name in claim.measures}
-            kept = asdict(replace(one, ends=ends, curves={}))
+            by_task = {name: x for name, x in one.by_task.items() if name in claim.measures}
+            kept = asdict(replace(one, ends=ends, by_task=by_task, curves={}))
             del kept["curves"]
             lines.append(json.dumps({"arm": arm, **kept}, separators=(",", ":")) + "\n")
     path_of(folder, claim).write_text("".join(lines), "utf-8")

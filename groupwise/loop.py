@@ -126,7 +126,7 @@ def begin(run: Run) -> Metrics | None:
         return None
     run.before = held_out(run)
     run.judge(0, run.before.metrics())
-    run.recorder.step(0, [], {**gate, **run.before.metrics()})
+    run.recorder.step(0, [], {**gate, **run.before.metrics()}, by_task=run.before.by_task)
     run.display.step({"step": 0, **run.before.metrics()})
     return {"step": 0, **gate, **run.before.metrics()}
 
@@ -174,7 +174,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         "optim/learning_rate": rate,
         "weights/fingerprint": delivered,
     }
-    improved = False
+    improved, evaluation = False, None
     run.trained += now() - clock.start
     if run.evaluation_due(progress):
         with clock("eval"):
@@ -183,7 +183,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         improved = run.note_evaluation(evaluation)
     metrics |= clock.metrics(collected.tokens)
     metrics |= what_it_cost(run, collected, taught, clock, metrics["time/step"])
-    sick = write_down(run, collected, taught, metrics, improved)
+    sick = write_down(run, collected, taught, metrics, evaluation, improved)
     enough = enough or sick
     if enough is not None:
         raise enough
@@ -234,12 +234,18 @@ def what_it_cost(
 
 
 def write_down(
-    run: Run, collected: Collected, taught: Taught, metrics: Metrics, improved: bool
+    run: Run,
+    collected: Collected,
+    taught: Taught,
+    metrics: Metrics,
+    evaluation: Evaluation | None,
+    improved: bool,
 ) -> RunError | None:
     """Files first, then people; what the health rules ask for, and whether to stop."""
     rows = rows_of(collected.groups, collected.unused, taught.streams, run.loaded.tokenizer)
     found, events = run.judge(run.step, metrics)
-    run.recorder.step(run.step, rows, metrics, events)
+    by_task = {} if evaluation is None else evaluation.by_task
+    run.recorder.step(run.step, rows, metrics, events, by_task)
     run.display.expect(run.step if run.over else run.total_steps)
     run.display.step(metrics)
     run.mirrors.look()

@@ -24,7 +24,9 @@ import numpy as np
 import pytest
 
 import groupwise
+from benchmarks import false_positives
 from groupwise.cli import main
+from groupwise.commands.compare import too_few
 from groupwise.compare import charts, words, workers
 from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
 from groupwise.compare.findings import findings, pairs
@@ -769,7 +771,8 @@ def outcome(seed: int, scores: np.ndarray, slope: float = 0.0) -> Outcome:
     )
     return Outcome(
         seed=seed, measure="accuracy", points=points, final=final, area=final - 1.5 * slope,
-        scores=tuple(map(float, scores)), steps=3, tokens=300, seconds=3.0, length=2.0,
+        scores=tuple(map(float, scores)), areas=tuple(float(x) - 1.5 * slope for x in scores),
+        by_task={}, steps=3, tokens=300, seconds=3.0, length=2.0,
         ends={}, curves={name: (np.zeros(0), np.zeros(0)) for name in ("entropy", "length")},
         origin={"weights": "w", "data": "d"}, versions="groupwise 0, PyTorch 0",
     )  # fmt: skip
@@ -865,8 +868,8 @@ def test_pairs_are_corrected_for_their_number() -> None:
     found = findings(plan, sides, {})
     raw = sorted(pair["p_uncorrected"] for pair in found["pairs"])
     smallest = min(found["pairs"], key=lambda pair: pair["p_uncorrected"])
-    assert smallest["p"] == pytest.approx(min(1, 3 * raw[0]))
-    assert smallest["level"] == pytest.approx(0.05 / 3)
+    assert smallest["p"] == pytest.approx(min(1, 6 * raw[0]))  # final and area of three pairs
+    assert smallest["level"] == pytest.approx(0.05 / 6)
 
 
 def test_only_seeds_that_both_finished_are_paired() -> None:
@@ -911,12 +914,115 @@ def test_fields_without_a_value_are_there(done: Path) -> None:
         assert f"`{field}" in documented, field
 
 
-def test_where_no_task_has_a_score_in_every_run_seeds_are_compared() -> None:
+def test_where_no_task_has_a_score_in_every_run_there_is_no_verdict() -> None:
+    """What tasks were asked is luck as well: without scores by task it can't be told."""
     sides = [[outcome(s, np.full(2, 0.5 + 0.1 * s + up)) for s in (0, 1)] for up in (0.0, 0.2)]
     sides[0][0] = replace(sides[0][0], scores=(None, 0.5))
     sides[1][1] = replace(sides[1][1], scores=(0.5, None))
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    found = findings(plan, sides, {})
+    assert found["pairs"][0]["p"] is None and found["pairs"][0]["area"] is not None
+    assert words.verdicts(found) == [
+        "grpo and dapo: no verdict, no held-out task has a score in all of their runs."
+    ]
+
+
+def test_a_mean_over_the_budget_is_judged_over_tasks_as_well() -> None:
+    """Seeds agree, and one task of four makes the difference: over seeds alone p would be tiny."""
+    gains = np.array([0.4, 0.0, 0.0, 0.0])
+    sides = [
+        [replace(outcome(s, np.full(4, 0.5)), areas=tuple(0.01 * s * up + 0.5 + up * gains))
+         for s in range(6)]
+        for up in (0.0, 1.0)
+    ]  # fmt: skip
     [pair] = pairs(["a", "b"], sides)
-    assert pair["difference"] == pytest.approx(-0.2) and pair["stderr_tasks"] == 0.0
+    assert pair["area"]["stderr_tasks"] == pytest.approx(0.1, rel=0.01)
+    assert pair["area"]["p_uncorrected"] > 0.2 and not pair["area"]["separable"]
+    old = [
+        [replace(one, areas=()) for one in side] for side in sides
+    ]  # runs that did not keep them
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), tuple(range(6)), STEPS)
+    found = findings(plan, old, {})
+    assert found["pairs"][0]["area"] is None and "evaluations.jsonl" in words.text(found)
+
+
+def test_areas_of_tasks_are_those_of_the_evaluations(done: Path) -> None:
+    """By hand: trapezoids of each task's scores; their mean is the area under the curve."""
+    run = done / "runs/dr_grpo/seed_1"
+    lines = [json.loads(x) for x in (run / "evaluations.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    tables = np.array([line["eval/accuracy"] for line in lines])
+    summary = json.loads((run / "summary.json").read_text())
+    found = read_outcome(run, Job(2, 1), STEPS, summary)
+    by_hand = (tables[0] / 2 + tables[1] + tables[2] + tables[3] / 2) / 3
+    assert found.areas == pytest.approx(by_hand)
+    assert np.mean(found.areas) == pytest.approx(found.area)
+    assert found.by_task["eval/accuracy"] == summary["scores_after"]
+    measured = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
+    for name, values in lines[-1].items():
+        if name != "step":  # every metric that is there is the mean of its tasks
+            assert np.mean(values) == pytest.approx(measured[-1][name]), name
+
+
+def test_two_seeds_separate_nothing_and_that_is_said_before_and_after(
+    config: Path, done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(3)
+    sides = [[outcome(s, draw.random(100) * 0.01 + up) for s in (0, 1)] for up in (0.0, 0.9)]
+    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    found = findings(plan, sides, {})
+    pair = found["pairs"][0]
+    assert pair["p_uncorrected"] < 0.01 and pair["p"] == pair["area"]["p"] == 0.125
+    assert found["fewest_seeds"] == pair["seeds_needed"] == 3 and pair["smallest_visible"] is None
+    (said,) = words.verdicts(found)
+    assert "not separable" in said and "2 seeds can't tell arms apart" in said
+    assert "3 are the fewest, and may show a difference of this size" in said
+    more = [[replace(one, seed=s) for s, one in enumerate([*side, side[0]])] for side in sides]
+    assert findings(replace(plan, seeds=(0, 1, 2)), more, {})["pairs"][0]["separable"]
+    assert not list(too_few(3, 2)) and list(too_few(3, 3))
+    assert main(command(config, done)) == 0
+    warned = capsys.readouterr().err
+    assert "2 seeds can't tell 3 arms apart" in warned and "4 are the fewest" in warned
+
+
+def test_all_that_is_judged_is_one_family() -> None:
+    """Pairs, final and area, and every measure: p of the smallest is that times all of them."""
+    draw = np.random.default_rng(4)
+    sides = [
+        [replace(outcome(s, draw.random(30)), areas=tuple(draw.random(30)),
+                 ends={"kl/ref": draw.random() + 9 * arm, "entropy/mean": draw.random()})
+         for s in range(8)]
+        for arm in range(3)
+    ]  # fmt: skip
+    rows = pairs(["a", "b", "c"], sides, ["kl/ref", "entropy/mean"])
+    judged = [one for row in rows for one in (row, row["area"], *row["measures"].values())]
+    assert len(judged) == 12
+    luck = 3 * 2 / 4**8
+    for rank, one in enumerate(sorted(judged, key=lambda one: one["p_uncorrected"])):
+        assert one["level"] == pytest.approx(0.05 / (12 - rank))
+        assert one["p"] >= max(min(1, (12 - rank) * one["p_uncorrected"]) * 0.999, luck)
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [
+        ("as usual: 64 tasks, 4 evaluations", 2),
+        ("256 tasks, 12 evaluations", 3),
+        ("each arm has tasks of its own", 5),
+        ("each arm has tasks of its own", 8),
+        ("tasks of its own, 4 of them", 8),
+        ("half of the runs take off", 2),
+        ("half take off, four arms", 3),
+    ],
+)
+def test_equal_arms_are_rarely_told_apart(name: str, seeds: int) -> None:
+    """By anything that is said of them: 5 %, and three standard errors of 300 comparisons."""
+    assert false_positives.rates(false_positives.EQUAL[name], seeds, 300)["any"] <= 0.088
+
+
+def test_a_clear_difference_is_seen_by_five_seeds() -> None:
+    large = false_positives.BETTER["64 tasks, better by 23 points"]
+    assert false_positives.rates(large, 5, 60)["final"] >= 0.8
 
 
 def test_other_starts_are_noticed() -> None:
@@ -1006,10 +1112,16 @@ def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_command_on_the_same_folder_waits_and_gives_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It says at once for whom it waits; a folder that is free is taken without a word."""
     monkeypatch.setattr("groupwise.compare.plan.PATIENCE", 0.3)
-    folder = Folder(tmp_path)
-    with folder.locked(), pytest.raises(RunError, match="Another process"), folder.locked():
-        pass
+    folder, said = Folder(tmp_path), list[str]()
+    with folder.locked(said.append):
+        assert not said
+        refused = pytest.raises(RunError, match=f"Process {os.getpid()}.* still at work")
+        with refused, folder.locked(said.append):
+            pass
+    (waiting,) = said
+    assert waiting.startswith(f"Process {os.getpid()}") and "waiting up to" in waiting
 
 
 @pytest.mark.parametrize(

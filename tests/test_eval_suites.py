@@ -533,6 +533,22 @@ def test_tasks_that_repeat_are_paired_each_with_its_own() -> None:
     assert (pair.difference, pair.low, pair.high, pair.p) == (0.0, 0.0, 0.0, 1.0)
 
 
+def test_two_tasks_tell_no_models_apart_and_p_is_the_corrected_one() -> None:
+    """Both tasks go to one model, by nearly the same: so few agree by luck too often."""
+    settings = {"samples": 64, "at": []}
+    both = [
+        results.Result(
+            {"name": name},
+            {"name": "s"},
+            settings,
+            [outcome(*(n < right for n in range(64)), key=key) for key, right in shares.items()],
+        )
+        for name, shares in (("a", {"x": 60, "y": 61}), ("b", {"x": 0, "y": 0}))
+    ]
+    [pair] = results.compare(both)
+    assert pair.p_uncorrected < 0.01 and pair.p == 0.125
+
+
 def test_results_are_compared_with_earlier_ones_by_their_tasks(
     model: str, worse: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

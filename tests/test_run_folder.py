@@ -409,6 +409,17 @@ def test_rewind_drops_exactly_what_is_after_the_step(run: RunFolder) -> None:
     assert not run.rewind(3)
 
 
+def test_evaluations_are_written_by_task_and_rewound_with_their_steps(run: RunFolder) -> None:
+    with Recorder(run) as made:
+        for step in range(5):
+            by_task = {"eval/accuracy": [1.0, None, step / 4]} if step % 2 == 0 else None
+            made.step(step, [], {"reward/mean": 0.5}, by_task=by_task)
+    assert steps_of(run.evaluations) == [0, 2, 4]
+    assert run.read_evaluations()[1] == {"step": 2, "eval/accuracy": [1.0, None, 0.5]}
+    run.rewind(3)
+    assert steps_of(run.evaluations) == [0, 2]
+
+
 def test_rewind_to_before_the_start_drops_all(run: RunFolder) -> None:
     record(run, range(0, 3))
     assert len(run.rewind(-1)) == 3

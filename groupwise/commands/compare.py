@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import shlex
 import signal
 import sys
@@ -90,12 +91,25 @@ def run(args: argparse.Namespace) -> int:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RecipeWarning)
         arms = arms_of(args.items, budget, source=source, settings=args.settings, sweep=args.sweep)
-    for doubt in (*(str(warning.message) for warning in caught), *check(arms)):
+    said = (*(str(warning.message) for warning in caught), *check(arms))
+    for doubt in (*said, *too_few(args.seeds, len(arms))):
         warn(doubt)
     plan = Plan(tuple(arms), seeds_from(arms[0].config.seed, args.seeds), budget)
     folder = Folder(Path(args.out) if args.out else default_folder(args, arms[0].folder))
-    with folder.locked() as lock:
+    with folder.locked(warn) as lock:
         return _compare(args, plan, folder, lock, begun)
+
+
+def too_few(seeds: int, arms: int) -> Iterator[str]:
+    """Said before the runs: what they cost is lost on whoever wants a verdict."""
+    from groupwise.validate.statistics import fewest_units
+
+    fewest = fewest_units(math.comb(arms, 2))
+    if seeds < fewest:
+        yield (
+            f"{seeds} seeds can't tell {arms} arms apart, whatever comes out: so few agree by luck "
+            f"too often. {fewest} are the fewest; more can be added by the same command later."
+        )
 
 
 def check_measures(names: Sequence[str]) -> None:

@@ -75,6 +75,8 @@ def _budgets(tables: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[str]:
 
 
 def _differences(comparisons: Sequence[Comparison]) -> list[str]:
+    from groupwise.validate.statistics import ALPHA
+
     if not comparisons:
         return []
     rows = [["difference", "points", "95 % interval", "p", "tasks"]]
@@ -85,7 +87,7 @@ def _differences(comparisons: Sequence[Comparison]) -> list[str]:
                 f"{each.a} - {each.b}",
                 f"{100 * each.difference:+.1f}",
                 f"{100 * each.low:+.1f} to {100 * each.high:+.1f}",
-                f"{each.p_holm:.2g}{'' if each.p_holm < 0.05 else ', not separable'}",
+                f"{each.p:.2g}{'' if each.p < ALPHA else ', not separable'}",
                 str(each.tasks),
             ]
         )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,7 @@ def findings(
         "measure": scores.pop() if len(scores) == 1 else "accuracy",
         "alpha": ALPHA,
         "power": POWER,
+        "fewest_seeds": statistics.fewest_units(math.comb(len(plan.arms), 2)),
         "arms": [_arm(plan, number, runs, failed, measures) for number, runs in enumerate(done)],
         "pairs": pairs([arm.name for arm in plan.arms], done, measures),
         "same_start": same_start(done, by_seed=any(a.config.adapter.rank for a in plan.arms)),
@@ -147,59 +148,75 @@ class Pair:
     right: tuple[Outcome, ...]
 
     def by(self, measure: str) -> Difference | None:
-        """By `final` or `area` score or a measure of metrics.jsonl; None where a run lacks it."""
-        if measure == "final":
-            return self._finals()
+        """By `final` or `area` score or a measure of metrics.jsonl; None where it can't be told."""
+        sides = self.values(measure)
+        return None if sides is None else statistics.paired_difference(*sides)
+
+    def values(self, measure: str) -> tuple[Array, Array] | None:
+        """Of both sides: by seed and task where tasks are what it is a mean over, else by seed.
+
+        Tasks without a value in some run are left out. What tasks were asked is luck as well, so
+        without values by task there is no judgement of what was measured on them.
+        """
+        runs = (*self.left, *self.right)
+        if measure in SCORES or any(measure in one.by_task for one in runs):
+            return self._by_task(measure)
+        if measure.startswith("eval/") and not all(one.by_task for one in runs):
+            return None
         sides = [[one.value(measure) for one in side] for side in (self.left, self.right)]
         known = [[value for value in side if value is not None] for side in sides]
-        return statistics.paired_difference(*known) if known == sides else None
+        return (np.array(known[0]), np.array(known[1])) if known == sides else None
 
-    def _finals(self) -> Difference:
-        """Over seeds and tasks, where each task's score is known in all runs."""
-        sides = [_by_task(side) for side in (self.left, self.right)]
-        if sides[0].shape != sides[1].shape or not sides[0].size:
-            return self._by_seed()
-        known = ~np.isnan(sides[0]).any(axis=0) & ~np.isnan(sides[1]).any(axis=0)
-        if not known.any():
-            return self._by_seed()
-        return statistics.paired_difference(sides[0][:, known], sides[1][:, known])
-
-    def _by_seed(self) -> Difference:
-        return statistics.paired_difference(
-            [one.final for one in self.left], [one.final for one in self.right]
-        )
+    def _by_task(self, measure: str) -> tuple[Array, Array] | None:
+        rows = [_of_tasks(one, measure) for one in (*self.left, *self.right)]
+        if len({len(row) for row in rows}) != 1:
+            return None
+        table = np.array(rows, float)  # nan where a task has no value
+        table = table[:, ~np.isnan(table).any(axis=0)]
+        if not table.size:
+            return None
+        return table[: len(self.left)], table[len(self.left) :]
 
 
-def _by_task(runs: Sequence[Outcome]) -> Array:
-    """Rows of seeds, columns of tasks; nan where a task has no score."""
-    widths = {len(one.scores) for one in runs}
-    if len(widths) != 1:
-        return np.zeros((0, 0))
-    return np.array([[np.nan if x is None else x for x in one.scores] for one in runs], float)
+class Judgement(NamedTuple):
+    """A difference among others that are judged with it."""
+
+    found: Difference
+    p: float  # corrected
+    level: float  # that the uncorrected one must stay below, where seeds are not too few
+
+
+def _of_tasks(one: Outcome, measure: str) -> Sequence[float | None]:
+    known = {"final": one.scores, "area": one.areas}
+    return known[measure] if measure in known else one.by_task.get(measure, ())
 
 
 def pairs(
     names: Sequence[str], done: Sequence[Sequence[Outcome]], measures: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Every two arms; p-values corrected over all pairs that could be tested, by each measure."""
+    """Every two arms; p-values corrected over all pairs and measures, which are judged together."""
     found = [pair_of(names, done, *two) for two in combinations(range(len(names)), 2)]
-    testable = [pair for pair in found if len(pair.left) > 1]
+    judged = judgements(found, (*SCORES, *measures))
+    fewest = statistics.fewest_units(len(found))
     share = all(one.measure == "accuracy" for runs in done for one in runs)
-    tested = {
-        by: iter(family([pair.by(by) for pair in testable], share and by in SCORES))
-        for by in (*SCORES, *measures)
-    }
     rows = []
-    for pair in found:
+    for pair, each in zip(found, judged, strict=True):
         row: dict[str, Any] = {"a": pair.a, "b": pair.b, "seeds": [one.seed for one in pair.left]}
-        if len(pair.left) > 1:
-            own = {by: next(those) for by, those in tested.items()}
-            row |= own["final"] or {}
-            row |= {"area": own["area"], "measures": {name: own[name] for name in measures}}
-        else:
-            row |= dict.fromkeys((*TESTED, "area")) | {"measures": dict.fromkeys(measures)}
+        own = {by: _tested(one, fewest) for by, one in each.items()}
+        if share:
+            own |= {by: _of_shares(own[by]) for by in SCORES}
+        row |= own["final"] or dict.fromkeys(TESTED)
+        row |= {"area": own["area"], "measures": {name: own[name] for name in measures}}
         rows.append(row)
     return rows
+
+
+def judgements(found: Sequence[Pair], kinds: Sequence[str]) -> list[dict[str, Judgement | None]]:
+    """All that is said of these pairs, each by each kind, as one family."""
+    testable = [(pair, kind) for pair in found if len(pair.left) > 1 for kind in kinds]
+    judged = judge([pair.by(kind) for pair, kind in testable], len(found))
+    known = {(id(pair), kind): one for (pair, kind), one in zip(testable, judged, strict=True)}
+    return [{kind: known.get((id(pair), kind)) for kind in kinds} for pair in found]
 
 
 def pair_of(
@@ -211,27 +228,32 @@ def pair_of(
     return Pair(names[first], names[second], left, right)
 
 
-def family(differences: Sequence[Difference | None], share: bool) -> list[dict[str, Any] | None]:
-    """Comparisons that are made together: each must hold against the number of them.
-
-    Shares can't differ by more than 1, whatever the width of an interval.
-    """
-    most = 1.0 if share else math.inf
-    raw = [each.p for each in differences if each is not None]
-    judged = iter(zip(statistics.holm(raw), statistics.holm_levels(raw), strict=True))
-    return [
-        None if each is None else _tested(each, *next(judged), most=most) for each in differences
-    ]
+def family(differences: Sequence[Difference | None], pairs: int) -> list[dict[str, Any] | None]:
+    """Judgements that are made together, of so many pairs, as compare.json has them."""
+    fewest = statistics.fewest_units(pairs)
+    return [_tested(each, fewest) for each in judge(differences, pairs)]
 
 
-def _tested(found: Difference, p: float, level: float, most: float) -> dict[str, Any]:
+def judge(differences: Sequence[Difference | None], pairs: int) -> list[Judgement | None]:
+    """Each must hold against all of them; None where there is nothing to judge."""
+    known = [each for each in differences if each is not None]
+    raw = [each.p for each in known]
+    p = statistics.corrected(raw, [each.spread.units for each in known], pairs)
+    judged = map(Judgement, known, p, statistics.holm_levels(raw))
+    return [None if each is None else next(judged) for each in differences]
+
+
+def _tested(judged: Judgement | None, fewest: int) -> dict[str, Any] | None:
+    if judged is None:
+        return None
+    found, p, level = judged
     spread, effect = found.spread, found.mean
     separable = p < ALPHA
     open_question = not separable and effect != 0.0
     return {
         "difference": effect,
-        "low": max(found.low, -most),
-        "high": min(found.high, most),
+        "low": found.low,
+        "high": found.high,
         "p": p,
         "p_uncorrected": found.p,
         "separable": separable,
@@ -239,14 +261,23 @@ def _tested(found: Difference, p: float, level: float, most: float) -> dict[str,
         "stderr_seeds": math.sqrt(spread.from_units),
         "stderr_tasks": math.sqrt(spread.from_tasks),
         "level": level,
-        "smallest_visible": statistics.smallest_visible_effect(spread, alpha=level),
-        "seeds_needed": statistics.seeds_needed(effect, spread, alpha=level)
+        "smallest_visible": statistics.smallest_visible_effect(spread, alpha=level)
+        if spread.units >= fewest
+        else None,
+        "seeds_needed": statistics.seeds_needed(effect, spread, alpha=level, fewest=fewest)
         if open_question
         else None,
         "tasks_needed": statistics.tasks_needed(effect, spread, alpha=level)
         if open_question and spread.from_tasks
         else None,
     }
+
+
+def _of_shares(tested: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Shares can't differ by more than 1, whatever the width of an interval."""
+    if tested is None:
+        return None
+    return tested | {"low": max(tested["low"], -1.0), "high": min(tested["high"], 1.0)}
 
 
 def same_start(done: Sequence[Sequence[Outcome]], by_seed: bool) -> bool:

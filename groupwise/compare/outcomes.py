@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ class Outcome:
     curves: dict[str, tuple[Array, Array]]  # of training: name -> where, value
     origin: dict[str, str]  # hashes of data and starting weights
     versions: str  # of groupwise and PyTorch that made it
+    # Runs that did not keep what each task gave have none of these:
+    areas: tuple[float | None, ...] = ()  # the area of each held-out task
+    by_task: dict[str, list[float | None]] = field(default_factory=dict)  # of the last evaluation
 
     @property
     def start(self) -> float:
@@ -81,6 +85,7 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
     _check_unchanged(RunFolder(path), summary["steps"])
     lines = _with_seconds(_all_steps(RunFolder(path), summary["steps"]))
     measure = "accuracy" if any("eval/accuracy" in line for line in lines) else "reward"
+    evaluations = RunFolder(path).read_evaluations()
     points = tuple(
         {
             "step": line["step"],
@@ -103,6 +108,8 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         final=points[-1]["score"],
         area=area([p[unit] for p in points], [p["score"] for p in points], budget.amount),
         scores=tuple(summary.get("scores_after", ())),
+        areas=_areas(evaluations, points, f"eval/{measure}", budget),
+        by_task=_last_by_task(evaluations, points),
         steps=last["step"],
         tokens=last.get("cost/tokens", 0),
         seconds=last["seconds"],
@@ -137,6 +144,30 @@ def _all_steps(run: RunFolder, last: int) -> list[dict[str, Any]]:
             "is faulty."
         )
     return lines
+
+
+def _areas(
+    evaluations: Sequence[Mapping[str, Any]],
+    points: Sequence[Mapping[str, float]],
+    metric: str,
+    budget: Budget,
+) -> tuple[float | None, ...]:
+    """Of each task; None where an evaluation has no score of it, nothing where one is missing."""
+    tables = {line["step"]: line.get(metric) for line in evaluations}
+    rows = [tables.get(point["step"]) for point in points]
+    if any(row is None or len(row) != len(rows[0] or ()) for row in rows):
+        return ()
+    scores = np.array(rows, float)  # of evaluations and tasks; nan where there is none
+    places = [point[_unit(budget)] for point in points]
+    shares = [area(places, own, budget.amount) for own in np.eye(len(points)).tolist()]
+    return tuple(None if math.isnan(x) else float(x) for x in np.array(shares) @ scores)
+
+
+def _last_by_task(
+    evaluations: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, float]]
+) -> dict[str, list[float | None]]:
+    own = [line for line in evaluations if line["step"] == points[-1]["step"]]
+    return {name: values for name, values in own[-1].items() if name != "step"} if own else {}
 
 
 def _unit(budget: Budget) -> str:

@@ -35,9 +35,10 @@ METHOD = (
     "All runs of a seed start from the same weights, draw the same prompts with the same random "
     "numbers and are evaluated on the same tasks, so differences are taken seed by seed and task "
     "by task. Intervals are 95 % bootstrap intervals over seeds and tasks, as wide as so few seeds "
-    "ask for; p-values are two-sided, of Student's t for seeds and a normal error for tasks, "
-    "corrected for the number of pairs by Holm's method; intervals are not corrected. The smallest "
-    "visible difference is one that this design would have told apart four times in five."
+    "ask for; p-values are two-sided, of Student's t for seeds and for tasks, corrected for all "
+    "judgements of this page by Holm's method, and no smaller than the chance that so few seeds "
+    "agree by luck; intervals are not corrected. The smallest visible difference is one that this "
+    "design would have told apart four times in five."
 )
 
 
@@ -135,15 +136,14 @@ def _slots(recipe: Mapping[str, str]) -> tuple[str, str]:
 
 # --- tables -----------------------------------------------------------------------------------
 
-PAIR_HEAD = ("a", "b", "of", "difference a − b", "low", "high", "p (Holm)", "p uncorrected",
+PAIR_HEAD = ("a", "b", "of", "difference a − b", "low", "high", "p (corrected)", "p uncorrected",
              "separable", "smallest visible", "seeds", "seeds needed")  # fmt: skip
 
 
 def _pair_rows(found: Mapping[str, Any]) -> list[list[Any]]:
     rows: list[list[Any]] = [list(PAIR_HEAD)]
     for pair in found["pairs"]:
-        by = {"final": pair, "mean over budget": pair["area"], **pair["measures"]}
-        for of, tested in by.items():
+        for of, tested in words.judgements(pair).items():
             if tested is not None:
                 names = ("difference", "low", "high", "p", "p_uncorrected", "separable",
                          "smallest_visible")  # fmt: skip

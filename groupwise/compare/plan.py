@@ -10,7 +10,7 @@ import shutil
 import time
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RecipeWarning, RunError
 from groupwise.opening import finished
 from groupwise.watch.files import to_page, write_atomic
-from groupwise.watch.folder import RunFolder
+from groupwise.watch.folder import RunFolder, holder, sign
 
 FORMAT = 1
 PATIENCE = 30.0  # seconds in which processes of a comparison that was killed save their runs
@@ -154,15 +154,16 @@ class Folder:
         return [job for job in plan.jobs if finished(plan.config(job), self.run(plan, job)) is None]
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[int]:
-        """Held for this process and for those that inherit the descriptor."""
+    def locked(self, tell: Callable[[str], None]) -> Iterator[int]:
+        """Held for this process and for those that inherit the descriptor; waiting is told."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise RunError(f"{self.path} can't be written: {error}. Take another: --out") from None
         try:
-            _wait_for(descriptor, self.path)
+            _wait_for(descriptor, self.path, tell)
+            sign(descriptor)
             yield descriptor
         finally:
             os.close(descriptor)
@@ -173,17 +174,24 @@ def learned(run: Path) -> bool:
     return any(run.glob("checkpoints/step_*")) or RunFolder(run).summary.is_file()
 
 
-def _wait_for(descriptor: int, path: Path) -> None:
-    end = time.monotonic() + PATIENCE
+def _wait_for(descriptor: int, path: Path, tell: Callable[[str], None]) -> None:
+    end, told = time.monotonic() + PATIENCE, False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
+            who = f"{holder(path / '.lock')}, or a run that it started,"
             if time.monotonic() > end:
                 raise RunError(
-                    f"Another process is at work on {path}. Wait for it, or stop it."
+                    f"{who} is still at work on {path}. Wait for it, or stop it."
                 ) from None
+            if not told:
+                tell(
+                    f"{who} is at work on {path}: waiting up to {PATIENCE:.0f} seconds, as runs of "
+                    "a comparison that was stopped are saved first"
+                )
+                told = True
             time.sleep(0.2)
 
 

@@ -8,17 +8,34 @@ from typing import Any
 from groupwise.watch.display import clock
 
 MANY_SEEDS = 1_000  # beyond that, advice is no advice
+NOTHING_VISIBLE = "this design could have seen no difference at all"
 
 
 def text(found: Mapping[str, Any]) -> str:
     """The table, then what can be told apart and what can't."""
-    tested = sum(pair["p"] is not None for pair in found["pairs"])
     lines = [*table(found), "", *verdicts(found), *measured(found), *warnings(found)]
-    if tested > 1:
-        lines += ["", f"p is corrected for {tested} comparisons (Holm); intervals are not."]
+    lines += ["", correction(found)] if correction(found) else []
     if any(pair["seeds_needed"] for pair in found["pairs"]):
         lines += ["The same command with more --seeds keeps these runs and adds to them."]
     return "\n".join(lines)
+
+
+def correction(found: Mapping[str, Any]) -> str:
+    """What p is corrected for; nothing where nothing was tested."""
+    tested = sum(each is not None for pair in found["pairs"] for each in judgements(pair).values())
+    if not tested:
+        return ""
+    own = ", ".join(("final score", "mean over the budget", *measures(found)))
+    return (
+        f"p is corrected for the {tested} judgements that are made here ({own}; of every two arms) "
+        "by Holm's method, and for how easily so few seeds agree by luck; intervals are not."
+    )
+
+
+def judgements(pair: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | None]:
+    """All that a pair is judged by; None where there is no judgement."""
+    final = pair if pair["p"] is not None else None
+    return {"final": final, "mean over budget": pair["area"], **pair["measures"]}
 
 
 def columns(found: Mapping[str, Any]) -> list[str]:
@@ -103,30 +120,43 @@ def verdicts(found: Mapping[str, Any]) -> list[str]:
     by_size = sorted(
         pairs, key=lambda pair: (not pair["separable"], -abs(pair["difference"] or 0.0))
     )
-    return [verdict(pair, found["measure"], len(pair["seeds"])) for pair in by_size]
+    return [verdict(pair, found["measure"], found["fewest_seeds"]) for pair in by_size]
 
 
-def verdict(pair: Mapping[str, Any], measure: str, seeds: int) -> str:
-    """What the final scores of two arms say; also by area, where that alone tells them apart."""
-    a, b = pair["a"], pair["b"]
-    if pair["difference"] is None:
+def verdict(pair: Mapping[str, Any], measure: str, fewest: int) -> str:
+    """What the final scores of two arms say; also the area, where that says something else."""
+    a, b, seeds = pair["a"], pair["b"], len(pair["seeds"])
+    if seeds < 2:
         return (
             f"{a} and {b}: no verdict, {seeds} of the seeds finished in both. Two are the least; "
             "the same command tries those that failed again."
         )
+    if pair["difference"] is None:
+        return f"{a} and {b}: no verdict, no held-out task has a score in all of their runs."
     if pair["separable"]:
-        return f"{_better(pair, a, b)} by {_amount(pair, measure)}."
+        return f"{_better(pair, a, b)} by {_amount(pair, measure)}.{_along(pair, measure)}"
     if pair["difference"] == pair["low"] == pair["high"] == 0.0:
-        return f"{a} and {b} are equal in every task of every seed: the difference is exactly 0."
-    along = ""
-    if pair["area"]["separable"]:
-        along = (
-            f" Over the whole budget {_better(pair['area'], a, b)} by "
-            f"{_amount(pair['area'], measure)} on average."
+        return (
+            f"{a} and {b} are equal in every task of every seed: the difference is exactly 0."
+            f"{_along(pair, measure)}"
         )
     return (
         f"{a} and {b} are not separable at this budget: {_signed(pair, measure)} for {a} "
-        f"({_interval(pair, measure)}, p = {_p(pair['p'])}). {_needed(pair, measure, seeds)}{along}"
+        f"({_interval(pair, measure)}, p = {_p(pair['p'])}). {_needed(pair, measure, fewest)}"
+        f"{_along(pair, measure)}"
+    )
+
+
+def _along(pair: Mapping[str, Any], measure: str) -> str:
+    """What the curves tell apart and the ends do not, or the other way round."""
+    area = pair["area"]
+    if area is None or not area["separable"]:
+        return ""
+    if pair["separable"] and (area["difference"] > 0) == (pair["difference"] > 0):
+        return ""
+    return (
+        f" Over the whole budget {_better(area, pair['a'], pair['b'])} by "
+        f"{_amount(area, measure)} on average."
     )
 
 
@@ -136,7 +166,7 @@ def measured(found: Mapping[str, Any]) -> list[str]:
     for name in measures(found):
         lines += ["", f"By {name}, at the end:"]
         for pair in found["pairs"]:
-            if pair["difference"] is None:
+            if len(pair["seeds"]) < 2:
                 lines.append(f"{pair['a']} and {pair['b']}: no verdict, as above.")
             else:
                 lines.append(_measured(pair["a"], pair["b"], pair["measures"][name]))
@@ -145,7 +175,10 @@ def measured(found: Mapping[str, Any]) -> list[str]:
 
 def _measured(a: str, b: str, tested: Mapping[str, Any] | None) -> str:
     if tested is None:
-        return f"{a} and {b}: no verdict, not all of their runs measured it in their last steps."
+        return (
+            f"{a} and {b}: no verdict, not all of their runs measured it in their last steps (on "
+            "held-out tasks: of each task, too)."
+        )
     if tested["separable"]:
         more, less, turned = (a, b, tested) if tested["difference"] > 0 else (b, a, _turned(tested))
         interval = f"{turned['low']:.3g} to {turned['high']:.3g}"
@@ -153,10 +186,12 @@ def _measured(a: str, b: str, tested: Mapping[str, Any] | None) -> str:
         return f"{more} has more than {less} by {size}."
     if tested["difference"] == tested["low"] == tested["high"] == 0.0:
         return f"{a} and {b} are equal in every seed: the difference is exactly 0."
+    visible = NOTHING_VISIBLE
+    if tested["smallest_visible"] is not None:
+        visible = f"this design could have seen {tested['smallest_visible']:.3g}"
     return (
         f"{a} and {b} are not separable: {tested['difference']:+.3g} for {a} "
-        f"({tested['low']:.3g} to {tested['high']:.3g}, p = {_p(tested['p'])}); this design could "
-        f"have seen {tested['smallest_visible']:.3g}."
+        f"({tested['low']:.3g} to {tested['high']:.3g}, p = {_p(tested['p'])}); {visible}."
     )
 
 
@@ -177,12 +212,15 @@ def _turned(pair: Mapping[str, Any]) -> dict[str, float]:
     return {"difference": -pair["difference"], "low": -pair["high"], "high": -pair["low"]}
 
 
-def _needed(pair: Mapping[str, Any], measure: str, seeds: int) -> str:
+def _needed(pair: Mapping[str, Any], measure: str, fewest: int) -> str:
     """What would show a difference of the size that was found, and what this design could show."""
-    visible = f"this design could have seen {_points(pair['smallest_visible'], measure)}."
-    if measure == "accuracy" and pair["smallest_visible"] >= 1.0:
-        visible = "this design could have seen no difference at all."
-    needed, tasks = pair["seeds_needed"], pair["tasks_needed"]
+    needed, tasks, seeds = pair["seeds_needed"], pair["tasks_needed"], len(pair["seeds"])
+    if seeds < fewest:
+        return _too_few(needed, seeds, fewest)
+    smallest = pair["smallest_visible"]
+    visible = f"this design could have seen {_points(smallest, measure)}."
+    if measure == "accuracy" and smallest >= 1.0:
+        visible = f"{NOTHING_VISIBLE}."
     if pair["difference"] == 0.0:
         return f"There is no difference to look for; {visible}"
     if needed is not None and needed <= seeds:  # it has that power, and was unlucky
@@ -197,6 +235,16 @@ def _needed(pair: Mapping[str, Any], measure: str, seeds: int) -> str:
             f"No number of seeds would show that, about {tasks:,} held-out tasks would; {visible}"
         )
     return f"No number of seeds would show that on so few held-out tasks; {visible}"
+
+
+def _too_few(needed: int | None, seeds: int, fewest: int) -> str:
+    """Whatever they show: what so few seeds have in common, they may have by luck."""
+    said = f"{seeds} seeds can't tell arms apart, however they come out: {fewest} are the fewest"
+    if needed is None or needed > MANY_SEEDS:
+        return f"{said}."
+    if needed == fewest:
+        return f"{said}, and may show a difference of this size."
+    return f"{said}, and about {needed:,} would be needed to show a difference of this size."
 
 
 def _points(size: float, measure: str) -> str:
@@ -233,6 +281,13 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
                 f"{arm['name']}: its figures are those of {len(arm['seeds'])} seeds that did not "
                 "fail, which flatters it."
             )
+    unknown = [pair for pair in found["pairs"] if len(pair["seeds"]) > 1 and pair["area"] is None]
+    if unknown:
+        said.append(
+            f"Of {len(unknown)} of {len(found['pairs'])} pairs the means over the budget are not "
+            "judged: their runs do not have every held-out task's score of every evaluation "
+            "(evaluations.jsonl, which older versions did not write)."
+        )
     if not found["same_start"]:
         said.append(
             "The runs did not all begin with the same data and weights: what was found may be due "

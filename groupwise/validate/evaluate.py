@@ -42,6 +42,8 @@ class Evaluation:
     sources: dict[str, dict[str, float]] = field(default_factory=dict)
     # of each task, in order: accuracy, or reward where nothing says what is correct
     scores: tuple[float | None, ...] = ()
+    # the same of every metric that is a mean over tasks, by its name
+    by_task: dict[str, list[float | None]] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
         found = {
@@ -57,7 +59,8 @@ class Evaluation:
         return {name: value for name, value in found.items() if value is not None}
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """All but the values by task, which a run has in a file of their own."""
+        return {name: value for name, value in asdict(self).items() if name != "by_task"}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Evaluation:
@@ -99,7 +102,31 @@ def evaluate(
         examples=tuple(_example(group[0]) for group in groups[:SHOWN]),
         sources=_by_source(tasks, right, rewards),
         scores=tuple(rewards if accuracy is None else right),
+        by_task=_by_task(tasks, groups, right, rewards),
     )
+
+
+def _by_task(
+    tasks: Sequence[Task],
+    groups: Sequence[Sequence[Rollout]],
+    right: Sequence[float | None],
+    rewards: Sequence[float | None],
+) -> dict[str, list[float | None]]:
+    """By the names of metrics that are their means; None for a task that has no part in one."""
+    found = {
+        "eval/accuracy": list(right),
+        "eval/reward": list(rewards),
+        "eval/length": [_mean([len(r.completion.token_ids) for r in group]) for group in groups],
+        "eval/truncated_share": [_mean([r.completion.truncated for r in own]) for own in groups],
+        "eval/failed_share": [_mean([failed(r.grade) for r in own]) for own in groups],
+    }
+    for source in sorted({task.source for task in tasks if task.source}):
+        for name, values in (("accuracy", right), ("reward", rewards)):
+            own = [
+                x if task.source == source else None for task, x in zip(tasks, values, strict=True)
+            ]
+            found[f"eval/source/{source}/{name}"] = own
+    return {name: own for name, own in found.items() if any(x is not None for x in own)}
 
 
 def _by_source(

@@ -19,7 +19,7 @@ from groupwise.data.tasks import normalised
 from groupwise.errors import ConfigError, RunError
 from groupwise.records import Task
 from groupwise.validate.scores import Outcome, by_budget, grouped, metrics
-from groupwise.validate.statistics import holm, paired_difference
+from groupwise.validate.statistics import corrected, paired_difference
 from groupwise.watch.files import plain, to_line, to_page, write_atomic
 
 FORMAT, KIND = 1, "groupwise eval"
@@ -160,8 +160,8 @@ class Comparison:
     difference: float
     low: float  # 95 % interval
     high: float
-    p: float  # two-sided
-    p_holm: float  # corrected for all comparisons of this evaluation
+    p: float  # two-sided, corrected for all comparisons of this evaluation
+    p_uncorrected: float
     settings: tuple[str, ...]  # that differ: names
 
 
@@ -179,7 +179,8 @@ def compare(results: Sequence[Result], against: Sequence[Result] = ()) -> list[C
             continue
         first, second = zip(*both, strict=True)
         found.append((a, b, called, first, second, paired_difference(first, second)))
-    corrected = holm([each[-1].p for each in found])
+    gaps = [each[-1] for each in found]
+    p = corrected([gap.p for gap in gaps], [gap.spread.units for gap in gaps], len(gaps))
     return [
         Comparison(
             suite=str(a.suite["name"]),
@@ -191,11 +192,11 @@ def compare(results: Sequence[Result], against: Sequence[Result] = ()) -> list[C
             difference=gap.mean,
             low=gap.low,
             high=gap.high,
-            p=gap.p,
-            p_holm=p,
+            p=own,
+            p_uncorrected=gap.p,
             settings=differing(a.settings, b.settings),
         )
-        for (a, b, called, first, second, gap), p in zip(found, corrected, strict=True)
+        for (a, b, called, first, second, gap), own in zip(found, p, strict=True)
     ]
 
 

@@ -10,12 +10,17 @@ Values are paired: the same seed, the same task, the same random numbers on both
 Which test: with five seeds a sign-flip permutation can't give less than p = 2/32, so no difference
 would ever be seen; the percentile bootstrap stays inside the range of five values and covers 83 %
 instead of 95 %. Student's t knows how little five values say of their spread. So p is Student's
-for seeds, with a normal part for tasks where they count (Behrens and Fisher), and the bootstrap's
+for seeds, and Student's again for tasks where they count (Behrens and Fisher), and the bootstrap's
 deviations are widened by the same factor: its interval has the shape of the data and the width that
 so few seeds deserve. tests/test_statistics.py simulates it: intervals over five seeds cover 94 % to
 96 % where differences are normal or heavy-tailed, 90 % where they are skewed like a lognormal; over
 seeds and tasks 95 % or a little more. What happens in one run of ten (a collapse) five seeds can't
 show, and no interval does.
+
+What Student's t can't know is that runs may be of two kinds, those that took off and those that
+did not: then a few seeds agree by luck, with no spread to tell. `by_luck` is the chance of that,
+and no corrected p goes below it. benchmarks/false_positives.py counts how often equal arms are
+told apart, by all that a comparison says together.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +37,8 @@ ALPHA, POWER = 0.05, 0.8  # a difference that is not there is seen so often, one
 DRAWS = 4_000  # of a bootstrap
 CHUNK = 2**22  # numbers drawn at once
 MOST_SEEDS = 100_000  # more are no advice
-NODES = 513  # of an integral
-LEAST = 41.0  # -log of what is too rare to count in it
+LEAST = 41.0  # -log of what is too rare to count in an integral
+FINE = 1e-3  # between two places at which the normal tail is tabulated
 ROUNDING = 1e-12  # of the largest value: what lies closer together is equal
 
 Values = Sequence[float] | Sequence[Sequence[float]] | npt.NDArray[np.float64]
@@ -43,9 +48,10 @@ Values = Sequence[float] | Sequence[Sequence[float]] | npt.NDArray[np.float64]
 class Spread:
     """How far a mean may be off: the variance by where it comes from.
 
-    What seeds add is estimated from a few of them, so it follows Student's distribution; what tasks
-    add, from many, is normal. Their sum has the tails of both: a spread that is small by the luck
-    of two seeds does not make a difference certain, as a common number of degrees of freedom would.
+    What seeds add is estimated from a few of them, what tasks add from as many as there are: each
+    follows Student's distribution. Their sum has the tails of both: a spread that is small by the
+    luck of two seeds does not make a difference certain, as a common number of degrees of freedom
+    would.
     """
 
     units: int  # seeds, or whatever the rows are
@@ -63,10 +69,11 @@ class Spread:
         if not self.from_tasks:
             by_units = math.sqrt(self.from_units)
             return two_sided(size / by_units, self.units - 1) if by_units else float(size == 0)
-        larger, weight = _student_variances(self.units - 1)
-        scale = np.sqrt(2 * (self.from_units * larger + self.from_tasks))
-        sides = np.fromiter(map(math.erfc, size / scale), float, len(scale))
-        return min(float((weight * sides).sum()), 1.0)
+        units, weight_units = _student_variances(self.units - 1)
+        tasks, weight_tasks = _student_variances(self.tasks - 1)
+        variance = np.add.outer(self.from_units * units, self.from_tasks * tasks)
+        sides = weight_units @ _outside(size / np.sqrt(variance)) @ weight_tasks
+        return min(float(sides), 1.0)
 
     def quantile(self, share: float) -> float:
         """The error below which this share lies, from 0.5 on."""
@@ -79,11 +86,25 @@ class Spread:
 class Difference:
     """Of two methods, a − b: the mean, its 95 % interval, and how likely so much is by chance."""
 
-    mean: float
-    low: float
-    high: float
+    values: npt.NDArray[np.float64]
     p: float  # two-sided; not corrected for other comparisons
     spread: Spread
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+    @property
+    def low(self) -> float:
+        return self._interval[0]
+
+    @property
+    def high(self) -> float:
+        return self._interval[1]
+
+    @cached_property
+    def _interval(self) -> tuple[float, float]:
+        return bootstrap_interval(self.values)
 
 
 def paired_difference(a: Values, b: Values) -> Difference:
@@ -92,8 +113,7 @@ def paired_difference(a: Values, b: Values) -> Difference:
     if first.shape != second.shape:
         raise ValueError(f"Pairs must have the same shape, got {first.shape} and {second.shape}.")
     values = first - second
-    low, high = bootstrap_interval(values)
-    return Difference(float(values.mean()), low, high, t_test(values), spread(values))
+    return Difference(values, t_test(values), spread(values))
 
 
 # --- how far a mean is known ------------------------------------------------------------------
@@ -204,6 +224,33 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
+def by_luck(units: int, comparisons: int = 1) -> float:
+    """The chance that in one of so many comparisons all units agree, though no side is better.
+
+    Whoever fails half of the time and succeeds otherwise has, in one unit, a chance of 1/4 to
+    succeed where its equal fails. In a few units, all of them may come out so, for either side.
+    """
+    return float(min(1.0, comparisons * 2 * 0.25**units))
+
+
+def fewest_units(comparisons: int, alpha: float = ALPHA) -> int:
+    """That can tell anything apart in so many comparisons."""
+    units = 2
+    while by_luck(units, comparisons) >= alpha:
+        units += 1
+    return units
+
+
+def corrected(p: Sequence[float], units: Sequence[int], comparisons: int) -> list[float]:
+    """Of judgements that are made together: in at most 5 % of all families a true null is rejected.
+
+    `units` are those of each judgement, `comparisons` the pairs that are judged. Judgements of one
+    pair (accuracy, area) go wrong together where its units agree by luck, so that is counted by
+    pairs; Holm's method counts judgements.
+    """
+    return [max(each, by_luck(own, comparisons)) for each, own in zip(holm(p), units, strict=True)]
+
+
 def holm_levels(p: Sequence[float], alpha: float = ALPHA) -> list[float]:
     """What each p must stay below to count, the smaller ones counting already."""
     levels = [0.0] * len(p)
@@ -221,11 +268,17 @@ def smallest_visible_effect(known: Spread, *, alpha: float = ALPHA, power: float
 
 
 def seeds_needed(
-    effect: float, known: Spread, *, alpha: float = ALPHA, power: float = POWER
+    effect: float,
+    known: Spread,
+    *,
+    alpha: float = ALPHA,
+    power: float = POWER,
+    fewest: int = 2,
 ) -> int | None:
     """Seeds in all, at this spread, to see such an effect; None if no number of seeds would do.
 
-    What the choice of tasks adds stays, however many seeds there are.
+    What the choice of tasks adds stays, however many seeds there are. Fewer than `fewest` do not
+    count, whatever they show.
     """
     of_one = known.from_units * known.units
 
@@ -233,7 +286,7 @@ def seeds_needed(
         some = Spread(seeds, known.tasks, of_one / seeds, known.from_tasks)
         return smallest_visible_effect(some, alpha=alpha, power=power) <= abs(effect)
 
-    return _first(sees, 2, MOST_SEEDS)
+    return _first(sees, fewest, MOST_SEEDS)
 
 
 def tasks_needed(
@@ -296,14 +349,30 @@ def _where(holds: Callable[[float], bool], scale: float) -> float:
 def _student_variances(df: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Student's distribution as normal ones: their variances, and the weight of each.
 
-    With V of chi-square, it is normal with a variance of df / V. So a sum with a normal number is
-    a mixture of normal ones, too, and smooth whichever of the two is the smaller. In x = log(V/df)
-    a weight is exp(-df/2 (e^x - 1 - x)): it is below exp(-LEAST) outside of these ends.
+    With V of chi-square, it is normal with a variance of df / V. So a sum with another such number
+    is a mixture of normal ones, too, and smooth whichever of the two is the smaller. In
+    x = log(V/df) a weight is exp(-df/2 (e^x - 1 - x)): it is below exp(-LEAST) outside of these
+    ends, and so smooth that sums over steps of this size are integrals to eight digits.
     """
     ends = 2 * LEAST / df
-    x = np.linspace(-ends - math.sqrt(2 * ends), math.sqrt(2 * ends), NODES)
+    step = min(0.5, 0.6 * math.sqrt(2 / df))
+    x = np.arange(-ends - math.sqrt(2 * ends), math.sqrt(2 * ends), step)
     weight = np.exp(-0.5 * df * (np.expm1(x) - x))
     return np.exp(-x), weight / weight.sum()
+
+
+def _outside(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The chance that a normal number is as far from 0 as these, in either direction."""
+    places, logs = _normal_tail()
+    return np.exp(np.interp(z, places, logs, right=-math.inf))
+
+
+@lru_cache(maxsize=1)
+def _normal_tail() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Its logarithm, which is nearly a parabola: straight lines between these places will do."""
+    places = np.arange(0.0, 37.0, FINE)
+    sides = np.fromiter((math.erfc(z / math.sqrt(2)) for z in places), float, len(places))
+    return places, np.log(sides)
 
 
 def beta_share(x: float, a: float, b: float) -> float:

@@ -33,8 +33,8 @@ from groupwise.watch.files import (
 )
 from groupwise.watch.manifest import machine_facts
 
-FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "starts.jsonl",
-         "summary.json", "report.html")  # fmt: skip
+FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "evaluations.jsonl",
+         "starts.jsonl", "summary.json", "report.html")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class RunFolder:
         self.path = Path(path)
         self.config, self.manifest = self.path / "config.toml", self.path / "manifest.json"
         self.metrics, self.events = self.path / "metrics.jsonl", self.path / "events.jsonl"
+        self.evaluations = self.path / "evaluations.jsonl"
         self.summary, self.report = self.path / "summary.json", self.path / "report.html"
         self.starts = self.path / "starts.jsonl"  # see watch/starts.py
         self.rollouts, self.checkpoints = self.path / "rollouts", self.path / "checkpoints"
@@ -129,14 +130,12 @@ class RunFolder:
                 _take(descriptor)
             except BlockingIOError:
                 raise RunError(
-                    f"{_holder(self.path / '.lock')} is writing to {self.path}. Two writers would "
+                    f"{holder(self.path / '.lock')} is writing to {self.path}. Two writers would "
                     "mix their files. Wait for it, stop it, or choose another folder with --run."
                 ) from None
             _held.add(descriptor)
             with self.writing(".lock"):
-                me = {"pid": os.getpid(), "host": platform.node()}
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, to_line(me).encode(), 0)
+                sign(descriptor)
             yield
         finally:
             _held.discard(descriptor)
@@ -151,7 +150,7 @@ class RunFolder:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _holder(self.path / ".lock")
+            return holder(self.path / ".lock")
         finally:
             os.close(descriptor)
         return None
@@ -238,6 +237,10 @@ class RunFolder:
         with self.writing("metrics.jsonl"):
             append_lines(self.metrics, [line])
 
+    def add_evaluation(self, line: str) -> None:
+        with self.writing("evaluations.jsonl"):
+            append_lines(self.evaluations, [line])
+
     # --- reading ------------------------------------------------------------------------------
 
     def read_config(self) -> str | None:
@@ -249,6 +252,10 @@ class RunFolder:
 
     def read_events(self) -> list[dict[str, Any]]:
         return [value for _, value in read_lines(self.events)]
+
+    def read_evaluations(self) -> list[dict[str, Any]]:
+        """By task; of runs of older versions there are none."""
+        return [value for _, value in read_lines(self.evaluations)]
 
     def read_manifest(self) -> dict[str, Any]:
         return _read_object(self.manifest)
@@ -304,6 +311,7 @@ class RunFolder:
         with self.writing("the files after the last checkpoint"):
             metrics = _drop_after(self.metrics, step)
             events = _drop_after(self.events, step)
+            _drop_after(self.evaluations, step)
             rollouts = tuple(number for number in self.rollout_steps() if number > step)
             for number in rollouts:
                 self.rollout(number).unlink()
@@ -380,10 +388,18 @@ def _take(descriptor: int, tries: int = 50, pause: float = 0.02) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _holder(path: Path) -> str:
+def sign(descriptor: int) -> None:
+    """Write into a lock that this process holds it."""
+    me = {"pid": os.getpid(), "host": platform.node()}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, to_line(me).encode(), 0)
+
+
+def holder(path: Path) -> str:
+    """Who signed a lock, in words."""
     try:
-        holder = json.loads(path.read_bytes())
-        elsewhere = holder["host"] != platform.node()
-        return f"Process {holder['pid']}" + (f" on {holder['host']}" if elsewhere else "")
+        signed = json.loads(path.read_bytes())
+        elsewhere = signed["host"] != platform.node()
+        return f"Process {signed['pid']}" + (f" on {signed['host']}" if elsewhere else "")
     except (OSError, ValueError, KeyError, TypeError):  # it has the lock, and has not signed yet
         return "Another process"

@@ -1,7 +1,7 @@
 """Writes steps down while training goes on: one background thread, a bounded queue.
 
-For each step the rollouts first, then its events, then its metrics line: the line is what makes the
-step count.
+For each step the rollouts first, then its events and its evaluation, then its metrics line: the
+line is what makes the step count.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class _Step:
     rows: Sequence[Row]
     metrics: str
     events: Sequence[Event]
+    evaluation: str | None
 
 
 def metrics_line(step: int, metrics: Metrics) -> str:
@@ -67,8 +68,11 @@ class Recorder:
         rows: Sequence[Row],
         metrics: Metrics,
         events: Sequence[Event] = (),
+        by_task: Mapping[str, Sequence[float | None]] | None = None,
     ) -> None:
         """Queue a step; waits only when the disk is several steps behind.
+
+        `by_task` is what its evaluation measured of each held-out task, where it had one.
 
         Step 0, before the first update, may have no rows and then leaves no rollout file.
         """
@@ -81,7 +85,8 @@ class Recorder:
             )
         self._last = step
         line = metrics_line(step, {k: v for k, v in metrics.items() if k != "step"})
-        self._queue.put(_Step(step, rows, line, tuple(events)))
+        evaluation = to_line({"step": step, **by_task}) if by_task else None
+        self._queue.put(_Step(step, rows, line, tuple(events), evaluation))
 
     def flush(self) -> None:
         """Wait until all that was handed in is on the disk; raise what went wrong there."""
@@ -135,4 +140,6 @@ class Recorder:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write(path, item.rows, item.number)
         self._folder.add_events(item.events)
+        if item.evaluation is not None:
+            self._folder.add_evaluation(item.evaluation)
         self._folder.add_metrics(item.metrics)
