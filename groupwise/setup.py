@@ -75,8 +75,10 @@ def set_up(
     tell: Tell = aloud,
 ) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
+    doubts = try_slots(config.recipe) if learns else []
     found = gather(config, learns=learns, tell=tell)
-    return seat(config, found, model_for(found.train, found.held_out))
+    notes = [*(f"warning: {doubt}" for doubt in doubts), *found.notes]
+    return seat(config, replace(found, notes=notes), model_for(found.train, found.held_out))
 
 
 def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gathered:
@@ -88,10 +90,9 @@ def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gather
     check_precision(config.model.device, config.model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
-    doubts = try_slots(config.recipe) if learns else []
     with waiting(tell, "reward functions to be loaded", START_SECONDS):
         parts, found = read_data(config)
-    notes = [*found.notes, *(f"warning: {doubt}" for doubt in doubts)]
+    notes = [*found.notes]
     if not learns_from_labels(config):
         streams = config.recipe.streams if learns and isinstance(config.recipe, Recipe) else ()
         notes += check(parts, found.train, streams=streams, tell=tell)

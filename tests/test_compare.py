@@ -526,6 +526,8 @@ def test_a_failing_arm_does_not_take_the_others_down(
     dying, raising, *sound = found["arms"]
     assert [each["seed"] for each in dying["failed"]] == [0, 1]
     assert all("status 7" in each["why"] for each in dying["failed"])
+    # Tried on a toy batch, in the run's own process, before a model is loaded.
+    assert all("gate raising" in each["why"] for each in raising["failed"])
     assert all("not today" in each["why"] for each in raising["failed"])
     assert all(arm["seeds"] == [0, 1] and not arm["failed"] for arm in sound)
     tested = [pair for pair in found["pairs"] if pair["difference"] is not None]

@@ -177,5 +177,3 @@ def test_a_run_is_refused_before_its_model_is_looked_for(
         cold_start.run_from(str(tmp_path / "nowhere"), tmp_path / "run", recipe=own)
     assert main(["train", f"recipe={own}", "--dry-run"]) == 2
     assert "gate trial_detached" in capsys.readouterr().err
-    assert main(["compare", own, "grpo", "--out", str(tmp_path / "out")]) == 2
-    assert "gate trial_detached" in capsys.readouterr().err

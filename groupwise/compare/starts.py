@@ -23,7 +23,6 @@ from groupwise.opening import COLD_START
 from groupwise.optim.pairs import check_columns
 from groupwise.records import Task
 from groupwise.setup import Fitting, Gathered, fit, gather, read_data
-from groupwise.testing.trial import try_slots
 from groupwise.validate.evaluate import check_held_out
 from groupwise.watch.files import to_page, write_atomic
 from groupwise.watch.folder import RunFolder
@@ -44,8 +43,6 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
             read = [name for name in OF_REWARDS if name in recipe.streams]
         first.setdefault(repr((*parts, config.model.path, read)), arm)
         _check_code(plan, folder, arm)
-        with told_of(arm):
-            try_slots(recipe)
     fitting: list[tuple[Arm, Fitting]] = []
     for arm in first.values():
         with told_of(arm):
