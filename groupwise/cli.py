@@ -269,11 +269,11 @@ def _explain(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     source, overrides = split_settings(args.items)
     config = read_config(source, overrides)
+    run = Path(args.run) if args.run else Path("runs") / (source.stem if source else "default")
     if args.dry_run:
-        return _dry_run(config)
+        return _dry_run(config, run)
     from groupwise import loop
 
-    run = Path(args.run) if args.run else Path("runs") / (source.stem if source else "default")
     try:
         loop.train(config, run)
     except loop.Stopped as stopped:
@@ -282,14 +282,18 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _dry_run(config: Config) -> int:
+def _dry_run(asked: Config, run: Path) -> int:
     """The resolved configuration, in TOML that can be run; what follows from it as comments."""
     from groupwise.config import check, describe, text
+    from groupwise.opening import placed_for
+    from groupwise.placing import place_line
     from groupwise.testing.trial import try_slots
 
+    config = placed_for(asked, run)
     for warning in [*check(config), *try_slots(config.recipe)]:
         warn(warning)
-    print("\n".join(f"# {line}" for line in describe(config)), end="\n\n")
+    lines = [place_line(config.model, asked.model), *describe(config)]
+    print("\n".join(f"# {line}" for line in lines), end="\n\n")
     print(text(config), end="")
     return 0
 

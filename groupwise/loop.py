@@ -19,9 +19,10 @@ from groupwise.guards import (
     check_updates,
     explained_gap,
 )
-from groupwise.opening import MakeEngine, nothing_left, open_run
+from groupwise.opening import MakeEngine, nothing_left, open_run, placed_for
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
+from groupwise.placing import place_line
 from groupwise.run import Run
 from groupwise.setup import engine_of, sampling_of
 from groupwise.teach import Taught, teach
@@ -87,6 +88,7 @@ def _cycle(
     engine: MakeEngine | None,
     signals: Signals,
 ) -> Generator[Metrics, None, dict[str, Any]]:
+    asked, config = config, placed_for(config, path)
     done = nothing_left(config, path)
     if done is not None:
         summary, in_vain = done
@@ -94,6 +96,7 @@ def _cycle(
         for change in in_vain:
             display.warn(f"not taken, as no step is left to do: {change}")
         return summary
+    display.note(place_line(config.model, asked.model))
     with open_run(config, path, display, engine) as run:
         with signals.held():
             first = begin(run)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from groupwise import config as configuration
 from groupwise import hub
 from groupwise.composition import PairRecipe
-from groupwise.config import Budget, Config
+from groupwise.config import Budget, Config, Model
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.engine.native import NativeEngine
@@ -32,6 +33,7 @@ from groupwise.model.policy import adapter_notes, starting_policy
 from groupwise.model.transformer import Policy
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner
+from groupwise.placing import placed
 from groupwise.records import Task
 from groupwise.run import Run
 from groupwise.setup import Bench, check_room, engine_of, micro_tokens_of, set_up
@@ -252,10 +254,27 @@ def _last_start(folder: RunFolder) -> Start | None:
     return Start(0, config, manifest.get("origin") or {}, manifest.get("threads"), inferred=True)
 
 
+def placed_for(config: Config, path: str | Path) -> Config:
+    """With a device and a precision for "auto": those of the run that the folder holds, if any."""
+    folder = RunFolder(path)
+    with _readable(folder):
+        start = _last_start(folder)
+        model = {} if start is None else tomllib.loads(start.config).get("model", {})
+    before = {name: model[name] for name in ("device", "dtype") if name in model}
+    return placed(config, Model(**before) if len(before) == 2 else None)
+
+
 def _changes(config: Config, folder: RunFolder) -> list[configuration.Change]:
-    try:
+    with _readable(folder):
         before = _last_start(folder)
         return [] if before is None else configuration.difference(before.config, config)
+
+
+@contextlib.contextmanager
+def _readable(folder: RunFolder) -> Iterator[None]:
+    """Say what to do about a configuration that is damaged."""
+    try:
+        yield
     except ValueError as error:  # no TOML, no text
         place = folder.starts if folder.starts.is_file() else folder.config
         raise RunError(

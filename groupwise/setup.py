@@ -36,6 +36,7 @@ from groupwise.model.policy import spec_of
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
+from groupwise.placing import check_device
 from groupwise.records import Task
 from groupwise.testing.trial import try_slots
 
@@ -223,23 +224,6 @@ def check_ending(config: Config, tokenizer: Tokenizer) -> list[str]:
         '"eos_token" to tokenizer_config.json or "eos_token_id" to generation_config.json'
         + ("." if isinstance(config.recipe, PairRecipe) else ", or set engine.stop.")
     )
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that this machine or this PyTorch does not have; take it if it has a number.
-
-    Kernels, streams and captured steps go to the current device, whatever their tensors lie on.
-    """
-    try:
-        torch.zeros(1, device=name)
-        if torch.device(name).type == "cuda" and torch.device(name).index is not None:
-            torch.cuda.set_device(name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-        raise ConfigError(
-            f"model.device={name!r} can't be used here: {reason}. Set model.device=cpu, or run "
-            "where PyTorch has that device."
-        ) from error
 
 
 def check_room(config: Config, path: str | Path, *, training: bool) -> None:

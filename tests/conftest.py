@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import groupwise.recipes  # noqa: F401 - what is built in is there before the first test
+from groupwise import placing
 from groupwise.composition import RECIPES
 from groupwise.model.tiles import avoid_broken_tiles
 from groupwise.slots import REGISTRY
@@ -50,6 +51,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a test names a device: its numbers must not depend on what a machine has."""
+    monkeypatch.setattr(placing, "_idle", lambda: "")
 
 
 @pytest.fixture(autouse=True)

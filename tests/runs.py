@@ -24,6 +24,8 @@ SMALL: dict[str, Any] = {
     "prompts_per_step": 4,
     "group_size": 4,
     "steps": 3,
+    "model.device": "cpu",  # on every machine: the bits are compared
+    "model.dtype": "float32",
     "model.threads": 1,
     "tiny.width": 32,
     "tiny.layers": 2,

@@ -20,6 +20,7 @@ from groupwise.commands.shared import (
     config_of,
     print_json,
     read_config,
+    read_placed,
     say,
     split_models,
     words_of,
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     out = Outputs(Path(args.out), bool(args.model))
     own = source or (config_of(Path(args.model)) if args.model else None)
-    config = read_config(own, overrides)
+    config = read_placed(own, overrides, args.model) if args.model else read_config(own, overrides)
     given = tuple(item.partition("=")[0].strip() for item in overrides)
     wanted = sieving.Wanted(
         dedup=args.dedup,

@@ -16,7 +16,7 @@ from groupwise.commands.shared import (
     SETTINGS,
     Progress,
     print_json,
-    read_config,
+    read_placed,
     say,
     split_settings,
     terminal_width,
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """0, or 130 where it was stopped; what was sampled until then is reported."""
     source, overrides = split_settings(args.items)
     is_run = source is not None and (source / "config.toml").is_file()
-    config = read_config(source / "config.toml" if source and is_run else source, overrides)
+    config = read_placed(source / "config.toml" if source and is_run else source, overrides)
     out = Path(args.out) if args.out else None
     if out is not None and out.exists():
         raise ConfigError(f"--out {out} exists already, and nothing is overwritten.")

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,18 @@ def read_config(source: Path | None, overrides: Sequence[str]) -> Config:
         config = load(source, overrides)
     for warning in caught:
         warn(str(warning.message))
+    return config
+
+
+def read_placed(source: Path | None, overrides: Sequence[str], path: str = "") -> Config:
+    """The configuration for a model that is loaded here, its own or that of `path`."""
+    from groupwise.placing import passed_over, placed
+
+    asked = read_config(source, overrides)
+    config = placed(asked, path=path)
+    why = passed_over(replace(config.model, path=path or config.model.path), asked.model)
+    if why:
+        warn(f"on the CPU: {why}")
     return config
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from groupwise.composition import PairRecipe, Recipe
 from groupwise.config.fields import Config, is_generator
 from groupwise.room import CPU_TOKENS
@@ -25,7 +23,7 @@ def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
     recipe = config.recipe
     held = ", ".join(recipe.models)
     held = held.replace("reference", f"reference ({config.reference.update})")
-    lines.append(f"recipe {recipe.name}; models: {held} ({_model(config)})")
+    lines.append(f"recipe {recipe.name}; models: {held}")
     if isinstance(recipe, Recipe) and anchored(config, recipe) != recipe:
         lines.append(
             "anchor of the ratio = the sampler: its log-probabilities stand for those of the "
@@ -78,12 +76,6 @@ def _batch_line(config: Config) -> str:
         return f"{line}, 1 update, on-policy but for dropout"
     policy = "on-policy" if weights == "shared" else f"sampled from other weights ({weights})"
     return f"{line}, 1 update, {policy}"
-
-
-def _model(config: Config) -> str:
-    path = config.model.path
-    name = "embedded tiny model" if path == "tiny" else Path(path).name
-    return f"{name}, {config.model.dtype} on {config.model.device}"
 
 
 def _eval_line(config: Config) -> str:

@@ -27,6 +27,7 @@ from groupwise.errors import ConfigError
 from groupwise.model.checkpoint import Loaded
 from groupwise.model.policy import load_policy
 from groupwise.opening import MakeEngine, starting_model
+from groupwise.placing import placed
 from groupwise.records import Rollout, Task
 from groupwise.rollouts import grade, write
 from groupwise.setup import (
@@ -162,7 +163,7 @@ def ready(
 ) -> Ready:
     """Everything that can fail, before anything is sampled. `checkpoint`: another model than the
     configuration's."""
-    asked = asked or Asked()
+    asked, config = asked or Asked(), placed(config)
     templates = asked.templates or (config.data.template,)
     temperatures = asked.temperatures or (config.engine.temperature,)
     check(config, templates, temperatures, asked)
