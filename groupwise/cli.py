@@ -32,12 +32,14 @@ from groupwise.commands import (
 from groupwise.commands.shared import (
     SETTINGS,
     print_json,
+    progress,
     read_config,
     split_settings,
     terminal_width,
     warn,
 )
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
+from groupwise.progress import phase
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -141,7 +143,8 @@ def _run(argv: Sequence[str] | None) -> int:
         if args.command is None:
             parser.print_help()
             return 2
-        status: int = args.run_command(args)
+        with progress():
+            status: int = args.run_command(args)
         return status
     except GroupwiseError as error:
         print(f"groupwise: error: {error}", file=sys.stderr)
@@ -272,8 +275,8 @@ def _train(args: argparse.Namespace) -> int:
     run = Path(args.run) if args.run else Path("runs") / (source.stem if source else "default")
     if args.dry_run:
         return _dry_run(config, run)
-    from groupwise import loop
-
+    with phase("starting PyTorch"):
+        from groupwise import loop
     try:
         loop.train(config, run)
     except loop.Stopped as stopped:

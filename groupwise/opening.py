@@ -34,6 +34,7 @@ from groupwise.model.transformer import Policy
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner
 from groupwise.placing import placed
+from groupwise.progress import phase
 from groupwise.records import Task
 from groupwise.run import Run
 from groupwise.setup import Bench, check_room, engine_of, micro_tokens_of, set_up
@@ -67,7 +68,9 @@ def open_run(
         for text in _same_configuration(config, folder):
             display.note(text)
         with display, Recorder(folder) as recorder:
-            yield _open(config, folder, recorder, mirrors, display, engine)
+            with display.watching():
+                run = _open(config, folder, recorder, mirrors, display, engine)
+            yield run
 
 
 def _open(
@@ -106,7 +109,8 @@ def _open(
     )
     if isinstance(run.engine, NativeEngine):
         run.engine.tell = run.event
-    origin = _origin(config, bench)
+    with phase("taking the weights' fingerprint"):
+        origin = _origin(config, bench)
     _check_origin(folder, origin, display)
     before = _last_start(folder)
     _restore_latest(run, origin)
@@ -338,7 +342,8 @@ def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:
         return
     for text in found.fell_back:
         run.display.warn(text)
-    run.restore(found)
+    with phase("restoring"):
+        run.restore(found)
     if run.folder.durable_step() < run.step:
         run.display.warn(
             f"the records of {run.folder.path} end at step {run.folder.durable_step()}, before the "

@@ -37,6 +37,7 @@ from groupwise.model.tokenizer import Tokenizer
 from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
 from groupwise.placing import check_device
+from groupwise.progress import phase
 from groupwise.records import Task
 from groupwise.testing.trial import try_slots
 
@@ -76,7 +77,8 @@ def set_up(
     tell: Tell = aloud,
 ) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
-    found = gather(config, learns=learns, tell=tell)
+    with phase("reading data"):
+        found = gather(config, learns=learns, tell=tell)
     return seat(config, found, model_for(found.train, found.held_out))
 
 
@@ -152,10 +154,12 @@ def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
 
 def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
     """The tasks as this model reads them."""
-    notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
+    with phase("preparing kernels" if on_gpu(config) else "preparing the model"):
+        notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
-    fitting = fit(config, found, tokenizer, shape)
+    with phase("preparing prompts"):
+        fitting = fit(config, found, tokenizer, shape)
     if isinstance(config.recipe, PairRecipe):
         check_data(config.recipe, fitting.train, tokenizer, shape.context)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]

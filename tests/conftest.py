@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import groupwise.recipes  # noqa: F401 - what is built in is there before the first test
-from groupwise import placing
+from groupwise import placing, progress
 from groupwise.composition import RECIPES
 from groupwise.model.tiles import avoid_broken_tiles
 from groupwise.slots import REGISTRY
@@ -57,6 +58,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless a test names a device: its numbers must not depend on what a machine has."""
     monkeypatch.setattr(placing, "_idle", lambda: "")
+
+
+@pytest.fixture(autouse=True)
+def in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way is not shown: whether a test waits depends on how busy the machine is."""
+    for name in ("LIVE_AFTER", "FIRST_AFTER"):
+        monkeypatch.setattr(progress, name, math.inf)
 
 
 @pytest.fixture(autouse=True)

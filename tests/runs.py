@@ -58,7 +58,7 @@ def once(teach: Callable[..., None]) -> Callable[..., None]:
     def remembered(
         model: nn.Module, tokenizer: Any, pairs: Sequence[tuple[str, str]], *rest: Any
     ) -> None:
-        settings, generator = rest
+        settings, generator, _ = rest
         found = hashlib.sha256(generator.get_state().numpy().tobytes())
         for weights in model.parameters():
             found.update(weights.detach().numpy().tobytes())

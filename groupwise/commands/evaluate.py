@@ -12,7 +12,6 @@ from urllib.parse import quote
 from groupwise.commands.eval_tables import text
 from groupwise.commands.shared import (
     SETTINGS,
-    Progress,
     config_of,
     print_json,
     read_config,
@@ -191,7 +190,7 @@ def on_all(
         if done is None:
             for note in sitting.notes:
                 say(note)
-            done, groups = sitting.run(model, Progress(len(sitting.bench.tasks), "tasks", title))
+            done, groups = sitting.run(model, f"{title}:")
             keep(done, groups)
         else:
             say(f"{title}: there already, nothing is sampled.")

@@ -15,7 +15,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 from groupwise.commands.shared import (
     SETTINGS,
-    Progress,
     aligned,
     config_of,
     print_json,
@@ -26,6 +25,7 @@ from groupwise.commands.shared import (
     words_of,
 )
 from groupwise.errors import ConfigError
+from groupwise.progress import phase
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -88,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     )
     sieving.check(args.path, wanted)
     looked = Look(args, Basis(config, own is not None, given)) if args.model else None
-    found = sieving.sieve(data_of(args.path, config), wanted, Counter())
+    with phase("looking at", things="rows") as told:
+        found = sieving.sieve(data_of(args.path, config), wanted, told)
     band = looked.band(found, out.rates) if looked else None
     sieving.with_prompts(found)
     report = report_of(found, args, band)
@@ -151,24 +152,10 @@ class Look:
         from groupwise.validate import passing, sieve
 
         entry = passing.open_rows(self.name, self.basis, found.removed)
-        show = Progress(len(entry.tasks), "tasks", f"{self.candidate.name} on {self.name}")
-        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, show, say)
+        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, say)
         low, high = self.limits
         band = sieve.Band(low, high, self.asked.samples, self.candidate.name, 0.0, 0.0, {})
         return sieve.by_band(found, counts, band)
-
-
-class Counter:
-    """Rows so far, now and then."""
-
-    def __init__(self) -> None:
-        self.live = sys.stderr.isatty()
-
-    def __call__(self, rows: int) -> None:
-        if rows % 100_000 == 0:
-            end = "" if self.live else "\n"
-            start = "\r" if self.live else ""
-            print(f"{start}{rows:,} rows", end=end, file=sys.stderr, flush=True)
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import (
     SETTINGS,
-    Progress,
     print_json,
     read_placed,
     say,
@@ -90,15 +89,12 @@ def run(args: argparse.Namespace) -> int:
         threshold=args.threshold,
     )
     checkpoint = Path(checkpoint_in(source, "latest")) if source and is_run else None
-    if checkpoint is None and config.model.path == "tiny":
-        say("making the embedded model and its cold start ...")
     prepared = ready(config, asked, checkpoint=checkpoint)
     for note in prepared.notes:
         say(note)
     say(expected(prepared))
     begun = time.perf_counter()
-    prompts = sum(len(each.tasks) for each in prepared.rollouts)
-    made = prepared.run(Progress(prompts, "prompts"))
+    made = prepared.run()
     advice = advise(made)
     data = made.as_dict() | {
         "checkpoint": str(checkpoint) if checkpoint else None,

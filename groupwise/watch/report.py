@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RunError
+from groupwise.progress import clock
 from groupwise.watch.catalogue import find
 from groupwise.watch.chart import Curve, Point, description, number, svg
-from groupwise.watch.display import clock, percent, useful_share, visible
+from groupwise.watch.display import percent, useful_share, visible
 from groupwise.watch.files import to_page, write_atomic
 from groupwise.watch.folder import RunFolder, size
 from groupwise.watch.naming import run_name
