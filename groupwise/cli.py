@@ -39,6 +39,7 @@ from groupwise.commands.shared import (
     warn,
 )
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
+from groupwise.extras import install
 from groupwise.progress import phase
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def _report(args: argparse.Namespace) -> int:
         if plots:
             print(f"wrote {len(plots)} plots to {folder / 'plots'}")
     else:
-        print("No PNG plots: they need matplotlib, pip install 'groupwise[view]'.", file=sys.stderr)
+        print(f"No PNG plots: they need matplotlib, `{install('view')}`", file=sys.stderr)
     return 0
 
 

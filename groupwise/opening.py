@@ -120,7 +120,7 @@ def _open(
     mirrors.start()
     display.start(
         [
-            *configuration.describe(config, run.learner.micro_tokens),
+            *configuration.describe(config, run.learner.micro_tokens, len(bench.tasks)),
             *(f"{name}: {commit}" for name, commit in fetched.items()),
             *adapter_notes(loaded, start),
             *bench.notes,

@@ -124,9 +124,9 @@ class Run:
             due = bool(asked.every) and self.step % asked.every == 0
         return due or self.over
 
-    def event(self, kind: str, text: str, **fields: Any) -> None:
-        """Something to know of: to events.jsonl, and now and then to the screen."""
-        if self.at - self.told.get(kind, -EVENT_PAUSE) >= EVENT_PAUSE:
+    def event(self, kind: str, text: str, *, shown: bool = True, **fields: Any) -> None:
+        """Something to know of: to events.jsonl and, if `shown`, now and then to the screen."""
+        if shown and self.at - self.told.get(kind, -EVENT_PAUSE) >= EVENT_PAUSE:
             self.told[kind] = self.at
             self.display.warn(text)
         self.recorder.event(self.at, kind, text, **fields)

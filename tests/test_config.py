@@ -667,7 +667,8 @@ def test_the_batch_is_described_in_numbers() -> None:
     assert stale.endswith("sampled from other weights (stale:2)")
     told = "\n".join(describe(load(recipe="dapo", steps=5)))
     assert "at most 8,192 tokens sampled a step (64 an answer)" in told
-    assert "5 steps draw 80 prompts from 10,000 tasks" in told
+    assert "5 steps draw 80 prompts" in told
+    assert "5 steps draw 80 prompts from 744 tasks" in "\n".join(describe(load(steps=5), tasks=744))
     assert "groups that zero_variance drops are drawn anew, up to 3 times a step" in told
     assert "reference (frozen)" in "\n".join(describe(load()))
     assert describe(load(**{"data.train": "rows.jsonl"}))[-1] == "no held-out evaluation"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from groupwise.composition import PairRecipe, Recipe
-from groupwise.config.fields import Config, is_generator
+from groupwise.config.fields import Config
 from groupwise.room import CPU_TOKENS
 
 
@@ -14,10 +14,12 @@ def anchored(config: Config, recipe: Recipe) -> Recipe:
     return recipe.anchored(config.engine.weights, close=close)
 
 
-def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
+def describe(
+    config: Config, micro_tokens: int | None = None, tasks: int | None = None
+) -> list[str]:
     """The numbers that follow from the configuration, for people.
 
-    `micro_tokens` are those that a run has come to, where it is known.
+    `micro_tokens` and `tasks` to train on are those of a run, where they are known.
     """
     lines = [_batch_line(config)]
     recipe = config.recipe
@@ -38,8 +40,7 @@ def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
     )
     lines[-1] += _micro_batches(config, micro_tokens)
     drawn = config.steps * config.prompts_per_step
-    generated = isinstance(config.data.train, str) and is_generator(config.data.train)
-    drawn_of = f" from {config.data.size:,} tasks" if generated else ""
+    drawn_of = "" if tasks is None else f" from {tasks:,} tasks"
     lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
     budget = {"tokens": config.budget.tokens, "seconds": config.budget.seconds}
     lines += [

@@ -165,7 +165,7 @@ class Data:
     system: str = ""  # a system message in front of chat prompts
     instruction: str = "{prompt}"  # what a string prompt becomes
     max_prompt_tokens: Whole = 0  # longer ones are dropped, and reported; 0: what the model holds
-    size: Count = 10_000  # tasks that a generator makes
+    size: Count = 10_000  # tasks that a generator makes; fewer where it has no more different ones
     options: dict[str, Any] = field(default_factory=dict)  # of a generator, such as digits = 2
     shuffle: bool = True  # each pass in an order of its own; else as the rows stand
 

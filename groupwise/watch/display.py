@@ -28,7 +28,8 @@ from groupwise.progress import Watcher, clock
 from groupwise.watch.files import storable
 
 LOSS_NOTE = (
-    "loss≈0 is expected: ratio=1 and advantages are centred. Watch reward and held-out accuracy."
+    "Watch held-out accuracy and reward. The loss is near 0 whether or not the model learns, as "
+    "advantages are centred: it is not shown."
 )
 STOPPING = (
     "stopping after this step, which is saved. Once more stops now: then the steps since the last "
@@ -36,7 +37,6 @@ STOPPING = (
 )
 PHASES = ("rollout", "grade", "score", "update", "eval", "checkpoint")
 TRUNCATED_SHARE = 0.1  # above it the line says so
-HINT_EVERY = 10  # steps
 RECENT = 20  # steps that the time left is estimated from
 BARS = "▁▂▃▄▅▆▇█"
 TRAINED = "training reward"  # of a step's own samples, as against that of held-out tasks
@@ -68,7 +68,7 @@ class Display:
         self._seconds: deque[float] = deque(maxlen=RECENT)
         self._timed = 0  # steps of this process
         self._held_out: tuple[int, float] | None = None
-        self._bottleneck = ("", -HINT_EVERY)  # the last that was named, and when
+        self._named: set[str] = set()  # phases that were said to take the longest
 
     def start(
         self,
@@ -109,14 +109,12 @@ class Display:
         self._name_bottleneck(metrics)
 
     def _name_bottleneck(self, metrics: Metrics) -> None:
-        """In words, when it is another phase than before; not of the first step, which warms up."""
-        phase, step = bottleneck(metrics), self._step
-        known, when = self._bottleneck
-        if self._panel or self._timed < 2 or phase in ("", known):
+        """In words, each phase once; not of the first step, which warms up."""
+        phase = bottleneck(metrics)
+        if self._panel or self._timed < 2 or phase in ("", *self._named):
             return
-        if step - when >= HINT_EVERY:
-            self._bottleneck = (phase, step)
-            self._print(f"bottleneck: {metrics['time/bottleneck']}")
+        self._named.add(phase)
+        self._print(f"bottleneck: {metrics['time/bottleneck']}")
 
     def note(self, text: str) -> None:
         self._print(text)
