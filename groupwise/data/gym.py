@@ -207,7 +207,8 @@ def _library(module: str) -> ModuleType:
         return importlib.import_module(f"reasoning_gym.{module}")
     except ImportError as error:
         raise DataError(
-            f"{GYM}:TASK needs the package reasoning-gym ({error}). Install it: `{install('tasks')}`"
+            f"{GYM}:TASK needs the package reasoning-gym ({error}). Install it: "
+            f"`{install('tasks')}`"
         ) from error
 
 
