@@ -58,8 +58,8 @@ def open_run(
     config: Config, path: str | Path, display: Display, engine: MakeEngine | None = None
 ) -> Iterator[Run]:
     """Check everything that is cheap, then load, then restore if the folder has a checkpoint."""
+    config, folder = placed_for(config, path), RunFolder(path)
     doubts = configuration.check(config)
-    folder = RunFolder(path)
     mirrors = Mirrors(folder.path, config.watch.mirrors, display)
     folder.check_writable()
     with mirrors, folder.locked():  # in this order: mirrors go on until the lock is given back
