@@ -37,7 +37,7 @@ def place(model: Model, before: Model | None = None) -> Model:
 
 
 def _best(model: Model) -> str:
-    """A GPU if there is one; the embedded model is too small to gain from it."""
+    """A GPU if there is one; the embedded model repeats to the bit on a CPU, and is quick there."""
     return "cpu" if model.path == "tiny" or _idle() is not None else "cuda"
 
 
