@@ -36,7 +36,7 @@ from groupwise.model.policy import spec_of
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
-from groupwise.placing import check_device
+from groupwise.placing import check_device, place
 from groupwise.progress import phase
 from groupwise.records import Task
 from groupwise.testing.trial import try_slots
@@ -87,8 +87,9 @@ def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gather
 
     `tell` is told what is waited for, where that takes long.
     """
-    check_device(config.model.device)
-    check_precision(config.model.device, config.model.dtype)
+    model = place(config.model)
+    check_device(model.device)
+    check_precision(model.device, model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     doubts = try_slots(config.recipe) if learns else []

@@ -23,6 +23,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests st
 
 avoid_broken_tiles()  # before the first product
 
+# What is under way is not shown: whether a test waits depends on how busy the machine is.
+progress.LIVE_AFTER = progress.FIRST_AFTER = math.inf
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 
@@ -58,13 +61,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless a test names a device: its numbers must not depend on what a machine has."""
     monkeypatch.setattr(placing, "_idle", lambda: "")
-
-
-@pytest.fixture(autouse=True)
-def in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is under way is not shown: whether a test waits depends on how busy the machine is."""
-    for name in ("LIVE_AFTER", "FIRST_AFTER"):
-        monkeypatch.setattr(progress, name, math.inf)
 
 
 @pytest.fixture(autouse=True)
