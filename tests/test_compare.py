@@ -46,6 +46,7 @@ from groupwise.errors import (
 )
 from groupwise.graders.rubric import Grader
 from groupwise.model.checkpoint import stored_shape, stored_tokenizer
+from groupwise.placing import placed
 from groupwise.setup import fit, gather
 from groupwise.validate.statistics import paired_difference
 from groupwise.watch.display import Display

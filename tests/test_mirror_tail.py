@@ -239,7 +239,7 @@ def test_a_folder_that_a_client_left_behind_is_no_package(
     (tmp_path / "left_behind_by_wandb").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(mirrors.NEEDS, "wandb", ("left_behind_by_wandb",))
-    with pytest.raises(ConfigError, match=r"pip install 'groupwise\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*wandb"):
         mirrors.check(["wandb"])
 
 
