@@ -19,6 +19,7 @@ KINDS = (
 )
 TOKENS = 256
 MIB = 2**20
+ON_CPU = ("model.device=cpu", "model.dtype=float32")
 
 
 def measure(path: str, settings: list[str]) -> None:
@@ -34,7 +35,7 @@ def measure(path: str, settings: list[str]) -> None:
     from groupwise.sync.reference import Reference
 
     torch.set_num_threads(1)
-    config = load(None, [f"model.path={path}", "recipe=grpo", *settings])
+    config = load(None, [f"model.path={path}", "recipe=grpo", *ON_CPU, *settings])
     model = starting_policy(config, path).model
     held = Reference(model, "frozen")
     learner = PolicyLearner(model, config.recipe, config.optim, 1.0)

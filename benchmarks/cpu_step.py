@@ -61,6 +61,8 @@ def groupwise_steps(model: str, steps: int, threads: int) -> list[float]:
             **{
                 "recipe.penalty": "",
                 "model.path": model,
+                "model.device": "cpu",
+                "model.dtype": "float32",
                 "model.threads": threads,
                 "data.train": str(data),
                 "engine.max_tokens": TOKENS,

@@ -32,12 +32,15 @@ from groupwise.commands import (
 from groupwise.commands.shared import (
     SETTINGS,
     print_json,
+    progress,
     read_config,
     split_settings,
     terminal_width,
     warn,
 )
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
+from groupwise.extras import install
+from groupwise.progress import phase
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -141,7 +144,8 @@ def _run(argv: Sequence[str] | None) -> int:
         if args.command is None:
             parser.print_help()
             return 2
-        status: int = args.run_command(args)
+        with progress():
+            status: int = args.run_command(args)
         return status
     except GroupwiseError as error:
         print(f"groupwise: error: {error}", file=sys.stderr)
@@ -269,11 +273,11 @@ def _explain(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     source, overrides = split_settings(args.items)
     config = read_config(source, overrides)
-    if args.dry_run:
-        return _dry_run(config)
-    from groupwise import loop
-
     run = Path(args.run) if args.run else Path("runs") / (source.stem if source else "default")
+    if args.dry_run:
+        return _dry_run(config, run)
+    with phase("starting PyTorch"):
+        from groupwise import loop
     try:
         loop.train(config, run)
     except loop.Stopped as stopped:
@@ -282,14 +286,18 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _dry_run(config: Config) -> int:
+def _dry_run(asked: Config, run: Path) -> int:
     """The resolved configuration, in TOML that can be run; what follows from it as comments."""
     from groupwise.config import check, describe, text
+    from groupwise.opening import placed_for
+    from groupwise.placing import place_line
     from groupwise.testing.trial import try_slots
 
+    config = placed_for(asked, run)
     for warning in [*check(config), *try_slots(config.recipe)]:
         warn(warning)
-    print("\n".join(f"# {line}" for line in describe(config)), end="\n\n")
+    lines = [place_line(config.model, asked.model), *describe(config)]
+    print("\n".join(f"# {line}" for line in lines), end="\n\n")
     print(text(config), end="")
     return 0
 
@@ -307,7 +315,7 @@ def _report(args: argparse.Namespace) -> int:
         if plots:
             print(f"wrote {len(plots)} plots to {folder / 'plots'}")
     else:
-        print("No PNG plots: they need matplotlib, pip install 'groupwise[view]'.", file=sys.stderr)
+        print(f"No PNG plots: they need matplotlib, `{install('view')}`", file=sys.stderr)
     return 0
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from groupwise.run import Run
 
 
+FEW = 0.5  # of the groups that a step wants: fewer are worth a warning
+
+
 @dataclass
 class Collected:
     """The groups of a step, and those that dynamic sampling sent away."""
@@ -90,6 +93,7 @@ def collect(run: Run, clock: Clock) -> Collected:
             f"dynamic sampling found {len(kept)} useful groups of {config.prompts_per_step} wanted "
             f"in {len(groups) + len(dropped)} draws; going on with "
             + ("those." if kept else "the last ones, which teach nothing."),
+            shown=len(kept) < FEW * config.prompts_per_step,
         )
     if kept:
         dropped += [g for g in groups if not any(g is k for k in kept)]

@@ -17,8 +17,8 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.errors import DataError, GroupwiseError, ModelError, in_short
+from groupwise.extras import install
 
-INSTALL = "pip install 'groupwise[hub]'"
 ID = re.compile(r"(?P<name>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 DATA = re.compile(
     r"hub:(?P<name>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@(?P<revision>[\w.-]+))?"
@@ -215,7 +215,7 @@ def _snapshot(
     except ImportError as error:
         raise wrong(
             f"{name} is no path here, and to fetch a {kind} by its id huggingface_hub is needed: "
-            f"{INSTALL}. Or fetch it elsewhere, and give its folder."
+            f"`{install('hub')}`. Or fetch it elsewhere, and give its folder."
         ) from error
     called = name if revision is None else f"{name}@{revision}"
     try:

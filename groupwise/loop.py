@@ -19,9 +19,11 @@ from groupwise.guards import (
     check_updates,
     explained_gap,
 )
-from groupwise.opening import MakeEngine, nothing_left, open_run
+from groupwise.opening import MakeEngine, nothing_left, open_run, placed_for
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
+from groupwise.placing import place_line
+from groupwise.progress import phase
 from groupwise.run import Run
 from groupwise.setup import engine_of, sampling_of
 from groupwise.teach import Taught, teach
@@ -87,6 +89,7 @@ def _cycle(
     engine: MakeEngine | None,
     signals: Signals,
 ) -> Generator[Metrics, None, dict[str, Any]]:
+    asked, config = config, placed_for(config, path)
     done = nothing_left(config, path)
     if done is not None:
         summary, in_vain = done
@@ -94,14 +97,18 @@ def _cycle(
         for change in in_vain:
             display.warn(f"not taken, as no step is left to do: {change}")
         return summary
+    display.note(place_line(config.model, asked.model))
+    display.announce_stop(signals.asked)
     with open_run(config, path, display, engine) as run:
-        with signals.held():
+        if signals.asked.is_set():
+            raise Stopped(f"stopped before step {run.step + 1}; the same command begins with it")
+        with signals.held(), display.watching():
             first = begin(run)
         try:
             if first is not None:
                 yield first
             while not run.over and not signals.asked.is_set():
-                with signals.held():
+                with signals.held(), display.watching():
                     metrics = one_step(run, signals.asked)
                     if metrics is not None and run.checkpoint_due():
                         run.save()
@@ -111,17 +118,19 @@ def _cycle(
             if run.saved_step != run.step:
                 run.save()
             raise
-        if run.saved_step != run.step:
-            run.save()
-        if not run.over:
-            raise Stopped(f"stopped after step {run.step}, saved; the same command goes on")
-        return finish(run)
+        with display.watching():
+            if run.saved_step != run.step:
+                run.save()
+            if not run.over:
+                raise Stopped(f"stopped after step {run.step}, saved; the same command goes on")
+            return finish(run)
 
 
 def begin(run: Run) -> Metrics | None:
     """Check that sampler and learner agree; of a new run, how good the starting policy is."""
-    check_delivery(run)
-    gate = check_agreement(run)
+    with phase("comparing sampler and learner"):
+        check_delivery(run)
+        gate = check_agreement(run)
     if run.step != 0 or run.before is not None:
         return None
     run.before = held_out(run)
@@ -258,14 +267,15 @@ def write_down(
 def held_out(run: Run) -> Evaluation:
     """Accuracy on tasks that training never sees; of the policy, also where a copy is sampled."""
     asked = run.config.eval
-    return evaluate(
-        run.engine if run.engine.weights == "shared" else engine_of(run.config, run.loaded),
-        run.loaded.tokenizer,
-        run.grader,
-        run.held_out,
-        sampling_of(run.config, temperature=asked.temperature),
-        asked.samples,
-    )
+    with phase("evaluating", len(run.held_out), "tasks"):
+        return evaluate(
+            run.engine if run.engine.weights == "shared" else engine_of(run.config, run.loaded),
+            run.loaded.tokenizer,
+            run.grader,
+            run.held_out,
+            sampling_of(run.config, temperature=asked.temperature),
+            asked.samples,
+        )
 
 
 def finish(run: Run) -> dict[str, Any]:
@@ -280,6 +290,7 @@ def finish(run: Run) -> dict[str, Any]:
         budget=asdict(run.config.budget) if run.config.budget != Budget() else None,
     )
     run.folder.write_cost(seconds=run.elapsed, tokens=run.tokens)
-    write_report(run.folder.path)
+    with phase("writing the report"):
+        write_report(run.folder.path)
     run.display.finish(summary, run.folder.path)
     return summary

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from groupwise import config as configuration
 from groupwise import hub
 from groupwise.composition import PairRecipe
-from groupwise.config import Budget, Config
+from groupwise.config import Budget, Config, Model
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.engine.native import NativeEngine
@@ -32,6 +33,8 @@ from groupwise.model.policy import adapter_notes, starting_policy
 from groupwise.model.transformer import Policy
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner
+from groupwise.placing import placed
+from groupwise.progress import phase
 from groupwise.records import Task
 from groupwise.run import Run
 from groupwise.setup import Bench, check_room, engine_of, micro_tokens_of, set_up
@@ -55,8 +58,8 @@ def open_run(
     config: Config, path: str | Path, display: Display, engine: MakeEngine | None = None
 ) -> Iterator[Run]:
     """Check everything that is cheap, then load, then restore if the folder has a checkpoint."""
+    config, folder = placed_for(config, path), RunFolder(path)
     doubts = configuration.check(config)
-    folder = RunFolder(path)
     mirrors = Mirrors(folder.path, config.watch.mirrors, display)
     folder.check_writable()
     with mirrors, folder.locked():  # in this order: mirrors go on until the lock is given back
@@ -65,7 +68,9 @@ def open_run(
         for text in _same_configuration(config, folder):
             display.note(text)
         with display, Recorder(folder) as recorder:
-            yield _open(config, folder, recorder, mirrors, display, engine)
+            with display.watching():
+                run = _open(config, folder, recorder, mirrors, display, engine)
+            yield run
 
 
 def _open(
@@ -104,7 +109,8 @@ def _open(
     )
     if isinstance(run.engine, NativeEngine):
         run.engine.tell = run.event
-    origin = _origin(config, bench)
+    with phase("taking the weights' fingerprint"):
+        origin = _origin(config, bench)
     _check_origin(folder, origin, display)
     before = _last_start(folder)
     _restore_latest(run, origin)
@@ -114,7 +120,7 @@ def _open(
     mirrors.start()
     display.start(
         [
-            *configuration.describe(config, run.learner.micro_tokens),
+            *configuration.describe(config, run.learner.micro_tokens, len(bench.tasks)),
             *(f"{name}: {commit}" for name, commit in fetched.items()),
             *adapter_notes(loaded, start),
             *bench.notes,
@@ -252,10 +258,27 @@ def _last_start(folder: RunFolder) -> Start | None:
     return Start(0, config, manifest.get("origin") or {}, manifest.get("threads"), inferred=True)
 
 
+def placed_for(config: Config, path: str | Path) -> Config:
+    """With a device and a precision for "auto": those of the run that the folder holds, if any."""
+    folder = RunFolder(path)
+    with _readable(folder):
+        start = _last_start(folder)
+        model = {} if start is None else tomllib.loads(start.config).get("model", {})
+    before = {name: model[name] for name in ("device", "dtype") if name in model}
+    return placed(config, Model(**before) if len(before) == 2 else None)
+
+
 def _changes(config: Config, folder: RunFolder) -> list[configuration.Change]:
-    try:
+    with _readable(folder):
         before = _last_start(folder)
         return [] if before is None else configuration.difference(before.config, config)
+
+
+@contextlib.contextmanager
+def _readable(folder: RunFolder) -> Iterator[None]:
+    """Say what to do about a configuration that is damaged."""
+    try:
+        yield
     except ValueError as error:  # no TOML, no text
         place = folder.starts if folder.starts.is_file() else folder.config
         raise RunError(
@@ -319,7 +342,8 @@ def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:
         return
     for text in found.fell_back:
         run.display.warn(text)
-    run.restore(found)
+    with phase("restoring"):
+        run.restore(found)
     if run.folder.durable_step() < run.step:
         run.display.warn(
             f"the records of {run.folder.path} end at step {run.folder.durable_step()}, before the "

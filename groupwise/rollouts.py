@@ -15,6 +15,7 @@ from groupwise.engine.protocol import Engine, Request, Sampling
 from groupwise.graders.ledger import Key, Ledger
 from groupwise.graders.rubric import Grader
 from groupwise.model.tokenizer import Tokenizer
+from groupwise.progress import phase
 from groupwise.records import Completion, Grade, Rollout, Task
 
 
@@ -39,7 +40,9 @@ def write(
         Request(task.token_ids, samples, prompt_id=task.id, draw=draw, stream=stream)  # type: ignore[arg-type]
         for task, draw in prompts
     ]
-    groups = engine.generate(requests, sampling)
+    with phase("sampling", samples * len(requests), "completions") as told:
+        engine.wrote = told
+        groups = engine.generate(requests, sampling)
     return [Written(task, draw, group) for (task, draw), group in zip(prompts, groups, strict=True)]
 
 
@@ -70,7 +73,8 @@ def grade(
         for (group, _, completion, text), found in zip(samples, grades, strict=True)
         if found is None
     ]
-    told = iter(grader.grade(asked))
+    with phase("grading", len(asked), "answers"):
+        told = iter(grader.grade(asked))
     rollouts = iter(
         [
             Rollout(group.task, group.draw, number, completion, text, found or next(told))
@@ -135,10 +139,12 @@ class Beside:
         }
         late = [group for number, group in enumerate(written) if number not in early]
         rest = iter(grade(self.grader, self.tokenizer, late, self.known) if late else [])
-        return [
-            early[number].result()[0] if number in early else next(rest)
-            for number in range(len(written))
-        ]
+        with phase("grading", len(written), "groups") as told:
+            graded = []
+            for number in range(len(written)):
+                graded.append(early[number].result()[0] if number in early else next(rest))
+                told(len(graded))
+        return graded
 
 
 def failed(grade: Grade) -> bool:

@@ -27,6 +27,7 @@ from groupwise.model.linear import layer_sizes
 from groupwise.model.peft_files import read as read_adapter
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner
+from groupwise.progress import phase
 from groupwise.records import Memory, Task
 from groupwise.setup import learns_from_labels
 from groupwise.sync import state as saved
@@ -123,9 +124,9 @@ class Run:
             due = bool(asked.every) and self.step % asked.every == 0
         return due or self.over
 
-    def event(self, kind: str, text: str, **fields: Any) -> None:
-        """Something to know of: to events.jsonl, and now and then to the screen."""
-        if self.at - self.told.get(kind, -EVENT_PAUSE) >= EVENT_PAUSE:
+    def event(self, kind: str, text: str, *, shown: bool = True, **fields: Any) -> None:
+        """Something to know of: to events.jsonl and, if `shown`, now and then to the screen."""
+        if shown and self.at - self.told.get(kind, -EVENT_PAUSE) >= EVENT_PAUSE:
             self.told[kind] = self.at
             self.display.warn(text)
         self.recorder.event(self.at, kind, text, **fields)
@@ -186,6 +187,10 @@ class Run:
 
     def save(self, *, best: bool = False) -> None:
         """A checkpoint of this very moment; everything before it is on the disk first."""
+        with phase("saving"):
+            self._save(best)
+
+    def _save(self, best: bool) -> None:
         self.recorder.flush()
         tensors = {"optimizer": self.learner.state(), "engine": self.engine.state()}
         if self.reference is not None:

@@ -36,6 +36,8 @@ from groupwise.model.policy import spec_of
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.optim.memory import device_bytes
 from groupwise.optim.pairs import check_data
+from groupwise.placing import check_device, place
+from groupwise.progress import phase
 from groupwise.records import Task
 from groupwise.testing.trial import try_slots
 
@@ -76,7 +78,8 @@ def set_up(
 ) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
     doubts = try_slots(config.recipe) if learns else []
-    found = gather(config, learns=learns, tell=tell)
+    with phase("reading data"):
+        found = gather(config, learns=learns, tell=tell)
     notes = [*(f"warning: {doubt}" for doubt in doubts), *found.notes]
     return seat(config, replace(found, notes=notes), model_for(found.train, found.held_out))
 
@@ -86,8 +89,9 @@ def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gather
 
     `tell` is told what is waited for, where that takes long.
     """
-    check_device(config.model.device)
-    check_precision(config.model.device, config.model.dtype)
+    model = place(config.model)
+    check_device(model.device)
+    check_precision(model.device, model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     with waiting(tell, "reward functions to be loaded", START_SECONDS):
@@ -152,10 +156,12 @@ def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
 
 def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
     """The tasks as this model reads them."""
-    notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
+    with phase("preparing kernels" if on_gpu(config) else "preparing the model"):
+        notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
-    fitting = fit(config, found, tokenizer, shape)
+    with phase("preparing prompts"):
+        fitting = fit(config, found, tokenizer, shape)
     if isinstance(config.recipe, PairRecipe):
         check_data(config.recipe, fitting.train, tokenizer, shape.context)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
@@ -224,23 +230,6 @@ def check_ending(config: Config, tokenizer: Tokenizer) -> list[str]:
         '"eos_token" to tokenizer_config.json or "eos_token_id" to generation_config.json'
         + ("." if isinstance(config.recipe, PairRecipe) else ", or set engine.stop.")
     )
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that this machine or this PyTorch does not have; take it if it has a number.
-
-    Kernels, streams and captured steps go to the current device, whatever their tensors lie on.
-    """
-    try:
-        torch.zeros(1, device=name)
-        if torch.device(name).type == "cuda" and torch.device(name).index is not None:
-            torch.cuda.set_device(name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-        raise ConfigError(
-            f"model.device={name!r} can't be used here: {reason}. Set model.device=cpu, or run "
-            "where PyTorch has that device."
-        ) from error
 
 
 def check_room(config: Config, path: str | Path, *, training: bool) -> None:

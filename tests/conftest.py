@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import groupwise.recipes  # noqa: F401 - what is built in is there before the first test
+from groupwise import placing, progress
 from groupwise.composition import RECIPES
 from groupwise.model.tiles import avoid_broken_tiles
 from groupwise.slots import REGISTRY
@@ -20,6 +22,9 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 avoid_broken_tiles()  # before the first product
+
+# What is under way is not shown: whether a test waits depends on how busy the machine is.
+progress.LIVE_AFTER = progress.FIRST_AFTER = math.inf
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
@@ -50,6 +55,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a test names a device: its numbers must not depend on what a machine has."""
+    monkeypatch.setattr(placing, "_idle", lambda: "")
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from groupwise.cli import main
 from groupwise.composition import Recipe, recipe
 from groupwise.config import load
 from groupwise.errors import RunError
+from groupwise.placing import placed
 from groupwise.slots import parse
 from groupwise.tell.explain import markdown, notes
 
@@ -317,7 +318,7 @@ def test_a_dry_run_prints_what_would_run(tmp_path: Path) -> None:
     assert "warning: soft_overlong(max_length=20480" in done.stderr
     # What is printed is a configuration: the same one.
     overrides = ["group_size=4", "recipe.gate.high=0.3"]
-    assert load(tomllib.loads(done.stdout)) == load(path, overrides)
+    assert load(tomllib.loads(done.stdout)) == placed(load(path, overrides))
     assert sorted(tmp_path.iterdir()) == [path]  # and nothing was made
 
 

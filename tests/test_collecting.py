@@ -51,6 +51,20 @@ def test_groups_that_teach_nothing_are_drawn_again_from_fresh_prompts(
         assert events(run) == []
 
 
+@pytest.mark.parametrize(("few", "warned"), [(0.0, False), (1.0, True)])
+def test_a_batch_that_is_a_little_smaller_is_written_down_and_no_warning(
+    few: float, warned: bool, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("groupwise.collect.FEW", few)
+    changes = {"recipe": "dapo", "reward": "odd_for_some", "refills": 1, "prompts_per_step": 8}
+    with start.opened(tmp_path, **changes) as run:
+        told: list[str] = []
+        monkeypatch.setattr(run.display, "warn", told.append)
+        advance(run)
+        assert len(events(run)) == 1
+    assert any("useful groups of 8" in text for text in told) == warned
+
+
 def test_after_the_last_refill_the_batch_is_smaller_and_says_so(
     start: Start, tmp_path: Path
 ) -> None:

@@ -672,7 +672,7 @@ def test_every_answer_gives_a_configuration_without_doubts(
     assert (status, err) == (0, "")
     found = load(Path("groupwise.toml"))
     assert (found.model.path, found.model.device, found.data.train) == (model, device, data)
-    assert found.model.dtype == ("bfloat16" if device == "cuda" else "float32")
+    assert found.model.dtype == "auto"
     assert (found.data.template == "chat") == (model == "chatty")
     assert found.data.evaluates
     assert dict(found.reward.parts) == {"number": 1.0}
@@ -734,7 +734,7 @@ def test_init_asks_for_what_was_not_said(
     assert status == 0 and err.count("> ") == 3
     assert "[countdown]" in err  # the reward that fits to the data is the default
     assert load(path).reward.parts == {"countdown": 1.0}
-    assert init.default("device", {"model": "large"}) == "cuda"
+    assert init.default("device", {"model": "large"}) == "auto"
     assert init.default("device", {"model": "tiny"}) == "cpu"
 
 
@@ -743,12 +743,63 @@ def test_init_says_what_is_not_there_and_refuses_what_can_not_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.toml"
-    options = ("--model", "no/model", "--data", "no.jsonl", "--reward", "no.py:f")
+    options = ("--model", "./no/model", "--data", "no.jsonl", "--reward", "no.py:f")
     status, _, err = run(capsys, "init", str(path), *options, "--device", "cpu")
     assert status == 0
-    assert all(f"{name} is not there" in err for name in ("no/model", "no.jsonl", "no.py"))
+    assert all(f"{name} is not there" in err for name in ("./no/model", "no.jsonl", "no.py"))
     status, _, err = run(capsys, "init", str(tmp_path / "b.toml"), "--device", "tpu")
-    assert status == 2 and "cpu or cuda" in err
+    assert status == 2 and "Choose one of 'auto', 'cpu', 'cuda'" in err
     status, _, err = run(capsys, "init", str(tmp_path / "none" / "c.toml"), "--model", "tiny")
     assert status == 2 and "can't be written" in err
     assert sorted(x.name for x in tmp_path.iterdir()) == ["a.toml"]
+
+
+def test_init_asks_again_and_keeps_what_was_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = ["Qwen/Qwen2.5-0.5B-Instruct", "later.jsonl", "later.jsonl", "nmber", "number", "gpu",
+             "cuda"]  # fmt: skip
+    monkeypatch.setattr(sys, "stdin", Terminal("\n".join(typed)))
+    status, _, err = run(capsys, "init", "mine.toml")
+    assert status == 0, err
+    assert err.count("> ") == len(typed) and "Type it again if it will be" in err
+    assert "Did you mean 'cuda'?" in err and "nmber" in err
+    found = load(Path("mine.toml"))
+    assert found.model.path == typed[0] and found.data.train == "later.jsonl"
+    assert (found.reward.parts, found.model.device) == ({"number": 1.0}, "cuda")
+
+
+@pytest.mark.usefixtures("pipe")
+@pytest.mark.parametrize(
+    ("model", "rate", "chat"),
+    [("Qwen/Qwen2.5-0.5B", 5e-6, False), ("Qwen/Qwen2.5-0.5B-Instruct@main", 5e-6, True),
+     ("HuggingFaceTB/SmolLM2-135M-Instruct", 1e-5, True), ("google/gemma-3-1b-it", 5e-6, True),
+     ("Qwen/Qwen2.5-Coder-1.5B-Instruct", 3e-6, True), ("org/Some-7B", 1e-6, False),
+     ("org/nameless", 1e-6, False), ("Qwen/Qwen3-30B-A3B", 1e-6, False)],
+)  # fmt: skip
+def test_init_takes_ids_and_a_rate_for_the_models_size(
+    model: str,
+    rate: float,
+    chat: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, "init", "--model", model, "--device", "cpu")
+    assert status == 0 and "not there" not in err
+    found = load(Path("groupwise.toml"))
+    assert found.model.path == model and found.optim.learning_rate == rate
+    assert (found.data.template == "chat") == chat
+
+
+def test_the_rate_of_a_model_on_this_disk_goes_by_its_shape(tmp_path: Path) -> None:
+    shape = replace(S, vocab_size=97, hidden_size=16, num_heads=2, num_kv_heads=1,
+                    num_layers=1, head_dim=8, intermediate_size=16)  # fmt: skip
+    policy = Transformer(shape).initialise(torch.Generator().manual_seed(0))
+    save(policy, tmp_path / "Large-70B", character_files("".join(map(chr, range(32, 127)))))
+    own = {x.data_ptr(): x.numel() for x in policy.state_dict().values()}
+    assert init.parameters(str(tmp_path / "Large-70B")) == sum(own.values())
+    (tmp_path / "empty-7B").mkdir()
+    assert init.parameters(str(tmp_path / "empty-7B")) == 7e9

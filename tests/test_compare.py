@@ -46,6 +46,7 @@ from groupwise.errors import (
 )
 from groupwise.graders.rubric import Grader
 from groupwise.model.checkpoint import stored_shape, stored_tokenizer
+from groupwise.placing import placed
 from groupwise.setup import fit, gather
 from groupwise.validate.statistics import paired_difference
 from groupwise.watch.display import Display
@@ -380,7 +381,7 @@ def test_as_many_held_out_tasks_as_asked_for_are_judged_of_those_that_fit(
     file, own = tmp_path / "held_out.jsonl", tmp_path / "own.toml"
     file.write_text("".join(f'{{"prompt": "{row}", "answer": "3"}}\n' for row in rows))
     own.write_text(f'{SMALL}model.path = "{start}"\ndata.eval = "{file}"\n')
-    config = groupwise.load_config(own, ["eval.tasks=3", "data.max_prompt_tokens=12"])
+    config = placed(groupwise.load_config(own, ["eval.tasks=3", "data.max_prompt_tokens=12"]))
     shape = stored_shape(start)
     assert shape is not None
     found = fit(config, gather(config), stored_tokenizer(start), shape)

@@ -31,6 +31,7 @@ from groupwise.records import Memory, Visit
 from groupwise.slots import REGISTRY, Range
 
 ROOT = Path(__file__).resolve().parents[1]
+ON_CPU = {"model.device": "cpu", "model.dtype": "float32"}
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 
 
@@ -111,7 +112,7 @@ def test_every_value_comes_back_from_its_text(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", list(FIELDS))
 def test_every_field_can_be_set_and_is_written(name: str) -> None:
     words = ("float32", "bfloat16", "chat", "linear", "mask", "int8", "ema:0.5", "drop", "always")
-    values = (*words, True, False, 7, 0.5, ["a"], ["wandb"], {"exact": 0.5})
+    values = (*words, "cuda:1", True, False, 7, 0.5, ["a"], ["wandb"], {"exact": 0.5})
     other = next(x for x in values if x != DEFAULTS[name] and _takes(name, x))
     config = load(**{name: other})
     assert flat(config)[name] == (tuple(other) if isinstance(other, list) else other)
@@ -323,7 +324,7 @@ def test_names_of_other_tools_are_explained_and_not_taken(name: str) -> None:
         ({"engine.weights": "noise:inf"}, "unknown"),
         ({"reference.update": "ema:2"}, r"'ema:X' with a number in \(0, 0.999999\]"),
         ({"reference.update": "ema:1"}, "unknown"),
-        ({"model.dtype": "float16"}, "Choose one of 'float32', 'bfloat16'"),
+        ({"model.dtype": "float16"}, "Choose one of 'auto', 'float32', 'bfloat16'"),
         ({"model.path": 3}, "model.path must be a text"),
         ({"data.shuffle": 1}, "data.shuffle must be true or false"),
         ({"overlong": "keep"}, "'recipe', 'drop', 'mask', 'penalise'"),
@@ -574,8 +575,8 @@ def test_bug_21_a_narrowed_sampler_is_refused_where_nothing_corrects_it(
         ({"engine.temperature": 0}, "the same answer every time"),
         ({"engine.min_tokens": 65, "recipe": "tis"}, "more than engine.max_tokens=64"),
         ({"engine.stop": ["\n", ""]}, "engine.stop holds an empty text"),
-        ({"engine.exact": True}, "for a GPU in bfloat16, and this is float32 on cpu"),
-        ({"engine.exact": True, "model.device": "cuda"}, "this is float32 on cuda"),
+        ({"engine.exact": True} | ON_CPU, "for a GPU in bfloat16, and this is float32 on cpu"),
+        ({"engine.exact": True} | ON_CPU | {"model.device": "cuda"}, "this is float32 on cuda"),
         ({"tiny.width": 100, "tiny.heads": 4}, "multiple of 8"),
         ({"optim.beta2": 1}, "optim.beta2=1"),
         ({"reward.parts": {}}, "reward.parts gives nothing a weight"),
@@ -666,7 +667,8 @@ def test_the_batch_is_described_in_numbers() -> None:
     assert stale.endswith("sampled from other weights (stale:2)")
     told = "\n".join(describe(load(recipe="dapo", steps=5)))
     assert "at most 8,192 tokens sampled a step (64 an answer)" in told
-    assert "5 steps draw 80 prompts from 10,000 tasks" in told
+    assert "5 steps draw 80 prompts" in told
+    assert "5 steps draw 80 prompts from 744 tasks" in "\n".join(describe(load(steps=5), tasks=744))
     assert "groups that zero_variance drops are drawn anew, up to 3 times a step" in told
     assert "reference (frozen)" in "\n".join(describe(load()))
     assert describe(load(**{"data.train": "rows.jsonl"}))[-1] == "no held-out evaluation"

@@ -176,7 +176,7 @@ def test_without_the_package_the_command_is_named(monkeypatch: pytest.MonkeyPatc
     gym._library.cache_clear()
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
     try:
-        with pytest.raises(DataError, match=r"pip install 'groupwise\[tasks\]'"):
+        with pytest.raises(DataError, match=r"pip install .*reasoning-gym"):
             loaded("reasoning_gym:chain_sum")
     finally:
         gym._library.cache_clear()

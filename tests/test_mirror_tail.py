@@ -228,7 +228,7 @@ def test_a_client_that_is_not_installed_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(mirrors.NEEDS, "wandb", ("no_such_package", "json", "another_one"))
-    with pytest.raises(ConfigError, match=r"no_such_package and another_one.*groupwise\[wandb\]"):
+    with pytest.raises(ConfigError, match=r"no_such_package and another_one.*pip install .*wandb"):
         run(tmp_path / "run", watch__mirrors=["wandb"])
     assert not (tmp_path / "run").exists()
 
@@ -239,7 +239,7 @@ def test_a_folder_that_a_client_left_behind_is_no_package(
     (tmp_path / "left_behind_by_wandb").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(mirrors.NEEDS, "wandb", ("left_behind_by_wandb",))
-    with pytest.raises(ConfigError, match=r"pip install 'groupwise\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*wandb"):
         mirrors.check(["wandb"])
 
 

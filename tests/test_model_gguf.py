@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from model_zoo import CONFIGS, all_logits, make, sequences
+from runs import run
 
 from groupwise.errors import ModelError
 from groupwise.model.checkpoint import load, save, stored_tokenizer
 from groupwise.model.gguf import _OUTER, _PARTS, GGUFFile, hf_name
 from groupwise.model.quants import TYPES, unpack
 from groupwise.model.transformer import Transformer
+from groupwise.sync.export import checkpoint_in, export
 
 ALPHABET = [*"abcdefghijklmnopqrstuvwxyz0123456789", "Ġ", "Ċ", ".", "+", "="]
 TOKENS = ["<|end|>", "<|start|>", *ALPHABET, "Ġa", "ab", "Ġab", "12"]
@@ -239,3 +242,25 @@ def test_unknown_and_damaged_files_are_refused(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(ModelError, match=r"ssm_a.* has no place"):
         hf_name("blk.0.ssm_a.weight")
+
+
+def test_an_adapter_on_a_file_is_exported_beside_a_folder_that_peft_can_load(
+    tmp_path: Path,
+) -> None:
+    """PEFT loads folders alone: the words say how to make one of the file, and what they say does
+    it."""
+    model, path = make("smollm2"), tmp_path / "model.gguf"
+    write(path, metadata(model, "llama"), gguf_tensors(model, "llama"))
+    settings = {"model__path": str(path), "adapter__rank": 2, "steps": 1, "eval__tasks": 0}
+    run(tmp_path / "run", **settings)
+    checkpoint = Path(checkpoint_in(tmp_path / "run"))
+    with pytest.raises(ModelError, match="PEFT loads folders alone") as refused:
+        export(checkpoint, tmp_path / "adapter", adapter=True)
+    assert f"groupwise export {path} BASE --dtype float32" in str(refused.value)
+    export(path, tmp_path / "base", torch.float32)
+    export(checkpoint, tmp_path / "adapter", adapter=True, base=tmp_path / "base")
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert told["base_model_name_or_path"] == str(tmp_path / "base")
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    peft.PeftModel.from_pretrained(base, tmp_path / "adapter")

@@ -32,6 +32,7 @@ from groupwise.validate.evaluate import evaluate_path
 from groupwise.watch.display import Display
 
 GiB = 2**30
+ON_CPU = {"model.device": "cpu", "model.dtype": "float32"}
 
 
 @pytest.mark.parametrize("width", [2, 4])
@@ -95,7 +96,7 @@ def test_a_reference_that_is_an_average_holds_four_bytes_more_a_weight() -> None
     )
     config = load(**{"reference.update": "ema:0.99", "model.dtype": "bfloat16"})
     assert setup.demand_of(config, M, training=True).average
-    assert not setup.demand_of(load(), M, training=True).average
+    assert not setup.demand_of(load(**ON_CPU), M, training=True).average
     made = Transformer(TINY).initialise(torch.Generator().manual_seed(0)).to(torch.bfloat16)
     kept = Reference(made, "ema:0.9").state()
     assert sum(x.nbytes for x in kept.values()) == 4 * parameters(TINY)
@@ -225,7 +226,7 @@ def test_sizes_of_a_gguf_file_without_its_weights(
 def test_a_cpu_refuses_only_an_answer_that_no_memory_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape, config = TINY, load(**{"engine.max_tokens": 1000})
+    shape, config = TINY, load(**ON_CPU, **{"engine.max_tokens": 1000})
     needed = 2 * 2 * 2 * 8 * 4 * 1001  # layers, keys and values, heads, width, bytes, tokens
     monkeypatch.setattr(setup, "device_bytes", lambda device: needed)
     setup.check_answer(config, shape)  # although training takes more
@@ -241,7 +242,7 @@ def test_a_cpu_refuses_only_an_answer_that_no_memory_holds(
 
 
 def test_automatic_micro_batches_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert setup.micro_tokens_of(load(), M) == 1024
+    assert setup.micro_tokens_of(load(**ON_CPU), M) == 1024
     assert setup.micro_tokens_of(load(**{"optim.micro_tokens": 7}), M) == 7
     monkeypatch.setattr(setup, "device_bytes", lambda device: 33 * GiB)
     on_gpu = {"model.device": "cuda:1", "model.dtype": "bfloat16", "recipe": "dr_grpo"}
@@ -303,6 +304,7 @@ def test_a_device_with_a_number_becomes_the_current_one(monkeypatch: pytest.Monk
     """Triton starts its kernels on the current device, not on that of their tensors."""
     taken: list[str] = []
     monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     for name in ("cpu", "cuda", "cuda:1"):
         setup.check_device(name)

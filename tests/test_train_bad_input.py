@@ -592,7 +592,8 @@ def test_a_configuration_that_was_damaged_is_named_or_written_anew(line: Line) -
 def test_a_device_that_is_not_there_is_refused_before_a_model_is_loaded(
     line: Line, no_model: None
 ) -> None:
-    assert "model.device='banana' can't be used here" in line.refused("model.device=banana")
+    assert "model.device='banana' is unknown" in line.refused("model.device=banana")
+    assert "model.device='cuda:99' can't be used here" in line.refused("model.device=cuda:99")
 
 
 def test_answers_that_leave_no_room_for_a_prompt(line: Line) -> None:

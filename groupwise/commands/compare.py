@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import print_json, say, warn
 from groupwise.errors import ConfigError, RecipeWarning, nearest
+from groupwise.progress import NEXT_AFTER, clock
 
 if TYPE_CHECKING:
     from groupwise.compare.plan import Folder, Job, Plan
@@ -224,22 +225,21 @@ class Shown:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._begun, self._shown = time.perf_counter(), -1
+        self._begun, self._shown, self._said = time.perf_counter(), -1, 0.0
         self._failed: set[Job] = set()
         self._live = sys.stderr.isatty()
 
     def __call__(self, progress: Progress) -> None:
-        from groupwise.watch.display import clock
-
         for job in progress.failed.keys() - self._failed:
             name = self._plan.arms[job.arm].name
             say(f"{self._clear()}FAILED {name}, seed {job.seed}: {progress.failed[job]}")
             self._failed.add(job)
         done = len(progress.seconds) + len(progress.failed)
-        if not self._live and done == self._shown:
-            return
-        self._shown = done
         took, share = time.perf_counter() - self._begun, progress.share
+        quiet = done == self._shown and took - self._said < NEXT_AFTER
+        if not self._live and quiet:
+            return
+        self._shown, self._said = done, took
         left = f", {clock(took / share * (1 - share))} left" if share > 0.01 else ""
         line = f"{done} of {len(progress.jobs)} runs, {100 * share:.0f} %{left}"
         over = self._live and done < len(progress.jobs)

@@ -184,13 +184,13 @@ def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> It
         torch = None
     usable = [] if torch is None else torch["gpus"]
     for gpu in usable:
-        kind = "bfloat16" if gpu["bfloat16"] else "no bfloat16: set model.dtype=float32"
+        kind = "bfloat16" if gpu["bfloat16"] else "no bfloat16: float32 is taken"
         what = f"{gpu['name']}, {_size(gpu['memory'])}, compute capability {gpu['capability']}"
         yield Finding("gpu", "ok", f"{what}, {kind}")
     if usable or torch is None:
         return
     if not driver:
-        yield Finding("gpu", "ok", "none; training runs on the CPU (model.device=cpu)")
+        yield Finding("gpu", "ok", "none; training runs on the CPU")
     for seen in driver:
         why = "this PyTorch is built without CUDA"
         mend = f"pip install --force-reinstall torch --index-url {CUDA_WHEELS}"

@@ -12,10 +12,10 @@ from urllib.parse import quote
 from groupwise.commands.eval_tables import text
 from groupwise.commands.shared import (
     SETTINGS,
-    Progress,
     config_of,
     print_json,
     read_config,
+    read_placed,
     say,
     split_models,
     warn,
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     paths, source, overrides = split_models(args.path, args.items)
     if source is None:
         source = next((own for path in paths if (own := config_of(Path(path)))), None)
-    config = read_config(source, overrides)
+    config = read_placed(source, overrides, paths[0])
     asked_for = [name for name in OF_SUITES if getattr(args, name) is not None]
     if len(paths) > 1 or args.suite or asked_for:
         return side_by_side(args, paths, source, config, overrides)
@@ -190,7 +190,7 @@ def on_all(
         if done is None:
             for note in sitting.notes:
                 say(note)
-            done, groups = sitting.run(model, Progress(len(sitting.bench.tasks), "tasks", title))
+            done, groups = sitting.run(model, f"{title}:")
             keep(done, groups)
         else:
             say(f"{title}: there already, nothing is sampled.")

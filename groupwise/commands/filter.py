@@ -15,16 +15,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 from groupwise.commands.shared import (
     SETTINGS,
-    Progress,
     aligned,
     config_of,
     print_json,
     read_config,
+    read_placed,
     say,
     split_models,
     words_of,
 )
 from groupwise.errors import ConfigError
+from groupwise.progress import phase
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     out = Outputs(Path(args.out), bool(args.model))
     own = source or (config_of(Path(args.model)) if args.model else None)
-    config = read_config(own, overrides)
+    config = read_placed(own, overrides, args.model) if args.model else read_config(own, overrides)
     given = tuple(item.partition("=")[0].strip() for item in overrides)
     wanted = sieving.Wanted(
         dedup=args.dedup,
@@ -87,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     )
     sieving.check(args.path, wanted)
     looked = Look(args, Basis(config, own is not None, given)) if args.model else None
-    found = sieving.sieve(data_of(args.path, config), wanted, Counter())
+    with phase("looking at", things="rows") as told:
+        found = sieving.sieve(data_of(args.path, config), wanted, told)
     band = looked.band(found, out.rates) if looked else None
     sieving.with_prompts(found)
     report = report_of(found, args, band)
@@ -150,24 +152,10 @@ class Look:
         from groupwise.validate import passing, sieve
 
         entry = passing.open_rows(self.name, self.basis, found.removed)
-        show = Progress(len(entry.tasks), "tasks", f"{self.candidate.name} on {self.name}")
-        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, show, say)
+        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, say)
         low, high = self.limits
         band = sieve.Band(low, high, self.asked.samples, self.candidate.name, 0.0, 0.0, {})
         return sieve.by_band(found, counts, band)
-
-
-class Counter:
-    """Rows so far, now and then."""
-
-    def __init__(self) -> None:
-        self.live = sys.stderr.isatty()
-
-    def __call__(self, rows: int) -> None:
-        if rows % 100_000 == 0:
-            end = "" if self.live else "\n"
-            start = "\r" if self.live else ""
-            print(f"{start}{rows:,} rows", end=end, file=sys.stderr, flush=True)
 
 
 # --- files ------------------------------------------------------------------------------------

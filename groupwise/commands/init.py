@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ from typing import Any
 
 from groupwise.commands import machine
 from groupwise.commands.shared import warn
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, GroupwiseError
 
 GENERATORS = {"arithmetic": "number", "countdown": "countdown"}  # and the reward that fits
 TINY = "tiny"
+# Parameters, and the rate that a model of at most so many takes when all its weights are trained.
+RATES = ((3e8, "1e-5"), (1e9, "5e-6"), (3e9, "3e-6"))
+LARGE = "1e-6"
 INSTRUCTION = "{prompt} Think step by step, and end with the answer."
 
 
@@ -25,10 +29,14 @@ class Question:
 
 
 QUESTIONS = (
-    Question("model", "Which model? A Hugging Face folder, a .gguf file, or tiny (made here)."),
+    Question(
+        "model",
+        "Which model? A Hugging Face folder, a .gguf file, an id such as Qwen/Qwen2.5-0.5B, or "
+        "tiny (made here).",
+    ),
     Question("data", "Which prompts? A file with prompts and answers, arithmetic, or countdown."),
     Question("reward", "What is right? number, exact, countdown, or your file.py:function."),
-    Question("device", "Where? cpu or cuda."),
+    Question("device", "Where? auto (a GPU if there is one), cpu or cuda."),
 )
 
 
@@ -75,13 +83,13 @@ def complete(given: dict[str, str]) -> dict[str, str]:
         if question.key in answers:
             continue
         usual = default(question.key, answers)
-        answers[question.key] = (ask(question, usual) if sys.stdin.isatty() else "") or usual
+        answers[question.key] = ask(question, usual) if sys.stdin.isatty() else usual
     assumed = [key for key in answers if key not in given]
     if assumed and not sys.stdin.isatty():
         taken = ", ".join(f"--{key} {answers[key]}" for key in assumed)
         print(f"Not answered, so the defaults hold: {taken}.", file=sys.stderr)
-    if answers["device"].partition(":")[0] not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {answers['device']!r}; it must be cpu or cuda.")
+    for key, answer in answers.items():
+        check_answer(key, answer)
     return answers
 
 
@@ -93,12 +101,40 @@ def default(key: str, answers: dict[str, str]) -> str:
         return "arithmetic"
     if key == "reward":
         return GENERATORS.get(answers["data"], "row" if ":" in answers["data"] else "number")
-    return "cuda" if answers["model"] != TINY and machine.gpus() else "cpu"
+    return "cpu" if answers["model"] == TINY else "auto"
 
 
 def ask(question: Question, usual: str) -> str:
-    print(f"{question.text} [{usual}]\n> ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip()
+    """The answer, asked for again where it can't be; what is not there may be given twice."""
+    before = ""
+    while True:
+        print(f"{question.text} [{usual}]\n> ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline().strip() or usual
+        try:
+            check_answer(question.key, answer)
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            continue
+        absent = missing({question.key: answer})
+        if not absent or answer == before:
+            return answer
+        before = answer
+        print(f"{absent[0]} is not there. Type it again if it will be.", file=sys.stderr)
+
+
+def check_answer(key: str, answer: str) -> None:
+    """Refuse what no configuration could hold. Files may come later."""
+    from groupwise.config.values import FIELDS, checked
+
+    if key == "device":
+        checked(key, FIELDS["model.device"], answer)
+    if key == "reward" and ".py:" not in answer:
+        from groupwise.graders.rubric import Grader
+
+        try:
+            Grader({answer: 1.0})
+        except GroupwiseError as error:
+            raise ConfigError(str(error)) from None
 
 
 def generated(data: str) -> bool:
@@ -106,11 +142,19 @@ def generated(data: str) -> bool:
 
 
 def missing(answers: dict[str, str]) -> list[str]:
-    """Files that are named and not there."""
-    named = [answers["model"] if answers["model"] != TINY else ""]
-    named.append("" if generated(answers["data"]) else answers["data"].rpartition(":")[2])
-    named.append(answers["reward"].rpartition(":")[0] if ".py:" in answers["reward"] else "")
-    return [name for name in named if name and not Path(name).expanduser().exists()]
+    """Files that are named and not there; ids are on a hub."""
+    from groupwise.hub import names_data, names_model
+
+    model, data, reward = (answers.get(key, "") for key in ("model", "data", "reward"))
+    named = ["" if model == TINY or names_model(model) else model]
+    named.append("" if generated(data) or names_data(data) else data.rpartition(":")[2])
+    named.append(reward.rpartition(":")[0] if ".py:" in reward else "")
+    return [name for name in named if name and not there(name)]
+
+
+def there(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.exists() or any(path.parent.glob(path.name))
 
 
 # --- the configuration ------------------------------------------------------------------------
@@ -121,7 +165,8 @@ def configuration(answers: dict[str, str]) -> str:
     from groupwise.config.writing import toml
 
     model, data, device = answers["model"], answers["data"], answers["device"]
-    tiny, gpu = model == TINY, device.startswith("cuda")
+    tiny = model == TINY
+    gpu = device.startswith("cuda") or (device == "auto" and bool(machine.gpus()))
     tokens = (16 if data == "countdown" else 4) if tiny else (512 if gpu else 64)
     prompts = 32 if tiny else (64 if gpu else 8)
     lines = [
@@ -138,8 +183,7 @@ def configuration(answers: dict[str, str]) -> str:
         "[model]",
         f"path = {toml(model)}",
         f"device = {toml(device)}",
-        _line('dtype = "bfloat16"', "the optimizer keeps float32 masters") if gpu
-        else _line('dtype = "float32"', "on a CPU nothing else is faster"),
+        _line('dtype = "auto"', "bfloat16 on a GPU that has it, else float32"),
         "",
         "[data]",
         f"train = {toml(data)}",
@@ -152,8 +196,7 @@ def configuration(answers: dict[str, str]) -> str:
         _line(f"max_tokens = {tokens}", "of an answer; longer ones are cut off"),
         "",
         "[optim]",
-        _line("learning_rate = 7e-4", "so small a model takes large steps") if tiny
-        else _line("learning_rate = 1e-6", "models below a billion parameters take up to 2e-5"),
+        *_rate_lines(model),
         "warmup_steps = 10",
         "",
         "[eval]",
@@ -174,21 +217,59 @@ def _data_lines(model: str, data: str) -> list[str]:
         found.append(_line("options = { digits = 1, terms = 3 }", "7+5+9= -> 21"))
     if not generated(data):
         found.append(_line("holdout_share = 0.05", "for accuracy; or eval = a file of its own"))
-    if model != TINY and speaks(Path(model)):
+    if model != TINY and speaks(model):
         found.append(_line('template = "chat"', "the model's own, applied once"))
         if data in GENERATORS:
             found.append(f"instruction = {toml(INSTRUCTION)}")
     return found
 
 
+def _rate_lines(model: str) -> list[str]:
+    """The smaller a model, the larger the steps that it takes."""
+    if model == TINY:
+        return [_line("learning_rate = 7e-4", "so small a model takes large steps")]
+    count = parameters(model)
+    rate = LARGE if count is None else next((r for most, r in RATES if count <= most), LARGE)
+    why = "of a size not known: the rate of large ones" if count is None else f"for {_size(count)}"
+    return [
+        _line(f"learning_rate = {rate}", f"{why}; smaller models take larger steps"),
+        "# With adapter.rank above 0, where few weights learn, take ten times as much.",
+    ]
+
+
+def parameters(model: str) -> float | None:
+    """Of a model on this disk by its shape, of others by what their name says."""
+    from groupwise.cost import parameters as counted
+    from groupwise.errors import ModelError
+    from groupwise.model.checkpoint import stored_shape
+
+    if Path(model).expanduser().exists():
+        try:
+            shape = stored_shape(Path(model).expanduser())
+        except ModelError:  # training says why
+            shape = None
+        if shape is not None:
+            return float(counted(shape))
+    said = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z0-9])", Path(model).name)
+    return float(said[-1][0]) * (1e9 if said[-1][1] in "Bb" else 1e6) if said else None
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.2g}B parameters" if count >= 1e9 else f"{count / 1e6:.3g}M parameters"
+
+
 def _line(setting: str, comment: str) -> str:
     return f"{setting:<34} # {comment}"
 
 
-def speaks(model: Path) -> bool:
-    """Whether a model has a chat template, as far as its files tell."""
-    if model.suffix == ".gguf":
-        return "instruct" in model.name.lower() or "chat" in model.name.lower()
+def speaks(name: str) -> bool:
+    """Whether a model has a chat template, as far as its files tell, or its name."""
+    from groupwise.hub import names_model
+
+    model = Path(name).expanduser()
+    if model.suffix == ".gguf" or names_model(name):
+        words = re.split(r"[-_.@/]", model.name.lower())
+        return not {"instruct", "chat", "it"}.isdisjoint(words)
     if any((model / f"chat_template.{kind}").is_file() for kind in ("jinja", "json")):
         return True
     settings = model / "tokenizer_config.json"

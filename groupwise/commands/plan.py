@@ -45,11 +45,12 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 where it fits, or where there is no telling; 1 where it does not."""
     from groupwise.config import check
+    from groupwise.placing import placed
     from groupwise.planning import plan
 
     config = read_config(*split_settings(args.items))
-    if args.gpu:
-        config = replace(config, model=replace(config.model, device="cuda"))
+    named = named_gpu(args.gpu) if args.gpu else None
+    config = placed(config) if named is None else on_named(config, named)
     for doubt in check(config):
         warn(doubt)
     limit = config.engine.max_tokens
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--tokens {args.tokens}: answers have 1 to {limit} tokens (engine.max_tokens)."
         )
-    made = plan(config, named_gpu(args.gpu) if args.gpu else here(config), args.tokens)
+    made = plan(config, named or here(config), args.tokens)
     if args.json:
         print_json(made.as_dict())
     else:
@@ -83,6 +84,14 @@ def named_gpu(name: str) -> Place:
         f"--gpu {name}: there are no figures for it. {nearest(name, [x.name for x in KNOWN])} "
         "For a CPU, leave --gpu out on that machine."
     )
+
+
+def on_named(config: Config, place: Place) -> Config:
+    """As it would run there: this machine may have another GPU, or none."""
+    dtype = config.model.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if place.device.bfloat16 else "float32"
+    return replace(config, model=replace(config.model, device="cuda", dtype=dtype))
 
 
 def _plain(name: str) -> str:

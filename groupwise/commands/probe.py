@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import (
     SETTINGS,
-    Progress,
     print_json,
-    read_config,
+    read_placed,
     say,
     split_settings,
     terminal_width,
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """0, or 130 where it was stopped; what was sampled until then is reported."""
     source, overrides = split_settings(args.items)
     is_run = source is not None and (source / "config.toml").is_file()
-    config = read_config(source / "config.toml" if source and is_run else source, overrides)
+    config = read_placed(source / "config.toml" if source and is_run else source, overrides)
     out = Path(args.out) if args.out else None
     if out is not None and out.exists():
         raise ConfigError(f"--out {out} exists already, and nothing is overwritten.")
@@ -90,15 +89,12 @@ def run(args: argparse.Namespace) -> int:
         threshold=args.threshold,
     )
     checkpoint = Path(checkpoint_in(source, "latest")) if source and is_run else None
-    if checkpoint is None and config.model.path == "tiny":
-        say("making the embedded model and its cold start ...")
     prepared = ready(config, asked, checkpoint=checkpoint)
     for note in prepared.notes:
         say(note)
     say(expected(prepared))
     begun = time.perf_counter()
-    prompts = sum(len(each.tasks) for each in prepared.rollouts)
-    made = prepared.run(Progress(prompts, "prompts"))
+    made = prepared.run()
     advice = advise(made)
     data = made.as_dict() | {
         "checkpoint": str(checkpoint) if checkpoint else None,

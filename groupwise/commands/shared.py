@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.errors import ConfigError, RecipeWarning
+from groupwise.progress import Watcher, heard, phase
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -56,8 +58,8 @@ def words_of(text: str | None) -> tuple[str, ...]:
 
 def read_config(source: Path | None, overrides: Sequence[str]) -> Config:
     """The configuration; what `load` warns of is printed."""
-    from groupwise.config import load
-
+    with phase("starting PyTorch"):
+        from groupwise.config import load
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RecipeWarning)
         config = load(source, overrides)
@@ -66,12 +68,26 @@ def read_config(source: Path | None, overrides: Sequence[str]) -> Config:
     return config
 
 
+def read_placed(source: Path | None, overrides: Sequence[str], path: str = "") -> Config:
+    """The configuration for a model that is loaded here, its own or that of `path`."""
+    from groupwise.placing import passed_over, placed
+
+    asked = read_config(source, overrides)
+    config = placed(asked, path=path)
+    why = passed_over(replace(config.model, path=path or config.model.path), asked.model)
+    if why:
+        warn(f"on the CPU: {why}")
+    return config
+
+
 def warn(text: str) -> None:
+    heard()
     print(f"groupwise: warning: {text}", file=sys.stderr)
 
 
 def say(line: str) -> None:
     """To people, beside the data on standard output."""
+    heard()
     print(line, file=sys.stderr, flush=True)
 
 
@@ -90,26 +106,18 @@ def terminal_width() -> int:
     return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
 
 
-class Progress:
-    """One line that is written over on a terminal; elsewhere a line now and then."""
+@contextmanager
+def progress() -> Iterator[None]:
+    """What is under way is shown on standard error: on a terminal as a line that is written over,
+    elsewhere as a line now and then."""
+    live = sys.stderr.isatty()
 
-    def __init__(self, total: int, things: str, title: str = "") -> None:
-        self.total, self.things, self.shown = total, things, 0
-        self.title = f"{title}: " if title else ""
-        self.begun = time.perf_counter()
-        self.live = sys.stderr.isatty()
+    def show(line: str) -> None:
+        if live:
+            line = line[: shutil.get_terminal_size().columns - 1]
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
-    def __call__(self, done: int, tokens: int) -> None:
-        from groupwise.commands.plan import duration
-
-        if not self.live and done < self.total and done - self.shown < self.total / 5:
-            return
-        self.shown = done
-        took = time.perf_counter() - self.begun
-        left = duration(took / done * (self.total - done))
-        line = (
-            f"{self.title}{done} of {self.total} {self.things}, {tokens / took:,.0f} tokens/s, "
-            f"{left} left"
-        )
-        end = "\n" if not self.live or done == self.total else ""
-        print(f"\r\033[K{line}" if self.live else line, end=end, file=sys.stderr, flush=True)
+    with Watcher(show, live=live) as watcher, watcher.watching():
+        yield

@@ -17,6 +17,7 @@ from groupwise.composition import RECIPES, PairRecipe, Recipe
 from groupwise.config import Config
 from groupwise.config.values import flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning
+from groupwise.placing import placed
 
 # The embedded task: a small transformer adds three digits, as `make demo` does. Four updates a
 # batch, so that gates have something to do; the rate goes down to 0 with the budget: at a constant
@@ -304,7 +305,8 @@ def _sets(asked: str, key: str) -> bool:
 
 
 def prepared(config: Config, budget: Budget) -> Config:
-    """With its budget, and evaluations on the way."""
+    """With its budget, evaluations on the way, and a place: the same for every run."""
+    config = placed(config)
     points = config.eval.points or POINTS
     every = configuration.Eval().every  # evaluations go by the budget
     return budget.given_to(replace(config, eval=replace(config.eval, points=points, every=every)))

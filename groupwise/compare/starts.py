@@ -21,6 +21,7 @@ from groupwise.model import tiny
 from groupwise.model.checkpoint import load, save, stored_shape, stored_tokenizer, write_folder
 from groupwise.opening import COLD_START
 from groupwise.optim.pairs import check_columns
+from groupwise.progress import phase
 from groupwise.records import Task
 from groupwise.setup import Fitting, Gathered, fit, gather, read_data
 from groupwise.validate.evaluate import check_held_out
@@ -46,7 +47,7 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
     fitting: list[tuple[Arm, Fitting]] = []
     for arm in first.values():
         with told_of(arm):
-            found = _prepare_one(arm.config, folder, say)
+            found = _prepare_one(arm.config, folder)
             if len(first) > 1:
                 fitting.append((arm, _fitting(arm.config, folder, found)))
     for arm, own in fitting[1:]:
@@ -77,8 +78,9 @@ def told_of(arm: Arm) -> Iterator[None]:
         raise type(error)(f"{arm.name}: {error}") from None
 
 
-def _prepare_one(config: Config, folder: Folder, say: Callable[[str], None]) -> Gathered:
-    found = gather(config)
+def _prepare_one(config: Config, folder: Folder) -> Gathered:
+    with phase("reading data"):
+        found = gather(config)
     check_held_out(found.held_out[: config.eval.tasks])
     if isinstance(config.recipe, PairRecipe):
         check_columns(config.recipe, found.train)
@@ -87,7 +89,6 @@ def _prepare_one(config: Config, folder: Folder, say: Callable[[str], None]) -> 
     if start is None and stored_shape(config.model.path) is None:
         load(config.model.path)  # says why it can't be, once and not in every run
     if start is not None and not start.is_dir():
-        say("making the embedded model and its cold start, once for all runs ...")
         longest = config.engine.max_tokens
         made = tiny.make(config.tiny, found.train, found.held_out, longest, config.seed)
         save(made.model, start, made.files)

@@ -14,7 +14,7 @@ from groupwise.config.adapter_checks import (
     ANY_REFUSED,
     dropout_in_a_sequence_ratio,
 )
-from groupwise.config.fields import Config, is_generator
+from groupwise.config.fields import AUTO, Config, is_generator
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
 from groupwise.errors import ConfigError
@@ -170,7 +170,8 @@ def numbers_that_do_not_fit(config: Config, recipe: Recipe | PairRecipe) -> Iter
 
 def exact_without_kernels(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
     model = config.model
-    if not config.engine.exact or (model.device.startswith("cuda") and model.dtype == "bfloat16"):
+    on_gpu = model.device.partition(":")[0] in ("cuda", AUTO)
+    if not config.engine.exact or (on_gpu and model.dtype in ("bfloat16", AUTO)):
         return
     on_cpu = model.device == "cpu" and model.dtype == "float32"
     yield (

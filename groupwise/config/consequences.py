@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from groupwise.composition import PairRecipe, Recipe
-from groupwise.config.fields import Config, is_generator
+from groupwise.config.fields import Config
 from groupwise.room import CPU_TOKENS
 
 
@@ -16,16 +14,18 @@ def anchored(config: Config, recipe: Recipe) -> Recipe:
     return recipe.anchored(config.engine.weights, close=close)
 
 
-def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
+def describe(
+    config: Config, micro_tokens: int | None = None, tasks: int | None = None
+) -> list[str]:
     """The numbers that follow from the configuration, for people.
 
-    `micro_tokens` are those that a run has come to, where it is known.
+    `micro_tokens` and `tasks` to train on are those of a run, where they are known.
     """
     lines = [_batch_line(config)]
     recipe = config.recipe
     held = ", ".join(recipe.models)
     held = held.replace("reference", f"reference ({config.reference.update})")
-    lines.append(f"recipe {recipe.name}; models: {held} ({_model(config)})")
+    lines.append(f"recipe {recipe.name}; models: {held}")
     if isinstance(recipe, Recipe) and anchored(config, recipe) != recipe:
         lines.append(
             "anchor of the ratio = the sampler: its log-probabilities stand for those of the "
@@ -40,8 +40,7 @@ def describe(config: Config, micro_tokens: int | None = None) -> list[str]:
     )
     lines[-1] += _micro_batches(config, micro_tokens)
     drawn = config.steps * config.prompts_per_step
-    generated = isinstance(config.data.train, str) and is_generator(config.data.train)
-    drawn_of = f" from {config.data.size:,} tasks" if generated else ""
+    drawn_of = "" if tasks is None else f" from {tasks:,} tasks"
     lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
     budget = {"tokens": config.budget.tokens, "seconds": config.budget.seconds}
     lines += [
@@ -78,12 +77,6 @@ def _batch_line(config: Config) -> str:
         return f"{line}, 1 update, on-policy but for dropout"
     policy = "on-policy" if weights == "shared" else f"sampled from other weights ({weights})"
     return f"{line}, 1 update, {policy}"
-
-
-def _model(config: Config) -> str:
-    path = config.model.path
-    name = "embedded tiny model" if path == "tiny" else Path(path).name
-    return f"{name}, {config.model.dtype} on {config.model.device}"
 
 
 def _eval_line(config: Config) -> str:

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from groupwise.composition import PairRecipe, Recipe
 from groupwise.slots import Count, Fraction, NonNegative, Positive, Range
@@ -21,6 +21,7 @@ class Forms:
 
     words: tuple[str, ...]
     numbered: tuple[tuple[str, type[int] | type[float], Range], ...]
+    meant: tuple[tuple[str, str], ...] = ()  # what else people write for a word
 
     def admits(self, text: str) -> bool:
         if text in self.words:
@@ -35,6 +36,12 @@ class Forms:
                 return math.isfinite(number) and bounds.admits(number)
         return False
 
+    def nearest(self, text: str) -> str | None:
+        """What was probably meant by a text that is not admitted."""
+        word, colon, digits = text.strip().lower().partition(":")
+        word = dict(self.meant).get(word, word)
+        return next((x for x in (f"{word}{colon}{digits}", word) if self.admits(x)), None)
+
     def __str__(self) -> str:
         listed = [repr(word) for word in self.words]
         for word, kind, bounds in self.numbered:
@@ -48,6 +55,16 @@ _ONE, _ABOVE_ZERO, _DECAY = Range(1), Range(0.0, above=True), Range(0.0, 0.99999
 SamplingWeights = Annotated[
     str, Forms(("shared", "int8"), (("stale", int, _ONE), ("noise", float, _ABOVE_ZERO)))
 ]
+AUTO: Final = "auto"
+Precision = Literal["auto", "float32", "bfloat16"]
+Device = Annotated[
+    str,
+    Forms(
+        (AUTO, "cpu", "cuda"),
+        (("cuda", int, Range(0)),),
+        (("gpu", "cuda"), ("nvidia", "cuda"), ("rocm", "cuda"), ("hip", "cuda")),
+    ),
+]
 Mirror = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 ReferenceUpdate = Annotated[str, Forms(("frozen",), (("ema", float, _DECAY), ("reset", int, _ONE)))]
 
@@ -59,8 +76,11 @@ class Model:
     # a Hugging Face folder, a .gguf file, an id on a hub ("org/name", "org/name@revision"), or
     # "tiny": made on the spot
     path: str = "tiny"
-    dtype: Literal["float32", "bfloat16"] = "float32"  # bfloat16 for a GPU; masters stay float32
-    device: str = "cpu"  # or "cuda", "cuda:1"
+    # "auto": bfloat16 on a GPU that computes in it, else float32; masters are float32 anyway
+    dtype: Precision = AUTO
+    # "cpu", "cuda", "cuda:1"; "auto": a GPU if PyTorch can use one, the CPU for the embedded model.
+    # A run keeps what it was started with
+    device: Device = AUTO
     adapters: tuple[str, ...] = ()  # of PEFT's, folded into it: part of the starting policy
     quantize: Literal["none", "int8", "nf4"] = "none"  # the frozen weights beside an adapter
     threads: Whole = 0  # of the CPU; 0: as PyTorch has it. Other numbers give other last bits
@@ -145,7 +165,7 @@ class Data:
     system: str = ""  # a system message in front of chat prompts
     instruction: str = "{prompt}"  # what a string prompt becomes
     max_prompt_tokens: Whole = 0  # longer ones are dropped, and reported; 0: what the model holds
-    size: Count = 10_000  # tasks that a generator makes
+    size: Count = 10_000  # tasks that a generator makes; fewer where it has no more different ones
     options: dict[str, Any] = field(default_factory=dict)  # of a generator, such as digits = 2
     shuffle: bool = True  # each pass in an order of its own; else as the rows stand
 

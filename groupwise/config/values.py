@@ -155,7 +155,9 @@ def _text(where: str, forms: Forms | None, value: Any) -> str:
     except UnicodeEncodeError:
         raise ConfigError(f"{where}={text!r} is no valid text: it can't be written down.") from None
     if forms is not None and not forms.admits(text):
-        raise ConfigError(f"{where}={text!r} is unknown. Choose one of {forms}.")
+        meant = forms.nearest(text)
+        hint = f"Did you mean {meant!r}? It is" if meant else "Choose"
+        raise ConfigError(f"{where}={text!r} is unknown. {hint} one of {forms}.")
     return str(text)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from groupwise.config.fields import GYM
 from groupwise.errors import DataError, nearest
+from groupwise.extras import install
 from groupwise.records import Task
 
 COMPOSITE = "composite"
@@ -207,7 +208,7 @@ def _library(module: str) -> ModuleType:
     except ImportError as error:
         raise DataError(
             f"{GYM}:TASK needs the package reasoning-gym ({error}). Install it: "
-            "pip install 'groupwise[tasks]'."
+            f"`{install('tasks')}`"
         ) from error
 
 

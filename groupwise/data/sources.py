@@ -122,7 +122,7 @@ class Gather:
             tasks, notes = gym.generate(task, size, self.seed, options)
         else:
             tasks, notes = generate(name, size, self.seed, options), []
-        if len(tasks) < size:
+        if len(tasks) < size != config.Data().size:  # the default is for those that have so many
             fewer = f"{name} has only {len(tasks)} different prompts, {size} were asked for."
             notes = [*notes, fewer]
         self.notes += notes

@@ -91,12 +91,15 @@ class Flight:
         self.ready: deque[Sample] = deque()  # their prompts are computed
         self.waiting = deque(range(len(requests)))
         self.done: list[list[Completion | None]] = [[None] * r.samples for r in requests]
+        self.written, self.tokens = 0, 0  # completions, and tokens of all
 
     @torch.no_grad()
     def run(self) -> list[list[Completion]]:
         self._admit()
         while self.running:
             self._retire(self._write(self._choose()))
+            if self.engine.wrote is not None:
+                self.engine.wrote(self.written, self.tokens)
             self._forward()
             self._admit()
         return [[c for c in group if c is not None] for group in self.done]
@@ -208,6 +211,7 @@ class Flight:
     def _write(self, choice: Choice) -> list[tuple[int, Finish]]:
         """Append what was chosen; which slots have ended, and why."""
         ended: list[tuple[int, Finish]] = []
+        self.tokens += len(self.running)
         tokens, logps = choice.token_N.tolist(), choice.logp_N.tolist()
         topk_id_NK, topk_logp_NK = choice.topk_id_NK, choice.topk_logp_NK
         for slot, sample in enumerate(self.running):
@@ -236,6 +240,7 @@ class Flight:
         """Hand in what has ended, last slot first, and close each gap with the last sample."""
         for slot, finish in reversed(ended):
             sample, last = self.running[slot], self.running.pop()
+            self.written += 1
             self.done[sample.request][sample.number] = self._completion(sample, finish)
             tell_if_whole(self.engine.done, sample.request, self.done[sample.request])
             if last is not sample:

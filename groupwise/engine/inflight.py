@@ -92,9 +92,11 @@ class DecoderFlight:
         version: int,
         weights: str,
         tell: Callable[[int, list[Completion]], None] | None = None,
+        wrote: Callable[[int, int], None] | None = None,
     ) -> None:
         self.decoder, self.requests, self.sampling = decoder, requests, sampling
-        self.tell = tell
+        self.tell, self.wrote = tell, wrote
+        self.written, self.tokens = 0, 0  # completions that have ended, and their tokens
         self.version, self.weights = version, weights
         self.device = decoder.device
         config = decoder.model.config
@@ -234,6 +236,9 @@ class DecoderFlight:
                 ended[slot], reasons[slot] = length, "stop"
         if ended:
             self._take_out(ended, reasons)
+        self.written, self.tokens = self.written + len(ended), self.tokens + sum(ended.values())
+        if self.wrote is not None:
+            self.wrote(self.written, self.tokens + sum(count[slot] for slot in self.running))
         self.fewest = min((count[slot] for slot in self.running), default=0)
 
     def _take_out(self, ended: dict[int, int], reasons: dict[int, Finish]) -> None:

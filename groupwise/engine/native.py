@@ -54,6 +54,7 @@ class NativeEngine:
         self.tell: Callable[[str, str], None] = warn  # kind and text: a run has better places
         self.told = False  # that it is not exact
         self.done: Callable[[int, list[Completion]], None] | None = None  # see Engine
+        self.wrote: Callable[[int, int], None] | None = None  # see Engine
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Completions in the order of requests and samples."""
@@ -96,7 +97,13 @@ class NativeEngine:
             self.decoder = Decoder(model, self.tokenizer, seed=self.seed, slots=self.slots)
         self.places = min(self.decoder.slots, samples_of(requests))
         flight = DecoderFlight(
-            self.decoder, requests, sampling, self.source.version, self.weights, self.done
+            self.decoder,
+            requests,
+            sampling,
+            self.source.version,
+            self.weights,
+            self.done,
+            self.wrote,
         )
         self.places = flight.slots
         return flight.run()

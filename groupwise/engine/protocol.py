@@ -75,6 +75,9 @@ class Engine(Protocol):
     # If set: told the number of a request and its completions as soon as the last one is written,
     # so that they can be graded while others are sampled. An engine may leave that out.
     done: Callable[[int, list[Completion]], None] | None = None
+    # If set: told how many completions of a call are written, and how many tokens of all, from time
+    # to time, for whoever waits. An engine may leave that out.
+    wrote: Callable[[int, int], None] | None = None
 
     @property
     def source(self) -> Source | None:

@@ -15,6 +15,7 @@ from math import gcd
 from typing import Any, Literal, NamedTuple
 
 from groupwise.errors import RewardError
+from groupwise.extras import install
 from groupwise.graders import amounts, answers, numbers
 from groupwise.graders.boxes import boxed
 from groupwise.graders.extract import Found, end_of, find, last_formula, predicate
@@ -64,8 +65,8 @@ class Question(NamedTuple):
 def check_engine() -> None:
     if find_spec("math_verify") is None:
         raise RewardError(
-            "The reward math needs math-verify, which is not installed: pip install "
-            "'groupwise[math]'. For answers that are plain numbers, number needs nothing."
+            "The reward math needs math-verify, which is not installed: "
+            f"`{install('math')}`. For answers that are plain numbers, number needs nothing."
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from groupwise.data.tasks import prompt_text
 from groupwise.errors import RewardError
+from groupwise.extras import install
 from groupwise.graders.answers import without_ends
 from groupwise.graders.parts import Mark, Sample
 from groupwise.records import Task
@@ -193,9 +194,7 @@ def _mark(value: float) -> Mark:
 def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
     """A classifier from a folder of this machine: nothing is fetched, no code of it is run."""
     if importlib.util.find_spec("transformers") is None:
-        raise RewardError(
-            f"{kind} needs the package transformers: pip install 'groupwise[scorers]'."
-        )
+        raise RewardError(f"{kind} needs the package transformers: `{install('scorers')}`")
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
         raise RewardError(f"{kind}: {path!r} is no Hugging Face folder: it has no config.json.")

@@ -29,6 +29,7 @@ from groupwise.model.gguf_tokenizer import tokenizer_files
 from groupwise.model.tiles import prepare_products
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Policy, Transformer
+from groupwise.progress import phase
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 2**30
@@ -47,7 +48,11 @@ def load(
     path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Loaded:
     """From a Hugging Face folder or a GGUF file; in the stored precision if none is given."""
-    path = local_model(path)
+    with phase(f"loading {path}"):
+        return _load(local_model(path), dtype, device)
+
+
+def _load(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> Loaded:
     if path.suffix == ".gguf":
         found = read_gguf(path)
         model: Policy = assemble(found.config, found.tensors.items(), dtype, device)

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from groupwise.errors import ModelError, NotNative, in_short
+from groupwise.extras import install
 from groupwise.model.config import ModelConfig
 from groupwise.model.linear import layers_within, sizes_of
 
-INSTALL = "pip install 'groupwise[families]'"
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -61,8 +61,8 @@ def import_transformers(raw: Mapping[str, Any], reason: BaseException | None = N
     except ImportError as error:
         raise ModelError(
             f"model_type {raw.get('model_type')!r} runs through transformers, which is not "
-            f"installed ({error}). Install it: {INSTALL}. Llama, Mistral, Qwen2, Qwen3 and SmolLM2 "
-            "run without it."
+            f"installed ({error}). Install it: `{install('families')}`. Llama, Mistral, "
+            "Qwen2, Qwen3 and SmolLM2 run without it."
         ) from reason or error
     return transformers
 

@@ -34,6 +34,7 @@ from groupwise.model.peft_files import (
 from groupwise.model.quantized import bitsandbytes, quantize
 from groupwise.model.targets import ALPHA, Spec, fits, linear_shapes
 from groupwise.model.transformer import Policy
+from groupwise.progress import phase
 from groupwise.sync.fingerprint import fingerprint
 
 
@@ -117,7 +118,8 @@ def frozen_base(base: Base, device: torch.device | str) -> Loaded:
     for path in base.adapters:
         fold_in(loaded.model, read(path, layer_sizes(loaded.model)))
     if few:
-        quantize(loaded.model, base.quantize, device)  # type: ignore[arg-type]
+        with phase(f"quantising to {base.quantize}"):
+            quantize(loaded.model, base.quantize, device)  # type: ignore[arg-type]
     return loaded
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from groupwise.errors import ModelError
+from groupwise.extras import install
 from groupwise.model.joined import Product
 from groupwise.model.linear import Linear
 
@@ -105,7 +106,7 @@ def bitsandbytes() -> Any:
     except ImportError as error:
         raise ModelError(
             f"model.quantize=nf4 needs bitsandbytes, which can't be imported ({error}). Install it "
-            "with `pip install 'groupwise[quantize]'`, or set model.quantize=int8, which needs "
+            f"with `{install('quantize')}`, or set model.quantize=int8, which needs "
             "nothing."
         ) from error
     return library

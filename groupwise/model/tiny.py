@@ -6,7 +6,7 @@ solutions of the training tasks gives it a start; reinforcement does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,6 +19,7 @@ from groupwise.model.transformer import Transformer
 from groupwise.optim.adamw import AdamW
 from groupwise.optim.packs import Sequences, outputs, pack
 from groupwise.optim.step import apply
+from groupwise.progress import phase
 from groupwise.records import Task
 
 WARMUP, MEMORY = 50, 0.9  # of the cold start: steps, weight of the past in an average
@@ -43,7 +44,8 @@ def make(
     shape = ModelConfig.from_hf(hugging_face_config(tiny, len(tokenizer), room))
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(shape).initialise(generator)
-    _teach(model, tokenizer, pairs, tiny, generator)
+    with phase("cold start", things="steps") as told:
+        _teach(model, tokenizer, pairs, tiny, generator, told)
     return Loaded(model, tokenizer, files)
 
 
@@ -73,6 +75,7 @@ def _teach(
     pairs: Sequence[tuple[str, str]],
     tiny: config.Tiny,
     generator: torch.Generator,
+    told: Callable[[int], None],
 ) -> None:
     """Cross-entropy on solution and end token, until samples would be right often enough.
 
@@ -90,6 +93,7 @@ def _teach(
     end = (tokenizer.eos_ids[0],)
     right = 0.0  # probability of the whole solution, averaged over recent batches
     for step in range(tiny.cold_start_steps):
+        told(step)
         drawn = torch.randint(len(pairs), (tiny.cold_start_batch,), generator=generator).tolist()
         batch = Sequences(
             [tuple(tokenizer.prompt(pairs[i][0])) for i in drawn],

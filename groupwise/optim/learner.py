@@ -22,6 +22,7 @@ from groupwise.optim.adamw import AdamW
 from groupwise.optim.memory import give_back, is_out_of_memory
 from groupwise.optim.packs import Sequences, micro_batches, outputs, score
 from groupwise.optim.step import Named, StepOutcome, apply
+from groupwise.progress import counted
 from groupwise.records import TokenBatch
 from groupwise.watch.measures import Tally, merge, values
 
@@ -257,7 +258,8 @@ class PolicyLearner(Learner):
         results.clear()
         seen: list[Named] = []
         at = 0
-        for some in micro_batches(sequences, rows, self.micro_tokens):
+        cut = micro_batches(sequences, rows, self.micro_tokens)
+        for some in counted("updating", cut, "micro-batches"):
             micro = part.select(slice(at, at + len(some)))
             at += len(some)
             packed = sequences.pack(some, self.device)

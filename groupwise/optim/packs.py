@@ -21,6 +21,7 @@ from torch import Tensor
 
 from groupwise.cost import Group
 from groupwise.model.transformer import PolicyModel
+from groupwise.progress import counted
 
 Ids = tuple[int, ...]
 Numbers = NDArray[np.int64]
@@ -271,7 +272,7 @@ def score(
     """
     device = model.head_weight.device
     logp_NT = torch.zeros(len(sequences.completions), sequences.width, device=device)
-    for rows in parts:
+    for rows in counted("scoring", parts, "micro-batches"):
         part = sequences.pack(rows, device)
         logp_NT[part.row_N] = outputs(model, part, temperature=temperature)["logp_NT"]
     return logp_NT

@@ -20,6 +20,7 @@ from groupwise.model.transformer import Policy
 from groupwise.optim.learner import Learner
 from groupwise.optim.packs import Ids, Sequences, micro_batches, outputs
 from groupwise.optim.step import Named, StepOutcome
+from groupwise.progress import counted
 from groupwise.records import Rollout, Task
 
 # Of the data, by what a recipe reads.
@@ -50,7 +51,8 @@ class PairLearner(Learner):
         seen: list[Named] = []
         count = len(pairs.completions) // 2
         every = range(len(pairs.completions))
-        for rows in micro_batches(pairs, every, self.micro_tokens, together=2):
+        cut = micro_batches(pairs, every, self.micro_tokens, together=2)
+        for rows in counted("updating", cut, "micro-batches"):
             part = pairs.pack(rows, self.device)
             with torch.no_grad():
                 ref_NT = outputs(reference, part, temperature=self.temperature)["logp_NT"]

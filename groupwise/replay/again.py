@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from groupwise.errors import RunError
+from groupwise.progress import counted
 from groupwise.records import Memory
 from groupwise.replay.measures import (
     Gram,
@@ -72,7 +73,7 @@ class Replay:
     def __iter__(self) -> Iterator[Seen]:
         """Every step that was asked for, in order; methods with a memory see those before it."""
         memories = [Memory() for _ in self.methods]
-        for step in self._needed():
+        for step in counted("replaying", self._needed(), "steps"):
             record = self._read(step)
             if record is None:
                 continue

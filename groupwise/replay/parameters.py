@@ -24,10 +24,11 @@ from groupwise.model.equip import equip
 from groupwise.model.policy import load_policy, starting_policy
 from groupwise.model.transformer import Policy
 from groupwise.optim.packs import micro_batches, outputs
+from groupwise.placing import check_device
 from groupwise.records import TokenBatch
 from groupwise.replay.recorded import Record, Recorded
 from groupwise.replay.weigh import Batched, Weighed
-from groupwise.setup import check_device, micro_tokens_of
+from groupwise.setup import micro_tokens_of
 
 
 @dataclass(frozen=True)

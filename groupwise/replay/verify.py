@@ -26,6 +26,7 @@ from groupwise.errors import GroupwiseError, RunError
 from groupwise.graders.ledger import recorded as recorded_verdicts
 from groupwise.loop import begin, one_step
 from groupwise.opening import COLD_START, open_run
+from groupwise.progress import counted
 from groupwise.replay.bits import (
     WEIGHTS,
     Difference,
@@ -220,7 +221,7 @@ def _repeat(second: _Second, run: Run, part: Part, *, last: bool, taken: bool) -
     """The steps of a part; `taken`: verdicts are those of the record."""
     folder, again, found = second.folder, second.again, second.found
     opening = 0 if part.first == 1 else part.first  # the step at which the run is opened
-    for step in range(opening, part.last + 1):
+    for step in counted("repeating", range(opening, part.last + 1), "steps"):
         stopped = ""
         try:
             if step == opening:

@@ -96,7 +96,7 @@ def export(
         raise ModelError(f"{folder} exists already, and nothing is overwritten. Choose another.")
     adapted = is_adapter(source)
     if adapter:
-        _check_alone(source)
+        _check_alone(source, base)
     policy = load_policy(source, base=base)
     stored = policy.model.head_weight.dtype
     dtype = dtype or stored
@@ -128,15 +128,24 @@ def export(
     return found
 
 
-def _check_alone(source: Path) -> None:
+def _check_alone(source: Path, base: Path | None) -> None:
     """An adapter beside a base that has no folder of its own is of no use to anybody."""
     if not is_adapter(source):
         raise ModelError(f"{source} is a whole model, and has no adapter. Leave --adapter out.")
-    folded = base_of(source).adapters
-    if folded:
+    found = base_of(source, base)
+    if found.adapters:
         raise ModelError(
-            f"{source} was trained beside a base with {', '.join(folded)} folded in: on the base "
-            "alone it would be another policy. Leave --adapter out to export the whole model."
+            f"{source} was trained beside a base with {', '.join(found.adapters)} folded in: on "
+            "the base alone it would be another policy. Leave --adapter out to export the whole "
+            "model."
+        )
+    if Path(found.path).suffix == ".gguf":
+        precision = f" --dtype {found.dtype}" if found.dtype else ""
+        raise ModelError(
+            f"The base of {source} is a GGUF file, {found.path}, and PEFT loads folders alone. "
+            f"Make a folder of it, `groupwise export {found.path} BASE{precision}`, and name that: "
+            f"`groupwise export {source} OUT --adapter --base BASE`. Or leave --adapter out to "
+            "export the whole model."
         )
 
 

@@ -17,6 +17,7 @@ from groupwise.graders.rubric import Grader
 from groupwise.model.checkpoint import Loaded
 from groupwise.model.policy import load_policy
 from groupwise.model.tokenizer import Tokenizer
+from groupwise.placing import placed
 from groupwise.records import Rollout, Task
 from groupwise.rollouts import failed, grade, verdict, write
 from groupwise.setup import check_room, engine_of, sampling_of, set_up
@@ -165,7 +166,7 @@ def _example(rollout: Rollout) -> dict[str, Any]:
 
 def evaluate_path(path: str | Path, config: Config) -> Evaluation:
     """A model's folder or file, a checkpoint, or a run (its best checkpoint, else its latest)."""
-    model = checkpoint_in(path)
+    model, config = checkpoint_in(path), placed(config, path=path)
 
     def policy(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
         check_held_out(held_out[: config.eval.tasks])  # a look before the model is loaded

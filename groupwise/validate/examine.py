@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from groupwise.engine.native import SLOTS
 from groupwise.engine.protocol import Engine
 from groupwise.model.checkpoint import Loaded
 from groupwise.model.policy import load_policy
+from groupwise.progress import phase
 from groupwise.records import Rollout, Task
 from groupwise.rollouts import failed, grade, verdict, write
 from groupwise.setup import (
@@ -110,18 +111,17 @@ class Sitting:
     def data(self) -> str:
         return data_fingerprint(self.entry.tasks)
 
-    def run(
-        self, model: dict[str, Any], show: Callable[[int, int], None] = lambda done, tokens: None
-    ) -> tuple[Result, list[list[Rollout]]]:
-        """`show` gets the number of tasks done and of tokens so far."""
+    def run(self, model: dict[str, Any], title: str = "") -> tuple[Result, list[list[Rollout]]]:
+        """Sample and grade all tasks; `title` is for whoever waits."""
         begun, tokens = time.perf_counter(), 0
         groups: list[list[Rollout]] = []
         tasks = self.bench.tasks
-        for first in range(0, len(tasks), self.at_once):
-            some = self.sample(tasks[first : first + self.at_once])
-            groups += some
-            tokens += sum(len(r.completion.token_ids) for group in some for r in group)
-            show(len(groups), tokens)
+        with phase(title, len(tasks), "tasks") as told:
+            for first in range(0, len(tasks), self.at_once):
+                some = self.sample(tasks[first : first + self.at_once])
+                groups += some
+                tokens += sum(len(r.completion.token_ids) for group in some for r in group)
+                told(len(groups), tokens)
         outcomes = self._outcomes(groups)
         seconds = time.perf_counter() - begun
         suite = {

@@ -10,6 +10,7 @@ from typing import Any
 
 from groupwise.data.named import SETS
 from groupwise.errors import ConfigError
+from groupwise.progress import phase
 from groupwise.records import Rollout
 from groupwise.rollouts import verdict
 from groupwise.setup import gather
@@ -50,7 +51,6 @@ def rates(
     basis: Basis,
     asked: Asked,
     kept: Path,
-    show: Callable[[int, int], None],
     say: Callable[[str], None],
 ) -> dict[int, Count]:
     """Samples and passes of each row. `kept` holds them line by line, and is gone on with."""
@@ -67,14 +67,13 @@ def rates(
     if found:
         say(f"{len(found)} rows are in {kept} already.")
     left = [task for task in sitting.bench.tasks if task.id not in found]
-    tokens = 0
-    for first in range(0, len(left), sitting.at_once):
-        groups = sitting.sample(left[first : first + sitting.at_once])
-        fresh = {group[0].task.id: count_of(group) for group in groups}
-        append_lines(kept, [to_line({"row": row} | c._asdict()) for row, c in fresh.items()])
-        found |= fresh
-        tokens += sum(len(r.completion.token_ids) for group in groups for r in group)
-        show(min(first + sitting.at_once, len(left)), tokens)
+    with phase(f"{candidate.name} on {entry.suite.name}:", len(left), "tasks") as told:
+        for first in range(0, len(left), sitting.at_once):
+            groups = sitting.sample(left[first : first + sitting.at_once])
+            fresh = {group[0].task.id: count_of(group) for group in groups}
+            append_lines(kept, [to_line({"row": row} | c._asdict()) for row, c in fresh.items()])
+            found |= fresh
+            told(min(first + sitting.at_once, len(left)))
     return found
 
 

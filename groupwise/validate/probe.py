@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -27,6 +27,8 @@ from groupwise.errors import ConfigError
 from groupwise.model.checkpoint import Loaded
 from groupwise.model.policy import load_policy
 from groupwise.opening import MakeEngine, starting_model
+from groupwise.placing import placed
+from groupwise.progress import phase
 from groupwise.records import Rollout, Task
 from groupwise.rollouts import grade, write
 from groupwise.setup import (
@@ -105,23 +107,19 @@ class Ready:
         slots = self.config.engine.slots or (GPU_SLOTS if on_gpu(self.config) else SLOTS)
         return max(1, slots // self.samples)
 
-    def run(self, show: Callable[[int, int], None] = lambda done, tokens: None) -> Probe:
-        """`show` gets the number of prompts done, of all settings, and of tokens so far.
-
-        Stopped by Ctrl-C, it reports on what there is: all settings have come as far.
-        """
-        interrupted, done, tokens = False, 0, 0
+    def run(self) -> Probe:
+        """Stopped by Ctrl-C, it reports on what there is: all settings have come as far."""
+        interrupted, done = False, 0
+        prompts = sum(len(each.tasks) for each in self.rollouts)
         try:
-            for first in range(0, self.prompts, self.at_once):
-                for each in self.rollouts:
-                    some = each.tasks[first : first + self.at_once]
-                    if not some:
-                        continue
-                    groups = self._sample(each, some)
-                    each.groups += groups
-                    done += len(some)
-                    tokens += sum(len(r.completion.token_ids) for group in groups for r in group)
-                    show(done, tokens)
+            with phase("probing", prompts, "prompts") as told:
+                for first in range(0, self.prompts, self.at_once):
+                    for each in self.rollouts:
+                        some = each.tasks[first : first + self.at_once]
+                        if some:
+                            each.groups += self._sample(each, some)
+                            done += len(some)
+                            told(done)
         except KeyboardInterrupt:
             if not done:
                 raise
@@ -162,7 +160,7 @@ def ready(
 ) -> Ready:
     """Everything that can fail, before anything is sampled. `checkpoint`: another model than the
     configuration's."""
-    asked = asked or Asked()
+    asked, config = asked or Asked(), placed(config)
     templates = asked.templates or (config.data.template,)
     temperatures = asked.temperatures or (config.engine.temperature,)
     check(config, templates, temperatures, asked)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from groupwise.errors import ConfigError, GroupwiseError, in_short
+from groupwise.extras import install
 from groupwise.view import pages
 from groupwise.view.prompts import PromptIndex
 from groupwise.view.runs import Run, Runs
@@ -58,7 +59,7 @@ class Viewer(ThreadingHTTPServer):
         if find_spec("plotly") is None:
             raise ConfigError(
                 "The viewer draws its charts with plotly, which is not installed: "
-                "pip install 'groupwise[view]'. A report needs no more than groupwise: "
+                f"`{install('view')}`. A report needs no more than groupwise: "
                 "groupwise report RUN"
             )
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -8,28 +8,35 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from groupwise.progress import Watcher, clock
 from groupwise.watch.files import storable
 
 LOSS_NOTE = (
-    "loss≈0 is expected: ratio=1 and advantages are centred. Watch reward and held-out accuracy."
+    "Watch held-out accuracy and reward. The loss is near 0 whether or not the model learns, as "
+    "advantages are centred: it is not shown."
+)
+STOPPING = (
+    "stopping after this step, which is saved. Once more stops now: then the steps since the last "
+    "checkpoint are done again, and nothing else is lost."
 )
 PHASES = ("rollout", "grade", "score", "update", "eval", "checkpoint")
 TRUNCATED_SHARE = 0.1  # above it the line says so
-HINT_EVERY = 10  # steps
 RECENT = 20  # steps that the time left is estimated from
 BARS = "▁▂▃▄▅▆▇█"
 TRAINED = "training reward"  # of a step's own samples, as against that of held-out tasks
@@ -52,13 +59,16 @@ class Display:
         self._console = _Console(file=self._stream, highlight=False, markup=False)
         self._panel = self._console.is_terminal if live is None else live
         self._live: Live | None = None
+        self._shown: RenderableType | None = None  # the panel of the last step
         self._muted = False
+        self._writing = threading.RLock()  # what is under way is shown by a thread of its own
+        self._under_way = Watcher(self._status, live=self._panel)
         self._step, self._total = 0, 0
         self._rewards: list[float] = []
         self._seconds: deque[float] = deque(maxlen=RECENT)
         self._timed = 0  # steps of this process
         self._held_out: tuple[int, float] | None = None
-        self._bottleneck = ("", -HINT_EVERY)  # the last that was named, and when
+        self._named: set[str] = set()  # phases that were said to take the longest
 
     def start(
         self,
@@ -73,9 +83,14 @@ class Display:
             self._print(line)
         if from_step == 0 and explain_loss:
             self._print(LOSS_NOTE)
-        if self._panel:
-            self._live = Live(console=self._console, auto_refresh=False)
-            self._show(self._live.start)
+
+    def watching(self) -> AbstractContextManager[None]:
+        """What is under way meanwhile is shown: phase, progress and time."""
+        return self._under_way.watching()
+
+    def announce_stop(self, asked: threading.Event) -> None:
+        """Answer a request to stop at once."""
+        self._under_way.announce(asked, lambda: self.note(STOPPING))
 
     def expect(self, total_steps: int) -> None:
         """How many steps there will be, where a budget ends the run and that changes on the way."""
@@ -85,22 +100,21 @@ class Display:
         """One step's metrics; the step after the last, unless they name another."""
         self._step = int(metrics.get("step", self._step + 1))
         self._remember(metrics)
-        if self._live is not None:
-            panel, live = self._render(metrics), self._live
-            self._show(lambda: live.update(panel, refresh=True))
+        if self._panel:
+            self._under_way.heard()
+            self._shown = self._render(metrics)
+            self._draw(self._shown)
         else:
             self._print("  ".join(f"{name} {value}".strip() for name, value in self._line(metrics)))
         self._name_bottleneck(metrics)
 
     def _name_bottleneck(self, metrics: Metrics) -> None:
-        """In words, when it is another phase than before; not of the first step, which warms up."""
-        phase, step = bottleneck(metrics), self._step
-        known, when = self._bottleneck
-        if self._live is not None or self._timed < 2 or phase in ("", known):
+        """In words, each phase once; not of the first step, which warms up."""
+        phase = bottleneck(metrics)
+        if self._panel or self._timed < 2 or phase in ("", *self._named):
             return
-        if step - when >= HINT_EVERY:
-            self._bottleneck = (phase, step)
-            self._print(f"bottleneck: {metrics['time/bottleneck']}")
+        self._named.add(phase)
+        self._print(f"bottleneck: {metrics['time/bottleneck']}")
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -116,6 +130,7 @@ class Display:
 
     def close(self) -> None:
         """Leave the last panel on the screen and give the terminal back."""
+        self._under_way.close()
         if self._live is not None:
             self._show(self._live.stop)
             self._live = None
@@ -131,13 +146,39 @@ class Display:
     ) -> None:
         self.close()
 
+    def _status(self, line: str) -> None:
+        """What is under way: below the panel, or as a line of its own."""
+        if line and self._total:
+            line = f"step {min(self._step + 1, self._total)}/{self._total}: {line}"
+        if not self._panel:
+            if line:
+                self._write(line)
+            return
+        below = Text(visible(line), style="dim", no_wrap=True, overflow="ellipsis")
+        shown = [] if self._shown is None else [self._shown]
+        self._draw(Group(*shown, *([below] if line else [])))
+
+    def _draw(self, what: RenderableType) -> None:
+        """In the place of what was drawn before."""
+        with self._writing:
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False)
+                self._show(self._live.start)
+            live = self._live
+            self._show(lambda: live.update(what, refresh=True))
+
     def _print(self, line: str, style: str = "") -> None:
+        self._under_way.heard()
+        self._write(line, style)
+
+    def _write(self, line: str, style: str = "") -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         line = visible(line).encode(encoding, "replace").decode(encoding)
-        if self._panel:
-            self._show(lambda: self._console.print(Text(line, style=style), soft_wrap=True))
-        else:
-            self._show(lambda: print(line, file=self._stream, flush=True))
+        with self._writing:
+            if self._panel:
+                self._show(lambda: self._console.print(Text(line, style=style), soft_wrap=True))
+            else:
+                self._show(lambda: print(line, file=self._stream, flush=True))
 
     def _show(self, action: Callable[[], object]) -> None:
         """Whoever read the output may have gone: the run goes on, and its files have it all."""
@@ -328,13 +369,6 @@ def next_lines(path: str | os.PathLike[str]) -> list[str]:
 
 def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
-
-
-def clock(seconds: float) -> str:
-    """2:10, or 1:02:10."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

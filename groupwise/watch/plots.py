@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from groupwise.errors import ConfigError
+from groupwise.extras import install
 from groupwise.watch.chart import Curve, smooth, thin
 from groupwise.watch.files import write_atomic
 from groupwise.watch.folder import RunFolder
@@ -25,7 +26,7 @@ def can_plot() -> bool:
 def write_plots(path: str | os.PathLike[str]) -> list[Path]:
     """plots/NAME.png for every curve of the report that has values."""
     if not can_plot():
-        raise ConfigError("PNG plots are drawn by matplotlib: pip install 'groupwise[view]'")
+        raise ConfigError(f"PNG plots are drawn by matplotlib: `{install('view')}`")
     folder = RunFolder(path)
     made = []
     for _, curve in curves(folder.read_metrics(), folder.read_events()):

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RunError
+from groupwise.progress import clock
 from groupwise.watch.catalogue import find
 from groupwise.watch.chart import Curve, Point, description, number, svg
-from groupwise.watch.display import clock, percent, useful_share, visible
+from groupwise.watch.display import percent, useful_share, visible
 from groupwise.watch.files import to_page, write_atomic
 from groupwise.watch.folder import RunFolder, size
 from groupwise.watch.naming import run_name
@@ -24,6 +25,7 @@ from groupwise.watch.rollouts import read
 from groupwise.watch.starts import change_words, read_starts
 
 SAMPLES, EVENTS, TEXT_LIMIT = 6, 200, 4000  # shown at most; the files have all of it
+USEFUL = "above 50 % while much is wrong; it falls as the data is mastered"
 
 # title, metric, whether it is a share
 CURVES = (
@@ -205,7 +207,7 @@ def _figures(
 ) -> Iterable[str]:
     for name, curve in curves(metrics, events):
         entry = find(name)
-        healthy = "above 50 %" if name == "groups/dead_share" else entry.healthy if entry else ""
+        healthy = USEFUL if name == "groups/dead_share" else entry.healthy if entry else ""
         bars = " Bars: ± one standard error." if any(point.error for point in curve.points) else ""
         fired = " Dotted: a health rule fired." if curve.events else ""
         caption = f"{description(curve, curve.points)} Healthy: {healthy}.{bars}{fired}"

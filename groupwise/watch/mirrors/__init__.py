@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from groupwise.errors import ConfigError, nearest
+from groupwise.extras import install
 from groupwise.watch.mirrors.tracker import About, Tracker
 
 # Trackers, and what must be there to import: each is also the name of an extra and of a module.
@@ -34,8 +35,8 @@ def check(names: Iterable[str]) -> None:
         if lacking:
             raise ConfigError(
                 f"The mirror to {name} needs {' and '.join(lacking)}, which "
-                f"{'is' if len(lacking) == 1 else 'are'} not installed: pip install "
-                f"'groupwise[{name}]'. Or take it out of watch.mirrors: the run folder has "
+                f"{'is' if len(lacking) == 1 else 'are'} not installed: "
+                f"`{install(name)}`. Or take it out of watch.mirrors: the run folder has "
                 "everything, and `groupwise mirror` can send it at any later time."
             )
 
