@@ -226,7 +226,9 @@ method(
     fixes="entropy collapse (clip-higher), dead groups, length bias, truncation noise",
     breaks="dynamic sampling costs rollouts; long answers weigh more",
     reach_for="long chains of thought with a verifier",
-    note="[V] aggregation as in all code; the printed formula is dapo_group.",
+    note="[V] aggregation as in all code; the printed formula is dapo_group. The paper draws until the"
+    " batch is full; here three times by default [H], as the rest brought nothing that could be"
+    " measured (docs/log.md): refills='until full' is the paper's.",
 )  # fmt: skip
 
 method(

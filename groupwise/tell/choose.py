@@ -7,6 +7,7 @@ conditions by spaces.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -264,9 +265,13 @@ def _idle(name: str, answers: Mapping[str, str]) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecipeWarning)
         entry = entry.configure({c["set"]: c["to"] for c in _changes(name, answers)})
+    return list(_told(entry, answers.get("engine") == "separate"))
+
+
+@functools.cache  # the table's recipes are the package's own: they never change
+def _told(entry: Recipe, mismatch: bool) -> tuple[str, ...]:
     moved = entry.schedule["updates"] * passes_of(entry) > 1
-    mismatch = answers.get("engine") == "separate"
-    return told(idle(entry, Conditions(moved=moved, mismatch=mismatch)))
+    return tuple(told(idle(entry, Conditions(moved=moved, mismatch=mismatch))))
 
 
 def _ranked(answers: Mapping[str, str]) -> tuple[dict[str, int], dict[str, list[str]]]:
