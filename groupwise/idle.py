@@ -12,22 +12,39 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from groupwise.composition import Recipe
 from groupwise.errors import RecipeError, RecipeWarning
+from groupwise.groups.phase import batch_phase, passes
 from groupwise.losses.gates import unclipped
+from groupwise.losses.phase import token_phase
 from groupwise.losses.ratios import token
 from groupwise.slots import Slot
-from groupwise.toy import Conditions, Toy, longest_list
+from groupwise.testing.toy import Toy, extra_streams, learner_outputs, leaves, random_toy
 
 # Log-probabilities by which a function compares two policies.
 COMPARED = ("old_logp_NT", "sampler_logp_NT", "ref_logp_NT")
-SAME = 1e-9  # of the largest entry of a gradient; float64 rounding is a million times smaller
+GROUPS, GROUP_SIZE, WIDTH = 8, 4, 12
+# Of a token's gradient, and of none: float64 rounding is a million times smaller than the first.
+SAME, TINY = 1e-9, 1e-15
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Which policies of one batch may differ from each other."""
+
+    moved: bool = False  # the policy from the one that was sampled from, by updates on this batch
+    mismatch: bool = False  # the sampler's probabilities from the learner's of the same weights
+    reference: bool = True  # the reference from the policy
+
+    def missing(self) -> tuple[str, ...]:
+        return tuple(each.name for each in fields(self) if not getattr(self, each.name))
 
 
 @dataclass(frozen=True)
@@ -40,7 +57,7 @@ class Idle:
 
 def idle(recipe: Recipe, conditions: Conditions) -> list[Idle]:
     """The slots of a recipe that change no update here, and would under other conditions."""
-    trial, found = Trial(recipe), list[Idle]()
+    trial, found = Trial(), list[Idle]()
     for slot in comparing(recipe):
         if not trial.acts(recipe, slot, conditions):
             wakes = trial.wakes(recipe, slot, conditions)
@@ -50,7 +67,7 @@ def idle(recipe: Recipe, conditions: Conditions) -> list[Idle]:
 
 def acting(recipe: Recipe, conditions: Conditions) -> tuple[Slot, ...]:
     """The slots without what is idle: recipes that have these in common make the same updates."""
-    plain, trial = recipe, Trial(recipe)
+    plain, trial = recipe, Trial()
     for slot in dict.fromkeys((recipe.gate, *comparing(recipe))):
         without = neutral(plain, slot)
         if without is not None and trial.same(plain, without, conditions):
@@ -75,7 +92,7 @@ def comparing(recipe: Recipe) -> Iterator[Slot]:
 def passes_of(recipe: Recipe) -> int:
     """Passes that the schedule makes over a batch."""
     try:
-        return len(recipe.schedule(Toy.of(Conditions(), longest_list(recipe)).build()))
+        return len(recipe.schedule(toy_under(Conditions()).build()))
     except Exception:  # the user's code may fail in any way: training says how
         return 1
 
@@ -134,8 +151,7 @@ def told(found: Sequence[Idle]) -> list[str]:
 class Trial:
     """A recipe and variants of it tried on the same toy batch, each once."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._longest = longest_list(recipe)
+    def __init__(self) -> None:
         self._known: dict[Any, list[Tensor] | None] = {}
 
     def acts(self, recipe: Recipe, slot: Slot, conditions: Conditions) -> bool:
@@ -175,11 +191,39 @@ class Trial:
         key = recipe.slots(), conditions
         if key not in self._known:
             try:
-                self._known[key] = Toy.of(conditions, self._longest).gradients(recipe)
+                self._known[key] = gradients(recipe, toy_under(conditions))
             except Exception:  # the user's code may fail in any way: training says how
                 self._known[key] = None
         return self._known[key]
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    return float((a - b).abs().max()) <= SAME * float(a.abs().max())
+    """Token by token: the gradient of a token whose ratio exploded would hide all others."""
+    gap, size = (torch.atleast_1d(x).abs().amax(-1) for x in (a - b, a))
+    return bool((gap <= SAME * size + TINY).all())
+
+
+def toy_under(conditions: Conditions) -> Toy:
+    """A batch whose rows move by a thousandth of a nat to several: all ranges are left, or none."""
+    sizes_N = torch.logspace(-3, 0.9, GROUP_SIZE, dtype=torch.float64).repeat(GROUPS)
+    return random_toy(
+        0,
+        (GROUP_SIZE,) * GROUPS,
+        WIDTH,
+        spread=sizes_N,
+        moved=float(conditions.moved),
+        mismatch=float(conditions.mismatch),
+        reference=float(conditions.reference),
+    )
+
+
+def gradients(recipe: Recipe, toy: Toy) -> list[Tensor]:
+    """Of the recipe's loss, in everything that learns; no update is made."""
+    leaf = leaves(toy)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():  # draws of plug-ins stay here
+        done = batch_phase(recipe, toy.build(**extra_streams(recipe, leaf))).batch
+        outputs = learner_outputs(recipe, toy, leaf)
+        losses = [token_phase(recipe, part, **outputs).loss for part in passes(recipe, done)]
+        found = torch.autograd.grad(torch.stack(losses).sum(), leaf.all(), allow_unused=True)
+    pairs = zip(leaf.all(), found, strict=True)
+    return [torch.zeros_like(x) if slope is None else slope for x, slope in pairs]

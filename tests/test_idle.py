@@ -21,10 +21,18 @@ from groupwise.compare.plan import Plan
 from groupwise.config import describe, load
 from groupwise.config.consequences import conditions, idle_slots
 from groupwise.errors import RecipeError
-from groupwise.idle import acting, comparing, idle, neutral, passes_of
+from groupwise.idle import (
+    Conditions,
+    acting,
+    comparing,
+    gradients,
+    idle,
+    neutral,
+    passes_of,
+    toy_under,
+)
 from groupwise.losses.gates import unclipped
 from groupwise.slots import REGISTRY, Positive, Slot, correction, gate
-from groupwise.toy import Conditions, Toy, longest_list
 
 # What the test batches have in common with a run: one update by the sampler's own weights.
 ON_POLICY = Conditions()
@@ -243,7 +251,7 @@ def test_every_recipe_of_the_package_can_be_tried_under_all_conditions() -> None
         made = recipe(name)
         assert passes_of(made) == (2 if name == "lopti" else 1)
         for where in (ON_POLICY, Conditions(True, True, True)):
-            grads = Toy.of(where, longest_list(made)).gradients(made)
+            grads = gradients(made, toy_under(where))
             assert all(grad.isfinite().all() for grad in grads) and grads[0].any(), name
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from groupwise.composition import PairRecipe, Recipe
 from groupwise.config.fields import Config, is_generator
-from groupwise.idle import Idle, acting, idle, passes_of, told
+from groupwise.idle import Conditions, Idle, acting, idle, passes_of, told
 from groupwise.room import CPU_TOKENS
 from groupwise.slots import Slot
-from groupwise.toy import Conditions
 
 
 def anchored(config: Config, recipe: Recipe) -> Recipe:

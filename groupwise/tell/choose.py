@@ -16,8 +16,7 @@ from typing import Any
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.composition import RECIPES, Recipe
 from groupwise.errors import RecipeError, RecipeWarning, nearest
-from groupwise.idle import idle, passes_of, told
-from groupwise.toy import Conditions
+from groupwise.idle import Conditions, idle, passes_of, told
 from groupwise.trainable import lacking
 
 

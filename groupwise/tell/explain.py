@@ -16,13 +16,12 @@ from typing import Any, Literal
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.composition import RECIPES, PairRecipe, Recipe, recipe
-from groupwise.idle import idle, passes_of, told
+from groupwise.idle import Conditions, idle, passes_of, told
 from groupwise.slots import REGISTRY, Definition, Slot
 from groupwise.soundness import complaints
 from groupwise.streams import STREAMS
 from groupwise.tell import pages
 from groupwise.tell.choose import choose
-from groupwise.toy import Conditions
 from groupwise.trainable import lacking
 
 __all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "table", "undocumented"]
