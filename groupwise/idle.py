@@ -199,7 +199,7 @@ class Trial:
 
 def _close(a: Tensor, b: Tensor) -> bool:
     """Token by token: the gradient of a token whose ratio exploded would hide all others."""
-    gap, size = (torch.atleast_1d(x).abs().amax(-1) for x in (a - b, a))
+    gap, size = (x.abs().amax(-1) for x in (a - b, a))
     return bool((gap <= SAME * size + TINY).all())
 
 
