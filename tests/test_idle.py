@@ -325,6 +325,28 @@ def test_arms_that_differ_in_what_acts_or_in_a_setting_do_not_coincide() -> None
     assert named("dr_grpo", bare, **one) == [("dr_grpo", f"reinforce {changed.format('')}")]
 
 
+def test_functions_of_ones_own_are_not_tried_in_the_process_that_compares(tmp_path: Path) -> None:
+    """They may end it; each is tried in the process of its run."""
+    file = tmp_path / "deadly.py"
+    file.write_text(DEADLY)
+    found = check(arms("grpo", f"{file}:deadly", f"{file}:deadly"))
+    (said,) = [text for text in found if "coincide" in text]
+    assert said.startswith("deadly and deadly (2) must coincide") and "one recipe" in said
+
+
+DEADLY = """
+import os
+from groupwise import recipe, register
+from groupwise.slots import gate
+
+@gate(equation="S = 0")
+def deadly_gate(log_ratio_NT, advantage_NT, batch):
+    os._exit(7)
+
+register(recipe("grpo").replace(name="deadly", gate=deadly_gate()))
+"""
+
+
 def test_a_ratio_that_a_gate_insists_on_has_no_counterpart_of_its_own() -> None:
     made = recipe("sspo")
     with pytest.raises(RecipeError):

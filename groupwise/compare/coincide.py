@@ -22,13 +22,22 @@ class Coinciding:
 
 
 def coinciding(arms: Mapping[str, Config]) -> list[Coinciding]:
-    """Those of the arms, by name, that differ in nothing that acts under their settings."""
+    """Those of the arms, by name, that differ in nothing that acts under their settings.
+
+    Functions of the user's are tried in their run's own process alone, which they may end: here
+    they count as acting, and the run's log says whether they do.
+    """
     alike: dict[str, list[str]] = {}
     for name, config in arms.items():
         settings = {k: v for k, v in flat(config).items() if not k.startswith(NO_RESULT)}
-        alike.setdefault(f"{what_acts(config)} {settings}", []).append(name)
+        slots = config.recipe.slots() if _of_a_user(config) else what_acts(config)
+        alike.setdefault(f"{slots} {settings}", []).append(name)
     groups = [{name: arms[name] for name in names} for names in alike.values() if len(names) > 1]
     return [Coinciding(tuple(group), _text(group)) for group in groups]
+
+
+def _of_a_user(config: Config) -> bool:
+    return any(slot.files for slot in config.recipe.slots())
 
 
 def _text(arms: Mapping[str, Config]) -> str:
@@ -42,7 +51,7 @@ def _text(arms: Mapping[str, Config]) -> str:
 def _why(arms: Sequence[tuple[str, Config]]) -> str:
     common = set.intersection(*(set(config.recipe.slots()) for _, config in arms))
     own = [
-        (name, each) for name, config in arms for each in idle_slots(config)
+        (name, each) for name, config in arms for each in ([] if _of_a_user(config) else idle_slots(config))
         if each.slot not in common
     ]  # fmt: skip
     if not own:
