@@ -49,15 +49,13 @@ def _text(arms: Mapping[str, Config]) -> str:
 
 
 def _why(arms: Sequence[tuple[str, Config]]) -> str:
-    common = set.intersection(*(set(config.recipe.slots()) for _, config in arms))
-    own = [
-        (name, each) for name, config in arms for each in ([] if _of_a_user(config) else idle_slots(config))
-        if each.slot not in common
-    ]  # fmt: skip
-    if not own:
+    slots = [set(config.recipe.slots()) for _, config in arms]
+    common = set.intersection(*slots)
+    if all(own == common for own in slots):
         return "They are one recipe."
+    idle = [(name, each) for name, config in arms for each in idle_slots(config)]
+    own = [(name, each) for name, each in idle if each.slot not in common]
     listed = ", ".join(f"{each.slot.kind} {each.slot.name} ({name})" for name, each in own)
     names = dict.fromkeys(n for _, each in own for wakes in each.wakes for n in wakes)
-    return (
-        f"What they differ in is idle: {listed}. Woken by {', or '.join(WAKES[n] for n in names)}."
-    )
+    by = ", or ".join(WAKES[name] for name in names)
+    return f"What they differ in is idle: {listed}. Woken by {by}."
