@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,9 +16,13 @@ from groupwise.setup import sampling_of
 from groupwise.watch.clock import Clock
 
 if TYPE_CHECKING:
+    from groupwise.config import Config
     from groupwise.run import Run
 
-
+# With refills = "until full": in refills, unless refill_tokens says otherwise, so many times the
+# tokens of the first draw; and so many whole batches in a row without a useful group. Where no
+# group can be useful, because all answers are right or all wrong, drawing on would not end.
+FIRST_DRAWS, BARREN_DRAWS = 10, 4
 FEW = 0.5  # of the groups that a step wants: fewer are worth a warning
 
 
@@ -28,6 +33,7 @@ class Collected:
     groups: list[Group]
     dropped: list[Group] = field(default_factory=list)
     rounds: int = 0
+    refill_tokens: int = 0  # sampled after the first draw
     greedy: list[Group] = field(default_factory=list)  # one baseline a group, where asked for
     tasks: list[Task] = field(default_factory=list)  # where nothing is sampled, only these
 
@@ -47,6 +53,7 @@ class Collected:
             return {}
         found = {
             "refill/rounds": float(self.rounds),
+            "refill/tokens": float(self.refill_tokens),
             "refill/drawn_groups": float(len(self.groups) + len(self.dropped)),
             "length/sampled_mean": sum(len(r.completion.token_ids) for r in rows) / len(rows),
             "length/truncated_share": sum(r.completion.truncated for r in rows) / len(rows),
@@ -66,7 +73,7 @@ class Collected:
 
 
 def collect(run: Run, clock: Clock) -> Collected:
-    """As many groups as a step wants; after the last refill, as many as there are."""
+    """As many groups as a step wants; where refills end before that, as many as there are."""
     config, recipe = run.config, run.config.recipe
     if isinstance(recipe, PairRecipe):
         if not run.grades:
@@ -74,32 +81,73 @@ def collect(run: Run, clock: Clock) -> Collected:
             return Collected([], tasks=[run.tasks[d.task] for d in drawn])
         return Collected(draw(run, config.prompts_per_step, clock))
     groups = draw(run, config.prompts_per_step, clock)
-    dropped: list[Group] = []
-    for rounds in range(config.refills + 1):
-        batch = assemble(
-            recipe, groups, run.loaded.tokenizer, drop_truncated=config.overlong == "drop"
-        )
-        unwanted = set(select(recipe, batch).refill)
-        number_of_row = group_numbers(recipe, groups)
-        numbers = [number_of_row[row] for row in _first_rows(groups)]
-        kept = [g for g, number in zip(groups, numbers, strict=True) if number not in unwanted]
-        if len(kept) == len(groups) or rounds == config.refills:
-            break
-        dropped += [g for g, number in zip(groups, numbers, strict=True) if number in unwanted]
-        groups = kept + draw(run, len(groups) - len(kept), clock)
-    if len(kept) < len(groups):
-        run.event(
-            "refill",
-            f"dynamic sampling found {len(kept)} useful groups of {config.prompts_per_step} wanted "
-            f"in {len(groups) + len(dropped)} draws; going on with "
-            + ("those." if kept else "the last ones, which teach nothing."),
-            shown=len(kept) < FEW * config.prompts_per_step,
-        )
-    if kept:
-        dropped += [g for g in groups if not any(g is k for k in kept)]
+    spent, dropped = Spent(first=tokens_of(groups)), list[Group]()
+    kept, unwanted = _sorted_out(run, groups)
+    spent.note(drawn=len(groups), useful=len(kept))
+    while unwanted and not spent.why_stop(config):
+        dropped += unwanted
+        fresh = draw(run, len(unwanted), clock)
+        before, groups = len(kept), kept + fresh
+        kept, unwanted = _sorted_out(run, groups)
+        spent.rounds, spent.tokens = spent.rounds + 1, spent.tokens + tokens_of(fresh)
+        spent.note(drawn=len(fresh), useful=len(kept) - before)
+    if unwanted:
+        few = len(kept) < FEW * config.prompts_per_step
+        text = _not_full(config, spent, kept, dropped + unwanted)
+        run.event("refill", text, shown=few)
     used = kept or groups
+    dropped += unwanted if kept else []
     baselines = greedy(run, used, clock) if "greedy_reward_N" in recipe.streams else []
-    return Collected(used, dropped, rounds, baselines)
+    return Collected(used, dropped, spent.rounds, spent.tokens, baselines)
+
+
+def _sorted_out(run: Run, groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """The groups that the recipe's filters keep, and those that they want others for."""
+    config, recipe = run.config, run.config.recipe
+    assert not isinstance(recipe, PairRecipe)
+    batch = assemble(recipe, groups, run.loaded.tokenizer, drop_truncated=config.overlong == "drop")
+    refill, number_of_row = set(select(recipe, batch).refill), group_numbers(recipe, groups)
+    leaves = [number_of_row[row] in refill for row in _first_rows(groups)]
+    kept = [group for group, leaving in zip(groups, leaves, strict=True) if not leaving]
+    return kept, [group for group, leaving in zip(groups, leaves, strict=True) if leaving]
+
+
+@dataclass
+class Spent:
+    """What dynamic sampling has cost in this step: by it, it is decided whether to go on."""
+
+    first: int  # tokens of the first draw
+    rounds: int = 0
+    tokens: int = 0  # of the refills
+    barren: int = 0  # groups in a row of which none was useful
+
+    def note(self, *, drawn: int, useful: int) -> None:
+        self.barren = 0 if useful > 0 else self.barren + drawn
+
+    def why_stop(self, config: Config) -> str:
+        """Why nothing more is drawn; "" while it may go on. A function of the samples alone."""
+        full = config.refills == "until full"
+        if self.rounds == config.refills:
+            return f"refills={config.refills} rounds are done"
+        if full and self.barren >= BARREN_DRAWS * config.prompts_per_step:
+            return f"none of the last {self.barren} groups was useful"
+        limit = config.refill_tokens or (FIRST_DRAWS * self.first if full else math.inf)
+        if self.tokens >= limit:
+            named = "refill_tokens" if config.refill_tokens else "ten times the first draw"
+            return f"refills have taken {self.tokens:,} tokens ({named})"
+        return ""
+
+
+def _not_full(config: Config, spent: Spent, kept: Sequence[Group], useless: Sequence[Group]) -> str:
+    """What is said of a batch that stays smaller than it was meant to be."""
+    right = sum(all(r.grade.correct for r in group) for group in useless)
+    wrong = sum(all(r.grade.correct is False for r in group) for group in useless)
+    found = f"{len(kept)} useful groups of {config.prompts_per_step} wanted"
+    on = "those" if kept else "the last ones, which teach nothing"
+    return (
+        f"dynamic sampling found {found} in {len(kept) + len(useless)} draws ({right} of the "
+        f"others all right, {wrong} all wrong); {spent.why_stop(config)}, so it goes on with {on}."
+    )
 
 
 def draw(run: Run, prompts: int, clock: Clock) -> list[Group]:

@@ -45,6 +45,7 @@ class About:
     reach_for: str = ""
     setting: Mapping[str, Any] = field(default_factory=dict)  # the paper's, outside the slots
     note: str = ""  # how sure the reading is, what is a house choice
+    departs: tuple[str, ...] = ()  # what this trainer does otherwise than the source
     base: Recipe | PairRecipe | None = field(default=None, repr=False)  # what it was changed from
 
 
@@ -76,6 +77,12 @@ class _Composed:
     def refilling(self) -> tuple[str, ...]:
         """The filters after which more prompts are drawn."""
         return tuple(s.name for s in self.slots() if s.definition.traits.get("action") == "refill")
+
+    @property
+    def departs(self) -> tuple[str, ...]:
+        """What this trainer does otherwise than the source, a changed recipe's base included."""
+        base = self.about.base
+        return self.about.departs + (base.departs if base is not None else ())
 
     def code(self) -> str:
         """A hash of the files that slots of the user's come from; nothing without such slots."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from groupwise import cost, room
+from groupwise.collect import FIRST_DRAWS
 from groupwise.composition import PairRecipe
 from groupwise.config import Config
 from groupwise.cost import Group
@@ -280,10 +281,21 @@ def assumptions(made: Plan) -> list[str]:
         )
     found.append("grading, evaluation, checkpoints and compilation in the first steps not counted")
     if config.recipe.refilling:
-        found.append(f"dynamic sampling may draw up to {config.refills + 1} times as much")
+        found.append(_refill_line(config))
     if config.engine.weights != "shared":
         found.append(f"the sampler's copy of the weights ({config.engine.weights}) not counted")
     return found
+
+
+def _refill_line(config: Config) -> str:
+    """How much more than its first draw a step may sample, as far as the settings say."""
+    if config.refills != "until full":
+        most = f"up to {config.refills + 1} times as much"
+    else:
+        most = f"up to {FIRST_DRAWS + 1} times as much"
+    if config.refill_tokens:
+        most = f"{config.refill_tokens:,} tokens a step more, and what one round goes beyond"
+    return f"dynamic sampling may draw {most}"
 
 
 def _rate(device: Device) -> str:

@@ -76,7 +76,9 @@ from groupwise.losses.ratios import (
 )
 from groupwise.losses.schedules import joint, low_then_high
 
-_ABOUT = ("title", "paper", "year", "family", "fixes", "breaks", "reach_for", "setting", "note")
+_ABOUT = (
+    "title", "paper", "year", "family", "fixes", "breaks", "reach_for", "setting", "note", "departs",
+)  # fmt: skip
 _PLAIN: dict[str, Any] = {
     "advantage": group_zscore(),
     "ratio": token(),
@@ -224,7 +226,9 @@ method(
     fixes="entropy collapse (clip-higher), dead groups, length bias, truncation noise",
     breaks="dynamic sampling costs rollouts; long answers weigh more",
     reach_for="long chains of thought with a verifier",
-    note="[V] aggregation as in all code; the printed formula is dapo_group.",
+    note="[V] aggregation as in all code; the printed formula is dapo_group. The paper draws until the"
+    " batch is full; here three times by default [H], as the rest brought nothing that could be"
+    " measured (docs/log.md): refills='until full' is the paper's.",
 )  # fmt: skip
 
 method(
@@ -402,7 +406,7 @@ method(
     filter=(zero_variance(), overlong()),
     gate=weight_cap(cap=5.0),
     schedule=joint(updates=16),
-    fixes="rare 'wait'-like tokens keep their gradient",
+    fixes="every token keeps its gradient, rare 'wait'-like ones too",
     breaks="no trust region; the loss value means nothing",
     reach_for="many off-policy updates, reflective behaviour",
     note="[V] the paper does not disclose its cap; 5 is ScaleRL's [H]. The cap is absolute.",
@@ -578,16 +582,26 @@ register(PairRecipe(
         breaks="stops when the samples match the data",
         reach_for="SFT data only",
         setting={"beta": "0.1, last round 5.0"}, note="[V]",
+        departs=(
+            "the chosen answer is the data's `answer`, however bare: a worked `solution` beside it "
+            "is not learned (data.answer_key names another column of a file)",
+            "the rejected answer is sampled from the current policy at every step; the paper "
+            "samples a whole round from the previous iterate",
+        ),
     ),
 ))  # fmt: skip
 register(PairRecipe(
     "self_rewarding", best_and_worst(), logistic(beta=0.1), "the previous iterate",
     About(
         "Self-rewarding", "2401.10020", 2024, "preference",
-        fixes="the model judges its own candidates",
-        breaks="only as good as its own judgement",
-        reach_for="no verifier, a model that can judge",
+        fixes="pairs from the model's own candidates, the best against the worst",
+        breaks="only as good as what grades them",
+        reach_for="a reward or a judge, and pairs instead of policy gradients",
         setting={"candidates": 4, "judgements": 3, "temperature": 0.7, "top_p": 0.9}, note="[T]",
+        departs=(
+            "the policy judges nothing: candidates are graded by reward.parts, where a judge of "
+            "yours may stand (docs/judges.md); the paper's model scores its own answers",
+        ),
     ),
 ))  # fmt: skip
 

@@ -35,7 +35,7 @@ from groupwise.model.equip import check_precision, equip
 from groupwise.model.policy import spec_of
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.optim.memory import device_bytes
-from groupwise.optim.pairs import check_data
+from groupwise.optim.pairs import check_data, solution_notes
 from groupwise.placing import check_device, place
 from groupwise.progress import phase
 from groupwise.records import Task
@@ -164,6 +164,7 @@ def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
         fitting = fit(config, found, tokenizer, shape)
     if isinstance(config.recipe, PairRecipe):
         check_data(config.recipe, fitting.train, tokenizer, shape.context)
+        notes += solution_notes(config.recipe, fitting.train)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
     ends += config.engine.stop
     grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)

@@ -10,7 +10,9 @@ import pytest
 import torch
 from steps import BARE, Start, advance, difference, gather, gradient, learn, rollouts, weights
 
-from groupwise.collect import Collected
+from groupwise.collect import BARREN_DRAWS, Collected, Spent, tokens_of
+from groupwise.config import load
+from groupwise.data.cursor import Cursor
 from groupwise.run import Run
 from groupwise.watch import rollouts as files
 
@@ -95,6 +97,63 @@ def test_a_batch_of_dead_groups_is_a_step_without_an_update_not_a_dead_run(
         assert [event["step"] for event in told] == [1, 2]
         assert "which teach nothing" in told[0]["text"]
         assert run.cursor.position == 2 * 3 * 4  # two steps of a draw and two refills each
+
+
+def test_until_full_goes_on_until_the_batch_is_full(start: Start, tmp_path: Path) -> None:
+    changes = {"recipe": "dapo", "reward": "odd_for_some", "prompts_per_step": 8}
+    with start.opened(tmp_path / "three", refills=1, **changes) as run:
+        short = gather(run)
+    with start.opened(tmp_path / "full", refills="until full", **changes) as run:
+        found = gather(run)
+        assert events(run) == []
+        fresh = tokens_of(found.groups + found.dropped) - found.refill_tokens
+    assert len(short.groups) < len(found.groups) == 8 and all(map(mixed, found.groups))
+    assert found.rounds > 1
+    first, other = (each.dropped[0][0] for each in (short, found))
+    assert (first.task.id, first.text) == (other.task.id, other.text)  # it begins as the other does
+    # What refills took is all that was sampled after the first eight groups.
+    drawn = sorted(found.groups + found.dropped, key=lambda group: order(run, group))
+    assert fresh == tokens_of(drawn[:8]) > 0
+    assert found.metrics()["refill/tokens"] == tokens_of(drawn[8:])
+
+
+def order(run: Run, group: Any) -> int:
+    """When a group's prompt was drawn; none is drawn twice here."""
+    shuffled = Cursor(run.tasks, run.config.seed).take(len(run.tasks))
+    return [run.tasks[drawn.task].id for drawn in shuffled].index(group[0].task.id)
+
+
+def test_until_full_ends_where_no_group_can_be_useful(start: Start, tmp_path: Path) -> None:
+    """Four whole batches without a useful group: the run goes on, and says what it found."""
+    changes = {"recipe": "dapo", "reward": "nothing", "refills": "until full"}
+    with start.opened(tmp_path, **changes) as run:
+        before = weights(run.loaded.model)
+        advance(run, 2)
+        told = events(run)
+        assert torch.equal(weights(run.loaded.model), before)
+        assert run.cursor.position == 2 * BARREN_DRAWS * 4
+    assert [event["step"] for event in told] == [1, 2]
+    assert "none of the last 16 groups was useful" in told[0]["text"]
+    assert "16 draws" in told[0]["text"] and "which teach nothing" in told[0]["text"]
+
+
+def test_refills_end_at_their_tokens(start: Start, tmp_path: Path) -> None:
+    changes = {"recipe": "dapo", "reward": "odd_for_some", "prompts_per_step": 8}
+    for name, refills in {"full": "until full", "rounds": 10}.items():
+        with start.opened(tmp_path / name, refills=refills, refill_tokens=1, **changes) as run:
+            found = gather(run)
+            (event,) = events(run)
+        assert found.rounds == 1 and found.refill_tokens >= 1  # the round that reaches it is done
+        assert "tokens (refill_tokens)" in event["text"]
+
+
+def test_without_a_limit_of_ones_own_refills_end_at_ten_first_draws() -> None:
+    full = load(recipe="dapo", refills="until full")
+    assert Spent(first=100, tokens=999).why_stop(full) == ""
+    assert "1,000 tokens (ten times the first draw)" in Spent(100, tokens=1000).why_stop(full)
+    three = load(recipe="dapo")
+    assert Spent(100, rounds=2, tokens=10**6, barren=10**6).why_stop(three) == ""
+    assert "refills=3 rounds" in Spent(100, rounds=3).why_stop(three)
 
 
 def test_rewards_that_are_all_missing_teach_nothing_and_one_such_step_stops_nothing(

@@ -613,6 +613,14 @@ def test_a_knob_that_the_recipe_reads_is_fine() -> None:
     check(load(**{"reference.update": "ema:0.9"}))
     check(load(recipe="lambda_grpo", **{"optim.exponent_rate": 1}))
     check(load(recipe="olmo3", refills=5))
+    check(load(recipe="olmo3", refills="until full", refill_tokens=1000))
+    assert "refills=0 draws nothing again" in refused(recipe="olmo3", refills=0, refill_tokens=9)
+    assert load(overrides=["recipe=dapo", "refills=until full"]).refills == "until full"
+    assert load(overrides=["recipe=dapo", "refills='until full'"]).refills == "until full"
+    assert load(overrides=["recipe=dapo", "refills=7"]).refills == 7
+    for wrong in ("until_full", -1, 1.5, True):
+        with pytest.raises(ConfigError, match="refills"):
+            load(recipe="dapo", refills=wrong)
 
 
 def test_all_refusals_are_told_at_once() -> None:
@@ -670,7 +678,18 @@ def test_the_batch_is_described_in_numbers() -> None:
     assert "5 steps draw 80 prompts" in told
     assert "5 steps draw 80 prompts from 744 tasks" in "\n".join(describe(load(steps=5), tasks=744))
     assert "groups that zero_variance drops are drawn anew, up to 3 times a step" in told
+    full = "\n".join(describe(load(recipe="dapo", refills="until full")))
+    assert "until the batch is full; refills take ten times its tokens at most" in full
+    limited = describe(load(recipe="dapo", refills="until full", refill_tokens=5000))
+    assert any("until the batch is full; refills take 5,000 tokens" in line for line in limited)
     assert "reference (frozen)" in "\n".join(describe(load()))
+    spin = "\n".join(describe(load(recipe="spin", group_size=1)))
+    assert "chosen: the data's `answer` as it stands, rejected: a sample of the policy" in spin
+    assert "not as published: the rejected answer is sampled from the current policy" in spin
+    judged = "\n".join(describe(load(recipe="self_rewarding", **{"reward.parts": {"number": 2.0}})))
+    assert "the best and the worst of 8 samples by the reward (number x 2)" in judged
+    assert "not as published: the policy judges nothing" in judged
+    assert "columns `chosen` and `rejected`" in "\n".join(describe(load(recipe="dpo")))
     assert describe(load(**{"data.train": "rows.jsonl"}))[-1] == "no held-out evaluation"
     for name in RECIPES:
         assert describe(load(recipe=name))

@@ -124,6 +124,13 @@ def test_groups_that_dynamic_sampling_dropped_were_useless() -> None:
     assert useful_share({}) is None
 
 
+def test_what_dynamic_sampling_cost_is_on_the_line() -> None:
+    drew = {"refill/rounds": 2.0, "refill/tokens": 1234.0, "cost/wasted/dropped": 0.4}
+    assert "refills 2 (1,234 tokens), 40 % of tokens dropped" in shown(drew)[0]
+    none = {"refill/rounds": 0.0, "refill/tokens": 0.0, "cost/wasted/dropped": 0.0}
+    assert "refills" not in shown(none)[0]
+
+
 def test_the_loss_is_explained_once_and_not_on_resume() -> None:
     stream = io.StringIO()
     display = Display(stream)

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from batches import learner_outputs, leaves, random_sample
 
-from groupwise import batch_phase, recipe, token_phase
+from groupwise import TokenBatch, batch_phase, recipe, token_phase
 from groupwise.composition import RECIPE_SLOTS, RECIPES, PairRecipe, Recipe
+from groupwise.config import load
+from groupwise.config.checks import models_not_held
 from groupwise.errors import RecipeError
 from groupwise.slots import REGISTRY, parse
 from groupwise.tell.choose import CHANGES, QUESTIONS, ROWS, choose, complete
@@ -26,6 +29,7 @@ from groupwise.tell.explain import (
     slot_functions,
     table,
 )
+from groupwise.tell.render import explain_text, recipes_text
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = list(notes())  # the package's own: other tests may have registered theirs
@@ -237,15 +241,14 @@ def test_every_slot_function_is_listed_and_its_signature_reads_back() -> None:
         ("moe=yes", "gspo"),
         ("group=1", "reinforce_pp"),
         ("group=1 updates=several", "reinforce_pp"),
-        ("group=1 critic=yes", "ppo"),
+        ("group=1 critic=yes", "reinforce_pp"),
         ("group=2-4", "rloo"),
         ("group=2-4 updates=several", "reinforce_pp_baseline cispo"),
         ("steps=yes", "grpo_process"),
-        ("steps=yes critic=yes", "ppo"),
+        ("steps=yes critic=yes", "grpo_process"),
         ("steps=yes group=1", "reinforce_pp"),
         ("length=long", "dapo"),
-        ("length=long critic=yes", "vapo"),
-        ("critic=yes group=1", "ppo"),
+        ("length=long critic=yes", "dapo"),
         ("engine=separate", "olmo3"),
         ("updates=several", "cispo"),
         ("goal=pass@k", "simko maxrl"),
@@ -259,7 +262,119 @@ def test_choices_by_hand(answers: str, first: str) -> None:
     found = choose(dict(pair.split("=", 1) for pair in answers.split()))
     assert found[0]["recipe"] in first.split()
     assert all(item["reasons"] for item in found)
-    assert [item["points"] for item in found] == sorted((i["points"] for i in found), reverse=True)
+    for group in (True, False):  # those that can be trained, then those that can't yet
+        points = [item["points"] for item in found if bool(item["untrainable"]) != group]
+        assert points == sorted(points, reverse=True)
+    assert sorted(found, key=lambda item: bool(item["untrainable"])) == found
+
+
+def test_what_can_not_be_trained_is_said_with_the_nearest_that_can() -> None:
+    """By the rule that refuses a run, and no list of its own."""
+    for name in NAMES:
+        refused = [] if isinstance(recipe(name), PairRecipe) else refusals(name)
+        said = explain(name)["untrainable"]
+        assert len(said) == len(refused)
+        for text, refusal in zip(said, refused, strict=True):
+            assert refusal.removeprefix(f"recipe {name} ") in text
+    assert "refused" in explain_text(explain("ppo"), 100)
+    assert "Take instead reinforce_pp" in explain_text(explain("vapo"), 1000)
+    (row,) = [row for row in table() if row["name"] == "prime"]
+    assert "Take instead rloo" in recipes_text([row], 1000)
+    found = choose({"critic": "yes", "length": "long"})
+    vapo = next(item for item in found if item["recipe"] == "vapo")
+    assert "needs a critic" in vapo["untrainable"][0]
+    assert "reinforce_pp" in [item["recipe"] for item in choose({"critic": "yes"})]
+    assert any("the nearest to rspo" in why for why in choose({"moe": "yes"})[0]["reasons"])
+
+
+def refusals(name: str) -> list[str]:
+    """What a run with it is refused with for want of a model."""
+    config = load(recipe=name)
+    assert isinstance(config.recipe, Recipe)
+    return list(models_not_held(config, config.recipe))
+
+
+def test_choices_say_what_would_be_idle() -> None:
+    def said(**answers: str) -> str:
+        return next("".join(i["idle"]) for i in choose(answers) if i["recipe"] == "olmo3")
+
+    assert "tis_token" not in said(engine="separate") and "clip(" in said(engine="separate")
+    assert said(engine="separate", updates="several") == ""
+    high = [c["set"] for c in choose({"goal": "pass@k"})[1]["changes"]]
+    assert "gate.high" not in high  # no clip acts in one update
+    several = choose({"goal": "pass@k", "updates": "several"})
+    assert any(c["set"] == "gate.high" for item in several for c in item["changes"])
+
+
+def test_what_is_done_otherwise_than_published_is_said() -> None:
+    spin, judged = (explain_text(explain(name), 1000) for name in ("spin", "self_rewarding"))
+    assert (
+        "`solution` beside it is not learned" in spin and "sampled from the current policy" in spin
+    )
+    assert "the policy judges nothing" in judged and "graded by reward.parts" in judged
+    changed = recipe("spin").replace(preference="logistic(beta=5.0)")
+    assert explain(changed)["departs"] == explain("spin")["departs"]
+    (item,) = choose({"verifiable": "no", "data": "prompts"})
+    assert "the policy judges nothing" in item["departs"][0]
+
+
+def test_a_drawback_is_told_where_it_holds() -> None:
+    """Which tokens a clip silences was measured per token; a sequence's ratio silences answers."""
+
+    def clip_of(name: str) -> str:
+        return next(f["breaks"] for f in explain(name)["functions"] if f["kind"] == "gate")
+
+    assert "rare tokens of worse answers" in clip_of("grpo") and "claims.md" in clip_of("grpo")
+    for name in ("gspo", "gspo_token"):
+        assert "rare" not in clip_of(name) and "whole answer" in clip_of(name)
+
+
+def test_dr_grpo_is_accused_of_the_bias_that_texts_accuse_it_of() -> None:
+    """Sums grow with length: what is feared is a pull towards long answers, not short ones."""
+    (note,) = [text for text in explain("dr_grpo")["disagree"] if "in expectation" in text]
+    assert note.startswith("Some see it favouring long answers")
+
+
+# Answers of one to three tokens, 1 ends one; right and wrong ones of several lengths.
+ANSWERS = {(1,): 1.0, (0, 1): 0.0, (0, 0, 1): 1.0, (0, 0, 0): 0.0}
+
+
+def expected_gradient(name: str, end_T: torch.Tensor) -> torch.Tensor:
+    """Of a recipe's loss over all groups of two answers, by their probability."""
+    total = torch.zeros_like(end_T)
+    made = recipe(name).replace(penalty=())
+    for pair in itertools.product(ANSWERS, repeat=2):
+        leaf = end_T.clone().requires_grad_()
+        both_T2 = torch.stack([(-leaf).sigmoid().log(), leaf.sigmoid().log()], 1)
+        rows = [[both_T2[at, word] for at, word in enumerate(answer)] for answer in pair]
+        mask_NT = torch.tensor([[t < len(answer) for t in range(3)] for answer in pair])
+        zero = torch.zeros((), dtype=torch.float64)
+        logp_NT = torch.stack([torch.stack(row + [zero] * (3 - len(row))) for row in rows])
+        batch = TokenBatch.build(
+            mask_NT=mask_NT, group_N=[0, 0], reward_N=[ANSWERS[answer] for answer in pair],
+            old_logp_NT=logp_NT.detach(),
+        )  # fmt: skip
+        loss = token_phase(made, batch_phase(made, batch).batch, logp_NT=logp_NT).loss
+        total += logp_NT.detach().sum().exp() * torch.autograd.grad(loss, leaf)[0]
+    return total
+
+
+@pytest.mark.filterwarnings("ignore::groupwise.errors.RecipeWarning")
+def test_dr_grpo_points_along_the_true_gradient_and_grpo_does_not() -> None:
+    """Exactly, over all answers: (G−1)/G of it over the constant, whatever the lengths."""
+    end_T = torch.tensor([0.3, -0.4, 0.8], dtype=torch.float64)
+    leaf = end_T.clone().requires_grad_()
+    both_T2 = torch.stack([(-leaf).sigmoid().log(), leaf.sigmoid().log()], 1)
+    value = sum(
+        reward * torch.stack([both_T2[t, word] for t, word in enumerate(answer)]).sum().exp()
+        for answer, reward in ANSWERS.items()
+    )
+    (true,) = torch.autograd.grad(torch.as_tensor(value), leaf)
+    found = expected_gradient("dr_grpo", end_T)
+    torch.testing.assert_close(found, -true * (1 / 2) / 3000, rtol=1e-12, atol=0)
+    grpo = expected_gradient("grpo", end_T)
+    cosine = float((grpo @ -true) / (grpo.norm() * true.norm()))
+    assert cosine < 0.999  # the mean per answer bends it
 
 
 def test_one_sample_per_prompt_offers_both_single_sample_methods() -> None:

@@ -29,6 +29,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "recipe__schedule__updates": 2,
         "refills": 2,
     },
+    "dynamic sampling until full": {
+        "recipe": "olmo3",
+        "refills": "until full",
+        "refill_tokens": 60,
+    },
     "a moving reference": {"recipe": "grpo", "reference__update": "ema:0.9"},
     "a memory of prompts": {"recipe": "dcpo", "data__size": 12, "eval__tasks": 4},
     "a learned exponent": {"recipe": "lambda_grpo"},

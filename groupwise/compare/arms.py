@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import config as configuration
+from groupwise.compare.coincide import coinciding
 from groupwise.composition import RECIPES, PairRecipe, Recipe
 from groupwise.config import Config
 from groupwise.config.values import flat
@@ -328,7 +329,11 @@ def check(arms: Sequence[Arm]) -> list[str]:
                 "eval.tasks to how many."
             )
     found = [_said_of(text, names, len(arms)) for text, names in doubts.items()]
-    return found + _unequal(arms)
+    return (
+        found
+        + _unequal(arms)
+        + [each.text for each in coinciding({arm.name: arm.config for arm in arms})]
+    )
 
 
 def _said_of(text: str, names: Sequence[str], all_of_them: int) -> str:

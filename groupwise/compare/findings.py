@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from groupwise.compare.coincide import coinciding
 from groupwise.compare.outcomes import (
     CURVES,
     Array,
@@ -53,6 +54,10 @@ def findings(
         "pairs": pairs([arm.name for arm in plan.arms], done, measures),
         "same_start": same_start(done, by_seed=any(a.config.adapter.rank for a in plan.arms)),
         "versions": versions(done),
+        "coincide": [
+            {"arms": list(each.arms), "why": each.text}
+            for each in coinciding({arm.name: arm.config for arm in plan.arms})
+        ],
     }
 
 

@@ -288,6 +288,7 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
             "judged: their runs do not have every held-out task's score of every evaluation "
             "(evaluations.jsonl, which older versions did not write)."
         )
+    said += [each["why"] for each in found["coincide"]]
     if not found["same_start"]:
         said.append(
             "The runs did not all begin with the same data and weights: what was found may be due "

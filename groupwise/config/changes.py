@@ -26,6 +26,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "seed": (False, "the order of the data and every sample so far came from it"),
     "overlong": (False, "later steps would learn from other answers"),
     "refills": (True, "only how long a full batch is sought"),
+    "refill_tokens": (True, "only how long a full batch is sought"),
     "model": (False, "the checkpoint is of that model"),
     "model.device": (True, "the last bits of what follows are others"),
     "model.threads": (True, "the last bits of what follows are others"),

@@ -19,17 +19,12 @@ from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
 from groupwise.errors import ConfigError
 from groupwise.soundness import complaints
+from groupwise.trainable import lacking
 from groupwise.watch.rules import RULES
 
 Rule = Callable[[Config, Recipe], Iterator[str]]
 PairRule = Callable[[Config, PairRecipe], Iterator[str]]
 
-# What this trainer does not hold, and which recipe to take instead.
-NOT_HELD = {
-    "critic": "reinforce_pp (also per token, without a critic) or grpo",
-    "implicit reward model": "rloo (the same baseline on outcomes alone) or grpo",
-    "router": "gspo, whose ratio per answer does not mind how experts are chosen",
-}
 # Advantages that are 0, and filters that drop everything, where a group is one answer.
 ONE_IS_NOTHING = {
     "group_mean", "group_zscore", "group_mean_batch_std", "leave_one_out", "leave_one_out_zscore",
@@ -64,16 +59,8 @@ def check(config: Config) -> list[str]:
 
 
 def models_not_held(config: Config, recipe: Recipe) -> Iterator[str]:
-    needed = [name for name in NOT_HELD if name in recipe.models]
-    routed = any("router" in name for name in (*recipe.streams, *recipe.outputs))
-    if routed or any(slot.name == "replay_routing" for slot in recipe.correction):
-        needed.append("router")
-    for name in needed:
-        article = "an" if name[0] in "aeiou" else "a"
-        yield (
-            f"recipe {recipe.name} needs {article} {name}, which this trainer does not hold yet. "
-            f"Take instead {NOT_HELD[name]}."
-        )
+    for lack in lacking(recipe):
+        yield f"recipe {recipe.name} {lack}"
 
 
 def batch_smaller_than_updates(config: Config, recipe: Recipe) -> Iterator[str]:
@@ -129,11 +116,14 @@ def knobs_that_the_recipe_ignores(config: Config, recipe: Recipe | PairRecipe) -
         "reference.update": "reference" not in recipe.models,
         "optim.exponent_rate": "length_exponent" not in getattr(recipe, "outputs", ()),
         "refills": not recipe.refilling,
+        "refill_tokens": not recipe.refilling or config.refills == 0,
     }
+    draws_again = "no filter of it draws again: add recipe.filter='zero_variance()'"
     remedy = {
         "reference.update": "it has no KL to a reference: add recipe.penalty='kl(coef=0.01)'",
         "optim.exponent_rate": "it learns no length exponent: take lambda_grpo",
-        "refills": "no filter of it draws again: add recipe.filter='zero_variance()'",
+        "refills": draws_again,
+        "refill_tokens": "refills=0 draws nothing again" if recipe.refilling else draws_again,
     }
     values = flat(config)
     for name, unused in ignored.items():
@@ -255,9 +245,11 @@ def lengths_of_another_run(config: Config, recipe: Recipe) -> Iterator[str]:
     limit = config.engine.max_tokens
     for slot in recipe.shaping:
         if slot.name == "soft_overlong" and slot["max_length"] != limit:
+            idle = limit <= slot["max_length"] - slot["cache"]
             yield (
                 f"{slot} is made for answers of {slot['max_length']} tokens, and engine.max_tokens "
-                f"is {limit}. Write recipe.shaping.soft_overlong.max_length={limit} "
+                f"is {limit}{': it never acts' if idle else ''}. Write "
+                f"recipe.shaping.soft_overlong.max_length={limit} "
                 f"recipe.shaping.soft_overlong.cache={max(1, limit // 4)}."
             )
     weights = recipe.aggregation

@@ -4,14 +4,55 @@ from __future__ import annotations
 
 from groupwise.composition import PairRecipe, Recipe
 from groupwise.config.fields import Config
+from groupwise.idle import Conditions, Idle, acting, idle, passes_of, told
 from groupwise.room import CPU_TOKENS
+from groupwise.slots import Slot
 
 
 def anchored(config: Config, recipe: Recipe) -> Recipe:
     """The recipe as it runs under this configuration."""
-    close = config.engine.exact or config.model.dtype == "float32"
-    close = close and not config.adapter.dropout
-    return recipe.anchored(config.engine.weights, close=close)
+    return recipe.anchored(config.engine.weights, close=_close(config))
+
+
+def _close(config: Config) -> bool:
+    """Whether a sampler of the learner's own weights gives the learner's probabilities."""
+    precise = config.engine.exact or config.model.dtype == "float32"
+    return precise and not config.adapter.dropout
+
+
+def conditions(config: Config, recipe: Recipe) -> Conditions:
+    """Which policies of a batch differ under this configuration."""
+    engine = config.engine
+    narrowed = engine.top_p < 1 or engine.top_k > 0 or engine.min_tokens > 0
+    return Conditions(
+        moved=_updates(recipe) > 1,
+        mismatch=engine.weights != "shared" or narrowed or not _close(config),
+        reference=config.reference.update != "reset:1",
+    )
+
+
+def _updates(recipe: Recipe) -> int:
+    """Optimizer steps on one batch."""
+    updates: int = recipe.schedule["updates"]
+    return updates * passes_of(recipe)
+
+
+def idle_slots(config: Config) -> list[Idle]:
+    """What of the recipe changes no update under this configuration, and what would wake it."""
+    recipe = config.recipe
+    if isinstance(recipe, PairRecipe):
+        return []
+    recipe = anchored(config, recipe)
+    return idle(recipe, conditions(config, recipe))
+
+
+def what_acts(config: Config) -> tuple[Slot, ...]:
+    """The recipe's slots without those that are idle under this configuration."""
+    recipe = config.recipe
+    if isinstance(recipe, PairRecipe):
+        return recipe.slots()
+    recipe = anchored(config, recipe)
+    return acting(recipe, conditions(config, recipe))
 
 
 def describe(
@@ -46,12 +87,36 @@ def describe(
     lines += [
         f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n
     ]
-    lines += [
-        f"groups that {name} drops are drawn anew, up to {config.refills} times a step"
-        for name in recipe.refilling
-    ]
+    lines += [_refill_line(config, name) for name in recipe.refilling]
+    lines += [f"idle, updates are the same without: {line}" for line in told(idle_slots(config))]
+    lines += _pair_lines(config, recipe) if isinstance(recipe, PairRecipe) else []
     lines.append(_eval_line(config))
     return lines
+
+
+def _refill_line(config: Config, name: str) -> str:
+    drawn = f"groups that {name} drops are drawn anew"
+    most = f"; refills take {config.refill_tokens:,} tokens a step at most"
+    if config.refills == "until full":
+        most = most if config.refill_tokens else "; refills take ten times its tokens at most"
+        return f"{drawn} until the batch is full{most}"
+    after = ", then the batch is smaller"
+    return f"{drawn}, up to {config.refills} times a step{after}" + (
+        most if config.refill_tokens else ""
+    )
+
+
+def _pair_lines(config: Config, recipe: PairRecipe) -> list[str]:
+    """Where the two answers of a pair come from, and where that is not what the source does."""
+    parts = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward.parts.items())
+    pairs = {
+        "labels": "the data's columns `chosen` and `rejected`",
+        "answers": "chosen: the data's `answer` as it stands, rejected: a sample of the policy as "
+        "it is at that step",
+        "grades": f"chosen and rejected: the best and the worst of {config.group_size} samples by "
+        f"the reward ({parts})",
+    }
+    return [f"pairs: {pairs[recipe.reads]}", *(f"not as published: {x}" for x in recipe.departs)]
 
 
 def _micro_batches(config: Config, tokens: int | None) -> str:
@@ -69,8 +134,8 @@ def _batch_line(config: Config) -> str:
             return f"{prompts} labelled pairs a step, 1 update"
         return f"{prompts} prompts x {samples} samples, at most {prompts} pairs a step, 1 update"
     line = f"{prompts} prompts x {samples} samples = {prompts * samples} completions a step"
-    schedule, weights = config.recipe.schedule, config.engine.weights
-    updates = schedule["updates"] * (2 if schedule.name == "low_then_high" else 1)
+    weights = config.engine.weights
+    updates = _updates(config.recipe)
     if updates > 1:
         return f"{line}, {updates} updates, all but the first off-policy"
     if config.adapter.dropout and weights == "shared":

@@ -342,7 +342,11 @@ class Config:
     seed: Whole = 0  # of the data's order and of every sample
     # answers that hit the limit: as the recipe has it, left out, masked in the loss, or penalised
     overlong: Literal["recipe", "drop", "mask", "penalise"] = "recipe"
-    refills: Whole = 3  # rounds of dynamic sampling before a smaller batch is taken
+    # rounds of dynamic sampling before a smaller batch is taken, or "until full"
+    refills: Whole | Literal["until full"] = 3
+    # sampled in refills, the most in a step; 0: no such limit, with "until full" ten times what the
+    # step's first draw sampled
+    refill_tokens: Whole = 0
     model: Model = field(default_factory=Model)
     adapter: Adapter = field(default_factory=Adapter)
     tiny: Tiny = field(default_factory=Tiny)

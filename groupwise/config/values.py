@@ -66,7 +66,7 @@ def checked(where: str, hint: Any, value: Any) -> Any:
     """The value as its field holds it, or an error that says what the field holds."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return checked(where, _form(args, value), value)
+        return checked(where, _form(where, args, value), value)
     if is_dataclass(hint):
         return _record(where, typing.cast(type, hint), value)
     kind, bounds = args if origin is Annotated else (hint, Range())
@@ -91,10 +91,17 @@ def checked(where: str, hint: Any, value: Any) -> Any:
     return _plain(where, value)
 
 
-def _form(forms: tuple[Any, ...], value: Any) -> Any:
-    """Which form of a setting that has several is meant: a table, a list, or else the first."""
+def _form(where: str, forms: tuple[Any, ...], value: Any) -> Any:
+    """Which form of a setting that has several is meant: a table, a list, a word, or the first."""
     if isinstance(value, Raw):
         value = value.read()
+    words = [form for form in forms if typing.get_origin(form) is Literal]
+    if words and isinstance(value, str):
+        options = typing.get_args(words[0])
+        if value not in options:
+            listed = ", ".join(map(repr, options))
+            raise ConfigError(f"{where}={value!r} is unknown. Give a number, or {listed}.")
+        return words[0]
     records = [form for form in forms if is_dataclass(form)]
     if records and (isinstance(value, Mapping) or is_dataclass(value)):
         return records[0]

@@ -57,7 +57,7 @@ def raw(reward_N: Tensor, batch: TokenBatch) -> Tensor:
     base=True,
     equation="A = R − μ_g",
     fixes="no critic",
-    breaks="(G−1)/G of the true gradient: a smaller learning rate",
+    breaks="(G−1)/G of the true gradient, as under a learning rate that much smaller",
 )
 def group_mean(reward_N: Tensor, batch: TokenBatch) -> Tensor:
     """Centred in the group (Dr.GRPO, 2503.20783)."""

@@ -59,7 +59,12 @@ def unclipped(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> 
 @gate(
     equation="S = min(r·A, clip(r, 1−{low}, 1+{high})·A)",
     fixes="a cheap trust region; high > low leaves room to explore (clip-higher)",
-    breaks="silences rare tokens: their ratio moves fastest",
+    breaks="beyond the range nothing is learned, though what else is learned may carry it on",
+    breaks_at={
+        "token": "below it, those are mostly rare tokens of worse answers; above it common ones, "
+        "against what is often said (measured: docs/claims.md, j)",
+        "sequence": "a whole answer falls silent at once",
+    },
 )
 def clip(
     log_ratio_NT: Tensor,
@@ -113,7 +118,7 @@ def dynamic_bounds(
     equation="clip with r between ½+½√max(1−4·{low}/q, 0) and min(½+½√(1+4·{high}/q), {cap}), q ="
     " π_old;"
     " for A < 0 at least {bound}·A",
-    fixes="room for rare tokens, which a fixed range silences",
+    fixes="a wider range for rare tokens, whose ratio a small move of probability shifts far",
     breaks="almost no limit as q → 0",
 )
 def dynamic_clip(

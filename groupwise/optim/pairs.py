@@ -23,6 +23,7 @@ from groupwise.optim.step import Named, StepOutcome
 from groupwise.progress import counted
 from groupwise.records import Rollout, Task
 
+SHOWN = 40  # characters of an answer that is quoted
 # Of the data, by what a recipe reads.
 COLUMNS = {"labels": ("chosen", "rejected"), "answers": ("answer",), "grades": ()}
 
@@ -88,6 +89,20 @@ def check_columns(recipe: PairRecipe, tasks: Sequence[Task]) -> None:
     for column in COLUMNS[recipe.reads]:
         for task in tasks:
             _text(task, column)
+
+
+def solution_notes(recipe: PairRecipe, tasks: Sequence[Task]) -> list[str]:
+    """What is learned where the data have a worked solution beside the answer."""
+    if recipe.reads != "answers":
+        return []
+    bare = [t.answer for t in tasks if t.columns.get("solution", t.answer) not in (None, t.answer)]
+    if not bare:
+        return []
+    shown = repr(bare[0]) if len(repr(bare[0])) <= SHOWN else f"{repr(bare[0])[:SHOWN]} ..."
+    return [
+        f"{recipe.name} learns the bare `answer` ({shown}), not the worked `solution` that "
+        f"{len(bare):,} of {len(tasks):,} rows have beside it"
+    ]
 
 
 def check_data(

@@ -7,13 +7,17 @@ conditions by spaces.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.composition import RECIPES, Recipe
-from groupwise.errors import RecipeError, nearest
+from groupwise.errors import RecipeError, RecipeWarning, nearest
+from groupwise.idle import Conditions, idle, passes_of, told
+from groupwise.trainable import lacking
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,10 @@ GROUPED = (
 ROWS = (
     # no verifier: preference pairs
     Row("data=pairs", "dpo", 10, "labelled pairs are all that it needs"),
-    Row("data=pairs", "self_rewarding", 4, "goes on where the pairs end, if the model can judge"),
+    Row("data=pairs", "self_rewarding", 4, "goes on where the pairs end, with a judge of yours"),
     Row("data=answers", "spin", 10, "sets your answers against the model's own"),
-    Row("data=answers", "self_rewarding", 4, "as a next round, if the model can judge"),
-    Row("data=prompts", "self_rewarding", 10, "the model's judgement is the only signal there is"),
+    Row("data=answers", "self_rewarding", 4, "as a next round, with a judge of yours"),
+    Row("data=prompts", "self_rewarding", 10, "pairs need no verifier, but a judge of yours"),
     # samples per prompt
     Row("group=1", "reinforce_pp", 6, "needs no group: the batch is its baseline"),
     Row("group=1", "remax", 5, "a greedy completion is the baseline of a single sample"),
@@ -150,7 +154,7 @@ ROWS = (
     # the goal
     Row("goal=pass@k", "simko", 8, "keeps candidates besides the first alive"),
     Row("goal=pass@k", "maxrl", 7, "weighs hard prompts by 1/p (0/1 rewards)"),
-    Row("goal=pass@k", "dapo", 2, "its higher upper clip slows entropy's fall"),
+    Row("goal=pass@k updates=several", "dapo", 2, "its higher upper clip is to keep entropy up"),
 )
 
 
@@ -189,7 +193,7 @@ CHANGES = (
         lambda entry: entry.schedule["updates"] > 1 and entry.ratio.name == "token",
     ),
     Change(
-        "goal=pass@k",
+        "goal=pass@k updates=several",  # with one, every ratio is 1 and no clip acts
         "gate.high",
         0.28,
         "clip-higher leaves room to explore",
@@ -252,20 +256,53 @@ def _changes(name: str, answers: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def choose(answers: Mapping[str, str], most: int = 5) -> list[dict[str, Any]]:
-    """Recipes to reach for, the best first, each with reasons and with what to set besides."""
-    full = complete(answers)
+def _idle(name: str, answers: Mapping[str, str]) -> list[str]:
+    """What of a recommended recipe would change no update, under these answers."""
+    entry = RECIPES[name]
+    if not isinstance(entry, Recipe) or lacking(entry):
+        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecipeWarning)
+        entry = entry.configure({c["set"]: c["to"] for c in _changes(name, answers)})
+    return list(_told(entry, answers.get("engine") == "separate"))
+
+
+@functools.cache  # the table's recipes are the package's own: they never change
+def _told(entry: Recipe, mismatch: bool) -> tuple[str, ...]:
+    moved = entry.schedule["updates"] * passes_of(entry) > 1
+    return tuple(told(idle(entry, Conditions(moved=moved, mismatch=mismatch))))
+
+
+def _ranked(answers: Mapping[str, str]) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """Points and reasons of all that the answers speak for and do not rule out."""
     points: dict[str, int] = {}
     reasons: dict[str, list[str]] = {}
     out: set[str] = set()
     for row in ROWS:
-        for name in row.recipes.split() if holds(row.when, full) else ():
+        for name in row.recipes.split() if holds(row.when, answers) else ():
             if not row.points:
                 out.add(name)
                 continue
             points[name] = points.get(name, 0) + row.points
             reasons.setdefault(name, []).append(row.why)
-    order = sorted((n for n in points if n not in out), key=lambda name: -points[name])
+    left = sorted((name for name in points if name not in out), key=lambda name: -points[name])
+    for name in left:
+        for lack in lacking(RECIPES[name]):
+            other = next(other for other in lack.instead if other not in out)
+            points.setdefault(other, 1)
+            why = f"the nearest to {name} that can be trained: {lack.why}"
+            reasons.setdefault(other, []).append(why)
+    return {name: points[name] for name in points if name not in out}, reasons
+
+
+def choose(answers: Mapping[str, str], most: int = 5) -> list[dict[str, Any]]:
+    """Recipes to reach for, each with reasons and with what to set besides.
+
+    The best first; behind those that can be trained, those that can't yet, and why.
+    """
+    full = complete(answers)
+    points, reasons = _ranked(full)
+    best = sorted(points, key=lambda name: -points[name])[:most]
     return [
         {
             "recipe": name,
@@ -274,6 +311,9 @@ def choose(answers: Mapping[str, str], most: int = 5) -> list[dict[str, Any]]:
             "reasons": reasons[name],
             "watch": RECIPES[name].about.breaks,
             "changes": _changes(name, full),
+            "untrainable": [f"can't be trained here: it {x}" for x in lacking(RECIPES[name])],
+            "departs": list(RECIPES[name].departs),
+            "idle": _idle(name, full),
         }
-        for name in order[:most]
+        for name in sorted(best, key=lambda name: bool(lacking(RECIPES[name])))
     ]

@@ -16,11 +16,13 @@ from typing import Any, Literal
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.composition import RECIPES, PairRecipe, Recipe, recipe
+from groupwise.idle import Conditions, idle, passes_of, told
 from groupwise.slots import REGISTRY, Definition, Slot
 from groupwise.soundness import complaints
 from groupwise.streams import STREAMS
 from groupwise.tell import pages
 from groupwise.tell.choose import choose
+from groupwise.trainable import lacking
 
 __all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "table", "undocumented"]
 
@@ -103,15 +105,34 @@ def equation(entry: Entry) -> list[dict[str, str]]:
     return lines
 
 
-def _function(slot: Slot) -> dict[str, str]:
+def _function(slot: Slot, level: str = "") -> dict[str, str]:
+    """What a slot is; `level` is that of the ratio beside it, which some drawbacks go by."""
     about = slot.definition
+    at_level = about.traits.get("breaks_at", {}).get(level, "")
     return {
         "kind": slot.kind,
         "text": str(slot),
         "equation": slot.equation,
         "fixes": about.fixes,
-        "breaks": about.breaks,
+        "breaks": "; ".join(text for text in (about.breaks, at_level) if text),
     }
+
+
+def _level(entry: Entry) -> str:
+    """What one ratio stands for; "" for pairs, which have none."""
+    return "" if isinstance(entry, PairRecipe) else entry.ratio.definition.traits["level"]
+
+
+def _untrainable(entry: Entry) -> list[str]:
+    """Why a recipe can't be trained here, and what to take instead."""
+    return [f"{entry.name} can't be trained here: it {lack}" for lack in lacking(entry)]
+
+
+def _idle(entry: Entry) -> list[str]:
+    """What changes no update with the recipe's own schedule and a sampler that is the learner."""
+    if isinstance(entry, PairRecipe):
+        return []
+    return told(idle(entry, Conditions(moved=entry.schedule["updates"] * passes_of(entry) > 1)))
 
 
 def _streams(names: Sequence[str]) -> list[dict[str, str]]:
@@ -164,10 +185,13 @@ def explain(name: str | Entry) -> dict[str, Any]:
     doubts = [] if isinstance(entry, PairRecipe) else complaints(entry)[1]
     return {
         **_head(entry),
+        "untrainable": _untrainable(entry),
+        "departs": list(entry.departs),
+        "idle": _idle(entry),
         "derived": _derived(entry),
         "equation": equation(entry),
         "slots": entry.text(),
-        "functions": [_function(slot) for slot in entry.slots()],
+        "functions": [_function(slot, _level(entry)) for slot in entry.slots()],
         **_demands(entry),
         "setting": dict(entry.about.setting),
         "note": entry.about.note,
@@ -182,6 +206,7 @@ def table() -> list[dict[str, Any]]:
     return [
         {
             **_head(entry),
+            "untrainable": _untrainable(entry),
             "slots": entry.text(),
             "short": {k: ", ".join(map(short, slots)) for k, slots in by_kind(entry).items()},
             "models": list(entry.models),
@@ -292,7 +317,7 @@ def slot_functions(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
             "admits": {key: _admits(definition, key) for key in definition.parameters},
             "equation": definition.written({key: key for key in definition.parameters}),
             "fixes": definition.fixes,
-            "breaks": definition.breaks,
+            "breaks": "; ".join([definition.breaks, *_by_level(definition)]),
             "needs": list(definition.needs),
             "used_by": [e.name for e in entries if any(_uses(s, definition) for s in e.slots())],
         }
@@ -301,6 +326,12 @@ def slot_functions(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         # Plug-ins that this process happened to load are no part of the package.
         if definition.function.__module__.startswith("groupwise.")
     ]
+
+
+def _by_level(definition: Definition) -> list[str]:
+    """Drawbacks that go by what one ratio stands for."""
+    drawbacks = definition.traits.get("breaks_at", {})
+    return [f"with a ratio per {level}: {text}" for level, text in drawbacks.items()]
 
 
 def _uses(slot: Slot, definition: Definition) -> bool:

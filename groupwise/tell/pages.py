@@ -128,6 +128,8 @@ def _demands(data: Data) -> list[str]:
 
 def section(data: Data) -> str:
     lines = [f"### {data['name']}", "", f"{data['title']} ({source(data)})", ""]
+    lines += listed("Can't be trained here", data["untrainable"])
+    lines += listed("What this trainer does otherwise", data["departs"])
     lines += [
         f"- fixes: {data['fixes']}",
         f"- breaks: {data['breaks']}",
@@ -135,6 +137,7 @@ def section(data: Data) -> str:
         "",
     ]
     lines += _equation(data) + _slots(data) + _demands(data)
+    lines += listed("Idle with its own schedule and a sampler that is the learner", data["idle"])
     lines += listed("Doubts", data["doubts"])
     lines += listed("Pitfalls", data["pitfalls"])
     lines += listed("Where code and texts disagree", data["disagree"])

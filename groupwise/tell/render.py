@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 LABEL = 12  # columns of a label such as `aggregation`
+IDLE = "idle with its own schedule and a sampler that is the learner"
 
 
 def wrapped(text: str, width: int, label: str = "", indent: int = 2) -> list[str]:
@@ -55,6 +56,8 @@ def recipes_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     for row in rows:
         head = f"{row['name'].ljust(names)}{source(row).ljust(papers)}"
         lines += wrapped(", ".join(row["models"]), width, head, indent=0)
+        for text in row["untrainable"]:
+            lines += wrapped(text, width, "refused")
         slots = " · ".join(text for text in row["short"].values() if text)
         lines += wrapped(slots, width, "slots")
         for label, key in (("fixes", "fixes"), ("breaks", "breaks"), ("reach for", "reach_for")):
@@ -90,6 +93,10 @@ def _source_after(data: Mapping[str, Any]) -> str:
 def explain_text(data: Mapping[str, Any], width: int) -> str:
     """One recipe: trade-offs, equation, slots, demands, notes."""
     lines = wrapped(f"{data['name']}: {data['title']}{_source_after(data)}", width, indent=0)
+    for text in data["untrainable"]:
+        lines += wrapped(text, width, "refused")
+    for text in data["departs"]:
+        lines += wrapped(text, width, "otherwise")
     for kind, side in (data["derived"] or {"differs": {}})["differs"].items():
         lines += wrapped(f"{kind}: {_value(side['a'])} → {_value(side['b'])}", width, "differs")
     for label, key in (("fixes", "fixes"), ("breaks", "breaks"), ("reach for", "reach_for")):
@@ -112,6 +119,7 @@ def explain_text(data: Mapping[str, Any], width: int) -> str:
         lines += ["", "the source's setting, outside the slots", *wrapped(setting, width)]
     if data["note"]:
         lines += ["", "how sure this reading is", *wrapped(data["note"], width)]
+    lines += bullets(IDLE, data["idle"], width)
     lines += bullets("doubts about this combination", data["doubts"], width)
     lines += bullets("pitfalls", data["pitfalls"], width)
     lines += bullets("where code and texts disagree", data["disagree"], width)
@@ -165,6 +173,9 @@ def choice_text(
     lines = wrapped(f"For {given}:", width, indent=0)
     for place, item in enumerate(found, 1):
         lines += ["", f"{place}. {item['recipe']} ({item['title']})"]
+        for label, key in (("refused", "untrainable"), ("otherwise", "departs"), ("idle", "idle")):
+            for text in item[key]:
+                lines += wrapped(text, width, label, 3)
         lines += wrapped("; ".join(item["reasons"]), width, "because", 3)
         for change in item["changes"]:
             text = f"recipe.{change['set']} = {change['to']!r}: {change['why']}"

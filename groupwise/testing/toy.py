@@ -54,11 +54,17 @@ def random_toy(
     groups: Sequence[int] = (4, 4, 4),
     width: int = 6,
     dtype: torch.dtype = torch.float64,
-    spread: float = 0.3,
+    spread: float | Tensor = 0.3,
+    *,
+    moved: float = 1.0,
+    mismatch: float = 0.3,
+    reference: float = 0.5,
 ) -> Toy:
     """Groups of the given sizes, prefix masks of random lengths, all streams filled.
 
-    `spread` is the size of the step between old and new logits: how off-policy the batch is.
+    `spread` is the size of the step between old and new logits, of all rows or of each: how
+    off-policy the batch is. The steps of policy, sampler and reference are multiples of it; at 0
+    their log-probabilities are the old ones to the bit.
     """
     g = torch.Generator().manual_seed(seed)
 
@@ -68,10 +74,12 @@ def random_toy(
     rows = sum(groups)
     length_N = torch.randint(1, width + 1, (rows,), generator=g)
     mask_NT = torch.arange(width)[None, :] < length_N[:, None]
+    size_N11 = torch.as_tensor(spread, dtype=torch.float64).expand(rows)[:, None, None]
     old = normal(rows, width, VOCABULARY)
-    new = old + spread * normal(rows, width, VOCABULARY)
-    sampler = old + 0.3 * spread * normal(rows, width, VOCABULARY)
-    ref = old + 0.5 * spread * normal(rows, width, VOCABULARY)
+    new, sampler, ref = (
+        old + factor * size_N11 * normal(rows, width, VOCABULARY)
+        for factor in (moved, mismatch, reference)
+    )
     token_NT = torch.randint(0, VOCABULARY, (rows, width), generator=g)
     sampled = from_logits(sampler, token_NT, TOP_K)
     group_N = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(list(groups)))
@@ -104,7 +112,9 @@ def random_toy(
         logits_NTV=new.to(dtype),
         value_NT=(value_NT + 0.3 * normal(rows, width)).to(dtype),
         prm_logp_NT=streams["prm_logp_NT"] + 0.1 * normal(rows, width).to(dtype),
-        router_NTLK=(0.1 + 0.8 * (experts + 0.1 * normal(*experts.shape)).clamp(0, 1)).to(dtype),
+        router_NTLK=(0.1 + 0.8 * (experts + 0.1 * moved * normal(*experts.shape)).clamp(0, 1)).to(
+            dtype
+        ),
     )
 
 

@@ -42,14 +42,15 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "eval/source/*": Metric("of the held-out tasks of one of several sources: accuracy and mean reward", "share, reward", "every source gets better", "one falls while others rise: change the weights in data.train"),
     },
     "Groups": {
-        "groups/count": Metric("groups in the batch that was learned from", "groups", "prompts_per_step", "fewer: dynamic sampling ran out of refills; easier data or more refills"),
+        "groups/count": Metric("groups in the batch that was learned from", "groups", "prompts_per_step", "fewer: dynamic sampling stopped before the batch was full; easier data, or refills='until full'"),
         "groups/dead_share": Metric("groups whose rewards are all equal: nothing to learn from; useful groups are the rest", "share", "below 0.5; rises as the data is mastered", "above 0.75: data too hard or too easy, or a broken reward; see the two shares below, or raise group_size"),
         "groups/all_fail_share": Metric("dead groups without a success", "share", "below 0.5", "easier prompts, a larger group_size, a check of the reward on known answers"),
         "groups/all_pass_share": Metric("dead groups where all succeed", "share", "below 0.5; rises as the data is mastered", "harder prompts, or a recipe with dynamic sampling"),
         "groups/distinct_share": Metric("different answers within a group, of all", "share", "above 0.5, unless answers are a few tokens", "falls to 1/group_size: copies; see entropy/mean"),
         "pass_rate/*": Metric("all groups that were sampled by their pass rate: none right, to a quarter, a half, three quarters, below all, all; and skill: how much of the spread between answers is that of prompts, 0 where they are guessed", "share", "most in between; skill above 0.1", "none large: too hard; all large: too easy; skill near 0: guessing, or a random reward"),
         "advantage/edge_share": Metric("of the weight that advantages have in the loss (Σ u·|A|), that of groups near all or nothing: mean reward in the lowest or highest quarter of the step's range", "share", "no target: what the advantage makes of difficulty; z-scores have more of it than centred rewards", "–"),
-        "refill/rounds": Metric("extra sampling rounds of dynamic sampling", "rounds", "0 to 1; rises as the data is mastered", "at the limit `refills`: the batch gets smaller; other data"),
+        "refill/rounds": Metric("extra sampling rounds of dynamic sampling", "rounds", "0 to 1; rises as the data is mastered", "at the limit `refills`: the batch gets smaller; other data, or refills='until full'"),
+        "refill/tokens": Metric("tokens sampled in these rounds; those that were dropped in the step: cost/wasted/dropped", "tokens", "below tokens/count", "what a full batch costs: other data; refill_tokens limits it"),
         "refill/drawn_groups": Metric("groups sampled for the step, dropped ones included", "groups", "below 3 x prompts_per_step", "sampling pays for groups that are thrown away: other data"),
     },
     "Length and tokens": {

@@ -267,6 +267,7 @@ def vital_signs(metrics: Metrics) -> list[tuple[str, str]]:
     return [
         (TRAINED, shown("reward/mean", ".3f")),
         ("useful groups", "" if useful is None else percent(useful)),
+        ("refills", refills(metrics)),
         ("length", length(metrics)),
         ("entropy", shown("entropy/mean", ".2f")),
         ("mismatch", shown("mismatch/abs_mean", ".1e")),
@@ -286,6 +287,15 @@ def useful_share(metrics: Metrics) -> float | None:
     count, drawn = metrics.get("groups/count"), metrics.get("refill/drawn_groups")
     kept = count / drawn if count and drawn else 1.0
     return float((1 - dead) * kept)
+
+
+def refills(metrics: Metrics) -> str:
+    """What dynamic sampling cost: rounds, their tokens, and what was sampled and dropped."""
+    rounds, dropped = metrics.get("refill/rounds"), metrics.get("cost/wasted/dropped")
+    if not rounds and not dropped:
+        return ""
+    spent = f"{rounds or 0:.0f} ({metrics.get('refill/tokens') or 0:,.0f} tokens)"
+    return spent + (f", {percent(dropped)} of tokens dropped" if dropped is not None else "")
 
 
 def length(metrics: Metrics) -> str:

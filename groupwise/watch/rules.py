@@ -117,7 +117,7 @@ RULES: list[Rule] = [
         sees=("clip/high", "clip/low", "clip/high_probability", "clip/fraction"), since=5,
         threshold="a tenth of the learned tokens, and ratios above 2 (a fifth where ratios are not known)", origin="three times what healthy runs here have at such ratios; GSPO clips 0.15 and more, at ratios near 1",
         sure="likely",
-        means="the policy has left its anchor: most of what later updates learn is thrown away, rare tokens first",
+        means="the policy has left its anchor: most of what later updates learn is thrown away",
         change="fewer updates on a batch: halve recipe.schedule.updates",
         source=f"{_DAPO}: clip-higher; Zheng et al. 2025, GSPO (2507.18071)",
         instead=("clip/fraction",),
