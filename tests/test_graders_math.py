@@ -19,7 +19,8 @@ from test_graders_pool import descendants, gone
 
 from groupwise.errors import RewardError
 from groupwise.graders.boxes import boxed
-from groupwise.graders.extract import find, formulas
+from groupwise.graders.extract import find
+from groupwise.graders.formulas import formulas
 from groupwise.graders.mathematics import Question, compare, decide, engine, verdicts
 from groupwise.graders.notation import read
 from groupwise.graders.rubric import Grader

@@ -3,38 +3,65 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s{0,8}(?=[{\s\w])")
 WRAPPED = re.compile(r"\s*\\(?:boxed|fbox)\s*\{")
 DENIED = re.compile(r"(?:\bnot|n['’]t|\brather than|\binstead of)[\s$(*]{0,4}$", re.IGNORECASE)
 BEFORE = 20  # characters in front of a box that may deny it
 DEEP = 3  # boxes around boxes that are taken off
-BETWEEN = 3  # words that may stand between two boxes of one answer
+BETWEEN = 80  # characters that may stand between two boxes of one answer
+WORDS = 3  # and words
+SPACED = re.compile(r"\\(?:text|quad|qquad|mbox|textrm|mathrm)(?![a-z])")
+# Between a step and what comes of it, as the end of a sentence and an empty line are.
+LEADS = re.compile(
+    r"\b(?:then|so|thus|hence|therefore|but|finally|which|answer|gives?|becomes?|means?|simplif\w+)\b"
+    r"|\A[\s$]*[=≈]|\\(?:implies|iff|approx|[Rr]ightarrow|to)(?![a-z])|[→⇒]|[.:!?]\s|\n\s*\n",
+    re.IGNORECASE,
+)
+
+
+class Box(NamedTuple):
+    start: int
+    end: int
+    content: str
 
 
 def boxed(text: str) -> str | None:
-    """What the last box holds; of boxes with at most a few words between them, what all hold.
+    """What the last box holds, or all boxes of one answer."""
+    found = last_box(text)
+    return None if found is None else found.content
 
-    `\\boxed{4}, not \\boxed{5}` holds 4.
+
+def last_box(text: str) -> Box | None:
+    """The last box; of boxes that are the parts of one answer, what all hold.
+
+    Parts are listed (`x = \\boxed{1}` and `y = \\boxed{2}`). Where one box leads to the next ('so',
+    'then', '=', the end of a sentence), the last is the answer. `\\boxed{4}, not \\boxed{5}` is 4.
     """
-    found: list[tuple[int, int, str]] = []
-    for match in BOX.finditer(text):
-        if found and match.start() < found[-1][1]:
-            continue  # a box inside a box
-        content = _content(text, match.end())
-        if content is None:
-            return ""  # cut off inside the box
-        found.append((match.start(), match.end() + content[1], _unwrapped(content[0])))
-    found = [box for box in found if not DENIED.search(text, max(box[0] - BEFORE, 0), box[0])]
+    found = boxes(text)
     if not found:
         return None
     together = [found[-1]]
     for earlier in reversed(found[:-1]):
-        if not _near(text[earlier[1] : together[0][0]]):
+        if not _are_listed(text[earlier.end : together[0].start]):
             break
         together.insert(0, earlier)
-    contents = dict.fromkeys(content.strip() for _, _, content in together)
-    return " , ".join(contents)
+    contents = dict.fromkeys(box.content.strip() for box in together)
+    return Box(together[0].start, together[-1].end, " , ".join(contents))
+
+
+def boxes(text: str) -> list[Box]:
+    """All that are not denied; an empty one where the text is cut off inside a box."""
+    found: list[Box] = []
+    for match in BOX.finditer(text):
+        if found and match.start() < found[-1].end:
+            continue  # a box inside a box
+        content = _content(text, match.end())
+        if content is None:
+            return [Box(match.start(), len(text), "")]
+        found.append(Box(match.start(), match.end() + content[1], _unwrapped(content[0])))
+    return [box for box in found if not DENIED.search(text, max(box[0] - BEFORE, 0), box[0])]
 
 
 def _content(text: str, start: int) -> tuple[str, int] | None:
@@ -50,11 +77,10 @@ def _content(text: str, start: int) -> tuple[str, int] | None:
     return None
 
 
-def _near(between: str) -> bool:
-    if len(between) > 80 or "\n\n" in between:
+def _are_listed(between: str) -> bool:
+    if len(between) > BETWEEN or LEADS.search(between):
         return False
-    words = re.findall(r"[^\W\d_]+", re.sub(r"\\(?:text|quad|qquad|mbox|textrm)", " ", between))
-    return len(words) <= BETWEEN and not re.search(r"[.:!?]\s", between)
+    return len(re.findall(r"[^\W\d_]+", SPACED.sub(" ", between))) <= WORDS
 
 
 def _unwrapped(content: str) -> str:

@@ -50,9 +50,11 @@ def gold_letter(answer: Any, known: Options) -> str | None:
     return chosen(answer, known)
 
 
-def chosen(text: str, known: Options, ends: tuple[str, ...] = ()) -> str | None:
+def chosen(
+    text: str, known: Options, ends: tuple[str, ...] = (), *, cut: bool = False
+) -> str | None:
     """The one letter that a completion gives as its answer, or None."""
-    found = find(text, ends)
+    found = find(text, ends, cut=cut)
     said = TEXT.sub(r" \1 ", found.text)
     if found.how == "whole":
         lines = [line for line in said.splitlines() if line.strip()]
@@ -112,9 +114,11 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).strip(" .*_\"'`").casefold()
 
 
-def verdict(text: str, gold: str, known: Options, ends: Sequence[str] = ()) -> tuple[float, str]:
+def verdict(
+    text: str, gold: str, known: Options, ends: Sequence[str] = (), *, cut: bool = False
+) -> tuple[float, str]:
     """1 for the right letter alone."""
-    letter = chosen(text, known, tuple(ends))
+    letter = chosen(text, known, tuple(ends), cut=cut)
     if letter is None:
         return 0.0, "no single option is named"
     return float(letter == gold), f"{letter} is {'' if letter == gold else 'not '}{gold}"

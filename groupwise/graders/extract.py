@@ -9,9 +9,11 @@ import re
 from typing import Literal, NamedTuple
 
 from groupwise.graders.answers import final
-from groupwise.graders.boxes import boxed
+from groupwise.graders.boxes import boxed, last_box
+from groupwise.graders.endings import taken_back
+from groupwise.graders.formulas import DELIMITER, formulas
 
-How = Literal["tag", "boxed", "marked", "formula", "whole", "nothing"]
+How = Literal["tag", "boxed", "marked", "formula", "whole", "withdrawn", "nothing"]
 
 # "The answer is" in the languages that models are trained in.
 WORDS = (
@@ -19,23 +21,37 @@ WORDS = (
     "ответ", "відповідь", "cevap", "odpowiedź", "svar", "vastaus", "jawaban", "đáp án", "答案",
     "答え", "答", "정답", "답", "الجواب", "الإجابة", "תשובה", "उत्तर", "คำตอบ",
 )  # fmt: skip
+ASCII_WORDS = tuple(word for word in WORDS if word.isascii())
 IS = r"(?:is|are|est|es|é|è|ist|lautet|är|to)\b|[:：=]|是|为|為|は|은|는|هو|है"
 PHRASE = re.compile(
     rf"####|(?:\b|(?<=[^\x00-\x7f]))(?:{'|'.join(WORDS)})[ \t*_]{{0,4}}(?:{IS})[\s:：*=]{{0,8}}",
     re.IGNORECASE,
 )
 OPEN, CLOSE = "<answer>", "</answer>"
-DELIMITER = re.compile(r"\$\$|(?<!\\)\$|\\[\[\]()]|\n")
-MONEY = re.compile(r"[\d.,]+[^\\]*[^\W\d_]{3}[^\\]*")  # $5 and the other for $: no formula
-CLOSING = {"$$": "$$", "$": "$", r"\[": r"\]", r"\(": r"\)"}
 VERB = re.compile(
     r"\b(?:is|are|equals?|est|es|ist|sind|son|sont)\b|(?<![<>!])=|(?<!\d)[:：]|[:：](?!\d)|[为是]",
     re.IGNORECASE,
 )
-SAYS = re.compile(r"\b(?:is|are|equals?|comes? to|gets?|gives?(?: us)?|makes?)\s", re.IGNORECASE)
+SAYS = re.compile(
+    r"\b(?:is|are|equals?|comes? to|gets?|gives?(?: us)?|makes?|est|es|ist|sind|son|sont)\s",
+    re.IGNORECASE,
+)
 SENTENCE = re.compile(r"(?<=[^\s\d.])\.(?=\s|$)|(?<=\d)\.(?=\s|$)|[。！]|\n")
 FULL_STOP = re.compile(r"(?<!\.)\.$")
+REASON = re.compile(
+    r"[\s,;(](?:because|since|as\s+(?:required|desired|claimed|wanted|asked)|weil|denn|parce\s+que"
+    r"|porque)\b|因为",
+    re.IGNORECASE,
+)
+CONCLUDES = re.compile(
+    r"=|\b(?:equals?|makes?|gives?|so|thus|therefore|hence|then|no|wait|actually|sorry)\b|[.!?]\s+\S|\n\s*\S",
+    re.IGNORECASE,
+)
+VALUE = re.compile(r"[\d$\\]")
+ASKED = re.compile(r"[^.!?\n]{0,80}\?")  # 'the answer is 4?' gives none
 BULLET = re.compile(r"\A[-*•–][ \t]+")  # on a line of its own behind 'the answer is:'
+FIRST_VALUE = re.compile(r"\d(?:[\d.,/]*\d)?|\$[^$]{1,200}\$|\\\(.{1,200}?\\\)")
+MAX_PHRASES = 20  # that are tried, from the end
 MAX_SENTENCE = 400  # characters of a last sentence
 MAX_TEXT = 200_000  # characters that are looked at, from the end
 
@@ -45,51 +61,88 @@ class Found(NamedTuple):
     text: str
 
 
-def find(text: str, ends: tuple[str, ...] = ()) -> Found:
-    """The answer of a completion, as it is written there."""
-    text = final(text, ends)[-MAX_TEXT:]
-    if not text:
-        return Found("nothing", "")
-    tag = tagged(text)
-    if tag is not None:
-        inner = boxed(tag)
-        return Found("tag", tag if inner is None else inner)
-    box = boxed(text)
-    if box is not None:
-        return Found("boxed", box)
-    phrase = marked(text)
-    if phrase is not None:
-        return Found("marked", phrase)
-    return Found("whole", text)
+class Marked(NamedTuple):
+    """An answer with a mark, and where in the text it ends."""
+
+    how: How
+    text: str
+    end: int
 
 
-def tagged(text: str) -> str | None:
-    """What the last pair of answer tags holds."""
-    before, closed, _ = text.rpartition(CLOSE)
+def find(text: str, ends: tuple[str, ...] = (), *, cut: bool = False) -> Found:
+    """The answer of a completion, as it is written there.
+
+    In one that was cut off at the limit of tokens (`cut`), only what a mark closes counts.
+    """
+    return look(final(text, ends)[-MAX_TEXT:], cut)
+
+
+def look(text: str, cut: bool = False) -> Found:
+    """The answer of a text that has neither thoughts nor end tokens."""
+    mark = tagged(text) or _in_a_box(text) or marked(text)
+    if mark is None:
+        return Found("nothing", "") if cut or not text else Found("whole", text)
+    instead = taken_back(text[mark.end :])
+    if instead is not None:
+        return look(instead, cut) if instead else Found("withdrawn", "")
+    if cut and mark.how == "marked" and not text[mark.end :].strip(" "):
+        return Found("nothing", "")  # perhaps only a piece of it
+    return Found(mark.how, mark.text)
+
+
+def tagged(text: str) -> Marked | None:
+    """What the last pair of answer tags holds, or the box in it."""
+    if CLOSE not in text:
+        return None
+    before = text.rpartition(CLOSE)[0]
     _, opened, inside = before.rpartition(OPEN)
-    return inside.strip() if closed and opened else None
+    if not opened:
+        return None
+    box = boxed(inside)
+    return Marked("tag", inside.strip() if box is None else box, len(before) + len(CLOSE))
 
 
-def marked(text: str) -> str | None:
+def _in_a_box(text: str) -> Marked | None:
+    box = last_box(text) if "box" in text else None
+    return None if box is None else Marked("boxed", box.content, box.end)
+
+
+def marked(text: str) -> Marked | None:
     """What follows the last 'answer is', to the end of its sentence; of a formula there, that."""
     folded = text.casefold()
-    if "####" not in folded and not any(word in folded for word in WORDS):
+    words = ASCII_WORDS if text.isascii() else WORDS
+    if "####" not in folded and not any(word in folded for word in words):
         return None
-    last = None
-    for last in PHRASE.finditer(text):  # noqa: B007  the last of them
-        pass
-    if last is None:
-        return None
-    rest = text[last.end() :].lstrip(" \t*:").lstrip()
-    if "\n" in text[last.start() : len(text) - len(rest)]:
+    for phrase in list(PHRASE.finditer(text))[: -MAX_PHRASES - 1 : -1]:
+        found = _behind(text, phrase)
+        if found is not None:
+            return found
+    return None
+
+
+def _behind(text: str, phrase: re.Match[str]) -> Marked | None:
+    """What a mark is followed by. A question is none, nor are words that announce a calculation."""
+    rest = text[phrase.end() :].lstrip(" \t*:").lstrip()
+    if "\n" in text[phrase.start() : len(text) - len(rest)]:
         rest = BULLET.sub("", rest, count=1)
-    if DELIMITER.match(rest):
-        first = next(iter(formulas(rest)), None)
-        if first is not None:
-            return first
-    end = SENTENCE.search(rest)
-    sentence = rest[: end.start()] if end else rest
-    return sentence.strip().strip("*_`").strip() or None
+    start = len(text) - len(rest)
+    if phrase[0] != "####" and ASKED.match(rest):
+        return None
+    formula = _opening_formula(rest)
+    if formula is not None:
+        return Marked("marked", formula, start + rest.index(formula) + len(formula))
+    stop = SENTENCE.search(rest)
+    sentence = rest[: stop.start()] if stop else rest
+    said = sentence.strip().strip("*_`").strip()
+    value = FIRST_VALUE.search(sentence)
+    return (
+        Marked("marked", said, start + (value.end() if value else len(sentence))) if said else None
+    )
+
+
+def _opening_formula(text: str) -> str | None:
+    found = formulas(text) if DELIMITER.match(text) else []
+    return found[0] if found else None
 
 
 def end_of(sentence: str) -> str:
@@ -97,31 +150,32 @@ def end_of(sentence: str) -> str:
     return VERB.split(sentence)[-1].strip().strip("*_`").strip()
 
 
+def without_reason(sentence: str) -> str:
+    """An answer without what follows its 'because'."""
+    before = REASON.split(sentence, maxsplit=1)[0].rstrip(" ,;(")
+    return before if VALUE.search(before) else sentence
+
+
+def without_last_reason(text: str) -> str:
+    """A text without the reason that its last sentence gives; a calculation there may say more."""
+    found = None
+    for found in REASON.finditer(text, max(len(text) - MAX_SENTENCE, 0)):  # noqa: B007  the last
+        pass
+    if found is None or CONCLUDES.search(text, found.end()):
+        return text
+    start = sentence_start(text, len(text))
+    return text[: found.start()] if VALUE.search(text, start, max(found.start(), start)) else text
+
+
+def sentence_start(text: str, end: int) -> int:
+    """Where the sentence begins that a text has before this place; the stop at its end aside."""
+    start = max(end - MAX_SENTENCE, 0)
+    for stop in SENTENCE.finditer(text, start, len(text[:end].rstrip(" \t\n.*$)"))):
+        start = stop.end()
+    return start
+
+
 def predicate(text: str) -> str:
     """What the last sentence of a text says: 'It comes to 10^3.' says 10^3."""
     sentence = SENTENCE.split(FULL_STOP.sub("", text[-MAX_SENTENCE:].rstrip()))[-1]
     return SAYS.split(sentence)[-1].strip()
-
-
-def last_formula(text: str) -> str | None:
-    """What the last formula of a text holds."""
-    found = formulas(text)
-    return found[-1] if found else None
-
-
-def formulas(text: str) -> list[str]:
-    """What stands between dollars or LaTeX brackets. One look at each delimiter: linear."""
-    found, opened, start = [], "", 0
-    for sign in DELIMITER.finditer(text):
-        if opened and sign[0] == CLOSING[opened]:
-            inside = text[start : sign.start()].strip()
-            if opened == "$" and MONEY.fullmatch(inside):
-                start = sign.end()
-                continue
-            found.append(inside)
-            opened = ""
-        elif opened == "$" and sign[0] == "\n":
-            opened = ""
-        elif not opened and sign[0] in CLOSING:
-            opened, start = sign[0], sign.end()
-    return [inside for inside in found if inside]

@@ -17,9 +17,19 @@ from typing import Any, Literal, NamedTuple
 from groupwise.errors import RewardError
 from groupwise.extras import install
 from groupwise.graders import amounts, answers, numbers
-from groupwise.graders.boxes import boxed
-from groupwise.graders.extract import Found, end_of, find, last_formula, predicate
+from groupwise.graders.boxes import boxed, boxes
+from groupwise.graders.endings import holds
+from groupwise.graders.extract import (
+    VALUE,
+    Found,
+    end_of,
+    find,
+    predicate,
+    without_last_reason,
+    without_reason,
+)
 from groupwise.graders.fence import is_work, plain_notation
+from groupwise.graders.formulas import last_formula
 from groupwise.graders.notation import MAX_LENGTH, read
 from groupwise.graders.pool import Outcome, Pool
 from groupwise.graders.rounding import Rounding
@@ -32,6 +42,11 @@ from groupwise.graders.values import Undecided, has_sign, mpc, names_in, value
 ROUNDING = Rounding()
 MEMORY = 3 * 2**30  # bytes that a worker may address; the engine itself takes a tenth
 OR = re.compile(r"(?<=[\w)}\]$])\W*\b(?:or|oder|ou|o(?!['’])|或|или)\b", re.IGNORECASE)
+# Behind 'or', another number: 'or 4', 'or maybe x = 4'; none in '9 days or less, so 9 - 6 = 3'.
+CANDIDATE = re.compile(
+    r"(?!\s*(?:more|less|fewer|higher|lower|so)\b)[^\d.,;=]{0,24}(?:[a-z]\s?=\s?)?[-−$\\({]{0,4}\d",
+    re.IGNORECASE,
+)
 MANY = re.compile(r"\b(?:or|and)\b|[,;]|\\pm|±|\\cup")  # a gold answer of several parts
 SENTENCE = re.compile(r"\n|(?:[^\W\d_]+[ ,]+){4}")  # four words in a row are no formula
 WORD_BEFORE = re.compile(r"\A\W*(?:text\w*\s*\{\s*)?[^\W\d_]{3,}\.?\s+\d")  # June 20 is no number
@@ -39,6 +54,15 @@ FORMULA_AND_WORDS = re.compile(r"\$[^$]+\$\s+[^$\d]+")  # $125$ miles
 TURN = re.compile(
     r"<\|\w+\|>.*", re.DOTALL
 )  # another's turn, behind an end that is not the model's
+MISSING = {"nothing": "no answer found", "withdrawn": "the answer is withdrawn"}
+CUT = "the text is cut off"
+SEVERAL = ("tuple", "set", "list", "either")
+LAST_DIGIT = re.compile(r"\d(?=\D*\Z)")
+UNDONE = re.compile(r"\d\s*[-+*×·÷]\s*\d")  # a sentence that ends on 5 + 5 does not say 10
+NAME = re.compile(
+    r"\s*\$?(?:[^\W\d_]+(?:_\{?\w{1,3}\}?)?(?:\([^()=]{0,20}\))?|\\[a-z]+|(?:[^\W\d_]+\s){1,4}[^\W\d_]+)"
+    r"\s*(?:=|:|≈|\\approx(?![a-z]))\s*(?=[^=:])"
+)
 SHORT = re.compile(r"(?:\\?[$€£])?[\d.,]+[kKMB]")  # $1.5k
 # Space without meaning; between two digits it has one.
 SPACE = re.compile(
@@ -80,14 +104,16 @@ def verdicts(
     pairs: Sequence[tuple[str, Any]],
     *,
     ends: tuple[str, ...] = (),
+    cut: Sequence[bool] = (),
     timeout: float = 5.0,
     decimals: int | None = None,
     digits: int | None = 6,
 ) -> list[Verdict]:
-    """For (completion, gold answer) pairs, in order."""
+    """For (completion, gold answer) pairs, in order. `cut`: which of them hit the token limit."""
     rounding = Rounding(digits, decimals)
     found: list[Verdict | Question] = [
-        decide(text, str(gold), ends, rounding) for text, gold in pairs
+        decide(text, str(gold), ends, rounding, cut=own)
+        for (text, gold), own in zip(pairs, cut or [False] * len(pairs), strict=True)
     ]
     open_questions = {row: each for row, each in enumerate(found) if isinstance(each, Question)}
     asked = list(dict.fromkeys(open_questions.values()))
@@ -100,12 +126,17 @@ def verdicts(
 
 
 def decide(
-    text: str, gold: str, ends: tuple[str, ...] = (), rounding: Rounding = ROUNDING
+    text: str,
+    gold: str,
+    ends: tuple[str, ...] = (),
+    rounding: Rounding = ROUNDING,
+    *,
+    cut: bool = False,
 ) -> Verdict | Question:
     """The verdict where arithmetic can give it, else the question for the engine."""
-    found = find(text, ends)
+    found = find(text, ends, cut=cut)
     if not found.text:
-        return Verdict(0.0, "no answer found" if found.how == "nothing" else "an empty answer")
+        return Verdict(0.0, MISSING.get(found.how, "an empty answer"))
     wanted = gold_answer(gold)
     if found.how == "whole":
         return _decide_whole(found.text, wanted, rounding)
@@ -114,6 +145,8 @@ def decide(
     if found.how == "marked" and found.text.endswith("!") and answers.final(text, ends)[-1:] == "!":
         found = Found(found.how, found.text.rstrip("!"))  # no factorial: joy
     verdict = compare(wanted, found.text, rounding)
+    if not verdict and found.how == "boxed":
+        verdict = _by_parts(wanted, answers.final(text, ends), rounding) or verdict
     words = verdict is False and found.how == "marked" and _is_text(found.text)
     if verdict is not None and not words:
         return _said(verdict, found, wanted)
@@ -123,16 +156,34 @@ def decide(
         return Verdict(0.0, "an answer is denied")
     if found.how != "marked":
         return _ask(wanted, found.text, Verdict(0.0, "can't be read"))
-    for inside in (end_of(found.text), last_formula(found.text)):
-        verdict = None if inside is None else compare(wanted, inside, rounding)
+    return _decide_marked(found.text, wanted, answers.final(text, ends), rounding)
+
+
+def _decide_marked(said: str, wanted: str, text: str, rounding: Rounding) -> Verdict | Question:
+    """The sentence behind a mark, where it is not the answer alone."""
+    if not VALUE.search(said) and _is_number(wanted) and not text.rstrip(".*!").endswith(said):
+        return _decide_whole(text, wanted, rounding)  # 'to find the answer: multiply'
+    said = without_reason(said)
+    for inside in (said, end_of(said), last_formula(said)):
+        verdict = None if inside is None or _is_text(inside) else compare(wanted, inside, rounding)
         if inside is not None and verdict is not None:
             return _said(verdict, Found("marked", inside), wanted)
-    tree, number = read(wanted), numbers.one_number(found.text)
+    tree, number = read(wanted), numbers.one_number(said)
     verdict = None if tree is None or number is None else same(tree, _tree(number), rounding)
     if verdict is not None:
-        return _said(verdict, found, wanted)
-    unread = Verdict(0.0, "no answer can be read")
-    return _ask(wanted, last_formula(found.text) or found.text, unread)
+        return _said(verdict, Found("marked", said), wanted)
+    return _ask(wanted, last_formula(said) or said, Verdict(0.0, "no answer can be read"))
+
+
+def _by_parts(wanted: str, text: str, rounding: Rounding) -> bool | None:
+    """All boxes of a text, where there are as many as the gold answer has parts."""
+    tree = read(wanted)
+    found = boxes(text) if tree is not None and tree[0] in SEVERAL else []
+    parts = sum(isinstance(part, tuple) for part in tree or ())
+    if tree is None or len(found) < 2 or len(found) != parts:
+        return None
+    said = ", ".join(box.content for box in found)
+    return compare(wanted, f"({said})" if tree[0] == "tuple" else said, rounding)
 
 
 def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Question:
@@ -143,31 +194,54 @@ def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Quest
         text = text[1:].lstrip()
     short = len(text) <= MAX_LENGTH and not SENTENCE.search(text)
     if short:
-        verdict = compare(wanted, text, rounding)
-        if verdict or (verdict is False and not _is_text(text)):
+        value = _without_name(text, wanted)
+        verdict = compare(wanted, value, rounding)
+        if verdict and not holds(text, len(text)):
+            return Verdict(0.0, CUT)
+        if verdict or (verdict is False and not _is_text(value)):
             return _said(bool(verdict), Found("whole", text), wanted)
+    whole, text = text, without_last_reason(text)
     formula = last_formula(text)
-    behind = "" if formula is None else TURN.sub("", text.rpartition(formula)[2])
-    behind = behind.strip(" .$)]\\\n")
-    goes_on = formula is None or amounts.goes_on(behind)
-    verdict = None if formula is None or goes_on else compare(wanted, formula, rounding)
-    if formula is not None and (verdict or (verdict is False and not behind)):
-        return _said(verdict, Found("formula", formula), wanted)
+    before, _, rest = ("", "", "") if formula is None else text.rpartition(formula)
+    behind = TURN.sub("", rest).strip(" .$)]\\\n")
+    if formula is not None and not amounts.goes_on(behind):
+        verdict = compare(wanted, _without_name(formula, wanted), rounding)
+        if verdict and not holds(TURN.sub("", whole), len(before) + len(formula)):
+            return Verdict(0.0, "the last formula is no answer: the text goes on, or takes it back")
+        if verdict or (verdict is False and not behind):
+            return _said(bool(verdict), Found("formula", formula), wanted)
     if _hedges(text, wanted):
         return Verdict(0.0, "several answers are given")
     number, unread = _gold_number(wanted), Verdict(0.0, "no answer found")
     if number is not None:
-        last = numbers.answer_number(text)
+        last = numbers.last_number(whole)
         if last is not None:
             right = _equals(last, number, rounding)
             said = f"the last number, {last.value}, {'is' if right else 'is not'} {wanted}"
             return Verdict(float(right), said)
         unread = Verdict(0.0, f"no number is said to be {wanted}")
     said = predicate(text)
-    if compare(wanted, said, rounding):
+    done = number is None or not UNDONE.search(said)
+    if done and compare(wanted, said, rounding) and holds(whole, _last_digit(text)):
         return _said(True, Found("whole", said), wanted)
+    if not holds(whole, len(whole)):
+        return Verdict(0.0, CUT)
     asked = text if short and formula is None else (None if behind else formula)
     return unread if asked is None else _ask(wanted, asked, unread)
+
+
+def _last_digit(text: str) -> int:
+    """Where the last number of a text ends; the end of one without any."""
+    found = LAST_DIGIT.search(text, max(len(text) - MAX_LENGTH, 0))
+    return found.end() if found else len(text)
+
+
+def _without_name(text: str, wanted: str) -> str:
+    """What a number is called left out: 'Total: 42', f(3) = 42, x ≈ 42."""
+    named = NAME.match(text)
+    if named is None or NAME.match(wanted) or not _is_number(wanted):
+        return text
+    return text[named.end() :]
 
 
 def _equals(last: amounts.Number, gold: amounts.Number, rounding: Rounding) -> bool:
@@ -263,7 +337,10 @@ def gold_answer(gold: str) -> str:
 def _hedges(text: str, wanted: str) -> bool:
     """'3 or 4' at the end, where the gold answer is one thing: candidates are worth nothing."""
     last = text.rstrip().rpartition("\n")[2][-MAX_LENGTH:]
-    return bool(OR.search(last)) and not MANY.search(wanted)
+    found = list(OR.finditer(last))
+    if not found or MANY.search(wanted):
+        return False
+    return not _is_number(wanted) or any(CANDIDATE.match(last, each.end()) for each in found)
 
 
 def repeats(text: str, gold: str, question: str, ends: tuple[str, ...] = ()) -> bool:

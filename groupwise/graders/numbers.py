@@ -11,8 +11,16 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from groupwise.graders.amounts import CONTEXT, DONE, WORD, Number, matches, plain, read
-from groupwise.graders.answers import MARKER, marked_answer
+from groupwise.graders.amounts import CONTEXT, DONE, NUMBER, WORD, Number, matches, plain, read
+from groupwise.graders.answers import MARKER
+from groupwise.graders.endings import holds
+from groupwise.graders.extract import (
+    VALUE,
+    look,
+    sentence_start,
+    without_last_reason,
+    without_reason,
+)
 from groupwise.graders.numerals import NUMBER_IN_WORDS, in_words, worth
 from groupwise.graders.units import unit_of
 
@@ -30,7 +38,8 @@ JOINED = re.compile(
     re.IGNORECASE,
 )
 LISTED = re.compile(
-    r"(?:\s?[^\W\d_]+)?\W*\bor\b\W*(?:\w\s?=\s?)?|\W{0,8}\band\b\W{0,8}", re.IGNORECASE
+    r"(?:\s?[^\W\d_]+)?\W*\bor\b\W*(?:(?:maybe|perhaps|possibly|even)\W+)?(?:\w\s?=\s?)?|\W{0,8}\band\b\W{0,8}",
+    re.IGNORECASE,
 )
 BETWEEN = re.compile(r"(?:\s?[^\W\d_]+)?\s+and\s+", re.IGNORECASE)
 BETWEEN_BEFORE = re.compile(r"\bbetween\s+[$€£]?$", re.IGNORECASE)
@@ -48,34 +57,61 @@ SAID_IN_WORDS = re.compile(
 ALL_IN_WORDS = re.compile(
     rf"[\s$*\"']*({NUMBER_IN_WORDS.pattern})(?:\s[a-z]{{2,15}})?[\s$*\"'.!]*", re.IGNORECASE
 )
+# Between the result of a calculation and a number that says of what: '= 90 miles in 30 days'.
+_OTHER = (
+    r"(?!(?:and|or|so|is|are|was|were|has|have|had|will|would|which|that|then|means|gives?|makes?"
+    r"|leaves?|but|plus|minus|times|out)\b)[^\W\d_][\w'’-]*"
+)
+_FOR = r"(?:in|for|after|on|at|with|over|within|every|during)"
+OF_WHAT = re.compile(
+    rf"(?:\s{_OTHER}){{1,8}}\s(?:of|{_FOR}|(?:to|from)\s{_OTHER})(?:\s{_OTHER}){{0,8}}\s"
+    rf"|\s{_FOR}(?:\s{_OTHER}){{1,8}}\s",
+    re.IGNORECASE,
+)
+DIRECTLY = re.compile(r"=[\s$*]*")
 TAG = re.compile(r"</?[a-z]{1,12}>")
 # Beside a number: signs of a formula or a lone letter. The answer is then not that number.
 FORMULA = re.compile(r"[-+*/^=<>±:\\_(){}\[\]]|(?<![^\W\d])[^\W\d](?!\w)")
 
 
-def number(text: str, answer: Number) -> float:
+def number(text: str, answer: Number, *, cut: bool = False) -> float:
     """1 if the number that the text ends on, or marks as its answer, is the right one."""
-    found = answer_number(text)
+    found = answer_number(text, cut=cut)
     return float(found is not None and found.equals(answer))
 
 
-def answer_number(text: str) -> Number | None:
-    """The one number behind the last '####', 'Answer:' or in the last \\boxed{}; else the last.
+def answer_number(text: str, *, cut: bool = False) -> Number | None:
+    """The one number that a text marks as its answer; without a mark, the last.
 
     Candidates are worth nothing: several different numbers where the answer is marked, or two last
-    ones joined by 'or', are no answer.
+    ones joined by 'or', are no answer. A text that was cut off (`cut`) has to mark it.
     """
-    text = plain(text)
-    marked = marked_answer(text)
-    if marked is not None:
-        factorial = "!" in marked and f"{{{marked}}}" in text  # in a box; elsewhere it is joy
-        return None if factorial else one_number(marked)
+    found = look(text, cut)
+    if found.how == "whole":
+        return last_number(found.text)
+    if found.how == "boxed" and "!" in plain(found.text):  # a factorial; elsewhere it is joy
+        return None
+    said = one_number(without_reason(found.text))
+    if said is None and found.how == "marked" and not VALUE.search(found.text):
+        return last_number(text)  # 'to find the answer: multiply'
+    return said
+
+
+def last_number(text: str) -> Number | None:
+    """The number that a text without a mark comes to."""
+    whole, kept = text, without_last_reason(text)
+    text = plain(kept)
     last = _last_two(text)
     said = _said_in_words(text, last[-1].end() if last else 0)
     if said is not None:
         return said
     if not last:
         return _spoken(TAG.sub("", text))
+    if not holds(whole, max(len(kept) - len(text) + last[-1].end(), 0)):
+        return None
+    result = _result(text, last[-1])
+    if result is not None:
+        return read(text, result)
     if len(last) > 1:
         if _denies(text, *last):
             return read(text, last[0])
@@ -158,6 +194,17 @@ def _last_two(text: str) -> list[re.Match[str]]:
     letter = LETTER.search(text, max(len(text) - TAIL, 0))
     found = matches(text, letter.end()) if letter else []
     return (found if len(found) > 1 else matches(text))[-2:]
+
+
+def _result(text: str, last: re.Match[str]) -> re.Match[str] | None:
+    """What stands behind the last '=' of the last sentence, if the last number says of what."""
+    equals = text.rfind("=", 0, last.start())
+    if equals < 0 or equals < sentence_start(text, last.start()):
+        return None
+    first = NUMBER.match(text, DIRECTLY.match(text, equals).end())  # type: ignore[union-attr]
+    if first is None or not OF_WHAT.fullmatch(text, first.end(), last.start()):
+        return None
+    return first
 
 
 def _spoken(text: str) -> Number | None:

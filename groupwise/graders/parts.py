@@ -33,6 +33,11 @@ class Sample(NamedTuple):
     token_ids: Sequence[int]
     finish: str
 
+    @property
+    def cut(self) -> bool:
+        """Whether it hit the limit of tokens."""
+        return self.finish == "length"
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -110,6 +115,7 @@ class Mathematics:
             mathematics.verdicts(
                 [(sample.text, sample.task.answer) for sample in good],
                 ends=self.ends,
+                cut=[sample.cut for sample in good],
                 timeout=self.timeout,
                 decimals=self.decimals,
                 digits=self.digits,
@@ -167,7 +173,7 @@ def multiple_choice(ends: Sequence[str]) -> BuiltIn:
         known = choice.options(sample.task.columns)
         if answers.echoes(answers.final(sample.text, ends), _question(sample.task)):
             return 0.0, REPEATS
-        return choice.verdict(sample.text, str(gold(sample.task)), known, ends)
+        return choice.verdict(sample.text, str(gold(sample.task)), known, ends, cut=sample.cut)
 
     return BuiltIn(score, problem, decides=True, needs_answers=True)
 
@@ -242,7 +248,7 @@ def number(ends: Sequence[str]) -> BuiltIn:
         gold = numbers.gold_number(sample.task.answer)
         assert gold is not None  # `problem` has looked
         text = answers.final(sample.text, ends)
-        right = numbers.number(text, gold)
+        right = numbers.number(text, gold, cut=sample.cut)
         return 0.0 if right and answers.echoes(text, _question(sample.task)) else right
 
     return BuiltIn(score, problem, decides=True, needs_answers=True)

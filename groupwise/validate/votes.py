@@ -13,7 +13,8 @@ from dataclasses import replace
 from math import comb
 
 from groupwise.graders import answers, choice, mathematics, numbers
-from groupwise.graders.extract import end_of, find, last_formula
+from groupwise.graders.extract import end_of, find
+from groupwise.graders.formulas import last_formula
 from groupwise.graders.notation import MAX_LENGTH, read
 from groupwise.graders.parts import Part, Sample, built_in
 from groupwise.records import Rollout, Task
@@ -22,23 +23,25 @@ from groupwise.validate.suites import grader_name
 VOTING = ("number", "math", "choice", "exact")
 
 
-def answer_of(grader: str, text: str, task: Task, ends: Sequence[str]) -> str | None:
+def answer_of(
+    grader: str, text: str, task: Task, ends: Sequence[str], *, cut: bool = False
+) -> str | None:
     """What a completion gives as its answer, in a form that the grader reads; None without one."""
     if grader == "number":
-        found = numbers.answer_number(answers.final(text, ends))
+        found = numbers.answer_number(answers.final(text, ends), cut=cut)
         return None if found is None else f"{found.value}{'%' if found.percent else ''}"
     if grader == "choice":
-        return choice.chosen(text, choice.options(task.columns), tuple(ends))
+        return choice.chosen(text, choice.options(task.columns), tuple(ends), cut=cut)
     if grader == "math":
-        return _expression(text, tuple(ends))
+        return _expression(text, tuple(ends), cut)
     return answers.final(text, ends) or None
 
 
-def _expression(text: str, ends: tuple[str, ...]) -> str | None:
-    how, said = find(text, ends)
+def _expression(text: str, ends: tuple[str, ...], cut: bool) -> str | None:
+    how, said = find(text, ends, cut=cut)
     if how not in ("marked", "whole"):
         return said or None
-    number = numbers.answer_number(said)
+    number = numbers.last_number(said) if how == "whole" else numbers.one_number(said)
     last = None if number is None else str(number.value)
     tries = [said, end_of(said), last_formula(said)]
     if how == "whole":
@@ -63,7 +66,9 @@ def ballots(
         grader = grader_name(decider, task)
         own: list[str | None] = []
         for rollout in group:
-            answer = answer_of(grader, rollout.text, task, ends) if grader in VOTING else None
+            cut = rollout.completion.truncated
+            votes = grader in VOTING
+            answer = answer_of(grader, rollout.text, task, ends, cut=cut) if votes else None
             own.append(answer)
             if answer is not None and not rollout.grade.correct:
                 pending[at, answer] = grader
