@@ -105,6 +105,11 @@ def test_choice_has_to_mark_its_answer_in_a_text_that_was_cut_off() -> None:
     assert not right("choice", "B", "It may be B", "length")
 
 
+def test_a_bare_formula_is_no_sentence_that_could_be_cut_off() -> None:
+    assert right("math", "x^2 + 1", "1 + x^2,") and right("math", "185", "185\\")
+    assert not right("math", "4", "so we take 4,")
+
+
 def test_unfinished() -> None:
     assert unfinished("x = 4 and", 5) and not unfinished("x = 4 and so on.", 5)
     assert ends_inside(r"so \[ x") and ends_inside("so $2x + 1") and not ends_inside("for $2 more")

@@ -55,6 +55,7 @@ TURN = re.compile(
     r"<\|\w+\|>.*", re.DOTALL
 )  # another's turn, behind an end that is not the model's
 MISSING = {"nothing": "no answer found", "withdrawn": "the answer is withdrawn"}
+WORDED = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{2,}[\s,]")  # a sentence, and no bare formula
 CUT = "the text is cut off"
 SEVERAL = ("tuple", "set", "list", "either")
 LAST_DIGIT = re.compile(r"\d(?=\D*\Z)")
@@ -196,7 +197,7 @@ def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Quest
     if short:
         value = _without_name(text, wanted)
         verdict = compare(wanted, value, rounding)
-        if verdict and not holds(text, len(text)):
+        if verdict and WORDED.search(text) and not holds(text, len(text)):
             return Verdict(0.0, CUT)
         if verdict or (verdict is False and not _is_text(value)):
             return _said(bool(verdict), Found("whole", text), wanted)
@@ -224,7 +225,7 @@ def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Quest
     done = number is None or not UNDONE.search(said)
     if done and compare(wanted, said, rounding) and holds(whole, _last_digit(text)):
         return _said(True, Found("whole", said), wanted)
-    if not holds(whole, len(whole)):
+    if not short and not holds(whole, len(whole)):
         return Verdict(0.0, CUT)
     asked = text if short and formula is None else (None if behind else formula)
     return unread if asked is None else _ask(wanted, asked, unread)
