@@ -106,7 +106,7 @@ def test_choice_has_to_mark_its_answer_in_a_text_that_was_cut_off() -> None:
 
 
 def test_a_bare_formula_is_no_sentence_that_could_be_cut_off() -> None:
-    assert right("math", "x^2 + 1", "1 + x^2,") and right("math", "185", "185\\")
+    assert right("math", "185", "185\\") and right("math", "x^2 + 1", "$1 + x^2")
     assert not right("math", "4", "so we take 4,")
 
 
