@@ -32,7 +32,7 @@ def test_grade_says_score_status_why_and_seconds(monkeypatch: Any, capsys: Any) 
             '{"gold": "1/2", "pred": "\\\\boxed{0.6}"}',
             "",
             "{not json",
-            '{"gold": "7", "pred": "\\\\boxed{7^{7^{9}}}"}',
+            '{"gold": "7", "pred": "\\\\boxed{(((10^{10})!)!)!}"}',
             "[1, 2]",
             '{"gold": "7"}',
             '{"answer": 7, "completion": [{"role": "assistant", "content": "It is 7."}]}',

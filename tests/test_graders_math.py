@@ -337,9 +337,9 @@ def test_other_values_are_not_accepted(ways: tuple[str, ...]) -> None:
         assert right(ways[0], f"The answer is {other}") is False, other
 
 
-def test_without_math_verify_the_command_to_install_it_is_named(monkeypatch: Any) -> None:
+def test_without_the_engine_the_command_to_install_it_is_named(monkeypatch: Any) -> None:
     monkeypatch.setattr("groupwise.graders.mathematics.find_spec", lambda name: None)
-    with pytest.raises(RewardError, match=r"pip install .*math-verify"):
+    with pytest.raises(RewardError, match=r"pip install .*latex2sympy2_extended"):
         Grader({"math": 1.0})
 
 

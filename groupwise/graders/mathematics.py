@@ -88,16 +88,16 @@ class Question(NamedTuple):
 
 
 def check_engine() -> None:
-    if find_spec("math_verify") is None:
+    if find_spec("latex2sympy2_extended") is None:
         raise RewardError(
-            "The reward math needs math-verify, which is not installed: "
+            "The reward math needs latex2sympy2_extended, which is not installed: "
             f"`{install('math')}`. For answers that are plain numbers, number needs nothing."
         )
 
 
 @lru_cache(maxsize=1)
 def engine() -> Pool:
-    """The pool that runs math-verify, one for each process."""
+    """Return the pool of processes that work answers out, one pool for each process."""
     return Pool("groupwise.graders.symbolic:judge", memory=MEMORY)
 
 
