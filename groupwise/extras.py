@@ -6,8 +6,11 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"  # of a checkout
 
 
 def install(extra: str) -> str:
@@ -18,14 +21,16 @@ def install(extra: str) -> str:
     pip = shutil.which("pip")
     own = pip is not None and Path(pip).absolute().parent == Path(sys.executable).absolute().parent
     command = "pip" if own else f"{shlex.quote(sys.executable)} -m pip"
-    wanted = packages(extra)
-    if not wanted:  # a checkout that is not installed
-        wanted = ["-e", f"{Path(__file__).resolve().parents[1]}[{extra}]"]
-    return f"{command} install {shlex.join(wanted)}"
+    return f"{command} install {shlex.join(packages(extra))}"
 
 
 def packages(extra: str) -> list[str]:
-    """Those that the installed groupwise names for an extra; none where it is not installed."""
+    """Those of an extra: as a checkout has them, whose installed record may be older, or else as
+    the installed groupwise does."""
+    if PROJECT.is_file():
+        project = tomllib.loads(PROJECT.read_text("utf-8")).get("project", {})
+        if project.get("name") == "groupwise":
+            return list(project["optional-dependencies"][extra])
     try:
         listed = requires("groupwise") or []
     except PackageNotFoundError:
