@@ -109,21 +109,27 @@ def _cycle(
                 yield first
             while not run.over and not signals.asked.is_set():
                 with signals.held(), display.watching():
+                    run.saver.check()
                     metrics = one_step(run, signals.asked)
                     if metrics is not None and run.checkpoint_due():
                         run.save()
                 if metrics is not None:
                     yield metrics
         except GeneratorExit:  # nobody asks for the next step
-            if run.saved_step != run.step:
-                run.save()
+            save_and_wait(run)
             raise
         with display.watching():
-            if run.saved_step != run.step:
-                run.save()
+            save_and_wait(run)
             if not run.over:
                 raise Stopped(f"stopped after step {run.step}, saved; the same command goes on")
             return finish(run)
+
+
+def save_and_wait(run: Run) -> None:
+    """Leave the run so that it can go on from this very step."""
+    if run.saved_step != run.step:
+        run.save()
+    run.saver.wait()
 
 
 def begin(run: Run) -> Metrics | None:
@@ -165,6 +171,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         total_steps=run.total_steps,
     )
     version = run.version  # that rollouts should be of
+    run.saver.hold_changes()
     taught = teach(run, collected, rate, clock)
 
     # New weights to the sampler, and what the next step builds on.
@@ -204,8 +211,7 @@ def give_up(run: Run, collected: Collected) -> None:
     found, events = run.judge(run.at, collected.metrics())
     run.folder.add_events(events)
     run.act_on(found)
-    if run.saved_step != run.step:
-        run.save()
+    save_and_wait(run)
 
 
 def what_it_was_like(run: Run, collected: Collected, taught: Taught, version: int) -> Metrics:
@@ -259,8 +265,10 @@ def write_down(
     run.display.step(metrics)
     run.mirrors.look()
     sick = run.act_on(found)
-    if improved or sick is not None:
-        run.save(best=improved)
+    if sick is not None:
+        save_and_wait(run)
+    elif improved and not (run.over or run.checkpoint_due()):
+        run.save_best()  # a whole checkpoint that is due says that it is the best itself
     return sick
 
 

@@ -41,6 +41,7 @@ from groupwise.setup import Bench, check_room, engine_of, micro_tokens_of, set_u
 from groupwise.sync import state as saved
 from groupwise.sync.fingerprint import fingerprint
 from groupwise.sync.reference import Reference
+from groupwise.sync.saver import Saver
 from groupwise.watch.display import Display
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.mirrors import forget
@@ -67,9 +68,10 @@ def open_run(
             display.warn(text)
         for text in _same_configuration(config, folder):
             display.note(text)
-        with display, Recorder(folder) as recorder:
+        keep = config.checkpoint.keep
+        with display, Recorder(folder) as recorder, Saver(folder.checkpoints, keep) as saver:
             with display.watching():
-                run = _open(config, folder, recorder, mirrors, display, engine)
+                run = _open(config, folder, recorder, saver, mirrors, display, engine)
             yield run
 
 
@@ -77,6 +79,7 @@ def _open(
     config: Config,
     folder: RunFolder,
     recorder: Recorder,
+    saver: Saver,
     mirrors: Mirrors,
     display: Display,
     make_engine: MakeEngine | None,
@@ -106,6 +109,7 @@ def _open(
         ),
         learner=_learner(start, model),
         reference=reference,
+        saver=saver,
     )
     if isinstance(run.engine, NativeEngine):
         run.engine.tell = run.event
@@ -114,6 +118,7 @@ def _open(
     _check_origin(folder, origin, display)
     before = _last_start(folder)
     _restore_latest(run, origin)
+    run.reserve()
     run.health.see_all(folder.read_metrics())  # what was said before is not said again
     _write_start(run, origin, before)
     fetched = _record_start(run, origin, manifest, bench.dropped)

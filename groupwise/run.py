@@ -32,6 +32,7 @@ from groupwise.records import Memory, Task
 from groupwise.setup import learns_from_labels
 from groupwise.sync import state as saved
 from groupwise.sync.reference import Reference
+from groupwise.sync.saver import Saver
 from groupwise.validate.evaluate import Evaluation
 from groupwise.watch.display import Display
 from groupwise.watch.folder import Event, RunFolder
@@ -59,6 +60,7 @@ class Run:
     engine: Engine
     learner: PolicyLearner | PairLearner
     reference: Reference | None
+    saver: Saver
     step: int = 0  # finished ones
     at: int = 0  # the step under way: events belong to it
     version: int = 0  # updates so far
@@ -75,6 +77,7 @@ class Run:
     last: Evaluation | None = None
     known: Ledger = field(default_factory=dict)  # recorded verdicts of steps to be done again
     best: float | None = None  # accuracy, or reward where nothing says what is correct
+    best_step: int | None = None  # after which it was the best
     told: dict[str, int] = field(default_factory=dict)  # when each kind of event was last shown
     opened: float = field(default_factory=time.monotonic)
     saved_at: float = field(default_factory=time.monotonic)
@@ -153,8 +156,10 @@ class Run:
     def _keep_latest(self) -> None:
         """The newest checkpoint, safe from `checkpoint.keep`; its files are links."""
         latest = self.folder.checkpoints / "latest"
+        self.saver.wait()
         if not latest.exists():
             self.save()
+            self.saver.wait()
         kept = self.folder.path / "snapshots" / latest.resolve().name
         if not kept.exists():
             with self.folder.writing("snapshots"):
@@ -176,7 +181,7 @@ class Run:
         value = found.reward if found.accuracy is None else found.accuracy
         if value is None or (self.best is not None and value <= self.best):
             return False
-        self.best = value
+        self.best, self.best_step = value, self.step
         return True
 
     def checkpoint_due(self) -> bool:
@@ -185,13 +190,33 @@ class Run:
         by_time = asked.every_seconds and time.monotonic() - self.saved_at >= asked.every_seconds
         return self.saved_step != self.step and bool(by_steps or by_time)
 
-    def save(self, *, best: bool = False) -> None:
-        """A checkpoint of this very moment; everything before it is on the disk first."""
-        with phase("saving"):
-            self._save(best)
+    def save(self) -> None:
+        """Take a checkpoint of this very moment; it is written while training goes on.
 
-    def _save(self, best: bool) -> None:
-        self.recorder.flush()
+        Everything before it is on the disk first.
+        """
+        step, recorded = self.step, self.recorder.mark()
+        with phase("saving"):
+            self.saver.save(self._moment(), before=recorded, after=lambda: self.folder.forget(step))
+        self.saved_at, self.saved_step = time.monotonic(), step
+
+    def save_best(self) -> None:
+        """Keep the weights of this moment as the best so far."""
+        made = saved.weights_alone(self.step, self.loaded.model, self.loaded.files)
+        with phase("saving"):
+            self.saver.save(made, before=self.recorder.mark())
+
+    def reserve(self) -> None:
+        """Make room for checkpoints: on the disk it must be there, on the host it is made."""
+        made = self._moment()
+        tight = self.folder.check_room(
+            whole=made.bytes, best=made.weights.bytes, keep=self.config.checkpoint.keep
+        )
+        if tight is not None:
+            self.display.warn(tight)
+        self.saver.reserve(made)
+
+    def _moment(self) -> saved.Moment:
         tensors = {"optimizer": self.learner.state(), "engine": self.engine.state()}
         if self.reference is not None:
             tensors["reference"] = self.reference.state()
@@ -212,19 +237,16 @@ class Run:
             "before": None if self.before is None else self.before.as_dict(),
             "last": None if self.last is None else self.last.as_dict(),
             "best": self.best,
+            "best_step": self.best_step,
         }
-        saved.save(
-            self.folder.checkpoints,
+        return saved.moment(
             self.step,
             model=self.loaded.model,
             files=self.loaded.files,
             tensors=tensors,
             values=values,
-            keep=self.config.checkpoint.keep,
-            best=best,
+            best=self.best_step == self.step,
         )
-        self.folder.forget(self.step)
-        self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def restore(self, found: saved.Restored) -> None:
         """To the bits of the moment when the checkpoint was saved."""
@@ -247,7 +269,7 @@ class Run:
             None if values[name] is None else Evaluation.from_dict(values[name])
             for name in ("before", "last")
         )
-        self.best = values["best"]
+        self.best, self.best_step = values["best"], values.get("best_step")
         self.learner.restore(found.tensors.get("optimizer", {}))
         if self.reference is not None:
             self.reference.restore(found.tensors.get("reference", {}))

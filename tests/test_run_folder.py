@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -235,9 +236,18 @@ def test_a_folder_in_the_way_of_a_file_is_named(tmp_path: Path) -> None:
 
 
 def test_too_little_room_is_known_before_the_start(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"free, and this run needs about 1024\.0 TiB"):
-        RunFolder(tmp_path / "a").check_writable(needs=2**50)
-    RunFolder(tmp_path / "a").check_writable(needs=1024)
+    folder = RunFolder(tmp_path / "a")
+    folder.check_writable()
+    with pytest.raises(RunError, match=r"free, and a checkpoint takes 1024\.0 TiB \(1\.0 GiB of"):
+        folder.check_room(whole=2**50, best=2**30, keep=1)
+    assert folder.check_room(whole=1024, best=512, keep=2) is None
+    free = shutil.disk_usage(tmp_path).free
+    tight = folder.check_room(whole=free // 3, best=0, keep=9)
+    assert tight is not None and "checkpoint.keep=1 needs less" in tight
+    # What is there already counts as room: it goes when the new ones come.
+    with open(folder.checkpoints / "old", "wb") as file:
+        file.truncate(10 * free)
+    assert folder.check_room(whole=free // 3, best=0, keep=9) is None
 
 
 def test_a_read_only_folder_is_refused(mounted: Path) -> None:

@@ -31,9 +31,16 @@ from groupwise.optim.step import apply
 from groupwise.records import Memory, Visit
 from groupwise.sync import fingerprint as prints
 from groupwise.sync import state as states
+from groupwise.sync.export import checkpoint_in
 from groupwise.sync.fingerprint import fingerprint, same_weights
 from groupwise.sync.reference import Reference, parse_update
-from groupwise.sync.state import load_latest, memory_from_json, memory_to_json, save
+from groupwise.sync.state import (
+    load_latest,
+    memory_from_json,
+    memory_to_json,
+    moment,
+    weights_alone,
+)
 
 
 def bits(model: Transformer) -> dict[str, Tensor]:
@@ -351,16 +358,21 @@ def parts(step: int) -> dict[str, dict[str, Tensor]]:
 
 
 def write(parent: Path, step: int, keep: int = 2, best: bool = False, **values: Any) -> Path:
-    return save(
-        parent,
+    made = moment(
         step,
         model=at_step(step),
         files={"generation_config.json": b"{}"},
         tensors=parts(step),
         values={"step": step, "third": 1 / 3, **values},
-        keep=keep,
         best=best,
     )
+    return states.write(parent, made, keep)
+
+
+def write_best(parent: Path, step: int, keep: int = 2) -> Path:
+    """Weights alone, as the best so far."""
+    made = weights_alone(step, at_step(step), {"generation_config.json": b"{}"})
+    return states.write(parent, made, keep)
 
 
 def names(parent: Path) -> list[str]:
@@ -412,7 +424,8 @@ def test_bug_46_training_from_a_checkpoint_on_disk_is_2n_to_the_bit(tmp_path: Pa
     whole = AdamW(straight.named_parameters(), **SETTINGS)
     train(straight, whole, 0, 3)
     tensors = {"optimizer": whole.state()}
-    save(tmp_path, 3, model=straight, files={}, tensors=tensors, values={}, keep=1)
+    made = moment(3, model=straight, files={}, tensors=tensors, values={})
+    states.write(tmp_path, made, keep=1)
     train(straight, whole, 3, 6)
 
     found = load_latest(tmp_path)
@@ -442,6 +455,60 @@ def test_old_checkpoints_go_and_linked_ones_stay(tmp_path: Path) -> None:
     write(tmp_path, 12, keep=1, best=True)
     assert names(tmp_path) == ["best", "latest", "step_12"]
     check_restored(tmp_path, 12)
+
+
+def test_the_best_is_weights_alone_and_nobody_goes_on_from_it(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    folder = write_best(tmp_path, 2)
+    assert names(folder / "resume") == ["state.json"]
+    assert same(bits(load_weights(folder)), bits(at_step(2)))
+    assert (os.readlink(tmp_path / "best"), os.readlink(tmp_path / "latest")) == (
+        "step_2",
+        "step_1",
+    )
+    check_restored(tmp_path, 1)
+
+
+def test_a_run_that_goes_on_has_the_best_of_that_moment_again(tmp_path: Path) -> None:
+    """Steps 5 and 6 are done again: their best is not the best of the run that stands at 4."""
+    write_best(tmp_path, 3)
+    write(tmp_path, 4)
+    write_best(tmp_path, 5)
+    write_best(tmp_path, 6)
+    assert names(tmp_path) == ["best", "latest", "step_3", "step_4", "step_6"]
+    assert states.best(tmp_path) == tmp_path / "step_6"
+    check_restored(tmp_path, 4)
+    assert os.readlink(tmp_path / "best") == "step_3"
+    write(tmp_path, 5)
+    assert names(tmp_path) == ["best", "latest", "step_3", "step_4", "step_5"]
+    write(tmp_path, 6, best=True)  # whole, and the best: the former best goes
+    assert names(tmp_path) == ["best", "latest", "step_5", "step_6"]
+
+
+def test_links_that_a_kill_left_behind_are_set_right(tmp_path: Path) -> None:
+    write(tmp_path, 1, best=True)
+    write(tmp_path, 2, best=True)
+    for link in ("latest", "best"):
+        (tmp_path / link).unlink()
+        (tmp_path / link).symlink_to("step_1")
+    assert checkpoint_in(tmp_path.parent / tmp_path.name) == tmp_path  # no run: as it was given
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "checkpoints").symlink_to(tmp_path)
+    assert checkpoint_in(run).name == "step_2" == checkpoint_in(run, "latest").name
+    load_latest(tmp_path)
+    assert os.readlink(tmp_path / "latest") == "step_2" == os.readlink(tmp_path / "best")
+
+
+def test_checkpoints_of_older_versions_say_nothing_of_themselves(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        file = write(tmp_path, step, keep=3, best=step == 2) / "resume" / "state.json"
+        raw = json.loads(file.read_text())
+        del raw["best"], raw["resumes"]
+        file.write_text(json.dumps(raw))
+    found = (states.newest(tmp_path), states.best(tmp_path))
+    assert found == (tmp_path / "step_3", tmp_path / "step_2")
+    assert check_restored(tmp_path, 3) == []
 
 
 def test_what_is_not_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
@@ -580,7 +647,7 @@ def test_a_kill_between_any_two_operations_leaves_a_good_checkpoint(
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow; only power cuts ask for it
 
     def run(parent: Path, last: int) -> bool:
-        """Save step 3 over 1 and 2, and 3 again; False if killed by call number `last`."""
+        """Save step 3 over 1 and 2: weights, all, all again; False if killed by call `last`."""
         count = 0
         with monkeypatch.context() as patch:
             for where, name in calls:
@@ -595,6 +662,7 @@ def test_a_kill_between_any_two_operations_leaves_a_good_checkpoint(
 
                 patch.setattr(where, name, counted)
             try:
+                write_best(parent, 3)
                 write(parent, 3, best=True)
                 write(parent, 3)
             except Killed:
@@ -610,10 +678,16 @@ def test_a_kill_between_any_two_operations_leaves_a_good_checkpoint(
         parent = tmp_path / f"at_{last}"
         shutil.copytree(original, parent, symlinks=True)
         survived = run(parent, last)
+        shown = states.newest(parent)  # what export and eval take, links or not
+        assert shown is not None
+        step = int(shown.name.removeprefix(".").removesuffix(".aside").removeprefix("step_"))
         found = load_latest(parent)
         assert found is not None and found.step in (2, 3) and found.fell_back == []
         check_restored(parent, found.step)
-        assert (parent / "latest").resolve().is_dir()
+        assert (parent / "latest").resolve() == found.path.resolve() == states.newest(parent)
+        assert found.step == step
+        if (parent / "best").exists():
+            assert states._last(parent, "best", found.step) == (parent / "best").resolve()
         assert all(name[0] != "." for name in names(parent))
         write(parent, 4)
         check_restored(parent, 4)

@@ -167,13 +167,16 @@ class Borrowed(Policy):
             for layer in layers if on else ():
                 layer.gradient_checkpointing = layer.training = False
 
-    def write(self, folder: Path, dtype: torch.dtype | None, shard_bytes: int) -> None:
-        """Weights as the architecture's files have them, which other programs read."""
-        state = {
-            name: x.detach().to("cpu", dtype or x.dtype).contiguous()
+    def stored(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """Return the weights that a file holds, each once."""
+        return {
+            name: x.detach().to(dtype or x.dtype)
             for name, x in self.lender.state_dict().items()
             if name not in self.lender.all_tied_weights_keys
         }
+
+    def write(self, folder: Path, state: dict[str, Tensor], *, shard_bytes: int) -> None:
+        """Write weights as the architecture's files have them, which other programs read."""
         with quiet():
             self.lender.save_pretrained(folder, state_dict=state, max_shard_size=shard_bytes)
 

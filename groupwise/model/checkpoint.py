@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,49 @@ def assemble(
     return model
 
 
+@dataclass(frozen=True)
+class Part:
+    """Tensors of a folder, wherever they are, and how they become files of it."""
+
+    tensors: dict[str, Tensor]
+    write: Callable[[Path, dict[str, Tensor]], None]  # given the same tensors on the CPU
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is to stand in a folder: small files as they are, and tensors."""
+
+    files: dict[str, bytes]
+    parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(x.nbytes for part in self.parts for x in part.tensors.values())
+
+    def fill(self, folder: Path) -> None:
+        """Write all of it; the model's own small files count over those of a library."""
+        for part in self.parts:
+            part.write(folder, {name: x.cpu().contiguous() for name, x in part.tensors.items()})
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+
+
+def contents(
+    model: Policy,
+    files: Mapping[str, bytes],
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Contents:
+    """Return a model's folder, for `load`, transformers and vLLM. `files` are those of `load`."""
+    stored = dtype or model.head_weight.dtype
+    config = {"config.json": _config_bytes(model.config, files, stored)}
+    if isinstance(model, Borrowed):
+        part = Part(model.stored(dtype), partial(model.write, shard_bytes=shard_bytes))
+    else:
+        part = Part(_stored(model, dtype), partial(_write_tensors, shard_bytes=shard_bytes))
+    return Contents({**files, **config}, (part,))
+
+
 def save(
     model: Policy,
     path: str | Path,
@@ -152,15 +196,8 @@ def save(
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a folder that `load`, transformers and vLLM read. `files` are those of `load`."""
-
-    def fill(beside: Path) -> None:
-        _write_weights(model, beside, dtype, shard_bytes)
-        for name, content in files.items():
-            (beside / name).write_bytes(content)
-        stored = dtype or model.head_weight.dtype
-        (beside / "config.json").write_bytes(_config_bytes(model.config, files, stored))
-
-    write_folder(Path(path), fill, replace=replace)
+    made = contents(model, files, dtype, shard_bytes)
+    write_folder(Path(path), made.fill, replace=replace)
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
@@ -312,23 +349,18 @@ def _check_same_head(head: Tensor, embedding: Tensor) -> None:
         )
 
 
-def _write_weights(
-    model: Policy, folder: Path, dtype: torch.dtype | None, shard_bytes: int
-) -> None:
-    if isinstance(model, Borrowed):
-        return model.write(folder, dtype, shard_bytes)
-    # Only what config.json describes: adapters and other guests have files of their own.
+def _stored(model: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Return only what config.json describes: adapters and other guests have files of their own."""
     with torch.device("meta"):
         wanted = Transformer(model.config).state_dict()
-    state = {
-        name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+    return {
+        name: tensor.detach().to(dtype or tensor.dtype)
         for name, tensor in model.state_dict().items()
         if name in wanted
     }
-    _write_tensors(folder, state, shard_bytes)
 
 
-def _write_tensors(folder: Path, state: dict[str, Tensor], shard_bytes: int) -> None:
+def _write_tensors(folder: Path, state: dict[str, Tensor], *, shard_bytes: int) -> None:
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in state.items():

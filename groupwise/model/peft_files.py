@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from groupwise.errors import ModelError, nearest
 from groupwise.hub import COMPANIONS, local_adapter
 from groupwise.model.adapters import adapters, peft_name, tensors_of
-from groupwise.model.checkpoint import names_in, tensors_in, write_file, write_folder
+from groupwise.model.checkpoint import (
+    Contents,
+    Part,
+    names_in,
+    tensors_in,
+    write_file,
+    write_folder,
+)
 from groupwise.model.linear import is_turned, linear_layers
 from groupwise.model.targets import HEAD, Spec, shortest
 
@@ -103,6 +110,21 @@ def read(path: str | Path, sizes: Mapping[str, tuple[int, int]]) -> Stored:
     return Stored(folder, spec, base, float(raw.get("lora_dropout") or 0.0), layers)
 
 
+def contents(
+    model: nn.Module, files: Mapping[str, bytes], dtype: torch.dtype | None = None
+) -> Contents:
+    """Return the folder of a model's adapters, for PEFT, vLLM and `read`.
+
+    `files` are those that the model was loaded with: the tokenizer travels along, and so does what
+    is known of the base.
+    """
+    tensors = {name: x.to(dtype or x.dtype) for name, x in tensors_of(model).items()}
+    # The base's configuration would make the folder look like a whole model.
+    kept = {*COMPANIONS, CONFIG, BASE} - {"config.json", "generation_config.json"}
+    own = {name: content for name, content in files.items() if name in kept}
+    return Contents(own, (Part(tensors, lambda folder, on: write_file(folder / TENSORS, on)),))
+
+
 def save(
     model: nn.Module,
     path: str | Path,
@@ -110,25 +132,8 @@ def save(
     *,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write the model's adapters as a folder that PEFT, vLLM and `read` read.
-
-    `files` are those that the model was loaded with: the tokenizer travels along, and so does what
-    is known of the base.
-    """
-    tensors = {
-        name: tensor.to("cpu", dtype or tensor.dtype).contiguous()
-        for name, tensor in tensors_of(model).items()
-    }
-    # The base's configuration would make the folder look like a whole model.
-    kept = {*COMPANIONS, CONFIG, BASE} - {"config.json", "generation_config.json"}
-    own = {name: content for name, content in files.items() if name in kept}
-
-    def fill(beside: Path) -> None:
-        write_file(beside / TENSORS, tensors)
-        for name, content in own.items():
-            (beside / name).write_bytes(content)
-
-    write_folder(Path(path), fill)
+    """Write the model's adapters as a folder that PEFT, vLLM and `read` read."""
+    write_folder(Path(path), contents(model, files, dtype).fill)
 
 
 def config_bytes(

@@ -30,6 +30,7 @@ from groupwise.model.policy import base_of, load_policy
 from groupwise.model.quantized import QuantizedLinear
 from groupwise.model.tokenizer import Tokenizer
 from groupwise.model.transformer import Policy
+from groupwise.sync.state import best, newest
 
 # The largest difference of a log-probability that rounding the weights may make: several times
 # what it made for SmolLM2-135M (0.01 and 0.07).
@@ -72,9 +73,12 @@ def checkpoint_in(path: str | Path, which: str | None = None) -> str | Path:
         return path
     names = sorted(each.name for each in parent.iterdir() if not each.name.startswith("."))
     wanted = [which] if which else ["best", "latest"]
+    # A kill may have left the links behind; the checkpoints themselves say which is which.
+    meant = {"best": best(parent), "latest": newest(parent)}
     for name in wanted:
-        if name in names and (parent / name).exists():
-            return (parent / name).resolve()
+        place = meant.get(name) or parent / name
+        if place.exists():
+            return place.resolve()
     if not names:
         raise RunError(f"{path} has no checkpoint yet.")
     raise RunError(f"{path} has no checkpoint {wanted[0]!r}. {nearest(wanted[0], names)}")

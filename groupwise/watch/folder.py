@@ -93,8 +93,8 @@ class RunFolder:
 
     # --- before anything expensive ------------------------------------------------------------
 
-    def check_writable(self, needs: int = 0) -> None:
-        """Make the folder and write to every part of it; `needs` is the room in bytes to expect."""
+    def check_writable(self) -> None:
+        """Make the folder and write to every part of it."""
         for name in FILES:
             if (self.path / name).is_dir():
                 raise RunError(
@@ -111,13 +111,32 @@ class RunFolder:
             if path.exists():
                 with self.writing(path.name):
                     open(path, "r+b").close()
+
+    def check_room(self, *, whole: int, best: int, keep: int) -> str | None:
+        """Refuse where not one checkpoint fits; return a warning where not all fit.
+
+        `whole` is what a checkpoint takes that a run goes on from, `best` one of weights alone; an
+        old one goes when the new one is there.
+        """
+        files = (path for path in self.checkpoints.rglob("*") if path.is_file())
+        there = sum(path.stat().st_size for path in files)
         free = shutil.disk_usage(self.path).free
-        if free < needs:
+        if free + there < whole + best:
             raise RunError(
-                f"{self.path} has {size(free)} free, and this run needs about {size(needs)} for "
-                "checkpoints and rollouts. Free some space, keep fewer checkpoints, or choose a "
+                f"{self.path} has {size(free)} free, and a checkpoint takes {size(whole)} "
+                f"({size(best)} of weights, the rest optimizer), beside one of weights alone for "
+                "the best policy. Free some space, train an adapter (adapter.rank), or choose a "
                 "folder on another disk with --run."
             )
+        needed = (keep + 1) * whole + 2 * best
+        if free + there >= needed:
+            return None
+        return (
+            f"{self.path} has {size(free)} free. A checkpoint takes {size(whole)}, and with "
+            f"checkpoint.keep={keep}, the one that is being written and the best two the run may "
+            f"need {size(needed)}. A full disk stops the run, and loses none of them; "
+            "checkpoint.keep=1 needs less."
+        )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

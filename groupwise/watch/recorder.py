@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -50,7 +50,7 @@ class Recorder:
 
     def __init__(self, folder: RunFolder, depth: int = 2) -> None:
         self._folder = folder
-        self._queue: queue.Queue[_Step | Event | None] = queue.Queue(maxsize=depth)
+        self._queue: queue.Queue[_Step | Event | threading.Event | None] = queue.Queue(depth)
         self._error: BaseException | None = None
         self._last = -1
         self._closed = False
@@ -93,6 +93,20 @@ class Recorder:
         self._queue.join()
         self._raise()
 
+    def mark(self) -> Callable[[], None]:
+        """Return a call that waits until all that was handed in so far is on the disk.
+
+        It may be made by another thread, and raises what went wrong.
+        """
+        reached = threading.Event()
+        self._queue.put(reached)
+
+        def wait() -> None:
+            reached.wait()
+            self._raise()
+
+        return wait
+
     def close(self) -> None:
         """Flush and end the thread. A second call does nothing."""
         if self._closed:
@@ -121,8 +135,10 @@ class Recorder:
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
             # After a failure nothing more is written: a later step would count, with a gap before.
-            if self._error is None:
+            elif self._error is None:
                 try:
                     self._write(item)
                 except Exception as error:  # crosses the thread: raised by step, flush or close

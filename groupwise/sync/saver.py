@@ -1,0 +1,124 @@
+"""Checkpoints written beside training: copied to the host, then written by a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from torch import Tensor
+
+from groupwise.model.checkpoint import Part
+from groupwise.sync.host import HostCopy, free_memory
+from groupwise.sync.state import Moment, write
+
+SPARE = 2**30  # bytes of host memory that are left to others
+
+
+class Saver:
+    """One checkpoint at a time: the next one waits until the last one is on the disk.
+
+    What goes wrong is raised by the next call: `check`, `save` or `close`.
+    """
+
+    def __init__(self, parent: Path, keep: int) -> None:
+        self.parent, self.keep = parent, keep
+        self.stalled = 0.0  # seconds that training waited here, since they were last asked for
+        self._host = HostCopy()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def reserve(self, made: Moment) -> None:
+        """Make the memory for such checkpoints while something else is done."""
+        tensors = made.tensors
+        if any(x.is_cuda for x in tensors) and made.bytes + SPARE < free_memory():
+            self._start(lambda: self._host.reserve(tensors))
+
+    def save(
+        self, made: Moment, before: Callable[[], None], after: Callable[[], None] = lambda: None
+    ) -> None:
+        """Take this very moment, and write it when `before` has returned; then call `after`.
+
+        Where the host has no memory for a copy, training waits until it is written.
+        """
+        begun = time.perf_counter()
+        self.wait()
+        beside = self._host.holds(made.bytes) or made.bytes + SPARE < free_memory()
+        if beside:
+            made = self._copy(made)
+
+        def work() -> None:
+            self._host.ready()
+            before()
+            write(self.parent, made, self.keep)
+            after()
+
+        self._start(work)
+        if not beside:
+            self.wait()
+        self.stalled += time.perf_counter() - begun
+
+    def hold_changes(self) -> None:
+        """Call before weights or optimizer change: the copy that is under way comes first."""
+        self._host.hold_changes()
+
+    def check(self) -> None:
+        """Raise what went wrong with the last checkpoint."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on the disk."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def take_stalled(self) -> float:
+        """Return the seconds that training waited here since the last call."""
+        found, self.stalled = self.stalled, 0.0
+        return found
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.wait()
+        except Exception:
+            if error is None:  # the error under way is the one to show
+                raise
+        finally:
+            self._host.release()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        # A second Ctrl-C does not wait for it: what is half written is hidden, and cleared away.
+        self._thread = threading.Thread(target=self._guarded, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # crosses the thread: raised by the next call
+            self._error = error
+
+    def _copy(self, made: Moment) -> Moment:
+        copies = iter(self._host.take(made.tensors))
+        weights = replace(made.weights, parts=_filled(made.weights.parts, copies))
+        resume = made.resume and replace(made.resume, parts=_filled(made.resume.parts, copies))
+        return replace(made, weights=weights, resume=resume)
+
+
+def _filled(parts: tuple[Part, ...], copies: Iterator[Tensor]) -> tuple[Part, ...]:
+    return tuple(
+        replace(part, tensors={name: next(copies) for name in part.tensors}) for part in parts
+    )
