@@ -223,7 +223,7 @@ def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
 def _recorded(folder: RunFolder) -> int:
     """The last step that the folder holds something of."""
     steps = [int(line["step"]) for line in folder.read_metrics()]
-    return max([*steps, *folder.rollout_steps(), saved.newest(folder.checkpoints) or 0])
+    return max([*steps, *folder.rollout_steps(), saved.last_step(folder.checkpoints)])
 
 
 def _check_end(config: Config, folder: RunFolder, changed: set[str], recorded: int) -> None:

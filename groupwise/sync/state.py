@@ -214,9 +214,9 @@ def load_latest(parent: Path) -> Restored | None:
     return None
 
 
-def newest(parent: Path) -> int | None:
-    """The step of the newest checkpoint, whole or not; None if there is none."""
-    return max(_steps(parent), default=None)
+def last_step(parent: Path) -> int:
+    """Return the step of the newest checkpoint, whole or not; 0 if there is none."""
+    return max(_steps(parent), default=0)
 
 
 def tidy(parent: Path) -> None:
