@@ -124,14 +124,18 @@ def test_on_a_gpu_the_copy_comes_before_the_next_change(tmp_path: Path) -> None:
     """Large enough that a change would overtake a copy which nothing holds it back for."""
     big = torch.zeros(2**28, device="cuda")
     model = make("qwen2").cuda()
+    rest = {"steps": torch.tensor(3), "small": torch.ones(5, device="cuda")}
     with Saver(tmp_path, keep=1) as saver:
-        made = taken(model, 0, moments=big)
-        saver.reserve(made)
+        saver.reserve(taken(model, 0, moments=big, **rest))
         for step in (1, 2):
-            saver.save(taken(model, step, moments=big), nothing)
+            saver.save(taken(model, step, moments=big, **rest), nothing)
             saver.hold_changes()
             big.add_(1.0)
+            saver.save(weights_alone(step, model, {}), nothing)  # into a part of the same memory
+            saver.save(taken(model, step, moments=big - 1, **rest), nothing)
             saver.wait()
             found = load_latest(tmp_path)
             assert found is not None and found.step == step
-            assert (found.tensors["optimizer"]["moments"] == step - 1).all()
+            stored = found.tensors["optimizer"]
+            assert (stored["moments"] == step - 1).all() and int(stored["steps"]) == 3
+            assert torch.equal(stored["small"], torch.ones(5))

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-ALIGNED = 64  # bytes: where a tensor may begin
-CHUNK = 2**28  # bytes that the driver takes at a time; it does nothing else meanwhile
+PAGE = 4096  # bytes: where a tensor may begin, as the driver takes memory by pages
+CHUNK = 2**28  # bytes, or one tensor: what the driver takes at a time; it does nothing meanwhile
 
 
 class HostCopy:
@@ -24,21 +24,25 @@ class HostCopy:
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
+        self._rooms: list[int] = []  # bytes of each tensor that it was made for
         self._pinned: list[int] = []  # addresses
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
 
     def holds(self, count: int) -> bool:
         """Whether there is memory for so many bytes already."""
-        return self._memory is not None and len(self._memory) >= count
+        return sum(self._rooms) >= count
 
     def reserve(self, tensors: Sequence[Tensor]) -> None:
         """Make the memory for a GPU's tensors beforehand; takes seconds for tens of gigabytes."""
-        count = sum(map(_room, tensors))
-        if not self.holds(count):
-            self.release()
-            self._memory = torch.empty(count, dtype=torch.uint8)
-            self._pin(self._memory)
+        rooms = [_room(x) for x in tensors]
+        if self._rooms[: len(rooms)] == rooms:  # the weights alone come first in all there is
+            return
+        self.release()
+        self._rooms = rooms
+        memory = torch.empty(sum(self._rooms) + PAGE, dtype=torch.uint8)
+        self._memory = memory[-memory.data_ptr() % PAGE :]
+        self._pin(self._memory)
 
     def take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return copies on the host. They are whole once `ready` has returned.
@@ -58,7 +62,8 @@ class HostCopy:
             for x in tensors:
                 place = memory[start : start + x.nbytes].view(x.dtype).view(x.shape)
                 place.copy_(x.detach(), non_blocking=True)
-                x.record_stream(self._stream)
+                if x.is_cuda:
+                    x.record_stream(self._stream)
                 made.append(place)
                 start += _room(x)
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -79,22 +84,29 @@ class HostCopy:
         """Give the memory back."""
         for address in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-        self._pinned, self._memory = [], None
+        self._pinned, self._rooms, self._memory = [], [], None
 
     def _pin(self, memory: Tensor) -> None:
-        """Tell the driver of the memory; without that copies work as well, slower."""
+        """Tell the driver of the memory; without that copies work as well, slower.
+
+        A copy must not reach over two of the pieces that it was told of, so none ends in a tensor.
+        """
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        for start in range(0, len(memory), CHUNK):
-            address = memory.data_ptr() + start
-            if int(runtime.cudaHostRegister(address, min(CHUNK, len(memory) - start), 0)) != 0:
+        start, length = memory.data_ptr(), 0
+        for number, room in enumerate(self._rooms, start=1):
+            length += room
+            if length < CHUNK and number < len(self._rooms):
+                continue
+            if int(runtime.cudaHostRegister(start, length, 0)) != 0:
                 return
-            self._pinned.append(address)
+            self._pinned.append(start)
+            start, length = start + length, 0
 
 
 def _room(tensor: Tensor) -> int:
-    return -(-tensor.nbytes // ALIGNED) * ALIGNED
+    return -(-max(tensor.nbytes, 1) // PAGE) * PAGE
 
 
 def free_memory() -> int:
