@@ -245,6 +245,8 @@ def what_it_cost(
             after=None if run.last is None else run.last.accuracy,
         ),
         "memory/peak_bytes": peak_bytes(run.learner.device),
+        "time/checkpoint": run.saver.take_stalled(),
+        "time/run": run.elapsed,
     }
 
 
