@@ -308,7 +308,7 @@ class Checkpoint:
 
     every_steps: Whole = 50  # 0: not by steps
     every_seconds: NonNegative = 600.0  # 0: not by time
-    keep: Count = 2  # the latest; the best is kept beside them
+    keep: Count = 2  # how many of the latest stay; the best is kept beside them, as weights alone
 
 
 @dataclass(frozen=True)
