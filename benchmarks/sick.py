@@ -30,7 +30,7 @@ from groupwise.composition import RECIPES, PairRecipe
 from groupwise.config import load
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Engine, Request, Sampling
-from groupwise.errors import ConfigError, DataError, GroupwiseError
+from groupwise.errors import ConfigError, DataError, GroupwiseError, RewardError
 from groupwise.loop import train
 from groupwise.model.checkpoint import Loaded
 from groupwise.records import Completion
@@ -216,7 +216,7 @@ def make_healthy(
             settings["recipe.aggregation.length"] = 4
     try:
         quiet(configured(model, settings), folder)
-    except (ConfigError, DataError):
+    except (ConfigError, DataError, RewardError):  # the last: it wants rewards of steps
         return None
     return diagnose(folder)
 

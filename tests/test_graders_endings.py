@@ -70,12 +70,14 @@ def test_a_text_that_ends_is_not_cut_off(grader: str, text: str) -> None:
 
 @both
 def test_what_the_record_says_to_be_cut_off_has_to_mark_its_answer(grader: str) -> None:
-    for text in ("It is 4.", "4", "It is 4. Then 4 = 4", "The answer is 4", "#### 4"):
+    for text in ("It is 4.", "It is 4. Then 4 = 4", "The answer is 4", "#### 4"):
         assert right(grader, "4", text) and not right(grader, "4", text, "length"), text
     for text in (r"\boxed{4}", "<answer>4</answer>", "The answer is 4.", "#### 4\nNow let"):
         assert right(grader, "4", text, "length"), text
         assert right(grader, "4", text, "stop"), text
     assert not right(grader, "4", r"\boxed{4", "length")
+    for bare in ("4", "$4$", "2 + 2 = 4", r"\frac{8}{2}"):  # no sentence that could go on
+        assert right(grader, "4", bare, "length") == right(grader, "4", bare), bare
 
 
 @both

@@ -24,7 +24,7 @@ from groupwise.graders.pool import Pool
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task
 
-HOSTILE = r"\boxed{7^{7^{9}}}"
+HOSTILE = r"\boxed{(((10^{10})!)!)!}"
 
 
 @pytest.fixture
@@ -241,8 +241,8 @@ def test_bug_43_time_outs_hold_off_the_main_thread() -> None:
     would bite, and the rest has the whole limit for itself: only the hostile one can be late.
     """
     task = Task(0, "?", "7")
-    worked_out = r"\boxed{\lfloor 7.5 \rfloor}"
-    texts = [HOSTILE, r"\boxed{7}", r"\boxed{\log_{2} 128}"]
+    worked_out = r"\boxed{\int_0^{1} 7 \, dx}"
+    texts = [HOSTILE, r"\boxed{7}", r"\boxed{\int_{0}^{7} 1 \, dx}"]
     samples = [(task, text, (), "eos") for text in texts]
     asked = [(task, worked_out, (), "eos")]
     patient, grader = Grader({"math(timeout=60)": 1.0}), Grader({"math(timeout=1)": 1.0})

@@ -491,7 +491,9 @@ def test_a_full_disk_in_a_process_of_its_own(line: Line, mounted: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "groupwise.cli", *words], capture_output=True, text=True
     )
-    assert one_line(Ended(ended.returncode, ended.stdout, ended.stderr))
+    # A start that takes long says so first.
+    *_, said = ended.stderr.splitlines(keepends=True)
+    assert one_line(Ended(ended.returncode, ended.stdout, said))
 
 
 # --- eval and report ------------------------------------------------------------------------------

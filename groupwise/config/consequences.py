@@ -16,7 +16,9 @@ def anchored(config: Config, recipe: Recipe) -> Recipe:
 
 def _close(config: Config) -> bool:
     """Whether a sampler of the learner's own weights gives the learner's probabilities."""
-    precise = config.engine.exact or config.model.dtype == "float32"
+    from groupwise.placing import place  # which reads this package
+
+    precise = config.engine.exact or place(config.model).dtype == "float32"
     return precise and not config.adapter.dropout
 
 

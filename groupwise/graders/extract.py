@@ -48,6 +48,7 @@ CONCLUDES = re.compile(
     re.IGNORECASE,
 )
 VALUE = re.compile(r"[\d$\\]")
+WORD = re.compile(r"(?<!\\)(?<![^\W\d_])[^\W\d_]{2}")  # no command of LaTeX
 ASKED = re.compile(r"[^.!?\n]{0,80}\?")  # 'the answer is 4?' gives none
 BULLET = re.compile(r"\A[-*•–][ \t]+")  # on a line of its own behind 'the answer is:'
 FIRST_VALUE = re.compile(r"\d(?:[\d.,/]*\d)?|\$[^$]{1,200}\$|\\\(.{1,200}?\\\)")
@@ -72,7 +73,8 @@ class Marked(NamedTuple):
 def find(text: str, ends: tuple[str, ...] = (), *, cut: bool = False) -> Found:
     """The answer of a completion, as it is written there.
 
-    In one that was cut off at the limit of tokens (`cut`), only what a mark closes counts.
+    In one that was cut off at the limit of tokens (`cut`), only what a mark closes counts, or a
+    value that stands there without a word.
     """
     return look(final(text, ends)[-MAX_TEXT:], cut)
 
@@ -81,7 +83,9 @@ def look(text: str, cut: bool = False) -> Found:
     """The answer of a text that has neither thoughts nor end tokens."""
     mark = tagged(text) or _in_a_box(text) or marked(text)
     if mark is None:
-        return Found("nothing", "") if cut or not text else Found("whole", text)
+        # A bare value is said as far as anyone can tell; a sentence may come to another one.
+        lost = cut and WORD.search(text) is not None
+        return Found("nothing", "") if lost or not text else Found("whole", text)
     instead = taken_back(text[mark.end :])
     if instead is not None:
         return look(instead, cut) if instead else Found("withdrawn", "")

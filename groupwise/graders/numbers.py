@@ -84,7 +84,8 @@ def answer_number(text: str, *, cut: bool = False) -> Number | None:
     """The one number that a text marks as its answer; without a mark, the last.
 
     Candidates are worth nothing: several different numbers where the answer is marked, or two last
-    ones joined by 'or', are no answer. A text that was cut off (`cut`) has to mark it.
+    ones joined by 'or', are no answer. A text in words that was cut off (`cut`) has to
+    mark it.
     """
     found = look(text, cut)
     if found.how == "whole":

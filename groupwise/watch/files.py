@@ -90,7 +90,7 @@ def read_lines(path: Path, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]
         with open(path, "rb") as file:
             file.seek(start)
             *lines, _torn = file.read().split(b"\n")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     found = []
     for number, line in enumerate(lines, start=1):
