@@ -101,7 +101,8 @@ def left_behind(folder: Path) -> dict[str, Any]:
     events = [json.loads(x) for x in (folder / "events.jsonl").read_text().splitlines()]
     events = [event for event in events if event["kind"] != "settings"]
     values = json.loads((last / "resume" / "values.json").read_text())
-    for name in ("seconds", "trained"):
+    # Which evaluation was the best hangs on where a run was stopped: each stop has one of its own.
+    for name in ("seconds", "trained", "best_step"):
         values.pop(name)
     summary = json.loads((folder / "summary.json").read_text())
     summary.pop("seconds")

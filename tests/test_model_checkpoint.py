@@ -159,7 +159,7 @@ def test_a_failed_save_leaves_the_old_folder_untouched(
     old = make("llama2", seed=1)
     save(old, tmp_path / "out", companions())
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(checkpoint, where, full)
