@@ -101,7 +101,7 @@ class Saver:
             self._host.release()
 
     def _start(self, work: Callable[[], None]) -> None:
-        # A second Ctrl-C does not wait for it: what is half written is hidden, and cleared away.
+        # A daemon: a process that is ended for good leaves a hidden half, which is cleared away.
         self._thread = threading.Thread(target=self._guarded, args=(work,), daemon=True)
         self._thread.start()
 
