@@ -46,6 +46,10 @@ class RunError(GroupwiseError, RuntimeError):
     """A run that can't start, continue or be written down."""
 
 
+class DiskError(RunError):
+    """A disk that took no more; what is left of the run is said when all of it is closed."""
+
+
 class CaseError(GroupwiseError, ValueError):
     """A test case outside the schema of `groupwise.testing`."""
 

@@ -69,7 +69,12 @@ def open_run(
         for text in _same_configuration(config, folder):
             display.note(text)
         keep = config.checkpoint.keep
-        with display, Recorder(folder) as recorder, Saver(folder.checkpoints, keep) as saver:
+        with (
+            display,
+            folder.saying_what_is_left(),
+            Recorder(folder) as recorder,
+            Saver(folder.checkpoints, keep) as saver,
+        ):
             with display.watching():
                 run = _open(config, folder, recorder, saver, mirrors, display, engine)
             yield run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from groupwise.engine import copies, flight, native
 from groupwise.errors import RunError
 from groupwise.model.checkpoint import load_weights
 from groupwise.optim import learner, packs
+from groupwise.sync import saver
 from groupwise.sync.fingerprint import fingerprint
 from groupwise.sync.reference import Reference
 
@@ -349,11 +351,20 @@ def test_what_is_not_finite_before_the_loss_is_skipped_too(
 def test_a_batch_that_cannot_be_dumped_stops_the_run_in_words(
     run: Run, now: SimpleNamespace, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The checkpoint of step 1 is still being written at that time, and counts."""
+    failed, write = threading.Event(), saver.write
+
     def full(*_: Any) -> None:
+        failed.set()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def late(*given: Any) -> None:
+        failed.wait()
+        write(*given)
 
     bad_loss(monkeypatch, lambda: now.step == 2)
     monkeypatch.setattr(guards, "write_atomic", full)
+    monkeypatch.setattr(saver, "write", late)
     with pytest.raises(RunError, match=r"dumps/step_2\.safetensors.*full.*step_1, is intact"):
         run(tmp_path / "run")
 

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from groupwise.errors import RunError
+from groupwise.errors import DiskError, RunError
 from groupwise.watch.files import (
     PARTIAL,
     append_lines,
@@ -182,6 +182,23 @@ class RunFolder:
         except OSError as error:
             raise self._trouble(what, error) from error
 
+    @contextlib.contextmanager
+    def saying_what_is_left(self) -> Iterator[None]:
+        """Add to an error of the disk what the next start will find.
+
+        This goes around all writers: a checkpoint that was under way counts when it has arrived.
+        """
+        try:
+            yield
+        except DiskError as error:
+            latest = self.checkpoints / "latest"
+            if latest.is_symlink():
+                left = f"The last good checkpoint, checkpoints/{os.readlink(latest)}, is intact"
+                then = "continues from there"
+            else:
+                left, then = "There was no checkpoint yet", "starts from the beginning"
+            raise RunError(f"{error} {left}: the same command {then}.") from error
+
     def _trouble(self, what: str, error: OSError) -> RunError:
         place = f"{what} of the run folder {self.path}"
         if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
@@ -195,18 +212,11 @@ class RunFolder:
                 "permissions, or choose another run folder with --run."
             )
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why, remedy = "the disk or the quota is full", "Free some space"
-        else:
-            why, remedy = f"the disk reports an error ({error})", "Check the disk"
-        latest = self.checkpoints / "latest"
-        if latest.is_symlink():
-            state = f"The last good checkpoint, checkpoints/{os.readlink(latest)}, is intact."
-            then = "it continues from there"
-        else:
-            state, then = "There was no checkpoint yet.", "it starts from the beginning"
-        return RunError(
-            f"Can't write {place}: {why}. {state} {remedy}, then run the same command again: "
-            f"{then}."
+            return DiskError(
+                f"Can't write {place}: the disk or the quota is full. Free some space."
+            )
+        return DiskError(
+            f"Can't write {place}: the disk reports an error ({error}). Check the disk."
         )
 
     # --- writing ------------------------------------------------------------------------------
