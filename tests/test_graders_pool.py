@@ -240,8 +240,8 @@ def test_bug_43_time_outs_hold_off_the_main_thread() -> None:
     The engine is asked about the first and the last. It is asked once before, without a limit that
     would bite, and the rest has the whole limit for itself: only the hostile one can be late.
     """
-    task = Task(0, "?", "7")
-    worked_out = r"\boxed{\int_0^{1} 7 \, dx}"
+    task = Task(0, "?", r"\int_{0}^{1} 7 \, dx")
+    worked_out = r"\boxed{\int_0^{1} 14x \, dx}"
     texts = [HOSTILE, r"\boxed{7}", r"\boxed{\int_{0}^{7} 1 \, dx}"]
     samples = [(task, text, (), "eos") for text in texts]
     asked = [(task, worked_out, (), "eos")]

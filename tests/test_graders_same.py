@@ -202,13 +202,26 @@ def test_ways_to_say_the_same(ways: tuple[str, ...]) -> None:
     ("gold", "answer"),
     [
         (r"\sum_{k=1}^{n} k", "n(n+1)/2"), ("x^2 \\ge 4", "x^4 \\ge 16"), ("y = 1/x", "xy = 1"),
-        (r"|x| < 1", "(-1, 1)"), (r"\frac13", r"\int_0^1 x^2 dx"), (r"\prod_{k=1}^{n} k", "n!"),
-        (r"\int_0^1 e^{-x^2} dx", "0.746824"),
+        (r"|x| < 1", "(-1, 1)"), (r"\int_0^1 x^2 dx", r"\frac13"), (r"\prod_{k=1}^{n} k", "n!"),
+        (r"\int_0^1 e^{-x^2} dx", "0.746824"), (r"\int_0^1 14x \, dx", "7"), (r"\sum_{k=1}^7 2", "14"),
+        (r"\int_0^1 14x \, dx", r"\sum_{k=1}^{7} 1"), (r"\lim_{x \to 0} \frac{\sin x}{x}", "1"),
     ],
 )  # fmt: skip
 def test_what_is_worked_out(gold: str, answer: str) -> None:
     assert isinstance(decide(rf"\boxed{{{answer}}}", gold), Question)
     assert accepts(gold, answer)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("7", r"\int_0^1 14x \, dx"), ("7", r"\sum_{k=1}^{7} 1"), ("24", r"\prod_{k=1}^4 k"),
+        ("1", r"\lim_{x \to 0} \frac{\sin x}{x}"), ("n(n+1)/2", r"\sum_{k=1}^{n} k"),
+    ],
+)  # fmt: skip
+def test_what_is_left_to_be_worked_out_is_no_answer(gold: str, answer: str) -> None:
+    """The model would only have to say the question again."""
+    assert not accepts(gold, answer)
 
 
 # ---------------------------------------------------------------- no wrong pair

@@ -24,10 +24,13 @@ UNKNOWN = re.compile(r"[:'’\"?#%$@~]|\d\s+\d|(?<![\\a-zA-Z{])[a-zA-Z]{4,}|\.\.
 WORK = re.compile(
     r"\\(?:lfloor|lceil|sum|prod|int|lim|max|min|det|log|sqrt|frac|d?binom|begin)(?![a-z])|[\^!|]"
 )
+STANDING = re.compile(r"\\(?:sum|prod|int|lim)(?![a-z])")
 COMPARES = re.compile(r"\\(?:l[et]|g[et]|leq|geq|neq?)(?![a-z])|[=<>≤≥≠]")
 UNBRACED = re.compile(
     r"\\(frac|binom)\s*(\d|\{[^{}]*\})\s*(\d|\{[^{}]*\})|\\(sqrt)\s*(\d)"
 )  # \frac12
+ONE_DIGIT = re.compile(r"([_^])\s*(\d)(?=\s+\d)")  # \int_0^1 14x: no number 1 14
+BOUND = re.compile(r"_\s*\{[^{}]*\}")  # of \sum_{k=1}: no equation
 OF_A_SET = re.compile(r"\A\s*[a-zA-Z]\s*(?:\\in(?![a-z])|∈)")  # x in [0, 1]
 
 
@@ -39,16 +42,24 @@ def plain_notation(text: str) -> str | None:
         plain, percent, _ = clean(text)
     except Unsure:
         return None
-    plain = UNBRACED.sub(_braced, OF_A_SET.sub("", plain))
+    plain = ONE_DIGIT.sub(r"\1{\2}", UNBRACED.sub(_braced, OF_A_SET.sub("", plain)))
     known = KNOWN.issuperset(COMMAND.findall(plain))
     return None if percent or not known or UNKNOWN.search(plain) else plain
 
 
 def is_work(gold: str, answer: str, number: bool) -> bool:
     """Whether there is something to work out or to solve. A `number` is no inequality."""
-    if number and COMPARES.search(answer):
+    if number and COMPARES.search(BOUND.sub("", answer)):
         return False
     return any(WORK.search(text) or COMPARES.search(text) for text in (gold, answer))
+
+
+def is_left_to_do(gold: str, answer: str) -> bool:
+    """Whether an answer leaves a sum, product, integral or limit standing that the gold has not.
+
+    It would often be the question itself, said again.
+    """
+    return bool(STANDING.search(answer)) and not STANDING.search(gold)
 
 
 def _braced(found: re.Match[str]) -> str:

@@ -28,7 +28,7 @@ from groupwise.graders.extract import (
     without_last_reason,
     without_reason,
 )
-from groupwise.graders.fence import is_work, plain_notation
+from groupwise.graders.fence import is_left_to_do, is_work, plain_notation
 from groupwise.graders.formulas import last_formula
 from groupwise.graders.notation import MAX_LENGTH, read
 from groupwise.graders.pool import Outcome, Pool
@@ -255,6 +255,8 @@ def _ask(wanted: str, answer: str, otherwise: Verdict) -> Verdict | Question:
     read_whole = plain_notation(wanted) is not None and plain_notation(answer) is not None
     if not read_whole or not is_work(wanted, answer, _is_number(wanted)):
         return otherwise
+    if is_left_to_do(wanted, answer):
+        return Verdict(0.0, "a sum, product, integral or limit is left to be worked out")
     return Question(wanted, answer, otherwise)
 
 
