@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from groupwise import Recipe, TokenBatch, batch_phase, passes, recipe, token_phase
-from groupwise.composition import RECIPES
 from groupwise.losses.heads import from_logits
+from groupwise.recipes import RECIPES
 
 GROUP, TOP_K, LAYERS, EXPERTS, VOCABULARY = 8, 20, 4, 2, 512
 SMOLLM2_PARAMETERS = 134.5e6

@@ -26,13 +26,14 @@ from typing import Any
 import torch
 
 from groupwise import Config
-from groupwise.composition import RECIPES, PairRecipe
+from groupwise.composition import PairRecipe
 from groupwise.config import load
 from groupwise.engine.native import NativeEngine
 from groupwise.engine.protocol import Engine, Request, Sampling
 from groupwise.errors import ConfigError, DataError, GroupwiseError, RewardError
 from groupwise.loop import train
 from groupwise.model.checkpoint import Loaded
+from groupwise.recipes import RECIPES
 from groupwise.records import Completion
 from groupwise.watch.diagnose import Diagnosis, diagnose
 from groupwise.watch.display import Display

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from groupwise.composition import PairRecipe, Recipe, recipe, register
+    from groupwise.composition import PairRecipe, Recipe, register
     from groupwise.config import Config
     from groupwise.config import load as load_config
     from groupwise.engine.protocol import Engine
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from groupwise.loop import steps, train
     from groupwise.losses.pairs import Pairs
     from groupwise.losses.phase import TokenResult, token_phase
+    from groupwise.recipes import recipe
     from groupwise.records import Memory, Ranks, TokenBatch
     from groupwise.validate.evaluate import evaluate_path
     from groupwise.validate.probe import probe
@@ -26,10 +27,10 @@ _HOME = {
     "Config": "config",
     "Engine": "engine.protocol",
     "Memory": "records",
-    "PairRecipe": "composition",
+    "PairRecipe": "recipes",
     "Pairs": "losses.pairs",
     "Ranks": "records",
-    "Recipe": "composition",
+    "Recipe": "recipes",
     "Tally": "watch.measures",
     "TokenBatch": "records",
     "TokenResult": "losses.phase",
@@ -39,8 +40,8 @@ _HOME = {
     "merge": "watch.measures",
     "passes": "groups.phase",
     "probe": "validate.probe",
-    "recipe": "composition",
-    "register": "composition",
+    "recipe": "recipes",
+    "register": "recipes",
     "select": "groups.phase",
     "steps": "loop",
     "token_phase": "losses.phase",

@@ -15,8 +15,8 @@ from groupwise.beside import code_files, make_importable
 from groupwise.dotted import adjusted, slots_of
 from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
 from groupwise.globs import digest
-from groupwise.losses.auxiliary import PARTS, Part
 from groupwise.slots import REGISTRY, Slot
+from groupwise.streams import PARTS, Part
 
 # Slots that hold several functions (chains, sums, products); the others hold exactly one.
 MANY = ("filter", "shaping", "advantage", "correction", "penalty", "auxiliary")
@@ -309,10 +309,9 @@ def register(entry: Recipe | PairRecipe) -> Recipe | PairRecipe:
 def recipe(name: str, settings: Mapping[str, Any] | None = None) -> Any:
     """A recipe by name, or by `file.py:name` from a file of your own, with dotted settings.
 
-    Returns a `Recipe` (or a `PairRecipe` for preference methods).
+    Returns a `Recipe` (or a `PairRecipe` for preference methods). `groupwise.recipes` fills what
+    is known here: ask for it there.
     """
-    import groupwise.recipes  # noqa: F401 - fills RECIPES
-
     if not isinstance(name, str):
         raise RecipeError(
             f"A recipe is asked for by its name, got {name!r}. Write recipe('dapo') or "
@@ -332,8 +331,6 @@ def recipe(name: str, settings: Mapping[str, Any] | None = None) -> Any:
 
 def load_plugin(path: str) -> None:
     """Import a user's file, whose decorators and `register` calls add slots and recipes."""
-    import groupwise.recipes  # noqa: F401 - the package's own come first
-
     file = _place(path)
     if not file.is_file():
         raise RecipeError(

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from groupwise.composition import About, PairRecipe, Recipe, register
+from groupwise.composition import (
+    RECIPES,
+    About,
+    PairRecipe,
+    Recipe,
+    load_plugin,
+    recipe,
+    register,
+)
 from groupwise.groups.advantages import (
     greedy_baseline,
     group_mean,
@@ -75,6 +83,8 @@ from groupwise.losses.ratios import (
     token,
 )
 from groupwise.losses.schedules import joint, low_then_high
+
+__all__ = ["RECIPES", "load_plugin", "method", "recipe", "register"]
 
 _ABOUT = (
     "title", "paper", "year", "family", "fixes", "breaks", "reach_for", "setting", "note", "departs",

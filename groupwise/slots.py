@@ -21,6 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -129,10 +130,12 @@ class Slot:
 
 def _make(kind: str, name: str, params: tuple[tuple[str, Any], ...], home: str) -> Slot:
     """The slot of a pickle: its function is looked up, not stored."""
-    if not known(kind, name):
+    if home.startswith("groupwise."):
+        import_module(home)
+    if name not in REGISTRY[kind]:
         raise RecipeError(
             f"This pickle holds the {kind} {name!r} from {home}, which this process has not "
-            f"loaded. Load that file first: groupwise.composition.load_plugin(file), or import it."
+            f"loaded. Load that file first: groupwise.recipes.load_plugin(file), or import it."
         )
     return find(kind, name)(**dict(params))
 
@@ -343,16 +346,9 @@ preference = _decorator("preference")
 width = _decorator("width")
 
 
-def known(kind: str, name: str) -> bool:
-    """Whether there is such a function, the package's own included."""
-    if name not in REGISTRY[kind]:
-        import groupwise.recipes  # noqa: F401 - imports them all
-    return name in REGISTRY[kind]
-
-
 def find(kind: str, name: str) -> Definition:
     """The slot function of that kind and name."""
-    if not known(kind, name):
+    if name not in REGISTRY[kind]:
         raise RecipeError(f"There is no {kind} called {name!r}. {nearest(name, REGISTRY[kind])}")
     return REGISTRY[kind][name]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,6 +53,37 @@ STREAMS = {
     "router_NTLK": "router probabilities of the old top-k experts, per layer",
     "length_exponent": "the learnable exponent λ, a scalar",
 }
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something with parameters of its own that a recipe trains beside the policy."""
+
+    name: str
+    output: str  # the stream that its forward pass fills, with gradient
+    start: str  # what it starts from
+    note: str
+
+
+CRITIC = Part(
+    "critic",
+    output="value_NT",
+    start="a copy of the policy (or of a reward model) with a scalar head",
+    note="before the update its values are old_value_NT",
+)
+IMPLICIT_REWARD_MODEL = Part(
+    "implicit reward model",
+    output="prm_logp_NT",
+    start="the SFT model, which is also the reference",
+    note="trained on outcomes, read as token rewards β·(ℓ^φ − ℓ^ref)",
+)
+LENGTH_EXPONENT = Part(
+    "length exponent λ",
+    output="length_exponent",
+    start="0, a scalar",
+    note="its gradient comes through the aggregation weights",
+)
+PARTS = {"critic": CRITIC, "prm": IMPLICIT_REWARD_MODEL, "length_exponent": LENGTH_EXPONENT}
 
 
 def check_mask(mask_NT: Tensor) -> Tensor:

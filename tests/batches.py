@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from groupwise import Recipe, TokenBatch, batch_phase, passes, token_phase
-from groupwise.composition import RECIPES, recipe
+from groupwise.recipes import RECIPES, recipe
 from groupwise.testing.toy import (
     EXPERTS,
     LAYERS,

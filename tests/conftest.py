@@ -13,8 +13,8 @@ import torch
 
 import groupwise.recipes  # noqa: F401 - what is built in is there before the first test
 from groupwise import placing, progress
-from groupwise.composition import RECIPES
 from groupwise.model.tiles import avoid_broken_tiles
+from groupwise.recipes import RECIPES
 from groupwise.slots import REGISTRY
 
 # One thread each: tests run side by side, and sums are the same on any number of cores.

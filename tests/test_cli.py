@@ -18,10 +18,11 @@ import pytest
 
 from groupwise import cli
 from groupwise.cli import main
-from groupwise.composition import Recipe, recipe
+from groupwise.composition import Recipe
 from groupwise.config import load
 from groupwise.errors import RunError
 from groupwise.placing import placed
+from groupwise.recipes import recipe
 from groupwise.slots import parse
 from groupwise.tell.explain import markdown, notes
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupwise import load_config, recipe
-from groupwise.composition import RECIPE_SLOTS, RECIPES, PairRecipe, Recipe
+from groupwise.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.config import Config, check, describe, difference, load, text
 from groupwise.config.changes import RESUME
 from groupwise.config.checks import ONE_IS_NOTHING
@@ -27,6 +27,7 @@ from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
 from groupwise.losses.gates import clip
+from groupwise.recipes import RECIPES
 from groupwise.records import Memory, Visit
 from groupwise.slots import REGISTRY, Range
 

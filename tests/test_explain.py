@@ -12,10 +12,11 @@ import torch
 from batches import learner_outputs, leaves, random_sample
 
 from groupwise import TokenBatch, batch_phase, recipe, token_phase
-from groupwise.composition import RECIPE_SLOTS, RECIPES, PairRecipe, Recipe
+from groupwise.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.config import load
 from groupwise.config.checks import models_not_held
 from groupwise.errors import RecipeError
+from groupwise.recipes import RECIPES
 from groupwise.slots import REGISTRY, parse
 from groupwise.tell.choose import CHANGES, QUESTIONS, ROWS, choose, complete
 from groupwise.tell.explain import (

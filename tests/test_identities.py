@@ -12,8 +12,8 @@ from probe import altered, assert_same, composed, learner_logp, probe, probe_sam
 from torch import Tensor
 
 from groupwise import Memory, Pairs, Recipe, TokenBatch, batch_phase, recipe
-from groupwise.composition import RECIPES
 from groupwise.losses.gates import dynamic_bounds
+from groupwise.recipes import RECIPES
 
 SEEDS = range(3)
 SAMPLE = random_sample(0, groups=(4, 3, 5), spread=0.6)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.composition import RECIPES
 from groupwise.config import load
 from groupwise.config.names import ELSEWHERE, NOWHERE
 from groupwise.config.values import FIELDS
 from groupwise.errors import ConfigError
+from groupwise.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "migrate.md").read_text("utf-8")

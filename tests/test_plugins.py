@@ -15,9 +15,10 @@ import pytest
 from groupwise import recipe, register
 from groupwise.beside import code_files
 from groupwise.cli import main
-from groupwise.composition import RECIPES, About, PairRecipe, Recipe, load_plugin
+from groupwise.composition import About, PairRecipe, Recipe
 from groupwise.errors import RecipeError
 from groupwise.losses.gates import clip, constant
+from groupwise.recipes import RECIPES, load_plugin
 from groupwise.slots import REGISTRY, parse, shown
 from groupwise.tell.explain import explain, markdown, notes, slot_functions
 from groupwise.tell.render import explain_text
@@ -357,7 +358,7 @@ def test_a_pickle_needs_the_file_it_came_from(tmp_path: Path) -> None:
     last = lost.stderr.strip().splitlines()[-1]
     assert lost.returncode == 1 and last.startswith("groupwise.errors.RecipeError: ")
     assert "gate 'flat'" in last and "mine.py" in last and "Load that file first" in last
-    load = f"from groupwise.composition import load_plugin; load_plugin({str(path)!r})"
+    load = f"from groupwise.recipes import load_plugin; load_plugin({str(path)!r})"
     found = elsewhere(pickled, load)
     assert found.stdout.strip() == "flat(scale=2.0)", found.stderr
 

@@ -15,8 +15,9 @@ from batches import POLICY_RECIPES, learner_outputs, leaves, random_sample
 from test_sample_measures import rollout
 
 from groupwise import Pairs, batch_phase, passes, recipe, token_phase
-from groupwise.composition import RECIPES, PairRecipe
+from groupwise.composition import PairRecipe
 from groupwise.errors import RunError
+from groupwise.recipes import RECIPES
 from groupwise.watch import catalogue
 from groupwise.watch.chart import MOST_POINTS, Curve, Point, Scale, smooth, svg, thin, ticks
 from groupwise.watch.costs import costs

@@ -11,8 +11,9 @@ from batches import POLICY_RECIPES
 
 from groupwise import recipe
 from groupwise.cli import main
-from groupwise.composition import Recipe, load_plugin
+from groupwise.composition import Recipe
 from groupwise.errors import RecipeError, RecipeWarning
+from groupwise.recipes import load_plugin
 from groupwise.testing import trial
 from groupwise.testing.trial import try_slots
 

@@ -24,12 +24,13 @@ from steps import (
 )
 from torch import Tensor
 
-from groupwise.composition import RECIPES, PairRecipe, recipe
+from groupwise.composition import PairRecipe
 from groupwise.errors import ConfigError, DataError
 from groupwise.groups.assemble import sequences_of
 from groupwise.model.head import HeadOutputs
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import labelled_pairs, sampled_pairs
+from groupwise.recipes import RECIPES, recipe
 from groupwise.sync.fingerprint import fingerprint
 
 REFUSED = {

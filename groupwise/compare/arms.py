@@ -14,11 +14,12 @@ from typing import Any
 
 from groupwise import config as configuration
 from groupwise.compare.coincide import coinciding
-from groupwise.composition import RECIPES, PairRecipe, Recipe
+from groupwise.composition import PairRecipe, Recipe
 from groupwise.config import Config
 from groupwise.config.values import flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning
 from groupwise.placing import placed
+from groupwise.recipes import RECIPES
 
 # The embedded task: a small transformer adds three digits, as `make demo` does. Four updates a
 # batch, so that gates have something to do; the rate goes down to 0 with the budget: at a constant

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import recipes as _recipes  # noqa: F401 - fills RECIPES
-from groupwise.composition import RECIPES, PairRecipe, Recipe, load_plugin
-from groupwise.composition import recipe as recipe_by_name
+from groupwise.composition import PairRecipe, Recipe
 from groupwise.config.fields import GENERATORS, Config, Source, is_generator
 from groupwise.config.names import unknown
 from groupwise.config.values import FIELDS, OPEN, TABLES, Raw, checked, flat
@@ -22,6 +21,8 @@ from groupwise.errors import ConfigError, RecipeWarning
 from groupwise.globs import fitting
 from groupwise.groups.filters import overlong
 from groupwise.groups.shaping import soft_overlong
+from groupwise.recipes import RECIPES, load_plugin
+from groupwise.recipes import recipe as recipe_by_name
 
 # The method everybody knows and compares with. No method is best for all: `groupwise recipes
 # --choose` asks what yours depends on.

@@ -8,7 +8,6 @@ row its targets and weights, so that the sum over micro-batches is exact here as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,37 +20,6 @@ from groupwise.records import TokenBatch
 from groupwise.slots import Fraction, NonNegative, Positive, auxiliary
 
 Prepared = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Part:
-    """Something with parameters of its own that a recipe trains beside the policy."""
-
-    name: str
-    output: str  # the stream that its forward pass fills, with gradient
-    start: str  # what it starts from
-    note: str
-
-
-CRITIC = Part(
-    "critic",
-    output="value_NT",
-    start="a copy of the policy (or of a reward model) with a scalar head",
-    note="before the update its values are old_value_NT",
-)
-IMPLICIT_REWARD_MODEL = Part(
-    "implicit reward model",
-    output="prm_logp_NT",
-    start="the SFT model, which is also the reference",
-    note="trained on outcomes, read as token rewards β·(ℓ^φ − ℓ^ref)",
-)
-LENGTH_EXPONENT = Part(
-    "length exponent λ",
-    output="length_exponent",
-    start="0, a scalar",
-    note="its gradient comes through the aggregation weights",
-)
-PARTS = {"critic": CRITIC, "prm": IMPLICIT_REWARD_MODEL, "length_exponent": LENGTH_EXPONENT}
 
 
 def _value_targets(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:

@@ -11,9 +11,9 @@ from typing import Any
 from groupwise import config as configuration
 from groupwise.compare.arms import fitted
 from groupwise.composition import PairRecipe, Recipe
-from groupwise.composition import recipe as recipe_by_name
 from groupwise.config import Config
 from groupwise.errors import RecipeError, RecipeWarning
+from groupwise.recipes import recipe as recipe_by_name
 from groupwise.replay.recorded import Record, Recorded
 from groupwise.streams import STREAMS
 

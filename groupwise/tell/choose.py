@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
-from groupwise.composition import RECIPES, Recipe
+from groupwise.composition import Recipe
 from groupwise.errors import RecipeError, RecipeWarning, nearest
 from groupwise.idle import Conditions, idle, passes_of, told
+from groupwise.recipes import RECIPES
 from groupwise.trainable import lacking
 
 

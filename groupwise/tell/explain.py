@@ -15,8 +15,9 @@ from importlib import resources
 from typing import Any, Literal
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
-from groupwise.composition import RECIPES, PairRecipe, Recipe, recipe
+from groupwise.composition import PairRecipe, Recipe
 from groupwise.idle import Conditions, idle, passes_of, told
+from groupwise.recipes import RECIPES, recipe
 from groupwise.slots import REGISTRY, Definition, Slot
 from groupwise.soundness import complaints
 from groupwise.streams import STREAMS

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.composition import PairRecipe, Recipe, recipe
+from groupwise.composition import PairRecipe, Recipe
 from groupwise.errors import CaseError, nearest
+from groupwise.recipes import recipe
 
 Case = Mapping[str, Any]
 
