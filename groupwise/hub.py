@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import glob
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.config import Config
 from groupwise.errors import DataError, GroupwiseError, ModelError, in_short
 from groupwise.extras import install
 
@@ -164,43 +163,6 @@ def lasting(text: str | Path, fetch: Callable[[str], Fetched] = fetch_model) -> 
         return str(fetch(text))
     path = Path(text).expanduser()
     return str(path.resolve() if path.exists() else text)
-
-
-def pinned(config: Config, manifest: Mapping[str, Any]) -> Config:
-    """Models and adapters at the commits that a run was started with, wherever branches are now."""
-    before: Mapping[str, str] = manifest.get("hub", {})
-
-    def at(setting: str, text: str) -> str:
-        return before.get(setting, text) if names_model(text) else text
-
-    model, adapter = config.model, config.adapter
-    adapters = tuple(at(f"model.adapters {text}", text) for text in model.adapters)
-    return replace(
-        config,
-        model=replace(model, path=at("model.path", model.path), adapters=adapters),
-        adapter=replace(adapter, path=at("adapter.path", adapter.path)),
-    )
-
-
-def commits(config: Config, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What a run has from a hub, at which commit: by the setting that names it."""
-    found: dict[str, str] = {}
-    start = pinned(config, manifest)
-    if names_model(config.model.path):
-        found["model.path"] = str(fetch_model(start.model.path))
-    for text, at in zip(config.model.adapters, start.model.adapters, strict=True):
-        if names_model(text):
-            found[f"model.adapters {text}"] = str(fetch_adapter(at))
-    if names_model(config.adapter.path):
-        found["adapter.path"] = str(fetch_adapter(start.adapter.path))
-    for setting, sources in (
-        ("data.train", config.data.sources),
-        ("data.eval", config.data.eval_sources),
-    ):
-        for source in filter(names_data, sources):
-            _, _, after = source.rpartition("hub:")
-            found[f"{setting} {source}"] = str(fetch_data(f"hub:{after}"))
-    return found
 
 
 _LOCAL = "If a folder was meant, there is none of this name here."

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from groupwise import config as configuration
-from groupwise import hub
+from groupwise import pins
 from groupwise.composition import PairRecipe
 from groupwise.config import Budget, Config, Model
 from groupwise.data.cursor import cursor_of
@@ -90,7 +90,7 @@ def _open(
     make_engine: MakeEngine | None,
 ) -> Run:
     manifest = folder.read_manifest()
-    start = hub.pinned(config, manifest)
+    start = pins.pinned(config, manifest)
     bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks), tell=display.note)
     loaded, model = bench.loaded, bench.loaded.model
     reference = None
@@ -176,7 +176,7 @@ def _record_start(
     folder.write_config(configuration.text(run.config))
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
-    fetched = hub.commits(run.config, manifest)
+    fetched = pins.commits(run.config, manifest)
     folder.write_manifest(origin, fetched, dropped, seconds=run.elapsed, tokens=run.tokens)
     return fetched
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from groupwise.engine.native import NativeEngine, check_requests
 from groupwise.engine.protocol import Request, Sampling
+from groupwise.engine.stopping import without_ends
 from groupwise.errors import GroupwiseError
-from groupwise.graders.answers import without_ends
 from groupwise.records import Completion
 
 MAX_BODY = 16 * 2**20

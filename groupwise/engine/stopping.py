@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from groupwise.model.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from groupwise.model.tokenizer import Tokenizer
 
 INCOMPLETE = "\ufffd"  # what a character decodes to while some of its bytes are missing
 
@@ -35,3 +37,11 @@ class StopWatch:
             self.context, self.settled = self.settled, len(self.ids)
             self.tail = text[-max(map(len, self.stop)) :]
         return found
+
+
+def without_ends(text: str, ends: Sequence[str]) -> str:
+    """The text without end tokens and white space behind it."""
+    text = text.rstrip()
+    while end := next((end for end in ends if end and text.endswith(end)), ""):
+        text = text.removesuffix(end).rstrip()
+    return text

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from groupwise.engine.stopping import without_ends
 from groupwise.graders.boxes import boxed
 
 MAX_EXPRESSION = 200
@@ -31,14 +32,6 @@ OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-
-
-def without_ends(text: str, ends: Sequence[str]) -> str:
-    """The text without end tokens and white space behind it."""
-    text = text.rstrip()
-    while end := next((end for end in ends if end and text.endswith(end)), ""):
-        text = text.removesuffix(end).rstrip()
-    return text
 
 
 def final(text: str, ends: Sequence[str] = ()) -> str:

@@ -14,8 +14,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
-from groupwise.graders.answers import without_ends
 from groupwise.graders.exams import Calls, Pairs, Untestable, exam
 from groupwise.graders.parts import Mark, Sample
 from groupwise.records import Task

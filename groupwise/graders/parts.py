@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError, nearest
 from groupwise.graders import answers, choice, form, instructions, mathematics, numbers
 
@@ -213,7 +214,7 @@ def in_language(ends: Sequence[str], *, target: str = "") -> BuiltIn:
         return "" if given in form.LANGUAGES else f"its column language, {given!r}, is not known"
 
     def score(sample: Sample) -> float:
-        text = answers.without_ends(sample.text, ends)
+        text = without_ends(sample.text, ends)
         return form.language_share(text, wanted(sample.task))
 
     return BuiltIn(score, problem)
@@ -223,9 +224,7 @@ def repetition(ends: Sequence[str], *, words: int = 4) -> BuiltIn:
     """Minus the share of runs of so many words that stood there before: −1 to 0."""
     if isinstance(words, bool) or not isinstance(words, int) or words < 1:
         raise RewardError(f"repetition: words = {words!r} must be a whole number of at least 1.")
-    return BuiltIn(
-        lambda sample: -form.repeated_share(answers.without_ends(sample.text, ends), words)
-    )
+    return BuiltIn(lambda sample: -form.repeated_share(without_ends(sample.text, ends), words))
 
 
 def exact(ends: Sequence[str]) -> BuiltIn:
@@ -289,7 +288,7 @@ def in_format(
         )
 
     def score(sample: Sample) -> float:
-        text = answers.without_ends(sample.text, ends)
+        text = without_ends(sample.text, ends)
         return (answers.format_share if soft else answers.in_format)(text, pattern)
 
     return BuiltIn(score)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groupwise import hub
+from groupwise import pins
 from groupwise.composition import Recipe
 from groupwise.errors import RunError
 from groupwise.groups.assemble import sequences_of
@@ -73,7 +73,7 @@ def load_weights(run: Recorded, step: int) -> Weights:
                 f"{run.folder.path} has neither a checkpoint before step {step} nor its "
                 "cold_start/: there are no weights to take gradients of. Leave --gradients out."
             )
-        pinned = hub.pinned(config, run.folder.read_manifest())
+        pinned = pins.pinned(config, run.folder.read_manifest())
         loaded = starting_policy(pinned, start if embedded else pinned.model.path)
         path = Path(start)
     equip(loaded.model, exact=config.engine.exact)

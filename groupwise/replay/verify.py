@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from groupwise import hub
+from groupwise import pins
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.graders.ledger import recorded as recorded_verdicts
@@ -178,7 +178,7 @@ def _repeat_parts(second: _Second, parts: list[Part]) -> None:
                 f"{part.first - 1} is there to begin from."
             )
             continue
-        start = hub.pinned(_quiet(part.config), second.manifest)
+        start = pins.pinned(_quiet(part.config), second.manifest)
         with (
             _threads(part.threads),
             open_run(start, again.path, Display(io.StringIO(), live=False)) as run,
