@@ -7,6 +7,7 @@ import signal
 import stat
 import struct
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -41,6 +42,27 @@ def work(kind: str, argument: Any = None) -> Any:
         _write(struct.pack("!i", 1000) + b"abc")
         time.sleep(argument)
         os._exit(0)
+    if kind == "answer_twice":
+        threading.Timer(0.2, _write, [argument]).start()  # behind the answer that is due
+        return None
+    if kind == "close":
+        os.closerange(3, 256)
+        return None
+    if kind == "burn":
+        end = time.process_time() + argument
+        while time.process_time() < end:
+            pass
+        return argument
+    if kind == "daemon":
+        note, how = argument
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        with open(note, "w") as file:
+            file.write(str(child.pid))
+        if how == "hangs":
+            time.sleep(600)
+        if how == "dies":
+            os._exit(1)
+        return None
     if kind == "junk":
         _write(argument)
         time.sleep(600)

@@ -94,7 +94,7 @@ def test_a_worker_that_dies_fails_one_item_alone(pool: Pool) -> None:
     assert "died" in outcomes[1].reason and "died" in outcomes[3].reason
     assert outcomes[4].reason == "ValueError: why"
     (outcome,) = pool.run([("memory", 8 * 2**30)], 10.0)
-    assert outcome.status == "error" and "memory" in outcome.reason
+    assert outcome.status == "costly" and "memory" in outcome.reason
 
 
 def test_a_worker_that_dies_or_hangs_while_it_answers(pool: Pool) -> None:

@@ -28,6 +28,8 @@ from groupwise.errors import GroupwiseError, in_short
 from groupwise.loop import Stopped, train
 from groupwise.watch.display import Display
 
+_OWN = os.getpid()
+
 
 class Reporting(Display):
     """A run's own words go to its log; how far it is, to whoever asked for it."""
@@ -50,6 +52,8 @@ class Reporting(Display):
 
 
 def _say(out: TextIO, **words: Any) -> None:
+    if os.getpid() != _OWN:  # forked by what a run calls: it must not answer for this process
+        os._exit(1)
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more, and the run is saved
         print(json.dumps(words), file=out, flush=True)
 

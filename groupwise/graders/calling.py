@@ -11,11 +11,13 @@ import inspect
 import numbers
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from groupwise.graders.extract import find
+from groupwise.graders.forked import one_process
 
 T = TypeVar("T")
 
@@ -102,7 +104,9 @@ def _with_tools(function: Callable[..., Any], known: Mapping[str, Any]) -> dict[
 
 def _call_one(function: Callable[..., Any], known: Mapping[str, Any]) -> Returned:
     try:
-        return Returned("ok", plain(function(**known)))
+        with one_process():
+            found = function(**known)
+        return Returned("ok", plain(found))
     except (Exception, SystemExit) as error:  # the boundary to the user's code
         return Returned("error", failure(function, error, known))
 
@@ -110,8 +114,12 @@ def _call_one(function: Callable[..., Any], known: Mapping[str, Any]) -> Returne
 async def _await_one(
     function: Callable[..., Any], known: Mapping[str, Any], limit: float
 ) -> Returned:
+    async def alone() -> Any:
+        with one_process():  # within the task: a child must not get back to the event loop
+            return await function(**known)
+
     try:
-        return Returned("ok", plain(await asyncio.wait_for(function(**known), limit or None)))
+        return Returned("ok", plain(await asyncio.wait_for(alone(), limit or None)))
     except TimeoutError as error:
         if limit and not error.args:
             return Returned("timeout", f"took longer than {limit:g} s and was stopped")
@@ -125,20 +133,35 @@ async def _await_one(
 
 
 def plain(value: Any) -> Any:
-    """Numbers of array libraries as Python's, lists and dicts of them; else how it looks."""
-    if value is None or type(value) in (bool, int, float, str):
+    """Numbers of array libraries as Python's, lists and dicts of them; else how it looks.
+
+    A reward is no text: of a long one the beginning will do, for words about it.
+    """
+    if value is None or type(value) in (bool, float):
         return value
+    if type(value) is str:
+        return _short(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {_short(str(key)): plain(each) for key, each in value.items()}
     if isinstance(value, tuple):
         return tuple(plain(each) for each in value)
     if isinstance(value, list):
         return [plain(each) for each in value]
-    if hasattr(value, "tolist") and hasattr(value, "shape"):
+    date = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")  # numpy counts them
+    if isinstance(value, (numbers.Real, Decimal)) and not date:
+        return _plain_number(value)
+    if hasattr(value, "tolist") and hasattr(value, "shape") and not date:
         return plain(value.tolist())
-    if isinstance(value, numbers.Real):
-        return float(value)
     return Odd(_short(repr(value)), type(value).__name__)
+
+
+def _plain_number(value: Any) -> Any:
+    """An int stays one: it may be a place in a text. One too large for a float is no reward."""
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):  # 10**400, Decimal("sNaN")
+        return Odd("a number too large for a float, or none", type(value).__name__)
+    return int(value) if isinstance(value, numbers.Integral) else number
 
 
 def failure(

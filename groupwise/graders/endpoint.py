@@ -22,7 +22,8 @@ from groupwise.errors import RewardError
 
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}  # statuses that a second try may mend
 LONGEST_WAIT = 60.0
-MAX_REPLY = 4 * 2**20
+MAX_REPLY = 4 * 2**20  # bytes
+MAX_WORDS = 500  # characters that are shown of what went wrong
 
 
 class EndpointError(RewardError):
@@ -123,7 +124,7 @@ class Endpoint:
                 why = f"{type(error).__name__}: {error}"
         key = self._key()
         shown = why.replace(key, "***") if key else why
-        raise EndpointError(f"{self.url} did not answer: {shown}")
+        raise EndpointError(f"{self.url} did not answer: {shown[:MAX_WORDS]}")
 
     def _key(self) -> str:
         return os.environ.get(self.key_variable, "").strip()  # read from a file, it may end a line
@@ -138,13 +139,15 @@ class Endpoint:
             f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers
         )
         deadline = time.monotonic() + self.timeout
-        data = b""
+        data = bytearray()
         with OPENER.open(request, timeout=self.timeout) as answer:
             while part := answer.read1(65536):
                 data += part
-                if len(data) > MAX_REPLY or time.monotonic() > deadline:
+                if len(data) > MAX_REPLY:
+                    raise EndpointError(f"the reply has more than {MAX_REPLY} bytes")
+                if time.monotonic() > deadline:
                     raise TimeoutError(f"no whole reply within {self.timeout:g} s")
-        choice = json.loads(data)["choices"][0]
+        choice = _read(data)["choices"][0]
         content = choice["message"]["content"]
         if self.whole and choice.get("finish_reason") == "length":
             raise EndpointError("the reply is cut off: raise max_tokens")
@@ -166,10 +169,17 @@ OPENER = urllib.request.build_opener(_Stay)
 def _remembered(kept: Path) -> str | None:
     """None where nothing is kept, or what a full disk left of it."""
     try:
-        found = json.loads(kept.read_text())["reply"]
+        found = _read(kept.read_bytes())["reply"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return found if isinstance(found, str) else None
+
+
+def _read(data: bytes | bytearray) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("the reply has too many brackets within each other") from None
 
 
 def _said(error: urllib.error.HTTPError) -> str:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, get_origin
 from groupwise.errors import RewardError
 from groupwise.graders.calling import TOOLS, Returned, Signature, failure, in_a_loop, plain
 from groupwise.graders.calling import signature as signature_of
+from groupwise.graders.forked import one_process
 
 PACKAGE = "verifiers"
 MAKER = "load_environment"  # what the package asks a module of an environment for
@@ -185,8 +186,10 @@ async def _ask(piece: Piece, known_N: Sequence[Mapping[str, Any]]) -> list[Retur
 async def _value(piece: Piece, known: Mapping[str, Any]) -> Returned:
     wanted, rest, *_ = signature_of(piece.function)
     try:
-        found = piece.function(**{k: x for k, x in known.items() if rest or k in wanted})
-        return Returned("ok", plain(await found if inspect.isawaitable(found) else found))
+        with one_process():
+            found = piece.function(**{k: x for k, x in known.items() if rest or k in wanted})
+            found = await found if inspect.isawaitable(found) else found
+        return Returned("ok", plain(found))
     except (Exception, SystemExit) as error:  # the boundary to the user's code
         return Returned("error", f"does not work: {piece.name} {failure(piece.function, error)}")
 

@@ -111,7 +111,7 @@ class There:
             return [
                 Returned("timeout", f"took longer than {self.timeout:g} s and was stopped")
             ] * calls
-        if outcome.status == "error":
+        if outcome.status != "ok":
             return [Returned("error", f"failed: {outcome.reason}")] * calls
         if not isinstance(outcome.value, list):
             return [Returned("error", f"can't be loaded: {outcome.value}")] * calls

@@ -11,7 +11,7 @@ from groupwise.data.tasks import prompt_text
 from groupwise.graders import answers
 from groupwise.graders.functions import TIMEOUT
 from groupwise.graders.parts import REPEATS, Mark, Sample
-from groupwise.graders.pool import Pool
+from groupwise.graders.pool import WORK_MEMORY, Outcome, Pool
 from groupwise.records import Task
 
 # The package's own convention. The last pair counts; thoughts are cut off before.
@@ -23,7 +23,7 @@ class GymScorer:
 
     A scorer that raises has met a text that it can't read. That is no right answer, and the reason
     is kept. Several evaluate what they are given, so they run in worker processes, and one that
-    takes too long is stopped.
+    takes too long is stopped: that is no right answer either, unless the row's own takes as long.
     """
 
     decides = True
@@ -61,15 +61,23 @@ class GymScorer:
         items = [_item(sample.task, self._answer(sample)) for sample in samples]
         if not items:
             return []
-        marks = []
-        for (name, *_), outcome in zip(items, workers().run(items, self.timeout), strict=True):
-            if outcome.status == "ok":
-                value, status, reason = outcome.value
-                marks.append(Mark(value, status, reason))
-            else:
-                said = f"the scorer of {name}: {outcome.reason}"
-                marks.append(Mark(status=outcome.status, reason=said))
-        return marks
+        told = workers().work_out(items, self.timeout)
+        costly = [row for row, outcome in enumerate(told) if outcome.status == "costly"]
+        trials = [(*items[row][:2], str(items[row][3]["answer"]), items[row][3]) for row in costly]
+        by_itself = dict(zip(costly, workers().work_out(trials, self.timeout), strict=True))
+        return [
+            _mark(item[0], outcome, row in by_itself and by_itself[row].status == "ok")
+            for row, (item, outcome) in enumerate(zip(items, told, strict=True))
+        ]
+
+
+def _mark(name: str, outcome: Outcome, is_answers_fault: bool) -> Mark:
+    if outcome.status == "ok":
+        return Mark(*outcome.value)
+    said = f"the scorer of {name}: {outcome.reason}"
+    if outcome.status == "costly":
+        return Mark(0.0, reason=said) if is_answers_fault else Mark(status="timeout", reason=said)
+    return Mark(status=outcome.status, reason=said)
 
 
 def _item(task: Task, answer: str) -> tuple[Any, ...]:
@@ -80,7 +88,7 @@ def _item(task: Task, answer: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=1)
 def workers() -> Pool:
-    return Pool("groupwise.graders.gym_worker:judge")
+    return Pool("groupwise.graders.gym_worker:judge", memory=WORK_MEMORY)
 
 
 def extracted(text: str) -> str:

@@ -22,6 +22,8 @@ def judge(
         value = gym.score(name, options, answer, entry)
     except DataError as error:  # no such task, or no package
         return None, "error", str(error)
+    except MemoryError:  # told by the pool
+        raise
     except Exception as error:  # the boundary to the package
         return 0.0, "ok", f"the scorer of {name} raised {type(error).__name__}: {error}"
     if not math.isfinite(value):

@@ -17,6 +17,7 @@ from groupwise.errors import RewardError, nearest
 from groupwise.graders import calling
 from groupwise.graders.calling import Returned, Signature
 from groupwise.graders.environments import MAKER, Rubric, rubric_of
+from groupwise.graders.forked import one_process
 
 NOT_LOADED = "not loaded"
 Reward = Callable[..., Any] | Rubric
@@ -83,7 +84,8 @@ def _module(file: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickles look their module up
     make_importable(path, shadows=True)
     try:
-        spec.loader.exec_module(module)
+        with one_process():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the boundary to the user's code
         raise _not_loaded(file, error) from None
     return module
@@ -100,7 +102,8 @@ def pick(module: ModuleType, file: str, name: str) -> Reward:
     found = getattr(module, name, None)
     if name == MAKER and inspect.isroutine(found):
         try:
-            found = found()
+            with one_process():
+                found = found()
         except (Exception, SystemExit) as error:  # the boundary to the user's code
             raise _not_loaded(file, error) from None
     rubric = None if found is None else rubric_of(found)

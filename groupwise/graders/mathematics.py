@@ -31,7 +31,7 @@ from groupwise.graders.extract import (
 from groupwise.graders.fence import is_left_to_do, is_work, plain_notation
 from groupwise.graders.formulas import last_formula
 from groupwise.graders.notation import MAX_LENGTH, read
-from groupwise.graders.pool import Outcome, Pool
+from groupwise.graders.pool import WORK_MEMORY, Outcome, Pool
 from groupwise.graders.rounding import Rounding
 from groupwise.graders.sameness import in_ten, same
 from groupwise.graders.spelling import CURRENCIES
@@ -40,7 +40,7 @@ from groupwise.graders.units import letter_in_full
 from groupwise.graders.values import Undecided, has_sign, mpc, names_in, value
 
 ROUNDING = Rounding()
-MEMORY = 3 * 2**30  # bytes that a worker may address; the engine itself takes a tenth
+PLAIN, ITSELF = "0", None  # answers that show what a gold answer takes by itself
 OR = re.compile(r"(?<=[\w)}\]$])\W*\b(?:or|oder|ou|o(?!['’])|或|или)\b", re.IGNORECASE)
 # Behind 'or', another number: 'or 4', 'or maybe x = 4'; none in '9 days or less, so 9 - 6 = 3'.
 CANDIDATE = re.compile(
@@ -72,7 +72,7 @@ SPACE = re.compile(
 
 
 class Verdict(NamedTuple):
-    """`score` is None where nothing was decided: by an error or for lack of time."""
+    """`score` is None where nothing was decided, and the answer is not to blame for it."""
 
     score: float | None
     why: str
@@ -98,7 +98,7 @@ def check_engine() -> None:
 @lru_cache(maxsize=1)
 def engine() -> Pool:
     """Return the pool of processes that work answers out, one pool for each process."""
-    return Pool("groupwise.graders.symbolic:judge", memory=MEMORY)
+    return Pool("groupwise.graders.symbolic:judge", memory=WORK_MEMORY)
 
 
 def verdicts(
@@ -110,7 +110,11 @@ def verdicts(
     decimals: int | None = None,
     digits: int | None = 6,
 ) -> list[Verdict]:
-    """For (completion, gold answer) pairs, in order. `cut`: which of them hit the token limit."""
+    """For (completion, gold answer) pairs, in order. `cut`: which of them hit the token limit.
+
+    `timeout`: seconds of the processor that an answer may take to work out. One that takes more,
+    or too much memory, is worth nothing, unless its gold answer does so by itself.
+    """
     rounding = Rounding(digits, decimals)
     found: list[Verdict | Question] = [
         decide(text, str(gold), ends, rounding, cut=own)
@@ -120,10 +124,21 @@ def verdicts(
     asked = list(dict.fromkeys(open_questions.values()))
     if asked:
         items = [(q.gold, q.answer, rounding) for q in asked]
-        told = dict(zip(asked, engine().run(items, timeout), strict=True))
+        told = dict(zip(asked, engine().work_out(items, timeout), strict=True))
+        dear = _costly_golds([q.gold for q, o in told.items() if o.status == "costly"], timeout)
         for row, question in open_questions.items():
-            found[row] = _told(question, told[question])
+            found[row] = _told(question, told[question], question.gold in dear)
     return [verdict for verdict in found if isinstance(verdict, Verdict)]
+
+
+def _costly_golds(golds: Sequence[str], timeout: float) -> set[str]:
+    """Those of which not even a plain answer, or the same one, can be judged within the limits."""
+    known = list(dict.fromkeys(golds))
+    trials = [(gold, answer, ROUNDING) for gold in known for answer in (PLAIN, ITSELF)]
+    told = engine().work_out(trials, timeout)
+    return {
+        gold for (gold, *_), outcome in zip(trials, told, strict=True) if outcome.status != "ok"
+    }
 
 
 def decide(
@@ -395,7 +410,11 @@ def _said(verdict: bool, found: Found, wanted: str) -> Verdict:
     return Verdict(float(verdict), shown)
 
 
-def _told(question: Question, outcome: Outcome) -> Verdict:
+def _told(question: Question, outcome: Outcome, gold_is_costly: bool) -> Verdict:
+    if outcome.status == "costly":
+        if gold_is_costly:
+            return Verdict(None, f"of the gold answer alone, {outcome.reason}", "timeout")
+        return Verdict(0.0, f"{_short(question.answer)} can't be worked out: {outcome.reason}")
     if outcome.status != "ok":
         return Verdict(None, outcome.reason, outcome.status)
     if outcome.value == "nothing found":

@@ -1,7 +1,11 @@
 """The process between a pool and its workers: it loads once, forks workers, and buries them.
 
 It runs no work itself and has one thread, so that forking is safe and takes milliseconds. It ends,
-and its workers with it, when the process that asked for it is gone.
+and its workers with it, when the process that asked for it is gone. What a worker has started, in
+whatever session, becomes the nursery's when the worker ends, and is killed.
+
+A worker's answer carries the number of the request. The pipe is the worker's alone: a process that
+work has forked loses it, so that it can't read another's item or answer for another.
 """
 
 from __future__ import annotations
@@ -9,26 +13,35 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import pickle
 import resource
 import select
 import signal
 import socket
-import sys
+import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+
+from groupwise.graders.forked import flush, one_process
 
 LOOK_EVERY = 0.5  # seconds, after which the death of the parent is noticed
 FORK, KILL = b"F", b"K"
 READY = "ready"
+NUMBER = struct.Struct("!Q")  # of a request, before it and before its answer
+MAX_ANSWER = 2**28  # bytes
+MAX_WORDS = 2_000  # characters of an error
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(control_fd: int, parent: int, target: str, memory: int) -> None:
     """Serve until the parent is gone. `target` is `module:function`, called with each item."""
     control = socket.socket(fileno=control_fd)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     problem, function = _load(target)
     workers: set[int] = set()
     try:
@@ -65,9 +78,30 @@ def _load(target: str) -> tuple[str, Callable[..., Any] | None]:
 
 
 def _bury(workers: set[int]) -> None:
+    """Forget the workers that have ended, and end what they left behind."""
     with suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             workers.discard(pid)
+    _end_strangers(workers)
+
+
+def _end_strangers(workers: set[int]) -> None:
+    """Kill what dead workers left: it is ours now. Each that dies leaves its own to us."""
+    while strangers := _children() - workers:
+        for pid in strangers:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in strangers:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> set[int]:
+    """The processes whose parent is this one; none where the system does not tell."""
+    try:
+        return set(map(int, Path("/proc/thread-self/children").read_text().split()))
+    except OSError:
+        return set()
 
 
 def _kill(pid: int, workers: set[int]) -> None:
@@ -81,45 +115,68 @@ def _kill(pid: int, workers: set[int]) -> None:
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
     workers.discard(pid)
+    _end_strangers(workers)
 
 
 # --- the worker's side
 
 
 def _work(pool: Connection, function: Callable[..., Any] | None, problem: str, memory: int) -> None:
-    """Answer (status, value) to each item, in order, until there are no more."""
+    """Answer (status, value, processor seconds so far) to each item, in order, until the last."""
     try:
         os.setpgid(0, 0)
         _die_with(os.getppid())
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what leaves its parent behind stays below its worker
         if memory:
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+            _limit_memory(memory)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.register_at_fork(after_in_child=pool.close)
         pool.send((READY, os.getpid(), problem))
         while True:
-            item = pool.recv()
-            pool.send(_answer(function, item))
+            request = memoryview(pool.recv_bytes())
+            number, item = request[: NUMBER.size], request[NUMBER.size :]
+            pool.send_bytes(bytes(number) + _answer(function, item))
     except (EOFError, OSError, KeyboardInterrupt):
         pass
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        try:
+            flush()
+        finally:
+            os._exit(0)  # whatever happened: behind this stands the nursery's own code
 
 
-def _answer(function: Callable[..., Any] | None, item: Any) -> tuple[str, Any]:
+def _limit_memory(memory: int) -> None:
+    """So many bytes beside what the process has loaded, which no item can help."""
+    try:
+        loaded = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        loaded = 0
+    resource.setrlimit(resource.RLIMIT_AS, (loaded + memory, loaded + memory))
+
+
+def _answer(function: Callable[..., Any] | None, item: memoryview) -> bytes:
+    """What the function says, ready to be sent. What can't be sent is an error, too."""
     assert function is not None  # the pool has refused otherwise
     try:
-        return "ok", function(*item)
+        with one_process():
+            value = function(*pickle.loads(item))
+        return _packed("ok", value)
     except MemoryError:
-        return "error", "it needs more memory than it may have"
+        return _packed("costly", "it needs more memory than it may have")
     except (Exception, SystemExit) as error:  # the boundary: said, never a 0
-        return "error", f"{type(error).__name__}: {error}"
+        return _packed("error", f"{type(error).__name__}: {error}"[:MAX_WORDS])
+
+
+def _packed(status: str, value: Any) -> bytes:
+    packed = pickle.dumps((status, value, time.process_time()))
+    if len(packed) > MAX_ANSWER:
+        raise ValueError(f"its result has {len(packed)} bytes, more than {MAX_ANSWER}")
+    return packed
 
 
 def _die_with(parent: int) -> None:
     """When the nursery dies: at once where the system offers that, else within a second."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def look() -> None:
         while os.getppid() == parent:
@@ -127,3 +184,9 @@ def _die_with(parent: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=look, daemon=True).start()
+
+
+def _prctl(option: int, value: int) -> None:
+    """Where the system has it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3)

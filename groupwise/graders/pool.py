@@ -3,10 +3,14 @@
 No signal is used, so a pool works from any thread and in any process, forked or spawned. A worker
 that is too slow is killed with all that it started, and another takes its place within
 milliseconds. Results come in the order of the items, whatever the timing.
+
+Two limits hold for an item: seconds by the clock, for what hangs, and seconds of the processor, for
+what is costly. The second does not depend on what else the machine does.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import socket
@@ -24,7 +28,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, NamedTuple
 
 from groupwise.errors import RewardError
-from groupwise.graders.nursery import FORK, KILL, READY
+from groupwise.graders.nursery import FORK, KILL, MAX_ANSWER, NUMBER, READY
 
 PIECE = 2**20  # bytes that are read at once
 LONG = struct.pack("!i", -1)  # how multiprocessing announces more than 2 GiB
@@ -33,36 +37,66 @@ START_SECONDS = 120.0  # for a process to load what it needs, on a busy machine
 # reads nothing, and who writes to it must not hang as well.
 AHEAD_BYTES = 65_536
 MESSAGE_BYTES = 1_024  # that a pipe needs for an item beside its own: many small ones fill it, too
+WORK_MEMORY = 3 * 2**30  # bytes that an answer may take to be worked out
+HANGS = 30  # times its processor seconds, by the clock: no machine in use is as busy as that
+LOOK_AGAIN = 0.02  # seconds, at least, between two looks at what a worker has used
 
 
 class Outcome(NamedTuple):
-    """What became of one item. `value` is None unless the status is ok."""
+    """What became of one item. `value` is None unless the status is ok.
+
+    costly: it took more of the processor, or of memory, than it may; timeout: too long by the
+    clock, which is the machine's doing, or that of something that hangs.
+    """
 
     value: Any
-    status: Literal["ok", "error", "timeout"] = "ok"
+    status: Literal["ok", "error", "timeout", "costly"] = "ok"
     reason: str = ""
     seconds: float = 0.0
+
+
+class Answer(NamedTuple):
+    """What a worker says to one item."""
+
+    status: Literal["ok", "error", "costly"]
+    value: Any
+    used: float  # seconds of the processor since the worker began
 
 
 @dataclass(eq=False)
 class Worker:
     pipe: Connection
     pid: int
-    # (number, bytes in the pipe) of the items that it has, the first in work, which began `since`.
+    # (number, bytes in the pipe) of the items that it has, the first in work, which began `since`,
+    # when the worker had `used` so many seconds of the processor.
     line: deque[tuple[int, int]] = field(default_factory=deque)
     since: float = 0.0
+    used: float = 0.0
+    asked: int = 0  # requests sent, each numbered
+    answered: int = 0
     heard: bytearray = field(default_factory=bytearray)  # of answers that are not all there yet
+
+    def ask(self, item: bytes) -> None:
+        self.pipe.send_bytes(NUMBER.pack(self.asked) + item)
+        self.asked += 1
+
+    def cost(self) -> float:
+        """Seconds of the processor that the item in work has taken; 0 where none can tell."""
+        try:
+            return time.clock_gettime((~self.pid << 3) | 2) - self.used  # its CLOCK_PROCESS_CPUTIME
+        except (OSError, AttributeError):
+            return 0.0
 
     def has_room(self, size: int) -> bool:
         """Whether an item that takes so many bytes of the pipe may wait in it."""
         return sum(held for _, held in self.line) + size <= AHEAD_BYTES
 
-    def answers(self) -> tuple[list[tuple[Any, Any]], str]:
+    def answers(self) -> tuple[list[Answer], str]:
         """Those that are all there, and what is wrong with it, if anything.
 
         Nothing waits here for the rest of an answer: that is for the clock.
         """
-        found: list[tuple[Any, Any]] = []
+        found: list[Answer] = []
         try:
             piece = os.read(self.pipe.fileno(), PIECE)
             self.heard += piece
@@ -74,27 +108,54 @@ class Worker:
             piece = b""
         return found, "" if piece else "the process that graded it died"
 
-    def _answer(self) -> tuple[Any, Any] | None:
+    def _answer(self) -> Answer | None:
         """The next answer that is all there. Raises ValueError for what is none."""
         long = self.heard[:4] == LONG
         start = 12 if long else 4
         if len(self.heard) < start:
             return None
         (size,) = struct.unpack("!Q" if long else "!i", self.heard[4 if long else 0 : start])
-        if size < 0:
-            raise ValueError("its answer has no length")
+        if not NUMBER.size <= size <= MAX_ANSWER + NUMBER.size:
+            raise ValueError(f"its answer has no length that one has: {size}")
         if len(self.heard) < start + size:
             return None
         whole = bytes(self.heard[start : start + size])
         del self.heard[: start + size]
+        if NUMBER.unpack_from(whole) != (self.answered,) or self.answered == self.asked:
+            raise ValueError("it answers what it was not asked")
+        self.answered += 1
         try:
-            status, value = pickle.loads(whole)
+            return Answer(*pickle.loads(whole[NUMBER.size :]))
         except Exception as error:  # whatever a broken message may raise
             raise ValueError(f"its answer can't be read: {error}") from error
-        return status, value
 
 
 Take = Callable[[int, Outcome], None]  # what is done with an outcome
+
+
+class Limits(NamedTuple):
+    """Of one item, in seconds: by the clock, and of the processor."""
+
+    timeout: float
+    cost: float
+
+    def left(self, worker: Worker) -> float:
+        """How long nothing can be late: nobody takes more of a processor than there is time."""
+        by_clock = worker.since + self.timeout - time.monotonic()
+        if self.cost == math.inf:
+            return max(0.0, by_clock)
+        return max(0.0, min(by_clock, max(self.cost - worker.cost(), LOOK_AGAIN)))
+
+    def passed(self, worker: Worker) -> Outcome | None:
+        """What becomes of the item that a worker has in work, if it is over a limit."""
+        seconds = time.monotonic() - worker.since
+        if self.cost != math.inf and worker.cost() >= self.cost:
+            said = f"it took more than {self.cost:g} s of the processor and was stopped"
+            return Outcome(None, "costly", said, seconds)
+        if seconds >= self.timeout:
+            said = f"it took longer than {self.timeout:g} s and was stopped"
+            return Outcome(None, "timeout", said, seconds)
+        return None
 
 
 class Pool:
@@ -121,8 +182,11 @@ class Pool:
         items: Sequence[tuple[Any, ...]],
         timeout: float,
         done: Take | None = None,
+        *,
+        cost: float = math.inf,
     ) -> list[Outcome]:
-        """An outcome for each item, in order. `timeout` in seconds holds for each on its own.
+        """An outcome for each item, in order. `timeout` in seconds by the clock, and `cost` in
+        seconds of the processor, hold for each on its own.
 
         `done` is told of each as it comes, in whatever order.
         """
@@ -141,11 +205,15 @@ class Pool:
             while waiting or busy:
                 self._hand_out(items, waiting, busy, take)
                 if busy:
-                    self._collect(busy, waiting, timeout, take)
+                    self._collect(busy, waiting, Limits(timeout, cost), take)
         finally:
             for worker in busy:  # something was raised here: their answers are nobody's
                 self._end(worker)
         return [found[number] for number in range(len(items))]
+
+    def work_out(self, items: Sequence[tuple[Any, ...]], seconds: float) -> list[Outcome]:
+        """An outcome for each item, which may take so many seconds of the processor."""
+        return self.run(items, HANGS * seconds, cost=seconds)
 
     def _hand_out(
         self, items: Sequence[tuple[Any, ...]], waiting: deque[int], busy: list[Worker], take: Take
@@ -162,7 +230,7 @@ class Pool:
             if worker is None:
                 return
             try:
-                worker.pipe.send_bytes(item)
+                worker.ask(item)
             except OSError:  # it has died
                 if worker.line:  # over one of these: that is found out where answers are read
                     return
@@ -183,25 +251,17 @@ class Pool:
             return busy[0] if busy[0].has_room(size) else None
         return self._lease(wanted=not busy)
 
-    def _collect(
-        self,
-        busy: list[Worker],
-        waiting: deque[int],
-        timeout: float,
-        take: Take,
-    ) -> None:
+    def _collect(self, busy: list[Worker], waiting: deque[int], limits: Limits, take: Take) -> None:
         """What is there, or late, after waiting for the first of either."""
-        first = min(worker.since for worker in busy) + timeout
-        ready = wait([worker.pipe for worker in busy], max(0.0, first - time.monotonic()))
+        soonest = min(limits.left(worker) for worker in busy)
+        ready = wait([worker.pipe for worker in busy], soonest)
         for worker in list(busy):
             dead = worker.pipe in ready and not self._receive(worker, take)
-            now = time.monotonic()
-            if worker.line and not dead and now - worker.since >= timeout:
-                said = f"it took longer than {timeout:g} s and was stopped"
+            late = limits.passed(worker) if worker.line and not dead else None
+            if late is not None:
                 number, _ = worker.line.popleft()
-                take(number, Outcome(None, "timeout", said, now - worker.since))
-                dead = True
-            if dead:
+                take(number, late)
+            if dead or late is not None:
                 self._end(worker)
                 waiting.extendleft(number for number, _ in reversed(worker.line))
             elif not worker.line:
@@ -215,17 +275,16 @@ class Pool:
         what is no answer.
         """
         answers, broken = worker.answers()
-        extra = len(answers) > len(worker.line)  # more than it was asked for
-        for status, value in answers[: len(worker.line)]:
+        for status, value, used in answers:
             now, good = time.monotonic(), status == "ok"
             reason = "" if good else str(value)
             number, _ = worker.line.popleft()
             take(number, Outcome(value if good else None, status, reason, now - worker.since))
-            worker.since = now
+            worker.since, worker.used = now, used
         if broken and worker.line:
             number, _ = worker.line.popleft()
             take(number, Outcome(None, "error", broken, time.monotonic() - worker.since))
-        return not (broken or extra or (worker.heard and not worker.line))
+        return not (broken or (worker.heard and not worker.line))
 
     # --- workers
 

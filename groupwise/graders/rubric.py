@@ -143,6 +143,9 @@ class Grader:
             for name, mark in marks.items()
             for end, reward in mark.steps
         )
+        if not all(map(math.isfinite, (sum(counted), *(reward for _, reward in steps)))):
+            why = f"the weighted sum of {', '.join(marks)} is too large for a number"
+            return Grade(None, values, correct, "error", why)
         reasons = "; ".join(mark.reason for mark in marks.values() if mark.reason)
         return Grade(sum(counted), values, correct, reason=reasons, steps=tuple(steps))
 

@@ -144,6 +144,8 @@ def _cell(
     try:
         job = wire.receive(channel)
         link = socket.socket(fileno=5) if "link" in order["fds"] else channel
+        for own in (channel, link):  # what a program forks must not answer for it
+            os.register_at_fork(after_in_child=own.close)
         if order["kind"] == "script":
             channel.close()
             program.as_script(job["code"])
