@@ -75,3 +75,15 @@ def _write(message: bytes) -> None:
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.write(number, message)
+
+
+def scorer(name: str, options: Any, answer: str, entry: Any) -> tuple[float | None, str, str]:
+    """A scorer of a task that takes for ever over one answer."""
+    if answer == "burn":
+        work("burn", 600)
+    return float(answer == entry["answer"]), "ok", ""
+
+
+def stand_in(gold: str, answer: str, rounding: Any) -> Any:
+    """An engine that dies or hangs."""
+    return work("kill" if "11" in answer else "sleep", 600)

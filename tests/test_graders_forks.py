@@ -1,4 +1,4 @@
-"""Reward code that forks, closes, prints and starts processes: every sample keeps its own reward."""
+"""Reward code that forks, closes, prints, starts processes: every sample keeps its own reward."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def graded(tmp_path: Path, name: str, texts: list[str]) -> list[tuple[str, float
 
 @pytest.mark.parametrize(
     "name",
-    ["forks", "forks_unawaited", "forks_batch", "forks_async", "in_thread", "prints"],
+    ["forks", "forks_unawaited", "forks_batch", "in_thread", "prints"],
 )
 def test_every_sample_keeps_its_own_reward(name: str, tmp_path: Path) -> None:
     """A child that came back out of the function was a second worker on the same pipe: it took
@@ -92,6 +92,12 @@ def test_every_sample_keeps_its_own_reward(name: str, tmp_path: Path) -> None:
     expected = [("ok", float(text.split()[1])) for text in TWENTY]
     for _ in range(3):
         assert graded(tmp_path, name, TWENTY) == expected
+
+
+def test_a_child_does_not_go_on_in_the_event_loop(tmp_path: Path) -> None:
+    """There it would make the other calls as well, each of which forks: few, for the machine."""
+    texts = ["exit 0", "raise 10", "return 20"]
+    assert graded(tmp_path, "forks_async", texts) == [("ok", 0.0), ("ok", 10.0), ("ok", 20.0)]
 
 
 def test_processes_of_multiprocessing_and_a_closed_output_do_no_harm(tmp_path: Path) -> None:

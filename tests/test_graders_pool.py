@@ -179,7 +179,8 @@ def in_another_process(results: Any) -> None:
         *verdicts([(r"\boxed{\sin 3x}", r"\sin 3 x")], timeout=60.0),
         *verdicts([(HOSTILE, "7")], timeout=1.0),
     ]
-    results.put([*(o.status for o in outcomes), *(v.status for v in verdict), verdict[0].score])
+    told = [*(v.status for v in verdict), *(v.score for v in verdict)]
+    results.put([*(o.status for o in outcomes), *told])
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -189,7 +190,7 @@ def test_processes_of_either_kind_can_call(method: str) -> None:
     results = context.Queue()
     child = context.Process(target=in_another_process, args=(results,), daemon=True)
     child.start()
-    assert results.get(timeout=240) == ["ok", "timeout", "ok", "timeout", 1.0]
+    assert results.get(timeout=240) == ["ok", "timeout", "ok", "ok", 1.0, 0.0]
     child.join(120)
     assert child.exitcode == 0
 
@@ -237,8 +238,8 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
 def test_bug_43_time_outs_hold_off_the_main_thread() -> None:
     """There, a time-out by signal raises at once, and every answer scored 0.
 
-    The engine is asked about the first and the last. It is asked once before, without a limit that
-    would bite, and the rest has the whole limit for itself: only the hostile one can be late.
+    The engine is asked about the first and the last, within seconds of the processor: only the
+    hostile one can be over it, and it is not to be worth more than any wrong answer.
     """
     task = Task(0, "?", r"\int_{0}^{1} 7 \, dx")
     worked_out = r"\boxed{\int_0^{1} 14x \, dx}"
@@ -250,9 +251,9 @@ def test_bug_43_time_outs_hold_off_the_main_thread() -> None:
         assert [g.reward for g in call(lambda: patient.grade(asked))] == [1.0]
         workers = set(descendants(os.getpid()))
         grades = call(lambda: grader.grade(samples))
-        assert [g.status for g in grades] == ["timeout", "ok", "ok"]
-        assert [g.reward for g in grades] == [None, 1.0, 1.0]  # no verdict is not a 0
-        assert "longer than 1 s" in grades[0].reason
+        assert [g.status for g in grades] == ["ok", "ok", "ok"]
+        assert [g.reward for g in grades] == [0.0, 1.0, 1.0]
+        assert "more than 1 s of the processor" in grades[0].reason
         assert workers - set(descendants(os.getpid()))  # it was killed, not left behind
         assert [g.reward for g in call(lambda: patient.grade(asked))] == [1.0]  # and others work
 

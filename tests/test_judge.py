@@ -103,6 +103,40 @@ def test_votes_are_averaged_and_unreadable_ones_left_out(endpoint):
     assert part.grade(samples("x"))[0].value == pytest.approx((1 / 5 + 4 / 5) / 2)
 
 
+@pytest.mark.parametrize(
+    "sent, why",
+    [
+        (b"[" * 100_000, "brackets"),
+        (b'{"a":' * 100_000, "brackets"),
+        (b'{"choices": [{"message": {"content": ' + b"9" * 5_000 + b"}}]}", "ValueError"),
+        (b'{"choices": [{"message": {"content": "' + b"x" * 5 * 2**20 + b'"}}]}', "more than"),
+        (b" " * 20 * 2**20, "more than"),
+    ],
+    ids=["brackets", "objects", "digits", "long", "blank"],
+)
+def test_a_reply_that_no_one_could_read_is_a_failed_grade(endpoint, sent, why):
+    def respond(body):
+        def write(file):
+            with contextlib.suppress(OSError):  # nobody listens to the end
+                file.write(sent)
+
+        return write
+
+    server = endpoint(respond)
+    (mark,) = judge((), url=server.url, model="m", retries=1).grade(samples("x"))
+    assert (mark.value, mark.status) == (None, "error")
+    assert why in mark.reason and len(mark.reason) < 1000
+
+
+def test_what_is_remembered_and_can_not_be_read_is_asked_for_again(endpoint, tmp_path):
+    server = endpoint(lambda body: '{"score": 5}')
+    part = judge((), url=server.url, model="m", cache=str(tmp_path))
+    assert part.grade(samples("x"))[0].value == 1.0
+    (kept,) = tmp_path.iterdir()
+    kept.write_text("[" * 100_000)
+    assert part.grade(samples("x"))[0].value == 1.0 and len(server.bodies) == 2
+
+
 def test_without_a_verdict_it_is_an_error_not_a_zero(endpoint):
     server = endpoint(lambda body: "I would say five.")
     (mark,) = judge((), url=server.url, model="m").grade(samples("x"))

@@ -40,7 +40,6 @@ from groupwise.graders.units import letter_in_full
 from groupwise.graders.values import Undecided, has_sign, mpc, names_in, value
 
 ROUNDING = Rounding()
-PLAIN, ITSELF = "0", None  # answers that show what a gold answer takes by itself
 OR = re.compile(r"(?<=[\w)}\]$])\W*\b(?:or|oder|ou|o(?!['’])|或|или)\b", re.IGNORECASE)
 # Behind 'or', another number: 'or 4', 'or maybe x = 4'; none in '9 days or less, so 9 - 6 = 3'.
 CANDIDATE = re.compile(
@@ -133,12 +132,21 @@ def verdicts(
 
 def _costly_golds(golds: Sequence[str], timeout: float) -> set[str]:
     """Those of which not even a plain answer, or the same one, can be judged within the limits."""
-    known = list(dict.fromkeys(golds))
-    trials = [(gold, answer, ROUNDING) for gold in known for answer in (PLAIN, ITSELF)]
+    trials = [(gold, answer, ROUNDING) for gold in dict.fromkeys(golds) for answer in _trials(gold)]
     told = engine().work_out(trials, timeout)
     return {
         gold for (gold, *_), outcome in zip(trials, told, strict=True) if outcome.status != "ok"
     }
+
+
+def _trials(gold: str) -> list[str | None]:
+    """What the engine is asked of a gold answer alone, where arithmetic can't judge as much: 0, and
+    the gold answer itself (None)."""
+    tree = read(gold)
+    plain = ["0"] if isinstance(decide(r"\boxed{0}", gold), Question) else []
+    written_otherwise: Tree = ("+", tree, ("number", Fraction(0)))
+    by_arithmetic = tree is not None and same(tree, written_otherwise)
+    return [*plain] if by_arithmetic else [*plain, None]
 
 
 def decide(

@@ -57,7 +57,7 @@ def main(control_fd: int, parent: int, target: str, memory: int) -> None:
                 _kill(int.from_bytes(message[1:], "big"), workers)
                 control.send(KILL)
                 continue
-            pid = os.fork()
+            pid = _fork(parent)
             if pid == 0:
                 control.close()
                 _work(Connection(fds[0]), function, problem, memory)
@@ -67,6 +67,17 @@ def main(control_fd: int, parent: int, target: str, memory: int) -> None:
         for pid in tuple(workers):
             _kill(pid, workers)
         os._exit(0)
+
+
+def _fork(parent: int) -> int:
+    """Wait where the system has no process to give just now; the pool says so if that lasts."""
+    while True:
+        try:
+            return os.fork()
+        except OSError:
+            if os.getppid() != parent:
+                raise
+            time.sleep(LOOK_EVERY)
 
 
 def _load(target: str) -> tuple[str, Callable[..., Any] | None]:
