@@ -12,13 +12,13 @@ from groupwise.graders.parts import Sample
 from groupwise.graders.pool import Pool
 from groupwise.records import Task
 
+SINES = r"\\".join("&".join(rf"\sin({m * n + m})" for n in range(10)) for m in range(10))
 # Of each kind one: (gold answer, an answer that takes minutes or more).
 COSTLY = [
-    (r"\frac{1}{2}", "(x+1)^{100000}"),
+    (r"\sum_{k=1}^{n} k^2", "(x+1)^{100000}"),
     ("7", "(((10^{10})!)!)!"),
     (r"\sqrt{x}+1", r"\sqrt{x+" * 40 + "x" + "}" * 40),
-    (r"\frac{1}{3}", r"\sum_{k=1}^{10^{7}} k^{k}"),
-    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}x&1\\1&0\end{pmatrix}^{1000000}"),
+    ("7", rf"\det\begin{{pmatrix}}{SINES}\end{{pmatrix}}"),
     ("y = x^2", r"x^{2}+y^{2}=(x+y)^{3000}"),
 ]
 COSTLY_GOLD = r"\sum_{k=1}^{10^{7}} k^{k}"
@@ -59,7 +59,7 @@ def test_memory_is_counted_beside_what_is_loaded(pool: Pool) -> None:
 def test_a_costly_answer_is_worth_no_more_than_a_wrong_one() -> None:
     costly = [(rf"\boxed{{{answer}}}", gold) for gold, answer in COSTLY]
     wrong = [(r"\boxed{12345}", gold) for gold, _ in COSTLY]
-    found = verdicts([*costly, *wrong], timeout=0.6)
+    found = verdicts([*costly, *wrong], timeout=1.0)
     assert [(v.score, v.status) for v in found] == [(0.0, "ok")] * len(found)
     assert all("of the processor" in v.why for v in found[: len(costly)])
 
