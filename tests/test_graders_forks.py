@@ -49,7 +49,9 @@ def forks_batch(completions):
     return [float(each.split()[1]) for each in completions]
 
 async def forks_async(completion):
-    return forks_unawaited(completion)
+    with open(__file__ + ".calls", "a") as calls:
+        calls.write("x")
+    return forks(completion)
 
 def in_thread(completion):
     import threading
@@ -98,6 +100,7 @@ def test_a_child_does_not_go_on_in_the_event_loop(tmp_path: Path) -> None:
     """There it would make the other calls as well, each of which forks: few, for the machine."""
     texts = ["exit 0", "raise 10", "return 20"]
     assert graded(tmp_path, "forks_async", texts) == [("ok", 0.0), ("ok", 10.0), ("ok", 20.0)]
+    assert (tmp_path / "r.py.calls").read_text() == "xxx"
 
 
 def test_processes_of_multiprocessing_and_a_closed_output_do_no_harm(tmp_path: Path) -> None:
