@@ -1236,3 +1236,14 @@ def test_a_run_says_that_the_code_of_its_recipe_changed(tmp_path: Path) -> None:
     plugin.write_text(f"{plugin.read_text()}# edited\n")
     groupwise.train(groupwise.load_config(own, steps=2), tmp_path / "run", Display(said))
     assert "changed since the run started: the code of the recipe" in said.getvalue()
+
+
+def test_a_forked_child_does_not_answer_for_its_run() -> None:
+    """What a run calls may fork; the child's failure is not the run's."""
+    script = (
+        "import os, sys; from groupwise.compare import worker\n"
+        "if os.fork() == 0: worker._say(sys.stdout, failed='a child')\n"
+        "else: status = os.wait()[1]; worker._say(sys.stdout, done=status >> 8)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ('{"done": 1}\n', "")

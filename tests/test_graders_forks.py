@@ -142,7 +142,7 @@ def test_an_answer_to_another_request_is_none(pool: Pool, number: int) -> None:
 
 
 def test_an_answer_given_twice_is_nobody_elses(pool: Pool) -> None:
-    """A second answer that comes when all were answered is found out by the next request."""
+    """The second is there when all were answered, or when the next request is."""
     pool.run([("echo", 1)], 60.0)
     said = NUMBER.pack(1) + pickle.dumps(("ok", 99.0, 0.0))
     pool.run([("answer_twice", struct.pack("!i", len(said)) + said)], 60.0)

@@ -310,6 +310,31 @@ def test_a_fork_bomb_is_bounded_and_leaves_nothing(worker):
     assert named(name) == []  # daemons among them, as soon as the verdict is there
 
 
+@pytest.mark.parametrize("child", ["sys.exit()", "raise ValueError", "return -1"])
+def test_a_child_of_a_program_does_not_answer_for_it(worker, child):
+    """It comes back out of the function, to a pipe that the tests listen on."""
+    if worker.wall not in NESTED:
+        return  # it can't fork
+    code = f"""
+import os, sys
+def f(x):
+    pid = os.fork()
+    if pid == 0:
+        {child}
+    os.waitpid(pid, 0)
+    return x
+"""
+    job = {
+        "helpers": "",
+        "names": ["f"],
+        "setup": "",
+        "tests": [f"assert f({n}) == {n}" for n in range(8)],
+        "to_the_end": True,
+    }
+    found = worker.examine(code, job, Limits(seconds=10, processes=4))
+    assert (found.passed, found.why) == (8, "")
+
+
 def named(name):
     found = []
     for entry in Path("/proc").iterdir():
