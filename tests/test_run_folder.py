@@ -299,7 +299,7 @@ def test_a_full_disk_stops_cleanly_and_goes_on_after_space_is_freed(mounted: Pat
             made.step(step, rows, {"reward/mean": 0.5})
     message = str(caught.value)
     assert "full" in message and "checkpoints/step_2, is intact" in message
-    assert "the same command continues from there" in message
+    assert "the same command again goes on from there" in message
     with pytest.raises(RunError, match="full"):
         made.close()
     counted = steps_of(run.metrics)

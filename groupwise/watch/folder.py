@@ -162,10 +162,10 @@ class RunFolder:
             latest = self.checkpoints / "latest"
             if latest.is_symlink():
                 left = f"The last good checkpoint, checkpoints/{os.readlink(latest)}, is intact"
-                then = "continues from there"
+                then = "goes on from there"
             else:
                 left, then = "There was no checkpoint yet", "starts from the beginning"
-            raise RunError(f"{error} {left}: the same command {then}.") from error
+            raise RunError(f"{error} {left}: the same command again {then}.") from error
 
     def leftovers(self) -> list[Path]:
         """What a process that was killed may have left behind in passing."""
