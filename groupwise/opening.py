@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -60,6 +61,7 @@ def open_run(
     config: Config, path: str | Path, display: Display, engine: MakeEngine | None = None
 ) -> Iterator[Run]:
     """Check everything that is cheap, then load, then restore if the folder has a checkpoint."""
+    begun = time.monotonic()
     config, folder = placed_for(config, path), RunFolder(path)
     doubts = configuration.check(config)
     mirrors = Mirrors(folder.path, config.watch.mirrors, display)
@@ -78,7 +80,7 @@ def open_run(
             Saver(folder.checkpoints, keep, display.note) as saver,
         ):
             with display.watching():
-                run = _open(config, folder, recorder, saver, mirrors, display, engine)
+                run = _open(config, folder, recorder, saver, mirrors, display, engine, begun)
             yield run
 
 
@@ -90,6 +92,7 @@ def _open(
     mirrors: Mirrors,
     display: Display,
     make_engine: MakeEngine | None,
+    begun: float,
 ) -> Run:
     manifest = folder.read_manifest()
     start = pins.pinned(config, manifest)
@@ -117,6 +120,7 @@ def _open(
         learner=_learner(start, model),
         reference=reference,
         saver=saver,
+        opened=begun,
     )
     if isinstance(run.engine, NativeEngine):
         run.engine.tell = run.event

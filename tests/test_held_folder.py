@@ -7,14 +7,19 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import left_behind, metrics, quiet, run, small
 
 from groupwise.errors import RunError
 from groupwise.loop import steps, train
+from groupwise.opening import open_run
+from groupwise.placing import placed
+from groupwise.setup import set_up
 from groupwise.watch import files
 from groupwise.watch.display import Display
 from groupwise.watch.files import write_atomic
@@ -259,3 +264,17 @@ def test_a_finished_run_that_can_not_be_written_is_still_finished(tmp_path: Path
     with RunFolder(folder).locked():
         assert run(folder, steps=1) == first
     assert not (folder / "report.html").exists()
+
+
+def test_the_clock_of_a_run_starts_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading = []
+
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        loading.append(time.monotonic())
+        return set_up(*args, **kwargs)
+
+    monkeypatch.setattr("groupwise.opening.set_up", loaded)
+    with open_run(placed(small(steps=1)), tmp_path / "run", quiet()) as going:
+        assert going.opened <= loading[0]
