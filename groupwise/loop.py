@@ -19,7 +19,7 @@ from groupwise.guards import (
     check_updates,
     explained_gap,
 )
-from groupwise.opening import MakeEngine, nothing_left, open_run, placed_for
+from groupwise.opening import MakeEngine, complete, nothing_left, open_run, placed_for
 from groupwise.optim.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
 from groupwise.placing import place_line
@@ -96,6 +96,8 @@ def _cycle(
         display.note(f"{path} is finished after {summary['steps']} steps; steps=N goes further.")
         for change in in_vain:
             display.warn(f"not taken, as no step is left to do: {change}")
+        for text in complete(path):
+            display.note(text)
         return summary
     display.note(place_line(config.model, asked.model))
     display.announce_stop(signals.asked)
@@ -289,18 +291,25 @@ def held_out(run: Run) -> Evaluation:
 
 
 def finish(run: Run) -> dict[str, Any]:
-    """The summary and the report."""
+    """The cost, the summary and the report.
+
+    The summary is what says that the run is finished, and a missing report that the end was cut
+    short behind it: an older one, of fewer steps, goes first.
+    """
     run.recorder.flush()
+    seconds = run.elapsed
+    run.folder.write_cost(seconds=seconds, tokens=run.tokens)
+    with run.folder.writing("report.html"):
+        run.folder.report.unlink(missing_ok=True)
     summary = write_summary(
         run.folder,
         steps=run.step,
-        seconds=run.elapsed,
+        seconds=seconds,
         before={} if run.before is None else run.before.as_dict(),
         after={} if run.last is None else run.last.as_dict(),
         budget=asdict(run.config.budget) if run.config.budget != Budget() else None,
     )
-    run.folder.write_cost(seconds=run.elapsed, tokens=run.tokens)
-    with phase("writing the report"):
+    with phase("writing the report"), run.folder.writing("report.html"):
         write_report(run.folder.path)
     run.display.finish(summary, run.folder.path)
     return summary

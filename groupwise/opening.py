@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -47,6 +48,7 @@ from groupwise.watch.folder import RunFolder
 from groupwise.watch.mirrors import forget
 from groupwise.watch.mirrors.children import Mirrors
 from groupwise.watch.recorder import Recorder
+from groupwise.watch.report import write_report
 from groupwise.watch.starts import CODE, Start, code_changes, read_starts, write_starts
 
 COLD_START = "cold_start"  # the embedded model as it was before reinforcement
@@ -59,11 +61,13 @@ def open_run(
     config: Config, path: str | Path, display: Display, engine: MakeEngine | None = None
 ) -> Iterator[Run]:
     """Check everything that is cheap, then load, then restore if the folder has a checkpoint."""
+    begun = time.monotonic()
     config, folder = placed_for(config, path), RunFolder(path)
     doubts = configuration.check(config)
     mirrors = Mirrors(folder.path, config.watch.mirrors, display)
-    folder.check_writable()
     with mirrors, folder.locked():  # in this order: mirrors go on until the lock is given back
+        folder.check_writable()
+        folder.tidy()
         for text in doubts:
             display.warn(text)
         for text in _same_configuration(config, folder):
@@ -73,10 +77,10 @@ def open_run(
             display,
             folder.saying_what_is_left(),
             Recorder(folder) as recorder,
-            Saver(folder.checkpoints, keep) as saver,
+            Saver(folder.checkpoints, keep, display.note) as saver,
         ):
             with display.watching():
-                run = _open(config, folder, recorder, saver, mirrors, display, engine)
+                run = _open(config, folder, recorder, saver, mirrors, display, engine, begun)
             yield run
 
 
@@ -88,6 +92,7 @@ def _open(
     mirrors: Mirrors,
     display: Display,
     make_engine: MakeEngine | None,
+    begun: float,
 ) -> Run:
     manifest = folder.read_manifest()
     start = pins.pinned(config, manifest)
@@ -115,6 +120,7 @@ def _open(
         learner=_learner(start, model),
         reference=reference,
         saver=saver,
+        opened=begun,
     )
     if isinstance(run.engine, NativeEngine):
         run.engine.tell = run.event
@@ -130,7 +136,9 @@ def _open(
     mirrors.start()
     display.start(
         [
-            *configuration.describe(config, run.learner.micro_tokens, len(bench.tasks)),
+            *configuration.describe(
+                config, run.learner.micro_tokens, len(bench.tasks), len(bench.held_out)
+            ),
             *(f"{name}: {commit}" for name, commit in fetched.items()),
             *adapter_notes(loaded, start),
             *bench.notes,
@@ -147,6 +155,7 @@ def _origin(config: Config, bench: Bench) -> dict[str, str]:
     return {
         "weights": fingerprint(bench.loaded.model.named_parameters()),
         "data": data_fingerprint(bench.tasks),
+        "held_out": data_fingerprint(bench.held_out),
         "reward": bench.grader.code(),
         "recipe": config.recipe.code(),
     }
@@ -307,12 +316,13 @@ def _changed(before: Start, config: Config, origin: Mapping[str, str]) -> list[d
 
 
 def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display) -> None:
-    """Other weights or data stop here; other code of yours may be the very mend, and is said."""
+    """Other weights or tasks stop here; other code of yours may be the very mend, and is said."""
     before = folder.read_manifest().get("origin", {})
     for kind, digest in origin.items():
         if kind not in CODE and before.get(kind, digest) != digest:
+            what = kind.replace("held_out", "held-out tasks")
             raise RunError(
-                f"The {kind} of this run are not those that {folder.path} was started with "
+                f"The {what} of this run are not those that {folder.path} was started with "
                 f"({digest} instead of {before[kind]}). Put them back, or take another folder "
                 "(--run)."
             )
@@ -376,6 +386,24 @@ def finished(config: Config, path: str | Path) -> dict[str, Any] | None:
         return None
     spent = config.budget != Budget() and summary.get("budget") == asdict(config.budget)
     return summary if spent or summary["steps"] >= config.steps else None
+
+
+def complete(path: str | Path) -> list[str]:
+    """Finish what a kill behind the summary left undone, and say so; a whole folder is left alone.
+
+    A folder that can't be written any more is no reason to fail: the run is finished.
+    """
+    folder = RunFolder(path)
+    if folder.report.is_file() and not folder.leftovers():
+        return []
+    try:
+        with folder.locked():
+            folder.tidy()
+            if folder.report.is_file():
+                return []
+            return [f"the end of the run was cut short; wrote {write_report(folder.path)}"]
+    except RunError as error:
+        return [f"{folder.path} has no report, and none could be written: {error}"]
 
 
 def nothing_left(config: Config, path: str | Path) -> tuple[dict[str, Any], list[str]] | None:

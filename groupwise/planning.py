@@ -22,6 +22,8 @@ from groupwise.engine.flight import ROW_STEP, in_steps
 from groupwise.model.config import ModelConfig
 from groupwise.setup import demand_of, frozen_of, learns_from_labels, weight_bytes
 from groupwise.sizes import Prompts, sizes_of
+from groupwise.sync.saver import SPARE as HOST_SPARE
+from groupwise.sync.space import Space
 
 CPU_SLOTS, GPU_SLOTS = 64, 1024  # sequences in flight, unless asked otherwise
 # Shares of a device's peaks that were measured: on an H200 for 135M and 1.5B parameters, on two
@@ -44,6 +46,15 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Host:
+    """The machine around the device, as it is now: where checkpoints go, and by what way."""
+
+    folder: str
+    disk: int  # bytes that are free there
+    memory: int  # bytes of the host's own that a process can still get
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a configuration would take, in bytes and seconds."""
 
@@ -57,6 +68,8 @@ class Plan:
     memory: dict[str, int]  # by part; the cache takes turns with what learning needs
     peak: int
     seconds: dict[str, float] | None  # by phase; None where peaks are not known
+    space: Space  # of checkpoints on the disk; one is copied to the host before it is written
+    host: Host | None = None  # None: another machine is planned for
     advice: list[str] = field(default_factory=list)  # what would fit, or do better
 
     @property
@@ -79,6 +92,17 @@ class Plan:
         return free * (1 - room.SPARE_SHARE) - room.SPARE < self.peak <= free
 
     @property
+    def lacks_disk(self) -> str | None:
+        """Why training would be refused for its checkpoints; None where it would not, or nobody
+        can tell."""
+        return None if self.host is None else self.space.missing(self.host.disk)
+
+    @property
+    def copies(self) -> bool | None:
+        """Whether the host holds a copy of a checkpoint, so that training does not wait for it."""
+        return None if self.host is None else self.space.whole + HOST_SPARE < self.host.memory
+
+    @property
     def step_seconds(self) -> float | None:
         return None if self.seconds is None else sum(self.seconds.values())
 
@@ -96,6 +120,9 @@ class Plan:
             "peak": self.peak,
             "available": self.place.memory,
             "fits": self.fits,
+            "checkpoints": {**asdict(self.space), "most": self.space.most},
+            "host": None if self.host is None else asdict(self.host),
+            "host_copy": self.space.whole,
             "seconds": self.seconds,
             "step_seconds": self.step_seconds,
             "assumptions": assumptions(self),
@@ -103,11 +130,11 @@ class Plan:
         }
 
 
-def plan(config: Config, place: Place, tokens: int | None = None) -> Plan:
+def plan(config: Config, place: Place, tokens: int | None = None, host: Host | None = None) -> Plan:
     """Of a configuration on a device, with answers of so many tokens on average."""
     shape, prompts = sizes_of(config)
     made = count(config, place, shape, prompts, tokens or config.engine.max_tokens)
-    return replace(made, advice=advice(made))
+    return replace(made, advice=advice(made), host=host)
 
 
 # --- counting ---------------------------------------------------------------------------------
@@ -153,7 +180,22 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
         memory={name: x for name, x in parts.items() if x},
         peak=peak,
         seconds=seconds(config, place, shape, prompts.mean, tokens, slots),
+        space=space_of(config, shape),
     )
+
+
+def space_of(config: Config, shape: ModelConfig) -> Space:
+    """Bytes of the checkpoints: weights, or an adapter's; what its optimizer holds; copies."""
+    width, learned = weight_bytes(config), cost.trained(shape, frozen_of(config, shape))
+    master = 0 if width == cost.SINGLE else cost.SINGLE
+    state = learned * (2 * cost.SINGLE + master)
+    if "reference" in config.recipe.models:
+        moves = {"frozen": 0, "ema": cost.SINGLE, "reset": width}
+        state += learned * moves[config.reference.update.partition(":")[0]]
+    kind, _, lag = config.engine.weights.partition(":")
+    state += learned * width * (int(lag) if kind == "stale" else 0)
+    best = learned * width
+    return Space(best + state, best, config.checkpoint.keep)
 
 
 def rows_held(slots: int, *, cpu: bool) -> int:
@@ -279,7 +321,10 @@ def assumptions(made: Plan) -> list[str]:
             f"{made.shape.family} runs through transformers: times and activations are counted as "
             "for groupwise's own layers, and are too low"
         )
-    found.append("grading, evaluation, checkpoints and compilation in the first steps not counted")
+    found.append(
+        "time is that of steps: loading, compilation in the first of them, grading, evaluation, "
+        "checkpoints and the report are not counted"
+    )
     if config.recipe.refilling:
         found.append(_refill_line(config))
     if config.engine.weights != "shared":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,10 @@ from groupwise.setup import learns_from_labels
 from groupwise.sync import state as saved
 from groupwise.sync.reference import Reference
 from groupwise.sync.saver import Saver
+from groupwise.sync.space import Space, check_space
 from groupwise.validate.evaluate import Evaluation
 from groupwise.watch.display import Display
+from groupwise.watch.files import PARTIAL, sync_folder
 from groupwise.watch.folder import Event, RunFolder
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.mirrors.children import Mirrors
@@ -162,8 +164,11 @@ class Run:
             self.saver.wait()
         kept = self.folder.path / "snapshots" / latest.resolve().name
         if not kept.exists():
+            beside = kept.with_name(f".{kept.name}{PARTIAL}")
             with self.folder.writing("snapshots"):
-                shutil.copytree(latest.resolve(), kept, copy_function=os.link)
+                shutil.copytree(latest.resolve(), beside, copy_function=os.link)
+                beside.rename(kept)
+                sync_folder(kept.parent)
             self.display.note(f"kept {kept}")
 
     def note_memory(self, room: int) -> None:
@@ -195,23 +200,40 @@ class Run:
 
         Everything before it is on the disk first.
         """
-        step, recorded = self.step, self.recorder.mark()
+        step = self.step
         with phase("saving"):
-            self.saver.save(self._moment(), before=recorded, after=lambda: self.folder.forget(step))
+            self.saver.save(self._moment(), self._ready(), after=lambda: self.folder.forget(step))
         self.saved_at, self.saved_step = time.monotonic(), step
 
     def save_best(self) -> None:
         """Keep the weights of this moment as the best so far."""
         made = saved.weights_alone(self.step, self.loaded.model, self.loaded.files)
         with phase("saving"):
-            self.saver.save(made, before=self.recorder.mark())
+            self.saver.save(made, self._ready())
+
+    def _ready(self) -> Callable[[], None]:
+        """Return a call that waits for the records so far; the folder must be where it was."""
+        recorded = self.recorder.mark()
+
+        def wait() -> None:
+            recorded()
+            self.folder.check_place()
+            if not self.folder.checkpoints.is_dir():
+                self.event(
+                    "checkpoints",
+                    f"{self.folder.checkpoints} was removed while the run went on, and with it the "
+                    "earlier checkpoints and the best policy so far. New ones are written there.",
+                )
+
+        return wait
 
     def reserve(self) -> None:
         """Make room for checkpoints: on the disk it must be there, on the host it is made."""
+        if self.over:  # and saved: only the end is left to be written
+            return
         made = self._moment()
-        tight = self.folder.check_room(
-            whole=made.bytes, best=made.weights.bytes, keep=self.config.checkpoint.keep
-        )
+        space = Space(made.bytes, made.weights.bytes, self.config.checkpoint.keep)
+        tight = check_space(self.folder.checkpoints, space)
         if tight is not None:
             self.display.warn(tight)
         self.saver.reserve(made)

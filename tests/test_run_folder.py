@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import signal
 import struct
 import subprocess
@@ -23,6 +22,7 @@ import torch
 
 from groupwise.errors import RunError
 from groupwise.records import Completion, Grade, Rollout, Task
+from groupwise.sync.space import Space, check_space
 from groupwise.watch import files, folder, manifest, recorder, rollouts
 from groupwise.watch.files import append_lines, read_lines, write_atomic
 from groupwise.watch.folder import Event, RunFolder
@@ -235,19 +235,23 @@ def test_a_folder_in_the_way_of_a_file_is_named(tmp_path: Path) -> None:
         RunFolder(tmp_path).check_writable()
 
 
-def test_too_little_room_is_known_before_the_start(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "a")
-    folder.check_writable()
+def test_too_little_room_is_known_before_the_start(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RunError, match=r"free, and a checkpoint takes 1024\.0 TiB \(1\.0 GiB of"):
-        folder.check_room(whole=2**50, best=2**30, keep=1)
-    assert folder.check_room(whole=1024, best=512, keep=2) is None
-    free = shutil.disk_usage(tmp_path).free
-    tight = folder.check_room(whole=free // 3, best=0, keep=9)
+        check_space(run.checkpoints, Space(whole=2**50, best=2**30, keep=1))
+    assert check_space(run.checkpoints, Space(whole=1024, best=512, keep=2)) is None
+    usage = type("Usage", (), {"free": 3000})
+    monkeypatch.setattr("groupwise.sync.space.shutil.disk_usage", lambda path: usage)
+    nine = Space(whole=1000, best=100, keep=9)
+    tight = check_space(run.checkpoints, nine)
     assert tight is not None and "checkpoint.keep=1 needs less" in tight
-    # What is there already counts as room: it goes when the new ones come.
-    with open(folder.checkpoints / "old", "wb") as file:
-        file.truncate(10 * free)
-    assert folder.check_room(whole=free // 3, best=0, keep=9) is None
+    # What is there already counts as room for later ones: it goes when the new ones come.
+    (run.checkpoints / "old").write_bytes(bytes(10000))
+    assert check_space(run.checkpoints, nine) is None
+    usage.free = 999  # and not for the next one, which comes before an old one goes
+    tight = check_space(run.checkpoints, nine)
+    assert tight is not None and "999 bytes are free: a checkpoint takes 1000 bytes" in tight
 
 
 def test_a_read_only_folder_is_refused(mounted: Path) -> None:
@@ -295,7 +299,7 @@ def test_a_full_disk_stops_cleanly_and_goes_on_after_space_is_freed(mounted: Pat
             made.step(step, rows, {"reward/mean": 0.5})
     message = str(caught.value)
     assert "full" in message and "checkpoints/step_2, is intact" in message
-    assert "the same command continues from there" in message
+    assert "the same command again goes on from there" in message
     with pytest.raises(RunError, match="full"):
         made.close()
     counted = steps_of(run.metrics)
@@ -410,6 +414,7 @@ def test_rewind_drops_exactly_what_is_after_the_step(run: RunFolder) -> None:
     (run.rollouts / ".step_12.parquet.partial").write_bytes(b"half")
     with open(run.metrics, "ab") as file:
         file.write(b'{"step": 12, "rew')
+    run.tidy()
     dropped = run.rewind(3)
     assert (dropped.metrics, dropped.events, dropped.rollouts) == (tuple(range(4, 12)),) * 3
     assert len(dropped) == 8 and f"{dropped}" == "8"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from groupwise.errors import RunError
 from groupwise.model.checkpoint import load_weights
 from groupwise.model.transformer import Transformer
 from groupwise.sync import saver as savers
+from groupwise.sync import state as states
 from groupwise.sync.saver import Saver
 from groupwise.sync.state import Moment, load_latest, moment, weights_alone
 
@@ -105,6 +107,62 @@ def test_a_disk_without_room_is_known_before_the_write(
         with pytest.raises(RunError, match=r"step 1 could not be written.* and 1000 bytes are"):
             saver.wait()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["_seal", "_swap_in", "_point"])
+def test_what_is_deleted_under_the_writer_is_written_once_more(
+    where: str, tmp_path: Path, model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rm -rf checkpoints` at the wrong moment must not end a run that holds all in memory."""
+    parent, real, asked = tmp_path / "checkpoints", getattr(states, where), list[bool]()
+    parent.mkdir()
+
+    def deleted(*args: Any) -> Any:
+        if len(asked) == 1:
+            shutil.rmtree(parent, ignore_errors=True)
+        return real(*args)
+
+    monkeypatch.setattr(states, where, deleted)
+    with Saver(parent, keep=1) as saver:
+        saver.save(taken(model, 1), lambda: asked.append(parent.is_dir()))
+    found = load_latest(parent)
+    assert found is not None and found.step == 1 and found.fell_back == []
+    assert len(asked) == 2 and asked[0]
+
+
+def test_a_second_interrupt_is_told_what_it_waits_for_and_a_third_leaves(
+    tmp_path: Path, model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, stuck, go = list[str](), threading.Event(), threading.Event()
+    real = states._write_resume
+
+    def slow(*args: Any) -> None:
+        stuck.set()
+        go.wait()
+        real(*args)
+
+    with Saver(tmp_path, keep=1) as saver:
+        saver.save(taken(model, 1), nothing)
+    monkeypatch.setattr(states, "_write_resume", slow)
+    with pytest.raises(KeyboardInterrupt), Saver(tmp_path, keep=1, tell=said.append) as saver:
+        saver.save(taken(model, 2), nothing)
+        stuck.wait()
+        thread, waited = saver._thread, saver.wait
+        assert thread is not None
+
+        def third() -> None:
+            saver.wait = waited  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+
+        saver.wait = third  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+    (told,) = said
+    assert told.startswith("waiting for the checkpoint of step 2 (") and "s ago" in told
+    assert "Ctrl-C once more leaves at once" in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
+    go.set()
+    thread.join()  # nothing of it appears later
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
 
 
 def test_without_memory_for_a_copy_training_waits(

@@ -394,6 +394,9 @@ def check_restored(parent: Path, step: int) -> list[str]:
 def test_written_and_restored_to_the_bit(tmp_path: Path) -> None:
     assert load_latest(tmp_path / "checkpoints") is None
     parent = tmp_path / "run" / "checkpoints"
+    with pytest.raises(RunError, match="could not be written"):  # a run folder is not made here
+        write(parent, 7)
+    parent.parent.mkdir()
     assert write(parent, 7) == parent / "step_7"
     assert check_restored(parent, 7) == []
     assert names(parent) == ["latest", "step_7"]

@@ -106,6 +106,7 @@ def no_model(monkeypatch: Patch) -> None:
 # --- refused before a model is loaded -------------------------------------------------------------
 
 GOOD = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 6) for b in range(1, 6)]
+ODD = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in range(11, 16)]
 
 
 @pytest.mark.parametrize(
@@ -626,3 +627,16 @@ def test_records_that_were_removed_are_missed_on_resume(line: Line) -> None:
     assert line.train("steps=2").status == 0
     (line.run / "rollouts" / "step_1.parquet").unlink()
     assert "the records of" in line.train("steps=3").out
+
+
+def test_other_held_out_tasks_behind_the_same_path_are_refused(line: Line) -> None:
+    """Else accuracies before and after would be of different tasks, in one curve."""
+    line.set(data__train=line.jsonl("rows.jsonl", *GOOD), data__eval=line.jsonl("held.jsonl", *ODD))
+    ended = line.train("steps=1")
+    assert ended.status == 0 and f"{len(ODD)} tasks x 1 sample" in " ".join(ended.out.split())
+    line.jsonl("held.jsonl", *ODD[1:])
+    why = line.refused("steps=2")
+    assert "The held-out tasks of this run are not those" in why and "Put them back" in why
+    assert latest(line.run) == "step_1"
+    line.jsonl("held.jsonl", *ODD)
+    assert line.train("steps=2").status == 0

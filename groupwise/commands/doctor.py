@@ -13,14 +13,14 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.commands import machine
-from groupwise.commands.shared import print_json
+from groupwise.commands.shared import print_json, read_config, split_settings
 
 LEAST_PYTHON = (3, 11)
 LEAST_DISK = 2 * 10**9  # bytes: two checkpoints of a small model and some steps
@@ -80,7 +80,12 @@ class Finding:
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
-        "doctor", help="what this machine has, what is missing for what, and what mends it"
+        "doctor",
+        help="what this machine has, what is missing for what, and what mends it",
+        usage="groupwise doctor [CONFIG.toml] [KEY=VALUE ...] [--runs DIR] [--json]",
+    )
+    parser.add_argument(
+        "items", nargs="*", metavar="KEY=VALUE", help="a configuration, to count its checkpoints"
     )
     parser.add_argument("--runs", default="runs", metavar="DIR", help="where runs go: runs")
     parser.add_argument("--json", action="store_true", help="data instead of text")
@@ -89,7 +94,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where training can run, 1 where it can't."""
-    found = list(examine(Path(args.runs)))
+    found = list(examine(Path(args.runs), args.items))
     healthy = all(each.status != "broken" for each in found)
     if args.json:
         print_json({"healthy": healthy, "findings": [asdict(each) for each in found]})
@@ -98,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def examine(runs: Path) -> Iterator[Finding]:
+def examine(runs: Path, items: Sequence[str] = ()) -> Iterator[Finding]:
     yield python()
     for name, least in REQUIRED.items():
         yield required(name, least)
@@ -106,6 +111,8 @@ def examine(runs: Path) -> Iterator[Finding]:
     yield Finding("memory", "ok", _size(machine.memory_bytes()))
     yield from devices(machine.gpus(), try_torch() if version("torch") else None)
     yield disk(runs)
+    if items:
+        yield checkpoints(runs, items)
     if SHARED.is_dir():
         yield shared_memory(shutil.disk_usage(SHARED).total)
     yield programs()
@@ -211,6 +218,29 @@ def disk(runs: Path) -> Finding:
     if free < LEAST_DISK:
         return Finding("disk", "broken", f"{_size(free)} free in {there}, too little", mend)
     return Finding("disk", "ok", f"{_size(free)} free in {there}")
+
+
+def checkpoints(runs: Path, items: Sequence[str]) -> Finding:
+    """What the checkpoints of a configuration take, beside what is free. Never raises."""
+    mend = "free some space, checkpoint.keep=1, or --run FOLDER_ON_ANOTHER_DISK"
+    try:
+        from groupwise.placing import placed
+        from groupwise.planning import space_of
+        from groupwise.sizes import sizes_of
+
+        config = placed(read_config(*split_settings(items)))
+        space = space_of(config, sizes_of(config)[0])
+    except Exception as error:  # a configuration or an installation that can't be used
+        why = " ".join(str(error).split())
+        return Finding("checkpoints", "broken", f"they can't be counted: {why}")
+    there = machine.existing(runs)
+    free = shutil.disk_usage(there).free
+    words = f"{space.words}; {_size(free)} free in {there}"
+    if space.missing(free):
+        return Finding("checkpoints", "broken", f"{words}, too little for one", mend)
+    if space.tight(free):
+        return Finding("checkpoints", "missing", f"{words}, too little for all", mend)
+    return Finding("checkpoints", "ok", words)
 
 
 def shared_memory(size: int) -> Finding:

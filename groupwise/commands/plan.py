@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +18,9 @@ from groupwise.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.devices import Device
-    from groupwise.planning import Place, Plan
+    from groupwise.planning import Host, Place, Plan
 
+RUNS = "runs"  # where they go unless they are told otherwise
 NOTES = {
     "process": "interpreter and libraries",
     "gradients": "while learning",
@@ -43,7 +45,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 where it fits, or where there is no telling; 1 where it does not."""
+    """0 where it fits, or where there is no telling; 1 where it does not, on device or disk."""
     from groupwise.config import check
     from groupwise.placing import placed
     from groupwise.planning import plan
@@ -58,12 +60,22 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--tokens {args.tokens}: answers have 1 to {limit} tokens (engine.max_tokens)."
         )
-    made = plan(config, named or here(config), args.tokens)
+    host = host_of(Path(RUNS)) if named is None else None
+    made = plan(config, named or here(config), args.tokens, host)
     if args.json:
         print_json(made.as_dict())
     else:
         print(text(made))
-    return 1 if made.fits is False else 0
+    return 1 if made.fits is False or made.lacks_disk else 0
+
+
+def host_of(runs: Path) -> Host:
+    """This machine's disk where runs go, and its memory, as they are now."""
+    from groupwise.planning import Host
+    from groupwise.sync.host import free_memory
+
+    there = machine.existing(runs)
+    return Host(str(there), shutil.disk_usage(there).free, free_memory())
 
 
 def named_gpu(name: str) -> Place:
@@ -170,6 +182,8 @@ def text(made: Plan) -> str:
         "",
         *(_row(name, size(x), notes.get(name, "")) for name, x in made.memory.items()),
         _row("peak", size(made.peak), _verdict(made)),
+        "",
+        *_checkpoints(made),
     ]
     if made.seconds is not None and made.step_seconds is not None:
         step, steps = made.step_seconds, config.steps
@@ -203,6 +217,27 @@ def _verdict(made: Plan) -> str:
     if made.lacks_precision:
         words += "; but it has no bfloat16, and training would be refused"
     return f"of {size(free)}: {words}"
+
+
+def _checkpoints(made: Plan) -> list[str]:
+    """On the disk, and on the host on their way there."""
+    from groupwise.room import size
+
+    space, host = made.space, made.host
+    free, copy = "", "of a checkpoint, while it is written"
+    if host is not None:
+        verdict = "not even one fits" if made.lacks_disk else "fits"
+        if verdict == "fits" and space.tight(host.disk):
+            verdict = "not all fit; checkpoint.keep=1 needs less"
+        free = f"; {size(host.disk)} free in {host.folder}: {verdict}"
+        waits = "" if made.copies else ", so training waits instead"
+        copy += f"; {size(host.memory)} of the host's memory are free{waits}"
+    return [
+        _row("checkpoint", size(space.whole), f"on the disk; the best one {size(space.best)}"),
+        _row("checkpoints", size(space.most), f"at most: {space.keep} kept, one being "
+             f"written, the best{free}"),
+        _row("host copy", size(space.whole), copy),
+    ]  # fmt: skip
 
 
 def _count(number: int) -> str:

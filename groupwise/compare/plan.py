@@ -21,7 +21,8 @@ from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RecipeWarning, RunError
 from groupwise.opening import finished
 from groupwise.watch.files import to_page, write_atomic
-from groupwise.watch.folder import RunFolder, holder, sign
+from groupwise.watch.folder import RunFolder
+from groupwise.watch.lock import holder, sign
 
 FORMAT = 1
 PATIENCE = 30.0  # seconds in which processes of a comparison that was killed save their runs

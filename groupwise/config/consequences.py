@@ -58,11 +58,15 @@ def what_acts(config: Config) -> tuple[Slot, ...]:
 
 
 def describe(
-    config: Config, micro_tokens: int | None = None, tasks: int | None = None
+    config: Config,
+    micro_tokens: int | None = None,
+    tasks: int | None = None,
+    held_out: int | None = None,
 ) -> list[str]:
     """The numbers that follow from the configuration, for people.
 
-    `micro_tokens` and `tasks` to train on are those of a run, where they are known.
+    `micro_tokens`, `tasks` to train on and `held_out` ones are those of a run, where they are
+    known.
     """
     lines = [_batch_line(config)]
     recipe = config.recipe
@@ -92,7 +96,7 @@ def describe(
     lines += [_refill_line(config, name) for name in recipe.refilling]
     lines += [f"idle, updates are the same without: {line}" for line in told(idle_slots(config))]
     lines += _pair_lines(config, recipe) if isinstance(recipe, PairRecipe) else []
-    lines.append(_eval_line(config))
+    lines.append(_eval_line(config, held_out))
     return lines
 
 
@@ -146,13 +150,14 @@ def _batch_line(config: Config) -> str:
     return f"{line}, 1 update, {policy}"
 
 
-def _eval_line(config: Config) -> str:
+def _eval_line(config: Config, tasks: int | None) -> str:
     held_out = config.eval
-    if not held_out.tasks or not config.data.evaluates:
+    if not held_out.tasks or not config.data.evaluates or tasks == 0:
         return "no held-out evaluation"
     how = f"temperature {held_out.temperature:g}" if held_out.temperature else "greedy"
     often = f"every {held_out.every} steps" if held_out.every else "before and after"
+    count = f"at most {held_out.tasks}" if tasks is None else f"{tasks}"
     return (
-        f"held-out accuracy {often}: {held_out.tasks} tasks x {held_out.samples} "
+        f"held-out accuracy {often}: {count} tasks x {held_out.samples} "
         f"sample{'s' if held_out.samples > 1 else ''}, {how}"
     )

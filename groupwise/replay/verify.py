@@ -286,12 +286,18 @@ def _last_step(folder: RunFolder, metrics: Mapping[int, Any]) -> int:
 
 def _check_origin(folder: RunFolder, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Other data or starting weights are another run."""
-    meant = {"data": "data.train and what is read with it", "weights": "model.path"}
-    for kind, settings in meant.items():
-        then, here = recorded["origin"].get(kind), now["origin"].get(kind)
+    meant = {
+        "data": ("data", "data.train and what is read with it"),
+        "weights": ("weights", "model.path"),
+        "held_out": ("held-out tasks", "data.eval"),
+    }
+    # Older versions wrote down no held-out tasks: nobody knows.
+    known = {kind: x for kind, x in meant.items() if kind in recorded["origin"]}
+    for kind, (what, settings) in known.items():
+        then, here = recorded["origin"][kind], now["origin"].get(kind)
         if then != here:
             raise RunError(
-                f"The {kind} here are not those that {folder.path} started with (fingerprint "
+                f"The {what} here are not those that {folder.path} started with (fingerprint "
                 f"{short(here)} instead of {short(then)}): a second run could not come out the "
                 f"same. Put back what {settings} named then; nothing was run."
             )

@@ -1,4 +1,8 @@
-"""Checkpoints written beside training: copied to the host, then written by a thread."""
+"""Checkpoints written beside training: copied to the host, then written by a thread.
+
+Whoever ends a run waits for the checkpoint that is under way. A second Ctrl-C is told what it waits
+for and since when; one more leaves at once, and the half is thrown away.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from torch import Tensor
 
 from groupwise.model.checkpoint import Part
 from groupwise.sync.host import HostCopy, free_memory
-from groupwise.sync.state import Moment, write
+from groupwise.sync.state import Moment, Vanished, discard, write
+from groupwise.watch.trouble import size
 
 SPARE = 2**30  # bytes of host memory that are left to others
 
@@ -24,24 +29,29 @@ class Saver:
     What goes wrong is raised by the next call: `check`, `save` or `close`.
     """
 
-    def __init__(self, parent: Path, keep: int) -> None:
-        self.parent, self.keep = parent, keep
+    def __init__(
+        self, parent: Path, keep: int, tell: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.parent, self.keep, self._tell = parent, keep, tell
         self.stalled = 0.0  # seconds that training waited here, since they were last asked for
         self._host = HostCopy()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._abandoned = False  # by somebody who does not want to wait for it
+        self._what, self._begun, self._took = "", 0.0, 0.0  # of the work under way; of the last
 
     def reserve(self, made: Moment) -> None:
         """Make the memory for such checkpoints while something else is done."""
         tensors = made.tensors
         if any(x.is_cuda for x in tensors) and made.bytes + SPARE < free_memory():
-            self._start(lambda: self._host.reserve(tensors))
+            self._start("the host's memory for checkpoints", lambda: self._host.reserve(tensors))
 
     def save(
         self, made: Moment, before: Callable[[], None], after: Callable[[], None] = lambda: None
     ) -> None:
         """Take this very moment, and write it when `before` has returned; then call `after`.
 
+        Where files are deleted under the writer, it is written once more, `before` called again.
         Where the host has no memory for a copy, training waits until it is written.
         """
         begun = time.perf_counter()
@@ -53,10 +63,16 @@ class Saver:
         def work() -> None:
             self._host.ready()
             before()
-            write(self.parent, made, self.keep)
+            try:
+                write(self.parent, made, self.keep)
+            except Vanished:  # the moment is still here: what is left of the run, perhaps
+                if self._abandoned:
+                    raise
+                before()
+                write(self.parent, made, self.keep)
             after()
 
-        self._start(work)
+        self._start(f"the checkpoint of step {made.step} ({size(made.bytes)})", work)
         if not beside:
             self.wait()
         self.stalled += time.perf_counter() - begun
@@ -93,14 +109,29 @@ class Saver:
         trace: TracebackType | None,
     ) -> None:
         try:
+            if isinstance(error, KeyboardInterrupt) and self._thread is not None:
+                self._tell(self._waiting())
             self.wait()
+        except KeyboardInterrupt:
+            self._abandoned = True
+            self._host.ready()
+            discard(self.parent)
+            raise
         except Exception:
             if error is None:  # the error under way is the one to show
                 raise
         finally:
             self._host.release()
 
-    def _start(self, work: Callable[[], None]) -> None:
+    def _waiting(self) -> str:
+        took = f", and the last one took {self._took:.0f} s" if self._took else ""
+        return (
+            f"waiting for {self._what}, begun {time.perf_counter() - self._begun:.0f} s ago{took}; "
+            "Ctrl-C once more leaves at once, and the run goes on from the checkpoint before"
+        )
+
+    def _start(self, what: str, work: Callable[[], None]) -> None:
+        self._what, self._begun = what, time.perf_counter()
         # A daemon: a process that is ended for good leaves a hidden half, which is cleared away.
         self._thread = threading.Thread(target=self._guarded, args=(work,), daemon=True)
         self._thread.start()
@@ -108,6 +139,7 @@ class Saver:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
+            self._took = time.perf_counter() - self._begun
         except Exception as error:  # crosses the thread: raised by the next call
             self._error = error
 

@@ -14,6 +14,7 @@ opening the run sets them right.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -37,12 +38,16 @@ from groupwise.model.checkpoint import Contents, Part
 from groupwise.model.transformer import Policy
 from groupwise.records import Memory, Visit
 from groupwise.watch.files import sync_folder
-from groupwise.watch.folder import size
+from groupwise.watch.trouble import size
 
 VERSION = 1  # of the resume folder
 TENSORS = ".safetensors"
 # Hidden names: being written, moved aside for a new one of the same step, being deleted.
 WRITING, ASIDE, GOING = "writing", "aside", "going"
+
+
+class Vanished(RunError):
+    """A checkpoint whose files were deleted while it was written."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def write(parent: Path, made: Moment, keep: int) -> Path:
     """Write `parent/step_N`, set the links, delete all but the last `keep` and the best."""
     final, beside = parent / f"step_{made.step}", parent / f".step_{made.step}.{WRITING}"
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(exist_ok=True)  # never the run folder itself, which may have been moved away
         tidy(parent)
         _check_room(parent, made.bytes)
         beside.mkdir()
@@ -124,11 +129,14 @@ def write(parent: Path, made: Moment, keep: int) -> Path:
         set_links(parent, made.step)
         _prune(parent, made.step, keep)
     except (OSError, SafetensorError, ModelError) as error:
+        vanished = isinstance(error, FileNotFoundError) or not beside.is_dir()
         shutil.rmtree(beside, ignore_errors=True)
-        raise RunError(
+        left = newest(parent)
+        last = "No other is there" if left is None else f"{left.name} is there, untouched"
+        raise (Vanished if vanished else RunError)(
             f"The checkpoint of step {made.step} could not be written to {parent}: {error}. "
-            f"Earlier ones are untouched. Free some space, or make the folder writable, and run "
-            f"the same command again: it goes on from the last of them."
+            f"{last}. Free some space, or make the folder writable, and run the same command "
+            f"again: it {'begins anew' if left is None else 'goes on from there'}."
         ) from error
     return final
 
@@ -230,6 +238,14 @@ def tidy(parent: Path) -> None:
             shutil.rmtree(path)
         elif path.name in (".latest", ".best"):
             path.unlink()
+
+
+def discard(parent: Path) -> None:
+    """Throw away what is being written, by a thread that nobody waits for: it can't appear."""
+    for path in parent.glob(f".step_*.{WRITING}"):
+        with contextlib.suppress(OSError):  # it has just appeared, or failed by itself
+            going = path.rename(path.with_suffix(f".{GOING}"))
+            shutil.rmtree(going, ignore_errors=True)
 
 
 def memory_to_json(memory: Memory) -> dict[str, Any]:

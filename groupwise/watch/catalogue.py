@@ -146,7 +146,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "time/update": Metric("seconds of forward, backward and optimizer", "s", "about half of time/step for short answers", "raise optim.micro_tokens; optim.recompute = false"),
         "time/eval": Metric("seconds of held-out evaluation", "s", "below a tenth of all time", "raise eval.every, lower eval.tasks"),
         "time/checkpoint": Metric("seconds that training waited for checkpoints since the step before: copying to the host, or the one before that is still being written", "s", "below a twentieth of all time", "raise checkpoint.every_seconds"),
-        "time/run": Metric("seconds since the command was given, all starts together: steps, loading, evaluation, checkpoints", "s", "near the sum of time/step", "far above it: time/eval, time/checkpoint, or a slow start"),
+        "time/run": Metric("seconds since `train` began to load, all starts together: loading, steps, evaluation, checkpoints; not the interpreter's start before it", "s", "near the sum of time/step", "far above it: time/eval, time/checkpoint, or a slow start"),
         "time/tokens_per_second": Metric("sampled tokens per second of time/rollout", "tokens/s", "steady", "drops: another process on the machine, or longer answers"),
         "time/share/*": Metric("share of time/step that a phase takes; other: all between the phases", "share", "rollout and update together above 0.8", "grade or other large: the device waits for the host"),
         "time/update_flops_share": Metric("model FLOPs of the update (6 x weights x tokens, attention, head; nothing that is computed twice) a second, of the device's peak; absent where that is not known", "share", "above 0.4 on a GPU", "raise optim.micro_tokens; optim.recompute = false"),

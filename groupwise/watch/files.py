@@ -7,6 +7,7 @@ leave it out, and the next append starts where the last whole line ended.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -22,9 +23,9 @@ PARTIAL = ".partial"  # how the name of a file ends while it is being written
 def write_atomic(path: Path, data: bytes | str) -> None:
     """The new file as a whole, or the old one, whatever happens in between; durable on return."""
     data = data.encode() if isinstance(data, str) else data
-    beside = path.with_name(f".{path.name}{PARTIAL}")
+    beside, descriptor = _open_half(path)
     try:
-        with open(beside, "wb") as file:
+        with open(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -34,6 +35,30 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             beside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _open_half(path: Path) -> tuple[Path, int]:
+    """Make a file beside, under a name of its own, locked for as long as its writer lives."""
+    while True:
+        half = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")
+        descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with contextlib.suppress(OSError):  # where a file system has no locks, nobody tidies
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return half, descriptor
+        os.close(descriptor)  # tidied away before it was locked
+
+
+def remove_halves(folder: Path) -> None:
+    """Remove what dead processes left half written; what a living one writes is left alone."""
+    for half in folder.glob(f".*{PARTIAL}"):
+        with contextlib.suppress(OSError):  # locked by its writer, or gone by now
+            descriptor = os.open(half, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                half.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

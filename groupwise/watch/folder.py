@@ -7,14 +7,10 @@ what is in each file.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
-import platform
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,15 +22,19 @@ from groupwise.watch.files import (
     PARTIAL,
     append_lines,
     read_lines,
+    remove_halves,
     sync_folder,
     to_line,
     to_page,
     write_atomic,
 )
+from groupwise.watch.lock import Lock, writer
 from groupwise.watch.manifest import machine_facts
+from groupwise.watch.trouble import trouble
 
 FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "evaluations.jsonl",
          "starts.jsonl", "summary.json", "report.html")  # fmt: skip
+PROBE = ".probe_"  # how files begin that are only written to see whether they can be
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class RunFolder:
         self.starts = self.path / "starts.jsonl"  # see watch/starts.py
         self.rollouts, self.checkpoints = self.path / "rollouts", self.path / "checkpoints"
         self.aside = self.path / ".again"
+        self._lock: Lock | None = None  # while this process holds the run
         self._appending = threading.Lock()  # the recorder's thread and the loop both append events
 
     def __repr__(self) -> str:
@@ -104,7 +105,7 @@ class RunFolder:
         for folder in (self.path, self.rollouts, self.checkpoints):
             with self.writing(folder.name):
                 folder.mkdir(parents=True, exist_ok=True)
-                probe = folder / f".probe_{os.getpid()}"  # another process may be trying as well
+                probe = folder / f"{PROBE}{os.getpid()}"
                 write_atomic(probe, b"groupwise")
                 probe.unlink()
         for path in (self.path / name for name in FILES):
@@ -112,112 +113,79 @@ class RunFolder:
                 with self.writing(path.name):
                     open(path, "r+b").close()
 
-    def check_room(self, *, whole: int, best: int, keep: int) -> str | None:
-        """Refuse where not one checkpoint fits; return a warning where not all fit.
-
-        `whole` is what a checkpoint takes that a run goes on from, `best` one of weights alone; an
-        old one goes when the new one is there.
-        """
-        files = (path for path in self.checkpoints.rglob("*") if path.is_file())
-        there = sum(path.stat().st_size for path in files)
-        free = shutil.disk_usage(self.path).free
-        if free + there < whole + best:
-            raise RunError(
-                f"{self.path} has {size(free)} free, and a checkpoint takes {size(whole)} "
-                f"({size(best)} of weights, the rest optimizer), beside one of weights alone for "
-                "the best policy. Free some space, train an adapter (adapter.rank), or choose a "
-                "folder on another disk with --run."
-            )
-        needed = (keep + 1) * whole + 2 * best
-        if free + there >= needed:
-            return None
-        return (
-            f"{self.path} has {size(free)} free. A checkpoint takes {size(whole)}, and with "
-            f"checkpoint.keep={keep}, the one that is being written and the best two the run may "
-            f"need {size(needed)}. A full disk stops the run, and loses none of them; "
-            "checkpoint.keep=1 needs less."
-        )
-
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run for this process; a process that dies lets go, however it dies."""
+        """Hold the run for this process, here; a process that dies lets go, however it dies."""
         with self.writing(".lock"):
             self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            lock = Lock(self.path)
         try:
-            try:
-                _take(descriptor)
-            except BlockingIOError:
-                raise RunError(
-                    f"{holder(self.path / '.lock')} is writing to {self.path}. Two writers would "
-                    "mix their files. Wait for it, stop it, or choose another folder with --run."
-                ) from None
-            _held.add(descriptor)
             with self.writing(".lock"):
-                sign(descriptor)
+                lock.take()
+            self._lock = lock
             yield
         finally:
-            _held.discard(descriptor)
-            os.close(descriptor)
+            if self._lock is lock:
+                self._lock = None
+            lock.release()
+
+    def check_place(self) -> None:
+        """Stop where the folder that this process locked was moved, deleted or taken over."""
+        if self._lock is not None:
+            self._lock.check()
 
     def writer(self) -> str | None:
         """Who writes to it now, in words; None if nobody does."""
-        try:
-            descriptor = os.open(self.path / ".lock", os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return holder(self.path / ".lock")
-        finally:
-            os.close(descriptor)
-        return None
+        return writer(self.path)
 
     @contextlib.contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """Turn what the disk says into what a person can do about it."""
+        """Write where the run is, and turn what the disk says into what a person can do."""
         try:
+            self.check_place()
             yield
         except OSError as error:
-            raise self._trouble(what, error) from error
+            raise trouble(what, self.path, error) from error
 
     @contextlib.contextmanager
     def saying_what_is_left(self) -> Iterator[None]:
-        """Add to an error of the disk what the next start will find.
+        """Add to an error of the disk what the next start will find, and where.
 
         This goes around all writers: a checkpoint that was under way counts when it has arrived.
         """
         try:
             yield
-        except DiskError as error:
+        except (RunError, OSError) as error:
+            self.check_place()
+            if not isinstance(error, DiskError):
+                raise
             latest = self.checkpoints / "latest"
             if latest.is_symlink():
                 left = f"The last good checkpoint, checkpoints/{os.readlink(latest)}, is intact"
-                then = "continues from there"
+                then = "goes on from there"
             else:
                 left, then = "There was no checkpoint yet", "starts from the beginning"
-            raise RunError(f"{error} {left}: the same command {then}.") from error
+            raise RunError(f"{error} {left}: the same command again {then}.") from error
 
-    def _trouble(self, what: str, error: OSError) -> RunError:
-        place = f"{what} of the run folder {self.path}"
-        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
-            return RunError(
-                f"Can't write {place}: a file is in the way of a folder, or a folder in the way of "
-                f"a file ({error}). Move it away, or choose another run folder with --run."
-            )
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return RunError(
-                f"Can't write {place}: it is read-only for this user ({error}). Change its "
-                "permissions, or choose another run folder with --run."
-            )
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return DiskError(
-                f"Can't write {place}: the disk or the quota is full. Free some space."
-            )
-        return DiskError(
-            f"Can't write {place}: the disk reports an error ({error}). Check the disk."
-        )
+    def leftovers(self) -> list[Path]:
+        """What a process that was killed may have left behind in passing."""
+        folders = [self.path, *(x for x in self.path.glob("[!.]*") if x.is_dir())]
+        names = (f".*{PARTIAL}", f"{PROBE}*")
+        return [path for each in folders for name in names for path in each.glob(name)]
+
+    def tidy(self) -> None:
+        """Remove what dead processes left behind; for the one that holds the lock.
+
+        `groupwise report` and mirrors write beside it: what they have under way is left alone.
+        """
+        with self.writing("what a killed process left"):
+            for path in self.leftovers():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name.startswith(PROBE):
+                    path.unlink()
+                else:
+                    remove_halves(path.parent)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -331,7 +299,7 @@ class RunFolder:
             self.aside.rmdir()
 
     def rewind(self, step: int) -> Rewound:
-        """Drop all that was written after `step`, and what a crash left half written.
+        """Drop all that was written after `step`.
 
         Metrics go first: a metrics line promises that its rollouts are there. Starts go last: they
         say what the steps were made with. A rewind that is itself cut short is completed by the
@@ -345,9 +313,6 @@ class RunFolder:
             for number in rollouts:
                 self.rollout(number).unlink()
             _drop_after(self.starts, step)
-            halves = [*self.path.glob(f".*{PARTIAL}"), *self.rollouts.glob(f".*{PARTIAL}")]
-            for half in halves:
-                half.unlink()
             if rollouts and self.rollouts.is_dir():
                 sync_folder(self.rollouts)
         return Rewound(metrics, events, rollouts)
@@ -379,56 +344,3 @@ def _read_object(path: Path) -> dict[str, Any]:
             "disk is faulty. Remove it and run again: what it said is written anew."
         ) from error
     return dict(value)
-
-
-def size(count: int) -> str:
-    """Bytes for people."""
-    number = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
-
-
-# --- the lock ---------------------------------------------------------------------------------
-
-# A forked child (a grader's worker) inherits the lock's descriptor, and would hold the lock after
-# its parent's death. It closes its copy, which leaves the parent's lock as it is.
-_held: set[int] = set()
-
-
-def _let_go_in_child() -> None:
-    for descriptor in _held:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
-
-
-def _take(descriptor: int, tries: int = 50, pause: float = 0.02) -> None:
-    """Whoever asks for the writer holds the lock for a moment; a writer holds it for long."""
-    for _ in range(tries - 1):
-        with contextlib.suppress(BlockingIOError):
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(pause)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def sign(descriptor: int) -> None:
-    """Write into a lock that this process holds it."""
-    me = {"pid": os.getpid(), "host": platform.node()}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, to_line(me).encode(), 0)
-
-
-def holder(path: Path) -> str:
-    """Who signed a lock, in words."""
-    try:
-        signed = json.loads(path.read_bytes())
-        elsewhere = signed["host"] != platform.node()
-        return f"Process {signed['pid']}" + (f" on {signed['host']}" if elsewhere else "")
-    except (OSError, ValueError, KeyError, TypeError):  # it has the lock, and has not signed yet
-        return "Another process"

@@ -153,7 +153,7 @@ class Recorder:
         if item.rows or item.number > 0:
             path = self._folder.rollout(item.number)
             with self._folder.writing(f"rollouts/{path.name}"):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(exist_ok=True)
                 write(path, item.rows, item.number)
         self._folder.add_events(item.events)
         if item.evaluation is not None:

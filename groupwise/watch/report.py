@@ -19,10 +19,11 @@ from groupwise.watch.catalogue import find
 from groupwise.watch.chart import Curve, Point, description, number, svg
 from groupwise.watch.display import percent, useful_share, visible
 from groupwise.watch.files import to_page, write_atomic
-from groupwise.watch.folder import RunFolder, size
+from groupwise.watch.folder import RunFolder
 from groupwise.watch.naming import run_name
 from groupwise.watch.rollouts import read
 from groupwise.watch.starts import change_words, read_starts
+from groupwise.watch.trouble import size
 
 SAMPLES, EVENTS, TEXT_LIMIT = 6, 200, 4000  # shown at most; the files have all of it
 USEFUL = "above 50 % while much is wrong; it falls as the data is mastered"

@@ -1,0 +1,226 @@
+"""Kills a run before and after every call that changes the disk, and starts it again.
+
+    python benchmarks/crashes.py [--every N]
+
+A run goes on from its first step, makes the second one and ends. It dies by SIGKILL at each call of
+fsync, rename, replace, link, symlink, unlink, mkdir and rmdir in turn: of the start, of the step's
+records, of the checkpoint and of the end. Held means: a good checkpoint is there all the time, the
+next start makes the run what it would have been, to the bit, with its report and its links, and
+nothing half written is left. A table is printed; minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from groupwise import loop
+from groupwise.config import load
+from groupwise.sync import saver
+from groupwise.sync.state import newest
+from groupwise.watch.display import Display
+
+CALLS = ("fsync", "rename", "replace", "link", "symlink", "unlink", "mkdir", "rmdir")
+PHASES = ("start", "records", "save", "finish")
+SETTINGS: dict[str, Any] = {
+    "recipe": "dr_grpo",
+    "recipe.aggregation.length": 4,
+    "prompts_per_step": 2,
+    "group_size": 4,
+    "model.device": "cpu",
+    "model.dtype": "float32",
+    "model.threads": 1,
+    "tiny.width": 16,
+    "tiny.layers": 1,
+    "tiny.heads": 2,
+    "tiny.cold_start_steps": 60,
+    "tiny.cold_start_batch": 32,
+    "data.options": {"digits": 1},
+    "engine.max_tokens": 4,
+    "eval.every": 1,
+    "eval.tasks": 8,
+    "checkpoint.every_steps": 1,
+    "checkpoint.keep": 1,
+    "steps": 2,
+}
+
+
+class Tried(NamedTuple):
+    """How many crash points a phase has, and after how many of them the run was whole."""
+
+    phase: str
+    tried: int
+    held: int
+
+
+def sweep(every: int = 1, tell: Callable[[str], None] = print) -> list[Tried]:
+    """Kill at every call (or every nth one), before and after it; what did not hold is told."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="groupwise_crashes_") as place:
+        base, whole = Path(place) / "base", Path(place) / "whole"
+        with contextlib.closing(loop.steps(load(SETTINGS), base, quiet())) as going:
+            next(going), next(going)
+        shutil.copytree(base, whole, symlinks=True)
+        phases = phases_of(whole)
+        tried, held = Counter[str](), Counter[str]()
+        for number in range(0, len(phases), every):
+            for moment in ("before", "after"):
+                folder = Path(place) / "killed"
+                shutil.copytree(base, folder, symlinks=True)
+                why = crash(folder, number, moment == "after") or what_is_wrong(folder, whole)
+                shutil.rmtree(folder)
+                tried[phases[number]] += 1
+                held[phases[number]] += not why
+                if why:
+                    tell(f"{phases[number]}, {moment} call {number}: {why}")
+    return [Tried(phase, tried[phase], held[phase]) for phase in PHASES]
+
+
+def quiet() -> Display:
+    return Display(io.StringIO(), live=False)
+
+
+def phases_of(folder: Path) -> list[str]:
+    """To the end without a kill: the phase of each call, in order."""
+    out, into = os.pipe()
+
+    def work() -> None:
+        seen: list[str] = []
+        with watched(lambda phase, call: (seen.append(phase), call())):
+            loop.train(load(SETTINGS), folder, quiet())
+        os.write(into, json.dumps(seen).encode())
+
+    code = in_child(work)
+    os.close(into)
+    with open(out, "rb") as pipe:
+        found: list[str] = json.load(pipe)
+    assert code == 0
+    return found
+
+
+def crash(folder: Path, number: int, after: bool) -> str:
+    """Go on in a process that dies at a call; what is wrong with how it ended, or ""."""
+
+    def work() -> None:
+        count = 0
+
+        def dying(phase: str, call: Callable[[], object]) -> None:
+            nonlocal count
+            count += 1
+            if count - 1 == number:
+                if after:
+                    call()
+                os.kill(os.getpid(), signal.SIGKILL)
+            call()
+
+        with watched(dying):
+            loop.train(load(SETTINGS), folder, quiet())
+
+    code = in_child(work)
+    return "" if code in (-signal.SIGKILL, 0) else f"it failed by itself ({code})"
+
+
+def what_is_wrong(folder: Path, whole: Path) -> str:
+    """Of a run that was killed, before and after it is started again; "" if nothing is."""
+    if newest(folder / "checkpoints") is None:
+        return "no checkpoint is left"
+    if in_child(lambda: loop.train(load(SETTINGS), folder, quiet())) != 0:
+        return "it can't be started again"
+    if not (folder / "report.html").is_file():
+        return "there is no report"
+    left = [str(x.relative_to(folder)) for x in folder.rglob(".*") if x.name != ".lock"]
+    if left:
+        return f"left behind: {', '.join(left)}"
+    for name, value in remains(whole).items():
+        if remains(folder).get(name) != value:
+            return f"{name} is not what it would have been"
+    return ""
+
+
+def remains(folder: Path) -> dict[str, Any]:
+    """What a run must be in the end, whatever happened to it on the way."""
+    checkpoints, clock = folder / "checkpoints", ("time/", "memory/", "seconds")
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        read = map(json.loads, (folder / name).read_text().splitlines())
+        return [{k: x for k, x in line.items() if not k.startswith(clock)} for line in read]
+
+    found: dict[str, Any] = {name: lines(name) for name in ("metrics.jsonl", "evaluations.jsonl")}
+    found["events.jsonl"] = [(e["step"], e["kind"], e["text"]) for e in lines("events.jsonl")]
+    summary = json.loads((folder / "summary.json").read_text())
+    found["summary.json"] = {k: x for k, x in summary.items() if not k.startswith(clock)}
+    found["checkpoints"] = sorted(path.name for path in checkpoints.iterdir())
+    for link in ("latest", "best"):
+        place = checkpoints / link
+        found[link] = os.readlink(place) if place.is_symlink() else None
+    files = [*folder.glob("rollouts/*"), *checkpoints.glob("step_*/**/*.safetensors")]
+    return found | {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@contextlib.contextmanager
+def watched(at: Callable[[str, Callable[[], object]], object]) -> Iterator[None]:
+    """Hand every call that changes the disk to `at`, with its phase; in a process of its own."""
+    phase = ["start"]
+
+    def during(name: str, real: Callable[..., Any], then: str) -> Callable[..., Any]:
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            phase[0] = name
+            try:
+                return real(*args, **kwargs)
+            finally:
+                phase[0] = then
+
+        return entered
+
+    def asked(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = []
+            at(phase[0], lambda: result.append(real(*args, **kwargs)))
+            return result[0]
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, asked(getattr(os, name)))
+    loop.begin = during("records", loop.begin, "records")
+    saver.write = during("save", saver.write, "records")
+    loop.finish = during("finish", loop.finish, "finish")
+    yield
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Do something in a process of its own; returns how that ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:  # nothing may get back into the parent's code
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth call only")
+    print("| phase | crash points | held |\n|---|---|---|")
+    for each in sweep(parser.parse_args().every):
+        print(f"| {each.phase} | {each.tried} | {each.held} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What a disk says, turned into what a person can do about it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from groupwise.errors import DiskError, RunError
+
+
+def trouble(what: str, folder: Path, error: OSError) -> RunError:
+    """Return the error to show where a file of a run folder can't be written."""
+    place = f"{what} of the run folder {folder}"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+        return RunError(
+            f"Can't write {place}: a file is in the way of a folder, or a folder in the way of "
+            f"a file ({error}). Move it away, or choose another run folder with --run."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return RunError(
+            f"Can't write {place}: it is read-only for this user ({error}). Change its "
+            "permissions, or choose another run folder with --run."
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskError(f"Can't write {place}: the disk or the quota is full. Free some space.")
+    return DiskError(f"Can't write {place}: the disk reports an error ({error}). Check the disk.")
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    number = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
