@@ -19,7 +19,10 @@ from groupwise.sandbox.inside.zygote import DEVICES
 Wall = Literal["bubblewrap", "namespaces", "landlock", "none"]
 WALLS: tuple[Wall, ...] = ("bubblewrap", "namespaces", "landlock")
 TRUST = "none, I trust the programs"
-MODULES = ("filter", "kernel", "wire", "program", "examiner", "zygote")  # each uses those before it
+MODULES = (  # each uses those before it
+    *("filter", "kernel", "wire", "operations", "values", "mirrors", "peer"),
+    *("program", "counting", "examiner", "zygote"),
+)
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime")
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
