@@ -87,7 +87,8 @@ def test_the_share_of_tests_passed():
         "tests": "def check(candidate):\n  for i in range(4):\n    assert candidate(i) == i\n",
         "entry_point": "f",
     }
-    assert graded(half, check, "def f(i): return i if i < 3 else 0")[0] == 0.75
+    assert graded(half, check, "def f(i): return i") == (1.0, "")
+    assert graded(half, check, "def f(i): return i if i < 3 else 0")[0] == 0.0  # one statement
     assert graded(half, check, "def f(i): return {}[i]")[0] == 0.0
     pairs = {"inputs": ["1", "2", "3", "4"], "outputs": ["1", "4", "9", "16"]}
     assert graded(half, pairs, "print(int(input()) * 2)")[0] == 0.25
@@ -219,7 +220,8 @@ def test_outputs(found, expected, same):
         ("def f(x): raise ValueError('no')",
          "try:\n  f(1)\nexcept ValueError as e:\n  assert str(e) == 'no'\nelse:\n  assert False"),
         ("class Odd(Exception): pass\ndef f(): raise Odd('x')",
-         "try:\n  f()\nexcept Exception as e:\n  assert 'Odd' in str(e)\nelse:\n  assert False"),
+         "try:\n  f()\nexcept Exception as e:\n  assert repr(e) == \"Odd('x')\"\n"
+         "else:\n  assert False"),
         ("from decimal import Decimal\nfrom datetime import date\n"
          "def f(): return Decimal('1.10'), date(2020, 1, 2)",
          "import decimal, datetime\n"
@@ -290,7 +292,7 @@ import json, os, struct
 def frame(x):
     data = json.dumps(x).encode()
     return struct.pack('>I', len(data)) + data
-os.write(5, frame(['loaded']) + frame(['value', 1, None]) * 50)
+os.write(5, frame(['loaded']) + frame(['value', '', 1, {}, [], []]) * 50)
 def solve(n): pass""",
     "asks instead of answering": """
 import json, os, struct
@@ -298,8 +300,8 @@ def frame(x):
     data = json.dumps(x).encode()
     return struct.pack('>I', len(data)) + data
 def solve(n):
-    os.write(5, frame(['ask', 'call', [{'yours': 0}], {}]) * 3)
-    os.write(5, frame(['ask', 'getattr', [{'builtin': 'eval'}, '__self__'], {}]))
+    os.write(5, frame(['ask', 'call', {'tuple': [{'yours': 0}]}, {}, [], []]) * 3)
+    os.write(5, frame(['ask', 'getattr', {'tuple': [{'builtin': 'eval'}, '__self__']}, {}, [], []]))
 """,
     "sends a value without end": """
 import os, struct
@@ -346,19 +348,29 @@ def read():
     while len(data) < length: data += os.read(5, length - len(data))
     return json.loads(data)
 frame(['loaded'])
+FUNCTION = {'class': 6, 'name': 'function', 'library': '', 'bases': [],
+            'operators': ['__call__', '__eq__'], 'hashable': True}
 number = 7
 while True:
     number += 1
-    _, operation, args, _ = read()
+    _, operation, args, *_ = read()
     if operation == 'getattr':
-        frame(['value', {'mine': 7, 'name': 'solve'}, None])
-    elif args[0] == {'yours': 7}:
-        frame(['ask', 'call', [{'builtin': 'type'}, 'Yes', {'tuple': []},
-               {'dict': [['__eq__', {'mine': number, 'name': 'eq'}]]}], {}])
-        frame(['ask', 'call', [{'yours': read()[1]['mine']}], {}])
-        frame(['value', {'yours': read()[1]['mine']}, None])
+        frame(['value', '', {'mine': 7, 'of': FUNCTION}, {}, [], []])
+    elif args['tuple'][0] == {'yours': 7}:
+        made = {'dict': ['__eq__', {'mine': number, 'of': FUNCTION}], 'twin': -number}
+        frame(['ask', 'call', {'tuple': [{'builtin': 'type'}, 'Yes', {'tuple': []}, made]},
+               {}, [], []])
+        frame(['ask', 'call', {'tuple': [{'yours': read()[2].get('mine', 7)}]}, {}, [], []])
+        frame(['value', '', {'yours': read()[2].get('mine', 7)}, {}, [], []])
     else:
-        frame(['value', True, None])""",
+        frame(['value', '', True, {}, [], []])""",
+    "answers with what ends a loop": """
+import json, os, struct
+def frame(x):
+    data = json.dumps(x).encode()
+    return struct.pack('>I', len(data)) + data
+def solve(n):
+    os.write(5, frame(['value', '', {}, {}, [], []]))""",
     "raises": "def solve(n): raise AssertionError()",
     "raises what ends loops": "def solve(n): raise StopIteration",
     "raises what nobody catches": "def solve(n): raise KeyboardInterrupt",

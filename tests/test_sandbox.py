@@ -658,3 +658,52 @@ def test_odd_surroundings_are_no_hole_and_no_crash(before):
             [*command, sys.executable, "-c", code], capture_output=True, text=True
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """A virtual environment in the folder of a project that is installed to be worked on."""
+    # Neither in /tmp, where a cell has its scratch, nor below tmp_path, which others can not enter.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        place = Path(folder)
+        place.chmod(0o755)
+        base = walls.interpreter("", everyone=True).executable
+        subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)
+        (place / "project").mkdir()
+        (place / "project" / "answers.py").write_text("SECRET = 41\n")
+        (place / "answers.txt").write_text("SECRET = 41\n")
+        (packages,) = place.glob("lib/python3*/site-packages")
+        (packages / "helper.py").write_text("VALUE = 7\n")
+        (packages / "project.pth").write_text(f"{place / 'project'}\n")
+        (packages / "finder.pth").write_text(f"import sys; sys.path.append({folder!r})\n")
+        (packages / "linked").symlink_to(place / "project")
+        yield place
+
+
+@pytest.mark.parametrize("wall", WALLS)
+def test_of_an_environment_it_sees_the_packages_alone(wall, environment):
+    """Not the project that a .pth file names, nor the folder that the environment lies in."""
+    python = str(environment / "bin" / "python")
+    if why := problem(wall, python):
+        pytest.skip(why)  # this machine does not offer it
+    worker = Worker(wall, slot=14, python=python)
+    code = f"""
+    import importlib, sys
+    import helper
+    assert helper.VALUE == 7
+    for name in ("answers", "linked.answers", "project.answers"):
+        try: importlib.import_module(name)
+        except (ImportError, OSError): continue
+        print("{THROUGH}", name)
+    for file in ("answers.txt", "project/answers.py", "pyvenv.cfg"):
+        try: open({str(environment)!r} + "/" + file).read()
+        except OSError: continue
+        print("{THROUGH}", file)
+    assert all({str(environment / "lib")!r} in p or {str(environment)!r} not in p for p in sys.path)
+    print("done")
+    """
+    try:
+        ran = run(worker, code)
+    finally:
+        worker.close()
+    assert (ran.output, ran.why) == ("done\n", "")

@@ -98,6 +98,7 @@ def examine(worker: Worker, test: Calls | Pairs, limits: Limits, to_the_end: boo
     job = {
         "helpers": test.helpers,
         "names": list(test.names),
+        "classes": list(test.classes),
         "setup": test.setup,
         "tests": list(test.tests),
         "to_the_end": to_the_end,

@@ -51,6 +51,7 @@ class Calls:
     tests: tuple[str, ...]
     helpers: str = ""
     setup: str = ""
+    classes: tuple[str, ...] = ()  # those of the names that row and tests speak of as classes
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def _asserts(task: Task, tests: Sequence[str], code: str) -> Calls:
     names, modules = _free(f"{setup}\n" + "\n".join(tests))
     called = tuple(map(_called, tests))
     _check_calls("\n".join(called))
-    return Calls(code, names, called, helpers=modules, setup=str(setup))
+    classes = _classes(names, prompt_text(task.prompt), "\n".join(tests))
+    return Calls(code, names, called, helpers=modules, setup=str(setup), classes=classes)
 
 
 def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
@@ -140,7 +142,9 @@ def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
     names = tuple(name for name in names if name not in given)
     run = _called(run)
     _check_calls(run)
-    return Calls(_hoisted(_with_imports(program)), names, (run,), helpers=modules + start)
+    classes = _classes(names, prompt, tests)
+    whole = _hoisted(_with_imports(program))
+    return Calls(whole, names, (run,), helpers=modules + start, classes=classes)
 
 
 def _called(test: str) -> str:
@@ -246,6 +250,16 @@ def _free(source: str) -> tuple[tuple[str, ...], str]:
     rest = [name for name in found if name not in modules]
     own = [name for name in rest if not hasattr(builtins, name)]
     return tuple(own or rest), "".join(f"import {name}\n" for name in modules)
+
+
+def _classes(names: Sequence[str], prompt: str, tests: str) -> tuple[str, ...]:
+    """Names that are called classes, or spelled as such where nothing is called a function."""
+    functions = re.search(r"\bfunction\b", prompt) and not re.search(r"\bclass\b", prompt)
+    spelled = [name for name in names if re.fullmatch(r"[A-Z][A-Za-z0-9]*", name)]
+    called = [
+        name for name in names if re.search(rf"\bclass\s+[`'\"]?{name}\b", f"{prompt}\n{tests}")
+    ]
+    return tuple(dict.fromkeys([*called, *([] if functions else spelled)]))
 
 
 def _names_in(tree: ast.AST) -> set[str]:

@@ -19,7 +19,10 @@ from groupwise.sandbox.inside.zygote import DEVICES
 Wall = Literal["bubblewrap", "namespaces", "landlock", "none"]
 WALLS: tuple[Wall, ...] = ("bubblewrap", "namespaces", "landlock")
 TRUST = "none, I trust the programs"
-MODULES = ("filter", "kernel", "wire", "program", "examiner", "zygote")  # each uses those before it
+MODULES = (  # each uses those before it
+    *("filter", "kernel", "wire", "operations", "values", "mirrors", "peer"),
+    *("program", "counting", "examiner", "zygote"),
+)
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime")
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -60,12 +63,21 @@ class Interpreter:
     path: tuple[str, ...]
 
 
+# The system's own, without /usr/src and other places where people put their work.
+SYSTEM_FOLDERS = (
+    *("/lib", "/lib32", "/lib64", "/bin", "/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64"),
+    *("/usr/libexec", "/usr/share", "/usr/local/lib", "/usr/local/lib64"),
+)
+# Where its library and its packages are. What else stands on sys.path came from a .pth file or a
+# variable: a project that is worked on, with its tests and their answers beside it.
 ASK = """
-import json, os, sys
+import json, os, sys, sysconfig
+packages = sys.modules["site"].getsitepackages() if "site" in sys.modules else []
+library = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+prefixes = [sys.base_prefix, sys.base_exec_prefix]
+shared = [os.path.join(prefix, name) for prefix in prefixes for name in ("lib", "lib64")]
 print(json.dumps([
-    os.path.realpath(sys.executable),
-    [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix],
-    [p for p in sys.path if p],
+    os.path.realpath(sys.executable), library + packages, shared, sys.path,
     sys.version_info >= (3, 10),
 ]))
 """
@@ -89,26 +101,31 @@ def interpreter(python: str, everyone: bool) -> Interpreter:
         if asked.returncode:
             whys.append(f"{candidate} does not start")
             continue
-        executable, prefixes, path, recent = json.loads(asked.stdout)
+        executable, own, shared, path, recent = json.loads(asked.stdout)
         if not recent:
             whys.append(f"{candidate} is older than Python 3.10")
             continue
-        # A virtual environment is found by the name that it was called by.
-        executable = os.path.abspath(found) if python else executable
-        folders = _outermost([*prefixes, "/usr", *filter(os.path.isdir, path)])
+        folders = _outermost([*own, *shared, *SYSTEM_FOLDERS])
         closed = next((f for f in [executable, *folders] if everyone and not _open_to_all(f)), "")
         if closed:
             whys.append(f"{closed} can't be read by every user")
             continue
-        return Interpreter(executable, tuple(folders), tuple(path))
+        places = [place for place in path if _is_within(place, own)]
+        return Interpreter(executable, tuple(folders), tuple(places))
     raise SandboxError(f"No Python to run programs with: {'; '.join(whys)}. Install python3.")
 
 
 def _outermost(folders: Sequence[str]) -> list[str]:
-    """Folders that exist, without those inside others, and the loader's where it is no link."""
-    loader = [f for f in ("/lib", "/lib64", "/bin") if os.path.isdir(f) and not os.path.islink(f)]
-    known = sorted({os.path.abspath(f) for f in [*folders, *loader] if os.path.isdir(f)})
-    return [f for f in known if not any(f.startswith(o.rstrip("/") + "/") for o in known if o != f)]
+    """Folders that exist, without those inside others; /lib may be a link, which is made anew."""
+    top = [f for f in folders if os.path.dirname(f) == "/" and os.path.islink(f)]
+    known = sorted({os.path.abspath(f) for f in folders if os.path.isdir(f) and f not in top})
+    return [f for f in known if not any(_is_within(f, [o]) for o in known if o != f)]
+
+
+def _is_within(place: str, folders: Sequence[str]) -> bool:
+    """Whether it really lies in one of these folders, wherever links lead."""
+    real = os.path.realpath(place)
+    return any(Path(real).is_relative_to(os.path.realpath(folder)) for folder in folders)
 
 
 def _open_to_all(path: str) -> bool:
@@ -130,8 +147,13 @@ def settings(wall: Wall, slot_uid: int | None, python: str) -> dict[str, Any]:
         "nested": wall in ("bubblewrap", "namespaces"),
         "uid": slot_uid,
         "folders": list(found.folders),
-        "files": [path for path in SYSTEM_FILES if os.path.exists(path)],
+        "files": [*filter(os.path.exists, SYSTEM_FILES), *_outside(found)],
     }
+
+
+def _outside(found: Interpreter) -> list[str]:
+    """The interpreter itself, where it is in none of the folders."""
+    return [] if _is_within(found.executable, found.folders) else [found.executable]
 
 
 def boot_data(told: dict[str, Any], python: str) -> bytes:

@@ -7,66 +7,32 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import math
+import operator
 import socket
 import sys
 import types
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
-from groupwise.sandbox.inside import wire
+from groupwise.sandbox.inside import values, wire
+from groupwise.sandbox.inside.counting import NAME, Count, compiled, said
+from groupwise.sandbox.inside.peer import Peer, There
 
 UNREACHED = "no assert was reached"
-
-
-class Count:
-    """Around every assert: whether it held. Within, arguments changed in place stay as they were.
-
-    Else `assert f(xs) == sorted(xs)` would hold for a program that empties `xs`. An assert in a
-    function that the program was given and calls is not counted: it could call it a thousand times.
-    """
-
-    def __init__(self, peer: wire.Peer, to_the_end: bool) -> None:
-        self.peer, self.to_the_end = peer, to_the_end
-        self.passed = 0
-        self.failures: list[str] = []
-
-        self.took_changes: list[bool] = []
-
-    def __enter__(self) -> None:
-        self.took_changes.append(self.peer.takes_changes)
-        self.peer.takes_changes = False
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        self.peer.takes_changes = self.took_changes.pop()
-        if self.peer.answering:
-            return False
-        if error is None and not self.peer.gone:
-            self.passed += 1
-            return False
-        self.failures.append(_said(error))
-        return self.to_the_end and isinstance(error, Exception) and not self.peer.gone
-
-
-class Counted(ast.NodeTransformer):
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        context = ast.withitem(context_expr=ast.Name("__count__", ast.Load()))
-        return ast.copy_location(ast.With(items=[context], body=[node]), node)
+# Classes of Python whose objects a program may use by their public names when it is given one.
+LENT = ("tests", "_io", "io", "random", "types", "unittest.mock", "collections", "functools", "re")
+GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 
 
 def examine(job: dict[str, Any], link: socket.socket) -> dict[str, Any]:
-    """Run the tests of a job: `helpers`, `names` (the program's), `setup`, `tests`.
+    """Run the tests of a job: `helpers`, `names` (the program's), `classes`, `setup`, `tests`.
 
     Returns how many asserts held, of how many, and what the first that did not hold said.
     """
-    peer = wire.Peer(link, may=_may)
-    count = Count(peer, job["to_the_end"])
+    count = Count(job["to_the_end"])
+    peer = count.peer = Peer(link, may=_may, raised=count.raised)
     total, harmless = len(job["tests"]), 0
     try:
         loaded, *why = wire.receive(link)
@@ -74,17 +40,18 @@ def examine(job: dict[str, Any], link: socket.socket) -> dict[str, Any]:
         return _report(0, total, "the program ended before it could be tested")
     if loaded != "loaded":
         return _report(0, total, f"the program raised {': '.join(filter(None, map(str, why)))}")
-    scope = _scope(job, peer)
-    scope["__count__"], scope["__same__"] = count, same
+    scope = _scope(job, peer, count)
     for number, source in enumerate([job["setup"], *job["tests"]]):
-        before, passed = len(count.failures), count.passed
+        count.test, before, runs = number, len(count.failures), count.runs
         try:
-            tree = ast.fix_missing_locations(Counted().visit(ast.parse(source)))
-            exec(compile(tree, "tests.py", "exec"), scope)
+            exec(compiled(source, number, "tests.py"), scope)
         except BaseException as error:  # the tests' own, or the program's
+            count.find(error)
             if len(count.failures) == before:
-                count.failures.append(_said(error))
-        if number and count.passed == passed and len(count.failures) == before:
+                count.failures.append(said(error))
+        if loss := count.loss():
+            count.failures.append(loss)
+        if number and count.runs == runs and len(count.failures) == before:
             if _asserts(source, called=True):
                 count.failures.append(UNREACHED)
             else:
@@ -117,32 +84,57 @@ def _report(passed: int, total: int, why: str) -> dict[str, Any]:
     return {"passed": passed, "total": total, "why": why[:500]}
 
 
-def _scope(job: dict[str, Any], peer: wire.Peer) -> dict[str, Any]:
+def _scope(job: dict[str, Any], peer: Peer, count: Count) -> dict[str, Any]:
     """Names of the tests: their own helpers first, then those that the program has to define."""
     module = types.ModuleType("tests")
     sys.modules["tests"] = module
     scope = module.__dict__
-    exec(compile(job["helpers"], "helpers.py", "exec"), scope)
-    program = wire.Remote(peer, 0, "solution")
+    scope[NAME], scope["__same__"] = count, same
+    exec(compiled(job["helpers"], -1, "helpers.py"), scope)
     for name in job["names"]:
         scope.pop(name, None)
         with contextlib.suppress(AttributeError):  # then it stays undefined: a NameError
-            scope[name] = peer.ask("getattr", program, name)
+            scope[name] = peer.ask("getattr", There(0), name)
+            if name in job["classes"]:
+                peer.named_classes.add(id(scope[name]))
     return scope
 
 
 def _may(operation: str, target: Any, arguments: Sequence[Any]) -> bool:
     """A program may use what a test gives it, but not look behind it for the tests."""
-    if operation in ("getattr", "setattr"):
-        name, own = arguments[0], type(target).__module__ == "tests"
-        if not own or not isinstance(name, str) or name.startswith("_"):
+    own = type(target).__module__ == "tests"
+    if operation in ("getattr", "setattr", "delattr"):
+        name = arguments[0]
+        if operation == "getattr" and name in ("__name__", "__qualname__", "__doc__"):
+            return True  # functools.wraps
+        if not isinstance(name, str) or name.startswith("__"):
             return False
-        return operation == "getattr" or not callable(getattr(type(target), name, None))
+        if operation != "getattr":
+            return own and not callable(getattr(type(target), name, None))
+        return own or (_lends(target) and not name.startswith("_"))
     if operation == "call":
-        if isinstance(target, type):  # Python's own `type` would make classes that equal all
-            return target.__module__ == "tests"
-        return isinstance(target, (types.FunctionType, types.MethodType))
-    return operation in ("iter", "next", "len", "bool", "getitem", "setitem", "str", "int", "float")
+        return _may_call(target)
+    return operation not in ("plain", "copy", "deepcopy") or own
+
+
+def _lends(target: Any) -> bool:
+    if isinstance(target, type):
+        return target.__module__ == "tests"
+    unsafe = (types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+    return type(target).__module__ in LENT and not isinstance(target, unsafe)
+
+
+def _may_call(target: Any) -> bool:
+    if isinstance(target, type):  # Python's own `type` would make classes that equal all
+        return target.__module__ == "tests"
+    if isinstance(target, functools.partial):
+        return _may_call(target.func)
+    if isinstance(target, types.BuiltinFunctionType):  # found.append, but nothing of a module
+        known = values.of_python(target) or values.pure_name(target)
+        return bool(known) or not isinstance(target.__self__, (types.ModuleType, type, type(None)))
+    if isinstance(target, (types.FunctionType, types.MethodType, *GETTERS)):
+        return True
+    return type(target).__module__ in ("tests", "unittest.mock")
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -159,10 +151,3 @@ def same(found: Any, expected: Any) -> bool:
             str(key) in plain and same(plain[str(key)], value) for key, value in expected.items()
         )
     return type(found) is type(expected) and found == expected
-
-
-def _said(error: BaseException | None) -> str:
-    if error is None:
-        return "the program has ended"
-    text = str(error) if not isinstance(error, AssertionError) or error.args else "not so"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
