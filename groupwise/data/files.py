@@ -260,7 +260,7 @@ def saved_shards(folder: Path) -> list[Path]:
         shards = [
             folder / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{state} lists no files ({error!r}). Save the data set again.") from error
     for shard in shards:
         if not shard.is_file():
