@@ -186,8 +186,8 @@ class ModelConfig:
                 f"model_type {family!r} is not implemented natively (known: "
                 f"{', '.join(FAMILIES)}): its layers differ from the Llama layout. {INSTEAD}"
             )
-        _refuse_foreign(raw)
         check("config.json", raw, RULES)
+        _refuse_foreign(raw)
         hidden, heads = _size(raw, "hidden_size"), _size(raw, "num_attention_heads")
         layers, positions = _size(raw, "num_hidden_layers"), _size(raw, "max_position_embeddings")
         head_dim = raw.get("head_dim") or (128 if family == "qwen3" else _share(hidden, heads))

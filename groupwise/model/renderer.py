@@ -91,7 +91,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    while asked.peek(1):  # type: ignore[attr-defined]
+    while asked.peek(1):  # type: ignore[union-attr]
         template, variables = pickle.load(asked)
         _allow(SECONDS)
         done, text = render(template, variables)
