@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from task_files import read
@@ -20,7 +21,7 @@ from test_data_files import TABLES, WRITERS, refused
 
 from groupwise import load_config
 from groupwise.config import Data
-from groupwise.data import files, load
+from groupwise.data import files, json_lists, load, unpacked
 from groupwise.data.files import files_of
 from groupwise.errors import DataError
 
@@ -144,12 +145,80 @@ def test_the_limit_of_a_line_is_far_above_a_row(tmp_path: Path) -> None:
     assert len(read(path).tasks[0].prompt) == 5_000_000
 
 
-def test_a_packed_list_of_json_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MAX_LIST", 2**20)
-    path = tmp_path / "x.json.gz"
-    path.write_bytes(gzip.compress(b"[" + b" " * 2**24 + b"]"))
-    assert path.stat().st_size < 2**15
-    assert "JSON list of more than 1 MiB" in refused(path) and "JSON lines" in refused(path)
+def test_a_row_of_a_packed_list_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list itself has none: it is never in memory as a whole."""
+    monkeypatch.setattr(files, "MAX_LINE", 2**20)
+    path = written(tmp_path / "x.json.gz", b'[{"prompt": "q"}, [' + b"[]," * 2**20)
+    assert path.stat().st_size < 2**16
+    assert "row 1, is longer than 1 MiB, or does not end" in refused(path)
+    spaces = written(tmp_path / "y.json.gz", b"[" + b" " * 2**22 + b'{"prompt": "q"}]')
+    assert read(spaces).tasks[0].prompt == "q"
+
+
+def test_a_list_is_read_row_by_row(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"é{i}\n" * (i % 50), "answer": i, "n": [1.5e3, -2, None]} for i in range(9000)
+    ]
+    path = written(tmp_path / "x.json", json.dumps(rows, ensure_ascii=False, indent=1).encode())
+    assert path.stat().st_size > json_lists.CHUNK
+    assert [row.values for row in files.rows(path)] == rows
+    assert next(files.rows(path)).place == "row 0"
+    broken = written(
+        tmp_path / "y.json", path.read_bytes().replace(b'"answer": 8000', b'"answer" 8')
+    )
+    line = broken.read_bytes()[: broken.read_bytes().index(b'"answer" 8')].count(b"\n") + 1
+    with pytest.raises(DataError, match=rf"Expecting ':' delimiter at line {line}, column 12"):
+        list(files.rows(broken))
+    for text in ("[1, 2", "[1 2]", "[1],", "[", "", "[,]", "[1,]"):
+        with pytest.raises(DataError, match="is no JSON"):
+            list(files.rows(written(tmp_path / "z.json", text.encode())))
+
+
+def test_a_quote_that_is_never_closed_is_not_read_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_LINE", 10_000)
+    path = written(tmp_path / "x.csv", b'prompt,answer\nq,1\n"q' + b"xxxxxxxx\n" * 100_000)
+    assert "goes on in line 1113 is longer than" in refused(path)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_long_text_in_every_row_is_in_memory_once(
+    tmp_path: Path, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 rows of 4 MiB in a file of kilobytes: a few at a time become objects."""
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), ["x" * 2**22])
+    column = pa.ListArray.from_arrays(pa.array(range(2001), pa.int32()), long) if nested else long
+    path = tmp_path / "x.parquet"
+    table = pa.table({"prompt": column})
+    pq.write_table(table, path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 20_000
+    before = pa.total_allocated_bytes()
+    for number, row in enumerate(files.rows(path)):
+        assert len(row.values["prompt"][0] if nested else row.values["prompt"]) == 2**22 or nested
+        assert pa.total_allocated_bytes() - before < 2**27
+        if number == 40:
+            break
+
+
+def test_batches_that_unpack_to_absurdly_much_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacked, "MOST", 2**20)
+    table = pa.table({"prompt": ["x" * 2**16] * 100})
+    for name in ("x.feather", "x.parquet", "x.arrow"):
+        path = tmp_path / name
+        if name == "x.feather":
+            feather.write_feather(table, str(path), compression="zstd")
+        elif name == "x.parquet":
+            pq.write_table(table, path, compression="zstd", use_dictionary=False)
+        else:
+            options = pa.ipc.IpcWriteOptions(compression="zstd")
+            with pa.ipc.new_stream(str(path), table.schema, options=options) as stream:
+                stream.write_table(table)
+        assert "more than 100 times as much" in refused(path)
 
 
 @pytest.mark.parametrize("name", [*LINES, "data.json"])

@@ -161,7 +161,7 @@ def test_bad_input_is_refused() -> None:
         Ours.from_files({})
     with pytest.raises(ModelError, match=r"tokenizer\.json can't be read"):
         Ours.from_files({"tokenizer.json": b"{}"})
-    with pytest.raises(ModelError, match=r"generation_config\.json is no JSON"):
+    with pytest.raises(ModelError, match=r"generation_config\.json can't be read: it is no"):
         Ours.from_files(files() | {"generation_config.json": b"{"})
     with pytest.raises(ModelError, match="id 999 is outside the vocabulary of 260"):
         Ours.from_files(files(eos_token_id=999))

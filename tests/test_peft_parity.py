@@ -164,8 +164,8 @@ SIZES = layer_sizes(make("qwen2"))
         ({"peft_type": "LOHA"}, "peft_type 'LOHA'; LORA is what runs here"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base as well"),
         ({"r": 8}, r"lora_A.weight of .* has shape \(4, 80\), .* rank 8 needs \(8, 80\)"),
-        ({"r": 0}, "r=0; an adapter's rank is 1 or more"),
-        ({"r": None}, "no usable r and lora_alpha"),
+        ({"r": 0}, "r is 0, and must be a whole number from 1 to"),
+        ({"r": None}, "has no r: it is incomplete"),
     ],
 )
 def test_what_is_not_done_here_is_refused_by_name(

@@ -32,6 +32,7 @@ DEFAULT_RECIPE = "grpo"
 ADAPTER_RATE = 1e-5
 # A recipe that is not known by name must spell these out.
 REQUIRED = {"advantage", "ratio", "gate", "aggregation", "schedule"}
+MOST_BYTES = 2**24  # of a configuration: more would be read for minutes
 # Not files, whatever lies beside the configuration.
 BUILT_IN = ("", "tiny", "auto", "chat", "plain", "r1_zero", "qwen_math", *GENERATORS)
 
@@ -94,12 +95,24 @@ DEFAULTS = flat(_assemble(Config, "", {"recipe": RECIPES[DEFAULT_RECIPE]}))
 
 def _from_file(path: Path) -> list[Setting]:
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(
+                f"{path} has more than {MOST_BYTES // 2**20} MiB: it is no configuration. Name a "
+                "TOML file."
+            )
         data = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Can't read the configuration {str(path)!r}: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(
+            f"{path} nests tables or lists too deep to be read. No setting needs more than four "
+            "levels: write them flat."
+        ) from None
+    except ValueError as error:  # no TOML, or a number of thousands of digits
+        if isinstance(error, ConfigError):
+            raise
         twice = "overwrite" in str(error) or "namespace" in str(error)
         hint = ' With settings inside it, write recipe.name = "..." for recipe = "...".'
         raise ConfigError(f"{path} is no valid TOML: {error}.{hint if twice else ''}") from None
@@ -189,7 +202,7 @@ def _beside(folder: Path, setting: Setting) -> Setting:
     def file(name: str) -> str:
         if name in BUILT_IN:
             return name
-        if (folder / name).exists():
+        if os.path.exists(folder / name):  # False, too, for what can be no name at all
             return os.path.normpath(folder / name)
         pattern = os.path.normpath(os.path.join(glob.escape(str(folder)), name))
         fits = glob.has_magic(name) and fitting(pattern)

@@ -148,9 +148,10 @@ def _number(where: str, kind: type, bounds: Range, value: Any) -> Any:
         raise ConfigError(f"{where} must be {words}{limits}, got {_shown(value)}.")
     try:
         number = kind(value)
+        finite = math.isfinite(number)  # a whole number of 400 digits is not
     except OverflowError:
-        number = math.inf
-    if not math.isfinite(number) or not bounds.admits(number):
+        finite = False
+    if not finite or not bounds.admits(number):
         raise ConfigError(f"{where}={value!r} is out of range: it must be {words}{limits}.")
     return number
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from groupwise.data.json_lists import NoList, TooLong, elements
+from groupwise.data.unpacked import check_arrow, check_parquet, rows_at_once
 from groupwise.errors import DataError, nearest
 from groupwise.globs import fitting
 from groupwise.hub import fetch_data
@@ -19,9 +21,7 @@ from groupwise.hub import fetch_data
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-AT_ONCE = 1024  # rows of a table that are in memory as Python objects
 MAX_LINE = 64 * 2**20  # bytes of a line: more is no row, but a packed bomb or no text at all
-MAX_LIST = 2**30  # bytes of a JSON list, unpacked: it has to be in memory as a whole
 LFS = b"version https://git-lfs"  # what stands in the place of a file that Git LFS has not fetched
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of every whole Arrow stream
 
@@ -108,43 +108,59 @@ def json_lines(path: Path) -> Iterator[Row]:
 
 
 def json_list(path: Path) -> Iterator[Row]:
-    with _opened(path) as file:
-        raw = file.read(MAX_LIST + 1)
-    if len(raw) > MAX_LIST:
-        raise DataError(
-            f"{path} is a JSON list of more than {MAX_LIST // 2**20:,} MiB, which would have to be "
-            "in memory as a whole. Write it as JSON lines: one object a line."
-        )
+    number = -1
     try:
-        found = json.loads(raw.decode("utf-8-sig"))
+        with _opened(path) as file:
+            for number, each in enumerate(elements(file, MAX_LINE)):
+                yield _object(f"row {number}", each, "")
     except json.JSONDecodeError as error:
         hint = " It looks like JSON lines: name it .jsonl." if error.msg == "Extra data" else ""
         raise DataError(
             f"{path} is no JSON: {error.msg} at line {error.lineno}, column {error.colno}.{hint}"
         ) from error
     except UnicodeDecodeError as error:
-        raise _no_utf8(path, raw, "", error) from error
-    except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-        raise DataError(f"{path} can't be read as JSON: {error}.") from error
-    if not isinstance(found, list):
+        raise _no_utf8(path, error.object, "", error) from error
+    except NoList as error:
         raise DataError(
-            f"{path} is a JSON {type(found).__name__}, not a list of objects. Write "
+            f"{path} is a JSON {error.found}, not a list of objects. Write "
             '[{"prompt": ..., "answer": ...}, ...].'
-        )
-    for number, each in enumerate(found):
-        yield _object(f"row {number}", each, "")
+        ) from error
+    except TooLong as error:
+        raise DataError(
+            f"{path}, row {number + 1}, is longer than {MAX_LINE // 2**20} MiB, or does not end. "
+            "Mend or delete it."
+        ) from error
+    except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} can't be read as JSON: {error}.") from error
 
 
 def separated(path: Path, separator: str) -> Iterator[Row]:
     """Cells are texts, as they stand there: what a number is depends on who reads it."""
-    csv.field_size_limit(2**30)  # the library's own limit is shorter than many solutions
-    reader = csv.reader((line for _, line in _lines(path)), delimiter=separator, strict=True)
+    csv.field_size_limit(MAX_LINE)  # the library's own limit is shorter than many solutions
+    taken = 0  # letters of the row at hand: in quotes it may go over many lines
+
+    def lines() -> Iterator[str]:
+        nonlocal taken
+        for number, line in _lines(path):
+            taken += len(line)
+            if taken > MAX_LINE:
+                raise DataError(
+                    f"{path}: the row that goes on in line {number} is longer than "
+                    f"{MAX_LINE // 2**20} MiB. Close the quote that it begins with."
+                )
+            yield line
+
+    reader = csv.reader(lines(), delimiter=separator, strict=True)
     header = next(reader, None)
     if header is None:
         return
     _check_names(path, header)
     before = reader.line_num
+    taken = 0
     for cells in reader:
+        taken = 0
         place, before = f"line {before + 1}", reader.line_num
         if not cells:
             continue
@@ -217,9 +233,12 @@ def parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     # Column chunks are read through a buffer, not as a whole: a row group may be all of the file.
-    with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
+    buffered = {"buffer_size": 2**20, "pre_buffer": False}
+    with pq.ParquetFile(path, **buffered) as file:
         _check_names(path, file.schema_arrow.names)
-        yield from _of_batches(file.iter_batches(AT_ONCE))
+        few, listed = check_parquet(path, file)
+    with pq.ParquetFile(path, read_dictionary=listed, **buffered) as file:
+        yield from _of_batches(file.iter_batches(few))
 
 
 def arrow(path: Path) -> Iterator[Row]:
@@ -231,6 +250,8 @@ def arrow(path: Path) -> Iterator[Row]:
         if head[:4] == b"FEA1":
             raise DataError(f"{path} is of Feather's first version. Write it again with pyarrow.")
         if head == b"ARROW1":
+            source.seek(8)
+            check_arrow(path, source)
             file = pa.ipc.open_file(source)
             _check_names(path, file.schema.names)
             yield from _of_batches(file.get_batch(i) for i in range(file.num_record_batches))
@@ -239,6 +260,8 @@ def arrow(path: Path) -> Iterator[Row]:
         source.seek(max(0, source.size() - len(END_OF_STREAM)))
         if source.read() != END_OF_STREAM:
             raise DataError(f"{path} is cut off, or no Arrow file. Fetch or write it again.")
+        source.seek(0)
+        check_arrow(path, source)
         source.seek(0)
         stream = pa.ipc.open_stream(source)
         _check_names(path, stream.schema.names)
@@ -260,7 +283,7 @@ def saved_shards(folder: Path) -> list[Path]:
         shards = [
             folder / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{state} lists no files ({error!r}). Save the data set again.") from error
     for shard in shards:
         if not shard.is_file():
@@ -272,8 +295,9 @@ def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     number = 0
     for batch in batches:
         batch.validate(full=True)  # offsets that lead out of a torn file would crash the process
-        for start in range(0, batch.num_rows, AT_ONCE):
-            for values in batch.slice(start, AT_ONCE).to_pylist():
+        few = rows_at_once(batch.get_total_buffer_size())
+        for start in range(0, batch.num_rows, few):
+            for values in batch.slice(start, few).to_pylist():
                 yield Row(f"row {number}", values)
                 number += 1
 

@@ -20,11 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from groupwise.errors import ModelError, in_short
+from groupwise.errors import ModelError
 from groupwise.hub import COMPANIONS, local_model
 from groupwise.model.borrowed import Borrowed
 from groupwise.model.config import ModelConfig
 from groupwise.model.families import read_shape
+from groupwise.model.fields import TEXT, Rule, check, read_bytes, table
 from groupwise.model.gguf import GGUFFile, hf_config, read_gguf
 from groupwise.model.gguf_tokenizer import tokenizer_files
 from groupwise.model.tiles import prepare_products
@@ -34,6 +35,12 @@ from groupwise.progress import phase
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 2**30
+MOST_HEADER = 2**25  # bytes of a safetensors file's header that are looked at: 100,000 tensors
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PLACES = Rule(
+    "a table of tensors and the names of files beside it",
+    lambda x: isinstance(x, dict) and all(TEXT.fits(y) and Path(y).name == y for y in x.values()),
+)
 
 
 @dataclass(frozen=True)
@@ -57,10 +64,23 @@ def _load(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> 
     if path.suffix == ".gguf":
         found = read_gguf(path)
         model: Policy = assemble(found.config, found.tensors.items(), dtype, device)
-        return Loaded(model, Tokenizer.from_files(found.files), found.files)
+        with _naming(path):
+            return Loaded(model, Tokenizer.from_files(found.files), found.files)
     model = load_weights(path, dtype, device)
     files = read_companions(path)
-    return Loaded(model, Tokenizer.from_files(files), files)
+    with _naming(path):
+        return Loaded(model, Tokenizer.from_files(files), files)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Say whose small files an error is about: they know their own names alone."""
+    try:
+        yield
+    except ModelError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
 
 
 def load_weights(
@@ -73,14 +93,15 @@ def load_weights(
             f"{folder} is an adapter, not a model. Set model.path to its base, and adapter.path to "
             "it (trained further) or model.adapters (part of the starting policy)."
         )
+    file = folder / "config.json"
     try:
-        raw = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
+        raw = table(file, read_bytes(file))
+    except OSError as error:
         raise ModelError(
-            f"{folder / 'config.json'} can't be read: {error}. A model's folder needs one; fetch "
-            f"it again."
+            f"{file} can't be read: {error}. A model's folder needs one; fetch it again."
         ) from error
-    shape = read_shape(raw)
+    with _naming(folder):
+        shape = read_shape(raw)
     check_whole(folder)
     if shape.native:
         return assemble(shape, _stored_tensors(folder), dtype, device)
@@ -95,18 +116,20 @@ def stored_shape(path: str | Path) -> ModelConfig | None:
     try:
         if path.suffix == ".gguf":
             return ModelConfig.from_hf(hf_config(GGUFFile(path)))
-        raw = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError):
+        raw = table("config.json", read_bytes(path / "config.json"))
+    except (OSError, ModelError):
         return None  # loading it says why
-    return read_shape(raw)
+    with _naming(path):
+        return read_shape(raw)
 
 
 def stored_tokenizer(path: str | Path) -> Tokenizer:
     """A model's tokenizer without its weights."""
     path = local_model(path, weights=False)
-    if path.suffix == ".gguf":
-        return Tokenizer.from_files(tokenizer_files(GGUFFile(path).metadata))
-    return Tokenizer.from_files(read_companions(path))
+    with _naming(path):
+        if path.suffix == ".gguf":
+            return Tokenizer.from_files(tokenizer_files(GGUFFile(path).metadata))
+        return Tokenizer.from_files(read_companions(path))
 
 
 def assemble(
@@ -223,7 +246,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None], *, replace: bool = 
 
 
 def read_companions(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
+    return {name: read_bytes(folder / name) for name in COMPANIONS if (folder / name).is_file()}
 
 
 def _folder(path: Path) -> Path:
@@ -239,9 +262,8 @@ def _folder(path: Path) -> Path:
 
 def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the folder, one at a time."""
-    index = folder / INDEX
-    if index.is_file():
-        places: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+    if (folder / INDEX).is_file():
+        places = _places(folder / INDEX)
         for file in sorted(set(places.values())):
             listed = {name for name, place in places.items() if place == file}
             held = dict(tensors_in(folder / file))
@@ -272,16 +294,8 @@ def check_whole(folder: Path) -> None:
 
 
 def _shards(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    if index.is_file():
-        try:
-            places = json.loads(index.read_bytes())["weight_map"]
-            return [folder / str(name) for name in sorted(set(places.values()))]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelError(
-                f"{index} names no shards ({in_short(error)}): it is cut short or damaged. Fetch "
-                "it again."
-            ) from error
+    if (folder / INDEX).is_file():
+        return [folder / name for name in sorted(set(_places(folder / INDEX).values()))]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     hint = "Fetch them."
@@ -292,16 +306,28 @@ def _shards(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} has no safetensors weights. {hint}")
 
 
+def _places(index: Path) -> dict[str, str]:
+    """Return which file of the folder each tensor is in."""
+    raw = table(index, read_bytes(index))
+    if not raw.get("weight_map"):
+        raise ModelError(
+            f"{index} names no shards: its weight_map is missing or empty. Fetch it again."
+        )
+    check(index, raw, {"weight_map": PLACES})
+    places: dict[str, str] = raw["weight_map"]
+    return places
+
+
 def _bytes_of(file: Path) -> int:
     """What a safetensors file should have: length of the header, header, tensors."""
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         try:
-            header = json.loads(stream.read(min(length, 2**28)))
+            header = json.loads(stream.read(min(length, MOST_HEADER)))
             ends = [x["data_offsets"][1] for name, x in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, MemoryError):
+            return 8 + length + max(0, *ends) if ends else 8 + length
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             return 8 + length  # its header is cut off, or reading it says what it is
-    return 8 + length + max(ends, default=0)
 
 
 def names_in(file: Path) -> list[str]:
@@ -321,7 +347,7 @@ def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(str(file), framework="pt") as stored:
             yield stored
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError) as error:
         raise ModelError(
             f"{file} can't be read: {error}. It is missing, cut short or damaged; fetch it again."
         ) from error
@@ -337,6 +363,11 @@ def _check_tensor(name: str, tensor: Tensor, shapes: Mapping[str, tuple[int, ...
         raise ModelError(
             f"{name} has shape {tuple(tensor.shape)}, config.json asks for {shapes[name]}. "
             f"Weights and config.json belong to different models; fetch both again."
+        )
+    if tensor.dtype not in FLOATS:
+        raise ModelError(
+            f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}, no precision that a "
+            "weight can be computed with. Take the checkpoint in bfloat16 or float32."
         )
 
 

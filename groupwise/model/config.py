@@ -12,6 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from groupwise.errors import ModelError, NotNative
+from groupwise.model.fields import (
+    FLAG,
+    TABLE,
+    TEXT,
+    TEXTS,
+    Rules,
+    check,
+    positive,
+    real,
+    whole,
+)
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3"]
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -36,6 +47,44 @@ FACTORS = {
     "residual_multiplier": "scaled residuals",
     "embedding_multiplier": "scaled embeddings",
     "attention_multiplier": "scaled attention scores",
+}
+
+# What the fields that are used may hold. The limits are far above every model there is, and low
+# enough that nothing is made for minutes, or in gigabytes, before the weights are compared.
+MOST_LAYERS, MOST_POSITIONS = 4096, 2**40
+_WIDTH = whole(1, 2**24)
+RULES: Rules = {
+    "model_type": TEXT,
+    "vocab_size": _WIDTH,
+    "hidden_size": _WIDTH,
+    "intermediate_size": _WIDTH,
+    "num_hidden_layers": whole(1, MOST_LAYERS),
+    "num_attention_heads": whole(1, 2**16),
+    "num_key_value_heads": whole(1, 2**16),
+    "head_dim": whole(1, 2**16),
+    "max_position_embeddings": whole(1, MOST_POSITIONS),
+    "rms_norm_eps": real(0, 1),
+    "hidden_act": TEXT,
+    "tie_word_embeddings": FLAG,
+    "attention_bias": FLAG,
+    "mlp_bias": FLAG,
+    "use_sliding_window": FLAG,
+    "max_window_layers": whole(0, 2**31),
+    "sliding_window": whole(1, MOST_POSITIONS),
+    "layer_types": TEXTS,
+    "rope_scaling": TABLE,
+    "rope_parameters": TABLE,
+    "auto_map": TABLE,
+    "quantization_config": TABLE,
+}
+ROPE_RULES: Rules = {
+    "rope_type": TEXT,
+    "type": TEXT,
+    "rope_theta": positive(1e30),
+    "factor": positive(1e9),
+    "low_freq_factor": positive(1e9),
+    "high_freq_factor": positive(1e9),
+    "original_max_position_embeddings": whole(1, MOST_POSITIONS),
 }
 
 
@@ -130,12 +179,14 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Read the fields of a config.json; refuse what the forward pass does not do."""
+        check("config.json", raw, {"model_type": RULES["model_type"]})
         family = raw.get("model_type")
         if family not in FAMILIES:
             raise NotNative(
                 f"model_type {family!r} is not implemented natively (known: "
                 f"{', '.join(FAMILIES)}): its layers differ from the Llama layout. {INSTEAD}"
             )
+        check("config.json", raw, RULES)
         _refuse_foreign(raw)
         hidden, heads = _size(raw, "hidden_size"), _size(raw, "num_attention_heads")
         layers, positions = _size(raw, "num_hidden_layers"), _size(raw, "max_position_embeddings")
@@ -151,7 +202,7 @@ class ModelConfig:
             num_kv_heads=_kv_heads(raw, family, heads),
             head_dim=head_dim,
             max_positions=positions,
-            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            norm_eps=float(_set(raw, "rms_norm_eps", 1e-6)),
             rope=_rope(raw),
             tied=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=bias or family == "qwen2",
@@ -196,10 +247,16 @@ class ModelConfig:
 
 
 def _size(raw: Mapping[str, Any], name: str) -> int:
-    if name not in raw:
+    if raw.get(name) is None:
         raise ModelError(f"config.json has no {name!r}: the file is incomplete. Fetch it again.")
     size: int = raw[name]
     return size
+
+
+def _set(raw: Mapping[str, Any], name: str, default: Any) -> Any:
+    """What a field holds; null is not set, as where it is absent."""
+    value = raw.get(name)
+    return default if value is None else value
 
 
 def _share(hidden: int, heads: int) -> int:
@@ -235,7 +292,7 @@ def _refuse_foreign(raw: Mapping[str, Any]) -> None:
         raise ModelError(
             "config.json brings model code of its own (auto_map), which is never run. " + INSTEAD
         )
-    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+    if _set(raw, "hidden_act", "silu") not in ("silu", "swish"):
         raise NotNative(
             f"config.json sets hidden_act = {raw['hidden_act']!r}; only silu is implemented. "
             + INSTEAD
@@ -261,7 +318,7 @@ def _mlp_bias(raw: Mapping[str, Any], family: str) -> bool:
 
 def _window(raw: Mapping[str, Any], family: str, layers: int, positions: int) -> int | None:
     """The window if it could ever act. Absent, Mistral's is 4096, as in transformers."""
-    asked = raw.get("use_sliding_window") and raw.get("max_window_layers", 28) < layers
+    asked = raw.get("use_sliding_window") and _set(raw, "max_window_layers", 28) < layers
     window = raw.get("sliding_window", 4096) if family == "mistral" or asked else None
     kinds = raw.get("layer_types") or []
     if set(kinds) - {"full_attention", "sliding_attention"}:
@@ -273,8 +330,9 @@ def _window(raw: Mapping[str, Any], family: str, layers: int, positions: int) ->
 
 def _rope(raw: Mapping[str, Any]) -> Rope:
     """Old (rope_theta, rope_scaling) and new (rope_parameters) spelling alike."""
-    scaling = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+    scaling = (raw.get("rope_scaling") or {}) | (raw.get("rope_parameters") or {})
     theta = scaling.get("rope_theta", raw.get("rope_theta"))
+    check("config.json, rotary embedding", scaling | {"rope_theta": theta}, ROPE_RULES)
     partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1.0):
         raise NotNative(
@@ -294,11 +352,16 @@ def _rope(raw: Mapping[str, Any]) -> Rope:
     wanted = ["factor"]
     if kind == "llama3":
         wanted += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
-    missing = [name for name in wanted if name not in scaling]
+    missing = [name for name in wanted if scaling.get(name) is None]
     if missing:
         raise ModelError(f"config.json: rope scaling {kind!r} lacks {', '.join(missing)}. Add it.")
     if kind != "llama3":
         return Rope(theta=base, kind=kind, factor=float(scaling["factor"]))
+    if not scaling["low_freq_factor"] < scaling["high_freq_factor"]:
+        raise ModelError(
+            f"config.json: low_freq_factor {scaling['low_freq_factor']} of the rotary embedding is "
+            f"not below high_freq_factor {scaling['high_freq_factor']}. Correct them."
+        )
     return Rope(
         theta=base,
         kind=kind,

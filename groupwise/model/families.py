@@ -17,7 +17,8 @@ import torch
 
 from groupwise.errors import ModelError, NotNative, in_short
 from groupwise.extras import install
-from groupwise.model.config import ModelConfig
+from groupwise.model.config import MOST_LAYERS, ModelConfig
+from groupwise.model.fields import REMEDY, TABLE, check, library
 from groupwise.model.linear import layers_within, sizes_of
 
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -28,6 +29,7 @@ def read_shape(raw: Mapping[str, Any]) -> ModelConfig:
     try:
         return ModelConfig.from_hf(raw)
     except NotNative as reason:
+        check("config.json", raw, {"quantization_config": TABLE})
         method = (raw.get("quantization_config") or {}).get("quant_method")
         if method:
             raise ModelError(
@@ -52,7 +54,27 @@ def borrowed_shape(raw: Mapping[str, Any], reason: ModelError | None = None) -> 
             f"model_type {family!r} is unknown to transformers {transformers.__version__} {told}. "
             f"Use a model of a known architecture."
         ) from reason
+    _check_numbers(raw)
     return _shape(json.dumps(dict(raw), sort_keys=True))
+
+
+def _check_numbers(raw: Mapping[str, Any], outer: str = "") -> None:
+    """Refuse whole numbers that no architecture has: transformers would count up to them.
+
+    What a field is called differs between architectures, but not what it is a number of.
+    """
+    for name, value in raw.items():
+        if isinstance(value, dict):
+            _check_numbers(value, f"{outer}{name}.")
+        if type(value) is not int:
+            continue
+        width = any(word in name for word in ("size", "dim", "width", "embd", "head"))
+        modules = any(word in name for word in ("layer", "expert", "block"))
+        most = 2**24 if width else MOST_LAYERS if modules else 2**40
+        if value > most:
+            raise ModelError(
+                f"config.json: {outer}{name} is {value:,}, and must be at most {most:,}. {REMEDY}"
+            )
 
 
 def import_transformers(raw: Mapping[str, Any], reason: BaseException | None = None) -> Any:
@@ -71,7 +93,7 @@ def make_config(raw: Mapping[str, Any]) -> Any:
     """transformers' own record, with all dropout at 0: the learner never drops anything."""
     from transformers import CONFIG_MAPPING
 
-    with quiet():
+    with quiet(), library("transformers can't make sense of config.json", REMEDY):
         config = CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
     for part in (config, text_part(config)):
         for name, value in list(vars(part).items()):

@@ -7,6 +7,7 @@ float32; what the quantisation lost stays lost.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.model.config import ModelConfig, Rope
+from groupwise.model.config import ROPE_RULES, RULES, ModelConfig, Rope
+from groupwise.model.fields import TEXT, check, whole
 from groupwise.model.gguf_tokenizer import tokenizer_files
 from groupwise.model.quants import TYPES, unpack
 from groupwise.model.rope import frequencies
@@ -28,6 +30,18 @@ _FIXED = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?"
           10: "<Q", 11: "<q", 12: "<d"}  # fmt: skip
 _STRING, _ARRAY = 8, 9
 FAMILIES = ("llama", "qwen2", "qwen3")
+MOST_AXES = 4  # of a tensor, as in llama.cpp
+# Metadata behind the architecture's name, and the fields of config.json whose rules it follows.
+_FIELDS = {
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+}
 
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -42,6 +56,7 @@ _PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_SPECIAL = ("bos", "eos", "padding")  # tokens with a number in the metadata
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -71,7 +86,7 @@ class GGUFFile:
         self._at = 0
         try:
             self._read_header()
-        except (struct.error, UnicodeDecodeError) as error:
+        except (struct.error, UnicodeDecodeError, RecursionError) as error:
             raise ModelError(
                 f"{self.path} ends or breaks in its header ({error}): it is cut short or damaged. "
                 f"Fetch it again."
@@ -96,6 +111,7 @@ class GGUFFile:
             key = self._string()
             self.metadata[key] = self._value(self._number("<I"))
         infos = [self._tensor_info() for _ in range(tensors)]
+        check(self.path, self.metadata, {"general.alignment": whole(1, 2**20)})
         alignment = self.metadata.get("general.alignment", 32)
         start = -(-self._at // alignment) * alignment
         self.tensors = {info[0]: self._place(start, *info) for info in infos}
@@ -127,6 +143,8 @@ class GGUFFile:
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name, axes = self._string(), self._number("<I")
+        if axes > MOST_AXES:
+            raise struct.error(f"tensor {name!r} has {axes:,} axes")
         shape = tuple(self._number("<Q") for _ in range(axes))
         return name, shape[::-1], self._number("<I"), self._number("<Q")
 
@@ -140,7 +158,7 @@ class GGUFFile:
                 f"Quantise the model to one of those (Q8_0 loses least)."
             )
         _, weights, size = TYPES[kind]
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         info = TensorInfo(shape, kind, start + offset, count // weights * size)
         if count % weights or info.offset + info.size > len(self.data):
             raise ModelError(
@@ -206,6 +224,24 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
             f"{', '.join(FAMILIES)}. Use one of those."
         )
 
+    check(file.path, meta, {f"{family}.{name}": RULES[field] for name, field in _FIELDS.items()})
+    check(
+        file.path,
+        meta,
+        {
+            f"{family}.rope.freq_base": ROPE_RULES["rope_theta"],
+            f"{family}.rope.scaling.type": TEXT,
+            f"{family}.rope.scaling.factor": ROPE_RULES["factor"],
+            **{f"tokenizer.ggml.{name}_token_id": whole(0, 2**31) for name in _SPECIAL},
+        },
+    )
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or not embedding.shape:
+        raise ModelError(
+            f"{file.path} lacks the tensor token_embd.weight: it is cut short, or holds no "
+            "language model. Fetch it again."
+        )
+
     def field(name: str, default: Any = None) -> Any:
         value = meta.get(f"{family}.{name}", default)
         if value is None:
@@ -215,7 +251,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     heads, width = field("attention.head_count"), field("embedding_length")
     raw = {
         "model_type": family,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "vocab_size": embedding.shape[0],
         "hidden_size": width,
         "intermediate_size": field("feed_forward_length"),
         "num_hidden_layers": field("block_count"),
@@ -232,7 +268,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     }
     raw["architectures"] = ModelConfig.from_hf(raw).to_hf()["architectures"]
     raw["rope_scaling"] = _rope_scaling(file, meta, family, raw)
-    for name in ("bos", "eos", "padding"):
+    for name in _SPECIAL:
         if (token := meta.get(f"tokenizer.ggml.{name}_token_id")) is not None:
             raw[f"{name.replace('padding', 'pad')}_token_id"] = token
     return raw
@@ -252,7 +288,7 @@ def _rope_scaling(
 def _llama3_scaling(file: GGUFFile, raw: Mapping[str, Any]) -> dict[str, Any]:
     """GGUF keeps Llama 3's divisors, not the rule behind them: accept the rule that gives them."""
     divisor_F = file.tensor("rope_freqs.weight")
-    factor = float(divisor_F.max())
+    factor = float(divisor_F.max()) if divisor_F.numel() else 1.0
     rule = Rope(theta=raw["rope_theta"], kind="llama3", factor=factor)
     plain = Rope(theta=raw["rope_theta"])
     here = torch.device("cpu")
@@ -273,6 +309,8 @@ def _llama3_scaling(file: GGUFFile, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_half_pairs(x: Tensor, heads: int) -> Tensor:
     """Rows 0, 1, 2, 3, ... of each head -> the even ones, then the odd ones."""
+    if not x.dim() or x.shape[0] % (2 * heads):
+        return x  # of another shape than the metadata says, which is refused with both
     return x.view(heads, -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 

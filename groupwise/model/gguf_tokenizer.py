@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from groupwise.errors import ModelError, nearest
+from groupwise.model.fields import FLAG, TEXT, TEXTS, Rules, check, library, several, whole
+
+DAMAGED = "It is damaged or half converted: fetch or convert it again."
+_NUMBER = whole(0, 2**31)
+RULES: Rules = {
+    "tokenizer.ggml.model": TEXT,
+    "tokenizer.ggml.pre": TEXT,
+    "tokenizer.ggml.tokens": TEXTS,
+    "tokenizer.ggml.token_type": several(_NUMBER, "a list of whole numbers"),
+    "tokenizer.ggml.merges": TEXTS,
+    "tokenizer.ggml.add_bos_token": FLAG,
+    "tokenizer.chat_template": TEXT,
+    **{
+        f"tokenizer.ggml.{name}_token_id": _NUMBER
+        for name in ("bos", "eos", "eot", "padding", "unknown")
+    },
+}
 
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types that are cut out of the text before BPE
 
@@ -22,13 +39,16 @@ _WORDS = (
 
 def tokenizer_files(meta: Mapping[str, Any]) -> dict[str, bytes]:
     """tokenizer.json, tokenizer_config.json and generation_config.json."""
-    backend = build(meta)
+    check("The tokenizer in the GGUF file", meta, RULES)
+    with library("The tokenizer can't be rebuilt from the GGUF file", DAMAGED):
+        backend = build(meta)
     tokens = meta["tokenizer.ggml.tokens"]
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     generation: dict[str, Any] = {}
     for name, field in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
         number = meta.get(f"tokenizer.ggml.{field}_token_id")
         if number is not None:
+            _check_number(field, number, tokens)
             settings[f"{name}_token"] = tokens[number]
             if name != "unk":
                 generation[f"{name}_token_id"] = number
@@ -52,7 +72,15 @@ def build(meta: Mapping[str, Any]) -> Backend:
             f"byte-level BPE ('gpt2') can be rebuilt from GGUF. Load the model from its Hugging "
             f"Face folder."
         )
+    for name in ("tokens", "token_type", "merges"):
+        if f"tokenizer.ggml.{name}" not in meta:
+            raise ModelError(f"The file lacks the metadata tokenizer.ggml.{name}. {DAMAGED}")
     tokens, kinds = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]
+    if len(kinds) != len(tokens):
+        raise ModelError(
+            f"The file has {len(tokens)} tokens and {len(kinds)} kinds of them "
+            f"(tokenizer.ggml.token_type). {DAMAGED}"
+        )
     merges = [tuple(line.split(" ", 1)) for line in meta["tokenizer.ggml.merges"]]
     rule = meta.get("tokenizer.ggml.pre", "gpt-2")
     vocabulary = {token: number for number, token in enumerate(tokens)}
@@ -64,7 +92,13 @@ def build(meta: Mapping[str, Any]) -> Backend:
     if rule == "qwen2":
         backend.normalizer = normalizers.NFC()
     if meta.get("tokenizer.ggml.add_bos_token"):
-        number = meta["tokenizer.ggml.bos_token_id"]
+        number = meta.get("tokenizer.ggml.bos_token_id")
+        if number is None:
+            raise ModelError(
+                "The file asks for a first token (tokenizer.ggml.add_bos_token) and has no "
+                f"tokenizer.ggml.bos_token_id. {DAMAGED}"
+            )
+        _check_number("bos", number, tokens)
         first = tokens[number]
         backend.post_processor = processors.TemplateProcessing(
             single=f"{first} $A", pair=f"{first} $A {first} $B", special_tokens=[(first, number)]
@@ -75,6 +109,14 @@ def build(meta: Mapping[str, Any]) -> Backend:
         elif kind == _USER_DEFINED:
             backend.add_tokens([AddedToken(token, special=False, normalized=False)])
     return backend
+
+
+def _check_number(field: str, number: int, tokens: Sequence[str]) -> None:
+    if number >= len(tokens):
+        raise ModelError(
+            f"tokenizer.ggml.{field}_token_id is {number}, and there are {len(tokens)} tokens. "
+            f"{DAMAGED}"
+        )
 
 
 def _pre_tokenizer(rule: str) -> pre_tokenizers.PreTokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,19 @@ from groupwise.model.checkpoint import (
     write_file,
     write_folder,
 )
+from groupwise.model.fields import (
+    FINITE,
+    FLAG,
+    TEXT,
+    TEXTS,
+    Rules,
+    check,
+    either,
+    read_bytes,
+    real,
+    table,
+    whole,
+)
 from groupwise.model.linear import is_turned, linear_layers
 from groupwise.model.targets import HEAD, Spec, shortest
 
@@ -40,6 +54,15 @@ HARMLESS = {
 OURS = {"peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias", "init_lora_weights"}
 # Starts that take a part of the base's weights away: the adapter is wrong on the base itself.
 MOVES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+RULES: Rules = {
+    "r": whole(1, 2**20),
+    "lora_alpha": FINITE,
+    "lora_dropout": real(0, 1),
+    "use_rslora": FLAG,
+    "target_modules": either(TEXT, TEXTS),
+    "base_model_name_or_path": TEXT,
+    "revision": TEXT,
+}
 REMEDY = "Merge it into its base with PEFT (merge_and_unload) and set model.path to the result."
 
 
@@ -67,28 +90,23 @@ def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
     folder = local_adapter(path)
     file = folder / CONFIG
     try:
-        raw = json.loads(file.read_bytes())
+        raw = table(file, read_bytes(file))
     except FileNotFoundError:
         raise ModelError(_no_config(folder)) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ModelError(f"{file} can't be read: {error}. Fetch the adapter again.") from error
-    if not isinstance(raw, dict):
-        raise ModelError(f"{file} is no table of settings. Fetch the adapter again.")
     _check_features(file, raw)
+    check(file, raw, RULES)
+    for name in ("r", "lora_alpha"):
+        if raw.get(name) is None:
+            raise ModelError(f"{file} has no {name}: it is incomplete. Fetch the adapter again.")
     targets = raw.get("target_modules") or "all"
-    try:
-        spec = Spec(
-            rank=int(raw["r"]),
-            alpha=float(raw["lora_alpha"]),
-            targets=targets if isinstance(targets, str) else tuple(map(str, targets)),
-            rslora=bool(raw.get("use_rslora")),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{file} has no usable r and lora_alpha ({error}). Fetch it again.") from (
-            error
-        )
-    if spec.rank < 1:
-        raise ModelError(f"{file} has r={spec.rank}; an adapter's rank is 1 or more.")
+    spec = Spec(
+        rank=raw["r"],
+        alpha=float(raw["lora_alpha"]),
+        targets=targets if isinstance(targets, str) else tuple(targets),
+        rslora=bool(raw.get("use_rslora")),
+    )
     return spec, raw
 
 
@@ -194,7 +212,7 @@ def _check_features(file: Path, raw: Mapping[str, Any]) -> None:
     known = HARMLESS | OURS
     odd = sorted(key for key, value in raw.items() if value and key not in known)
     if odd:
-        what = ", ".join(f"{key}={raw[key]!r}" for key in odd)
+        what = ", ".join(f"{key}={reprlib.repr(raw[key])}" for key in odd)
         raise ModelError(f"{file} uses what is not done here: {what}. {REMEDY}")
 
 

@@ -20,6 +20,7 @@ from groupwise.errors import ModelError
 from groupwise.hub import fetch_adapter, fetch_model, lasting, names_model
 from groupwise.model.adapters import adapters, attach, fill, fold
 from groupwise.model.checkpoint import Loaded, load, stored_shape
+from groupwise.model.fields import TEXT, TEXTS, check, read_bytes, table
 from groupwise.model.linear import layer_sizes, linear_layers
 from groupwise.model.peft_files import (
     BASE,
@@ -234,7 +235,8 @@ def base_of(folder: Path, given: str | Path | None = None) -> Base:
     record = folder / BASE
     if record.is_file():
         try:
-            raw = json.loads(record.read_bytes())
+            raw = {k: x for k, x in table(record, read_bytes(record)).items() if x is not None}
+            check(record, raw, dict.fromkeys(raw, TEXT) | {"adapters": TEXTS})
             found = Base(**(raw | {"adapters": tuple(raw["adapters"])}))
         except (ValueError, KeyError, TypeError) as error:
             raise ModelError(

@@ -5,18 +5,26 @@ Special tokens stay in decoded text: a reward that reads it must see what the po
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from groupwise.errors import ModelError
+from groupwise.model.fields import (
+    TEXT,
+    Rule,
+    Rules,
+    check,
+    either,
+    library,
+    several,
+    table,
+    whole,
+)
+from groupwise.model.rendering import render
 
 Message = Mapping[str, Any]
 
@@ -25,6 +33,35 @@ NO_TEMPLATE = (
     "The model has no chat template, so messages have no text form. Give the prompt as a string, "
     "or add chat_template.jinja to the model's folder."
 )
+
+
+def _is_added_token(x: Any) -> bool:
+    return isinstance(x, dict) and (x.get("content") is None or TEXT.fits(x["content"]))
+
+
+def _is_named_template(x: Any) -> bool:
+    return isinstance(x, dict) and all(TEXT.fits(x.get(k)) for k in ("name", "template"))
+
+
+UNDECODED = ("The tokenizer can't decode tokens", "Fetch its tokenizer.json again.")
+
+_NAME = either(TEXT, Rule('a table with a text as its "content"', _is_added_token))
+_TEMPLATES = several(
+    Rule("", _is_named_template), 'a list of tables with a "name" and a "template"'
+)
+_NUMBER = whole(-(2**31), 2**31)  # that it is in the vocabulary is checked with the others
+NAME_RULES: Rules = {
+    "bos_token": _NAME,
+    "eos_token": _NAME,
+    "pad_token": _NAME,
+    "unk_token": _NAME,
+    "chat_template": either(TEXT, _TEMPLATES),
+}
+NUMBER_RULES: Rules = {
+    "bos_token_id": _NUMBER,
+    "eos_token_id": either(_NUMBER, several(_NUMBER, "a list of them")),
+    "pad_token_id": _NUMBER,
+}
 
 
 class Tokenizer:
@@ -66,27 +103,30 @@ class Tokenizer:
                 "The folder has no tokenizer.json. Make one: AutoTokenizer.from_pretrained(FOLDER)"
                 ".save_pretrained(FOLDER) of transformers."
             )
-        try:
+        with library(
+            "tokenizer.json can't be read", "Fetch it again, or save it anew with transformers."
+        ):
             backend = Backend.from_str(files["tokenizer.json"].decode("utf-8"))
-        except Exception as error:  # the library raises bare Exception
-            raise ModelError(
-                f"tokenizer.json can't be read: {error}. Fetch it again, or save it anew with "
-                f"transformers."
-            ) from error
         settings, generation, config = (
-            _json(files, name)
-            for name in ("tokenizer_config.json", "generation_config.json", "config.json")
+            _json(files, name, rules)
+            for name, rules in (
+                ("tokenizer_config.json", NAME_RULES),
+                ("generation_config.json", NUMBER_RULES),
+                ("config.json", NUMBER_RULES),
+            )
         )
-        names = _special_names(_json(files, "special_tokens_map.json") | settings)
+        names = _special_names(_json(files, "special_tokens_map.json", NAME_RULES) | settings)
         template, no_template = _template(files, settings)
         ends = [*_numbers(generation.get("eos_token_id")), *_numbers(config.get("eos_token_id"))]
 
+        def named(name: str) -> int | None:
+            return backend.token_to_id(names[name]) if name in names else None
+
         def number(name: str) -> int | None:
-            found = backend.token_to_id(names[name]) if name in names else None
-            field = f"{name}_id"
+            found, field = named(name), f"{name}_id"
             return found if found is not None else generation.get(field, config.get(field))
 
-        last = number("eos_token")
+        last = named("eos_token")
         return cls(
             backend,
             eos_ids=ends if last is None else [*ends, last],
@@ -102,22 +142,22 @@ class Tokenizer:
 
     def encode(self, text: str, *, with_bos: bool = False) -> list[int]:
         """Ids of the text alone, or with the special tokens that the tokenizer puts around it."""
-        try:
+        with library(
+            f"The tokenizer can't encode {text[:80]!r}",
+            "Remove the characters that its vocabulary does not have.",
+        ):
             ids: list[int] = self.backend.encode(text, add_special_tokens=with_bos).ids
-        except Exception as error:  # the library raises bare Exception
-            raise ModelError(
-                f"The tokenizer can't encode {text[:80]!r}: {error}. Remove the characters that "
-                f"its vocabulary does not have."
-            ) from error
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.backend.decode(list(ids), skip_special_tokens=False)
+        with library(*UNDECODED):
+            return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def decode_all(self, many: Sequence[Sequence[int]]) -> list[str]:
         """Several texts at once, on all cores."""
         lists = [list(ids) for ids in many]
-        return self.backend.decode_batch(lists, skip_special_tokens=False)
+        with library(*UNDECODED):
+            return self.backend.decode_batch(lists, skip_special_tokens=False)
 
     def prompt(self, prompt: str | Sequence[Message], **variables: Any) -> list[int]:
         """Ids to continue from. Messages get the chat template, once; a string never does."""
@@ -139,16 +179,15 @@ class Tokenizer:
                     f'{{"role": "user", "content": "..."}}.'
                 )
         known = {"tools": None, "documents": None, **self.names, **variables}
-        try:
-            return _compile(self.template).render(
-                messages=list(messages), add_generation_prompt=to_continue, **known
-            )
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+        given = {"messages": [dict(message) for message in messages], **known}
+        done, text = render(self.template, given | {"add_generation_prompt": to_continue})
+        if not done:
             roles = [message["role"] for message in messages]
             raise ModelError(
-                f"The chat template refused messages with roles {roles}: {error}. Change the "
-                f"messages, or pass what the template asks for."
-            ) from error
+                f"The chat template refused messages with roles {roles}: {text.rstrip('.')}. "
+                f"Change the messages, pass what the template asks for, or mend the template."
+            )
+        return text
 
 
 def character_files(alphabet: str, end: str = "<end>") -> dict[str, bytes]:
@@ -166,44 +205,9 @@ def character_files(alphabet: str, end: str = "<end>") -> dict[str, bytes]:
     }
 
 
-class _Generation(Extension):
-    """{% generation %} marks the assistant's text for other tools; here it is only text."""
-
-    tags = {"generation"}  # noqa: RUF012, jinja2 declares it so
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-@functools.lru_cache(maxsize=16)
-def _compile(template: str) -> jinja2.Template:
-    """The environment that templates are written for (transformers'), without the clock.
-
-    `strftime_now` stays undefined: templates that test for it fall back to a fixed date, and a
-    prompt is the same tomorrow, which resuming a run relies on.
-    """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    return environment.from_string(template)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(files.get(name, b"{}"))
-    except ValueError as error:
-        raise ModelError(f"{name} is no JSON: {error}. Fetch it again.") from error
+def _json(files: Mapping[str, bytes], name: str, rules: Rules) -> dict[str, Any]:
+    found = table(name, files.get(name, b"{}"))
+    check(name, found, rules)
     return found
 
 
@@ -223,10 +227,11 @@ def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> tuple[
     """The chat template, or None and why. Copies of it in several files must be copies."""
     given: dict[str, Any] = {
         "tokenizer_config.json": settings.get("chat_template"),
-        "chat_template.json": _json(files, "chat_template.json").get("chat_template"),
+        "chat_template.json": _json(files, "chat_template.json", NAME_RULES).get("chat_template"),
     }
     if "chat_template.jinja" in files:
-        given["chat_template.jinja"] = files["chat_template.jinja"].decode("utf-8")
+        with library("chat_template.jinja is no UTF-8", "Convert it, or fetch it again."):
+            given["chat_template.jinja"] = files["chat_template.jinja"].decode("utf-8")
     found: dict[str, str] = {}
     for file, template in given.items():
         if isinstance(template, list):  # several, by name

@@ -176,7 +176,7 @@ def _states(parent: Path) -> dict[int, dict[str, bool]]:
                 "resumes": bool(state.get("resumes", True)),
                 "best": bool(state.get("best", linked)),
             }
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             continue
     return found
 
@@ -322,7 +322,7 @@ def _verified(folder: Path, step: int) -> list[Path] | None:
         resumes = state.get("resumes", True)
         sealed = {folder / str(name): seal for name, seal in state["files"].items()}
         kind = (state["version"], state["step"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("its resume/state.json is damaged") from error
     if kind != (VERSION, step):
         raise ValueError(f"it says version {kind[0]}, step {kind[1]}, not {VERSION}, {step}")
