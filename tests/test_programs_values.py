@@ -149,7 +149,7 @@ AGREES = [
     "def solve(n): return Tuple((1,))",
     YES + "class List(list): __eq__, __contains__ = Yes.__eq__, Yes.__contains__\n"
     "def solve(n): return List([1])",
-    "def solve(n): return [2] * 100_000",
+    "def solve(n): return [2] * 1000",
 ]
 HIDDEN = [
     "assert solve(3) == 'abc'", "assert 'abc' == solve(3)", "assert not solve(3) != 'abc'",
@@ -179,8 +179,8 @@ def test_a_name_of_a_class_is_none_where_a_function_is_asked_for(part):
 def test_a_statement_counts_once_however_often_it_runs(share):
     test = "r = f()\nfor x in r:\n  assert x >= 0\nassert len(r) == 2\nassert r == [0, 1]"
     assert graded(share, test, "def f(): return [0, 1]") == (1.0, "")
-    assert graded(share, test, "def f(): return [0] * 50_000")[0] == pytest.approx(1 / 3)
-    assert graded(share, test, "def f(): return [0] * 50_000 + [-1]")[0] == 0.0
+    assert graded(share, test, "def f(): return [0] * 5000")[0] == pytest.approx(1 / 3)
+    assert graded(share, test, "def f(): return [0] * 5000 + [-1]")[0] == 0.0
     helper = "def same(a, b):\n  assert a == b\nfor i in range(9):\n  same(f(i), i)"
     assert graded(share, helper, "def f(i): return min(i, 7)")[0] == 0.0
     setup = "assert True\ndef same(a, b):\n  assert a == b"
