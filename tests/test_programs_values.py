@@ -112,10 +112,42 @@ def test_an_error_of_the_program_ends_no_loop_of_the_tests(part):
         "class L:\n  def __len__(self): return f()\n  def __iter__(self): return iter([1])\n"
         "assert list(L()) == [1]",
     ]
+    tests += [
+        "import asyncio\nclass I:\n  def __aiter__(self): return self\n"
+        "  async def __anext__(self): return f()\nasync def main(): return [x async for x in I()]\n"
+        "assert asyncio.run(main()) == []",
+        "class P:\n  p = property(lambda self: f())\nassert all(map(lambda x: x.p, [P()]))",
+    ]
     kinds = ["IndexError", "AttributeError", "AttributeError", "TypeError"]
+    kinds += ["StopAsyncIteration", "StopIteration"]
     for test, kind in zip(tests, kinds, strict=True):
         in_one_process(STOPS.format(kind), test)
         assert graded(part, test, STOPS.format(kind))[0] == 0.0, test
+
+
+def test_nor_one_of_its_objects(part):
+    program = """
+class A:
+    p = property(lambda self: 1 if self.fine else next(iter([])))
+    fine = False
+    def m(self, x): raise StopIteration
+    def __len__(self): raise StopIteration
+    def __eq__(self, other): raise StopIteration
+    def __getitem__(self, i): raise StopIteration
+async def f(): raise StopAsyncIteration
+"""
+    tests = [
+        f"assert all(map({f}, [A()]))" for f in ("lambda a: a.p", "A().m", "len", "A().__eq__")
+    ]
+    tests += [f"assert all(map(lambda a: {f}, [A()]))" for f in ("a == A()", "a[0]", "a.m(1)")]
+    tests.append(
+        "import asyncio\nclass I:\n  def __aiter__(self): return self\n"
+        "  async def __anext__(self): return await f()\n"
+        "async def main(): return [x async for x in I()]\nassert asyncio.run(main()) == []"
+    )
+    for test in tests:
+        in_one_process(program, test)
+    assert [value for value, _ in marks(part, tests, program)] == [0.0] * len(tests)
 
 
 YES = """

@@ -86,7 +86,7 @@ class Count:
 
     def raised(self, operation: str, error: BaseException) -> None:
         """Note an error of the program that Python might swallow, unless somebody waits for it."""
-        if operation in ("await", "getattr") or not isinstance(error, SWALLOWED):
+        if not isinstance(error, ENDINGS if operation == "await" else SWALLOWED):
             return
         module = caller()
         if module.partition(".")[0] in CATCHERS:
