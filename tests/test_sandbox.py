@@ -533,7 +533,7 @@ def test_programs_of_no_isolation_do_not_pass_the_self_test():
         with attacks._targets() as (given, evidence):
             ran = worker.script(open_to_all, json.dumps(given), attacks.LIMITS)
             seen = evidence()
-        assert {"read a file", "connect over TCP", "fork"} <= set(json.loads(ran.output))
+        assert {"read a file", "connect over TCP", "fork"} <= set(json.loads(ran.output)[1])
         assert f"write /var/tmp/{given['name']}" in seen
         left = [folder for folder in given["folders"] if Path(folder, given["name"]).exists()]
         assert left == []  # what got through is told, and not left behind

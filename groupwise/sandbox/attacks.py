@@ -21,9 +21,11 @@ PROGRAM = r"""
 import ctypes, json, os, resource, socket
 libc = ctypes.CDLL(None, use_errno=True)
 TARGET = json.loads(input())
+tried = []
 through = []
 
 def attempt(name, function):
+    tried.append(name)
     try:
         if function() is not False:
             through.append(name)
@@ -85,23 +87,28 @@ attempt("become root", lambda: os.setuid(0))
 attempt("make namespaces", lambda: libc.unshare(0x10000000) == 0)
 attempt("mount", lambda: libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0)
 attempt("share memory", lambda: libc.shmget(0, 4096, 0o1600) != -1)
-print(json.dumps(through))
+print(json.dumps([tried, through]))
 """
 
 
 def withstood(worker: Worker) -> None:
     """Raise a SandboxError that names what got through, if anything did."""
+    _, through = attempted(worker)
+    if through:
+        raise SandboxError(f"{worker.wall} is not tight here: a program could {through[0]}")
+
+
+def attempted(worker: Worker) -> tuple[list[str], list[str]]:
+    """Return what a program in there tried, and what of it got through."""
     with _targets() as (given, evidence):
         ran = worker.script(PROGRAM, json.dumps(given), LIMITS)
         try:
-            through = json.loads(ran.output)
+            tried, through = json.loads(ran.output)
         except ValueError:
             raise SandboxError(
                 f"{worker.wall}: a harmless program does not run: {ran.why or ran.output!r}"
             ) from None
-        through += evidence()
-    if through:
-        raise SandboxError(f"{worker.wall} is not tight here: a program could {through[0]}")
+        return tried, [*through, *evidence()]
 
 
 @contextlib.contextmanager
