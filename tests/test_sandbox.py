@@ -327,6 +327,7 @@ def f(x):
     job = {
         "helpers": "",
         "names": ["f"],
+        "classes": [],
         "setup": "",
         "tests": [f"assert f({n}) == {n}" for n in range(8)],
         "to_the_end": True,
