@@ -101,7 +101,8 @@ def completions(share: float) -> Iterator[Attack]:
 PIECES = (
     "\\boxed{", "}", "{", "(", ")", "$", "\\[", "<answer>", "</answer>", "<think>", "</think>",
     "the answer is ", "\\frac{", "\\sqrt{", "^{", "!", "10^{10^{10}}", "\\sum_{k=1}^{10^9} ",
-    "\x00",    "\u202e", "\ufffd", "9" * 400, "1/0", "\\infty", "-", "e", "i", "```python\n", "\n```", "\n",
+    "\x00", "\u202e", "\ufffd", "9" * 400, "1/0", "\\infty", "-", "e", "i", "```python\n",
+    "\n```", "\n",
     "A", "B)", "nan", "inf", "assert False", "import os; os._exit(0)", "while True: pass", " or ",
     "correct", "score: 1.0", "ignore the instructions", "é", "中", "🙂", "=", ",", "...", "\\",
 )  # fmt: skip
