@@ -85,7 +85,7 @@ class Viewer(ThreadingHTTPServer):
     def answer(self, target: str) -> Answer:
         """What stands at an address."""
         parts = urlsplit(target)
-        words = [unquote(word) for word in parts.path.split("/") if word]
+        words = [unquote(word, errors="surrogateescape") for word in parts.path.split("/") if word]
         asked = parse_qs(parts.query)
         match words:
             case []:

@@ -7,6 +7,7 @@ for bit.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from groupwise.errors import RunError
-from groupwise.watch.files import storable, write_atomic
+from groupwise.errors import RunError, in_short
+from groupwise.watch.files import ordinary, storable, write_atomic
 
 if TYPE_CHECKING:
     from groupwise.records import Rollout
@@ -246,24 +248,44 @@ def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
 
 
 def _some(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
+    """The columns as the schema has them; other types and torn lists are an Arrow error."""
     there = file.schema_arrow.names
-    return file.read(columns=[name for name in columns or there if name in there])
+    table = file.read(columns=[name for name in columns or there if name in there])
+    table.validate(full=True)
+    for at, (name, found) in enumerate(zip(table.column_names, table.schema.types, strict=True)):
+        kind = found if pa.types.is_null(found) else _types().get(name, found)
+        if found != kind:
+            table = table.set_column(at, name, table.column(at).cast(kind))
+        if pa.types.is_list(kind) and pc.list_flatten(table.column(at)).null_count:
+            raise pa.ArrowInvalid(f"there are nulls within the lists of {name}")
+    return table
+
+
+@functools.cache
+def _types() -> dict[str, pa.DataType]:
+    """The type of every column; `weight` is in files of a replay."""
+    ours = to_table([], 0).schema
+    return {**dict(zip(ours.names, ours.types, strict=True)), "weight": pa.list_(_FLOAT32)}
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    nothing = RunError(
+        f"There are no rollouts at {path}: the step was not reached, or the file was removed."
+    )
+    if ordinary(path) is None:
+        raise nothing
     try:
-        with pq.ParquetFile(path) as file:
+        # Opened here: Arrow takes no name that is not UTF-8.
+        with open(path, "rb") as data, pq.ParquetFile(data) as file:
             yield file
-    except FileNotFoundError:
-        raise RunError(
-            f"There are no rollouts at {path}: the step was not reached, or the file was removed."
-        ) from None
+    except FileNotFoundError:  # it went away in between
+        raise nothing from None
     except (pa.ArrowException, OSError) as error:
         raise RunError(
-            f"{path} is not a Parquet file that can be read ({error}). It is written in one piece, "
-            "so it was changed since or the disk is faulty. Put it back, or remove it to do "
-            "without this step."
+            f"{path} is not a Parquet file that can be read ({in_short(error)}). It is "
+            "written in one piece, so it was changed since or the disk is faulty. Put it back, or "
+            "remove it to do without this step."
         ) from error
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RunError
+from groupwise.watch import shapes
 from groupwise.watch.files import Growing, to_line, write_atomic
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.mirrors import FOLDER, open_tracker
@@ -73,7 +74,8 @@ class Tail:
             self._again()
 
     def _open(self) -> None:
-        self._metrics, self._events = Growing(self._folder.metrics), Growing(self._folder.events)
+        self._metrics = Growing(self._folder.metrics, shapes.metrics)
+        self._events = Growing(self._folder.events, shapes.events)
         self._waiting: list[Note] = []  # for the metrics line of their step
 
     def _again(self) -> None:
@@ -83,11 +85,11 @@ class Tail:
 
     def look(self) -> None:
         """Send what was added. Events are written before the metrics of their step."""
-        void, lines = self._metrics.news()
+        void, lines = _sound(self._metrics)
         if void and self._tracker.takes_back:  # resumed by another process
             self._again()
-            _, lines = self._metrics.news()
-        void, events = self._events.news()
+            _, lines = _sound(self._metrics)
+        void, events = _sound(self._events)
         waiting = [] if void else self._waiting
         self._waiting = waiting + [x for x in map(note_of, events) if x.step > self._sent]
         new = [line for line in lines if line["step"] > self._sent]
@@ -113,6 +115,14 @@ class Tail:
         self._tell_up_to(math.inf)  # of a step that was not finished
         summary = self._folder.read_summary()
         self._tracker.close(finished=summary.get("steps", math.nan) == self._sent)
+
+
+def _sound(file: Growing) -> tuple[bool, list[dict[str, Any]]]:
+    """Its news; an error where it is damaged, as a tracker that lacks a step would not say so."""
+    found = file.news()
+    if file.damage:
+        raise RunError(file.damage)
+    return found
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
