@@ -24,6 +24,7 @@ from groupwise.watch.folder import RunFolder
 from groupwise.watch.mirrors import FOLDER, open_tracker
 from groupwise.watch.mirrors.settings import hide, settings_of
 from groupwise.watch.mirrors.tracker import About, Note, Tracker, note_of
+from groupwise.watch.naming import run_name
 
 POLL = 0.5  # seconds between two looks at the files
 AT_ONCE = 100  # steps that are sent before it is written down that they were
@@ -40,8 +41,8 @@ def mirror(folder: RunFolder, name: str) -> int:
     with folder.writing(FOLDER):
         place.mkdir(exist_ok=True)
     with _alone(place / f".{name}.lock", name):
-        known = _Known(place / f"{name}.json")
-        about = About(folder.path.resolve().name, known.id, settings_of(folder), place / name)
+        known = _Known(place / f"{name}.json", folder)
+        about = About(known.name, known.id, settings_of(folder), place / name)
         writer = folder.writer()
         with _patience():
             tail = Tail(folder, open_tracker(name, about), known)
@@ -59,7 +60,9 @@ def mirror(folder: RunFolder, name: str) -> int:
 def up_to_date(folder: RunFolder, name: str) -> bool:
     """Whether the tracker was told all steps."""
     lines = folder.read_metrics()
-    return not lines or _Known(folder.path / FOLDER / f"{name}.json").step == lines[-1]["step"]
+    return (
+        not lines or _Known(folder.path / FOLDER / f"{name}.json", folder).step == lines[-1]["step"]
+    )
 
 
 class Tail:
@@ -135,17 +138,20 @@ def numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _Known:
-    """`NAME.json`: the run's id in the tracker, and the last step that it was told."""
+    """`NAME.json`: the run's id and name in the tracker, and the last step that it was told."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: RunFolder) -> None:
         self._path = path
         try:
             stored = json.loads(path.read_bytes())
             self.id, self.step = str(stored["id"]), int(stored["step"])
+            # Older versions called a run by its folder alone, and wrote no name down.
+            self.name = str(stored.get("name", folder.path.resolve().name))
         except FileNotFoundError:
             self.id, self.step = uuid.uuid4().hex[:8], -1
+            self.name = run_name(folder.path).replace("/", ".")  # it may name a file there
             self.write(-1)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{path} can't be read ({error}). It is written in one piece, so it was edited or "
                 "the disk is faulty. Remove it: the tracker then gets the run anew."
@@ -153,7 +159,7 @@ class _Known:
 
     def write(self, step: int) -> None:
         self.step = step
-        write_atomic(self._path, to_line({"id": self.id, "step": step}))
+        write_atomic(self._path, to_line({"id": self.id, "name": self.name, "step": step}))
 
 
 @contextlib.contextmanager
