@@ -180,7 +180,6 @@ def torn_inside(run: RunFolder) -> None:
     run.rollout(1).write_bytes(data)
 
 
-BAD_UTF8 = pa.array([b"\xff\xfe"] * 20).view(pa.string())
 ROLLOUTS: dict[str, Damage] = {
     "cut off": cut,
     "torn inside": torn_inside,
@@ -191,7 +190,9 @@ ROLLOUTS: dict[str, Damage] = {
     "tokens have nulls": column("token_ids", lambda c: pa.array([[1, None]] * len(c))),
     "rewards are lists": column("reward", lambda c: pa.array([[1.0]] * len(c))),
     "reward parts are a text": column("reward_parts", lambda c: pa.array(["x"] * len(c))),
-    "texts are no UTF-8": column("text", lambda c: BAD_UTF8),
+    "texts are no UTF-8": column(
+        "text", lambda c: pa.array([b"\xff\xfe"] * len(c)).view(pa.string())
+    ),
 }
 UNREAD_BY_REPORTS = {
     f"rollouts: {kind}"

@@ -12,11 +12,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from damages import DAMAGES, HARMLESS, STEP, UNREAD_BY_REPORTS
+from damages import CONFIGS, DAMAGES, HARMLESS, STEP, UNREAD_BY_REPORTS
 from viewing import get, make_run, viewing
 
 from groupwise.cli import main
-from groupwise.errors import RunError
+from groupwise.commands.shared import config_of
+from groupwise.config import load
+from groupwise.errors import GroupwiseError, RunError
 from groupwise.view.runs import Runs, runs_in
 from groupwise.view.server import Viewer
 from groupwise.watch import files, rollouts
@@ -252,3 +254,25 @@ def test_two_runs_of_which_one_is_damaged(whole: RunFolder, tmp_path: Path) -> N
             status, page, _ = get(port, "/compare?run=a&run=b")
         assert status == 200 and f"b/{file}" in page
         shutil.rmtree(run.path)
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, "a folder", "a pipe", "a link to itself"])
+def test_commands_that_take_a_runs_settings_say_what_is_wrong(
+    kind: str, whole: RunFolder, tmp_path: Path
+) -> None:
+    run = copy(whole, tmp_path / "bad")
+    DAMAGES[f"config.toml: {kind}"][1](run)
+    with pytest.raises(GroupwiseError, match=r"bad/config\.toml"):
+        load(config_of(run.path))
+
+
+@pytest.mark.parametrize("name", ["prompt_id", "group", "sample", "token_ids", "sampler_logp"])
+def test_a_replay_needs_whole_rows(name: str, whole: RunFolder, tmp_path: Path) -> None:
+    """What pages show without, nothing can be computed from."""
+    run = copy(whole, tmp_path / "bad")
+    HARMLESS[f"rollouts: {name} is null"](run)
+    with pytest.raises(RunError, match=f"rows without {name}"):
+        rollouts.read(run.rollout(1))
+    HARMLESS["rollouts: only other columns"](run)
+    with pytest.raises(RunError, match="rows without"):
+        rollouts.read(run.rollout(1))

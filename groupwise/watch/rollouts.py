@@ -145,6 +145,9 @@ REWARD_PARTS = pa.map_(pa.string(), pa.float64())
 REWARD_STEPS = pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))
 _INT32, _INT64, _FLOAT32, _BOOL = pa.int32(), pa.int64(), pa.float32(), pa.bool_()
 
+# What a row of `Row` can't be made without.
+_NEVER_ABSENT = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids",
+                 "sampler_logp")  # fmt: skip
 # Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
 PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "advantage",
              "coefficient", "ratio", "clipped")  # fmt: skip
@@ -228,7 +231,12 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         found = _version(file)
         if found != VERSION:
             raise _other_version(path, found)
-        return _some(file, columns)
+        table = _some(file, columns)
+        for name in _NEVER_ABSENT:
+            asked = columns is None or name in columns
+            if asked and (name not in table.column_names or table.column(name).null_count):
+                raise pa.ArrowInvalid(f"rows without {name}")
+        return table
 
 
 def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
