@@ -839,6 +839,17 @@ def test_a_measure_is_that_of_the_last_tenth_of_the_steps(tmp_path: Path) -> Non
     assert found.value("eval/accuracy") == found.final == 0.3
 
 
+@pytest.mark.parametrize("changed", [{"eval/accuracy": None}, {"eval/length": None}])
+def test_an_evaluation_that_measured_nothing_is_refused_in_words(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    lines = [{"step": step, "eval/accuracy": 0.5, "eval/length": 3.0} for step in (0, 1)]
+    lines[1] |= changed
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    with pytest.raises(RunError, match="no evaluations to compare"):
+        read_outcome(tmp_path, Job(0, 0), Budget("steps", 1), {"steps": 1})
+
+
 def test_a_difference_is_said_in_points() -> None:
     found = made_up(0.2)
     (said,) = words.verdicts(found)

@@ -545,6 +545,33 @@ def test_a_run_that_starts_over_is_another_one(folder: RunFolder, listen: Listen
     assert first.about and second.about and first.about.id != second.about.id
 
 
+def test_runs_of_a_comparison_are_told_apart(tmp_path: Path, listen: Listen) -> None:
+    """Its folders are all called seed_0; a run that was begun under that name keeps it."""
+    place = tmp_path / "compare" / "rates"
+    names = []
+    for arm in ("dapo", "grpo"):
+        made = RunFolder(place / "runs" / arm / "seed_0")
+        made.check_writable()
+        (place / "plan.json").write_text("{}")
+        write(made, 1)
+        heard = listen(Listener())
+        tail.mirror(made, "wandb")
+        names += [heard.about and heard.about.name]
+        memory = made.path / FOLDER / "wandb.json"
+        memory.write_text(re.sub('"name": "[^"]*", ', "", memory.read_text()))  # of before
+        tail.mirror(made, "wandb")
+        assert heard.about and heard.about.name == "seed_0"
+    assert names == ["rates.dapo.seed_0", "rates.grpo.seed_0"]
+
+
+def test_a_damaged_line_ends_the_mirror_in_words(folder: RunFolder, listen: Listen) -> None:
+    write(folder, 1)
+    append_lines(folder.metrics, ["?", '{"step": 2}'])
+    listen(Listener())
+    with pytest.raises(RunError, match="Line 2 of"):
+        tail.mirror(folder, "wandb")
+
+
 def test_one_mirror_at_a_time(
     folder: RunFolder, listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

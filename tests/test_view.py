@@ -29,6 +29,7 @@ from groupwise.view.tokens import PAGE, pieces, token_page, tokenizer_of
 from groupwise.watch import rollouts
 from groupwise.watch.files import append_lines, write_atomic
 from groupwise.watch.folder import RunFolder
+from groupwise.watch.partly import Partly
 from groupwise.watch.plots import write_plots
 from groupwise.watch.report import report_page
 from groupwise.watch.starts import Start, write_starts
@@ -158,7 +159,7 @@ def test_one_prompt_across_the_steps(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", 3)
     index = PromptIndex(Run(folder.path, "run"))
     assert index.steps(102) == [1, 2, 3] and index.steps(999) == []
-    draws = index.draws(102)
+    draws = index.draws(102, Partly())
     assert [step for step, _, _ in draws] == [3, 2, 1]
     assert draws[0][2] == "4 at step 3<end>" and draws[0][1].prompt_id == 102
     rollouts.write(folder.rollout(2), [sample(9, 0)], 2)  # a resumed run writes it anew

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
 def text(found: Diagnosis, width: int) -> str:
     """For people: the first finding in full, the others in a line."""
+    from groupwise.watch.display import visible
+
     of = "" if found.tool == "groupwise" else f" ({found.tool})"
     first = found.first
     if first is None:
@@ -68,6 +70,8 @@ def text(found: Diagnosis, width: int) -> str:
     if found.events:
         lines += ["", "Guards said:"]
         lines += [_cut(f"  step {e['step']}  {e['text']}", width) for e in found.events[-EVENTS:]]
+    if found.damage:
+        lines += ["", "Can't be read:", *(f"  {visible(each)}" for each in found.damage)]
     if found.unseen:
         lines += ["", f"Not judged, for want of metrics: {', '.join(found.unseen)}."]
     return "\n".join(lines)
@@ -103,7 +107,7 @@ def _in_full(found: Diagnosis, finding: Finding, width: int) -> list[str]:
         lines.append(_cut(f"  prompt {sample['prompt_id']}  " + ", ".join(facts), width))
         for name in ("prompt_text", "text"):
             mark = ">" if name == "prompt_text" else "<"
-            shown = visible(sample[name][-SHOWN:]).replace("\n", "⏎").replace("\t", " ")
+            shown = visible((sample[name] or "")[-SHOWN:]).replace("\n", "⏎").replace("\t", " ")
             lines.append(f"    {mark} {shown}")
     return lines
 

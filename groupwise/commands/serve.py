@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.shared import say
+from groupwise.callers import is_loopback, shown
+from groupwise.commands.shared import say, warn
+from groupwise.errors import ConfigError
 
+KEY = "GROUPWISE_SERVE_KEY"  # a variable: what stands in a command line, all users can read
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 
 
@@ -18,7 +22,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "path", metavar="MODEL", help="a folder, a .gguf file, an id, an adapter or a run"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="default: this machine alone; any other, for callers with the key",
+    )
     parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: a free one")
     parser.add_argument("--name", help="what the model is called; default: its folder's name")
     parser.add_argument("--device", default="auto", help="default: auto, a GPU if there is one")
@@ -27,6 +35,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--slots", type=int, default=64, help="answers that are written at a time")
     parser.set_defaults(run_command=run)
+
+
+def _key() -> str:
+    """What clients must send; "" where nobody set it."""
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(f"The key in {KEY} has characters that no header can hold.")
+    return key
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,9 +65,23 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_policy(path, getattr(torch, model.dtype), model.device)
     engine = NativeEngine(loaded.model, loaded.tokenizer, seed=0, slots=args.slots)
     name = args.name or Path(args.path).resolve().name
-    with Server(engine, name, (args.host, args.port)) as server:
-        host, port = server.server_address[:2]
-        print(f"{name} at http://{host!s}:{port}/v1; end it with Ctrl-C", flush=True)
+    try:
+        made = Server(engine, name, (args.host, args.port), _key())
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"The server can't listen at {args.host}:{args.port} ({error}). Choose another port: "
+            "--port 0 takes a free one."
+        ) from error
+    with made as server:
+        host, port = str(server.server_address[0]), server.server_address[1]
+        if not is_loopback(host):
+            warn(
+                "everyone who reaches this machine and has the key can ask this model; key and "
+                "texts are sent unencrypted."
+            )
+        if server.key and not _key():
+            print(f"key: {server.key}  (a new one each time; {KEY} sets it)")
+        print(f"{name} at http://{shown(host, port)}/v1; end it with Ctrl-C", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

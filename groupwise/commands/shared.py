@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.errors import ConfigError, RecipeWarning
 from groupwise.progress import Watcher, heard, phase
+from groupwise.watch.files import ordinary
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -47,6 +48,8 @@ def config_of(path: Path) -> Path | None:
     """The configuration of the run that a path is, or is a checkpoint of."""
     folder = path.resolve()
     for each in (folder, *folder.parents[:2]):
+        if (each / "checkpoints").is_dir():
+            ordinary(each / "config.toml")  # of a run: what is there must be readable
         if (each / "config.toml").is_file():
             return each / "config.toml"
     return None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import sys
 from typing import Any
 
+from groupwise.callers import is_loopback, shown
 from groupwise.errors import ConfigError
 
 
@@ -38,23 +38,16 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     with server:
         host, port = server.server_address[:2]
-        if not _is_loopback(str(host)):
+        if not is_loopback(str(host)):
             print(
                 "groupwise: warning: everyone who reaches this machine can read these runs; "
                 "there is no password.",
                 file=sys.stderr,
             )
-        named = f"[{host!s}]" if ":" in str(host) else host
-        print(f"{len(runs.all())} runs at http://{named!s}:{port}; end it with Ctrl-C", flush=True)
+        where = shown(str(host), port)
+        print(f"{len(runs.all())} runs at http://{where}; end it with Ctrl-C", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             print()
     return 0
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

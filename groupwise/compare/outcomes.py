@@ -96,10 +96,11 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         for line in lines
         if f"eval/{measure}" in line
     )
-    if len(points) < 2:
+    last, manifest = lines[-1], RunFolder(path).read_manifest()
+    measured = all(point["score"] is not None for point in points)
+    if len(points) < 2 or not measured or last.get("eval/length") is None:
         raise RunError(f"{path} has no evaluations to compare.")
     unit = _unit(budget)
-    last, manifest = lines[-1], RunFolder(path).read_manifest()
     made_by = manifest.get("versions", {})
     return Outcome(
         seed=job.seed,

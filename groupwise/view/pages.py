@@ -33,9 +33,9 @@ from groupwise.view.steps import (
 from groupwise.watch.catalogue import SECTIONS, find
 from groupwise.watch.chart import Curve, number, svg, thin
 from groupwise.watch.display import visible
+from groupwise.watch.partly import Partly
 from groupwise.watch.report import CURVES, is_health
 from groupwise.watch.rollouts import VERSION, read_older
-from groupwise.watch.starts import changes_on_the_way
 
 MOST_POINTS = 2000  # of a curve: each can be clicked
 MOST_EVENTS = 1000  # of a run on its page, the latest
@@ -84,8 +84,7 @@ def _drawn(run: Run, chart: dict[str, Any]) -> dict[str, Any]:
 
 def trends(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Curves and events as data for the charts."""
-    run.refresh()
-    steps = run.folder.rollout_steps()
+    about = run.about()
     curves = {}
     for name in names:
         points = thin(run.points(name), MOST_POINTS)
@@ -96,8 +95,8 @@ def trends(run: Run, names: Sequence[str]) -> dict[str, Any]:
         }
     return {
         "version": run.version(),
-        "state": run.state(),
-        "last": steps[-1] if steps else None,
+        "state": about.state,
+        "last": about.rollouts[-1] if about.rollouts else None,
         "metrics": len(run.columns),
         "curves": curves,
         "events": [_event(event) for event in run.events[-MOST_EVENTS:]],
@@ -106,11 +105,11 @@ def trends(run: Run, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    words = visible(str(event.get("text", "")))
+    kind, words = event.get("kind", ""), event.get("text", "")
     return {
-        "step": event.get("step", 0),
-        "kind": visible(str(event.get("kind", ""))),
-        "text": words if len(words) <= EXCERPT else f"{words[:EXCERPT]} …",
+        "step": event["step"],
+        "kind": _cut(kind, EXCERPT),
+        "text": _cut(words, EXCERPT) + (" …" if len(words) > EXCERPT else ""),
         "health": is_health(event),
     }
 
@@ -121,12 +120,7 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
 def home(runs: Mapping[str, Run], places: Sequence[Path]) -> str:
     rows = []
     for run in runs.values():
-        entry: dict[str, Any] = {"run": run, "trouble": None, "state": ""}
-        try:
-            run.refresh()
-            entry["state"] = run.state()
-        except (RunError, OSError) as error:
-            entry["trouble"] = str(error)
+        entry: dict[str, Any] = {"run": run, "about": run.about()}
         for _, name, _ in CURVES[:2]:
             points = run.points(name)
             entry[name] = (points[0].value, points[-1].value) if points else None
@@ -138,8 +132,7 @@ def home(runs: Mapping[str, Run], places: Sequence[Path]) -> str:
 
 
 def run_page(run: Run, others: Sequence[str]) -> str:
-    run.refresh()
-    steps = run.folder.rollout_steps()
+    about = run.about()
     sections = charts(list(run.columns))
     for name in list(sections)[:1]:  # the one that is open
         sections[name] = [_drawn(run, chart) for chart in sections[name]]
@@ -148,10 +141,8 @@ def run_page(run: Run, others: Sequence[str]) -> str:
         run=run,
         others=others,
         sections=sections,
-        state=run.state(),
-        last=steps[-1] if steps else None,
-        config=run.folder.read_config(),
-        changed=changes_on_the_way(run.folder),
+        about=about,
+        last=about.rollouts[-1] if about.rollouts else None,
         styles=plotly_styles(),
     )
 
@@ -159,22 +150,20 @@ def run_page(run: Run, others: Sequence[str]) -> str:
 def compare_page(one: Run, two: Run) -> str:
     from groupwise.config import difference  # heavy: it knows every recipe
 
-    texts = [run.folder.read_config() for run in (one, two)]
+    known = [(run, run.about()) for run in (one, two)]
+    texts = [about.config for _, about in known]
     changes: list[Any] | None = None
     trouble = ""
     if all(texts):
         try:
             changes = difference(texts[0] or "", texts[1] or "")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             trouble = f"The configurations can't be compared: {error}"
     else:
-        trouble = "One of the runs has no config.toml."
-    for run in (one, two):
-        run.refresh()
+        trouble = "One of the runs has no config.toml that can be read."
     names = [name for name in one.columns if name in two.columns]
-    on_the_way = [(run, changes_on_the_way(run.folder)) for run in (one, two)]
     return _render("compare.html", one=one, two=two, changes=changes, trouble=trouble,
-                   on_the_way=on_the_way, sections=charts(names),
+                   known=known, sections=charts(names),
                    styles=plotly_styles())  # fmt: skip
 
 
@@ -294,10 +283,12 @@ def _samples(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def prompt_page(run: Run, prompt_id: int, index: PromptIndex) -> str:
-    draws = index.draws(prompt_id)
+    seen = Partly()
+    draws = index.draws(prompt_id, seen)
     if not draws:
-        raise RunError(f"No step of {run.name} has drawn prompt {prompt_id}.")
-    return _render("prompt.html", run=run, prompt_id=prompt_id, draws=draws,
+        unread = f" {seen.damage[0]}" if seen.damage else ""
+        raise RunError(f"No step of {run.name} has drawn prompt {prompt_id}.{unread}")
+    return _render("prompt.html", run=run, prompt_id=prompt_id, draws=draws, damage=seen.damage,
                    turns=chat.turns(draws[0][1].prompt), excerpt=EXCERPT // 3)  # fmt: skip
 
 
@@ -366,7 +357,8 @@ def _environment() -> jinja2.Environment:
         visible=lambda value: visible(str(value)),
         number=_shown,
         query=urlencode,
-        quoted=lambda name: quote(name, safe=""),
+        # A file's name may be bytes that are no UTF-8: it comes back as the same bytes.
+        quoted=lambda name: quote(name, safe="", errors="surrogateescape"),
     )
     return made
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from groupwise.errors import RunError
 from groupwise.view.runs import Run
 from groupwise.view.steps import OF_GROUPS, Group, groups_of
+from groupwise.watch.partly import Partly
 from groupwise.watch.rollouts import read_older
 
 SHOWN = 200  # draws of a prompt on one page, the latest
@@ -41,23 +42,32 @@ class PromptIndex:
                 self._of_step[step] = (stamps[step], ids)
             return [step for step in present if prompt_id in self._of_step[step][1]]
 
-    def draws(self, prompt_id: int) -> list[tuple[int, Group, str]]:
+    def draws(self, prompt_id: int, seen: Partly) -> list[tuple[int, Group, str]]:
         """Step, group and the text of its first sample, the latest step first."""
         found = []
         for step in reversed(self.steps(prompt_id)[-SHOWN:]):
-            table, _ = read_older(self._run.folder.rollout(step), (*OF_GROUPS, "text"))
-            rows = table.filter(pc.equal(table.column("prompt_id"), prompt_id))
-            texts = rows.select(["group", "text"]).to_pylist()
-            for group in groups_of(rows.drop_columns(["text"])):
-                first = next(row["text"] for row in texts if row["group"] == group.number)
-                found.append((step, group, first or ""))
+            path = self._run.folder.rollout(step)
+            drawn = seen.get(_draws, path, prompt_id) or ()
+            found += [(step, group, text) for group, text in drawn]
         return found
+
+
+def _draws(path: Path, prompt_id: int) -> list[tuple[Group, str]]:
+    """Of one step."""
+    table, _ = read_older(path, (*OF_GROUPS, "text"))
+    rows = table.filter(pc.equal(table.column("prompt_id"), prompt_id))
+    texts = rows.select(["group", "text"]).to_pylist()
+    found = []
+    for group in groups_of(rows.drop_columns(["text"])):
+        first = next(row["text"] for row in texts if (row["group"] or 0) == group.number)
+        found.append((group, first or ""))
+    return found
 
 
 def _stamp(path: Path) -> Stamp:
     try:
         found = path.stat()
-    except FileNotFoundError:  # the run was rewound just now
+    except OSError:  # the run was rewound just now, or the file is a link to itself
         return 0, 0
     return found.st_mtime_ns, found.st_size
 

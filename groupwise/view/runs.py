@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import threading
 import time
-import tomllib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from groupwise.errors import ConfigError
+from groupwise.watch import shapes
 from groupwise.watch.chart import Point
 from groupwise.watch.display import useful_share
 from groupwise.watch.files import Growing
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.naming import comparison_of, told_apart
+from groupwise.watch.partly import Partly
+from groupwise.watch.starts import changes_on_the_way
 
 MARKS = ("config.toml", "metrics.jsonl", "rollouts")  # one of them makes a folder a run
 DEPTH = 5  # folders within folders that are looked through: runs/compare/NAME/runs/ARM/seed_0
 USEFUL = "groups/useful_share"  # shown instead of its opposite, groups/dead_share
+
+
+@dataclass(frozen=True)
+class About:
+    """A run in words."""
+
+    state: str
+    config: str | None
+    changed: list[str]  # on the way
+    rollouts: list[int]  # the steps that have some
+    damage: list[str]  # files that can't be read, and why
 
 
 class Run:
@@ -33,7 +46,8 @@ class Run:
         self.comparison = comparison  # the name of the one that it belongs to
         self.short = name.removeprefix(f"{comparison}/")  # beside others of its comparison
         self.lock = threading.RLock()  # requests are answered by several threads
-        self._metrics, self._events = Growing(self.folder.metrics), Growing(self.folder.events)
+        self._metrics = Growing(self.folder.metrics, shapes.metrics)
+        self._events = Growing(self.folder.events, shapes.events)
         self._clear()
         self.events: list[dict[str, Any]] = []
 
@@ -85,24 +99,31 @@ class Run:
         """Changes whenever there is something new to show."""
         return f"{self._metrics.stamp}-{self._events.stamp}"
 
-    def state(self) -> str:
+    def about(self) -> About:
+        """Everything beside the curves, as far as it can be read now."""
+        self.refresh()
+        seen = Partly()
+        seen.damage += [x.damage for x in (self._metrics, self._events) if x.damage]
+        config = seen.get(self.folder.read_config)
+        settings = (seen.get(self.folder.read_settings) if config else None) or {}
+        summary = seen.get(self.folder.read_summary) or {}
+        changed = seen.get(changes_on_the_way, self.folder) or []
+        steps = seen.get(self.folder.rollout_steps) or []
+        return About(self._state(summary, settings), config, changed, steps, seen.damage)
+
+    def _state(self, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         """In words: finished, or how far it is and when it was last heard of."""
-        step = self.steps[-1] if self.steps else 0
         if not self.steps:
             return "No step written yet."
-        if self.folder.read_summary().get("steps") == step:
+        step, total = self.steps[-1], settings.get("steps")
+        if summary.get("steps") == step:
             return f"Finished after {step:,} steps."
-        total = self.settings().get("steps")
         of = f" of {total:,}" if isinstance(total, int) else ""
-        ago = max(0.0, time.time() - self.folder.metrics.stat().st_mtime)
-        return f"Step {step:,}{of}, written {_ago(ago)}."
-
-    def settings(self) -> dict[str, Any]:
-        """config.toml as a table; {} where there is none that can be read."""
         try:
-            return tomllib.loads(self.folder.read_config() or "")
-        except tomllib.TOMLDecodeError:
-            return {}
+            ago = max(0.0, time.time() - self.folder.metrics.stat().st_mtime)
+        except OSError:  # it went away in between
+            return f"Step {step:,}{of}."
+        return f"Step {step:,}{of}, written {_ago(ago)}."
 
 
 def _known(value: float) -> float | None:
@@ -121,7 +142,7 @@ class Runs:
     def __init__(self, places: Sequence[str | os.PathLike[str]]) -> None:
         self.places = [Path(place) for place in places]
         for place in self.places:
-            if not place.is_dir():
+            if not os.path.isdir(place):
                 raise ConfigError(
                     f"There is no folder {str(place)!r}. Give a run folder, or a folder of them: "
                     "groupwise view runs"
@@ -138,7 +159,7 @@ class Runs:
                 for path in runs_in(place):
                     if path.resolve() not in self._known:
                         self._known[path.resolve()] = self._named(path, place)
-            return {run.name: run for path, run in self._known.items() if path.is_dir()}
+            return {run.name: run for path, run in self._known.items() if os.path.isdir(path)}
 
     def _named(self, path: Path, place: Path) -> Run:
         """By where it lies in the place that was given, as folders of all arms are called alike.
@@ -165,16 +186,19 @@ class Runs:
 def runs_in(place: Path, depth: int = DEPTH) -> Iterator[Path]:
     """The place itself if it is a run, else those in it, in the order of their names.
 
-    A folder that can't be read has none; a run is not looked into.
+    A folder that may not be looked into counts as a run, whose page says so; a run's own folders
+    are not looked into.
     """
-    if is_run(place):
+    if any(os.path.lexists(place / mark) for mark in MARKS):
         yield place
     elif depth:
-        with contextlib.suppress(OSError):
-            for inside in sorted(place.iterdir()):
-                if inside.is_dir() and not inside.name.startswith("."):
-                    yield from runs_in(inside, depth - 1)
-
-
-def is_run(path: Path) -> bool:
-    return path.is_dir() and any((path / mark).exists() for mark in MARKS)
+        try:
+            inside = sorted(place.iterdir())
+        except PermissionError:
+            yield place
+        except OSError:  # it went away in between
+            return
+        else:
+            for each in inside:
+                if os.path.isdir(each) and not each.name.startswith("."):
+                    yield from runs_in(each, depth - 1)

@@ -1,16 +1,12 @@
 """Who may ask for what: GET only, this machine only unless told otherwise, nothing is changed.
 
-A page of another site can reach a server on this machine through a name that it makes point here
-(DNS rebinding): a request must name an address, localhost, or a name of this server's own.
+A request must name an address, localhost, or a name of this server's own (callers.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import ipaddress
-import platform
-import socket
 import threading
 import traceback
 from collections.abc import Sequence
@@ -20,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from groupwise.callers import family_of, is_meant, own_names
 from groupwise.errors import ConfigError, GroupwiseError, in_short
 from groupwise.extras import install
 from groupwise.view import pages
@@ -62,9 +59,9 @@ class Viewer(ThreadingHTTPServer):
                 f"`{install('view')}`. A report needs no more than groupwise: "
                 "groupwise report RUN"
             )
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.address_family = family_of(address[0])
         self.runs = runs
-        self.names = {"localhost", platform.node().lower(), address[0].lower()}
+        self.names = own_names(address[0])
         self._indices: dict[str, PromptIndex] = {}
         self._lock = threading.Lock()
         super().__init__(address, Handler)
@@ -73,19 +70,10 @@ class Viewer(ThreadingHTTPServer):
         with self._lock:
             return self._indices.setdefault(run.name, PromptIndex(run))
 
-    def welcome(self, host: str) -> bool:
-        """Whether a request to this name was meant for this server."""
-        name = urlsplit(f"//{host}").hostname or ""
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name in self.names
-        return True
-
     def answer(self, target: str) -> Answer:
         """What stands at an address."""
         parts = urlsplit(target)
-        words = [unquote(word) for word in parts.path.split("/") if word]
+        words = [unquote(word, errors="surrogateescape") for word in parts.path.split("/") if word]
         asked = parse_qs(parts.query)
         match words:
             case []:
@@ -162,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60  # seconds, of a connection that is kept open
 
     def do_GET(self) -> None:
-        if not self.server.welcome(self.headers.get("Host", "")):
+        if not is_meant(self.headers.get("Host", ""), self.server.names):
             self._send(Answer(b"This server is not meant under that name.\n", PLAIN, 421))
             return
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,18 +97,26 @@ def groups_of(table: pa.Table) -> list[Group]:
 def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> Group:
     sampled = [(row, length) for row, length in members if (row["sample"] or 0) >= 0] or members
     first = members[0][0]
+    rewards = [_finite(row["reward"]) for row, _ in sampled]
     return Group(
         number=number,
         prompt_id=-1 if first["prompt_id"] is None else first["prompt_id"],
         draw=first["draw"] or 0,
         prompt=first["prompt_text"] or "",
-        rewards=[row["reward"] for row, _ in sampled],
-        marks=[mark(row["correct"], row["reward"]) for row, _ in sampled],
+        rewards=rewards,
+        marks=[
+            mark(row["correct"], reward) for (row, _), reward in zip(sampled, rewards, strict=True)
+        ],
         lengths=[length for _, length in sampled],
         truncated=sum(row["finish"] == "length" for row, _ in sampled),
         errors=sum(row["grader_status"] in FAILED for row, _ in sampled),
         used=first["used"] is not False,
     )
+
+
+def _finite(reward: float | None) -> float | None:
+    """No grader gives another; a file that was tampered with may."""
+    return reward if reward is not None and math.isfinite(reward) else None
 
 
 def _lengths(column: pa.ChunkedArray) -> list[int]:
@@ -119,7 +128,7 @@ def _lengths(column: pa.ChunkedArray) -> list[int]:
 def found_in(path: Path, words: str) -> set[int]:
     """The groups that hold the words in a prompt, completion, answer or reason, in any case."""
     table, _ = read_older(path, ("group", *SEARCHED))
-    hits = pa.chunked_array([pa.array([False] * table.num_rows)])
+    hits = pa.chunked_array([pa.array([False] * table.num_rows, pa.bool_())])
     for name in SEARCHED:
         column = table.column(name).cast(pa.string())
         seen = pc.match_substring(column, words, ignore_case=True)
@@ -130,8 +139,11 @@ def found_in(path: Path, words: str) -> set[int]:
 def rows_of_group(path: Path, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
     """The samples of a group, the greedy completion first, and the file's version."""
     table, version = read_older(path, columns)
-    if pa.types.is_null(table.column("group").type):
-        raise RunError(f"{path} has no groups: its schema is too old to be shown sample by sample.")
+    if any(table.column(name).null_count for name in ("group", "sample")):
+        raise RunError(
+            f"{path} has rows without the number of their group or sample: its schema is too old "
+            "to be shown sample by sample, or the file is damaged."
+        )
     rows = table.filter(pc.equal(table.column("group"), group)).combine_chunks()
     if not rows.num_rows:
         raise RunError(f"There is no group {group} in {path.name}.")

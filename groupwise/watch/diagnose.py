@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from groupwise.errors import RunError
+from groupwise.watch import shapes
 from groupwise.watch.chart import Point
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.foreign import in_their_words, read_log
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.history import Evidence
-from groupwise.watch.rollouts import read
+from groupwise.watch.partly import Partly
+from groupwise.watch.rollouts import read_older
 from groupwise.watch.rules import RULES, Rule
 from groupwise.watch.starts import changes_on_the_way
 
@@ -37,6 +40,7 @@ class Diagnosis:
     events: list[dict[str, Any]]  # of guards
     changed: list[str]  # settings and code, on the way
     unseen: list[str]  # rules that had nothing to look at
+    damage: list[str]  # files beside the metrics that can't be read
 
     @property
     def sick(self) -> list[Finding]:
@@ -73,6 +77,7 @@ class Diagnosis:
             "events": self.events,
             "changed": self.changed,
             "not_judged": self.unseen,
+            "damage": self.damage,
         }
 
 
@@ -82,7 +87,8 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
     tool, lines = (
         ("groupwise", folder.read_metrics()) if _is_ours(folder) else read_log(folder.path)
     )
-    events = folder.read_events() if tool == "groupwise" and folder.path.is_dir() else []
+    seen, ours = Partly(), tool == "groupwise"
+    events = seen.lines(folder.events, shapes.events) if ours else []
     health = Health(rules)
     findings = health.see_all(lines)
     last = int(lines[-1]["step"]) if lines else 0
@@ -92,16 +98,17 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
     known = {name for line in lines for name in line}
     unseen = [rule.name for rule in health.rules if not rule.can_judge(known)]
     shown = next(iter([f for f in findings if f.rule.grave] or findings), None)
-    step, samples = worst_samples(folder, shown) if shown else (None, [])
+    step, samples = (seen.get(worst_samples, folder, shown) if shown else None) or (None, [])
     guards = [e for e in events if e.get("kind") in GUARDS and e.keys() >= {"step", "text"}]
-    changed = changes_on_the_way(folder) if tool == "groupwise" else []
-    return Diagnosis(
-        folder.path, tool, last, findings, health, samples, step, guards, changed, unseen
-    )
+    changed = (seen.get(changes_on_the_way, folder) if ours else None) or []
+    return Diagnosis(folder.path, tool, last, findings, health, samples, step, guards, changed,
+                     unseen, seen.damage)  # fmt: skip
 
 
 def _is_ours(folder: RunFolder) -> bool:
-    return folder.metrics.is_file() or (folder.config.is_file() and folder.events.is_file())
+    """Whether it is a run folder, be its files damaged or not."""
+    there = os.path.lexists
+    return there(folder.metrics) or (there(folder.config) and there(folder.events))
 
 
 def _after_the_end(
@@ -150,24 +157,28 @@ WORST: dict[str, Callable[[Row], Any]] = {
     "mismatch": _gap,
     "clip": lambda row: _mean(row["clipped"]),
     "entropy": lambda row: -_mean(row["entropy"]),
-    "length": lambda row: (row["finish"] == "length", not row["correct"], len(row["token_ids"])),
+    "length": lambda row: (
+        row["finish"] == "length",
+        not row["correct"],
+        len(row["token_ids"] or ()),
+    ),
     "eval": lambda row: (not row["correct"], row["reward"] or 0.0),  # paid and wrong
     "correct": lambda row: (not row["correct"], row["reward"] or 0.0),
-    "": lambda row: (-(row["reward"] or 0.0), len(row["token_ids"])),
+    "": lambda row: (-(row["reward"] or 0.0), len(row["token_ids"] or ())),
 }
 
 
 def worst_samples(folder: RunFolder, finding: Finding) -> tuple[int | None, list[dict[str, Any]]]:
     """Of the first bad step whose rollouts are there, or the last before it."""
-    if not folder.rollouts.is_dir():
-        return None, []
     steps, first = folder.rollout_steps(), finding.evidence.first
     step = next((s for s in steps if s >= first), steps[-1] if steps else None)
     if step is None:
         return None, []
     metric = finding.evidence.metric
     badness = WORST.get(metric) or WORST.get(metric.partition("/")[0]) or WORST[""]
-    rows = sorted(read(folder.rollout(step), COLUMNS).to_pylist(), key=badness, reverse=True)
+    rows = sorted(
+        read_older(folder.rollout(step), COLUMNS)[0].to_pylist(), key=badness, reverse=True
+    )
     shown = ("prompt_id", "sample", "prompt_text", "text", "answer", "reward", "correct", "finish",
              "grader_status", "grader_reason")  # fmt: skip
     distinct = {(row["prompt_id"], row["text"]): row for row in reversed(rows)}  # the worst stays

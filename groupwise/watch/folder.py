@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import threading
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,14 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import DiskError, RunError
+from groupwise.watch import shapes
 from groupwise.watch.files import (
     PARTIAL,
     append_lines,
+    read_bytes,
     read_lines,
+    read_object,
     remove_halves,
     sync_folder,
     to_line,
     to_page,
+    unreadable,
     write_atomic,
 )
 from groupwise.watch.lock import Lock, writer
@@ -242,23 +248,34 @@ class RunFolder:
 
     def read_config(self) -> str | None:
         """The configuration's text; None before the first start."""
-        return self.config.read_text("utf-8") if self.config.is_file() else None
+        data = read_bytes(self.config)
+        try:
+            return None if data is None else data.decode("utf-8")
+        except ValueError as error:
+            raise unreadable(self.config, f"it is no text ({error})") from error
+
+    def read_settings(self) -> dict[str, Any]:
+        """The configuration as a table, whatever version wrote it; {} before the first start."""
+        try:
+            return tomllib.loads(self.read_config() or "")
+        except (ValueError, RecursionError) as error:
+            raise unreadable(self.config, f"it is no valid TOML ({error})") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        return [value for _, value in read_lines(self.metrics)]
+        return [value for _, value in read_lines(self.metrics, shapes.metrics)]
 
     def read_events(self) -> list[dict[str, Any]]:
-        return [value for _, value in read_lines(self.events)]
+        return [value for _, value in read_lines(self.events, shapes.events)]
 
     def read_evaluations(self) -> list[dict[str, Any]]:
         """By task; of runs of older versions there are none."""
-        return [value for _, value in read_lines(self.evaluations)]
+        return [value for _, value in read_lines(self.evaluations, shapes.evaluations)]
 
     def read_manifest(self) -> dict[str, Any]:
-        return _read_object(self.manifest)
+        return read_object(self.manifest, shapes.manifest)
 
     def read_summary(self) -> dict[str, Any]:
-        return _read_object(self.summary)
+        return read_object(self.summary, shapes.summary)
 
     def rollout_steps(self) -> list[int]:
         """The steps whose rollouts are there, in order."""
@@ -319,28 +336,20 @@ class RunFolder:
 
 
 def _steps_in(folder: Path) -> list[int]:
-    numbers = (path.stem.removeprefix("step_") for path in folder.glob("step_*.parquet"))
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise unreadable(folder, error.strerror or str(error)) from error
+    found = (re.fullmatch(r"step_([0-9]{1,15})\.parquet", name) for name in names)
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _drop_after(path: Path, step: int) -> tuple[int, ...]:
     """Keep the lines up to a step, byte for byte; the steps of those dropped."""
-    lines = read_lines(path)
+    lines = read_lines(path, shapes.line)
     kept = b"".join(raw for raw, value in lines if value["step"] <= step)
     if path.exists() and path.stat().st_size != len(kept):
         write_atomic(path, kept)
     return tuple(value["step"] for _, value in lines if value["step"] > step)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON file, {} if there is none."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise RunError(
-            f"{path} is not JSON ({error}). It is written in one piece, so it was edited or the "
-            "disk is faulty. Remove it and run again: what it said is written anew."
-        ) from error
-    return dict(value)

@@ -122,6 +122,7 @@ def find_log(path: Path) -> Path:
     if states:
         return max(states, key=lambda state: (_number(state.parent.name), state.stat().st_mtime))
     logs = [*path.glob("*.jsonl"), *path.glob("*.log"), *path.glob("*.txt")]
+    logs = [log for log in logs if log.is_file()]
     if len(logs) == 1:
         return logs[0]
     found = f"{len(logs)} files that might be" if logs else "no"

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from groupwise.errors import ConfigError
 from groupwise.extras import install
+from groupwise.watch import shapes
 from groupwise.watch.chart import Curve, smooth, thin
 from groupwise.watch.files import write_atomic
 from groupwise.watch.folder import RunFolder
+from groupwise.watch.partly import Partly
 from groupwise.watch.report import curves
 
 SIZE, DOTS = (5.0, 3.0), 200  # inches, and dots in one
@@ -27,9 +29,11 @@ def write_plots(path: str | os.PathLike[str]) -> list[Path]:
     """plots/NAME.png for every curve of the report that has values."""
     if not can_plot():
         raise ConfigError(f"PNG plots are drawn by matplotlib: `{install('view')}`")
-    folder = RunFolder(path)
+    folder, seen = RunFolder(path), Partly()  # the report says what is damaged
     made = []
-    for _, curve in curves(folder.read_metrics(), folder.read_events()):
+    for _, curve in curves(
+        seen.lines(folder.metrics, shapes.metrics), seen.lines(folder.events, shapes.events)
+    ):
         if curve.points:
             name = re.sub(r"\W+", "_", curve.title.lower())
             place = folder.path / "plots" / f"{name}.png"

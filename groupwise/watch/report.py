@@ -7,7 +7,6 @@ hostile text until shown otherwise.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -15,18 +14,22 @@ from typing import Any
 
 from groupwise.errors import RunError
 from groupwise.progress import clock
+from groupwise.watch import shapes
 from groupwise.watch.catalogue import find
 from groupwise.watch.chart import Curve, Point, description, number, svg
 from groupwise.watch.display import percent, useful_share, visible
 from groupwise.watch.files import to_page, write_atomic
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.naming import run_name
-from groupwise.watch.rollouts import read
-from groupwise.watch.starts import change_words, read_starts
+from groupwise.watch.partly import Partly
+from groupwise.watch.rollouts import read_older
+from groupwise.watch.starts import Start, change_words, read_starts
 from groupwise.watch.trouble import size
 
 SAMPLES, EVENTS, TEXT_LIMIT = 6, 200, 4000  # shown at most; the files have all of it
 USEFUL = "above 50 % while much is wrong; it falls as the data is mastered"
+
+UNREAD = "<p>It can't be read.</p>"
 
 # title, metric, whether it is a share
 CURVES = (
@@ -95,24 +98,30 @@ def write_report(path: str | os.PathLike[str]) -> Path:
 
 
 def report_page(folder: RunFolder) -> str:
-    metrics = folder.read_metrics()
-    config = folder.read_config()
-    if not metrics and config is None:
+    seen = Partly()
+    metrics = seen.lines(folder.metrics, shapes.metrics)
+    config = seen.get(folder.read_config)
+    if not metrics and config is None and not seen.damage:
         raise RunError(
             f"{folder.path} is not a run folder: it has neither config.toml nor metrics.jsonl. "
             "Give the folder that `groupwise train` wrote to, for example runs/demo."
         )
-    summary, manifest = folder.read_summary(), folder.read_manifest()
-    events = folder.read_events()
+    summary: dict[str, Any] = seen.get(folder.read_summary) or {}
+    manifest: dict[str, Any] = seen.get(folder.read_manifest) or {}
+    events = seen.lines(folder.events, shapes.events)
+    settings = (seen.get(folder.read_settings) if config else None) or {}
+    samples = _samples(folder, summary, seen)
+    starts = seen.get(read_starts, folder)
     name = run_name(folder.path)
     parts = [
         f"<h1>{text(name)}</h1>",
-        _state(metrics, summary, config),
+        _state(metrics, summary, settings),
+        _damage(seen.damage),
         _tiles(metrics, summary, manifest),
         section("Health", _health([event for event in events if is_health(event)])),
         section("Curves", f'<div class="curves">{"".join(_figures(metrics, events))}</div>'),
-        section("Samples before and after", _samples(folder, summary)),
-        section("Changed on the way", _changes(folder)),
+        section("Samples before and after", samples),
+        section("Changed on the way", _changes(starts)),
         section("Events", _events([event for event in events if not is_health(event)])),
         section("Cost and machine", _machine(manifest, metrics)),
         section("Configuration", f"<pre>{text(config or 'none', limit=None)}</pre>"),
@@ -146,16 +155,23 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f'<div class="wide" tabindex="0" role="region" aria-label="table">{inside}</div>'
 
 
-def _state(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], config: Any) -> str:
+def _state(
+    metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], settings: Mapping[str, Any]
+) -> str:
     step = metrics[-1]["step"] if metrics else 0
     if summary and summary.get("steps") == step:
         return f"<p>Finished after {step:,} steps.</p>"
-    try:
-        total = tomllib.loads(config or "").get("steps")
-    except tomllib.TOMLDecodeError:
-        total = None
+    total = settings.get("steps")
     of = f" of {total:,}" if isinstance(total, int) else ""
     return f"<p><strong>Unfinished:</strong> step {step:,}{of} so far.</p>"
+
+
+def _damage(found: Sequence[str]) -> str:
+    """What the page lacks, and why."""
+    if not found:
+        return ""
+    rows = "".join(f"<li>{text(each)}</li>" for each in found)
+    return section("Damaged files", f"<p>The page has what could be read.</p><ul>{rows}</ul>")
 
 
 def _tiles(
@@ -221,16 +237,16 @@ def _figures(
 # --- samples ----------------------------------------------------------------------------------
 
 
-def _samples(folder: RunFolder, summary: Mapping[str, Any]) -> str:
+def _samples(folder: RunFolder, summary: Mapping[str, Any], seen: Partly) -> str:
     """The same held-out tasks before and after; while there are none, training's own samples."""
     pairs = summary.get("samples") or []
     if pairs:
         return "".join(_pair(sample) for sample in pairs[:SAMPLES])
-    steps = folder.rollout_steps()
+    steps = seen.get(folder.rollout_steps)
     if not steps:
         return "<p>No rollouts yet.</p>"
     first, last = steps[0], steps[-1]
-    sides = [f"<div><h3>Step {step:,}</h3>{_step_samples(folder, step)}</div>"
+    sides = [f"<div><h3>Step {step:,}</h3>{seen.get(_step_samples, folder, step) or UNREAD}</div>"
              for step in dict.fromkeys((first, last))]  # fmt: skip
     return f'<p>From the training rollouts.</p><div class="sides">{"".join(sides)}</div>'
 
@@ -258,12 +274,12 @@ def _verdict(correct: bool | None) -> str:
 
 
 def _step_samples(folder: RunFolder, step: int) -> str:
-    columns = ["prompt_id", "sample", "prompt_text", "text", "reward", "correct"]
-    rows = read(folder.rollout(step), columns).to_pylist()
+    columns = ("prompt_id", "sample", "prompt_text", "text", "reward", "correct")
+    rows = read_older(folder.rollout(step), columns)[0].to_pylist()
     firsts = [row for row in rows if row["sample"] == 0] or rows
     return "".join(
-        f'<article><pre class="prompt" dir="auto">{text(row["prompt_text"])}</pre>'
-        f'<pre dir="auto">{text(row["text"])}</pre>'
+        f'<article><pre class="prompt" dir="auto">{text(row["prompt_text"] or "")}</pre>'
+        f'<pre dir="auto">{text(row["text"] or "")}</pre>'
         f"<p>reward {text(row['reward'])} {_verdict(row['correct'])}</p></article>"
         for row in firsts[:SAMPLES]
     )
@@ -279,9 +295,10 @@ def _health(found: Sequence[Mapping[str, Any]]) -> str:
     return table(("step", "bad since", "what, and what to try"), rows)
 
 
-def _changes(folder: RunFolder) -> str:
+def _changes(starts: Sequence[Start] | None) -> str:
     """What starts after the first were given otherwise, and from which step on."""
-    starts = read_starts(folder)
+    if starts is None:
+        return UNREAD
     rows = [(start.step + 1, "; ".join(map(change_words, start.changed)))
             for start in starts if start.changed]  # fmt: skip
     if not starts or any(start.inferred for start in starts):

@@ -7,6 +7,7 @@ for bit.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from groupwise.errors import RunError
-from groupwise.watch.files import storable, write_atomic
+from groupwise.errors import RunError, in_short
+from groupwise.watch.files import ordinary, storable, write_atomic
 
 if TYPE_CHECKING:
     from groupwise.records import Rollout
@@ -143,6 +145,9 @@ REWARD_PARTS = pa.map_(pa.string(), pa.float64())
 REWARD_STEPS = pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))
 _INT32, _INT64, _FLOAT32, _BOOL = pa.int32(), pa.int64(), pa.float32(), pa.bool_()
 
+# What a row of `Row` can't be made without.
+_NEVER_ABSENT = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids",
+                 "sampler_logp")  # fmt: skip
 # Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
 PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "advantage",
              "coefficient", "ratio", "clipped")  # fmt: skip
@@ -226,7 +231,12 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         found = _version(file)
         if found != VERSION:
             raise _other_version(path, found)
-        return _some(file, columns)
+        table = _some(file, columns)
+        for name in _NEVER_ABSENT:
+            asked = columns is None or name in columns
+            if asked and (name not in table.column_names or table.column(name).null_count):
+                raise pa.ArrowInvalid(f"rows without {name}")
+        return table
 
 
 def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
@@ -246,24 +256,44 @@ def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
 
 
 def _some(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
+    """The columns as the schema has them; other types and torn lists are an Arrow error."""
     there = file.schema_arrow.names
-    return file.read(columns=[name for name in columns or there if name in there])
+    table = file.read(columns=[name for name in columns or there if name in there])
+    table.validate(full=True)
+    for at, (name, found) in enumerate(zip(table.column_names, table.schema.types, strict=True)):
+        kind = found if pa.types.is_null(found) else _types().get(name, found)
+        if found != kind:
+            table = table.set_column(at, name, table.column(at).cast(kind))
+        if pa.types.is_list(kind) and pc.list_flatten(table.column(at)).null_count:
+            raise pa.ArrowInvalid(f"there are nulls within the lists of {name}")
+    return table
+
+
+@functools.cache
+def _types() -> dict[str, pa.DataType]:
+    """The type of every column; `weight` is in files of a replay."""
+    ours = to_table([], 0).schema
+    return {**dict(zip(ours.names, ours.types, strict=True)), "weight": pa.list_(_FLOAT32)}
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    nothing = RunError(
+        f"There are no rollouts at {path}: the step was not reached, or the file was removed."
+    )
+    if ordinary(path) is None:
+        raise nothing
     try:
-        with pq.ParquetFile(path) as file:
+        # Opened here: Arrow takes no name that is not UTF-8.
+        with open(path, "rb") as data, pq.ParquetFile(data) as file:
             yield file
-    except FileNotFoundError:
-        raise RunError(
-            f"There are no rollouts at {path}: the step was not reached, or the file was removed."
-        ) from None
+    except FileNotFoundError:  # it went away in between
+        raise nothing from None
     except (pa.ArrowException, OSError) as error:
         raise RunError(
-            f"{path} is not a Parquet file that can be read ({error}). It is written in one piece, "
-            "so it was changed since or the disk is faulty. Put it back, or remove it to do "
-            "without this step."
+            f"{path} is not a Parquet file that can be read ({in_short(error)}). It is "
+            "written in one piece, so it was changed since or the disk is faulty. Put it back, or "
+            "remove it to do without this step."
         ) from error
 
 

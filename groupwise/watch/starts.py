@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+from groupwise.watch import shapes
 from groupwise.watch.files import append_lines, read_lines, to_line
 from groupwise.watch.folder import Event, RunFolder
 
@@ -74,7 +75,7 @@ def read_starts(folder: RunFolder) -> list[Start]:
             tuple(line.get("changed") or ()),
             bool(line.get("inferred")),
         )
-        for _, line in read_lines(folder.starts)
+        for _, line in read_lines(folder.starts, shapes.starts)
     ]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from groupwise.errors import RunError
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.mirrors.tracker import Setting
 
@@ -27,8 +27,8 @@ LEAST_SECRET = 8  # characters of a variable's value: shorter ones are found in 
 def settings_of(folder: RunFolder) -> dict[str, Setting]:
     """config.toml by dotted names; {} where there is none that can be read."""
     try:
-        return dict(_flat(tomllib.loads(folder.read_config() or ""), ""))
-    except ValueError:
+        return dict(_flat(folder.read_settings(), ""))
+    except RunError:
         return {}
 
 

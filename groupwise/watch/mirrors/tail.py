@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RunError
+from groupwise.watch import shapes
 from groupwise.watch.files import Growing, to_line, write_atomic
 from groupwise.watch.folder import RunFolder
 from groupwise.watch.mirrors import FOLDER, open_tracker
 from groupwise.watch.mirrors.settings import hide, settings_of
 from groupwise.watch.mirrors.tracker import About, Note, Tracker, note_of
+from groupwise.watch.naming import run_name
 
 POLL = 0.5  # seconds between two looks at the files
 AT_ONCE = 100  # steps that are sent before it is written down that they were
@@ -39,8 +41,8 @@ def mirror(folder: RunFolder, name: str) -> int:
     with folder.writing(FOLDER):
         place.mkdir(exist_ok=True)
     with _alone(place / f".{name}.lock", name):
-        known = _Known(place / f"{name}.json")
-        about = About(folder.path.resolve().name, known.id, settings_of(folder), place / name)
+        known = _Known(place / f"{name}.json", folder)
+        about = About(known.name, known.id, settings_of(folder), place / name)
         writer = folder.writer()
         with _patience():
             tail = Tail(folder, open_tracker(name, about), known)
@@ -58,7 +60,9 @@ def mirror(folder: RunFolder, name: str) -> int:
 def up_to_date(folder: RunFolder, name: str) -> bool:
     """Whether the tracker was told all steps."""
     lines = folder.read_metrics()
-    return not lines or _Known(folder.path / FOLDER / f"{name}.json").step == lines[-1]["step"]
+    return (
+        not lines or _Known(folder.path / FOLDER / f"{name}.json", folder).step == lines[-1]["step"]
+    )
 
 
 class Tail:
@@ -73,7 +77,8 @@ class Tail:
             self._again()
 
     def _open(self) -> None:
-        self._metrics, self._events = Growing(self._folder.metrics), Growing(self._folder.events)
+        self._metrics = Growing(self._folder.metrics, shapes.metrics)
+        self._events = Growing(self._folder.events, shapes.events)
         self._waiting: list[Note] = []  # for the metrics line of their step
 
     def _again(self) -> None:
@@ -83,11 +88,11 @@ class Tail:
 
     def look(self) -> None:
         """Send what was added. Events are written before the metrics of their step."""
-        void, lines = self._metrics.news()
+        void, lines = _sound(self._metrics)
         if void and self._tracker.takes_back:  # resumed by another process
             self._again()
-            _, lines = self._metrics.news()
-        void, events = self._events.news()
+            _, lines = _sound(self._metrics)
+        void, events = _sound(self._events)
         waiting = [] if void else self._waiting
         self._waiting = waiting + [x for x in map(note_of, events) if x.step > self._sent]
         new = [line for line in lines if line["step"] > self._sent]
@@ -115,6 +120,14 @@ class Tail:
         self._tracker.close(finished=summary.get("steps", math.nan) == self._sent)
 
 
+def _sound(file: Growing) -> tuple[bool, list[dict[str, Any]]]:
+    """Its news; an error where it is damaged, as a tracker that lacks a step would not say so."""
+    found = file.news()
+    if file.damage:
+        raise RunError(file.damage)
+    return found
+
+
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a line that are numbers; what was not finite is null there, and left out."""
     return {
@@ -125,17 +138,20 @@ def numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _Known:
-    """`NAME.json`: the run's id in the tracker, and the last step that it was told."""
+    """`NAME.json`: the run's id and name in the tracker, and the last step that it was told."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: RunFolder) -> None:
         self._path = path
         try:
             stored = json.loads(path.read_bytes())
             self.id, self.step = str(stored["id"]), int(stored["step"])
+            # Older versions called a run by its folder alone, and wrote no name down.
+            self.name = str(stored.get("name", folder.path.resolve().name))
         except FileNotFoundError:
             self.id, self.step = uuid.uuid4().hex[:8], -1
+            self.name = run_name(folder.path).replace("/", ".")  # it may name a file there
             self.write(-1)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{path} can't be read ({error}). It is written in one piece, so it was edited or "
                 "the disk is faulty. Remove it: the tracker then gets the run anew."
@@ -143,7 +159,7 @@ class _Known:
 
     def write(self, step: int) -> None:
         self.step = step
-        write_atomic(self._path, to_line({"id": self.id, "step": step}))
+        write_atomic(self._path, to_line({"id": self.id, "name": self.name, "step": step}))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,105 @@
+"""Who may call a server on this machine, and how long and how much it may say.
+
+A page of another site can reach a server on this machine in two ways: through a name that it makes
+point here (DNS rebinding), and by a request that it has the browser send (its answer stays unread,
+and yet it was worked on). The first is known by the name that was asked for, the second by the
+browser's word of where it comes from.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import ipaddress
+import platform
+import socket
+import time
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+MOST_HEAD = 128 * 1024  # bytes of a request before its body
+
+
+def own_names(address: str) -> set[str]:
+    """What this machine may be called, beside its addresses."""
+    return {"localhost", platform.node().lower(), address.lower()}
+
+
+def is_meant(host: str, names: Collection[str]) -> bool:
+    """Whether a request to this host was meant for a server of these names, or of any address."""
+    name = _name(host)
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in names
+    return True
+
+
+def is_own_page(origin: str, host: str) -> bool:
+    """Whether the page that sent a request came from the host that it was sent to."""
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower() != ""
+    except ValueError:
+        return False
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches a server that listens here."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def shown(address: str, port: int) -> str:
+    """As it stands in a URL."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # half of an IPv6 address
+        return ""
+
+
+class Incoming(io.RawIOBase):
+    """What a client sends, read with patience for the whole of a request, not for each byte of it.
+
+    A client that sends a byte a minute would hold its thread for ever.
+    """
+
+    def __init__(self, connection: socket.socket, patience: float) -> None:
+        self._connection, self._patience = connection, patience
+        self.begin()
+
+    def begin(self) -> None:
+        """Wait for a request; its time begins with its first byte."""
+        self._deadline: float | None = None
+        self._head: int | None = 0
+
+    def body(self) -> None:
+        """What comes from now on is no head: how much it may be is the caller's to say."""
+        self._head = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        now = time.monotonic()
+        left = self._patience if self._deadline is None else self._deadline - now
+        if left <= 0:
+            raise TimeoutError("the request takes too long")
+        self._connection.settimeout(left)
+        count = self._connection.recv_into(buffer)
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._patience
+        if self._head is not None:
+            self._head += count
+            if self._head > MOST_HEAD:
+                raise http.client.HTTPException("the head of the request is too long")
+        return count
