@@ -8,7 +8,7 @@ solutions), grader_pairs2/ (more of them) and math/ (MATH). Rows:
     gsm8k       with the labels of solutions, where label and numbers agree
     numbers     verdicts per second, plain numbers in a sentence, two processes
     latex       milliseconds per verdict, the distinct answers of MATH, beside math-verify; cold
-    hostile     how long after the time limit an answer comes that would take for ever
+    hostile     how long an answer takes that would take for ever, with a limit in processor seconds
 """
 
 from __future__ import annotations

@@ -79,11 +79,11 @@ def test_a_gold_answer_that_arithmetic_judges_excuses_nobody() -> None:
 
 def test_who_died_or_hung_over_an_answer_gave_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what the answer used counts against it."""
-    for exponent, status in ((11, "error"), (12, "timeout")):
+    for digits, status in ((11, "error"), (12, "timeout")):
         work = Pool("pool_work:stand_in", workers=1)
         monkeypatch.setattr(mathematics, "engine", lambda work=work: work)
         monkeypatch.setattr("groupwise.graders.pool.HANGS", 1)
-        (found,) = verdicts([(rf"\boxed{{\int_0^1 x^{{{exponent}}} dx}}", "7")], timeout=0.4)
+        (found,) = verdicts([(rf"\boxed{{(((10^{{{digits}}})!)!)!}}", "7")], timeout=0.4)
         assert (found.score, found.status) == (None, status)
         work.close()
 

@@ -38,7 +38,9 @@ START_SECONDS = 120.0  # for a process to load what it needs, on a busy machine
 AHEAD_BYTES = 65_536
 MESSAGE_BYTES = 1_024  # that a pipe needs for an item beside its own: many small ones fill it, too
 WORK_MEMORY = 3 * 2**30  # bytes that an answer may take to be worked out
-HANGS = 30  # times its processor seconds, by the clock: no machine in use is as busy as that
+# What hangs is stopped by the clock after so many times its processor seconds, or so many seconds
+# more, where that is less: no machine in use is as busy as that.
+HANGS, HANGS_MORE = 30, 240.0
 LOOK_AGAIN = 0.02  # seconds, at least, between two looks at what a worker has used
 
 
@@ -213,7 +215,7 @@ class Pool:
 
     def work_out(self, items: Sequence[tuple[Any, ...]], seconds: float) -> list[Outcome]:
         """An outcome for each item, which may take so many seconds of the processor."""
-        return self.run(items, HANGS * seconds, cost=seconds)
+        return self.run(items, min(HANGS * seconds, seconds + HANGS_MORE), cost=seconds)
 
     def _hand_out(
         self, items: Sequence[tuple[Any, ...]], waiting: deque[int], busy: list[Worker], take: Take
