@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import glob
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Fetched:
 
 def names_model(text: str) -> bool:
     """Whether a model's path is an id. What exists on this disk is no id."""
-    return ID.fullmatch(text) is not None and not Path(text).exists()
+    return ID.fullmatch(text) is not None and not os.path.exists(text)
 
 
 def names_data(text: str) -> bool:

@@ -37,9 +37,15 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 2**30
 MOST_HEADER = 2**25  # bytes of a safetensors file's header that are looked at: 100,000 tensors
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def _is_file_name(x: Any) -> bool:
+    return TEXT.fits(x) and Path(x).name == x and len(x.encode()) < 256
+
+
 PLACES = Rule(
     "a table of tensors and the names of files beside it",
-    lambda x: isinstance(x, dict) and all(TEXT.fits(y) and Path(y).name == y for y in x.values()),
+    lambda x: isinstance(x, dict) and all(map(_is_file_name, x.values())),
 )
 
 
@@ -250,9 +256,9 @@ def read_companions(folder: Path) -> dict[str, bytes]:
 
 
 def _folder(path: Path) -> Path:
-    if path.is_dir():
+    if os.path.isdir(path):  # False, too, for what can be no name at all
         return path
-    if path.exists():
+    if os.path.exists(path):
         raise ModelError(f"{path} is a file. Pass the model's folder, or a .gguf file.")
     raise ModelError(
         f"{path} is no folder here, and no id of a model on a hub (org/name, org/name@revision). "

@@ -9,6 +9,7 @@ adapter.*        what learns beside it: fresh, or going on from adapter.path
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -255,7 +256,7 @@ def base_of(folder: Path, given: str | Path | None = None) -> Base:
             raise ModelError(
                 f"The base of the adapter {folder}: {error} Or name its folder with {remedy}"
             ) from error
-    elif not found.path or not Path(found.path).exists():
+    elif not found.path or not os.path.exists(found.path):
         raise ModelError(
             f"The base of the adapter {folder} is not here: {found.path or 'it names none'}. Name "
             f"its folder with {remedy}"
