@@ -14,23 +14,34 @@ Ends with 1 if anything got through. `--share 0.1` tries a tenth of it.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from groupwise.commands import diagnose
+from groupwise.errors import RunError
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task
 from groupwise.sandbox import attacks, pool
 from groupwise.sandbox.walls import WALLS
 from groupwise.sandbox.worker import Worker
+from groupwise.view.runs import Runs
+from groupwise.view.server import Viewer
+from groupwise.watch.folder import RunFolder
+from groupwise.watch.report import report_page
 
 HERE = Path(__file__).parents[1]
 sys.path += [str(HERE / "tests"), str(HERE / "benchmarks")]
 import crashes  # noqa: E402
 import damage  # noqa: E402
+import damages  # noqa: E402
+import viewing  # noqa: E402
 
 MUTATIONS = 2_000  # of each kind of file
 COMPLETIONS = 2_000  # for each grader
@@ -61,6 +72,39 @@ def files(share: float) -> Iterator[Attack]:
             f"{found.errors} refused in words, {found.loaded} read, {found.slowest:.1f} s at most"
         )
         yield Attack(f"damaged: {kind}", found.tried, len(found.tracebacks), note)
+
+
+def runs(share: float) -> Iterator[Attack]:
+    """A page, a report or a diagnosis may say what is wrong, and nothing else."""
+    given = [*damages.DAMAGES.values(), *(("", each) for each in damages.HARMLESS.values())]
+    readers: dict[str, Callable[[RunFolder], object]] = {
+        "viewer": lambda run: shown(run, "", "/step/1", "/step/1/group/0", "/prompt/100"),
+        "report": report_page,
+        "diagnose": lambda run: diagnose.run(argparse.Namespace(path=str(run.path), json=True)),
+    }
+    for name, read in readers.items():
+        tried, through = 0, 0
+        for _, spoil in given[:: max(1, round(1 / share))]:
+            with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
+                run = viewing.make_run(Path(place) / "one", 3)
+                spoil(run)
+                tried += 1
+                try:
+                    read(run)
+                except RunError:
+                    pass
+                except Exception as error:
+                    through += 1
+                    print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+        yield Attack(f"damaged runs: {name}", tried, through)
+
+
+def shown(run: RunFolder, *paths: str) -> None:
+    """Ask the viewer for pages of a run."""
+    with Viewer(Runs([run.path]), ("127.0.0.1", 0)) as viewer:
+        for path in paths:
+            with contextlib.suppress(RunError):
+                viewer.answer(f"/runs/{run.path.name}{path}")
 
 
 def escapes(share: float) -> Iterator[Attack]:
@@ -133,6 +177,7 @@ def hostile(draw: random.Random) -> str:
 ROWS: dict[str, Callable[[float], Iterator[Attack]]] = {
     "kills": kills,
     "files": files,
+    "runs": runs,
     "escapes": escapes,
     "completions": completions,
 }
