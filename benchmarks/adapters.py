@@ -25,14 +25,14 @@ ON_CPU = ("model.device=cpu", "model.dtype=float32")
 def measure(path: str, settings: list[str]) -> None:
     import torch
 
-    from groupwise import cost
     from groupwise.config import load
+    from groupwise.model import cost
+    from groupwise.model.memory import peak_bytes
     from groupwise.model.policy import starting_policy
     from groupwise.optim.learner import PolicyLearner
-    from groupwise.optim.memory import peak_bytes
     from groupwise.optim.packs import Sequences, outputs
-    from groupwise.setup import frozen_of
-    from groupwise.sync.reference import Reference
+    from groupwise.optim.roles.reference import Reference
+    from groupwise.prepare.setup import frozen_of
 
     torch.set_num_threads(1)
     config = load(None, [f"model.path={path}", "recipe=grpo", *ON_CPU, *settings])

@@ -8,17 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from groupwise.cost import (
-    Group,
-    needed,
-    optimizer_cost,
-    rollout_cost,
-    update_cost,
-)
-from groupwise.devices import Device, floor_seconds
-from groupwise.model.checkpoint import Loaded
 from groupwise.model.config import ModelConfig
-from groupwise.watch.rollouts import read as read_rollouts
+from groupwise.model.cost import Group, needed, optimizer_cost, rollout_cost, update_cost
+from groupwise.model.devices import Device, floor_seconds
+from groupwise.model.formats.checkpoint import Loaded
+from groupwise.runfiles.rollouts import read as read_rollouts
 
 Row = dict[str, Any]
 

@@ -27,13 +27,13 @@ from typing import NamedTuple
 from groupwise.commands import diagnose
 from groupwise.errors import RunError
 from groupwise.graders.rubric import Grader
+from groupwise.graders.sandbox import attacks, pool
+from groupwise.graders.sandbox.walls import WALLS
+from groupwise.graders.sandbox.worker import Worker
 from groupwise.records import Task
-from groupwise.sandbox import attacks, pool
-from groupwise.sandbox.walls import WALLS
-from groupwise.sandbox.worker import Worker
+from groupwise.runfiles.folder import RunFolder
 from groupwise.view.runs import Runs
 from groupwise.view.server import Viewer
-from groupwise.watch.folder import RunFolder
 from groupwise.watch.report import report_page
 
 HERE = Path(__file__).parents[1]

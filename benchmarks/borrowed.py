@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
-from groupwise.model.checkpoint import load_weights, read_companions
-from groupwise.model.equip import equip
-from groupwise.model.families import borrowed_shape
-from groupwise.model.rehearsal import borrow_rehearsed
-from groupwise.model.tokenizer import Tokenizer
-from groupwise.model.transformer import Policy
+from groupwise.model.borrowed.families import borrowed_shape
+from groupwise.model.borrowed.rehearsal import borrow_rehearsed
+from groupwise.model.formats.checkpoint import load_weights, read_companions
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.model.layers.equip import equip
+from groupwise.model.layers.transformer import Policy
 from groupwise.optim.packs import Sequences, outputs
 
 PROMPTS, SAMPLES, PROMPT, ANSWER = 4, 4, 32, 32  # and tokens

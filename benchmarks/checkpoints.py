@@ -26,9 +26,9 @@ from shapes import SHAPES, policy
 
 from groupwise.config import Optim
 from groupwise.optim.adamw import AdamW
+from groupwise.sync.checkpoints import Moment, moment
 from groupwise.sync.host import HostCopy
 from groupwise.sync.saver import Saver
-from groupwise.sync.state import Moment, moment
 
 
 def now(device: str) -> float:

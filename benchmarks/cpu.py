@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
-from groupwise.model.checkpoint import Loaded, load, save
-from groupwise.model.tokenizer import Tokenizer
+from groupwise.model.formats.checkpoint import Loaded, load, save
+from groupwise.model.formats.tokenizer import Tokenizer
 
 PROMPTS, GROUP, TOKENS = 8, 8, 32
 QUESTION = "What is {a} plus {b}? Explain your answer step by step."

@@ -46,8 +46,8 @@ def groupwise_steps(model: str, steps: int, threads: int) -> list[float]:
     import threading
 
     from groupwise.config import load
-    from groupwise.loop import one_step
-    from groupwise.opening import open_run
+    from groupwise.training.loop import one_step
+    from groupwise.training.opening import open_run
     from groupwise.watch.display import Display
 
     with tempfile.TemporaryDirectory() as scratch:

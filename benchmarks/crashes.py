@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from groupwise import loop
 from groupwise.config import load
 from groupwise.sync import saver
-from groupwise.sync.state import newest
+from groupwise.sync.checkpoints import newest
+from groupwise.training import loop
 from groupwise.watch.display import Display
 
 CALLS = ("fsync", "rename", "replace", "link", "symlink", "unlink", "mkdir", "rmdir")

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from groupwise.graders.numbers import gold_number
+from groupwise.graders.mathematics.numbers import gold_number
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task
 

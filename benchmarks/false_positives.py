@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from groupwise.compare.findings import SCORES, judgements, pair_of
 from groupwise.compare.outcomes import Outcome
-from groupwise.validate.statistics import ALPHA
+from groupwise.evaluate.statistics import ALPHA
 
 SEEDS = (2, 3, 5, 8)
 MEASURES = ("entropy/mean", "length/mean")

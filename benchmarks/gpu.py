@@ -34,18 +34,18 @@ import shapes
 import torch
 
 from groupwise.config import Config, load
-from groupwise.cost import Group
 from groupwise.engine.protocol import Request
-from groupwise.loop import one_step
-from groupwise.model.checkpoint import Loaded, read_companions
-from groupwise.model.checkpoint import load as load_model
-from groupwise.model.tokenizer import Tokenizer
-from groupwise.opening import open_run
-from groupwise.optim.memory import peak_bytes
+from groupwise.model.cost import Group
+from groupwise.model.formats.checkpoint import Loaded, read_companions
+from groupwise.model.formats.checkpoint import load as load_model
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.model.memory import peak_bytes
+from groupwise.prepare.rollouts import grade, write
+from groupwise.prepare.setup import engine_of, sampling_of, set_up
 from groupwise.records import Task
-from groupwise.rollouts import grade, write
-from groupwise.run import Run
-from groupwise.setup import engine_of, sampling_of, set_up
+from groupwise.training.loop import one_step
+from groupwise.training.opening import open_run
+from groupwise.training.run import Run
 from groupwise.watch.display import Display
 from groupwise.watch.speed import device_of
 

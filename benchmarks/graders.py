@@ -26,9 +26,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from groupwise.graders import choice, extract, mathematics, notation, sameness, values
-from groupwise.graders.mathematics import engine, verdicts
-from groupwise.graders.rounding import Rounding
+from groupwise.graders import choice
+from groupwise.graders.mathematics import extract, notation, sameness, values
+from groupwise.graders.mathematics import grader as mathematics
+from groupwise.graders.mathematics.grader import engine, verdicts
+from groupwise.graders.mathematics.rounding import Rounding
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task
 

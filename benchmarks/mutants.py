@@ -23,10 +23,10 @@ from programs import tasks
 
 from groupwise.graders.code import examine, extract
 from groupwise.graders.exams import Calls, exam
+from groupwise.graders.sandbox.limits import Limits
+from groupwise.graders.sandbox.pool import Pool
+from groupwise.graders.sandbox.worker import Worker
 from groupwise.records import Task
-from groupwise.sandbox.limits import Limits
-from groupwise.sandbox.pool import Pool
-from groupwise.sandbox.worker import Worker
 
 LIMITS = Limits(seconds=5)
 DONE = "every assert held"

@@ -17,9 +17,9 @@ from groupwise.data.files import rows as read_rows
 from groupwise.data.named import SETS
 from groupwise.graders.code import examine, extract
 from groupwise.graders.exams import exam
+from groupwise.graders.sandbox.limits import Limits
+from groupwise.graders.sandbox.pool import Pool, report
 from groupwise.records import Task
-from groupwise.sandbox.limits import Limits
-from groupwise.sandbox.pool import Pool, report
 
 HOSTILE = {
     "loop": "while True: pass",

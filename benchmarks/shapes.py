@@ -15,21 +15,21 @@ from typing import Any
 import torch
 from afterwards import update_floor
 
-from groupwise.composition import Recipe
 from groupwise.config import Config, load
-from groupwise.cost import Group, update_cost
 from groupwise.errors import GroupwiseError, ModelError
-from groupwise.groups.assemble import assemble, group_numbers, sequences_of
 from groupwise.groups.phase import batch_phase
-from groupwise.model.checkpoint import Loaded
+from groupwise.methods.composition import Recipe
 from groupwise.model.config import ModelConfig
-from groupwise.model.tokenizer import Tokenizer, character_files
-from groupwise.model.transformer import Transformer
+from groupwise.model.cost import Group, update_cost
+from groupwise.model.formats.checkpoint import Loaded
+from groupwise.model.formats.tokenizer import Tokenizer, character_files
+from groupwise.model.layers.transformer import Transformer
+from groupwise.model.memory import device_bytes, is_out_of_memory, peak_bytes
+from groupwise.model.room import refusal
+from groupwise.optim.assemble import assemble, group_numbers, sequences_of
 from groupwise.optim.learner import PolicyLearner
-from groupwise.optim.memory import device_bytes, is_out_of_memory, peak_bytes
+from groupwise.prepare.setup import demand_of, micro_tokens_of
 from groupwise.records import Completion, Grade, Rollout, Task
-from groupwise.room import refusal
-from groupwise.setup import demand_of, micro_tokens_of
 from groupwise.watch.speed import device_of, peaks
 
 

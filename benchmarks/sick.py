@@ -26,15 +26,15 @@ from typing import Any
 import torch
 
 from groupwise import Config
-from groupwise.composition import PairRecipe
 from groupwise.config import load
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Engine, Request, Sampling
 from groupwise.errors import ConfigError, DataError, GroupwiseError, RewardError
-from groupwise.loop import train
-from groupwise.model.checkpoint import Loaded
+from groupwise.methods.composition import PairRecipe
+from groupwise.model.formats.checkpoint import Loaded
 from groupwise.recipes import RECIPES
 from groupwise.records import Completion
+from groupwise.training.loop import train
 from groupwise.watch.diagnose import Diagnosis, diagnose
 from groupwise.watch.display import Display
 from groupwise.watch.health import Finding

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.model.checkpoint import assemble, read_companions, save
 from groupwise.model.config import ModelConfig
-from groupwise.model.gguf import hf_name
-from groupwise.model.quants import TYPES, unpack
-from groupwise.model.transformer import Transformer
+from groupwise.model.formats.checkpoint import assemble, read_companions, save
+from groupwise.model.formats.gguf import hf_name
+from groupwise.model.formats.gguf_blocks import TYPES, unpack
+from groupwise.model.layers.transformer import Transformer
 
 DTYPE = torch.bfloat16
 CHUNK = 2**23  # weights that one thread unpacks at a time

@@ -22,9 +22,9 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from groupwise.watch.files import to_line
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.rollouts import Row, write
+from groupwise.runfiles.files import to_line
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.rollouts import Row, write
 
 DIFFERENT = 8  # steps that are made up; the others are the same files under other names
 GROUP = 8

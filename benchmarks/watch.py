@@ -23,12 +23,13 @@ from typing import Any
 
 import gpu
 
-from groupwise import loop, teach
 from groupwise.config import Config, load
 from groupwise.groups import phase as groups_phase
 from groupwise.losses import phase
 from groupwise.optim.adamw import AdamW
-from groupwise.run import Run
+from groupwise.training import loop
+from groupwise.training import update as teach
+from groupwise.training.run import Run
 from groupwise.watch.display import Display
 
 WATCHING: tuple[tuple[Any, str], ...] = (

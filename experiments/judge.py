@@ -15,8 +15,8 @@ import numpy as np
 from experiments.claim import MINUS, SCORES, Claim, Expectation
 from groupwise.compare.findings import family, pair_of
 from groupwise.compare.outcomes import Outcome
-from groupwise.validate import statistics
-from groupwise.validate.statistics import ALPHA, Difference, paired_difference
+from groupwise.evaluate import statistics
+from groupwise.evaluate.statistics import ALPHA, Difference, paired_difference
 
 PAIRED_BY_TASK = {"accuracy": "final", "area": "area"}  # a claim's word for it, and compare's
 FIGURES = ("difference", "low", "high", "smallest_visible")

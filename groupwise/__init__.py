@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from groupwise.composition import PairRecipe, Recipe, register
     from groupwise.config import Config
     from groupwise.config import load as load_config
     from groupwise.engine.protocol import Engine
+    from groupwise.evaluate.evaluate import evaluate_path
     from groupwise.groups.phase import BatchResult, batch_phase, passes, select, updates
-    from groupwise.loop import steps, train
+    from groupwise.losses.measures import Tally, merge
     from groupwise.losses.pairs import Pairs
     from groupwise.losses.phase import TokenResult, token_phase
+    from groupwise.methods.composition import PairRecipe, Recipe, register
+    from groupwise.probing.probe import probe
     from groupwise.recipes import recipe
     from groupwise.records import Memory, Ranks, TokenBatch
-    from groupwise.validate.evaluate import evaluate_path
-    from groupwise.validate.probe import probe
-    from groupwise.watch.measures import Tally, merge
+    from groupwise.training.loop import steps, train
 
 # Where each public name lives. They are imported on first use: torch takes a second to load, and
 # `groupwise --help` should not wait for it.
@@ -31,21 +35,21 @@ _HOME = {
     "Pairs": "losses.pairs",
     "Ranks": "records",
     "Recipe": "recipes",
-    "Tally": "watch.measures",
+    "Tally": "losses.measures",
     "TokenBatch": "records",
     "TokenResult": "losses.phase",
     "batch_phase": "groups.phase",
-    "evaluate_path": "validate.evaluate",
+    "evaluate_path": "evaluate.evaluate",
     "load_config": "config:load",
-    "merge": "watch.measures",
+    "merge": "losses.measures",
     "passes": "groups.phase",
-    "probe": "validate.probe",
+    "probe": "probing.probe",
     "recipe": "recipes",
     "register": "recipes",
     "select": "groups.phase",
-    "steps": "loop",
+    "steps": "training.loop",
     "token_phase": "losses.phase",
-    "train": "loop",
+    "train": "training.loop",
     "updates": "groups.phase",
 }
 
@@ -84,3 +88,37 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"groupwise.{module}"), renamed or name)
     globals()[name] = value
     return value
+
+
+# Modules that users' files import by an older name, and where they are now.
+_MOVED = {
+    "groupwise.composition": "groupwise.methods.composition",
+    "groupwise.loop": "groupwise.training.loop",
+    "groupwise.losses.kl": "groupwise.groups.kl",
+    "groupwise.model.attention": "groupwise.model.layers.attention",
+    "groupwise.model.head": "groupwise.model.layers.head",
+    "groupwise.planning": "groupwise.plan.estimate",
+    "groupwise.slots": "groupwise.methods.slots",
+    "groupwise.validate": "groupwise.evaluate",
+    "groupwise.validate.advice": "groupwise.probing.advice",
+    "groupwise.validate.evaluate": "groupwise.evaluate.evaluate",
+    "groupwise.validate.probe": "groupwise.probing.probe",
+}
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Finds a module under its older name: a second name for the same functions."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in _MOVED:
+            return None
+        package = any(other.startswith(f"{name}.") for other in _MOVED)
+        return ModuleSpec(name, self, is_package=package)
+
+    def exec_module(self, module: ModuleType) -> None:
+        now = import_module(_MOVED[module.__name__])
+        own = {"__name__", "__spec__", "__loader__", "__path__", "__package__"}
+        vars(module).update({k: v for k, v in vars(now).items() if k not in own})
+
+
+sys.meta_path.insert(0, _Moved())

@@ -38,9 +38,9 @@ from groupwise.commands.shared import (
     terminal_width,
     warn,
 )
+from groupwise.common.extras import install
+from groupwise.common.progress import phase
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
-from groupwise.extras import install
-from groupwise.progress import phase
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -181,8 +181,8 @@ def _recipes(args: argparse.Namespace) -> int:
         return _choose(args)
     if args.answer:
         raise RecipeError("--answer belongs to --choose: groupwise recipes --choose --answer ...")
-    from groupwise.tell.explain import table
-    from groupwise.tell.render import recipes_text
+    from groupwise.explain.explain import table
+    from groupwise.explain.render import recipes_text
 
     rows = table()
     if args.json:
@@ -205,8 +205,8 @@ def _given(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _choose(args: argparse.Namespace) -> int:
-    from groupwise.tell import choose
-    from groupwise.tell.render import choice_text
+    from groupwise.explain import choose
+    from groupwise.explain.render import choice_text
 
     answers = _given(args.answer)
     choose.check(answers)
@@ -227,7 +227,7 @@ def _choose(args: argparse.Namespace) -> int:
 
 def _ask(answers: dict[str, str]) -> dict[str, str]:
     """Ask what is open, on stderr, so that stdout stays the answer alone. Enter is the default."""
-    from groupwise.tell.choose import next_question
+    from groupwise.explain.choose import next_question
 
     while (question := next_question(answers)) is not None:
         print(question.text, file=sys.stderr)
@@ -253,8 +253,8 @@ def _ask(answers: dict[str, str]) -> dict[str, str]:
 def _explain(args: argparse.Namespace) -> int:
     if len(args.names) > 2:
         raise RecipeError(f"explain takes one recipe or two, got {len(args.names)}.")
-    from groupwise.tell.explain import difference, explain
-    from groupwise.tell.render import difference_text, explain_text
+    from groupwise.explain.explain import difference, explain
+    from groupwise.explain.render import difference_text, explain_text
 
     one = len(args.names) == 1
     with warnings.catch_warnings():  # doubts are part of the explanation
@@ -277,7 +277,7 @@ def _train(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(config, run)
     with phase("starting PyTorch"):
-        from groupwise import loop
+        from groupwise.training import loop
     try:
         loop.train(config, run)
     except loop.Stopped as stopped:
@@ -288,13 +288,15 @@ def _train(args: argparse.Namespace) -> int:
 
 def _dry_run(asked: Config, run: Path) -> int:
     """The resolved configuration, in TOML that can be run; what follows from it as comments."""
-    from groupwise.config import check, describe, text
-    from groupwise.opening import placed_for
-    from groupwise.placing import place_line
+    from groupwise.config import text
+    from groupwise.prepare.checks import check_config
+    from groupwise.prepare.consequences import describe
+    from groupwise.prepare.placing import place_line
     from groupwise.testing.trial import try_slots
+    from groupwise.training.opening import placed_for
 
     config = placed_for(asked, run)
-    for warning in [*check(config), *try_slots(config.recipe)]:
+    for warning in [*check_config(config), *try_slots(config.recipe)]:
         warn(warning)
     lines = [place_line(config.model, asked.model), *describe(config)]
     print("\n".join(f"# {line}" for line in lines), end="\n\n")
@@ -324,14 +326,15 @@ def _report(args: argparse.Namespace) -> int:
 
 def _docs(args: argparse.Namespace) -> int:
     from groupwise.config.page import settings_page
-    from groupwise.tell.explain import markdown, undocumented
-    from groupwise.watch.catalogue import metrics_page
+    from groupwise.explain.explain import markdown, undocumented
+    from groupwise.runfiles.catalogue import metrics_page
     from groupwise.watch.rules import rules_page
 
     missing = undocumented()
     if missing:
         raise RecipeError(
-            f"No notes for {', '.join(missing)}: add their pitfalls to groupwise/tell/notes.toml."
+            f"No notes for {', '.join(missing)}: add their pitfalls to "
+            "groupwise/explain/notes.toml."
         )
     folder, current = Path(args.folder), True
     if not args.check and not folder.is_dir():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from groupwise.composition import About, Recipe, register
 from groupwise.errors import RecipeWarning
 from groupwise.groups.advantages import (
     group_mean,
@@ -33,6 +32,7 @@ from groupwise.losses.gates import clip, dual_clip, unclipped
 from groupwise.losses.penalties import drift, kl
 from groupwise.losses.ratios import token
 from groupwise.losses.schedules import joint
+from groupwise.methods.composition import About, Recipe, register
 
 
 def dialect(tool: str, *, note: str, setting: dict[str, Any], **slots: Any) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise.common.extras import install
 from groupwise.errors import DataError, GroupwiseError, ModelError, in_short
-from groupwise.extras import install
 
 ID = re.compile(r"(?P<name>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 DATA = re.compile(

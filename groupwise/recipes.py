@@ -10,15 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from groupwise.composition import (
-    RECIPES,
-    About,
-    PairRecipe,
-    Recipe,
-    load_plugin,
-    recipe,
-    register,
-)
 from groupwise.groups.advantages import (
     greedy_baseline,
     group_mean,
@@ -83,6 +74,15 @@ from groupwise.losses.ratios import (
     token,
 )
 from groupwise.losses.schedules import joint, low_then_high
+from groupwise.methods.composition import (
+    RECIPES,
+    About,
+    PairRecipe,
+    Recipe,
+    load_plugin,
+    recipe,
+    register,
+)
 
 __all__ = ["RECIPES", "load_plugin", "method", "recipe", "register"]
 

@@ -11,11 +11,11 @@ from runs import SMALL, quiet, small
 
 from groupwise.config import Config, load
 from groupwise.data import load as load_data
-from groupwise.loop import train
-from groupwise.model import tiny
-from groupwise.model.checkpoint import save
-from groupwise.setup import TASKS_SEED
-from groupwise.watch.rollouts import read
+from groupwise.model.formats.checkpoint import save
+from groupwise.prepare import tiny
+from groupwise.prepare.setup import TASKS_SEED
+from groupwise.runfiles.rollouts import read
+from groupwise.training.loop import train
 
 
 def make(folder: Path, **changes: Any) -> str:

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import groupwise.recipes  # noqa: F401 - what is built in is there before the first test
-from groupwise import placing, progress
+from groupwise.common import progress
+from groupwise.methods.slots import REGISTRY
 from groupwise.model.tiles import avoid_broken_tiles
+from groupwise.prepare import placing
 from groupwise.recipes import RECIPES
-from groupwise.slots import REGISTRY
 
 # One thread each: tests run side by side, and sums are the same on any number of cores.
 torch.set_num_threads(1)

@@ -35,12 +35,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from groupwise import load_config
 from groupwise.data.templates import template_text
 from groupwise.errors import GroupwiseError
-from groupwise.model import adapters, peft_files
-from groupwise.model.checkpoint import load, save, stored_shape
-from groupwise.model.linear import layer_sizes
+from groupwise.model.adapters import lora as adapters
+from groupwise.model.adapters import peft_files
+from groupwise.model.adapters.targets import Spec
+from groupwise.model.formats.checkpoint import load, save, stored_shape
+from groupwise.model.layers.linear import layer_sizes
 from groupwise.model.policy import base_of
-from groupwise.model.targets import Spec
-from groupwise.sync import state as states
+from groupwise.sync import checkpoints as states
 
 CPU_SECONDS = 20  # of one reading: more is a hang
 CHAT = [{"role": "user", "content": "1+2"}]

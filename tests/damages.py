@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.rollouts import VERSION, VERSION_KEY
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.rollouts import VERSION, VERSION_KEY
 
 Damage = Callable[[RunFolder], None]
 

@@ -9,12 +9,12 @@ import torch
 from model_zoo import make, sequences
 from torch import Tensor
 
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
-from groupwise.model.attention import packed, packed_positions
-from groupwise.model.head import log_probs
-from groupwise.model.tokenizer import Tokenizer, character_files
-from groupwise.model.transformer import Transformer
+from groupwise.model.formats.tokenizer import Tokenizer, character_files
+from groupwise.model.layers.attention import packed, packed_positions
+from groupwise.model.layers.head import log_probs
+from groupwise.model.layers.transformer import Transformer
 from groupwise.records import Completion
 
 ALPHABET = "".join(map(chr, range(32, 127))) + "é"  # 96 characters and the end: the models' 97

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from groupwise.model.gguf import _OUTER, _PARTS
-from groupwise.model.transformer import Transformer
+from groupwise.model.formats.gguf import _OUTER, _PARTS
+from groupwise.model.layers.transformer import Transformer
 
 ALPHABET = [*"abcdefghijklmnopqrstuvwxyz0123456789", "Ġ", "Ċ", ".", "+", "="]
 TOKENS = ["<|end|>", "<|start|>", *ALPHABET, "Ġa", "ab", "Ġab", "12"]

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.model.attention import packed, packed_positions
 from groupwise.model.config import ModelConfig
-from groupwise.model.head import logits
-from groupwise.model.transformer import Transformer
+from groupwise.model.layers.attention import packed, packed_positions
+from groupwise.model.layers.head import logits
+from groupwise.model.layers.transformer import Transformer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

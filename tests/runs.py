@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.config import Config, load
-from groupwise.loop import train
-from groupwise.model import tiny
+from groupwise.prepare import tiny
+from groupwise.training.loop import train
 from groupwise.watch.display import Display
 
 SMALL: dict[str, Any] = {

@@ -18,17 +18,17 @@ import torch
 from runs import quiet, small
 from torch import Tensor
 
-from groupwise.collect import Collected, collect
-from groupwise.guards import check_delivery
-from groupwise.loop import one_step
-from groupwise.model.attention import packed, packed_positions
-from groupwise.model.head import logits
-from groupwise.model.transformer import Transformer
-from groupwise.opening import open_run
+from groupwise.model.layers.attention import packed, packed_positions
+from groupwise.model.layers.head import logits
+from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.packs import Sequences
 from groupwise.records import Rollout
-from groupwise.run import Run
-from groupwise.teach import Taught, teach
+from groupwise.training.collect import Collected, collect
+from groupwise.training.guards import check_delivery
+from groupwise.training.loop import one_step
+from groupwise.training.opening import open_run
+from groupwise.training.run import Run
+from groupwise.training.update import Taught, teach
 from groupwise.watch.clock import Clock
 
 REWARDS = """

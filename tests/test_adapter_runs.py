@@ -15,22 +15,24 @@ from cold_start import configured, run_from
 from runs import left_behind, metrics, quiet
 from safetensors.torch import load_file, save_file
 
-from groupwise import loop
 from groupwise.cli import main
-from groupwise.config import check, describe, difference, load
-from groupwise.engine import native
+from groupwise.config import difference, load
+from groupwise.engine.native import engine as native
 from groupwise.engine.server import Server
 from groupwise.errors import ConfigError, ModelError, RunError
-from groupwise.model import peft_files
-from groupwise.model.adapters import adapters, attach
-from groupwise.model.checkpoint import load as load_model
+from groupwise.evaluate.evaluate import evaluate_path
+from groupwise.model.adapters import peft_files
+from groupwise.model.adapters.lora import adapters, attach
+from groupwise.model.adapters.quantized import QuantizedLinear
+from groupwise.model.adapters.targets import Spec
+from groupwise.model.fingerprint import fingerprint
+from groupwise.model.formats.checkpoint import load as load_model
 from groupwise.model.policy import load_policy, spec_of
-from groupwise.model.quantized import QuantizedLinear
-from groupwise.model.targets import Spec
-from groupwise.opening import open_run
+from groupwise.prepare.checks import check_config
+from groupwise.prepare.consequences import describe
 from groupwise.sync import export as exporting
-from groupwise.sync.fingerprint import fingerprint
-from groupwise.validate.evaluate import evaluate_path
+from groupwise.training import loop
+from groupwise.training.opening import open_run
 from groupwise.watch.display import Display
 
 LORA: dict[str, Any] = {"adapter__rank": 4, "optim__learning_rate": 1e-2, "eval__every": 0}
@@ -316,11 +318,15 @@ def test_bug_22_dropout_is_in_updates_alone_and_is_measured(
 
 def test_bug_22_what_dropout_does_is_said_and_a_sequence_ratio_refuses_it() -> None:
     (said,) = [
-        x for x in check(load(None, ["adapter.rank=8", "adapter.dropout=0.1"])) if "drop" in x
+        x
+        for x in check_config(load(None, ["adapter.rank=8", "adapter.dropout=0.1"]))
+        if "drop" in x
     ]
     assert "sampled and scored without dropout" in said and "ratio" not in said
     several = ["recipe=dapo", "adapter.rank=8", "adapter.dropout=0.1", "engine.max_tokens=256"]
-    assert any("the ratio of the first update is not 1" in x for x in check(load(None, several)))
+    assert any(
+        "the ratio of the first update is not 1" in x for x in check_config(load(None, several))
+    )
     assert (
         "on-policy but for dropout"
         in describe(load(None, ["recipe=grpo", "adapter.rank=8", "adapter.dropout=0.1"]))[0]
@@ -333,9 +339,9 @@ def test_bug_22_what_dropout_does_is_said_and_a_sequence_ratio_refuses_it() -> N
         )
         if refused:
             with pytest.raises(ConfigError, match=r"adapter.dropout=0.1 with sequence_geomean"):
-                check(config)
+                check_config(config)
         else:
-            check(config)
+            check_config(config)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -489,8 +495,10 @@ def test_an_adapter_has_a_learning_rate_of_its_own() -> None:
         load({"optim": {"learning_rate": 1e-6}, "adapter": {"rank": 4}}).optim.learning_rate == 1e-6
     )
     low = load(None, ["adapter.rank=8", "optim.learning_rate=1e-6"])
-    assert any("learns next to nothing" in text for text in check(low))
-    assert not any("learns next to nothing" in x for x in check(load(None, ["adapter.rank=8"])))
+    assert any("learns next to nothing" in text for text in check_config(low))
+    assert not any(
+        "learns next to nothing" in x for x in check_config(load(None, ["adapter.rank=8"]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -515,10 +523,10 @@ def test_an_adapter_has_a_learning_rate_of_its_own() -> None:
 )  # fmt: skip
 def test_settings_that_can_not_be(settings: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(load(None, settings))
+        check_config(load(None, settings))
     if "exact" not in str(settings):
         with pytest.raises(ConfigError, match=said):
-            check(load(None, [*settings, "recipe=dpo"]))
+            check_config(load(None, [*settings, "recipe=dpo"]))
 
 
 def test_values_out_of_range_are_refused() -> None:

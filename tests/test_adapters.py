@@ -16,20 +16,20 @@ from model_zoo import hidden, make, sequences
 from torch import Tensor, nn
 
 from groupwise import load_config
-from groupwise.cost import SINGLE, held, weight_bytes
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import ModelError
-from groupwise.model import quantized
-from groupwise.model.adapters import adapters, attach, dropping, merge, plain_product
-from groupwise.model.linear import Linear, linear_layers
-from groupwise.model.ops import Plain
+from groupwise.model.adapters import quantized
+from groupwise.model.adapters.lora import adapters, attach, dropping, merge, plain_product
+from groupwise.model.adapters.quantized import QuantizedLinear, quantize
+from groupwise.model.adapters.targets import Spec, adapter_weights, fits, linear_shapes, matching
+from groupwise.model.cost import SINGLE, held, weight_bytes
+from groupwise.model.fingerprint import fingerprint
+from groupwise.model.layers.linear import Linear, linear_layers
+from groupwise.model.layers.ops import Plain
+from groupwise.model.layers.transformer import Transformer, twin
 from groupwise.model.policy import starting_policy
-from groupwise.model.quantized import QuantizedLinear, quantize
-from groupwise.model.targets import Spec, adapter_weights, fits, linear_shapes, matching
-from groupwise.model.transformer import Transformer, twin
-from groupwise.room import lora
-from groupwise.sync.fingerprint import fingerprint
-from groupwise.sync.reference import Reference
+from groupwise.model.room import lora
+from groupwise.optim.roles.reference import Reference
 
 CUDA = torch.cuda.is_available()
 # Everywhere but on a GPU machine whose Python can't be added to.
@@ -119,7 +119,7 @@ def test_kernels_compute_the_same_adapter(kind: str, family: str, quantised: str
         pytest.skip("one family each is enough")
     from test_fast import DEVICE, DTYPE, difference, run
 
-    from groupwise.model import fast
+    from groupwise.model.layers import fast
 
     plain = adapted(family, rank=8).to(DEVICE, DTYPE)
     some = [x for n, x in adapters(plain).items() if n.endswith(("k_proj", "gate_proj"))]
@@ -159,7 +159,7 @@ def _trained(run: Any, model: Transformer) -> dict[str, Tensor]:
 def test_exact_products_of_an_adapter_do_not_depend_on_the_batch() -> None:
     from test_fast import DEVICE, DTYPE
 
-    from groupwise.model.fast import Exact
+    from groupwise.model.layers.fast import Exact
 
     model = adapted("qwen2", rank=8).requires_grad_(False).to(DEVICE, DTYPE)
     model.ops = Exact()

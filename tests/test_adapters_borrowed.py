@@ -16,15 +16,15 @@ from torch import Tensor
 
 from groupwise.commands.plan import here
 from groupwise.errors import ModelError
-from groupwise.model.adapters import adapters, attach
-from groupwise.model.borrowed import Borrowed
-from groupwise.model.checkpoint import load_weights, stored_shape
-from groupwise.model.linear import layer_sizes
-from groupwise.model.peft_files import layers_in
+from groupwise.model.adapters.lora import adapters, attach
+from groupwise.model.adapters.peft_files import layers_in
+from groupwise.model.adapters.targets import Spec, linear_shapes
+from groupwise.model.borrowed.policy import Borrowed
+from groupwise.model.formats.checkpoint import load_weights, stored_shape
+from groupwise.model.layers.linear import layer_sizes
 from groupwise.model.policy import load_policy
-from groupwise.model.targets import Spec, linear_shapes
-from groupwise.planning import plan
-from groupwise.room import lora
+from groupwise.model.room import lora
+from groupwise.plan.estimate import plan
 from groupwise.sync.export import export
 
 peft = pytest.importorskip("peft")

@@ -12,11 +12,11 @@ from steps import Start, advance, gather, learn, spy, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from groupwise import TokenBatch, batch_phase, recipe, token_phase
-from groupwise.composition import Recipe
-from groupwise.config import anchored, describe
-from groupwise.groups.assemble import sequences_of
-from groupwise.model import ops
-from groupwise.watch.rollouts import read
+from groupwise.methods.composition import Recipe
+from groupwise.model.layers import ops
+from groupwise.optim.assemble import sequences_of
+from groupwise.prepare.consequences import anchored, describe
+from groupwise.runfiles.rollouts import read
 
 SEVERAL = {"schedule.updates": 2}
 

@@ -24,7 +24,7 @@ from groupwise.losses.gates import clip, weight_cap
 from groupwise.losses.pairs import best_and_worst, logistic
 from groupwise.losses.penalties import kl
 from groupwise.losses.schedules import joint
-from groupwise.slots import parse
+from groupwise.methods.slots import parse
 from groupwise.streams import STREAMS as MEANING
 
 NAN, INF = float("nan"), float("inf")

@@ -15,14 +15,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from groupwise.config import load as load_config
-from groupwise.devices import Device
-from groupwise.model.checkpoint import Loaded, load, save
 from groupwise.model.config import ModelConfig
-from groupwise.model.tokenizer import Tokenizer, character_files
-from groupwise.model.transformer import Transformer
+from groupwise.model.devices import Device
+from groupwise.model.formats.checkpoint import Loaded, load, save
+from groupwise.model.formats.tokenizer import Tokenizer, character_files
+from groupwise.model.layers.transformer import Transformer
 from groupwise.records import Task
+from groupwise.runfiles.rollouts import Row, write
 from groupwise.watch import speed
-from groupwise.watch.rollouts import Row, write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import afterwards

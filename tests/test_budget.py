@@ -11,9 +11,9 @@ import pytest
 from cold_start import configured, run_from
 from runs import left_behind, metrics, quiet
 
-from groupwise.config import check
 from groupwise.errors import ConfigError
-from groupwise.loop import steps, train
+from groupwise.prepare.checks import check_config
+from groupwise.training.loop import steps, train
 
 
 @pytest.fixture(scope="module")
@@ -99,4 +99,4 @@ def test_scores_of_tasks_are_kept(model: str, tmp_path: Path) -> None:
 
 def test_labels_have_no_tokens_to_spend(model: str) -> None:
     with pytest.raises(ConfigError, match="never reached"):
-        check(configured(model, recipe="dpo", budget__tokens=100))
+        check_config(configured(model, recipe="dpo", budget__tokens=100))

@@ -18,13 +18,13 @@ import pytest
 
 from groupwise import cli
 from groupwise.cli import main
-from groupwise.composition import Recipe
 from groupwise.config import load
 from groupwise.errors import RunError
-from groupwise.placing import placed
+from groupwise.explain.explain import markdown, notes
+from groupwise.methods.composition import Recipe
+from groupwise.methods.slots import parse
+from groupwise.prepare.placing import placed
 from groupwise.recipes import recipe
-from groupwise.slots import parse
-from groupwise.tell.explain import markdown, notes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -253,9 +253,9 @@ def test_equal_recipes_are_said_to_be_equal(capsys: pytest.CaptureFixture[str]) 
 PLUGIN = """
 import torch
 from groupwise import Recipe, register
-from groupwise.composition import About
-from groupwise.losses.kl import bounded_exp
-from groupwise.slots import Positive, gate
+from groupwise.methods.composition import About
+from groupwise.groups.kl import bounded_exp
+from groupwise.methods.slots import Positive, gate
 
 
 @gate(equation="S = {sharpness}·tanh(r/{sharpness})·A", fixes="smooth above", breaks="untested")
@@ -369,12 +369,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         parent, _, child = module.rpartition(".")
         monkeypatch.setattr(sys.modules[parent], child, stand_in, raising=False)
 
-    import groupwise.validate
+    import groupwise.evaluate
     import groupwise.watch.plots  # noqa: F401 - parents and users of what is replaced
 
-    fake("groupwise.loop", "train")
+    fake("groupwise.training.loop", "train")
     seen = {"accuracy": 0.5, "stderr": None, "examples": [{"prompt": "1+1="}]}
-    fake("groupwise.validate.evaluate", "evaluate_path", SimpleNamespace(as_dict=lambda: seen))
+    fake("groupwise.evaluate.evaluate", "evaluate_path", SimpleNamespace(as_dict=lambda: seen))
     fake("groupwise.watch.report", "write_report", Path("somewhere/report.html"))
     return found
 
@@ -421,8 +421,8 @@ def test_a_run_that_ends_early_says_why_without_a_traceback(
     calls: list[Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fail: Any = sys.modules["groupwise.loop"]
-    fail.fail("groupwise.loop", "train", failure)
+    fail: Any = sys.modules["groupwise.training.loop"]
+    fail.fail("groupwise.training.loop", "train", failure)
     got, _, err = run(capsys, "train")
     assert got == status and message in err and "Traceback" not in err
 

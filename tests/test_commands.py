@@ -19,22 +19,23 @@ import torch
 from runs import run as train_small
 from test_cost import SEVEN, M, S
 
-from groupwise import cost, planning
 from groupwise.cli import main
 from groupwise.commands import doctor, init, machine
 from groupwise.commands.plan import named_gpu
 from groupwise.config import Config, load
-from groupwise.cost import Group
-from groupwise.devices import Device
 from groupwise.errors import ConfigError, ModelError, RunError
-from groupwise.model import checkpoint
-from groupwise.model.checkpoint import load as load_model
-from groupwise.model.checkpoint import save
+from groupwise.model import cost
 from groupwise.model.config import ModelConfig
-from groupwise.model.tokenizer import character_files
-from groupwise.model.transformer import Transformer
-from groupwise.planning import Place, count
-from groupwise.sizes import Prompts
+from groupwise.model.cost import Group
+from groupwise.model.devices import Device
+from groupwise.model.formats import checkpoint
+from groupwise.model.formats.checkpoint import load as load_model
+from groupwise.model.formats.checkpoint import save
+from groupwise.model.formats.tokenizer import character_files
+from groupwise.model.layers.transformer import Transformer
+from groupwise.plan import estimate as planning
+from groupwise.plan.estimate import Place, count
+from groupwise.prepare.sizes import Prompts
 from groupwise.sync import export as exporting
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -461,7 +462,7 @@ def test_a_container_with_little_shared_memory_is_told_how_to_get_more() -> None
 def test_whether_programs_can_be_isolated_is_told_and_never_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pool = pytest.importorskip("groupwise.sandbox.pool")
+    pool = pytest.importorskip("groupwise.graders.sandbox.pool")
     monkeypatch.setattr(pool, "report", lambda: {"bubblewrap": "no bwrap", "landlock": ""})
     found = doctor.programs()
     assert found.status == "ok" and "isolated by landlock" in found.text

@@ -44,13 +44,13 @@ from groupwise.errors import (
     RewardError,
     RunError,
 )
+from groupwise.evaluate.statistics import paired_difference
 from groupwise.graders.rubric import Grader
-from groupwise.model.checkpoint import stored_shape, stored_tokenizer
-from groupwise.placing import placed
-from groupwise.setup import fit, gather
-from groupwise.validate.statistics import paired_difference
+from groupwise.model.formats.checkpoint import stored_shape, stored_tokenizer
+from groupwise.prepare.placing import placed
+from groupwise.prepare.setup import fit, gather
+from groupwise.runfiles.rollouts import read
 from groupwise.watch.display import Display
-from groupwise.watch.rollouts import read
 
 SMALL = """
 recipe.name = "grpo"
@@ -71,7 +71,7 @@ PLUGIN = """
 import os
 import torch
 from groupwise import recipe, register
-from groupwise.slots import gate
+from groupwise.methods.slots import gate
 
 @gate(equation="S = 0")
 def dying(log_ratio_NT, advantage_NT, batch):
@@ -1104,11 +1104,11 @@ def test_a_process_for_each_core_with_its_share_of_threads(monkeypatch: pytest.M
 def test_memory_bounds_how_many_run_at_a_time(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model,) = (done / "start").iterdir()
     (arm, _) = arms_of(["grpo", "dapo"], STEPS, settings=[f"model.path={model}"])
-    monkeypatch.setattr("groupwise.optim.memory.device_bytes", lambda device: 10**9)
+    monkeypatch.setattr("groupwise.model.memory.device_bytes", lambda device: 10**9)
     held = room_for(arm.config)
-    monkeypatch.setattr("groupwise.optim.memory.device_bytes", lambda device: 4 * 10**9)
+    monkeypatch.setattr("groupwise.model.memory.device_bytes", lambda device: 4 * 10**9)
     assert 4 * held <= room_for(arm.config) <= 4 * held + 4
-    monkeypatch.setattr("groupwise.optim.memory.device_bytes", lambda device: 1)
+    monkeypatch.setattr("groupwise.model.memory.device_bytes", lambda device: 1)
     assert room_for(arm.config) == 1
 
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from groupwise import Memory, Recipe, TokenBatch, batch_phase, recipe, register, select, token_phase
 from groupwise.errors import RecipeError, RecipeWarning
 from groupwise.groups.advantages import group_mean
+from groupwise.groups.kl import k3
 from groupwise.losses.gates import clip, segment_clip
-from groupwise.losses.kl import k3
 from groupwise.losses.ratios import token
-from groupwise.slots import parse
-from groupwise.soundness import DOUBTFUL, REFUSED, complaints
+from groupwise.methods.slots import parse
+from groupwise.methods.soundness import DOUBTFUL, REFUSED, complaints
 
 DIALECTS = [name for name in POLICY_RECIPES if "@" in name]
 every_recipe = pytest.mark.parametrize("name", POLICY_RECIPES)
@@ -362,7 +362,7 @@ PLUGIN = """
 
     from groupwise import recipe, register
     from groupwise.groups.statistics import group_stats
-    from groupwise.slots import NonNegative, Positive, advantage, gate
+    from groupwise.methods.slots import NonNegative, Positive, advantage, gate
 
 
     @gate(equation="S = min(r, {top})·A")
@@ -414,7 +414,7 @@ def test_a_file_may_be_named_again(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("registries")
 def test_a_slots_taken_name_is_refused(tmp_path: Path) -> None:
     clash = """
-        from groupwise.slots import gate
+        from groupwise.methods.slots import gate
 
         @gate(equation="S = A")
         def clip(log_ratio_NT, advantage_NT, batch):

@@ -16,10 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupwise import load_config, recipe
-from groupwise.composition import RECIPE_SLOTS, PairRecipe, Recipe
-from groupwise.config import Config, check, describe, difference, load, text
+from groupwise.config import Config, difference, load, text
 from groupwise.config.changes import RESUME
-from groupwise.config.checks import ONE_IS_NOTHING
 from groupwise.config.fields import Forms
 from groupwise.config.names import ELSEWHERE
 from groupwise.config.page import settings_page
@@ -27,9 +25,12 @@ from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
 from groupwise.losses.gates import clip
+from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
+from groupwise.methods.slots import REGISTRY, Range
+from groupwise.prepare.checks import ONE_IS_NOTHING, check_config
+from groupwise.prepare.consequences import describe
 from groupwise.recipes import RECIPES
 from groupwise.records import Memory, Visit
-from groupwise.slots import REGISTRY, Range
 
 ROOT = Path(__file__).resolve().parents[1]
 ON_CPU = {"model.device": "cpu", "model.dtype": "float32"}
@@ -442,7 +443,7 @@ def test_a_wrong_recipe_is_refused(override: str, match: str) -> None:
 
 PLUGIN = """
 from groupwise import recipe, register
-from groupwise.slots import Positive, gate
+from groupwise.methods.slots import Positive, gate
 
 
 @gate(equation="S = {scale}·A")
@@ -505,25 +506,25 @@ def test_every_recipe_trains_by_name_or_says_what_it_lacks(name: str) -> None:
     if name in NOT_HELD:
         message = f"recipe {name} needs an? {NOT_HELD[name]}, which this trainer does not hold yet"
         with pytest.raises(ConfigError, match=rf"{message}\. Take instead \w+"):
-            check(config)
+            check_config(config)
     elif isinstance(config.recipe, PairRecipe):
-        check(config)
+        check_config(config)
     else:
-        assert not [text for text in check(config) if "engine.max_tokens" not in text]
+        assert not [text for text in check_config(config) if "engine.max_tokens" not in text]
 
 
 def test_pairs_need_answers_to_choose_between() -> None:
     assert "group_size is 1" in refused(recipe="self_rewarding", group_size=1)
     assert "overlong=mask would be ignored" in refused(recipe="dpo", overlong="mask")
-    assert "Set group_size=1" in " ".join(check(load(recipe="spin", group_size=8)))
-    assert "reset:STEPS" in " ".join(check(load(recipe="spin", group_size=1)))
+    assert "Set group_size=1" in " ".join(check_config(load(recipe="spin", group_size=8)))
+    assert "reset:STEPS" in " ".join(check_config(load(recipe="spin", group_size=1)))
     settings = {"group_size": 1, "reference": {"update": "reset:10"}}
-    assert not check(load(recipe="spin", **settings))
+    assert not check_config(load(recipe="spin", **settings))
 
 
 def refused(**settings: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        check(load(**settings))
+        check_config(load(**settings))
     return str(caught.value)
 
 
@@ -531,7 +532,7 @@ def test_an_impossible_batch_is_refused() -> None:
     said = refused(recipe="dapo", prompts_per_step=3, group_size=5)
     assert "3 prompts x 5 samples = 15 completions" in said and "16 updates of dapo" in said
     assert "recipe.schedule.updates=15" in said
-    check(load(recipe="dapo", prompts_per_step=2, group_size=8))
+    check_config(load(recipe="dapo", prompts_per_step=2, group_size=8))
 
 
 def test_a_group_of_one_is_refused_where_a_group_is_needed() -> None:
@@ -541,7 +542,7 @@ def test_a_group_of_one_is_refused_where_a_group_is_needed() -> None:
         recipe="reinforce_pp", group_size=1, **{"recipe.filter": "zero_variance()"}
     )
     for name in ("reinforce_pp", "remax", "reinforce"):
-        check(load(recipe=name, group_size=1))
+        check_config(load(recipe=name, group_size=1))
 
 
 def test_the_list_of_what_needs_a_group_is_what_the_functions_compute() -> None:
@@ -567,7 +568,7 @@ def test_bug_21_a_narrowed_sampler_is_refused_where_nothing_corrects_it(
     value = 0.9 if setting == "engine.top_p" else 5
     said = refused(**{setting: value})
     assert f"{setting}={value}" in said and reset in said and "tis" in said
-    check(load(recipe="tis", **{setting: value}))
+    check_config(load(recipe="tis", **{setting: value}))
 
 
 @pytest.mark.parametrize(
@@ -606,15 +607,15 @@ def test_exact_mode_is_refused_where_it_would_not_be_exact(
 ) -> None:
     gpu = {"model.device": "cuda", "model.dtype": "bfloat16"}
     assert said in refused(**gpu, **settings, **{"engine.exact": True})
-    check(load(**gpu, **settings))
-    check(load(**gpu, **{"engine.exact": True}))
+    check_config(load(**gpu, **settings))
+    check_config(load(**gpu, **{"engine.exact": True}))
 
 
 def test_a_knob_that_the_recipe_reads_is_fine() -> None:
-    check(load(**{"reference.update": "ema:0.9"}))
-    check(load(recipe="lambda_grpo", **{"optim.exponent_rate": 1}))
-    check(load(recipe="olmo3", refills=5))
-    check(load(recipe="olmo3", refills="until full", refill_tokens=1000))
+    check_config(load(**{"reference.update": "ema:0.9"}))
+    check_config(load(recipe="lambda_grpo", **{"optim.exponent_rate": 1}))
+    check_config(load(recipe="olmo3", refills=5))
+    check_config(load(recipe="olmo3", refills="until full", refill_tokens=1000))
     assert "refills=0 draws nothing again" in refused(recipe="olmo3", refills=0, refill_tokens=9)
     assert load(overrides=["recipe=dapo", "refills=until full"]).refills == "until full"
     assert load(overrides=["recipe=dapo", "refills='until full'"]).refills == "until full"
@@ -631,7 +632,7 @@ def test_all_refusals_are_told_at_once() -> None:
 
 def test_a_configuration_made_by_hand_is_checked_too() -> None:
     with pytest.raises(ConfigError, match="group_size=0 is out of range"):
-        check(replace(load(), group_size=0))
+        check_config(replace(load(), group_size=0))
 
 
 @pytest.mark.parametrize(
@@ -652,15 +653,15 @@ def test_a_configuration_made_by_hand_is_checked_too() -> None:
 def test_what_is_doubtful_is_told(settings: dict[str, Any], said: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # told by check, once, and not on the way
-        doubts = check(load(**settings))
+        doubts = check_config(load(**settings))
     assert len([text for text in doubts if said in text]) == 1, doubts
 
 
 def test_the_advice_about_lengths_can_be_typed() -> None:
     for name in ("dapo", "dr_grpo"):
-        (doubt,) = check(load(recipe=name))
+        (doubt,) = check_config(load(recipe=name))
         typed = [word.rstrip(".") for word in doubt.split() if word.startswith("recipe.")]
-        assert typed and check(load(overrides=[f"recipe={name}", *typed])) == []
+        assert typed and check_config(load(overrides=[f"recipe={name}", *typed])) == []
 
 
 # --- what follows -----------------------------------------------------------------------------
@@ -786,7 +787,7 @@ def test_entries_of_parts_are_compared_one_by_one() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_examples_are_sound(path: Path) -> None:
     config = load(path)
-    assert check(config) == []
+    assert check_config(config) == []
     assert again(config) == config
     assert isinstance(config.recipe, Recipe)
     if path.name == "tiny.toml":

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from groupwise import cost
-from groupwise.cost import Cost, Group
-from groupwise.devices import Device, device_named, floor_seconds
+from groupwise.model import cost
 from groupwise.model.config import ModelConfig
-from groupwise.model.ops import Ops, Plain
-from groupwise.model.transformer import Transformer
+from groupwise.model.cost import Cost, Group
+from groupwise.model.devices import Device, device_named, floor_seconds
+from groupwise.model.layers.ops import Ops, Plain
+from groupwise.model.layers.transformer import Transformer
 from groupwise.watch.speed import speed
 
 S = ModelConfig(
@@ -131,7 +131,7 @@ def test_operations_of_a_forward_pass_are_those_that_pytorch_counts() -> None:
     )  # fmt: skip
     from torch.utils.flop_counter import FlopCounterMode
 
-    from groupwise.model.attention import packed, packed_positions
+    from groupwise.model.layers.attention import packed, packed_positions
 
     model = Transformer(shape).initialise(torch.Generator().manual_seed(0))
     with FlopCounterMode(display=False) as counter:
@@ -199,7 +199,7 @@ TINY = ModelConfig(
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "kernels"])
 def test_what_a_layer_keeps_is_what_autograd_is_given(kind: str, qk_norm: bool) -> None:
-    from groupwise.model.fast import Fast
+    from groupwise.model.layers.fast import Fast
 
     gpu = torch.cuda.is_available()
     half, device = (torch.bfloat16, "cuda") if gpu else (torch.float16, "cpu")
@@ -238,7 +238,7 @@ def test_devices_by_the_names_of_their_drivers() -> None:
 
 
 def test_counting_needs_no_torch() -> None:
-    line = "import sys, groupwise.cost; assert 'torch' not in sys.modules"
+    line = "import sys, groupwise.model.cost; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", line], cwd=Path(__file__).parents[1])
     assert done.returncode == 0
 

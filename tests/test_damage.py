@@ -15,12 +15,12 @@ from model_zoo import CONFIGS, make
 
 from groupwise import load_config
 from groupwise.errors import ConfigError, ModelError
-from groupwise.model import rendering
-from groupwise.model.checkpoint import load, save, stored_shape
+from groupwise.model.borrowed.families import read_shape
 from groupwise.model.config import ModelConfig
-from groupwise.model.families import read_shape
-from groupwise.model.fields import library
-from groupwise.model.tokenizer import Tokenizer, character_files
+from groupwise.model.formats import rendering
+from groupwise.model.formats.checkpoint import load, save, stored_shape
+from groupwise.model.formats.fields import library
+from groupwise.model.formats.tokenizer import Tokenizer, character_files
 
 SLOW = {"config.json": 20, "chat_template.jinja": 20}  # tries: deep models, processes that end
 

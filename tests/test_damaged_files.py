@@ -20,11 +20,11 @@ from groupwise.commands import diagnose
 from groupwise.commands.shared import config_of
 from groupwise.config import load
 from groupwise.errors import GroupwiseError, RunError
+from groupwise.runfiles import files, rollouts
+from groupwise.runfiles.files import Growing, append_lines
+from groupwise.runfiles.folder import RunFolder
 from groupwise.view.runs import Runs, runs_in
 from groupwise.view.server import Viewer
-from groupwise.watch import files, rollouts
-from groupwise.watch.files import Growing, append_lines
-from groupwise.watch.folder import RunFolder
 from groupwise.watch.report import report_page
 
 SECRET = "of somebody else"

@@ -23,7 +23,7 @@ from groupwise.data.prompts import prepare
 from groupwise.errors import DataError
 from groupwise.graders.answers import evaluate
 from groupwise.graders.parts import Sample, built_in
-from groupwise.model.tokenizer import Tokenizer, character_files
+from groupwise.model.formats.tokenizer import Tokenizer, character_files
 from groupwise.records import Task
 
 # ---------------------------------------------------------------- files

@@ -16,7 +16,7 @@ from groupwise.commands import init
 from groupwise.config import Data
 from groupwise.config.fields import Source
 from groupwise.data import Loaded, gym, load
-from groupwise.data.shelf import packed, unpacked
+from groupwise.data.on_disk import packed, unpacked
 from groupwise.errors import DataError, RewardError
 from groupwise.graders.gym import GymScorer, extracted
 from groupwise.graders.gym_worker import judge

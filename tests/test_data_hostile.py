@@ -328,7 +328,7 @@ def test_links_in_circles_are_not_followed(tmp_path: Path, monkeypatch: pytest.M
 
 def test_bombs_end_at_the_edge_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many short lines in a small file: they go to the disk, and stop before it is full."""
-    from groupwise.data import shelf
+    from groupwise.data import on_disk as shelf
 
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"prompt": "q", "answer": "1"}\n' * 200_000))

@@ -25,10 +25,11 @@ from test_data import tokenizer
 from test_data_files import WRITERS
 
 from groupwise.config import Data
-from groupwise.data import Loaded, load, shelf
+from groupwise.data import Loaded, load
+from groupwise.data import on_disk as shelf
 from groupwise.data.cursor import Cursor, _randoms, cursor_of, fingerprint
+from groupwise.data.on_disk import Shelf, kept
 from groupwise.data.prompts import prepare
-from groupwise.data.shelf import Shelf, kept
 from groupwise.errors import DataError
 from groupwise.records import Task
 

@@ -13,7 +13,7 @@ from groupwise.config import Data
 from groupwise.data import load
 from groupwise.data.prompts import prepare
 from groupwise.errors import DataError
-from groupwise.model.tokenizer import Tokenizer
+from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import Task
 
 USER = {"role": "user", "content": "2+2?"}

@@ -10,12 +10,12 @@ import torch
 from engine_zoo import engine, one, request, same, worst
 from model_zoo import make
 
-from groupwise.engine import native
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native import engine as native
+from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import EngineError
-from groupwise.model.ops import Plain
-from groupwise.model.transformer import Transformer
+from groupwise.model.layers.ops import Plain
+from groupwise.model.layers.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("kernels")
 if torch.cuda.is_available():
@@ -31,8 +31,9 @@ class Twins(Plain):
 @pytest.fixture
 def twins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder's three kernels in plain PyTorch: the interpreter takes seconds a token."""
-    from groupwise.engine import decoder, inflight
-    from groupwise.engine.drawing import draw_plain
+    from groupwise.engine.native import decoder
+    from groupwise.engine.native import gpu_scheduler as inflight
+    from groupwise.engine.native.drawing import draw_plain
     from groupwise.model.kernels.record import record_plain
 
     flights: list[inflight.DecoderFlight] = []
@@ -90,7 +91,7 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rows that only fill up, no splits: each costs the interpreter as much as a real one."""
-    from groupwise.engine import decoder
+    from groupwise.engine.native import decoder
 
     monkeypatch.setattr(decoder, "bucket", lambda rows: rows)
     monkeypatch.setattr(decoder, "PROGRAMS", 1)
@@ -103,7 +104,7 @@ def twin(name: str = "smollm2") -> Transformer:
 
 
 def equipped(name: str = "smollm2", exact: bool = False) -> Transformer:
-    from groupwise.model.fast import Exact, Fast
+    from groupwise.model.layers.fast import Exact, Fast
 
     model = make(name)
     model.ops = Exact() if exact else Fast()
@@ -129,7 +130,7 @@ def test_kernels_and_plain_engine_write_the_same(name: str) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_kernels_that_read_prompts_once_write_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from groupwise.engine import decoder
+    from groupwise.engine.native import decoder
 
     monkeypatch.setattr(decoder, "PROMPT_ONCE_ROWS", 1)
     monkeypatch.setattr(decoder, "PROMPT_ONCE_TOKENS", 1)
@@ -151,7 +152,7 @@ def test_prompts_are_read_once_while_groups_are_large(
     slots: int, expected: set[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to 16 rows have room for 4 tiles. The twin holds every row against its tile."""
-    from groupwise.engine import decoder
+    from groupwise.engine.native import decoder
 
     ways: set[bool] = set()
     advance = decoder.Decoder.advance
@@ -189,7 +190,7 @@ def test_prompts_are_read_once_while_groups_are_large(
 def test_long_prompts_of_large_batches_are_read_once(
     rows: int, tokens: int, exact: bool, once: bool
 ) -> None:
-    from groupwise.engine.decoder import Decoder
+    from groupwise.engine.native.decoder import Decoder
 
     made = Decoder(equipped(exact=exact), engine().tokenizer, seed=0, slots=128)
     state = made.ready(128, 8)
@@ -245,7 +246,7 @@ def test_slots_are_used_again(slots: int) -> None:
 
 @pytest.mark.usefixtures("twins")
 def test_prompts_that_do_not_fit_into_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    from groupwise.engine import inflight
+    from groupwise.engine.native import gpu_scheduler as inflight
 
     requests, sampling = [request(4 + 5 * n, 2, n) for n in range(5)], Sampling(max_tokens=4)
     whole = decoder_engine(slots=16).generate(requests, sampling)
@@ -349,7 +350,7 @@ def test_caches_leave_room_to_compute_the_prompts_in(monkeypatch: pytest.MonkeyP
     """Of a 7B model, 16,384 tokens of prompts take gate and up of 1.2 GB alone."""
     from test_cost import SEVEN
 
-    from groupwise.engine import inflight
+    from groupwise.engine.native import gpu_scheduler as inflight
 
     made: list[tuple[int, int]] = []
 

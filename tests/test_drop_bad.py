@@ -16,8 +16,8 @@ from groupwise.config import Data, load
 from groupwise.data import load as load_data
 from groupwise.data.sources import Loaded
 from groupwise.errors import DataError, RewardError
-from groupwise.setup import gather
-from groupwise.watch.folder import RunFolder
+from groupwise.prepare.setup import gather
+from groupwise.runfiles.folder import RunFolder
 
 GOOD: list[dict[str, Any]] = [
     {"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 6) for b in range(1, 6)

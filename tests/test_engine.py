@@ -17,15 +17,15 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.engine.stopping import StopWatch
 from groupwise.errors import EngineError
-from groupwise.model.attention import shared_positions, shared_prompts
-from groupwise.model.cache import CachedAttention, DecodeAttention, KeyValueCache
-from groupwise.model.checkpoint import load, save
-from groupwise.model.tokenizer import Tokenizer
-from groupwise.model.transformer import Transformer
+from groupwise.model.formats.checkpoint import load, save
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.model.layers.attention import shared_positions, shared_prompts
+from groupwise.model.layers.cache import CachedAttention, DecodeAttention, KeyValueCache
+from groupwise.model.layers.transformer import Transformer
 
 FREE = Sampling(max_tokens=24)
 

@@ -15,12 +15,12 @@ from engine_zoo import engine, one, request, same, worst
 from model_zoo import all_logits, make
 from torch import Tensor, nn
 
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.engine.randomness import key, normals
 from groupwise.errors import EngineError
-from groupwise.model.adapters import LoRA
-from groupwise.model.transformer import Transformer
+from groupwise.model.adapters.lora import LoRA
+from groupwise.model.layers.transformer import Transformer
 
 SAMPLING = Sampling(max_tokens=12)
 ASKED = request(9, 6)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from groupwise.engine.native.sampling import BLOCK, choose, draw, keep_likeliest, padded_width
 from groupwise.engine.protocol import Sampling
 from groupwise.engine.randomness import key, normals, philox, uniforms
-from groupwise.engine.sampling import BLOCK, choose, draw, keep_likeliest, padded_width
 
 ONE = 1 - 2.0**-53  # the largest number that a generator can give
 

@@ -17,8 +17,8 @@ from probe import composed
 from torch import Tensor
 
 from groupwise import Recipe, TokenBatch, batch_phase, token_phase
-from groupwise.losses.kl import VALUES
-from groupwise.slots import parse
+from groupwise.groups.kl import VALUES
+from groupwise.methods.slots import parse
 
 WORDS = 3
 # (0,) stops at once; every other first word is followed by one of the three.

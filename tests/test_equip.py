@@ -10,11 +10,11 @@ import torch
 from model_zoo import SIZES, make
 
 from groupwise.errors import ModelError
-from groupwise.model import equip as module
 from groupwise.model.config import ModelConfig
-from groupwise.model.equip import equip
-from groupwise.model.order import fix_order, order
-from groupwise.model.transformer import Transformer
+from groupwise.model.layers import equip as module
+from groupwise.model.layers.equip import equip
+from groupwise.model.layers.order import fix_order, order
+from groupwise.model.layers.transformer import Transformer
 
 CUDA = torch.cuda.is_available()
 on_cpu = pytest.mark.skipif(CUDA, reason="small float32 models are for the interpreter")
@@ -87,7 +87,7 @@ def test_a_shape_that_kernels_do_not_serve() -> None:
 @on_cpu
 @pytest.mark.usefixtures("kernels", "short")
 def test_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    from groupwise.model import fast
+    from groupwise.model.layers import fast
 
     def swiglu_forward(*_: object) -> None:
         raise RuntimeError("PTXAS error: Internal Triton PTX codegen error\nand pages of it")
@@ -120,7 +120,7 @@ def test_a_model_that_leaves_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    monkeypatch.setitem(sys.modules, "groupwise.model.fast", None)
+    monkeypatch.setitem(sys.modules, "groupwise.model.layers.fast", None)
     reason = module._take_kernels(make("smollm2"), False)
     assert reason is not None and reason.startswith("Triton can't be imported")
 

@@ -24,17 +24,18 @@ from groupwise.cli import main
 from groupwise.config import load
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ConfigError, DataError
+from groupwise.evaluate import asked as asking
+from groupwise.evaluate import examine, results
+from groupwise.evaluate.asked import Asked
+from groupwise.evaluate.budgets import at_budget, cut, room
+from groupwise.evaluate.scores import Outcome, average, by_budget, majority_at, metrics, pass_at
+from groupwise.evaluate.suites import BY_FENCE, Forcing, config_of, find
+from groupwise.evaluate.votes import ballots, majority
 from groupwise.graders import code
 from groupwise.graders.rubric import Grader
-from groupwise.model.tokenizer import Tokenizer, character_files
+from groupwise.model.formats.tokenizer import Tokenizer, character_files
+from groupwise.probing import passing
 from groupwise.records import Completion, Grade, Rollout, Task
-from groupwise.validate import asked as asking
-from groupwise.validate import examine, passing, results
-from groupwise.validate.asked import Asked
-from groupwise.validate.budgets import at_budget, cut, room
-from groupwise.validate.scores import Outcome, average, by_budget, majority_at, metrics, pass_at
-from groupwise.validate.suites import BY_FENCE, Forcing, config_of, find
-from groupwise.validate.votes import ballots, majority
 
 # --- statistics -------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from groupwise.commands.shared import split_models
+from groupwise.evaluate import evaluate as evaluating
 from groupwise.records import Completion, Grade, Rollout, Task
-from groupwise.validate import evaluate as evaluating
 
 
 def test_a_grading_that_failed_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

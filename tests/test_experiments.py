@@ -15,7 +15,7 @@ from experiments import judge, page, records, run, walks
 from experiments.claim import Claim, Expectation, read
 from groupwise.compare.arms import Budget, arms_of, check
 from groupwise.compare.outcomes import Outcome
-from groupwise.watch.catalogue import find
+from groupwise.runfiles.catalogue import find
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 LETTERS = "abcdefghijklmn"

@@ -12,14 +12,10 @@ import torch
 from batches import learner_outputs, leaves, random_sample
 
 from groupwise import TokenBatch, batch_phase, recipe, token_phase
-from groupwise.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.config import load
-from groupwise.config.checks import models_not_held
 from groupwise.errors import RecipeError
-from groupwise.recipes import RECIPES
-from groupwise.slots import REGISTRY, parse
-from groupwise.tell.choose import CHANGES, QUESTIONS, ROWS, choose, complete
-from groupwise.tell.explain import (
+from groupwise.explain.choose import CHANGES, QUESTIONS, ROWS, choose, complete
+from groupwise.explain.explain import (
     by_kind,
     difference,
     equation,
@@ -30,7 +26,11 @@ from groupwise.tell.explain import (
     slot_functions,
     table,
 )
-from groupwise.tell.render import explain_text, recipes_text
+from groupwise.explain.render import explain_text, recipes_text
+from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
+from groupwise.methods.slots import REGISTRY, parse
+from groupwise.prepare.checks import models_not_held
+from groupwise.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = list(notes())  # the package's own: other tests may have registered theirs

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from groupwise import extras
-from groupwise.extras import install, packages
+from groupwise.common import extras
+from groupwise.common.extras import install, packages
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

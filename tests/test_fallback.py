@@ -15,11 +15,11 @@ from engine_zoo import engine, one, request, same
 from runs import small
 from test_decoder import Twins, decoder_engine, twin, twins  # noqa: F401
 
-from groupwise.engine.flight import Flight
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native.engine import NativeEngine
+from groupwise.engine.native.scheduler import Flight
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import EngineError, EngineWarning
-from groupwise.loop import train
+from groupwise.training.loop import train
 from groupwise.watch.display import Display
 
 pytestmark = pytest.mark.usefixtures("kernels", "twins")
@@ -50,7 +50,7 @@ def room_for(
     slots: int, monkeypatch: pytest.MonkeyPatch, error: Any = torch.OutOfMemoryError
 ) -> list[int]:
     """Both kinds of flight run out of memory above so many slots; how many each one had."""
-    from groupwise.engine.inflight import DecoderFlight
+    from groupwise.engine.native.gpu_scheduler import DecoderFlight
 
     tried: list[int] = []
     alive: list[weakref.ref[Any]] = []
@@ -80,7 +80,7 @@ def room_for(
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A kernel of the decoder does not compile; how often it was tried."""
-    from groupwise.engine import decoder
+    from groupwise.engine.native import decoder
 
     tried: list[int] = []
 
@@ -193,7 +193,7 @@ def test_memory_that_ran_out_while_a_step_was_captured(monkeypatch: pytest.Monke
 
 def test_caches_that_do_not_fit_take_fewer_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder's own look at what is free; and an allocation that fails in spite of it."""
-    from groupwise.engine import inflight
+    from groupwise.engine.native import gpu_scheduler as inflight
 
     wanted = decoder_engine().generate(REQUESTS, SAMPLING)
     make, failed = inflight.KeyValueCache, []

@@ -18,19 +18,19 @@ from torch import Tensor
 
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ModelError
-from groupwise.model import rehearsal
-from groupwise.model.attention import (
+from groupwise.model.borrowed import rehearsal
+from groupwise.model.borrowed.families import borrowed_shape, read_shape
+from groupwise.model.borrowed.policy import Borrowed
+from groupwise.model.formats.checkpoint import load_weights, save
+from groupwise.model.layers.attention import (
     packed,
     packed_positions,
     shared_positions,
     shared_prompts,
 )
-from groupwise.model.borrowed import Borrowed
-from groupwise.model.checkpoint import load_weights, save
-from groupwise.model.equip import equip
-from groupwise.model.families import borrowed_shape, read_shape
-from groupwise.model.head import log_probs
-from groupwise.model.transformer import Transformer
+from groupwise.model.layers.equip import equip
+from groupwise.model.layers.head import log_probs
+from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.packs import Sequences, outputs
 
 LENGTHS = [3, 29, 17, 1 + WINDOW]  # most are longer than the windows
@@ -295,7 +295,7 @@ def test_attention_with_something_unknown_is_refused_not_computed_without_it() -
 
 
 def rehearsal_rule(_config: Any) -> Any:
-    from groupwise.model.head import HeadRule
+    from groupwise.model.layers.head import HeadRule
 
     return HeadRule(cap=2.9)  # the model's is 3
 

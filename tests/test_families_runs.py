@@ -14,13 +14,13 @@ from family_zoo import lender
 from runs import left_behind, metrics
 
 from groupwise.commands.plan import here
-from groupwise.cost import parameters
 from groupwise.errors import DataError, ModelError
-from groupwise.model.checkpoint import load
-from groupwise.model.equip import check_precision
-from groupwise.model.tokenizer import character_files
-from groupwise.planning import plan
-from groupwise.setup import stored_shape
+from groupwise.model.cost import parameters
+from groupwise.model.formats.checkpoint import load
+from groupwise.model.formats.tokenizer import character_files
+from groupwise.model.layers.equip import check_precision
+from groupwise.plan.estimate import plan
+from groupwise.prepare.setup import stored_shape
 from groupwise.sync.export import export
 
 ALPHABET = "0123456789+-*=? "

@@ -41,7 +41,7 @@ def run(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def test_kernels_compute_the_same_model(kind: str, name: str, recompute: bool) -> None:
     if (kind == "Exact" or recompute) and name in ("qwen3", "llama_biases"):
         pytest.skip("one family each is enough")
-    from groupwise.model import fast
+    from groupwise.model.layers import fast
 
     plain = make(name, dtype=DTYPE).to(DEVICE)
     model = copy.deepcopy(plain)

@@ -20,11 +20,12 @@ from groupwise.data import guessing
 from groupwise.data.overlap import ALIKE, Copies, Evaluations, covered_share
 from groupwise.data.words import grams, hashed, numbers, words
 from groupwise.errors import GroupwiseError
+from groupwise.evaluate import examine
+from groupwise.evaluate.asked import Asked
+from groupwise.evaluate.estimates import Count, Rates
+from groupwise.probing import passing
+from groupwise.probing.sieve import Band, Sieve, by_band, tally
 from groupwise.records import Task
-from groupwise.validate import examine, passing
-from groupwise.validate.asked import Asked
-from groupwise.validate.estimates import Count, Rates
-from groupwise.validate.sieve import Band, Sieve, by_band, tally
 
 LONG = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in "

@@ -16,18 +16,18 @@ from engine_zoo import same
 from torch import Tensor
 
 from groupwise import batch_phase, config, recipe
-from groupwise.engine.native import NativeEngine
+from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import EngineError
-from groupwise.groups.assemble import assemble, sequences_of
-from groupwise.model.adapters import adapters, attach
+from groupwise.model.adapters.lora import adapters, attach
+from groupwise.model.adapters.quantized import quantize
+from groupwise.model.adapters.targets import Spec
 from groupwise.model.config import ModelConfig
-from groupwise.model.equip import equip
-from groupwise.model.quantized import quantize
-from groupwise.model.targets import Spec
-from groupwise.model.tokenizer import Tokenizer, character_files
-from groupwise.model.transformer import Transformer
+from groupwise.model.formats.tokenizer import Tokenizer, character_files
+from groupwise.model.layers.equip import equip
+from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.adamw import AdamW
+from groupwise.optim.assemble import assemble, sequences_of
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.packs import Sequences, micro_batches, score
 from groupwise.optim.step import apply
@@ -267,7 +267,7 @@ def test_a_cache_that_does_not_fit_takes_fewer_slots() -> None:
 
 def test_memory_that_runs_out_in_mid_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """After steps were captured: the call starts again with fewer slots, to the same bits."""
-    from groupwise.engine.decoder import Decoder
+    from groupwise.engine.native.decoder import Decoder
 
     model, sampling = equipped(exact=True), Sampling(max_tokens=LONGEST)
     wanted = engine(model).generate(REQUESTS, sampling)

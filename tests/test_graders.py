@@ -22,9 +22,9 @@ from task_files import read
 
 from groupwise.data.generators import generate
 from groupwise.errors import RewardError
-from groupwise.graders.amounts import matches, written
 from groupwise.graders.answers import countdown, evaluate, final, in_format
-from groupwise.graders.numbers import answer_number, gold_number, number
+from groupwise.graders.mathematics.amounts import matches, written
+from groupwise.graders.mathematics.numbers import answer_number, gold_number, number
 from groupwise.graders.rubric import Grader, check, too_many_failed
 from groupwise.records import Grade, Task
 
@@ -753,7 +753,7 @@ def test_gold_answers_of_countdown_score() -> None:
 def test_the_last_numbers_are_found_from_the_end_as_from_the_start() -> None:
     """Searched for in the tail alone, where it has two: the same as in all numbers of the text."""
     dice = random.Random(0)
-    from groupwise.graders import numbers
+    from groupwise.graders.mathematics import numbers
 
     pieces = ["12", "3.5", " ", "1 1/2", "e", "E5", "$", "-", "+", "x", "or", ",", "1,000", "%",
               "/", "\n", " is ", "²", "7e3", ".5", "é", "the total of these "]  # fmt: skip

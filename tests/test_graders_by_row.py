@@ -15,8 +15,8 @@ from groupwise.config.fields import Source
 from groupwise.data import Loaded, load
 from groupwise.errors import ConfigError, DataError, RewardError
 from groupwise.graders.rubric import Grader, check
+from groupwise.prepare.setup import set_up
 from groupwise.records import Grade, Task
-from groupwise.setup import set_up
 
 
 def lines(path: Path, *rows: dict[str, Any]) -> str:

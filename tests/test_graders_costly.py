@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from groupwise.graders import gym, mathematics
-from groupwise.graders.mathematics import verdicts
+from groupwise.graders import gym
+from groupwise.graders.mathematics import grader as mathematics
+from groupwise.graders.mathematics.grader import verdicts
 from groupwise.graders.parts import Sample
 from groupwise.graders.pool import Pool
 from groupwise.records import Task

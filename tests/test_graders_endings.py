@@ -9,12 +9,12 @@ import time
 import pytest
 
 from groupwise.graders import choice
-from groupwise.graders.boxes import boxed
-from groupwise.graders.endings import taken_back, unfinished
-from groupwise.graders.extract import find, without_last_reason
-from groupwise.graders.formulas import ends_inside
-from groupwise.graders.mathematics import verdicts
-from groupwise.graders.numbers import answer_number, gold_number, number
+from groupwise.graders.mathematics.boxes import boxed
+from groupwise.graders.mathematics.endings import taken_back, unfinished
+from groupwise.graders.mathematics.extract import find, without_last_reason
+from groupwise.graders.mathematics.formulas import ends_inside
+from groupwise.graders.mathematics.grader import verdicts
+from groupwise.graders.mathematics.numbers import answer_number, gold_number, number
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from test_graders_pool import descendants, gone
 
 from groupwise.errors import RewardError
-from groupwise.graders.boxes import boxed
-from groupwise.graders.extract import find
-from groupwise.graders.formulas import formulas
-from groupwise.graders.mathematics import Question, compare, decide, engine, verdicts
-from groupwise.graders.notation import read
+from groupwise.graders.mathematics.boxes import boxed
+from groupwise.graders.mathematics.extract import find
+from groupwise.graders.mathematics.formulas import formulas
+from groupwise.graders.mathematics.grader import Question, compare, decide, engine, verdicts
+from groupwise.graders.mathematics.notation import read
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task
 
@@ -338,7 +338,7 @@ def test_other_values_are_not_accepted(ways: tuple[str, ...]) -> None:
 
 
 def test_without_the_engine_the_command_to_install_it_is_named(monkeypatch: Any) -> None:
-    monkeypatch.setattr("groupwise.graders.mathematics.find_spec", lambda name: None)
+    monkeypatch.setattr("groupwise.graders.mathematics.grader.find_spec", lambda name: None)
     with pytest.raises(RewardError, match=r"pip install .*latex2sympy2_extended"):
         Grader({"math": 1.0})
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from groupwise.graders.boxes import boxed
-from groupwise.graders.mathematics import Question, compare, decide, verdicts
-from groupwise.graders.numbers import gold_number, number
-from groupwise.graders.numerals import in_words
+from groupwise.graders.mathematics.boxes import boxed
+from groupwise.graders.mathematics.grader import Question, compare, decide, verdicts
+from groupwise.graders.mathematics.numbers import gold_number, number
+from groupwise.graders.mathematics.numerals import in_words
 
 FRAMES = (
     "{}", "The answer is {}", r"\boxed{{{}}}", "#### {}", "So the total comes to {}.",

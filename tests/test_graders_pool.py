@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from groupwise.errors import RewardError
-from groupwise.graders.mathematics import engine, verdicts
+from groupwise.graders.mathematics.grader import engine, verdicts
 from groupwise.graders.pool import Pool
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task

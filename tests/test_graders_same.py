@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupwise.errors import RewardError
-from groupwise.graders.mathematics import Question, compare, decide, verdicts
+from groupwise.graders.mathematics.grader import Question, compare, decide, verdicts
+from groupwise.graders.mathematics.rounding import Rounding
 from groupwise.graders.parts import math
-from groupwise.graders.rounding import Rounding
 
 PHRASES = ("{}", "\\boxed{{{}}}", "${}$", "The answer is ${}$.")
 

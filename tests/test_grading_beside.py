@@ -21,9 +21,9 @@ from test_resume import exit_code, start
 from groupwise.engine.protocol import Engine, Sampling
 from groupwise.graders.ledger import Key, recorded
 from groupwise.graders.rubric import Grader
-from groupwise.loop import train
+from groupwise.prepare.rollouts import Beside, Written, grade, write
 from groupwise.records import Completion, Task
-from groupwise.rollouts import Beside, Written, grade, write
+from groupwise.training.loop import train
 from groupwise.watch.display import Display
 
 
@@ -142,7 +142,7 @@ def test_verdicts_of_steps_that_are_done_again_are_kept(tmp_path: Path, monkeypa
         "eval__every": 0,
         "eval__tasks": 0,
     }
-    from groupwise.run import Run
+    from groupwise.training.run import Run
 
     saving = Run.save
     monkeypatch.setattr(
@@ -191,8 +191,8 @@ def test_verdicts_outlive_a_second_crash(tmp_path: Path, monkeypatch: Any, recip
         "eval__every": 0,
         "eval__tasks": 0,
     }
-    from groupwise import loop
-    from groupwise.run import Run
+    from groupwise.training import loop
+    from groupwise.training.run import Run
 
     saving, collecting = Run.save, loop.collect
     monkeypatch.setattr(
@@ -221,7 +221,7 @@ def test_verdicts_outlive_a_second_crash(tmp_path: Path, monkeypatch: Any, recip
 def test_files_without_step_rewards_are_no_record_of_them(tmp_path: Path) -> None:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-    from groupwise.watch.rollouts import Row, write
+    from groupwise.runfiles.rollouts import Row, write
 
     write(tmp_path / "step_1.parquet", [Row(1, 0, 0, 0, (1,), (2,), [0.0], text="a")], 1)
     assert list(recorded([tmp_path / "step_1.parquet"])) == [Key(1, 0, 0, "a")]
@@ -268,7 +268,7 @@ def test_damaged_verdicts_are_asked_for_again(
         "eval__every": 0,
         "eval__tasks": 0,
     }
-    from groupwise.run import Run
+    from groupwise.training.run import Run
 
     saving = Run.save
     monkeypatch.setattr(

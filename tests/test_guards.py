@@ -19,14 +19,16 @@ from runs import left_behind, metrics
 from safetensors.torch import load_file
 from torch import Tensor
 
-from groupwise import guards, loop
-from groupwise.engine import copies, flight, native
+from groupwise.engine.native import copies
+from groupwise.engine.native import engine as native
+from groupwise.engine.native import scheduler as flight
 from groupwise.errors import RunError
-from groupwise.model.checkpoint import load_weights
+from groupwise.model.fingerprint import fingerprint
+from groupwise.model.formats.checkpoint import load_weights
 from groupwise.optim import learner, packs
+from groupwise.optim.roles.reference import Reference
 from groupwise.sync import saver
-from groupwise.sync.fingerprint import fingerprint
-from groupwise.sync.reference import Reference
+from groupwise.training import guards, loop
 
 Patch = pytest.MonkeyPatch
 

@@ -16,14 +16,14 @@ import pytest
 from runs import left_behind, metrics, quiet, run, small
 
 from groupwise.errors import RunError
-from groupwise.loop import steps, train
-from groupwise.opening import open_run
-from groupwise.placing import placed
-from groupwise.setup import set_up
-from groupwise.watch import files
+from groupwise.prepare.placing import placed
+from groupwise.prepare.setup import set_up
+from groupwise.runfiles import files
+from groupwise.runfiles.files import write_atomic
+from groupwise.runfiles.folder import Event, RunFolder
+from groupwise.training.loop import steps, train
+from groupwise.training.opening import open_run
 from groupwise.watch.display import Display
-from groupwise.watch.files import write_atomic
-from groupwise.watch.folder import Event, RunFolder
 
 # --- moved, deleted, replaced -----------------------------------------------------------------
 
@@ -248,7 +248,7 @@ def test_a_longer_run_that_is_killed_behind_its_summary_has_no_report_of_the_sho
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("groupwise.loop.write_report", killed)
+        patch.setattr("groupwise.training.loop.write_report", killed)
         run(folder, steps=2)
     assert not (folder / "report.html").exists()
     cost = RunFolder(folder).read_manifest()["cost"]
@@ -275,6 +275,6 @@ def test_the_clock_of_a_run_starts_before_it_is_loaded(
         loading.append(time.monotonic())
         return set_up(*args, **kwargs)
 
-    monkeypatch.setattr("groupwise.opening.set_up", loaded)
+    monkeypatch.setattr("groupwise.training.opening.set_up", loaded)
     with open_run(placed(small(steps=1)), tmp_path / "run", quiet()) as going:
         assert going.opened <= loading[0]

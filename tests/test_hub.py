@@ -22,13 +22,13 @@ from task_files import read
 from groupwise import hub as fetching
 from groupwise.data.files import files_of
 from groupwise.errors import DataError, ModelError
-from groupwise.loop import train
-from groupwise.model.checkpoint import load, load_weights, save
-from groupwise.model.peft_files import BASE, CONFIG
+from groupwise.evaluate.evaluate import evaluate_path
+from groupwise.model.adapters.peft_files import BASE, CONFIG
+from groupwise.model.formats.checkpoint import load, load_weights, save
+from groupwise.model.formats.tokenizer import character_files
 from groupwise.model.policy import load_policy
-from groupwise.model.tokenizer import character_files
 from groupwise.sync.export import export
-from groupwise.validate.evaluate import evaluate_path
+from groupwise.training.loop import train
 
 ALPHABET = "0123456789+-=? "
 
@@ -36,7 +36,7 @@ ALPHABET = "0123456789+-=? "
 def model_files(tmp_path: Path, seed: int = 0) -> dict[str, bytes]:
     """A small Qwen3 and its tokenizer, with what nobody should fetch beside it."""
     from groupwise.model.config import ModelConfig
-    from groupwise.model.transformer import Transformer
+    from groupwise.model.layers.transformer import Transformer
 
     files = character_files(ALPHABET)
     shape = ModelConfig.from_hf(CONFIGS["qwen3"] | {"vocab_size": len(ALPHABET) + 1})
@@ -209,7 +209,7 @@ def test_data_by_pattern_by_default_and_behind_a_sets_name(hub: Hub) -> None:
 def test_suites_come_from_a_hub_by_their_names(hub: Hub) -> None:
     """In the files and columns of their usual copies; nothing else of them is fetched."""
     from groupwise.config import load as load_config
-    from groupwise.validate.asked import Asked, Basis, entries
+    from groupwise.evaluate.asked import Asked, Basis, entries
 
     def table(**columns: Any) -> bytes:
         import pyarrow as pa

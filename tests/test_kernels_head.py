@@ -15,8 +15,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton")
 
-from groupwise.engine import drawing
-from groupwise.engine.drawing import draw_plain
+from groupwise.engine.native import drawing
+from groupwise.engine.native.drawing import draw_plain
 from groupwise.engine.randomness import key
 from groupwise.model.kernels import head as kernels
 from groupwise.model.kernels.head import HeadScore, grad_logits, sample, score

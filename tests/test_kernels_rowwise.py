@@ -20,11 +20,11 @@ if not GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton")
 
-from groupwise.model.fast import _NormLinear  # noqa: E402
 from groupwise.model.kernels import norm  # noqa: E402
 from groupwise.model.kernels.norm import rms_norm  # noqa: E402
 from groupwise.model.kernels.rotary import rotate, split_rotate  # noqa: E402
 from groupwise.model.kernels.swiglu import swiglu  # noqa: E402
+from groupwise.model.layers.fast import _NormLinear  # noqa: E402
 
 HALVES = [torch.float16, torch.bfloat16] if GPU else [torch.float16]
 EPS = 1e-5

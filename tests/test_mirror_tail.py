@@ -24,11 +24,11 @@ from runs import left_behind, run, small
 from groupwise.cli import main
 from groupwise.config.fields import Mirror
 from groupwise.errors import ConfigError, RunError
-from groupwise.loop import train
+from groupwise.runfiles.files import append_lines, to_line
+from groupwise.runfiles.folder import Event, RunFolder
+from groupwise.training.loop import train
 from groupwise.watch import mirrors
 from groupwise.watch.display import Display
-from groupwise.watch.files import append_lines, to_line
-from groupwise.watch.folder import Event, RunFolder
 from groupwise.watch.mirrors import FOLDER, children, tail
 from groupwise.watch.mirrors.settings import HIDDEN, hide, settings_of
 from groupwise.watch.mirrors.tracker import About, Note

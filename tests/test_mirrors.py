@@ -20,9 +20,9 @@ import tracker_stores as stores
 from runs import left_behind, quiet, run, small
 from test_resume import exit_code
 
-from groupwise.loop import steps, train
-from groupwise.watch.files import append_lines, to_line
-from groupwise.watch.folder import Event, RunFolder
+from groupwise.runfiles.files import append_lines, to_line
+from groupwise.runfiles.folder import Event, RunFolder
+from groupwise.training.loop import steps, train
 from groupwise.watch.mirrors import FOLDER, NEEDS, children
 
 INSTALLED = [name for name, packages in NEEDS.items() if all(map(find_spec, packages))]

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from groupwise.errors import ModelError
-from groupwise.model import checkpoint
-from groupwise.model.checkpoint import load, load_weights, save
-from groupwise.model.transformer import Transformer
+from groupwise.model.formats import checkpoint
+from groupwise.model.formats.checkpoint import load, load_weights, save
+from groupwise.model.layers.transformer import Transformer
 
 
 def companions() -> dict[str, bytes]:

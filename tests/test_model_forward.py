@@ -13,13 +13,18 @@ from model_zoo import CONFIGS, all_logits, hidden, make, sequences
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.model.adapters import LoRA
-from groupwise.model.attention import packed, packed_positions, shared_positions, shared_prompts
-from groupwise.model.cache import CachedAttention, KeyValueCache
+from groupwise.model.adapters.lora import LoRA
 from groupwise.model.config import ModelConfig, Rope
-from groupwise.model.head import logits
-from groupwise.model.rope import frequencies
-from groupwise.model.transformer import Transformer
+from groupwise.model.layers.attention import (
+    packed,
+    packed_positions,
+    shared_positions,
+    shared_prompts,
+)
+from groupwise.model.layers.cache import CachedAttention, KeyValueCache
+from groupwise.model.layers.head import logits
+from groupwise.model.layers.rope import frequencies
+from groupwise.model.layers.transformer import Transformer
 
 LENGTHS = [5, 1, 40, 17, 39, 3, 64]
 

@@ -14,10 +14,10 @@ from model_zoo import CONFIGS, all_logits, make, sequences
 from runs import run
 
 from groupwise.errors import ModelError
-from groupwise.model.checkpoint import load, save, stored_tokenizer
-from groupwise.model.gguf import GGUFFile, hf_name
-from groupwise.model.quants import TYPES, unpack
-from groupwise.model.transformer import Transformer
+from groupwise.model.formats.checkpoint import load, save, stored_tokenizer
+from groupwise.model.formats.gguf import GGUFFile, hf_name
+from groupwise.model.formats.gguf_blocks import TYPES, unpack
+from groupwise.model.layers.transformer import Transformer
 from groupwise.sync.export import checkpoint_in, export
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.model.head import HeadOutputs, HeadRule, log_probs, logits
+from groupwise.model.layers.head import HeadOutputs, HeadRule, log_probs, logits
 
 
 def inputs(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from groupwise.model.attention import packed, packed_positions
-from groupwise.model.cache import CachedAttention, KeyValueCache
-from groupwise.model.checkpoint import Loaded, load, save
-from groupwise.model.gguf import GGUFFile
-from groupwise.model.head import log_probs, logits
+from groupwise.model.formats.checkpoint import Loaded, load, save
+from groupwise.model.formats.gguf import GGUFFile
+from groupwise.model.layers.attention import packed, packed_positions
+from groupwise.model.layers.cache import CachedAttention, KeyValueCache
+from groupwise.model.layers.head import log_probs, logits
 
 pytestmark = pytest.mark.slow
 QUESTIONS = ["What is the capital of France?", "What is 2 + 3?", "Name three colours."]

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from groupwise.errors import ModelError
-from groupwise.model.tokenizer import Tokenizer as Ours
-from groupwise.model.tokenizer import character_files
+from groupwise.model.formats.tokenizer import Tokenizer as Ours
+from groupwise.model.formats.tokenizer import character_files
 
 CHATML = (
     "{% for message in messages %}<s>{{ message['role'] }}\n{{ message['content'] }}</s>\n"

@@ -11,15 +11,15 @@ import pytest
 from cold_start import events, latest
 from runs import metrics
 
-from groupwise import loop
 from groupwise.config import load
 from groupwise.errors import GroupwiseError, RewardError
+from groupwise.evaluate.evaluate import evaluate_path
 from groupwise.graders import waiting
 from groupwise.graders.functions import TRIES
 from groupwise.graders.rubric import Grader, check
+from groupwise.prepare.setup import gather
 from groupwise.records import Task
-from groupwise.setup import gather
-from groupwise.validate.evaluate import evaluate_path
+from groupwise.training import loop
 from groupwise.watch.diagnose import diagnose
 from groupwise.watch.display import summary_lines
 from groupwise.watch.health import Health

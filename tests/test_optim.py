@@ -10,9 +10,9 @@ from model_zoo import all_logits, make, sequences
 from torch import Tensor, nn
 
 from groupwise.errors import ConfigError, ModelError, RunError
-from groupwise.model.transformer import Transformer
+from groupwise.model.layers.transformer import Transformer
+from groupwise.model.memory import is_out_of_memory, peak_bytes
 from groupwise.optim.adamw import AdamW
-from groupwise.optim.memory import is_out_of_memory, peak_bytes
 from groupwise.optim.schedules import learning_rate
 from groupwise.optim.step import apply, first_bad, gradient_norm
 

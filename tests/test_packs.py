@@ -7,9 +7,9 @@ import torch
 from model_zoo import make
 from torch import Tensor
 
-from groupwise.model.attention import packed, packed_positions
-from groupwise.model.head import logits
-from groupwise.model.transformer import Transformer
+from groupwise.model.layers.attention import packed, packed_positions
+from groupwise.model.layers.head import logits
+from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.packs import Sequences, micro_batches, outputs, pack, score
 
 PROMPTS = [(5, 9, 2, 7), (5, 9, 2, 7), (5, 9, 2, 7), (3,), (3,), (8, 8, 1, 4, 6, 2)]

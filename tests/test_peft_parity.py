@@ -13,13 +13,13 @@ from model_zoo import all_logits, make, sequences
 from safetensors.torch import load_file, save_file
 
 from groupwise.errors import ModelError
-from groupwise.model import peft_files
-from groupwise.model.adapters import adapters, attach, merge, tensors_of
-from groupwise.model.checkpoint import load_weights, save
-from groupwise.model.linear import layer_sizes
+from groupwise.model.adapters import peft_files
+from groupwise.model.adapters.lora import adapters, attach, merge, tensors_of
+from groupwise.model.adapters.targets import Spec
+from groupwise.model.formats.checkpoint import load_weights, save
+from groupwise.model.formats.tokenizer import character_files
+from groupwise.model.layers.linear import layer_sizes
 from groupwise.model.policy import Base, frozen_base, load_policy
-from groupwise.model.targets import Spec
-from groupwise.model.tokenizer import character_files
 from groupwise.sync.export import export
 
 peft = pytest.importorskip("peft")

@@ -13,13 +13,13 @@ import pytest
 import torch
 from runs import quiet, small
 
-from groupwise import placing
 from groupwise.commands import plan
 from groupwise.config import Model, load, text
 from groupwise.errors import ConfigError
-from groupwise.loop import train
-from groupwise.opening import placed_for
-from groupwise.placing import check_device, place, place_line, placed
+from groupwise.prepare import placing
+from groupwise.prepare.placing import check_device, place, place_line, placed
+from groupwise.training.loop import train
+from groupwise.training.opening import placed_for
 from groupwise.watch.display import Display
 
 IDLE = placing._idle  # as it is: all other tests go without

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from groupwise import recipe, register
-from groupwise.beside import code_files
 from groupwise.cli import main
-from groupwise.composition import About, PairRecipe, Recipe
+from groupwise.common.user_files import code_files
 from groupwise.errors import RecipeError
+from groupwise.explain.explain import explain, markdown, notes, slot_functions
+from groupwise.explain.render import explain_text
 from groupwise.losses.gates import clip, constant
+from groupwise.methods.composition import About, PairRecipe, Recipe
+from groupwise.methods.slots import REGISTRY, parse, shown
 from groupwise.recipes import RECIPES, load_plugin
-from groupwise.slots import REGISTRY, parse, shown
-from groupwise.tell.explain import explain, markdown, notes, slot_functions
-from groupwise.tell.render import explain_text
 
 
 def written(folder: Path, text: str, name: str = "mine.py") -> Path:
@@ -32,7 +32,7 @@ def written(folder: Path, text: str, name: str = "mine.py") -> Path:
 
 GATE = """
 from groupwise import recipe, register
-from groupwise.slots import Positive, gate
+from groupwise.methods.slots import Positive, gate
 
 
 @gate(equation="S = {scale}·A")
@@ -193,7 +193,7 @@ def test_types_that_only_a_checker_sees_do_no_harm(tmp_path: Path) -> None:
     text = """
         from __future__ import annotations
         from typing import TYPE_CHECKING
-        from groupwise.slots import Positive, penalty
+        from groupwise.methods.slots import Positive, penalty
         if TYPE_CHECKING:
             from groupwise import TokenBatch
 
@@ -285,7 +285,7 @@ def test_a_path_reaches_into_slots_inside_slots(tmp_path: Path) -> None:
         recipe("dapo", {"gate.high.low": 0.1})
     text = """
         from groupwise.losses.gates import constant
-        from groupwise.slots import Positive, Slot, width
+        from groupwise.methods.slots import Positive, Slot, width
 
         @width(equation="{times}·({inner})")
         def wider(segment_entropy_NT, *, inner: Slot = constant(), times: Positive = 2.0):

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from groupwise.errors import ModelError
-from groupwise.model import prefix
-from groupwise.model.attention import packed, shared_prompts
-from groupwise.model.prefix import PrefixAttention
+from groupwise.model.layers import prefix
+from groupwise.model.layers.attention import packed, shared_prompts
+from groupwise.model.layers.prefix import PrefixAttention
 
 CUDA = torch.cuda.is_available()
 PACKS = {

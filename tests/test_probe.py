@@ -19,11 +19,11 @@ from groupwise.cli import main
 from groupwise.config import load, text
 from groupwise.engine.protocol import Engine, Request, Sampling
 from groupwise.errors import ConfigError, DataError
-from groupwise.model.checkpoint import Loaded
+from groupwise.evaluate.estimates import MODEL, SUBSETS, Count, Rates, all_alike, wilson
+from groupwise.model.formats.checkpoint import Loaded
+from groupwise.probing import advice, findings, probe
+from groupwise.probing.probe import Asked, Ready, ready
 from groupwise.records import Completion
-from groupwise.validate import advice, findings, probe
-from groupwise.validate.estimates import MODEL, SUBSETS, Count, Rates, all_alike, wilson
-from groupwise.validate.probe import Asked, Ready, ready
 
 # --- estimators -------------------------------------------------------------------------------
 

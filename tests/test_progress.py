@@ -15,10 +15,11 @@ import pytest
 import torch
 from runs import quiet, run, small
 
-from groupwise import loop, progress
 from groupwise.cli import main
-from groupwise.loop import Stopped, train
-from groupwise.progress import Watcher, counted, phase
+from groupwise.common import progress
+from groupwise.common.progress import Watcher, counted, phase
+from groupwise.training import loop
+from groupwise.training.loop import Stopped, train
 from groupwise.watch.display import STOPPING, Display
 
 
@@ -313,7 +314,7 @@ def test_a_request_to_stop_while_a_run_opens_begins_nothing(
         return load(*args, **named)
 
     monkeypatch.setattr(torch.Tensor, "backward", interrupted)
-    from groupwise.model import tiny
+    from groupwise.prepare import tiny
 
     monkeypatch.setattr(tiny, "_teach", tiny._teach.__wrapped__)  # type: ignore[attr-defined]
     with pytest.raises(Stopped, match="stopped before step 1; the same command begins with it"):

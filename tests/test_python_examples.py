@@ -14,10 +14,11 @@ import pytest
 import torch
 from runs import SMALL, left_behind, quiet, small
 
-from groupwise import loop, steps
+from groupwise import steps
 from groupwise.config import load, text
 from groupwise.errors import RunError
-from groupwise.loop import Stopped
+from groupwise.training import loop
+from groupwise.training.loop import Stopped
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from groupwise import TokenBatch, batch_phase, merge, passes, recipe, select, token_phase, updates
 from groupwise.errors import BatchError, RecipeError
-from groupwise.slots import gate, penalty
+from groupwise.methods.slots import gate, penalty
 
 
 def small(rewards: list[float | None], groups: list[int], **streams: Tensor) -> TokenBatch:

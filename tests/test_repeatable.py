@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from groupwise import recipe
 from groupwise.groups.phase import batch_phase
-from groupwise.model.ops import Plain
-from groupwise.model.prefix import PrefixAttention
+from groupwise.model.layers.ops import Plain
+from groupwise.model.layers.prefix import PrefixAttention
 from groupwise.optim.packs import Sequences, outputs
 
 

@@ -21,15 +21,15 @@ from groupwise.replay.measures import angle, gram, rank, summed
 from groupwise.replay.methods import methods_of
 from groupwise.replay.parameters import gradient, load_weights, pushed
 from groupwise.replay.recorded import Recorded, open_recorded
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.rollouts import read, store
 from groupwise.view.tokens import token_page, tokenizer_of
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.rollouts import read, store
 
 BIG = {"optim__learning_rate": 2e-2}
 PLUGIN = """
 import torch
 from groupwise import recipe, register
-from groupwise.slots import gate
+from groupwise.methods.slots import gate
 
 @gate(equation="S = A")
 def plain(log_ratio_NT, advantage_NT, batch):
@@ -182,7 +182,7 @@ def test_gradients_of_weights_are_the_weighted_sum_of_tokens(runs: Runs, name: s
     model = weights.model
     for parameter in model.parameters():
         parameter.grad = None
-    from groupwise.groups.assemble import sequences_of
+    from groupwise.optim.assemble import sequences_of
 
     sequences = sequences_of(seen.record.groups)
     logp_NT = outputs(model, sequences.pack(range(len(mine.weight_NT))), temperature=1.0)["logp_NT"]
@@ -420,7 +420,7 @@ def test_requests_that_make_no_sense(
     assert "recipe.auxiliary='" in refused(capsys, path, "--recipe", "grpo@skyrl")
     own = tmp_path / "mine.py"
     own.write_text(
-        "from groupwise import recipe\nfrom groupwise.composition import register\n"
+        "from groupwise import recipe\nfrom groupwise.methods.composition import register\n"
         'register(recipe("grpo").replace(name="replayed", gate="clip(low=0.2, high=0.4)"))\n'
     )
     said = refused(capsys, path, "--recipe", f"{own}:replayed recipe.gate.low=0.1")

@@ -17,13 +17,13 @@ from steps import Start
 
 from groupwise.cli import main
 from groupwise.errors import RunError
-from groupwise.loop import train
-from groupwise.model import checkpoint
+from groupwise.model.formats import checkpoint
 from groupwise.replay import verify as module
 from groupwise.replay.bits import compare_metrics, same_bits
 from groupwise.replay.verify import differences, verify
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.rollouts import read, store, with_lists
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.rollouts import read, store, with_lists
+from groupwise.training.loop import train
 
 MOODY = """
 import random

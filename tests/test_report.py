@@ -15,17 +15,17 @@ from batches import POLICY_RECIPES, learner_outputs, leaves, random_sample
 from test_sample_measures import rollout
 
 from groupwise import Pairs, batch_phase, passes, recipe, token_phase
-from groupwise.composition import PairRecipe
 from groupwise.errors import RunError
+from groupwise.methods.composition import PairRecipe
 from groupwise.recipes import RECIPES
-from groupwise.watch import catalogue
+from groupwise.runfiles import catalogue
+from groupwise.runfiles.files import storable
+from groupwise.runfiles.folder import Event, RunFolder
+from groupwise.runfiles.recorder import Recorder
+from groupwise.runfiles.rollouts import Row
 from groupwise.watch.chart import MOST_POINTS, Curve, Point, Scale, smooth, svg, thin, ticks
 from groupwise.watch.costs import costs
-from groupwise.watch.files import storable
-from groupwise.watch.folder import Event, RunFolder
-from groupwise.watch.recorder import Recorder
 from groupwise.watch.report import report_page, write_report, write_summary
-from groupwise.watch.rollouts import Row
 from groupwise.watch.samples import sample_measures, wasted
 
 HOSTILE = (

@@ -16,8 +16,8 @@ import pytest
 from runs import left_behind, metrics, run, small
 
 from groupwise.errors import RunError
-from groupwise.loop import train
-from groupwise.model import tiny
+from groupwise.prepare import tiny
+from groupwise.training.loop import train
 from groupwise.watch.display import Display
 
 # Several updates a batch, dynamic sampling, a moving reference, a memory of prompts.

@@ -15,20 +15,21 @@ from runs import left_behind, quiet, small
 from test_cost import SEVEN, M, S
 
 from groupwise import config as configuration
-from groupwise import room, setup
 from groupwise.cli import main
 from groupwise.config import load
-from groupwise.cost import cache_bytes, memory, parameters, peak
 from groupwise.errors import ConfigError, ModelError
-from groupwise.loop import train
-from groupwise.model.checkpoint import save
+from groupwise.evaluate.evaluate import evaluate_path
+from groupwise.model import room
 from groupwise.model.config import ModelConfig
-from groupwise.model.equip import equip
-from groupwise.model.transformer import Transformer
-from groupwise.opening import open_run
-from groupwise.room import Demand
-from groupwise.sync.reference import Reference
-from groupwise.validate.evaluate import evaluate_path
+from groupwise.model.cost import cache_bytes, memory, parameters, peak
+from groupwise.model.formats.checkpoint import save
+from groupwise.model.layers.equip import equip
+from groupwise.model.layers.transformer import Transformer
+from groupwise.model.room import Demand
+from groupwise.optim.roles.reference import Reference
+from groupwise.prepare import setup
+from groupwise.training.loop import train
+from groupwise.training.opening import open_run
 from groupwise.watch.display import Display
 
 GiB = 2**30
@@ -217,7 +218,9 @@ def test_sizes_of_a_gguf_file_without_its_weights(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    monkeypatch.setattr("groupwise.model.gguf.GGUFFile.tensor", None)  # no weight is looked at
+    monkeypatch.setattr(
+        "groupwise.model.formats.gguf.GGUFFile.tensor", None
+    )  # no weight is looked at
     found = setup.stored_shape(file)
     assert found == TINY
     assert setup.stored_shape(tmp_path / "none.gguf") is None

@@ -12,7 +12,7 @@ import pytest
 from groupwise.cli import main
 from groupwise.config import load
 from groupwise.config.values import FIELDS
-from groupwise.watch.catalogue import find
+from groupwise.runfiles.catalogue import find
 from groupwise.watch.health import Health
 from groupwise.watch.history import History, above, noise
 from groupwise.watch.rules import RULES, Rule

@@ -22,12 +22,12 @@ import torch
 
 from groupwise.errors import RunError
 from groupwise.records import Completion, Grade, Rollout, Task
+from groupwise.runfiles import files, folder, manifest, recorder, rollouts
+from groupwise.runfiles.files import append_lines, read_lines, write_atomic
+from groupwise.runfiles.folder import Event, RunFolder
+from groupwise.runfiles.recorder import Recorder, metrics_line
+from groupwise.runfiles.rollouts import Row
 from groupwise.sync.space import Space, check_space
-from groupwise.watch import files, folder, manifest, recorder, rollouts
-from groupwise.watch.files import append_lines, read_lines, write_atomic
-from groupwise.watch.folder import Event, RunFolder
-from groupwise.watch.recorder import Recorder, metrics_line
-from groupwise.watch.rollouts import Row
 
 
 @pytest.fixture
@@ -174,9 +174,9 @@ def test_a_failed_append_leaves_the_file_as_long_as_before(
 
 WRITER = """
     import sys
-    from groupwise.watch.folder import RunFolder
-    from groupwise.watch.recorder import Recorder
-    from groupwise.watch.rollouts import Row
+    from groupwise.runfiles.folder import RunFolder
+    from groupwise.runfiles.recorder import Recorder
+    from groupwise.runfiles.rollouts import Row
     run = RunFolder(sys.argv[1])
     run.check_writable()
     with run.locked(), Recorder(run) as recorder:
@@ -353,7 +353,7 @@ def test_the_error_under_way_is_not_hidden(run: RunFolder, monkeypatch: pytest.M
 
 HOLDER = """
     import os, sys, time
-    from groupwise.watch.folder import RunFolder
+    from groupwise.runfiles.folder import RunFolder
     with RunFolder(sys.argv[1]).locked():
         if len(sys.argv) > 2 and os.fork() == 0:
             os.write(1, f"child {os.getpid()}\\n".encode())
@@ -647,7 +647,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     code = """
         import sys
         from pathlib import Path
-        from groupwise.watch.rollouts import Row, write
+        from groupwise.runfiles.rollouts import Row, write
         rows = [Row(i, 0, 0, i, (1, 2), (3, i), [0.1 * i, -0.0], reward=i / 3,
                     reward_parts={"a": 1.0, "b": None}, text=f"t{i}") for i in range(50)]
         write(Path(sys.argv[1]), rows, 3)
@@ -762,7 +762,7 @@ def test_a_damaged_manifest_is_named(run: RunFolder) -> None:
 
 def test_the_folder_needs_no_torch() -> None:
     code = (
-        "import sys, groupwise.watch.recorder, groupwise.watch.report, groupwise.watch.display\n"
+        "import sys, groupwise.runfiles.recorder, groupwise.watch.report, groupwise.watch.display\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

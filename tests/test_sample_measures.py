@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from groupwise import batch_phase, recipe, token_phase
+from groupwise.losses.measures import quantile
 from groupwise.optim.adamw import AdamW
 from groupwise.records import Completion, Grade, Rollout, Task, TokenBatch
 from groupwise.watch import samples
 from groupwise.watch.costs import costs
-from groupwise.watch.measures import quantile
 
 
 def rollout(tokens: str, reward: float | None, correct: bool | None = None, **changes: object):

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.sandbox import attacks, pool, walls
-from groupwise.sandbox.limits import Limits
-from groupwise.sandbox.pool import Pool, choose, problem
-from groupwise.sandbox.walls import TRUST, WALLS, SandboxError
-from groupwise.sandbox.worker import Worker
+from groupwise.graders.sandbox import attacks, pool, walls
+from groupwise.graders.sandbox.limits import Limits
+from groupwise.graders.sandbox.pool import Pool, choose, problem
+from groupwise.graders.sandbox.walls import TRUST, WALLS, SandboxError
+from groupwise.graders.sandbox.worker import Worker
 
 LIMITS = Limits(seconds=10, memory=256, disk=8, output=64)
 NESTED = ("bubblewrap", "namespaces")
@@ -602,8 +602,8 @@ def test_nothing_survives_the_parent(wall, tmp_path):
     code = f"import ctypes,time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(60)"
     script = tmp_path / "parent.py"
     script.write_text(
-        "from groupwise.sandbox.worker import Worker\n"
-        "from groupwise.sandbox.limits import Limits\n"
+        "from groupwise.graders.sandbox.worker import Worker\n"
+        "from groupwise.graders.sandbox.limits import Limits\n"
         f"Worker({wall!r}, slot=12).script({code!r}, '', Limits(seconds=60))\n"
     )
     parent = subprocess.Popen([sys.executable, script], env={**os.environ, "PYTHONPATH": "."})
@@ -649,7 +649,7 @@ def test_a_home_that_is_called_like_the_scratch_is_no_hole(monkeypatch):
 )
 def test_odd_surroundings_are_no_hole_and_no_crash(before):
     wall = choose()
-    code = f"from groupwise.sandbox.pool import problem\nexit(problem({wall!r}) or None)"
+    code = f"from groupwise.graders.sandbox.pool import problem\nexit(problem({wall!r}) or None)"
     if subprocess.run([*before, "true"], capture_output=True).returncode:
         pytest.skip(f"{before[0]} can't be done here")
     # Of this test alone: others run beside it. Not below tmp_path, which other users can't enter.

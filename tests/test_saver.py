@@ -13,12 +13,12 @@ from model_zoo import make
 from torch import Tensor
 
 from groupwise.errors import RunError
-from groupwise.model.checkpoint import load_weights
-from groupwise.model.transformer import Transformer
+from groupwise.model.formats.checkpoint import load_weights
+from groupwise.model.layers.transformer import Transformer
+from groupwise.sync import checkpoints as states
 from groupwise.sync import saver as savers
-from groupwise.sync import state as states
+from groupwise.sync.checkpoints import Moment, load_latest, moment, weights_alone
 from groupwise.sync.saver import Saver
-from groupwise.sync.state import Moment, load_latest, moment, weights_alone
 
 
 def nothing() -> None:
@@ -101,7 +101,7 @@ def test_a_disk_without_room_is_known_before_the_write(
     tmp_path: Path, model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("groupwise.sync.state.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("groupwise.sync.checkpoints.shutil.disk_usage", lambda path: usage)
     with Saver(tmp_path, keep=1) as saver:
         saver.save(taken(model, 1), nothing)
         with pytest.raises(RunError, match=r"step 1 could not be written.* and 1000 bytes are"):

@@ -13,8 +13,8 @@ from typing import Any
 import engine_zoo as zoo
 import pytest
 
-from groupwise import callers
 from groupwise.commands import serve
+from groupwise.common import callers
 from groupwise.engine import server as served
 from groupwise.engine.server import Handler, Server
 from groupwise.errors import ConfigError, RewardError

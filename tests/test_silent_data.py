@@ -18,7 +18,7 @@ from groupwise.data.cursor import Cursor
 from groupwise.data.prompts import prepare
 from groupwise.errors import DataError, RewardError
 from groupwise.graders.rubric import Grader, check
-from groupwise.model.tokenizer import Tokenizer
+from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import Task
 
 BOS, END = 256, 257

@@ -20,13 +20,12 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
-from groupwise.engine import native
-from groupwise.groups import assemble
-from groupwise.model.checkpoint import load, save
+from groupwise.engine.native import engine as native
 from groupwise.model.config import ModelConfig
-from groupwise.model.head import log_probs
-from groupwise.model.transformer import Transformer
-from groupwise.optim import learner, packs
+from groupwise.model.formats.checkpoint import load, save
+from groupwise.model.layers.head import log_probs
+from groupwise.model.layers.transformer import Transformer
+from groupwise.optim import assemble, learner, packs
 
 Patch = pytest.MonkeyPatch
 

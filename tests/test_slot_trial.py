@@ -11,8 +11,8 @@ from batches import POLICY_RECIPES
 
 from groupwise import recipe
 from groupwise.cli import main
-from groupwise.composition import Recipe
 from groupwise.errors import RecipeError, RecipeWarning
+from groupwise.methods.composition import Recipe
 from groupwise.recipes import load_plugin
 from groupwise.testing import trial
 from groupwise.testing.trial import try_slots
@@ -169,7 +169,7 @@ def test_a_run_is_refused_before_its_model_is_looked_for(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        f"from groupwise import recipe\nfrom groupwise.composition import load_plugin, register\n"
+        f"from groupwise import recipe\nfrom groupwise.recipes import load_plugin, register\n"
         f"load_plugin({str(file)!r})\n"
         'register(recipe("dr_grpo").replace(name="trial_run", gate="trial_detached()"))\n'
     )

@@ -15,13 +15,13 @@ from runs import quiet, run, small
 
 from groupwise.cli import main
 from groupwise.commands import doctor
-from groupwise.opening import open_run
-from groupwise.placing import placed
-from groupwise.planning import Host, space_of
-from groupwise.sizes import sizes_of
-from groupwise.sync import state as states
+from groupwise.plan.estimate import Host, space_of
+from groupwise.prepare.placing import placed
+from groupwise.prepare.sizes import sizes_of
+from groupwise.sync import checkpoints as states
+from groupwise.sync.checkpoints import moment, weights_alone, write
 from groupwise.sync.space import Space
-from groupwise.sync.state import moment, weights_alone, write
+from groupwise.training.opening import open_run
 
 TINY = str(Path(__file__).resolve().parents[1] / "configs" / "tiny.toml")
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from steps import Start, advance, full_logp, gather, learn, plain_logp, rollouts, spy, weights
 
-from groupwise.collect import Collected
-from groupwise.groups.assemble import sequences_of
+from groupwise.optim.assemble import sequences_of
 from groupwise.optim.packs import Sequences
-from groupwise.watch.rollouts import read
+from groupwise.runfiles.rollouts import read
+from groupwise.training.collect import Collected
 
 TOKEN_PHASE = "groupwise.optim.learner.token_phase"
 

@@ -16,16 +16,16 @@ import pytest
 from runs import metrics, quiet, run, small
 
 from groupwise import config as configuration
-from groupwise import loop
 from groupwise.cli import main
 from groupwise.errors import RunError
-from groupwise.loop import steps, train
 from groupwise.replay.bits import Difference
 from groupwise.replay.verify import verify
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.starts import CODE, Start, read_starts, stretches
+from groupwise.training import loop
+from groupwise.training.loop import steps, train
 from groupwise.watch.display import Display
-from groupwise.watch.folder import RunFolder
 from groupwise.watch.report import report_page
-from groupwise.watch.starts import CODE, Start, read_starts, stretches
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
@@ -164,8 +164,8 @@ def test_other_reward_code_is_told_and_its_verdicts_are_taken(tmp_path: Path) ->
 
 METHOD = """
 from groupwise import recipe, register
-from groupwise.slots import gate
-from groupwise.losses.kl import bounded_exp
+from groupwise.methods.slots import gate
+from groupwise.groups.kl import bounded_exp
 
 @gate(equation="S = rA")
 def mine(log_ratio_NT, advantage_NT, batch):

@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from groupwise.validate.statistics import (
+from groupwise.evaluate.statistics import (
     Spread,
     bootstrap_interval,
     by_luck,

@@ -24,23 +24,23 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from groupwise.errors import ConfigError, RunError
-from groupwise.model.checkpoint import load_weights
-from groupwise.model.transformer import Transformer
+from groupwise.model import fingerprint as prints
+from groupwise.model.fingerprint import fingerprint, same_weights
+from groupwise.model.formats.checkpoint import load_weights
+from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.adamw import AdamW
+from groupwise.optim.roles.reference import Reference, parse_update
 from groupwise.optim.step import apply
 from groupwise.records import Memory, Visit
-from groupwise.sync import fingerprint as prints
-from groupwise.sync import state as states
-from groupwise.sync.export import checkpoint_in
-from groupwise.sync.fingerprint import fingerprint, same_weights
-from groupwise.sync.reference import Reference, parse_update
-from groupwise.sync.state import (
+from groupwise.sync import checkpoints as states
+from groupwise.sync.checkpoints import (
     load_latest,
     memory_from_json,
     memory_to_json,
     moment,
     weights_alone,
 )
+from groupwise.sync.export import checkpoint_in
 
 
 def bits(model: Transformer) -> dict[str, Tensor]:

@@ -50,7 +50,8 @@ def test_a_persons_choice_stands(flags: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_bfloat16_can_be_multiplied_after_it() -> None:
     """In a fresh process, on whatever processor this is."""
     code = (
-        "from groupwise.model.equip import check_precision; check_precision('cpu', 'bfloat16');"
+        "from groupwise.model.layers.equip import check_precision;"
+        "check_precision('cpu', 'bfloat16');"
         "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); print(int((x @ x)[0, 0]))"
     )
     bare = {name: value for name, value in os.environ.items() if name != LIMIT}

@@ -21,14 +21,14 @@ from runs import left_behind, metrics, quiet, small
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 
-from groupwise import loop
 from groupwise.cli import main
 from groupwise.config import load, text
 from groupwise.errors import RunError
-from groupwise.sync import state
-from groupwise.validate import evaluate
-from groupwise.watch import recorder
-from groupwise.watch.folder import RunFolder
+from groupwise.evaluate import evaluate
+from groupwise.runfiles import recorder
+from groupwise.runfiles.folder import RunFolder
+from groupwise.sync import checkpoints as state
+from groupwise.training import loop
 
 Patch = pytest.MonkeyPatch
 
@@ -100,7 +100,7 @@ def no_model(monkeypatch: Patch) -> None:
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr("groupwise.model.policy.load", never)
-    monkeypatch.setattr("groupwise.model.tiny.make", never)
+    monkeypatch.setattr("groupwise.prepare.tiny.make", never)
 
 
 # --- refused before a model is loaded -------------------------------------------------------------

@@ -24,14 +24,14 @@ from steps import (
 )
 from torch import Tensor
 
-from groupwise.composition import PairRecipe
 from groupwise.errors import ConfigError, DataError
-from groupwise.groups.assemble import sequences_of
-from groupwise.model.head import HeadOutputs
+from groupwise.methods.composition import PairRecipe
+from groupwise.model.fingerprint import fingerprint
+from groupwise.model.layers.head import HeadOutputs
+from groupwise.optim.assemble import sequences_of
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import labelled_pairs, sampled_pairs
 from groupwise.recipes import RECIPES, recipe
-from groupwise.sync.fingerprint import fingerprint
 
 REFUSED = {
     "ppo": "critic",
@@ -303,9 +303,9 @@ def test_bug_5_the_chunked_head_gives_the_gradient_of_the_plain_one(
             collected = gather(run)
             with monkeypatch.context() as patch:
                 if head == "plain":
-                    patch.setattr("groupwise.model.ops.log_probs", plain_head)
+                    patch.setattr("groupwise.model.layers.ops.log_probs", plain_head)
                 else:
-                    patch.setattr("groupwise.model.head.CHUNK_NUMBERS", 7 * 15)  # 7 tokens
+                    patch.setattr("groupwise.model.layers.head.CHUNK_NUMBERS", 7 * 15)  # 7 tokens
                 found = learn(run, collected).metrics
             slopes.append(gradient(run))
         assert abs(found["loss/total"]) > 1e-6

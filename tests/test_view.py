@@ -19,20 +19,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from viewing import add_steps, get, make_run, metrics_of, rows_of, sample, viewing
 
 from groupwise.cli import main
+from groupwise.common.extras import install
 from groupwise.errors import ConfigError, RunError
-from groupwise.extras import install
+from groupwise.runfiles import rollouts
+from groupwise.runfiles.files import append_lines, write_atomic
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.starts import Start, write_starts
 from groupwise.view import chat, server
 from groupwise.view.prompts import PromptIndex
 from groupwise.view.runs import Growing, Run, Runs
 from groupwise.view.steps import OF_GROUPS, found_in, groups_of
 from groupwise.view.tokens import PAGE, pieces, token_page, tokenizer_of
-from groupwise.watch import rollouts
-from groupwise.watch.files import append_lines, write_atomic
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.partly import Partly
 from groupwise.watch.plots import write_plots
 from groupwise.watch.report import report_page
-from groupwise.watch.starts import Start, write_starts
 
 HOSTILE = (
     "</pre></textarea></title><script>window.hit=1</script><img src=x onerror=window.hit=1>"

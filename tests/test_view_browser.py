@@ -13,9 +13,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from viewing import ALPHABET, add_steps, make_run, sample, viewing
 
-from groupwise.model.tokenizer import character_files
-from groupwise.watch import rollouts
-from groupwise.watch.folder import Event, RunFolder
+from groupwise.model.formats.tokenizer import character_files
+from groupwise.runfiles import rollouts
+from groupwise.runfiles.folder import Event, RunFolder
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="no Playwright: pip install playwright"

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from groupwise.model.tokenizer import character_files
+from groupwise.model.formats.tokenizer import character_files
+from groupwise.runfiles.folder import Event, RunFolder
+from groupwise.runfiles.recorder import Recorder
+from groupwise.runfiles.rollouts import Row
 from groupwise.view.runs import Runs
 from groupwise.view.server import Viewer
-from groupwise.watch.folder import Event, RunFolder
-from groupwise.watch.recorder import Recorder
-from groupwise.watch.rollouts import Row
 
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 

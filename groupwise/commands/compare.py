@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import print_json, say, warn
+from groupwise.common.progress import NEXT_AFTER, clock
 from groupwise.errors import ConfigError, RecipeWarning, nearest
-from groupwise.progress import NEXT_AFTER, clock
 
 if TYPE_CHECKING:
     from groupwise.compare.plan import Folder, Job, Plan
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 def too_few(seeds: int, arms: int) -> Iterator[str]:
     """Said before the runs: what they cost is lost on whoever wants a verdict."""
-    from groupwise.validate.statistics import fewest_units
+    from groupwise.evaluate.statistics import fewest_units
 
     fewest = fewest_units(math.comb(arms, 2))
     if seeds < fewest:
@@ -114,7 +114,7 @@ def too_few(seeds: int, arms: int) -> Iterator[str]:
 
 
 def check_measures(names: Sequence[str]) -> None:
-    from groupwise.watch.catalogue import CATALOGUE, find
+    from groupwise.runfiles.catalogue import CATALOGUE, find
 
     for name in names:
         found = find(name)

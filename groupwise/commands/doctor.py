@@ -224,9 +224,9 @@ def checkpoints(runs: Path, items: Sequence[str]) -> Finding:
     """What the checkpoints of a configuration take, beside what is free. Never raises."""
     mend = "free some space, checkpoint.keep=1, or --run FOLDER_ON_ANOTHER_DISK"
     try:
-        from groupwise.placing import placed
-        from groupwise.planning import space_of
-        from groupwise.sizes import sizes_of
+        from groupwise.plan.estimate import space_of
+        from groupwise.prepare.placing import placed
+        from groupwise.prepare.sizes import sizes_of
 
         config = placed(read_config(*split_settings(items)))
         space = space_of(config, sizes_of(config)[0])
@@ -258,7 +258,7 @@ def shared_memory(size: int) -> Finding:
 def programs() -> Finding:
     """Whether programs of a model can be run where they can reach nothing. Never raises."""
     try:
-        from groupwise.sandbox.pool import HELP, report  # refuses to load on other systems
+        from groupwise.graders.sandbox.pool import HELP, report  # refuses to load on other systems
 
         whys = report()
     except Exception as error:  # a machine that can't even be asked

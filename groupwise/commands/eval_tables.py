@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from groupwise.commands.shared import aligned
 
 if TYPE_CHECKING:
-    from groupwise.validate.results import Comparison, Result
-    from groupwise.validate.scores import Figure
+    from groupwise.evaluate.results import Comparison, Result
+    from groupwise.evaluate.scores import Figure
 
 
 def text(found: Sequence[Result], comparisons: Sequence[Comparison]) -> str:
-    from groupwise.validate.scores import by_budget, grouped
+    from groupwise.evaluate.scores import by_budget, grouped
 
     lines: list[str] = []
     for suite in dict.fromkeys(str(result.suite["name"]) for result in found):
@@ -39,7 +39,7 @@ def _title(result: Result) -> str:
 
 
 def _table(results: Sequence[Result]) -> list[str]:
-    from groupwise.validate.scores import metrics
+    from groupwise.evaluate.scores import metrics
 
     figures = [metrics(x.outcomes, x.samples, x.settings["at"]) for x in results]
     names = list(dict.fromkeys(name for each in figures for name in each))
@@ -75,7 +75,7 @@ def _budgets(tables: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[str]:
 
 
 def _differences(comparisons: Sequence[Comparison]) -> list[str]:
-    from groupwise.validate.statistics import ALPHA
+    from groupwise.evaluate.statistics import ALPHA
 
     if not comparisons:
         return []

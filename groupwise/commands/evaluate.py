@@ -25,10 +25,10 @@ from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from groupwise.config import Config
+    from groupwise.evaluate.asked import Asked, Basis, Candidate, Entry
+    from groupwise.evaluate.examine import Sitting
+    from groupwise.evaluate.results import Result
     from groupwise.records import Rollout
-    from groupwise.validate.asked import Asked, Basis, Candidate, Entry
-    from groupwise.validate.examine import Sitting
-    from groupwise.validate.results import Result
 
 # Options that make no sense without suites: with one of them, the held-out tasks are one.
 OF_SUITES = ("data", "tasks", "samples", "temperature", "at", "by", "budgets", "force", "out",
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     asked_for = [name for name in OF_SUITES if getattr(args, name) is not None]
     if len(paths) > 1 or args.suite or asked_for:
         return side_by_side(args, paths, source, config, overrides)
-    from groupwise.validate.evaluate import evaluate_path
+    from groupwise.evaluate.evaluate import evaluate_path
 
     found = evaluate_path(paths[0], config).as_dict()
     if args.json:
@@ -99,9 +99,9 @@ def side_by_side(
     config: Config,
     overrides: Sequence[str],
 ) -> int:
-    from groupwise.validate import results
-    from groupwise.validate.asked import FORCE_TOKENS, Asked, Basis, candidates, check, entries
-    from groupwise.validate.suites import HELD_OUT
+    from groupwise.evaluate import results
+    from groupwise.evaluate.asked import FORCE_TOKENS, Asked, Basis, candidates, check, entries
+    from groupwise.evaluate.suites import HELD_OUT
 
     asked = Asked(
         tasks=args.tasks or 0,
@@ -151,7 +151,7 @@ def examined(
     earlier: Sequence[Result],
 ) -> list[Result]:
     """One model after the other, on all suites; what is done is on the disk at once."""
-    from groupwise.validate import results
+    from groupwise.evaluate import results
 
     found = list(stored)
 
@@ -177,7 +177,7 @@ def on_all(
     keep: Callable[[Result, Sequence[Sequence[Rollout]]], None],
 ) -> list[Result]:
     """One model, which is gone from memory when this returns."""
-    from groupwise.validate import examine
+    from groupwise.evaluate import examine
 
     loaded = examine.load_candidate(candidate, basis.config)
     model = examine.described(candidate, loaded)
@@ -206,7 +206,7 @@ def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) ->
             return result
     for result in found:
         if (result.name, result.suite["name"]) == (model["name"], suite):
-            from groupwise.validate.results import differing
+            from groupwise.evaluate.results import differing
 
             other = differing(result.settings, sitting.settings)
             what = ", ".join(other) if other else "weights, tasks, prompts, at, by or budgets"
@@ -219,7 +219,7 @@ def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) ->
 
 def write_samples(out: Path, result: Result, groups: Sequence[Sequence[Rollout]]) -> None:
     """Every answer, to be read."""
-    from groupwise.watch.files import to_line, write_atomic
+    from groupwise.runfiles.files import to_line, write_atomic
 
     name = quote(f"{result.name}.{result.suite['name']}", safe="")  # no two of them alike
     lines = [

@@ -24,14 +24,14 @@ from groupwise.commands.shared import (
     split_models,
     words_of,
 )
+from groupwise.common.progress import phase
 from groupwise.errors import ConfigError
-from groupwise.progress import phase
 
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.data.files import Row
-    from groupwise.validate.asked import Basis
-    from groupwise.validate.sieve import Band, Sieve
+    from groupwise.evaluate.asked import Basis
+    from groupwise.probing.sieve import Band, Sieve
 
 BAND, SAMPLES, TEMPERATURE = "0.1,0.9", 8, 1.0
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -68,8 +68,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from groupwise.data.guessing import CHANCE
     from groupwise.data.overlap import NGRAM
-    from groupwise.validate import sieve as sieving
-    from groupwise.validate.asked import Basis
+    from groupwise.evaluate.asked import Basis
+    from groupwise.probing import sieve as sieving
 
     paths, source, overrides = split_models(args.path, args.items)
     if len(paths) > 1:
@@ -130,8 +130,8 @@ class Look:
     """Pass rates under a model."""
 
     def __init__(self, args: argparse.Namespace, basis: Basis) -> None:
-        from groupwise.validate import passing
-        from groupwise.validate.asked import Asked, candidates, check
+        from groupwise.evaluate.asked import Asked, candidates, check
+        from groupwise.probing import passing
 
         self.name, self.basis = args.path, basis
         ends = words_of(args.band or BAND)
@@ -149,7 +149,7 @@ class Look:
         [self.candidate] = candidates([args.model])
 
     def band(self, found: Sieve, kept: Path) -> Band:
-        from groupwise.validate import passing, sieve
+        from groupwise.probing import passing, sieve
 
         entry = passing.open_rows(self.name, self.basis, found.removed)
         counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, say)
@@ -183,7 +183,7 @@ class Outputs:
 
 
 def write(out: Outputs, found: Sieve, report: dict[str, Any]) -> None:
-    from groupwise.watch.files import to_line, to_page, write_atomic
+    from groupwise.runfiles.files import to_line, to_page, write_atomic
 
     try:
         with _whole(out.rows) as file:

@@ -239,9 +239,9 @@ def _rate_lines(model: str) -> list[str]:
 
 def parameters(model: str) -> float | None:
     """Of a model on this disk by its shape, of others by what their name says."""
-    from groupwise.cost import parameters as counted
     from groupwise.errors import ModelError
-    from groupwise.model.checkpoint import stored_shape
+    from groupwise.model.cost import parameters as counted
+    from groupwise.model.formats.checkpoint import stored_shape
 
     if Path(model).expanduser().exists():
         try:
@@ -279,6 +279,7 @@ def speaks(name: str) -> bool:
 def check(text: str) -> None:
     """As `groupwise train --dry-run` would."""
     from groupwise import config
+    from groupwise.prepare.checks import check_config
 
-    for doubt in config.check(config.load(tomllib.loads(text))):
+    for doubt in check_config(config.load(tomllib.loads(text))):
         warn(doubt)

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from groupwise.watch.folder import RunFolder
+    from groupwise.runfiles.folder import RunFolder
     from groupwise.watch.mirrors import check
     from groupwise.watch.mirrors.tail import mirror
 

@@ -17,8 +17,8 @@ from groupwise.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.devices import Device
-    from groupwise.planning import Host, Place, Plan
+    from groupwise.model.devices import Device
+    from groupwise.plan.estimate import Host, Place, Plan
 
 RUNS = "runs"  # where they go unless they are told otherwise
 NOTES = {
@@ -46,14 +46,14 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where it fits, or where there is no telling; 1 where it does not, on device or disk."""
-    from groupwise.config import check
-    from groupwise.placing import placed
-    from groupwise.planning import plan
+    from groupwise.plan.estimate import plan
+    from groupwise.prepare.checks import check_config
+    from groupwise.prepare.placing import placed
 
     config = read_config(*split_settings(args.items))
     named = named_gpu(args.gpu) if args.gpu else None
     config = placed(config) if named is None else on_named(config, named)
-    for doubt in check(config):
+    for doubt in check_config(config):
         warn(doubt)
     limit = config.engine.max_tokens
     if args.tokens is not None and not 1 <= args.tokens <= limit:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 def host_of(runs: Path) -> Host:
     """This machine's disk where runs go, and its memory, as they are now."""
-    from groupwise.planning import Host
+    from groupwise.plan.estimate import Host
     from groupwise.sync.host import free_memory
 
     there = machine.existing(runs)
@@ -80,8 +80,8 @@ def host_of(runs: Path) -> Host:
 
 def named_gpu(name: str) -> Place:
     """By its name, which may say how much memory it has: `A100 40GB`, `a100-40`, `RTX 4090`."""
-    from groupwise.devices import KNOWN
-    from groupwise.planning import Place
+    from groupwise.model.devices import KNOWN
+    from groupwise.plan.estimate import Place
 
     words = _plain(name)
     asked = re.search(r"\b(\d{1,3}) ?(?:gb|gib)?$", words)
@@ -119,9 +119,9 @@ def here(config: Config) -> Place:
     """This machine's device that the configuration asks for."""
     import torch
 
-    from groupwise.devices import KNOWN, device_named
-    from groupwise.optim.memory import device_bytes
-    from groupwise.planning import Place
+    from groupwise.model.devices import KNOWN, device_named
+    from groupwise.model.memory import device_bytes
+    from groupwise.plan.estimate import Place
 
     name = config.model.device
     kind = torch.device(name).type
@@ -143,7 +143,7 @@ def _measured_cpu(dtype: Any, memory: int) -> Device:
     """Operations and bandwidth of this CPU as it is now: a matrix product and a copy."""
     import torch
 
-    from groupwise.devices import Device
+    from groupwise.model.devices import Device
 
     a, b = torch.randn(512, 1024).to(dtype), torch.randn(1024, 2048).to(dtype)
     large = torch.zeros(2**24)  # 64 MiB
@@ -164,9 +164,9 @@ def _best(work: Callable[[], object], times: int = 8) -> float:
 
 
 def text(made: Plan) -> str:
-    from groupwise.cost import parameters
-    from groupwise.planning import assumptions
-    from groupwise.room import size
+    from groupwise.model.cost import parameters
+    from groupwise.model.room import size
+    from groupwise.plan.estimate import assumptions
 
     config, prompts = made.config, made.prompts
     notes = NOTES | {
@@ -197,7 +197,7 @@ def text(made: Plan) -> str:
 
 
 def _adapter(made: Plan) -> list[str]:
-    from groupwise.setup import frozen_of
+    from groupwise.prepare.setup import frozen_of
 
     frozen = frozen_of(made.config, made.shape)
     if frozen is None:
@@ -208,7 +208,7 @@ def _adapter(made: Plan) -> list[str]:
 
 
 def _verdict(made: Plan) -> str:
-    from groupwise.room import size
+    from groupwise.model.room import size
 
     free = made.place.memory
     if free is None:
@@ -221,7 +221,7 @@ def _verdict(made: Plan) -> str:
 
 def _checkpoints(made: Plan) -> list[str]:
     """On the disk, and on the host on their way there."""
-    from groupwise.room import size
+    from groupwise.model.room import size
 
     space, host = made.space, made.host
     free, copy = "", "of a checkpoint, while it is written"

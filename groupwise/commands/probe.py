@@ -24,10 +24,10 @@ from groupwise.commands.shared import (
 from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from groupwise.validate.advice import Advice
-    from groupwise.validate.estimates import Estimate
-    from groupwise.validate.findings import Finding
-    from groupwise.validate.probe import Probe, Ready
+    from groupwise.evaluate.estimates import Estimate
+    from groupwise.probing.advice import Advice
+    from groupwise.probing.findings import Finding
+    from groupwise.probing.probe import Probe, Ready
 
 BAR = 40  # characters of the longest bar
 SHOWN = 160  # characters of an example's end
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--out {out} exists already, and nothing is overwritten.")
     if args.samples is not None and args.samples < 2:
         raise ConfigError(f"--samples {args.samples} is too few. Take 2 or more.")
-    from groupwise.config import check
+    from groupwise.prepare.checks import check_config
+    from groupwise.probing.advice import advise
+    from groupwise.probing.probe import Asked, ready
     from groupwise.sync.export import checkpoint_in
-    from groupwise.validate.advice import advise
-    from groupwise.validate.probe import Asked, ready
 
-    for doubt in check(config):
+    for doubt in check_config(config):
         warn(doubt)
     asked = Asked(
         templates=tuple(args.template),
@@ -150,9 +150,9 @@ def write(out: Path, made: Probe, data: dict[str, Any]) -> None:
 def expected(prepared: Ready) -> str:
     """What will be sampled, and how long that takes at the most, by the cost model."""
     from groupwise.commands.plan import duration, here
-    from groupwise.cost import Group
-    from groupwise.planning import rollout_seconds
-    from groupwise.setup import weight_bytes
+    from groupwise.model.cost import Group
+    from groupwise.plan.estimate import rollout_seconds
+    from groupwise.prepare.setup import weight_bytes
 
     config, shape = prepared.config, prepared.bench.loaded.model.config
     most, samples = config.engine.max_tokens, prepared.samples
@@ -252,7 +252,7 @@ def useful_bars(found: Finding) -> list[str]:
 
 
 def _interval(share: Estimate) -> str:
-    from groupwise.validate.estimates import MODEL
+    from groupwise.evaluate.estimates import MODEL
 
     mark = "~" if share.how == MODEL else ""
     low, high = 100 * share.low, 100 * share.high

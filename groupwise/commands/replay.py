@@ -127,9 +127,9 @@ def _ranges(steps: list[int]) -> str:
 
 def text(found: dict[str, Any], width: int) -> str:
     """For people: the table of methods, the rare tokens, and what can't be known."""
+    from groupwise.explain.render import bullets, wrapped
     from groupwise.replay import words
     from groupwise.replay.methods import RUN
-    from groupwise.tell.render import bullets, wrapped
 
     lines = wrapped(f"{found['run']}, {words.scope(found)}", width, indent=0)
     lines += ["", *words.lines(words.methods(found)), ""]

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from groupwise.callers import is_loopback, shown
 from groupwise.commands.shared import say, warn
+from groupwise.common.callers import is_loopback, shown
 from groupwise.errors import ConfigError
 
 KEY = "GROUPWISE_SERVE_KEY"  # a variable: what stands in a command line, all users can read
@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
 
     from groupwise.config import Model
     from groupwise.config.values import FIELDS, checked
-    from groupwise.engine.native import NativeEngine
+    from groupwise.engine.native.engine import NativeEngine
     from groupwise.engine.server import Server
     from groupwise.model.policy import load_policy
-    from groupwise.placing import check_device, place, place_line
+    from groupwise.prepare.placing import check_device, place, place_line
     from groupwise.sync.export import checkpoint_in
 
     device = checked("--device", FIELDS["model.device"], args.device)

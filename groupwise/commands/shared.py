@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from groupwise.common.progress import Watcher, heard, phase
 from groupwise.errors import ConfigError, RecipeWarning
-from groupwise.progress import Watcher, heard, phase
-from groupwise.watch.files import ordinary
+from groupwise.runfiles.files import ordinary
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -73,7 +73,7 @@ def read_config(source: Path | None, overrides: Sequence[str]) -> Config:
 
 def read_placed(source: Path | None, overrides: Sequence[str], path: str = "") -> Config:
     """The configuration for a model that is loaded here, its own or that of `path`."""
-    from groupwise.placing import passed_over, placed
+    from groupwise.prepare.placing import passed_over, placed
 
     asked = read_config(source, overrides)
     config = placed(asked, path=path)

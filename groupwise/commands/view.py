@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from groupwise.callers import is_loopback, shown
+from groupwise.common.callers import is_loopback, shown
 from groupwise.errors import ConfigError
 
 

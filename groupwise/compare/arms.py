@@ -14,11 +14,12 @@ from typing import Any
 
 from groupwise import config as configuration
 from groupwise.compare.coincide import coinciding
-from groupwise.composition import PairRecipe, Recipe
 from groupwise.config import Config
 from groupwise.config.values import flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning
-from groupwise.placing import placed
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.prepare.checks import check_config
+from groupwise.prepare.placing import placed
 from groupwise.recipes import RECIPES
 
 # The embedded task: a small transformer adds three digits, as `make demo` does. Four updates a
@@ -319,7 +320,7 @@ def check(arms: Sequence[Arm]) -> list[str]:
     doubts: dict[str, list[str]] = {}
     for arm in arms:
         try:
-            for text in configuration.check(arm.config):
+            for text in check_config(arm.config):
                 doubts.setdefault(text, []).append(arm.name)
         except GroupwiseError as error:
             raise ConfigError(f"{arm.name}: {error}") from None

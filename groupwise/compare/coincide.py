@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from groupwise.config import Config
-from groupwise.config.consequences import idle_slots, what_acts
 from groupwise.config.values import flat
-from groupwise.idle import WAKES
+from groupwise.explain.idle import WAKES
+from groupwise.prepare.consequences import idle_slots, what_acts
 
 NO_RESULT = ("checkpoint.", "watch.")  # settings that change none
 

@@ -20,8 +20,8 @@ from groupwise.compare.outcomes import (
     training_curve,
 )
 from groupwise.compare.plan import Job, Plan
-from groupwise.validate import statistics
-from groupwise.validate.statistics import ALPHA, POWER, Difference
+from groupwise.evaluate import statistics
+from groupwise.evaluate.statistics import ALPHA, POWER, Difference
 
 FORMAT = 1
 SCORES = ("final", "area")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from groupwise.compare.plan import Plan
 from groupwise.config import Config
-from groupwise.cost import peak
+from groupwise.model.cost import peak
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -33,9 +33,9 @@ def room_for(config: Config) -> int:
     """How many runs a machine's memory holds at a time; at least one is tried."""
     if config.model.path == "tiny":
         return cores()
-    from groupwise.model.checkpoint import stored_shape
-    from groupwise.optim.memory import device_bytes
-    from groupwise.setup import demand_of, micro_tokens_of
+    from groupwise.model.formats.checkpoint import stored_shape
+    from groupwise.model.memory import device_bytes
+    from groupwise.prepare.setup import demand_of, micro_tokens_of
 
     shape = stored_shape(config.model.path)
     if shape is None:

@@ -16,9 +16,9 @@ from groupwise.compare.arms import Budget
 from groupwise.compare.plan import Folder, Job, Plan
 from groupwise.config import difference
 from groupwise.errors import RunError
-from groupwise.opening import finished
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.starts import change_words, code_changes, read_starts, stretches
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.starts import change_words, code_changes, read_starts, stretches
+from groupwise.training.opening import finished
 
 GRID = 48  # stretches of the budget that curves are drawn over
 LAST = 0.1  # of a run: the share over which what it measured at its end is the mean

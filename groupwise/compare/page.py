@@ -13,7 +13,7 @@ from groupwise.compare.charts import Chart, Line
 from groupwise.compare.outcomes import Outcome
 from groupwise.compare.plan import Plan
 from groupwise.errors import RunError
-from groupwise.watch.files import to_page, write_atomic
+from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.watch.plots import can_plot
 from groupwise.watch.report import HEAD, STYLE, section, table, text
 

@@ -19,10 +19,10 @@ from groupwise import config as configuration
 from groupwise.compare.arms import Arm, Budget
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RecipeWarning, RunError
-from groupwise.opening import finished
-from groupwise.watch.files import to_page, write_atomic
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.lock import holder, sign
+from groupwise.runfiles.files import to_page, write_atomic
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.lock import holder, sign
+from groupwise.training.opening import finished
 
 FORMAT = 1
 PATIENCE = 30.0  # seconds in which processes of a comparison that was killed save their runs

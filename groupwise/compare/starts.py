@@ -10,23 +10,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from groupwise.common.progress import phase
 from groupwise.compare.arms import Arm
 from groupwise.compare.plan import Folder, Plan, learned
-from groupwise.composition import PairRecipe, Recipe
 from groupwise.config import Config
 from groupwise.data.cursor import fingerprint
 from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
+from groupwise.evaluate.evaluate import check_held_out
 from groupwise.graders.rubric import OF_REWARDS, Grader
-from groupwise.model import tiny
-from groupwise.model.checkpoint import load, save, stored_shape, stored_tokenizer, write_folder
-from groupwise.opening import COLD_START
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.model.formats.checkpoint import (
+    load,
+    save,
+    stored_shape,
+    stored_tokenizer,
+    write_folder,
+)
 from groupwise.optim.pairs import check_columns
-from groupwise.progress import phase
+from groupwise.prepare import tiny
+from groupwise.prepare.setup import Fitting, Gathered, fit, gather, read_data
 from groupwise.records import Task
-from groupwise.setup import Fitting, Gathered, fit, gather, read_data
-from groupwise.validate.evaluate import check_held_out
-from groupwise.watch.files import to_page, write_atomic
-from groupwise.watch.folder import RunFolder
+from groupwise.runfiles.files import to_page, write_atomic
+from groupwise.runfiles.folder import RunFolder
+from groupwise.training.opening import COLD_START
 
 
 def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:

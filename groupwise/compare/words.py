@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from groupwise.progress import clock
+from groupwise.common.progress import clock
 
 MANY_SEEDS = 1_000  # beyond that, advice is no advice
 NOTHING_VISIBLE = "this design could have seen no difference at all"

@@ -25,7 +25,7 @@ from groupwise.compare.plan import Folder, Job, Plan
 from groupwise.compare.starts import lay_out, start_of
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, in_short
-from groupwise.loop import Stopped, train
+from groupwise.training.loop import Stopped, train
 from groupwise.watch.display import Display
 
 _OWN = os.getpid()

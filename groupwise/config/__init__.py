@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from groupwise.config.changes import Change, difference
-from groupwise.config.checks import check
-from groupwise.config.consequences import anchored, describe
 from groupwise.config.fields import (
     Budget,
     Checkpoint,
@@ -36,9 +34,6 @@ __all__ = [
     "Reference",
     "Reward",
     "Tiny",
-    "anchored",
-    "check",
-    "describe",
     "difference",
     "load",
     "text",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from groupwise.composition import PairRecipe, Recipe
 from groupwise.config.fields import Config
 from groupwise.config.reading import ADAPTER_RATE, DEFAULTS
 from groupwise.config.values import flat
+from groupwise.methods.composition import PairRecipe, Recipe
 
 EXACT_STEP = 8  # numbers: kernels of exact mode copy whole 16 bytes
 LOW_RATE = ADAPTER_RATE / 5

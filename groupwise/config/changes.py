@@ -12,7 +12,7 @@ from groupwise.config.fields import Config
 from groupwise.config.reading import load
 from groupwise.config.values import OPEN
 from groupwise.config.writing import text, toml
-from groupwise.slots import REGISTRY
+from groupwise.methods.slots import REGISTRY
 
 # Setting or table -> may it change, and why (not). The longest name that fits decides.
 RESUME: dict[str, tuple[bool, str]] = {

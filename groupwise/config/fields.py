@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from groupwise.composition import PairRecipe, Recipe
-from groupwise.slots import Count, Fraction, NonNegative, Positive, Range
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.slots import Count, Fraction, NonNegative, Positive, Range
 
 
 @dataclass(frozen=True)

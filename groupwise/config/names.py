@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from difflib import SequenceMatcher
 
-from groupwise.composition import PAIR_SLOTS, RECIPE_SLOTS
 from groupwise.config.values import FIELDS
 from groupwise.errors import ConfigError
+from groupwise.methods.composition import PAIR_SLOTS, RECIPE_SLOTS
 
 # What TRL, verl and others call it -> what it is here. Only for advice: names differ because
 # meanings do (a batch size there may count completions, here prompts), so nothing is translated.

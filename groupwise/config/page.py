@@ -14,7 +14,7 @@ from groupwise.config.fields import Config, Forms
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS
 from groupwise.config.writing import comments, toml
-from groupwise.slots import Range
+from groupwise.methods.slots import Range
 
 INTRO = """# Settings
 

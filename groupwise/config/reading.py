@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import recipes as _recipes  # noqa: F401 - fills RECIPES
-from groupwise.composition import PairRecipe, Recipe
+from groupwise.common.globs import fitting
 from groupwise.config.fields import GENERATORS, Config, Source, is_generator
 from groupwise.config.names import unknown
 from groupwise.config.values import FIELDS, OPEN, TABLES, Raw, checked, flat
 from groupwise.errors import ConfigError, RecipeWarning
-from groupwise.globs import fitting
 from groupwise.groups.filters import overlong
 from groupwise.groups.shaping import soft_overlong
+from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.recipes import RECIPES, load_plugin
 from groupwise.recipes import recipe as recipe_by_name
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from groupwise.config.fields import Config, Forms
 from groupwise.errors import ConfigError, nearest
-from groupwise.slots import NOT_LITERAL, Range
+from groupwise.methods.slots import NOT_LITERAL, Range
 
 
 def _leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

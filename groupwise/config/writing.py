@@ -10,9 +10,9 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any
 
-from groupwise.composition import PairRecipe, Recipe
 from groupwise.config.fields import Config
 from groupwise.config.values import TABLES
+from groupwise.methods.composition import PairRecipe, Recipe
 
 
 def text(config: Config) -> str:

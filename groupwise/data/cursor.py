@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from groupwise.data.shelf import Places, only
+from groupwise.data.on_disk import Places, only
 from groupwise.errors import DataError
 from groupwise.records import Task
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from groupwise.common.globs import fitting
 from groupwise.data.json_lists import NoList, TooLong, elements
 from groupwise.data.unpacked import check_arrow, check_parquet, rows_at_once
 from groupwise.errors import DataError, nearest
-from groupwise.globs import fitting
 from groupwise.hub import fetch_data
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+from groupwise.common.extras import install
 from groupwise.config.fields import GYM
 from groupwise.errors import DataError, nearest
-from groupwise.extras import install
 from groupwise.records import Task
 
 COMPOSITE = "composite"

@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from groupwise.data.shelf import Places, only
+from groupwise.data.on_disk import Places, only
 from groupwise.data.tasks import normalised
 from groupwise.errors import DataError
 from groupwise.records import Task

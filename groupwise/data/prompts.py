@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from groupwise.data.shelf import alike
+from groupwise.data.on_disk import alike
 from groupwise.data.tasks import prompt_text
 from groupwise.data.templates import CHAT, PROMPT, template_text
 from groupwise.errors import DataError, ModelError
-from groupwise.model.tokenizer import Tokenizer
+from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import Task
 
 OPENED, TAIL = re.compile(r"(<[a-z_]+>)\s*$"), 16  # and in how many tokens it is looked for

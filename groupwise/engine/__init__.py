@@ -1,0 +1,1 @@
+"""Stage 2, rollouts: what every engine does, and the engines behind it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from groupwise.engine.copies import Source, State
+from groupwise.engine.native.copies import Source, State
 from groupwise.errors import EngineError
 from groupwise.records import Completion
 

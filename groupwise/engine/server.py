@@ -21,8 +21,15 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from groupwise.callers import Incoming, family_of, is_loopback, is_meant, is_own_page, own_names
-from groupwise.engine.native import NativeEngine, check_requests
+from groupwise.common.callers import (
+    Incoming,
+    family_of,
+    is_loopback,
+    is_meant,
+    is_own_page,
+    own_names,
+)
+from groupwise.engine.native.engine import NativeEngine, check_requests
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import GroupwiseError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from groupwise.model.tokenizer import Tokenizer
+    from groupwise.model.formats.tokenizer import Tokenizer
 
 INCOMPLETE = "\ufffd"  # what a character decodes to while some of its bytes are missing
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from groupwise.engine.stopping import without_ends
-from groupwise.graders.boxes import boxed
+from groupwise.graders.mathematics.boxes import boxed
 
 MAX_EXPRESSION = 200
 ECHO = 30  # characters that an answer may have in common with its question

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from groupwise.config.fields import GYM
 from groupwise.data import gym
 from groupwise.data.tasks import prompt_text
-from groupwise.graders import choice, exams, numbers
-from groupwise.graders.mathematics import gold_answer
+from groupwise.graders import choice, exams
+from groupwise.graders.mathematics import numbers
+from groupwise.graders.mathematics.grader import gold_answer
 from groupwise.graders.parts import Sample
 from groupwise.graders.rubric import Grader
 from groupwise.records import Grade, Task

@@ -16,8 +16,8 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from groupwise.graders.extract import find
-from groupwise.graders.forked import one_process
+from groupwise.common.forked import one_process
+from groupwise.graders.mathematics.extract import find
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from groupwise.graders.extract import find
-from groupwise.graders.spelling import TEXT
+from groupwise.graders.mathematics.extract import find
+from groupwise.graders.mathematics.spelling import TEXT
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST = 10  # options, where a row does not list them

@@ -18,11 +18,11 @@ from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
 from groupwise.graders.exams import Calls, Pairs, Untestable, exam
 from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.sandbox.limits import Limits
+from groupwise.graders.sandbox.pool import Pool
+from groupwise.graders.sandbox.walls import SandboxError
+from groupwise.graders.sandbox.worker import Examined, Worker
 from groupwise.records import Task
-from groupwise.sandbox.limits import Limits
-from groupwise.sandbox.pool import Pool
-from groupwise.sandbox.walls import SandboxError
-from groupwise.sandbox.worker import Examined, Worker
 
 FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
 PYTHON = ("", "python", "py", "python3", "py3")

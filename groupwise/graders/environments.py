@@ -16,10 +16,10 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_origin
 
+from groupwise.common.forked import one_process
 from groupwise.errors import RewardError
 from groupwise.graders.calling import TOOLS, Returned, Signature, failure, in_a_loop, plain
 from groupwise.graders.calling import signature as signature_of
-from groupwise.graders.forked import one_process
 
 PACKAGE = "verifiers"
 MAKER = "load_environment"  # what the package asks a module of an environment for

@@ -36,8 +36,8 @@ from groupwise.errors import RewardError, nearest
 from groupwise.graders import loading
 from groupwise.graders.calling import TOOLS, Odd, Returned, Signature
 from groupwise.graders.environments import rubric_of
-from groupwise.graders.extract import find
 from groupwise.graders.loading import NOT_LOADED
+from groupwise.graders.mathematics.extract import find
 from groupwise.graders.parts import Mark, Sample
 from groupwise.graders.pool import START_SECONDS, Outcome, Pool
 

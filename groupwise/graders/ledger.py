@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from groupwise.errors import RunError
 from groupwise.records import Grade
-from groupwise.watch.rollouts import read
+from groupwise.runfiles.rollouts import read
 
 STEPS = "reward_steps"
 COLUMNS = ("prompt_id", "draw", "sample", "text", "reward", "reward_parts", STEPS, "correct",

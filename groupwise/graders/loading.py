@@ -12,12 +12,12 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from groupwise.beside import code_files, forget, make_importable
+from groupwise.common.forked import one_process
+from groupwise.common.user_files import code_files, forget, make_importable
 from groupwise.errors import RewardError, nearest
 from groupwise.graders import calling
 from groupwise.graders.calling import Returned, Signature
 from groupwise.graders.environments import MAKER, Rubric, rubric_of
-from groupwise.graders.forked import one_process
 
 NOT_LOADED = "not loaded"
 Reward = Callable[..., Any] | Rubric

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from groupwise.graders.forked import flush, one_process
+from groupwise.common.forked import flush, one_process
 
 LOOK_EVERY = 0.5  # seconds, after which the death of the parent is noticed
 FORK, KILL = b"F", b"K"

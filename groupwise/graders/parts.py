@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError, nearest
-from groupwise.graders import answers, choice, form, instructions, mathematics, numbers
+from groupwise.graders import answers, choice, form, instructions
+from groupwise.graders.mathematics import grader as mathematics
+from groupwise.graders.mathematics import numbers
 
 if TYPE_CHECKING:
     from groupwise.records import Task

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from groupwise.beside import code_files
+from groupwise.common.globs import digest
+from groupwise.common.user_files import code_files
 from groupwise.config.fields import GYM
 from groupwise.data.tasks import prompt_text
 from groupwise.errors import RewardError
-from groupwise.globs import digest
 from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
 from groupwise.graders.functions import TIMEOUT, UserFunction, given_function, load_function
 from groupwise.graders.gym import GymScorer

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from groupwise.common.extras import install
 from groupwise.data.tasks import prompt_text
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
-from groupwise.extras import install
 from groupwise.graders.parts import Mark, Sample
 from groupwise.records import Task
 

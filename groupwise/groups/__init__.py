@@ -1,0 +1,1 @@
+"""Stage 4, advantages: all groups of a batch, no gradient."""

@@ -23,8 +23,8 @@ from groupwise.groups.statistics import (
     group_stats,
     token_total,
 )
+from groupwise.methods.slots import Ddof, Fraction, NonNegative, Positive, Real, advantage
 from groupwise.records import TokenBatch, Visit
-from groupwise.slots import Ddof, Fraction, NonNegative, Positive, Real, advantage
 
 
 def centred(x_N: Tensor, stats: GroupStats) -> Tensor:

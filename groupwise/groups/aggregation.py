@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from groupwise.groups.statistics import group_stats, group_sum, spread
+from groupwise.methods.slots import Count, NonNegative, Real, aggregation
 from groupwise.records import TokenBatch
-from groupwise.slots import Count, NonNegative, Real, aggregation
 
 
 def lengths(batch: TokenBatch) -> tuple[Tensor, Tensor]:

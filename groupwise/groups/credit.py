@@ -17,8 +17,8 @@ from groupwise.groups.statistics import (
     reopen_holes,
     suffix_sums_,
 )
+from groupwise.methods.slots import Ddof, Fraction, NonNegative, Positive, advantage
 from groupwise.records import TokenBatch
-from groupwise.slots import Ddof, Fraction, NonNegative, Positive, advantage
 
 
 def dense_reward(reward_N: Tensor, batch: TokenBatch) -> Tensor:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from groupwise.groups.statistics import dead_groups, group_stats
+from groupwise.methods.slots import Fraction, filter_
 from groupwise.records import TokenBatch
-from groupwise.slots import Fraction, filter_
 
 
 @filter_(

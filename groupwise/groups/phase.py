@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from groupwise.composition import Recipe
 from groupwise.errors import BatchError, RecipeError
 from groupwise.groups.advantages import moving_average, per_token
 from groupwise.groups.aggregation import current_exponent
 from groupwise.groups.statistics import dead_groups, group_stats
+from groupwise.methods.composition import Recipe
+from groupwise.methods.slots import Slot
 from groupwise.records import Memory, TokenBatch, Visit
-from groupwise.slots import Slot
 from groupwise.streams import STREAMS
 
 EDGE = 0.25  # of the rewards' range, from its middle: beyond are the outer quarters

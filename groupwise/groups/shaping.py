@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from groupwise.losses.kl import VALUES
+from groupwise.groups.kl import VALUES
+from groupwise.methods.slots import Count, NonNegative, shaping
 from groupwise.records import TokenBatch
-from groupwise.slots import Count, NonNegative, shaping
 
 Estimator = Literal["k1", "k2", "k3"]
 Shaped = tuple[Tensor, Tensor | None]

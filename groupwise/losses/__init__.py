@@ -1,0 +1,1 @@
+"""Stage 5, loss: one micro-batch of whole sequences, with gradient."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from groupwise.groups.aggregation import seq_mean_token_mean, token_mean_batch
 from groupwise.groups.credit import gae_with_one_lambda
-from groupwise.losses.kl import VALUES
+from groupwise.groups.kl import VALUES
+from groupwise.methods.slots import Fraction, NonNegative, Positive, auxiliary
 from groupwise.records import TokenBatch
-from groupwise.slots import Fraction, NonNegative, Positive, auxiliary
 
 Prepared = Mapping[str, Tensor]
 

@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from groupwise.losses.kl import bounded_exp
+from groupwise.groups.kl import bounded_exp
 from groupwise.losses.ratios import anchor_logp, row_mean
+from groupwise.methods.slots import NonNegative, Positive, correction
 from groupwise.records import TokenBatch
-from groupwise.slots import NonNegative, Positive, correction
 
 
 def mismatch(batch: TokenBatch, reader: object) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import BatchError
+from groupwise.groups.kl import bounded_exp
 from groupwise.losses.gates import Gated, clip_within
-from groupwise.losses.kl import bounded_exp
+from groupwise.methods.slots import Count, Fraction, NonNegative, Positive, gate
 from groupwise.records import TokenBatch
-from groupwise.slots import Count, Fraction, NonNegative, Positive, gate
 
 # --- divergence masks (DPPO) ------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from groupwise.losses.kl import at_least, at_most, bounded_exp
+from groupwise.groups.kl import at_least, at_most, bounded_exp
 from groupwise.losses.ratios import row_mean, segment_mean
+from groupwise.methods.slots import AboveOne, NonNegative, Positive, Slot, gate, width
 from groupwise.records import TokenBatch
-from groupwise.slots import AboveOne, NonNegative, Positive, Slot, gate, width
 
 Gated = tuple[Tensor, Tensor]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import BatchError
-from groupwise.slots import Positive, pairing, preference
+from groupwise.methods.slots import Positive, pairing, preference
 
 
 @dataclass(frozen=True)

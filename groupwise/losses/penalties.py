@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from groupwise.losses.kl import VALUES, bounded_exp, k3
+from groupwise.groups.kl import VALUES, bounded_exp, k3
 from groupwise.losses.ratios import anchor_logp
+from groupwise.methods.slots import NonNegative, penalty
 from groupwise.records import TokenBatch
-from groupwise.slots import NonNegative, penalty
 
 
 @penalty(

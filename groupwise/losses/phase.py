@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.composition import Recipe
 from groupwise.errors import BatchError, RecipeError
+from groupwise.groups.kl import EXP_LIMIT
 from groupwise.groups.phase import batch_slots, returned
 from groupwise.losses.corrections import mismatch
-from groupwise.losses.kl import EXP_LIMIT
+from groupwise.losses.measures import Tally
+from groupwise.methods.composition import Recipe
 from groupwise.records import TokenBatch
 from groupwise.streams import STREAMS
-from groupwise.watch.measures import Tally
 
 RARE = 0.2  # probability: where DAPO found the tokens that an upper clip holds back
 OUTSIDE = (math.log(0.9), math.log(1.1))  # of learner/sampler

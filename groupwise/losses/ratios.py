@@ -13,9 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from groupwise.losses.kl import EXP_LIMIT
+from groupwise.groups.kl import EXP_LIMIT
+from groupwise.methods.slots import Fraction, Stream, ratio
 from groupwise.records import TokenBatch
-from groupwise.slots import Fraction, Stream, ratio
 
 
 def anchor_logp(batch: TokenBatch, anchor: str, reader: object) -> Tensor:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from groupwise.methods.slots import Count, Fraction, schedule
 from groupwise.records import TokenBatch
-from groupwise.slots import Count, Fraction, schedule
 
 
 @schedule(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from groupwise.errors import ModelError, NotNative
-from groupwise.model.fields import (
+from groupwise.model.formats.fields import (
     FLAG,
     TABLE,
     TEXT,

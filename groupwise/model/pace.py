@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from groupwise.model.attention import shared_positions
-from groupwise.model.cache import DecodeAttention, KeyValueCache
-from groupwise.model.transformer import Policy
+from groupwise.model.layers.attention import shared_positions
+from groupwise.model.layers.cache import DecodeAttention, KeyValueCache
+from groupwise.model.layers.transformer import Policy
 
 ROWS, TOKENS = 16, 16  # sequences, and tokens of each
 

@@ -16,14 +16,12 @@ from pathlib import Path
 import torch
 
 from groupwise import config as configuration
+from groupwise.common.progress import phase
 from groupwise.config.adapter_checks import EXACT_STEP
 from groupwise.errors import ModelError
 from groupwise.hub import fetch_adapter, fetch_model, lasting, names_model
-from groupwise.model.adapters import adapters, attach, fill, fold
-from groupwise.model.checkpoint import Loaded, load, stored_shape
-from groupwise.model.fields import TEXT, TEXTS, check, read_bytes, table
-from groupwise.model.linear import layer_sizes, linear_layers
-from groupwise.model.peft_files import (
+from groupwise.model.adapters.lora import adapters, attach, fill, fold
+from groupwise.model.adapters.peft_files import (
     BASE,
     CONFIG,
     Stored,
@@ -33,11 +31,13 @@ from groupwise.model.peft_files import (
     read,
     read_spec,
 )
-from groupwise.model.quantized import bitsandbytes, quantize
-from groupwise.model.targets import ALPHA, Spec, fits, linear_shapes
-from groupwise.model.transformer import Policy
-from groupwise.progress import phase
-from groupwise.sync.fingerprint import fingerprint
+from groupwise.model.adapters.quantized import bitsandbytes, quantize
+from groupwise.model.adapters.targets import ALPHA, Spec, fits, linear_shapes
+from groupwise.model.fingerprint import fingerprint
+from groupwise.model.formats.checkpoint import Loaded, load, stored_shape
+from groupwise.model.formats.fields import TEXT, TEXTS, check, read_bytes, table
+from groupwise.model.layers.linear import layer_sizes, linear_layers
+from groupwise.model.layers.transformer import Policy
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from groupwise import config
-from groupwise.composition import Recipe
+from groupwise.common.progress import counted
 from groupwise.errors import ConfigError, RunError
 from groupwise.groups.phase import passes, updates
+from groupwise.losses.measures import Tally, merge, values
 from groupwise.losses.phase import TokenResult, token_phase
-from groupwise.model.adapters import dropping
-from groupwise.model.transformer import Policy
+from groupwise.methods.composition import Recipe
+from groupwise.model.adapters.lora import dropping
+from groupwise.model.layers.transformer import Policy
+from groupwise.model.memory import give_back, is_out_of_memory
 from groupwise.optim.adamw import AdamW
-from groupwise.optim.memory import give_back, is_out_of_memory
 from groupwise.optim.packs import Sequences, micro_batches, outputs, score
 from groupwise.optim.step import Named, StepOutcome, apply
-from groupwise.progress import counted
 from groupwise.records import TokenBatch
-from groupwise.watch.measures import Tally, merge, values
 
 Rows = list[int]
 

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from groupwise.cost import Group
-from groupwise.model.transformer import PolicyModel
-from groupwise.progress import counted
+from groupwise.common.progress import counted
+from groupwise.model.cost import Group
+from groupwise.model.layers.transformer import PolicyModel
 
 Ids = tuple[int, ...]
 Numbers = NDArray[np.int64]

@@ -12,15 +12,15 @@ from functools import partial
 import torch
 
 from groupwise import config
-from groupwise.composition import PairRecipe
+from groupwise.common.progress import counted
 from groupwise.errors import DataError, ModelError
 from groupwise.losses.pairs import PairLoss, Pairs
-from groupwise.model.tokenizer import Tokenizer
-from groupwise.model.transformer import Policy
+from groupwise.methods.composition import PairRecipe
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.model.layers.transformer import Policy
 from groupwise.optim.learner import Learner
 from groupwise.optim.packs import Ids, Sequences, micro_batches, outputs
 from groupwise.optim.step import Named, StepOutcome
-from groupwise.progress import counted
 from groupwise.records import Rollout, Task
 
 SHOWN = 40  # characters of an answer that is quoted

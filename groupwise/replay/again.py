@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
+from groupwise.common.progress import counted
 from groupwise.errors import RunError
-from groupwise.progress import counted
 from groupwise.records import Memory
 from groupwise.replay.measures import (
     Gram,

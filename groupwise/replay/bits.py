@@ -13,12 +13,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.model import checkpoint, peft_files
-from groupwise.model.adapters import adapters
-from groupwise.model.checkpoint import Loaded
-from groupwise.sync.fingerprint import fingerprint, same_weights
+from groupwise.model.adapters import peft_files
+from groupwise.model.adapters.lora import adapters
+from groupwise.model.fingerprint import fingerprint, same_weights
+from groupwise.model.formats import checkpoint
+from groupwise.model.formats.checkpoint import Loaded
+from groupwise.runfiles.rollouts import read
 from groupwise.watch.display import visible
-from groupwise.watch.rollouts import read
 
 # What a step makes, in the order in which it makes it: the first that differs is nearest the cause.
 ORDER = ("prompt_id", "draw", "group", "sample", "prompt_text", "answer", "prompt_token_ids",

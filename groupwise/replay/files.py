@@ -14,17 +14,17 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from groupwise import config as configuration
-from groupwise.composition import Recipe
 from groupwise.errors import RunError
+from groupwise.methods.composition import Recipe
 from groupwise.replay import words
 from groupwise.replay.again import Replay, Seen
 from groupwise.replay.weigh import Weighed
+from groupwise.runfiles.files import to_line, to_page, write_atomic
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.rollouts import read, store, with_lists
 from groupwise.watch.chart import Curve, Point, description, svg
-from groupwise.watch.files import to_line, to_page, write_atomic
-from groupwise.watch.folder import RunFolder
 from groupwise.watch.plots import DOTS, can_plot
 from groupwise.watch.report import HEAD, STYLE, section, table, text
-from groupwise.watch.rollouts import read, store, with_lists
 
 COLOURS = ("#0b62c4", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7f7f7f", "#8c4bc9")
 CURVES = (("cosine", "Cosine with the run"), ("norms", "Norm over the run's"))

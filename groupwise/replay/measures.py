@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.groups.assemble import sequences_of
 from groupwise.losses.phase import RARE
+from groupwise.optim.assemble import sequences_of
 from groupwise.replay.recorded import Record, rows_of
 from groupwise.replay.weigh import Weighed
 from groupwise.watch.samples import REFLECTION

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groupwise import config as configuration
 from groupwise.compare.arms import fitted
-from groupwise.composition import PairRecipe, Recipe
 from groupwise.config import Config
 from groupwise.errors import RecipeError, RecipeWarning
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.prepare.consequences import anchored
 from groupwise.recipes import recipe as recipe_by_name
 from groupwise.replay.recorded import Record, Recorded
 from groupwise.streams import STREAMS
@@ -71,7 +71,7 @@ def _read(config: Config, text: str) -> tuple[str, Recipe]:
         made = fitted(asked, config.recipe, [f"recipe.{key}" for key in pairs])
     short = " ".join([first.rpartition(".py:")[2], *(f"{k}={v}" for k, v in pairs.items())])
     assert isinstance(made, Recipe)
-    return short, configuration.anchored(config, made)
+    return short, anchored(config, made)
 
 
 _FORM = "Write a name with settings behind it: --recipe 'dapo recipe.gate.high=0.3'."

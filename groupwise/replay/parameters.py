@@ -14,21 +14,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groupwise import pins
-from groupwise.composition import Recipe
 from groupwise.errors import RunError
-from groupwise.groups.assemble import sequences_of
 from groupwise.groups.phase import passes
 from groupwise.losses.phase import token_phase
-from groupwise.model.equip import equip
+from groupwise.methods.composition import Recipe
+from groupwise.model.layers.equip import equip
+from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import load_policy, starting_policy
-from groupwise.model.transformer import Policy
+from groupwise.optim.assemble import sequences_of
 from groupwise.optim.packs import micro_batches, outputs
-from groupwise.placing import check_device
+from groupwise.prepare import pins
+from groupwise.prepare.placing import check_device
+from groupwise.prepare.setup import micro_tokens_of
 from groupwise.records import TokenBatch
 from groupwise.replay.recorded import Record, Recorded
 from groupwise.replay.weigh import Batched, Weighed
-from groupwise.setup import micro_tokens_of
 
 
 @dataclass(frozen=True)

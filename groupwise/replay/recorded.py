@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from groupwise import config as configuration
-from groupwise.composition import PairRecipe, Recipe
 from groupwise.config import Config
 from groupwise.errors import RunError
-from groupwise.groups.assemble import Group, sequences_of
-from groupwise.model.checkpoint import read_companions
-from groupwise.model.tokenizer import Tokenizer
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.model.formats.checkpoint import read_companions
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.optim.assemble import Group, sequences_of
+from groupwise.prepare.consequences import anchored
 from groupwise.records import Completion, Grade, Rollout, Task
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.rollouts import read
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.rollouts import read
 
 SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "reward",
            "reward_steps", "correct", "finish", "weight_version", "weights", "text")  # fmt: skip
@@ -88,7 +89,7 @@ def open_recorded(path: str | Path) -> Recorded:
             f"{folder.path} has no finished step with rollouts. Give the folder of a run that has "
             "made a step, with its rollouts/ in it."
         )
-    recipe = configuration.anchored(config, config.recipe)
+    recipe = anchored(config, config.recipe)
     return Recorded(folder, config, recipe, tokenizer_of(folder), steps)
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise import config as configuration
-from groupwise.composition import Recipe
 from groupwise.config import Config
 from groupwise.errors import RunError
+from groupwise.methods.composition import Recipe
+from groupwise.prepare.consequences import anchored
 from groupwise.replay.recorded import Recorded
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.starts import Start, changes_on_the_way, read_starts, stretches
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.starts import Start, changes_on_the_way, read_starts, stretches
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def made_alike(run: Recorded, steps: Sequence[int], asked: bool) -> tuple[Record
     for part in parts:
         own = [step for step in steps if part.first <= step <= part.last]
         assert isinstance(part.config.recipe, Recipe)  # a run keeps its method
-        recipe = configuration.anchored(part.config, part.config.recipe)
+        recipe = anchored(part.config, part.config.recipe)
         made = replace(run, config=part.config, recipe=recipe)
         if groups and _learned_alike(groups[-1][0], made):
             groups[-1] = (made, groups[-1][1] + own)

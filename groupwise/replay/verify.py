@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from groupwise import pins
+from groupwise.common.progress import counted
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RunError
+from groupwise.explain.render import bullets, wrapped
 from groupwise.graders.ledger import recorded as recorded_verdicts
-from groupwise.loop import begin, one_step
-from groupwise.opening import COLD_START, open_run
-from groupwise.progress import counted
+from groupwise.prepare import pins
+from groupwise.prepare.setup import on_gpu
 from groupwise.replay.bits import (
     WEIGHTS,
     Difference,
@@ -37,13 +37,13 @@ from groupwise.replay.bits import (
 )
 from groupwise.replay.recorded import read_config
 from groupwise.replay.stretches import Part, edited, lay_out_checkpoint, parts_of
-from groupwise.run import Run
-from groupwise.setup import on_gpu
-from groupwise.tell.render import bullets, wrapped
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.manifest import machine_facts
+from groupwise.runfiles.starts import CODE, changes_on_the_way, read_starts
+from groupwise.training.loop import begin, one_step
+from groupwise.training.opening import COLD_START, open_run
+from groupwise.training.run import Run
 from groupwise.watch.display import Display
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.manifest import machine_facts
-from groupwise.watch.starts import CODE, changes_on_the_way, read_starts
 
 FORMAT = 1  # of the manifest
 JUDGE = "judge"  # the part of a reward that asks a service

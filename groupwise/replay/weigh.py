@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.groups.assemble import Group, assemble, group_numbers
 from groupwise.groups.phase import BatchResult, batch_phase, passes, select
+from groupwise.losses.measures import merge
 from groupwise.losses.phase import token_phase
+from groupwise.optim.assemble import Group, assemble, group_numbers
 from groupwise.records import Memory, TokenBatch
 from groupwise.replay.methods import Method
 from groupwise.replay.recorded import Record, Recorded, rows_of
-from groupwise.watch.measures import merge
 
 
 @dataclass(frozen=True)

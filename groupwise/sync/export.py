@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError, RunError, nearest
-from groupwise.model.adapters import merge, tensors_of
-from groupwise.model.attention import packed, packed_positions
-from groupwise.model.checkpoint import load, save
-from groupwise.model.head import log_probs
-from groupwise.model.peft_files import BASE, CONFIG, is_adapter
-from groupwise.model.peft_files import save as save_adapter
+from groupwise.model.adapters.lora import merge, tensors_of
+from groupwise.model.adapters.peft_files import BASE, CONFIG, is_adapter
+from groupwise.model.adapters.peft_files import save as save_adapter
+from groupwise.model.adapters.quantized import QuantizedLinear
+from groupwise.model.formats.checkpoint import load, save
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.model.layers.attention import packed, packed_positions
+from groupwise.model.layers.head import log_probs
+from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import base_of, load_policy
-from groupwise.model.quantized import QuantizedLinear
-from groupwise.model.tokenizer import Tokenizer
-from groupwise.model.transformer import Policy
-from groupwise.sync.state import best, newest
+from groupwise.sync.checkpoints import best, newest
 
 # The largest difference of a log-probability that rounding the weights may make: several times
 # what it made for SmolLM2-135M (0.01 and 0.07).

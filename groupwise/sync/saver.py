@@ -15,10 +15,10 @@ from types import TracebackType
 
 from torch import Tensor
 
-from groupwise.model.checkpoint import Part
+from groupwise.model.formats.checkpoint import Part
+from groupwise.runfiles.trouble import size
+from groupwise.sync.checkpoints import Moment, Vanished, discard, write
 from groupwise.sync.host import HostCopy, free_memory
-from groupwise.sync.state import Moment, Vanished, discard, write
-from groupwise.watch.trouble import size
 
 SPARE = 2**30  # bytes of host memory that are left to others
 

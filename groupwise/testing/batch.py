@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.composition import Recipe
 from groupwise.errors import CaseError
 from groupwise.groups import filters
 from groupwise.losses.heads import from_logits
+from groupwise.methods.composition import Recipe
 from groupwise.records import TokenBatch
 from groupwise.testing.schema import Case, grid, missing, params_of, rewards_of, tensor
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from groupwise.errors import CaseError
 from groupwise.groups import advantages as adv
+from groupwise.groups.kl import VALUES
 from groupwise.losses import penalties
-from groupwise.losses.kl import VALUES
 from groupwise.losses.pairs import optimal_log_odds_shift
 from groupwise.testing.batch import build_batch
 from groupwise.testing.schema import Case, pair_recipe, params_of, plain, tensor, whole

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from groupwise.composition import Recipe
 from groupwise.errors import CaseError, nearest
 from groupwise.groups import advantages as adv
 from groupwise.groups import aggregation, credit, filters, shaping
 from groupwise.losses import distribution_gates, gates, penalties
-from groupwise.slots import Slot, find
+from groupwise.methods.composition import Recipe
+from groupwise.methods.slots import Slot, find
 from groupwise.testing.batch import advantages_given
 from groupwise.testing.schema import (
     CORRECTION,

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.composition import Recipe
 from groupwise.errors import CaseError
 from groupwise.groups.advantages import per_token
 from groupwise.groups.aggregation import length_softmax
+from groupwise.groups.kl import bounded_exp
 from groupwise.groups.phase import BatchResult, advantages, batch_phase, passes, select, shape
 from groupwise.losses.distribution_gates import entropy_threshold, simko_branches
 from groupwise.losses.gates import dynamic_bounds, geometric_weight, soft_temperature
 from groupwise.losses.heads import from_logits
-from groupwise.losses.kl import bounded_exp
 from groupwise.losses.phase import TokenResult, token_phase
 from groupwise.losses.ratios import router_drift
+from groupwise.methods.composition import Recipe
 from groupwise.records import TokenBatch
 from groupwise.testing.batch import batch_for, given_advantages, sampled
 from groupwise.testing.method import build_recipe

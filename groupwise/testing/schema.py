@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.composition import PairRecipe, Recipe
 from groupwise.errors import CaseError, nearest
+from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.recipes import recipe
 
 Case = Mapping[str, Any]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.composition import Recipe
 from groupwise.losses.heads import from_logits
+from groupwise.methods.composition import Recipe
 from groupwise.records import TokenBatch
 
 VOCABULARY, TOP_K, LAYERS, EXPERTS = 23, 20, 2, 2

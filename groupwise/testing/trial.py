@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.composition import PairRecipe, Recipe
 from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
 from groupwise.groups.phase import batch_phase, passes
 from groupwise.losses.pairs import Choice, PairLoss, Pairs
 from groupwise.losses.phase import token_phase
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.slots import Slot
 from groupwise.records import TokenBatch
-from groupwise.slots import Slot
 from groupwise.streams import STREAMS
 from groupwise.testing.toy import Leaves, Toy, extra_streams, learner_outputs, leaves, random_toy
 

@@ -15,6 +15,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from markupsafe import Markup
 
 from groupwise.errors import RunError
+from groupwise.runfiles.catalogue import SECTIONS, find
+from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.rollouts import VERSION, read_older
 from groupwise.view import chat
 from groupwise.view.prompts import PromptIndex
 from groupwise.view.runs import USEFUL, Run
@@ -30,12 +33,9 @@ from groupwise.view.steps import (
     rows_of_group,
     values_of,
 )
-from groupwise.watch.catalogue import SECTIONS, find
 from groupwise.watch.chart import Curve, number, svg, thin
 from groupwise.watch.display import visible
-from groupwise.watch.partly import Partly
 from groupwise.watch.report import CURVES, is_health
-from groupwise.watch.rollouts import VERSION, read_older
 
 MOST_POINTS = 2000  # of a curve: each can be clicked
 MOST_EVENTS = 1000  # of a run on its page, the latest

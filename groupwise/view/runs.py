@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import ConfigError
-from groupwise.watch import shapes
+from groupwise.runfiles import shapes
+from groupwise.runfiles.files import Growing
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.naming import comparison_of, told_apart
+from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
 from groupwise.watch.display import useful_share
-from groupwise.watch.files import Growing
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.naming import comparison_of, told_apart
-from groupwise.watch.partly import Partly
-from groupwise.watch.starts import changes_on_the_way
 
 MARKS = ("config.toml", "metrics.jsonl", "rollouts")  # one of them makes a folder a run
 DEPTH = 5  # folders within folders that are looked through: runs/compare/NAME/runs/ARM/seed_0

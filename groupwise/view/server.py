@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from groupwise.callers import family_of, is_meant, own_names
+from groupwise.common.callers import family_of, is_meant, own_names
+from groupwise.common.extras import install
 from groupwise.errors import ConfigError, GroupwiseError, in_short
-from groupwise.extras import install
 from groupwise.view import pages
 from groupwise.view.prompts import PromptIndex
 from groupwise.view.runs import Run, Runs

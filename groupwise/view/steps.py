@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from groupwise.errors import RunError
-from groupwise.watch.rollouts import read_older
+from groupwise.runfiles.rollouts import read_older
 
 # What a list of groups shows; lists per token are not among them, but for the length.
 OF_GROUPS = ("group", "prompt_id", "draw", "sample", "reward", "correct", "grader_status",

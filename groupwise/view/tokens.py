@@ -12,10 +12,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.rollouts import PER_TOKEN
 from groupwise.view.steps import place_of, rows_of_group, values_of
 from groupwise.watch.display import visible
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.rollouts import PER_TOKEN
 
 PAGE = 2048  # tokens that are sent at a time
 COLUMNS = ("group", "sample", "token_ids", *PER_TOKEN, "weight")  # the last in replays

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from groupwise.errors import RunError
-from groupwise.watch import shapes
+from groupwise.runfiles import shapes
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.rollouts import read_older
+from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
-from groupwise.watch.folder import RunFolder
 from groupwise.watch.foreign import in_their_words, read_log
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.history import Evidence
-from groupwise.watch.partly import Partly
-from groupwise.watch.rollouts import read_older
 from groupwise.watch.rules import RULES, Rule
-from groupwise.watch.starts import changes_on_the_way
 
 SAMPLES = 3  # shown of the worst
 GUARDS = ("reward", "not finite", "nothing learned", "pairs")  # events of what went wrong

@@ -24,8 +24,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from groupwise.progress import Watcher, clock
-from groupwise.watch.files import storable
+from groupwise.common.progress import Watcher, clock
+from groupwise.runfiles.files import storable
 
 LOSS_NOTE = (
     "Watch held-out accuracy and reward. The loss is near 0 whether or not the model learns, as "

@@ -8,13 +8,13 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from groupwise.common.extras import install
 from groupwise.errors import ConfigError
-from groupwise.extras import install
-from groupwise.watch import shapes
+from groupwise.runfiles import shapes
+from groupwise.runfiles.files import write_atomic
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.partly import Partly
 from groupwise.watch.chart import Curve, smooth, thin
-from groupwise.watch.files import write_atomic
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.partly import Partly
 from groupwise.watch.report import curves
 
 SIZE, DOTS = (5.0, 3.0), 200  # inches, and dots in one

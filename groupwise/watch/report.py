@@ -12,19 +12,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from groupwise.common.progress import clock
 from groupwise.errors import RunError
-from groupwise.progress import clock
-from groupwise.watch import shapes
-from groupwise.watch.catalogue import find
+from groupwise.runfiles import shapes
+from groupwise.runfiles.catalogue import find
+from groupwise.runfiles.files import to_page, write_atomic
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.naming import run_name
+from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.rollouts import read_older
+from groupwise.runfiles.starts import Start, change_words, read_starts
+from groupwise.runfiles.trouble import size
 from groupwise.watch.chart import Curve, Point, description, number, svg
 from groupwise.watch.display import percent, useful_share, visible
-from groupwise.watch.files import to_page, write_atomic
-from groupwise.watch.folder import RunFolder
-from groupwise.watch.naming import run_name
-from groupwise.watch.partly import Partly
-from groupwise.watch.rollouts import read_older
-from groupwise.watch.starts import Start, change_words, read_starts
-from groupwise.watch.trouble import size
 
 SAMPLES, EVENTS, TEXT_LIMIT = 6, 200, 4000  # shown at most; the files have all of it
 USEFUL = "above 50 % while much is wrong; it falls as the data is mastered"

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from groupwise.graders.extract import find
+from groupwise.graders.mathematics.extract import find
 from groupwise.records import Rollout, TokenBatch
 
 Groups = Sequence[Sequence[Rollout]]

@@ -1,7 +1,7 @@
 """How fast a step was, against what its device can do, and what held it up.
 
-Measured seconds over counted work (`groupwise.cost`). Where the device's peaks are not known, as on
-a CPU, there are shares of the step and nothing to compare with.
+Measured seconds over counted work (`groupwise.model.cost`). Where the device's peaks are not
+known, as on a CPU, there are shares of the step and nothing to compare with.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from groupwise.cost import Cost, Parts, model_flops, rollout_cost, total
-from groupwise.devices import Device, device_named
-from groupwise.groups.assemble import sequences_of
+from groupwise.model.cost import Cost, Parts, model_flops, rollout_cost, total
+from groupwise.model.devices import Device, device_named
+from groupwise.optim.assemble import sequences_of
 
 if TYPE_CHECKING:
-    from groupwise.collect import Collected
-    from groupwise.run import Run
-    from groupwise.teach import Taught
+    from groupwise.training.collect import Collected
+    from groupwise.training.run import Run
+    from groupwise.training.update import Taught
     from groupwise.watch.clock import Clock
 
 CYCLE = ("rollout", "grade", "score", "update", "other")  # of every step; the rest is now and then

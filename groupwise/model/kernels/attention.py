@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.model.prefix import TILE
+from groupwise.model.layers.prefix import TILE
 
 LN_2 = tl.constexpr(log(2))
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from groupwise.model.head import widened
 from groupwise.model.kernels.matmul import (
     GROUP,
     Tile,
@@ -31,6 +30,7 @@ from groupwise.model.kernels.matmul import (
     product_tile,
     tile_place,
 )
+from groupwise.model.layers.head import widened
 
 COLUMNS, LANES = 256, 16  # of a tile; part of what decides which token a random number means
 # Below every logit. Unlike −inf it makes no NaN where a whole tile is barred.

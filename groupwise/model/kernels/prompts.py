@@ -27,7 +27,7 @@ from groupwise.model.kernels.attention import (
     _row_strides,
     _scale,
 )
-from groupwise.model.prefix import TILE
+from groupwise.model.layers.prefix import TILE
 
 
 def prompt_shape(width: int, dtype: torch.dtype) -> Shape:

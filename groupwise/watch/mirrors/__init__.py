@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+from groupwise.common.extras import install
 from groupwise.errors import ConfigError, nearest
-from groupwise.extras import install
 from groupwise.watch.mirrors.tracker import About, Tracker
 
 # Trackers, and what must be there to import: each is also the name of an extra and of a module.

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 
 from groupwise.errors import GroupwiseError
+from groupwise.runfiles.folder import RunFolder
 from groupwise.watch.display import Display
-from groupwise.watch.folder import RunFolder
 from groupwise.watch.mirrors import FOLDER, check
 from groupwise.watch.mirrors.tail import up_to_date
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from groupwise.errors import RunError
-from groupwise.watch.folder import RunFolder
+from groupwise.runfiles.folder import RunFolder
 from groupwise.watch.mirrors.tracker import Setting
 
 HIDDEN = "***"

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RunError
-from groupwise.watch import shapes
-from groupwise.watch.files import Growing, to_line, write_atomic
-from groupwise.watch.folder import RunFolder
+from groupwise.runfiles import shapes
+from groupwise.runfiles.files import Growing, to_line, write_atomic
+from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.naming import run_name
 from groupwise.watch.mirrors import FOLDER, open_tracker
 from groupwise.watch.mirrors.settings import hide, settings_of
 from groupwise.watch.mirrors.tracker import About, Note, Tracker, note_of
-from groupwise.watch.naming import run_name
 
 POLL = 0.5  # seconds between two looks at the files
 AT_ONCE = 100  # steps that are sent before it is written down that they were

@@ -1,0 +1,1 @@
+"""What every layer may use: waits that are shown, files of users, optional packages."""

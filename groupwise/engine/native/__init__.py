@@ -1,0 +1,1 @@
+"""The native engine: the learner's own forward pass on the learner's own parameters."""

@@ -1,0 +1,180 @@
+"""What the engine samples from: the learner's own parameters, or a copy that differs on purpose.
+
+Copies are for studying a mismatch between sampler and learner: rounded to 8 bits, some updates
+old, or with noise on the logits. What is recorded is always the copy's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from groupwise.errors import EngineError
+from groupwise.model.layers.transformer import PolicyModel, twin
+
+FORMS = '"shared", "int8", "stale:K" (K updates old, such as "stale:2"), "noise:S" (noise of \
+standard deviation S on the logits, such as "noise:0.1")'
+
+State = dict[str, Tensor]
+
+
+class Source(Protocol):
+    """Where the sampler's weights come from."""
+
+    model: PolicyModel
+    version: int  # of the weights that `model` holds
+    noise: float  # standard deviation on the logits
+
+    def sync(self, version: int) -> None: ...
+
+    def state(self) -> State:
+        """What can't be made again from the learner's parameters."""
+        ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class Shared:
+    """The learner's parameters themselves: there is nothing to deliver."""
+
+    def __init__(self, learner: PolicyModel, version: int, noise: float = 0.0) -> None:
+        self.model, self.version, self.noise = learner, version, noise
+
+    def sync(self, version: int) -> None:
+        self.version = version
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        _check_nothing(state)
+
+
+class Int8:
+    """Every matrix as 8-bit integers times a scale per output channel, and back."""
+
+    noise = 0.0
+
+    def __init__(self, learner: PolicyModel, version: int) -> None:
+        self.learner = learner
+        self.sync(version)
+
+    def sync(self, version: int) -> None:
+        # A new copy, not new numbers in the old one: adapters may have come or gone.
+        self.model, self.version = detached(self.learner), version
+        for _, parameter in self.model.named_parameters():
+            if parameter.dim() >= 2 and parameter.is_floating_point():
+                parameter.copy_(round_trip(parameter))
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        _check_nothing(state)
+
+
+class Stale:
+    """The parameters of some updates ago; the oldest ones known until there were as many.
+
+    Between two versions that it was given, the older one counts.
+    """
+
+    noise = 0.0
+
+    def __init__(self, learner: PolicyModel, version: int, lag: int) -> None:
+        self.learner, self.lag = learner, lag
+        self.past: dict[int, PolicyModel] = {}
+        self.sync(version)
+
+    def sync(self, version: int) -> None:
+        self.past[version] = detached(self.learner, twin)
+        self._choose(version)
+
+    def _choose(self, newest: int) -> None:
+        old_enough = [version for version in self.past if version <= newest - self.lag]
+        self.version = max(old_enough, default=min(self.past))
+        self.past = {v: model for v, model in self.past.items() if v >= self.version}
+        self.model = self.past[self.version]
+
+    def state(self) -> State:
+        """All but the newest, which the learner holds, and of them what is trained."""
+        trained = self._trained()
+        return {
+            f"{version}/{name}": parameter.detach().clone()
+            for version in sorted(self.past)[:-1]
+            for name, parameter in self.past[version].named_parameters()
+            if name in trained
+        }
+
+    def _trained(self) -> set[str]:
+        return {name for name, p in self.learner.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def restore(self, state: State) -> None:
+        """Into an engine made from the learner as it was when the state was taken."""
+        newest = max(self.past)
+        self.past = {newest: self.past[newest]}
+        wanted = self._trained()
+        for version in sorted({int(name.split("/", 1)[0]) for name in state}):
+            model = detached(self.learner, twin)
+            for name, parameter in model.named_parameters():
+                if name not in wanted:
+                    continue
+                stored = state.get(f"{version}/{name}")
+                if stored is None or stored.shape != parameter.shape:
+                    raise EngineError(
+                        f"The saved copy of version {version} has no {name} of shape "
+                        f"{tuple(parameter.shape)} ({len(wanted)} parameters are needed): it "
+                        f"belongs to another model. Resume with the model that the run began with."
+                    )
+                parameter.copy_(stored)
+            self.past[version] = model
+        self._choose(newest)
+
+
+def make_source(weights: str, learner: PolicyModel, version: int) -> Source:
+    """From the text form."""
+    name, _, argument = weights.partition(":")
+    try:
+        if weights == "shared":
+            return Shared(learner, version)
+        if weights == "int8":
+            return Int8(learner, version)
+        if name == "stale" and int(argument) >= 1:
+            return Stale(learner, version, int(argument))
+        if name == "noise" and 0 < float(argument) < math.inf:
+            return Shared(learner, version, float(argument))
+    except ValueError:
+        pass  # no number: the same message
+    raise EngineError(f"engine.weights is {weights!r}, which names no weights. Known: {FORMS}.")
+
+
+def detached(
+    model: PolicyModel, copied: Callable[[PolicyModel], PolicyModel] = copy.deepcopy
+) -> PolicyModel:
+    """A copy outside the graph: of all of it, or a `twin` that shares what is frozen."""
+    made = copied(model)
+    for _, parameter in made.named_parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    return made
+
+
+def round_trip(weight: Tensor) -> Tensor:
+    """round(w/s)·s with s = max|w|/127 of each row (output channel)."""
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    scale = wide.abs().amax(-1, keepdim=True) / 127
+    return ((wide / scale.clamp(min=1e-30)).round() * scale).to(weight.dtype)
+
+
+def _check_nothing(state: State) -> None:
+    if state:
+        raise EngineError(
+            f"A saved copy of the sampler's weights was given ({len(state)} tensors), but this "
+            f"engine keeps none. Resume with the engine.weights that the run began with."
+        )

@@ -1,0 +1,276 @@
+"""Sampling in plain PyTorch: who is in flight, and what one step of all of them computes.
+
+Samples in flight fill the first slots of one cache. At each step all of them get a token, those
+that end leave, the last ones move into the gaps, and waiting samples take the free slots at once.
+A prompt is computed once for its whole group and copied into the slots.
+
+On a CPU in float32 a completion is the same, to the last bit, whatever else is in flight: every
+pass has a multiple of `ROW_STEP` rows, since matrix products and sums take other roads for a few
+or for the last rows, and attention keeps sequences apart (see model/layers/cache.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from groupwise.engine.native.sampling import Choice, choose, padded_width
+from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
+from groupwise.engine.randomness import key, normals, uniforms
+from groupwise.engine.stopping import StopWatch
+from groupwise.errors import EngineError
+from groupwise.model.layers.attention import KEY_STEP
+from groupwise.model.layers.cache import CachedAttention, DecodeAttention, KeyValueCache
+from groupwise.model.layers.head import logits, widened
+from groupwise.model.layers.transformer import PolicyModel
+from groupwise.records import Completion
+
+if TYPE_CHECKING:
+    from groupwise.engine.native.engine import NativeEngine
+
+ROW_STEP = 16
+PROMPT_TOKENS = 2048  # of the prompts that are computed in one pass, unless one is longer
+
+
+@dataclass
+class Sample:
+    """A completion in the making."""
+
+    request: int
+    number: int  # within the group
+    prompt: int  # the slot of the prompts' cache that its own is in
+    uniform_T: list[float]
+    noise_key: tuple[int, ...]
+    held: int  # tokens of it in the cache: the prompt, later the completion but its last token
+    watch: StopWatch | None
+    tokens: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    topk: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+
+class Flight:
+    """One call of `generate`: the samples in flight, their cache, and who is waiting."""
+
+    def __init__(
+        self,
+        engine: NativeEngine,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        places: int,  # slots, at most as many as there are samples
+    ) -> None:
+        self.engine, self.requests, self.sampling = engine, requests, sampling
+        self.source = engine.source
+        self.model: PolicyModel = engine.source.model
+        config, head_VD = self.model.config, self.model.head_weight
+        self.device = head_VD.device
+        self.head_VD = widened(head_VD)  # weights do not change during the call
+        wide = torch.float64 if head_VD.dtype == torch.float64 else torch.float32
+        self.temperature = sampling.temperature or 1.0
+        self.places = places
+        rows = in_steps(self.places, ROW_STEP)
+        longest = max(len(request.prompt) for request in requests)
+        self.together = max(1, min(self.places, len(requests), PROMPT_TOKENS // longest))
+        capacity = in_steps(longest + sampling.max_tokens, KEY_STEP)
+        self.cache = KeyValueCache(config, rows, capacity, head_VD.dtype, self.device)
+        # One slot more, for the ballast that makes the rows of a pass whole steps.
+        room = in_steps(max(longest, ROW_STEP), KEY_STEP)
+        self.prompts = KeyValueCache(config, self.together + 1, room, head_VD.dtype, self.device)
+        self.last_PD = head_VD.new_zeros(0)  # hidden states behind the prompts in that cache
+        self.hidden_SD = head_VD.new_zeros(rows, config.hidden_size)
+        self.scratch = [
+            torch.empty(rows * padded_width(config.vocab_size), dtype=wide, device=self.device)
+            for _ in range(2)
+        ]
+        self.running: list[Sample] = []
+        self.ready: deque[Sample] = deque()  # their prompts are computed
+        self.waiting = deque(range(len(requests)))
+        self.done: list[list[Completion | None]] = [[None] * r.samples for r in requests]
+        self.written, self.tokens = 0, 0  # completions, and tokens of all
+
+    @torch.no_grad()
+    def run(self) -> list[list[Completion]]:
+        self._admit()
+        while self.running:
+            self._retire(self._write(self._choose()))
+            if self.engine.wrote is not None:
+                self.engine.wrote(self.written, self.tokens)
+            self._forward()
+            self._admit()
+        return [[c for c in group if c is not None] for group in self.done]
+
+    def _admit(self) -> None:
+        """Waiting samples into the slots behind the running ones."""
+        while len(self.running) < self.places and (self.ready or self.waiting):
+            if not self.ready:
+                self._compute_prompts()
+            sample = self.ready.popleft()
+            slot = len(self.running)
+            self.cache.copy(sample.prompt, [slot], sample.held, self.prompts)
+            self.hidden_SD[slot] = self.last_PD[sample.prompt]
+            self.running.append(sample)
+
+    def _compute_prompts(self) -> None:
+        """Of as many groups as the free slots can begin with."""
+        free, number = self.places - len(self.running), 0
+        prompts: list[tuple[int, ...]] = []
+        while self.waiting and number < free and len(prompts) < self.together:
+            index = self.waiting.popleft()
+            self.ready.extend(self._group(index, len(prompts)))
+            prompts.append(self.requests[index].prompt)
+            number += self.requests[index].samples
+        lengths = [len(prompt) for prompt in prompts]
+        last_P = torch.tensor(lengths, device=self.device).cumsum(0) - 1
+        slots = list(range(len(prompts)))
+        ballast = -sum(lengths) % ROW_STEP
+        if ballast:
+            prompts.append((0,) * ballast)
+            lengths.append(ballast)
+            slots.append(self.together)
+        attend = CachedAttention(self.prompts, slots, [0] * len(slots), lengths)
+        token_T = torch.tensor([token for prompt in prompts for token in prompt])
+        hidden_TD = self.model(token_T.to(self.device), attend.position_T, attend)
+        self.last_PD = hidden_TD[last_P]
+
+    def _group(self, index: int, prompt: int) -> list[Sample]:
+        request, stop = self.requests[index], self.sampling.stop
+        named = (self.engine.seed, request.stream, request.prompt_id, request.draw)
+        keys = [key(*named, number) for number in range(request.samples)]
+        uniform_NT = uniforms(torch.tensor(keys), self.sampling.max_tokens).tolist()
+        return [
+            Sample(
+                request=index,
+                number=number,
+                prompt=prompt,
+                uniform_T=uniform_T,
+                noise_key=key(*named, number, purpose="noise"),
+                held=len(request.prompt),
+                watch=StopWatch(self.engine.tokenizer, stop) if stop else None,
+            )
+            for number, uniform_T in enumerate(uniform_NT)
+        ]
+
+    def _forward(self) -> None:
+        """The last tokens of all that run through the model. Rows behind them are ballast."""
+        if not self.running:
+            return
+        rows = in_steps(len(self.running), ROW_STEP)
+        ballast = [0] * (rows - len(self.running))
+        tokens = [sample.tokens[-1] for sample in self.running] + ballast
+        held = [sample.held for sample in self.running] + ballast
+        token_N, position_N = torch.tensor([tokens, held], device=self.device)
+        attend = DecodeAttention(self.cache, position_N, max(held))
+        self.hidden_SD[:rows] = self.model(token_N, position_N, attend)
+        for sample in self.running:
+            sample.held += 1
+
+    def _choose(self) -> Choice:
+        rows = in_steps(len(self.running), ROW_STEP)
+        vocabulary = self.model.config.vocab_size
+        logits_NV, work_NV = (self._buffer(numbers, rows) for numbers in self.scratch)
+        real_NV = logits_NV[:, :vocabulary]
+        logits_NV[:, vocabulary:] = -torch.inf
+        logits(self.hidden_SD[:rows], self.head_VD, out=real_NV, rule=self.model.head_rule)
+        if self.source.noise:
+            real_NV[: len(self.running)] += self.source.noise * self._noise(vocabulary)
+        if self.temperature != 1.0:
+            real_NV.div_(self.temperature)
+        uniform = [sample.uniform_T[len(sample.tokens)] for sample in self.running]
+        uniform += [0.0] * (rows - len(self.running))
+        uniform_N = torch.tensor(uniform, dtype=torch.float64, device=self.device)
+        return choose(logits_NV, work_NV, uniform_N, self.sampling, self._banned())
+
+    def _buffer(self, numbers: Tensor, rows: int) -> Tensor:
+        """[N, V] in whole blocks. A CPU makes the logits of few rows faster lying as [V, N]."""
+        width = padded_width(self.model.config.vocab_size)
+        flat = numbers[: rows * width]
+        return flat.view(rows, width) if flat.is_cuda else flat.view(width, rows).t()
+
+    def _noise(self, vocabulary: int) -> Tensor:
+        keys = torch.tensor([sample.noise_key for sample in self.running], device=self.device)
+        at = torch.tensor([len(sample.tokens) for sample in self.running], device=self.device)
+        return normals(keys, at, vocabulary)
+
+    def _banned(self) -> tuple[Tensor, Tensor] | None:
+        """Rows that may not end yet, and the tokens that would end them."""
+        if not self.sampling.min_tokens:
+            return None
+        rows = [
+            row
+            for row, sample in enumerate(self.running)
+            if len(sample.tokens) < self.sampling.min_tokens
+        ]
+        ends = torch.tensor(self.engine.tokenizer.eos_ids, dtype=torch.long, device=self.device)
+        return torch.tensor(rows, dtype=torch.long, device=self.device), ends
+
+    def _write(self, choice: Choice) -> list[tuple[int, Finish]]:
+        """Append what was chosen; which slots have ended, and why."""
+        ended: list[tuple[int, Finish]] = []
+        self.tokens += len(self.running)
+        tokens, logps = choice.token_N.tolist(), choice.logp_N.tolist()
+        topk_id_NK, topk_logp_NK = choice.topk_id_NK, choice.topk_logp_NK
+        for slot, sample in enumerate(self.running):
+            if not math.isfinite(logps[slot]):
+                request = self.requests[sample.request]
+                raise EngineError(not_finite(request, len(sample.tokens), self.source.version))
+            sample.tokens.append(tokens[slot])
+            sample.logps.append(logps[slot])
+            if topk_id_NK is not None and topk_logp_NK is not None:
+                sample.topk.append((topk_id_NK[slot], topk_logp_NK[slot]))
+            finish = self._finish(sample)
+            if finish is not None:
+                ended.append((slot, finish))
+        return ended
+
+    def _finish(self, sample: Sample) -> Finish | None:
+        written, token = len(sample.tokens), sample.tokens[-1]
+        if token in self.engine.tokenizer.eos_ids:
+            return "eos"
+        stopped = sample.watch is not None and sample.watch.push(token)
+        if stopped and written >= self.sampling.min_tokens:
+            return "stop"
+        return "length" if written == self.sampling.max_tokens else None
+
+    def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
+        """Hand in what has ended, last slot first, and close each gap with the last sample."""
+        for slot, finish in reversed(ended):
+            sample, last = self.running[slot], self.running.pop()
+            self.written += 1
+            self.done[sample.request][sample.number] = self._completion(sample, finish)
+            tell_if_whole(self.engine.done, sample.request, self.done[sample.request])
+            if last is not sample:
+                self.cache.copy(len(self.running), [slot], last.held)
+                self.running[slot] = last
+
+    def _completion(self, sample: Sample, finish: Finish) -> Completion:
+        ids, logps = zip(*sample.topk, strict=True) if sample.topk else (None, None)
+        return Completion(
+            token_ids=tuple(sample.tokens),
+            logp_T=torch.tensor(sample.logps, dtype=torch.float32),
+            finish=finish,
+            version=self.source.version,
+            weights=self.engine.weights,
+            topk_id_TK=None if ids is None else torch.stack(ids).cpu(),
+            topk_logp_TK=None if logps is None else torch.stack(logps).cpu(),
+        )
+
+
+def tell_if_whole(
+    done: Callable[[int, list[Completion]], None] | None,
+    request: int,
+    group: Sequence[Completion | None],
+) -> None:
+    """Hand on a group whose last completion has just been written."""
+    whole = [completion for completion in group if completion is not None]
+    if done is not None and len(whole) == len(group):
+        done(request, whole)
+
+
+def in_steps(number: int, step: int) -> int:
+    """The next multiple."""
+    return -(-number // step) * step

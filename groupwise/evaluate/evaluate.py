@@ -1,0 +1,190 @@
+"""Held-out accuracy: the same tasks, sampled the same way, before, during and after training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise.config import Config
+from groupwise.engine.protocol import Engine, Sampling
+from groupwise.errors import DataError
+from groupwise.graders.rubric import Grader
+from groupwise.model.formats.checkpoint import Loaded
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.model.policy import load_policy
+from groupwise.prepare.placing import placed
+from groupwise.prepare.rollouts import failed, grade, verdict, write
+from groupwise.prepare.setup import check_room, engine_of, sampling_of, set_up
+from groupwise.records import Rollout, Task
+from groupwise.sync.export import checkpoint_in
+
+SHOWN = 6  # examples kept for people to read
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over tasks: None without tasks; no accuracy where nothing says what is correct."""
+
+    accuracy: float | None
+    stderr: float | None  # of the accuracy, from the spread between tasks
+    reward: float | None
+    length: float | None
+    truncated_share: float | None
+    failed_share: float | None
+    tasks: int
+    samples: int
+    examples: tuple[dict[str, Any], ...]
+    # accuracy and reward of each of several sources, by its name
+    sources: dict[str, dict[str, float]] = field(default_factory=dict)
+    # of each task, in order: accuracy, or reward where nothing says what is correct
+    scores: tuple[float | None, ...] = ()
+    # the same of every metric that is a mean over tasks, by its name
+    by_task: dict[str, list[float | None]] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        found = {
+            "eval/accuracy": self.accuracy,
+            "eval/accuracy_stderr": self.stderr,
+            "eval/reward": self.reward,
+            "eval/length": self.length,
+            "eval/truncated_share": self.truncated_share,
+            "eval/failed_share": self.failed_share,
+        }
+        for source, values in self.sources.items():
+            found |= {f"eval/source/{source}/{name}": x for name, x in values.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def as_dict(self) -> dict[str, Any]:
+        """All but the values by task, which a run has in a file of their own."""
+        return {name: value for name, value in asdict(self).items() if name != "by_task"}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Evaluation:
+        lists = {name: tuple(stored.get(name, ())) for name in ("examples", "scores")}
+        return cls(**(stored | lists))
+
+
+def evaluate(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    grader: Grader,
+    tasks: Sequence[Task],
+    sampling: Sampling,
+    samples: int,
+) -> Evaluation:
+    """Every task `samples` times. The draw number is always 0, so that evaluations compare."""
+    if not tasks:
+        return Evaluation(None, None, None, None, None, None, 0, samples, ())
+    written = write(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")
+    groups = grade(grader, tokenizer, written)
+    rows = [rollout for group in groups for rollout in group]
+    right = [_mean([verdict(r.grade) for r in group]) for group in groups]
+    rewards = [_mean([r.grade.reward for r in group]) for group in groups]
+    known = [x for x in right if x is not None]
+    accuracy = _mean(known)
+    stderr = None
+    if accuracy is not None and len(known) > 1:
+        spread = sum((x - accuracy) ** 2 for x in known) / (len(known) - 1)
+        stderr = math.sqrt(spread / len(known))
+    return Evaluation(
+        accuracy=accuracy,
+        stderr=stderr,
+        reward=_mean(rewards),
+        length=sum(len(r.completion.token_ids) for r in rows) / len(rows),
+        truncated_share=sum(r.completion.truncated for r in rows) / len(rows),
+        failed_share=sum(failed(r.grade) for r in rows) / len(rows),
+        tasks=len(tasks),
+        samples=samples,
+        examples=tuple(_example(group[0]) for group in groups[:SHOWN]),
+        sources=_by_source(tasks, right, rewards),
+        scores=tuple(rewards if accuracy is None else right),
+        by_task=_by_task(tasks, groups, right, rewards),
+    )
+
+
+def _by_task(
+    tasks: Sequence[Task],
+    groups: Sequence[Sequence[Rollout]],
+    right: Sequence[float | None],
+    rewards: Sequence[float | None],
+) -> dict[str, list[float | None]]:
+    """By the names of metrics that are their means; None for a task that has no part in one."""
+    found = {
+        "eval/accuracy": list(right),
+        "eval/reward": list(rewards),
+        "eval/length": [_mean([len(r.completion.token_ids) for r in group]) for group in groups],
+        "eval/truncated_share": [_mean([r.completion.truncated for r in own]) for own in groups],
+        "eval/failed_share": [_mean([failed(r.grade) for r in own]) for own in groups],
+    }
+    for source in sorted({task.source for task in tasks if task.source}):
+        for name, values in (("accuracy", right), ("reward", rewards)):
+            own = [
+                x if task.source == source else None for task, x in zip(tasks, values, strict=True)
+            ]
+            found[f"eval/source/{source}/{name}"] = own
+    return {name: own for name, own in found.items() if any(x is not None for x in own)}
+
+
+def _by_source(
+    tasks: Sequence[Task], right: Sequence[float | None], rewards: Sequence[float | None]
+) -> dict[str, dict[str, float]]:
+    """Means over the tasks of each source, where there are several."""
+    rows: dict[str, list[int]] = {}
+    for row, task in enumerate(tasks):
+        if task.source:
+            rows.setdefault(task.source, []).append(row)
+    found: dict[str, dict[str, float]] = {}
+    for source, own in sorted(rows.items()):
+        means = {
+            "accuracy": _mean([right[i] for i in own]),
+            "reward": _mean([rewards[i] for i in own]),
+        }
+        found[source] = {name: mean for name, mean in means.items() if mean is not None}
+    return found
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [float(x) for x in values if x is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _example(rollout: Rollout) -> dict[str, Any]:
+    prompt = rollout.task.prompt
+    return {
+        "prompt": prompt if isinstance(prompt, str) else prompt[-1].get("content", ""),
+        "answer": rollout.task.answer,
+        "completion": rollout.text,
+        "reward": rollout.grade.reward,
+        "correct": rollout.grade.correct,
+    }
+
+
+def evaluate_path(path: str | Path, config: Config) -> Evaluation:
+    """A model's folder or file, a checkpoint, or a run (its best checkpoint, else its latest)."""
+    model, config = checkpoint_in(path), placed(config, path=path)
+
+    def policy(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
+        check_held_out(held_out[: config.eval.tasks])  # a look before the model is loaded
+        check_room(config, model, training=False)
+        return load_policy(model, getattr(torch, config.model.dtype), config.model.device)
+
+    bench = set_up(config, policy, learns=False)
+    check_held_out(bench.held_out)
+    sampling = sampling_of(config, temperature=config.eval.temperature)
+    engine = engine_of(config, bench.loaded)
+    return evaluate(
+        engine, bench.loaded.tokenizer, bench.grader, bench.held_out, sampling, config.eval.samples
+    )
+
+
+def check_held_out(tasks: Sequence[Task]) -> None:
+    if not tasks:
+        raise DataError(
+            "There are no held-out tasks to evaluate on. Set data.eval to a .jsonl file or to a "
+            "generator, and eval.tasks to how many."
+        )

@@ -1,0 +1,1 @@
+"""Recipes in words, and which one to reach for."""

@@ -1,0 +1,356 @@
+"""What a recipe is, as data: for the terminal, for JSON and for docs/algorithms.md.
+
+Equations, needs and trade-offs are read off the slots, so that no page can say what the code does
+not do. Only pitfalls and disagreements are written by hand, in notes.toml.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, Literal
+
+import groupwise.recipes  # noqa: F401 - fills RECIPES
+from groupwise.explain import pages
+from groupwise.explain.choose import choose
+from groupwise.explain.idle import Conditions, idle, passes_of, told
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.slots import REGISTRY, Definition, Slot
+from groupwise.methods.soundness import complaints
+from groupwise.methods.trainable import lacking
+from groupwise.recipes import RECIPES, recipe
+from groupwise.streams import STREAMS
+
+__all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "table", "undocumented"]
+
+Entry = Recipe | PairRecipe
+
+# The loss is read from the outside in: S needs r and A, A needs R, and so on.
+READING_ORDER = (
+    "gate", "ratio", "advantage", "shaping", "filter", "aggregation", "correction", "penalty",
+    "auxiliary", "schedule", "pairing", "preference",
+)  # fmt: skip
+SLOT_MEANING = {
+    "filter": "which groups and answers a batch learns from",
+    "shaping": "what changes the reward before the baseline",
+    "advantage": "from rewards to one advantage per token, a chain",
+    "aggregation": "u, how much each token's loss counts",
+    "ratio": "r, the policy against an anchor",
+    "gate": "S, the objective and its trust region",
+    "correction": "w, a detached weight for a sampler that is not the learner; several multiply",
+    "penalty": "terms per token beside the objective; several add up",
+    "auxiliary": "terms with weights of their own, and parts that are trained beside the policy",
+    "schedule": "passes and updates per batch",
+    "pairing": "how chosen and rejected answers are found",
+    "preference": "the loss of a pair",
+    "width": "clip ranges inside a gate",
+}
+
+
+@functools.cache
+def notes() -> dict[str, dict[str, list[str]]]:
+    """Pitfalls and disagreements by recipe."""
+    return tomllib.loads(
+        resources.files("groupwise.explain").joinpath("notes.toml").read_text("utf-8")
+    )
+
+
+def undocumented() -> list[str]:
+    """Recipes without notes: in a process without plug-ins there must be none."""
+    return [name for name in RECIPES if name not in notes()]
+
+
+def short(slot: Slot) -> str:
+    """The text form without what is default anyway; it reads back as the same slot."""
+    shown = [
+        f"{key}={value if isinstance(value, Slot) else repr(value)}"
+        for key, value in slot.params
+        if value != slot.definition.parameters[key].default
+    ]
+    return f"{slot.name}({', '.join(shown)})" if shown else slot.name
+
+
+def by_kind(entry: Entry) -> dict[str, tuple[Slot, ...]]:
+    return {kind: entry.of(kind) for kind in entry.KINDS}
+
+
+def _text(slots: Sequence[Slot]) -> str:
+    return ", ".join(map(str, slots))
+
+
+# --- one recipe -------------------------------------------------------------------------------
+
+
+def loss_line(entry: Entry) -> str:
+    """The loss with the terms that this recipe has."""
+    if isinstance(entry, PairRecipe):
+        return "L = mean over pairs of the preference loss"
+    weight = "·w" if entry.correction else ""
+    penalty = " + Σ u·penalty" if entry.penalty else ""
+    auxiliary = " + auxiliary" if entry.auxiliary else ""
+    return f"L = −Σ u{weight}·S{penalty}{auxiliary}"
+
+
+def equation(entry: Entry) -> list[dict[str, str]]:
+    """The loss, then a line per slot, from the outside in."""
+    slots = by_kind(entry)
+    lines = [{"slot": "loss", "equation": loss_line(entry)}]
+    for kind in READING_ORDER:
+        lines += [{"slot": kind, "equation": slot.equation} for slot in slots.get(kind, ())]
+    if isinstance(entry, PairRecipe):
+        lines.append({"slot": "reference", "equation": f"ℓ^ref = {entry.reference}"})
+    return lines
+
+
+def _function(slot: Slot, level: str = "") -> dict[str, str]:
+    """What a slot is; `level` is that of the ratio beside it, which some drawbacks go by."""
+    about = slot.definition
+    at_level = about.traits.get("breaks_at", {}).get(level, "")
+    return {
+        "kind": slot.kind,
+        "text": str(slot),
+        "equation": slot.equation,
+        "fixes": about.fixes,
+        "breaks": "; ".join(text for text in (about.breaks, at_level) if text),
+    }
+
+
+def _level(entry: Entry) -> str:
+    """What one ratio stands for; "" for pairs, which have none."""
+    return "" if isinstance(entry, PairRecipe) else entry.ratio.definition.traits["level"]
+
+
+def _untrainable(entry: Entry) -> list[str]:
+    """Why a recipe can't be trained here, and what to take instead."""
+    return [f"{entry.name} can't be trained here: it {lack}" for lack in lacking(entry)]
+
+
+def _idle(entry: Entry) -> list[str]:
+    """What changes no update with the recipe's own schedule and a sampler that is the learner."""
+    if isinstance(entry, PairRecipe):
+        return []
+    return told(idle(entry, Conditions(moved=entry.schedule["updates"] * passes_of(entry) > 1)))
+
+
+def _streams(names: Sequence[str]) -> list[dict[str, str]]:
+    return [{"name": name, "meaning": STREAMS.get(name, "")} for name in names]
+
+
+def _demands(entry: Entry) -> dict[str, Any]:
+    """What a recipe asks of the trainer: models, streams, outputs, parts with parameters."""
+    if isinstance(entry, PairRecipe):
+        return {"models": list(entry.models), "needs": [], "outputs": [], "trains": []}
+    parts = [{"name": p.name, "start": p.start, "note": p.note} for p in entry.parts]
+    return {
+        "models": list(entry.models),
+        "needs": _streams(entry.streams),
+        "outputs": list(entry.outputs),
+        "trains": parts,
+    }
+
+
+def _head(entry: Entry) -> dict[str, Any]:
+    about = entry.about
+    return {
+        "name": entry.name,
+        "title": about.title,
+        "paper": about.paper,
+        "year": about.year,
+        "family": about.family,
+        "fixes": about.fixes,
+        "breaks": about.breaks,
+        "reach_for": about.reach_for,
+    }
+
+
+def _derived(entry: Entry) -> dict[str, Any] | None:
+    """What a changed recipe was made from, and what differs; None for one that stands alone."""
+    base = entry.about.base
+    if base is None:
+        return None
+    differing = {k: {"a": d["a"], "b": d["b"]} for k, d in _slot_differences(base, entry).items()}
+    references = [getattr(each, "reference", "") for each in (base, entry)]
+    if references[0] != references[1]:
+        differing["reference"] = {"a": references[0], "b": references[1]}
+    return {"from": base.name, "paper": base.about.paper, "differs": differing}
+
+
+def explain(name: str | Entry) -> dict[str, Any]:
+    """All there is to know about a recipe (`name`, `file.py:name`, or the recipe itself)."""
+    entry: Entry = name if isinstance(name, (Recipe, PairRecipe)) else recipe(name)
+    found = notes().get(entry.name, {})
+    doubts = [] if isinstance(entry, PairRecipe) else complaints(entry)[1]
+    return {
+        **_head(entry),
+        "untrainable": _untrainable(entry),
+        "departs": list(entry.departs),
+        "idle": _idle(entry),
+        "derived": _derived(entry),
+        "equation": equation(entry),
+        "slots": entry.text(),
+        "functions": [_function(slot, _level(entry)) for slot in entry.slots()],
+        **_demands(entry),
+        "setting": dict(entry.about.setting),
+        "note": entry.about.note,
+        "doubts": doubts,
+        "pitfalls": list(found.get("pitfalls", [])),
+        "disagree": list(found.get("disagree", [])),
+    }
+
+
+def table() -> list[dict[str, Any]]:
+    """A row per recipe, in the order in which they were registered."""
+    return [
+        {
+            **_head(entry),
+            "untrainable": _untrainable(entry),
+            "slots": entry.text(),
+            "short": {k: ", ".join(map(short, slots)) for k, slots in by_kind(entry).items()},
+            "models": list(entry.models),
+        }
+        for entry in RECIPES.values()
+    ]
+
+
+# --- two recipes ------------------------------------------------------------------------------
+
+
+def _changed(ours: Sequence[Slot], theirs: Sequence[Slot]) -> list[dict[str, str]]:
+    """The functions that only one side has; all of them where only the order differs."""
+    only = [slot for slot in ours if slot not in theirs]
+    return [_function(slot) for slot in (only if set(ours) != set(theirs) else ours)]
+
+
+def _parameters(ours: Sequence[Slot], theirs: Sequence[Slot]) -> dict[str, dict[str, Any]]:
+    """Hyper-parameters of functions that both have, where they differ."""
+    known = {slot.name: slot for slot in theirs}
+    return {
+        f"{slot.name}.{key}": {"a": _plain(value), "b": _plain(known[slot.name][key])}
+        for slot in ours
+        if slot.name in known
+        for key, value in slot.params
+        if value != known[slot.name][key]
+    }
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Slot) else value
+
+
+def _slot_differences(first: Entry, second: Entry) -> dict[str, dict[str, Any]]:
+    one, two = by_kind(first), by_kind(second)
+    differing = {}
+    for kind in READING_ORDER:
+        a, b = one.get(kind, ()), two.get(kind, ())
+        if a != b:
+            differing[kind] = {
+                "a": _text(a),
+                "b": _text(b),
+                "only_a": _changed(a, b),
+                "only_b": _changed(b, a),
+                "parameters": _parameters(a, b),
+            }
+    return differing
+
+
+def _apart(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    keys = dict.fromkeys([*one, *two])
+    return {
+        key: {"a": one.get(key), "b": two.get(key)} for key in keys if one.get(key) != two.get(key)
+    }
+
+
+def difference(a: str, b: str) -> dict[str, Any]:
+    """What differs between two recipes, and nothing else: slots, settings, demands."""
+    first: Entry = recipe(a)
+    second: Entry = recipe(b)
+    sides = [
+        {**_demands(entry), "reference": getattr(entry, "reference", None)}
+        for entry in (first, second)
+    ]
+    return {
+        "a": first.name,
+        "b": second.name,
+        "slots": _slot_differences(first, second),
+        "settings": _apart(first.about.setting, second.about.setting),
+        "demands": _apart(*sides),
+    }
+
+
+# --- every slot function ----------------------------------------------------------------------
+
+
+def _admits(definition: Definition, key: str) -> str:
+    """The values that a hyper-parameter may take, in words."""
+    hint = definition.hints[key]
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(repr, typing.get_args(hint)))
+    if hint is Slot:
+        return "a width"
+    number, *bounds = typing.get_args(hint)
+    words = "any number" if "inf" in str(bounds[0]) else str(bounds[0])
+    return f"whole, {words}" if number is int else words
+
+
+def _signature(definition: Definition) -> str:
+    shown = [
+        key if item.default is inspect.Parameter.empty else f"{key}={_default(item.default)}"
+        for key, item in definition.parameters.items()
+    ]
+    return f"{definition.name}({', '.join(shown)})"
+
+
+def _default(value: Any) -> str:
+    return str(value) if isinstance(value, Slot) else repr(value)
+
+
+def slot_functions(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Every slot function of the package, and which of the named recipes (default: all) use it."""
+    entries = [RECIPES[name] for name in (RECIPES if names is None else names)]
+    return [
+        {
+            "kind": kind,
+            "signature": _signature(definition),
+            "admits": {key: _admits(definition, key) for key in definition.parameters},
+            "equation": definition.written({key: key for key in definition.parameters}),
+            "fixes": definition.fixes,
+            "breaks": "; ".join([definition.breaks, *_by_level(definition)]),
+            "needs": list(definition.needs),
+            "used_by": [e.name for e in entries if any(_uses(s, definition) for s in e.slots())],
+        }
+        for kind, known in REGISTRY.items()
+        for definition in known.values()
+        # Plug-ins that this process happened to load are no part of the package.
+        if definition.function.__module__.startswith("groupwise.")
+    ]
+
+
+def _by_level(definition: Definition) -> list[str]:
+    """Drawbacks that go by what one ratio stands for."""
+    drawbacks = definition.traits.get("breaks_at", {})
+    return [f"with a ratio per {level}: {text}" for level, text in drawbacks.items()]
+
+
+def _uses(slot: Slot, definition: Definition) -> bool:
+    inner = [value for _, value in slot.params if isinstance(value, Slot)]
+    return any(each.definition is definition for each in (slot, *inner))
+
+
+def markdown() -> str:
+    """docs/algorithms.md: the recipes of the package (those with notes; plug-ins have none)."""
+    names = [name for name in RECIPES if name in notes()]
+    rows = [row for row in table() if row["name"] in notes()]
+    dialects = {
+        name: difference("grpo", name) for name in names if RECIPES[name].about.family == "dialect"
+    }
+    return pages.algorithms_page(
+        rows=rows,
+        recipes=[explain(name) for name in names],
+        dialects=dialects,
+        functions=slot_functions(names),
+        meaning=SLOT_MEANING,
+    )

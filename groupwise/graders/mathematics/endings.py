@@ -1,0 +1,144 @@
+"""How a text ends: whether it was cut off, and whether it takes back what it said.
+
+A text that was cut off has not given its answer yet, whatever number stands last in it. An answer
+that is withdrawn behind its mark is none: `\\boxed{4}. Wait, that is wrong, it's 5.` says 5.
+"""
+
+from __future__ import annotations
+
+import re
+
+from groupwise.graders.mathematics.formulas import ends_inside
+
+LINE = 400  # characters of a last line that are looked at
+BEHIND = 4000  # characters behind an answer in which it may be withdrawn
+LAST = 20  # characters that tell whether a sentence has ended
+
+# --- cut off
+
+STOP = re.compile(r"(?<!\.)[.!?。！？](?:[\s*_)\]}\"'”’`$>|]|\\[\])])*\Z")
+DANGLING = re.compile(  # signs and words that something must follow
+    r"(?:[=+×·÷^_&<>≤≥≈,({\[:;/]|(?:\s|(?<=\d))[-–—−*]"
+    r"|\\(?:times|cdot|div|pm|[dt]?frac|sqrt|left|implies|[Rr]ightarrow|to|equiv|approx|[lg]eq?|neq?"
+    r"|text|q?quad|begin)"
+    r"|\b(?:the|an?|of|to|and|or|but|be|been|with|from|by|for|at|as|which|who|than|so|if|when"
+    r"|because|since|while|where|we|he|she|they|his|their|its|our|my|your|into|let|thus|therefore"
+    r"|hence|will|would|can|could|should|must|may|might))\s*\Z",
+    re.IGNORECASE,
+)
+MARKUP = re.compile(r"(?<=\S)(?:\*{1,3}|__|`{1,3}|</?[a-z]{1,12}>)\s*\Z")
+NEW_SENTENCE = re.compile(  # with a word in it
+    r"(?:[.!?。！？][*_)\]}\"'”’`$]*\s+(?![a-z])|\n|(?:\$|\\[\])])\s?(?=[A-Z]))[^\n]{0,40}?[^\W\d_]"
+)
+LONG = re.compile(r"(?:[^\W\d_][\w'’-]*\W+){8}")
+ENDED = re.compile(r"[.!?。！？][)\]}\"'”’$]*(?:\s+[A-Z]|\n)")
+
+
+def unfinished(text: str, at: int) -> bool:
+    """Whether a text whose last value ends at this place was cut off, by the looks of it.
+
+    It has no full stop, and ends on a sign or a word that something must follow, inside a bracket
+    or a formula, in a new sentence behind that value, or many words behind it where the sentences
+    before it have a full stop.
+    """
+    end = max(len(text) - LAST, 0)
+    if STOP.search(text, end):
+        return False
+    text = text.rstrip()
+    markup = MARKUP.search(text, end)
+    text = text[: markup.start()] if markup else text
+    dangling = DANGLING.search(text, max(len(text) - LAST, 0))
+    if dangling or _is_open(text) or NEW_SENTENCE.search(text, at):
+        return True
+    return bool(LONG.search(text, at)) and bool(ENDED.search(text, 0, at))
+
+
+def _is_open(text: str) -> bool:
+    """Inside a bracket of the last line, a formula or an environment."""
+    line = text[text.rfind("\n") + 1 :][-LINE:]
+    if line.count("(") + line.count("{") > line.count(")") + line.count("}") + line.count("]"):
+        return True
+    if "\\begin{" in text and text.count("\\begin{") > text.count("\\end{"):
+        return True
+    return ends_inside(text)
+
+
+# --- taken back
+
+SAID = (
+    r"(?:that|this|it|which|(?:my|this|that|the|above)\s+(?:\w+\s+)?"
+    r"(?:answer|result|value|total|calculation|solution))"
+)
+WRONG = r"(?:wrong|incorrect|mistaken|false)"
+RIGHT = r"(?:right|correct|true|the\s+(?:right\s+|correct\s+)?answer)"
+# What was said is wrong: in a sentence about it.
+DENIES = re.compile(
+    rf"\b{SAID}(?:['’]s|\s+(?:is|was|seems|looks|must\s+be))\s+(?:\w+ly\s+)?(?:{WRONG}|not\s+{RIGHT})\b"
+    rf"|\b{SAID}\s+(?:(?:isn|wasn|can)['’]?t|cannot)\s+(?:be\s+)?{RIGHT}\b"
+    r"|\bthere(?:['’]s|\s+is|\s+was)\s+an?\s+(?:mistake|error)\b"
+    r"|\b(?:das\s+ist|c['’]est|es|это)\s+(?:falsch|faux|incorrecto|неверно)\b",
+    re.IGNORECASE,
+)
+# The writer's own mistake, in any sentence.
+OWNS = re.compile(
+    r"\bI\s+(?:have\s+|just\s+){0,2}(?:(?:made|found|see|notice)\s+(?:an?|the|my)\s+(?:\w+\s+){0,2}"
+    r"(?:mistake|error)|mis(?:calculated|counted|read|took|applied|understood)|was\s+wrong"
+    r"|take\s+(?:that|it)\s+back|meant)\b|\bmy\s+(?:mistake|bad)\b"
+    r"|\b(?:scratch|strike|disregard|ignore)\s+(?:that|this)\b|\bcorrection\s*[:,]"
+    r"|\blet\s+me\s+(?:correct|fix)\s+(?:that|this|it|my)\b|不对|错了|更正|算错",
+    re.IGNORECASE,
+)
+TURN = re.compile(
+    r"(?:\A|[.!?,;:)}\]>$*\n—–…-])[\s*_\"')}\]$]*(?:but\s+|oh,?\s+|ah,?\s+)?"
+    r"(?P<word>no|wait|hmm+|oops|sorry|actually|hold\s+on|on\s+second\s+thoughts?|or\s+rather|I\s+mean|but|however|等等)"
+    r"\b[\s,.:;!…—–-]*(?:(?:no|wait|actually|sorry)\b[\s,.:;!…—–-]*){0,2}",
+    re.IGNORECASE,
+)
+SOFT = frozenset({"but", "however"})  # they turn, and withdraw nothing by themselves
+VALUE = (
+    r"(?:[*_(]{0,3}[-−]?[$€£]?[-−]?(?:\.?\d|####|[a-z]\s?=|\\[a-zA-Z(\[])"
+    r"|(?-i:[*_(]{0,3}[A-HJ]\b(?!['’\s]\s?[a-z])))"  # or an option
+)
+INSTEAD = re.compile(  # 5, it should be 5
+    rf"{VALUE}|(?<!if )(?<!when )\b{SAID}(?:['’]s|\s+(?:is|was|should\s+be|must\s+be|has\s+to\s+be"
+    rf"|would\s+be|equals?|becomes|comes\s+to))\s+(?:actually\s+|really\s+)?{VALUE}",
+    re.IGNORECASE,
+)
+CONFIRMS = re.compile(
+    r"(?:\b(?:is|are|was|be)|['’]s)\s+(?:(?!not)\w+\s+){0,2}(?:correct|right|fine|valid|consistent|"
+    r"confirmed|verified)\b(?!\s+(?:answer|value|result))|\b(?:checks?\s+out|holds|stands|matches)\b"
+    r"|\A\W*(?:yes|correct|right|good|ok(?:ay)?)\b",
+    re.IGNORECASE,
+)
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*|(?<=[。！？])")
+SIGNS = " \t$)]}\\*_"
+
+
+def taken_back(tail: str) -> str | None:
+    """What a text says instead where it takes back what this stands behind; None if it does not.
+
+    Its own sentence and the next one may deny it, and so may each that turns ('Wait,', 'But').
+    """
+    tail = tail[:BEHIND].lstrip(SIGNS)
+    if not tail.strip(".!\n"):
+        return None
+    near = 2 if tail[0].islower() or tail[0] in ",;" else 1
+    place, start = None, 0
+    for number, sentence in enumerate(SENTENCE.split(tail.lstrip(".!?\n "))):
+        start = tail.index(sentence, start)
+        turn = TURN.search(sentence)
+        denies = DENIES.search(sentence) if number < near or turn else None
+        found = OWNS.search(sentence) or denies
+        if found is not None:
+            place = start + found.end()
+        elif turn and turn["word"].lower() not in SOFT and INSTEAD.match(sentence, turn.end()):
+            place = start + turn.end()
+    if place is None:
+        return None
+    instead = tail[place:].lstrip(" \t\n,.:;!?—–-")
+    return None if CONFIRMS.search(SENTENCE.split(instead.rstrip())[-1]) else instead
+
+
+def holds(text: str, at: int) -> bool:
+    """Whether a value that ends at this place of an unmarked text is what the text comes to."""
+    return not unfinished(text, at) and taken_back(text[at:]) is None

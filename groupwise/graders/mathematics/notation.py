@@ -1,0 +1,229 @@
+"""Reads mathematical notation, LaTeX or plain, into small trees, and refuses what is not clear.
+
+A tree is a tuple: ("number", Fraction), ("name", "x"), (operation, tree, ...), a collection:
+("list" | "set" | "tuple" | "union" | "matrix", ...), or a statement: ("named", name, value),
+("equation", left, right), ("relation", "<" | "<=" | "!=", left, right), ("and" | "or", relations).
+`None` means that another reader has to be asked: nothing here guesses.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from groupwise.graders.mathematics.expressions import Expressions
+from groupwise.graders.mathematics.numerals import in_words
+from groupwise.graders.mathematics.spelling import Unsure, clean, only_words, take_unit, with_points
+from groupwise.graders.mathematics.tokens import Tree
+
+MAX_LENGTH = 400  # characters; longer answers go to the engine
+
+PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")  # no product of names
+MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}", re.DOTALL)
+TURNED = {">": "<", ">=": "<="}
+COMPARES = ("=", "≈", "<", "<=", ">", ">=", "!=")
+RELATIONS = frozenset({"relation", "and", "or"})
+STATEMENTS = RELATIONS | {"list", "named", "equation"}  # what has no unit of its own
+
+
+@lru_cache(maxsize=2**16)  # a group's samples share their answer, and often their mistakes
+def read(text: str) -> Tree | None:
+    """The tree of an answer, or None."""
+    if len(text) > MAX_LENGTH or not text.strip():
+        return None
+    try:
+        plain, percent, money = clean(text)
+        plain, scale, unit = take_unit(plain)
+        if word := only_words(plain):
+            spoken = in_words(word)
+            return ("text", word) if spoken is None else ("number", spoken)
+        if PROSE.search(plain):
+            return None
+        tree = _read(plain)
+    except (Unsure, RecursionError):
+        return None
+    if scale != 1:
+        if tree[0] in STATEMENTS - {"named"}:
+            return None
+        *front, last = tree if tree[0] == "named" else (tree,)
+        last = ("*", last, ("number", scale))
+        tree = (*front, last) if front else last
+    unit = unit or (money and (f"{money[0]}^1", money[1]))
+    if unit and tree[0] not in STATEMENTS:
+        tree = ("quantity", tree, *unit)
+    return ("percent", tree) if percent else tree
+
+
+def _read(plain: str) -> Tree:
+    if any(letters in plain for letters in (r"\begin", r"\text", r"\mbox")):
+        return _matrix(plain)
+    points = with_points(plain)  # 3,5 in half of the world
+    if points is None:
+        return _Reader(plain).answer()
+    tree, other = _Reader(plain).answer(), _Reader(points).answer()
+    twice = tree[0] == "list" and tree[1] == tree[2]  # 5,5: as a list, it would be 5
+    return other if twice else ("either", tree, other)
+
+
+def _matrix(text: str) -> Tree:
+    """Alone, or with a name before it: A = ..."""
+    before, named, rest = text.partition("=")
+    if named and r"\begin" not in before:
+        name = _Reader(before).whole_expression()
+        if not is_name(name):
+            raise Unsure
+        return ("named", name, _matrix(rest))
+    found = MATRIX.fullmatch(text.strip().strip("()").strip())
+    if not found:
+        raise Unsure
+    rows = [row for row in re.split(r"\\\\", found[2]) if row.strip()]
+    cells = [[_Reader(cell).whole_expression() for cell in row.split("&")] for row in rows]
+    if len({len(row) for row in cells}) != 1:
+        raise Unsure
+    return ("matrix", *(tuple(row) for row in cells))
+
+
+class _Reader(Expressions):
+    """Collections and statements, of expressions."""
+
+    def answer(self) -> Tree:
+        groups = [self.group()]
+        while self.next == ";":
+            self.take()
+            groups.append(self.group())
+        if self.next:
+            raise Unsure
+        return groups[0] if len(groups) == 1 else _several(groups, False)
+
+    def group(self) -> Tree:
+        """What commas hold together, and `or`: x = 1, y = 2; x = 2, y = 1."""
+        items, either = [self.statement()], False
+        while self.next in (",", "∨"):
+            either |= self.take() == "∨"
+            items.append(self.statement())
+        return items[0] if len(items) == 1 else _several(items, either)
+
+    def statement(self) -> Tree:
+        """One answer: `x = 3`, `x < 3`, `x \\in [0, 1)`, a union of intervals, an expression."""
+        if self.next == "≈":  # about 3
+            self.take()
+        sides, signs = [self.ratio()], list[str]()
+        while self.next in COMPARES:
+            sign = self.take()
+            side = self.ratio()
+            if sign == "≈":
+                if signs or not is_name(sides[0]):
+                    continue  # what stands before it is exact
+                sign = "="
+            signs.append(sign)
+            sides.append(side)
+        if self.next == "∈" and len(sides) == 1 and is_name(sides[0]):
+            self.take()
+            sides = [self.collection()]
+        if self.next == "∪":
+            parts = [sides[-1]]
+            while self.next == "∪":
+                self.take()
+                parts.append(self.collection())
+            sides[-1] = ("union", *parts)
+        if len(sides) == 1:
+            return sides[0]
+        return _equal(sides) if set(signs) == {"="} else _compared(sides, signs)
+
+    def ratio(self) -> Tree:
+        parts = [self.collection()]
+        while self.next == ":":
+            self.take()
+            parts.append(self.collection())
+        return parts[0] if len(parts) == 1 else ("ratio", *parts)
+
+    def collection(self) -> Tree:
+        start = self.at
+        if self.next in ("(", "["):
+            opening = self.take()
+            items = self.items()
+            if len(items) > 1 and self.next in (")", "]"):
+                closing = self.take()
+                if self.ends_here():
+                    return ("tuple", opening, closing, *items)
+            self.at = start
+        if self.next in (r"\{", "{"):
+            closing = "}" if self.take() == "{" else r"\}"
+            items = [] if self.next == closing else self.items()
+            if closing == r"\}" or len(items) != 1:
+                self.take(closing)
+                if self.ends_here():
+                    return ("set", *items)
+            self.at = start
+        if self.next == r"\emptyset":
+            self.take()
+            return ("set",)
+        return self.expression()
+
+    def ends_here(self) -> bool:
+        return self.next in ("", ",", ";", "=", "∪", "≈", "∨", ":", ")", "]", "}", r"\}")
+
+    def items(self) -> list[Tree]:
+        """What stands between brackets, apart by commas."""
+        self.deeper()
+        found: list[Tree] = []
+        while True:
+            found.append(self.statement())
+            if self.next not in (",", ";"):
+                break
+            self.take()
+        self.depth -= 1
+        return found
+
+
+def _several(items: list[Tree], either: bool) -> Tree:
+    """Answers one behind the other. Inequalities hold together, or one or the other does."""
+    if not all(item[0] in RELATIONS for item in items):
+        return ("list", *items)
+    kind = "or" if either else "and"
+    parts = [part for item in items for part in (item[1:] if item[0] == kind else (item,))]
+    return (kind, *parts)
+
+
+def _equal(sides: list[Tree]) -> Tree:
+    """x = 3 and 3 = x; 2 + 2 = 4, a calculation, which ends on the answer; an equation."""
+    if is_name(sides[0]):
+        return ("named", sides[0], sides[-1])
+    if not any(_mentions(side) for side in sides):
+        said = len({side[0] for side in sides} - {"number"}) > 0
+        return sides[-1] if said else ("equation", sides[0], sides[-1])  # 1 = 1 says nothing
+    if is_name(sides[-1]):
+        return ("named", sides[-1], sides[-2])
+    if len(sides) > 2:
+        raise Unsure
+    return ("equation", *sides)
+
+
+def _compared(sides: list[Tree], signs: list[str]) -> Tree:
+    """a < b, a < b <= c: each of its pieces, turned so that it points to the left."""
+    if "=" in signs or not any(_mentions(side) for side in sides):
+        raise Unsure
+    if any(side[0] in ("tuple", "set", "union", "ratio") for side in sides):
+        raise Unsure
+    pieces: list[Tree] = []
+    for sign, left, right in zip(signs, sides, sides[1:], strict=False):
+        turned = (right, left) if sign in TURNED else (left, right)
+        pieces.append(("relation", TURNED.get(sign, sign), *turned))
+    return pieces[0] if len(pieces) == 1 else ("and", *pieces)
+
+
+def _mentions(tree: Tree) -> bool:
+    return tree[0] in ("name", "call") or any(
+        _mentions(part) for part in tree if isinstance(part, tuple)
+    )
+
+
+def is_name(tree: Tree) -> bool:
+    """x, x_1, f(x), (x, y), |AB|: what stands before '=' when what follows is the answer."""
+    if tree[0] in ("name", "call"):
+        return True
+    if tree[0] == "tuple":
+        return all(is_name(item) for item in tree[3:])
+    if tree[0] in ("abs", "ratio"):
+        return all(is_name(part) for part in tree[1:])
+    return tree[0] == "*" and is_name(tree[1]) and is_name(tree[2])

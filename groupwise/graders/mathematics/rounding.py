@@ -1,0 +1,73 @@
+"""When a decimal stands for a number that it is not exactly: 0.333333 for 1/3."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from groupwise.graders.mathematics.tokens import Tree
+from groupwise.graders.mathematics.values import Undecided, mp, mpc, to_float
+
+IN_FULL = 12  # digits: what has no more of them is written in full, or it is another number
+
+
+class Rounding(NamedTuple):
+    """`digits`: so many digits of a decimal behind its point, rounded or cut off, are enough, where
+    the zeros of 0.00123 do not count (None: it must be exact). `decimals`: numbers count as equal
+    if they are so when rounded to that place."""
+
+    digits: int | None = 6
+    decimals: int | None = None
+
+    def takes(self, one: Any, other: Any, written: tuple[bool, bool] = (True, True)) -> bool:
+        """Whether two different numbers count as one; `written`: which of them are decimals."""
+        if any(isinstance(number, str | mpc) for number in (one, other)):
+            return False
+        try:
+            if self.decimals is not None and self._round(one) == self._round(other):
+                return True
+            return (written[0] and self.stands_for(one, other)) or (
+                written[1] and self.stands_for(other, one)
+            )
+        except (Undecided, TypeError):
+            return False
+
+    def _round(self, number: Any) -> Any:
+        return mp.nint(to_float(number) * 10 ** (self.decimals or 0))
+
+    def stands_for(self, decimal: Any, number: Any) -> bool:
+        """Whether a decimal of enough digits is a longer number rounded or cut off."""
+        places = _places(decimal)
+        if self.digits is None or not places:
+            return False
+        figures = abs(decimal) * 10**places
+        behind = places if abs(decimal) >= 1 else len(str(figures))
+        if behind < self.digits or to_float(decimal) * to_float(number) <= 0:
+            return False
+        length = _places(number)
+        if length is not None and len(str(abs(number) * 10**length)) <= IN_FULL:
+            return False
+        size = abs(to_float(number)) * 10**places
+        return bool(mp.floor(size) == figures or mp.nint(size) == figures)
+
+
+def is_decimal(tree: Tree) -> bool:
+    """A number written out, with its sign; a percentage."""
+    if tree[0] == "/":
+        return tree[2] == ("number", Fraction(100)) and is_decimal(tree[1])
+    if tree[0] == "-":
+        return len(tree) == 2 and is_decimal(tree[1])
+    return bool(tree[0] == "number")
+
+
+def _places(number: Any) -> int | None:
+    """How many decimals a number has; None if they do not end."""
+    if not isinstance(number, Fraction):
+        return None
+    rest, counts = number.denominator, []
+    for prime in (2, 5):
+        count = 0
+        while rest % prime == 0:
+            rest, count = rest // prime, count + 1
+        counts.append(count)
+    return max(counts) if rest == 1 else None

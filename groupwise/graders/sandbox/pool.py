@@ -1,0 +1,115 @@
+"""Sandboxes kept warm, and which way of isolation this machine gets."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from groupwise.graders.sandbox.attacks import withstood
+from groupwise.graders.sandbox.walls import TRUST, WALLS, SandboxError, Wall
+from groupwise.graders.sandbox.worker import Worker
+
+Job = TypeVar("Job")
+Verdict = TypeVar("Verdict")
+
+HELP = (
+    "Programs of a model are not run without isolation. What would help: apt-get install "
+    "bubblewrap; a kernel that allows user namespaces (sysctl user.max_user_namespaces, and on "
+    "Ubuntu kernel.apparmor_restrict_unprivileged_userns=0), or one with Landlock. In a container: "
+    "docker run --security-opt seccomp=unconfined. Or say in so many words that you need none: "
+    f"code(isolation='{TRUST}')."
+)
+
+
+@functools.cache
+def problem(wall: Wall, python: str = "") -> str:
+    """Why this way of isolation can't be used here; '' if it withstood every attack."""
+    try:
+        with contextlib.closing(Worker(wall, python=python)) as worker:
+            withstood(worker)
+    except (SandboxError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def report() -> dict[Wall, str]:
+    """Every way of isolation and why it can't be used here; '' where it can."""
+    return {wall: problem(wall) for wall in WALLS}
+
+
+def choose(isolation: str = "", python: str = "") -> Wall:
+    """The first way that holds here, or the one that is named if it does. Refuses otherwise."""
+    if isolation == TRUST:
+        return "none"
+    if isolation and isolation not in WALLS:
+        raise SandboxError(
+            f"There is no isolation {isolation!r}. Known: {', '.join(WALLS)}; without any: "
+            f"{TRUST!r}."
+        )
+    asked = [wall for wall in WALLS if isolation in ("", wall)]
+    for wall in asked:
+        if not problem(wall, python):
+            return wall
+    whys = "; ".join(problem(wall, python) for wall in asked)
+    raise SandboxError(f"No isolation for programs holds on this machine ({whys}). {HELP}")
+
+
+class Pool:
+    """So many sandboxes side by side, started when needed and used again and again."""
+
+    def __init__(self, isolation: str = "", python: str = "", size: int | None = None) -> None:
+        self.wall, self.python = choose(isolation, python), python
+        self.size = size or len(os.sched_getaffinity(0))
+        self.slots: queue.Queue[tuple[int, Worker | None]] = queue.Queue()
+        for slot in range(self.size):
+            self.slots.put((slot, None))
+
+    def map(
+        self,
+        work: Callable[[Worker, Job], Verdict],
+        jobs: Sequence[Job],
+        failed: Callable[[SandboxError], Verdict],
+    ) -> list[Verdict]:
+        """`work` on every job, in order of the jobs; `failed` where no sandbox could do it."""
+
+        def one(job: Job) -> Verdict:
+            try:
+                return self.run(work, job)
+            except SandboxError as error:
+                return failed(error)
+
+        with ThreadPoolExecutor(self.size) as threads:
+            return list(threads.map(one, jobs))
+
+    def run(self, work: Callable[[Worker, Job], Verdict], job: Job) -> Verdict:
+        """Once more in a new sandbox if one fails: it is the machine's fault, not a program's."""
+        with contextlib.suppress(SandboxError), self._worker() as worker:
+            return work(worker, job)
+        with self._worker() as worker:
+            return work(worker, job)
+
+    @contextlib.contextmanager
+    def _worker(self) -> Iterator[Worker]:
+        slot, worker = self.slots.get()
+        try:
+            worker = worker or Worker(self.wall, slot, self.python)
+            yield worker
+        except BaseException:
+            if worker is not None:
+                worker.close()
+            worker = None
+            raise
+        finally:
+            self.slots.put((slot, worker))
+
+    def close(self) -> None:
+        for _ in range(self.size):
+            slot, worker = self.slots.get()
+            if worker is not None:
+                worker.close()
+            self.slots.put((slot, None))

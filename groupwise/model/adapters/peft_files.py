@@ -1,0 +1,273 @@
+"""Adapters as PEFT stores them: adapter_config.json and adapter_model.safetensors, in and out."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.errors import ModelError, nearest
+from groupwise.hub import COMPANIONS, local_adapter
+from groupwise.model.adapters.lora import adapters, peft_name, tensors_of
+from groupwise.model.adapters.targets import HEAD, Spec, shortest
+from groupwise.model.formats.checkpoint import (
+    Contents,
+    Part,
+    names_in,
+    tensors_in,
+    write_file,
+    write_folder,
+)
+from groupwise.model.formats.fields import (
+    FINITE,
+    FLAG,
+    TEXT,
+    TEXTS,
+    Rules,
+    check,
+    either,
+    read_bytes,
+    real,
+    table,
+    whole,
+)
+from groupwise.model.layers.linear import is_turned, linear_layers
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "groupwise_base.json"  # what the frozen weights were made from, see policy.py
+
+# Fields of PEFT's configuration that say nothing about what the adapter computes.
+HARMLESS = {
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision",
+    "task_type", "lora_dropout", "megatron_core", "qalora_group_size", "runtime_config",
+    "eva_config", "ensure_weight_tying",
+    "fan_in_fan_out",  # how the base's weights lie, which its layers say themselves
+    # The tensors themselves say which layers they are of.
+    "exclude_modules", "layers_to_transform", "layers_pattern",
+}  # fmt: skip
+OURS = {"peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias", "init_lora_weights"}
+# Starts that take a part of the base's weights away: the adapter is wrong on the base itself.
+MOVES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+RULES: Rules = {
+    "r": whole(1, 2**20),
+    "lora_alpha": FINITE,
+    "lora_dropout": real(0, 1),
+    "use_rslora": FLAG,
+    "target_modules": either(TEXT, TEXTS),
+    "base_model_name_or_path": TEXT,
+    "revision": TEXT,
+}
+REMEDY = "Merge it into its base with PEFT (merge_and_unload) and set model.path to the result."
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An adapter's folder, its tensors by layer: A and B."""
+
+    path: Path
+    spec: Spec
+    base: str  # the name of the model that it was made for, "" if it does not say
+    dropout: float  # that it was trained with
+    tensors: dict[str, tuple[Tensor, Tensor]]
+
+    def named(self) -> dict[str, Tensor]:
+        """As PEFT names them."""
+        return {
+            peft_name(layer, part): tensor
+            for layer, pair in self.tensors.items()
+            for part, tensor in zip(("lora_A", "lora_B"), pair, strict=True)
+        }
+
+
+def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
+    """An adapter's numbers from its configuration alone; what is not done here is refused."""
+    folder = local_adapter(path)
+    file = folder / CONFIG
+    try:
+        raw = table(file, read_bytes(file))
+    except FileNotFoundError:
+        raise ModelError(_no_config(folder)) from None
+    except OSError as error:
+        raise ModelError(f"{file} can't be read: {error}. Fetch the adapter again.") from error
+    _check_features(file, raw)
+    check(file, raw, RULES)
+    for name in ("r", "lora_alpha"):
+        if raw.get(name) is None:
+            raise ModelError(f"{file} has no {name}: it is incomplete. Fetch the adapter again.")
+    targets = raw.get("target_modules") or "all"
+    spec = Spec(
+        rank=raw["r"],
+        alpha=float(raw["lora_alpha"]),
+        targets=targets if isinstance(targets, str) else tuple(targets),
+        rslora=bool(raw.get("use_rslora")),
+    )
+    return spec, raw
+
+
+def layers_in(path: str | Path) -> tuple[str, ...]:
+    """The layers that an adapter has tensors for: its own settings may name others besides."""
+    names = (
+        each.removeprefix("base_model.model.") for each in names_in(_file(local_adapter(path)))
+    )
+    return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names))
+
+
+def read(path: str | Path, sizes: Mapping[str, tuple[int, int]]) -> Stored:
+    """The whole adapter, checked against the (inputs, outputs) of the layers that it is for."""
+    folder = local_adapter(path)
+    spec, raw = read_spec(folder)
+    layers = _by_layer(folder, dict(tensors_in(_file(folder))))
+    base = str(raw.get("base_model_name_or_path") or "")
+    _check_shapes(folder, spec, layers, sizes, base)
+    return Stored(folder, spec, base, float(raw.get("lora_dropout") or 0.0), layers)
+
+
+def contents(
+    model: nn.Module, files: Mapping[str, bytes], dtype: torch.dtype | None = None
+) -> Contents:
+    """Return the folder of a model's adapters, for PEFT, vLLM and `read`.
+
+    `files` are those that the model was loaded with: the tokenizer travels along, and so does what
+    is known of the base.
+    """
+    tensors = {name: x.to(dtype or x.dtype) for name, x in tensors_of(model).items()}
+    # The base's configuration would make the folder look like a whole model.
+    kept = {*COMPANIONS, CONFIG, BASE} - {"config.json", "generation_config.json"}
+    own = {name: content for name, content in files.items() if name in kept}
+    return Contents(own, (Part(tensors, lambda folder, on: write_file(folder / TENSORS, on)),))
+
+
+def save(
+    model: nn.Module,
+    path: str | Path,
+    files: Mapping[str, bytes],
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write the model's adapters as a folder that PEFT, vLLM and `read` read."""
+    write_folder(Path(path), contents(model, files, dtype).fill)
+
+
+def config_bytes(
+    model: nn.Module, spec: Spec, base: str, dropout: float, revision: str | None = None
+) -> bytes:
+    """adapter_config.json of a model's adapters."""
+    layers = linear_layers(model)
+    raw = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "r": spec.rank,
+        "lora_alpha": int(spec.alpha) if spec.alpha == int(spec.alpha) else spec.alpha,
+        "use_rslora": spec.rslora,
+        "lora_dropout": dropout,
+        "target_modules": shortest(adapters(model), layers),
+        "bias": "none",
+        "fan_in_fan_out": any(map(is_turned, layers.values())),
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+    return json.dumps(raw, indent=2).encode()
+
+
+def _file(folder: Path) -> Path:
+    if not (folder / TENSORS).is_file() and any(folder.glob("*.bin")):
+        raise ModelError(
+            f"{folder} has pickled .bin tensors, which are never read: they could run code. Save "
+            "the adapter again with PEFT 0.6 or later."
+        )
+    return folder / TENSORS
+
+
+def is_adapter(path: str | Path) -> bool:
+    return (Path(path) / CONFIG).is_file()
+
+
+# --- checks -----------------------------------------------------------------------------------
+
+
+def _check_features(file: Path, raw: Mapping[str, Any]) -> None:
+    """What PEFT can do and this can't would be left out in silence."""
+    kind = raw.get("peft_type")
+    if kind != "LORA":
+        raise ModelError(f"{file} is of peft_type {kind!r}; LORA is what runs here. {REMEDY}")
+    if raw.get("bias", "none") != "none":
+        raise ModelError(
+            f"{file} trains biases (bias={raw['bias']!r}), as nothing here does. {REMEDY}"
+        )
+    start = str(raw.get("init_lora_weights", True)).lower()
+    if start.startswith(MOVES_BASE):
+        raise ModelError(
+            f"{file} began with init_lora_weights={start!r}, which changes the base as well: on "
+            "the base itself it would be another model. Save it again with PEFT's "
+            "path_initial_model_for_weight_conversion, or merge it there (merge_and_unload)."
+        )
+    known = HARMLESS | OURS
+    odd = sorted(key for key, value in raw.items() if value and key not in known)
+    if odd:
+        what = ", ".join(f"{key}={reprlib.repr(raw[key])}" for key in odd)
+        raise ModelError(f"{file} uses what is not done here: {what}. {REMEDY}")
+
+
+def _by_layer(folder: Path, found: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Tensors of base_model.model.LAYER.lora_A.weight and lora_B.weight, in pairs."""
+    file = folder / TENSORS
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in found.items():
+        layer, _, part = name.removesuffix(".weight").rpartition(".")
+        if not layer.startswith("base_model.model.") or part not in ("lora_A", "lora_B"):
+            raise ModelError(
+                f"{file} holds {name!r}, which is no LoRA matrix of a linear layer: it would be "
+                f"left out in silence. {REMEDY}"
+            )
+        pairs.setdefault(layer.removeprefix("base_model.model."), {})[part] = tensor
+    for layer, pair in pairs.items():
+        if len(pair) < 2:
+            lacking = peft_name(layer, "lora_B" if "lora_A" in pair else "lora_A")
+            raise ModelError(f"{file} lacks {lacking}: it is cut short. Fetch the adapter again.")
+    if not pairs:
+        raise ModelError(f"{file} holds no tensors. Fetch the adapter again.")
+    return {layer: (pair["lora_A"], pair["lora_B"]) for layer, pair in pairs.items()}
+
+
+def _check_shapes(
+    folder: Path,
+    spec: Spec,
+    layers: Mapping[str, tuple[Tensor, Tensor]],
+    sizes: Mapping[str, tuple[int, int]],
+    base: str,
+) -> None:
+    other = f"It was made for {base!r}. " if base else ""
+    for layer, pair in layers.items():
+        if layer not in sizes:
+            why = "the head has no adapter here" if layer == HEAD else "this model has none such"
+            raise ModelError(
+                f"The adapter {folder} is for {layer}: {why}. {other}{nearest(layer, sizes)} Take "
+                "the base that it was trained on, or another adapter."
+            )
+        inputs, outputs = sizes[layer]
+        wanted = ((spec.rank, inputs), (outputs, spec.rank))
+        for part, tensor, want in zip(("lora_A", "lora_B"), pair, wanted, strict=True):
+            if tuple(tensor.shape) != want:
+                raise ModelError(
+                    f"{peft_name(layer, part)} of {folder} has shape {tuple(tensor.shape)}, and "
+                    f"this model with rank {spec.rank} needs {want}: the adapter is for another "
+                    f"base. {other}Set model.path to that model, or take another adapter."
+                )
+
+
+def _no_config(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"There is no adapter {str(folder)!r}: it is a folder with {CONFIG} and {TENSORS}."
+    if (folder / "config.json").is_file():
+        return (
+            f"{folder} has no {CONFIG}: it is a whole model, not an adapter. Set model.path to it."
+        )
+    return f"{folder} has no {CONFIG}: it is no adapter of PEFT's, or half of one. Fetch it again."

@@ -1,0 +1,1 @@
+"""Other architectures: transformers' layers behind the same interface."""

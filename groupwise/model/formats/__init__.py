@@ -1,0 +1,1 @@
+"""Model files: Hugging Face folders, GGUF, tokenizers and their chat templates."""

@@ -1,0 +1,1 @@
+"""The arithmetic of a decoder: layers, attention, the head; plain or with kernels."""

@@ -1,0 +1,231 @@
+"""The policy's one forward pass: packed tokens in, hidden states out, for sampler and learner.
+
+Sequences lie one behind the other without padding; who may look at whom is the business of the
+attention function that the caller passes in (see attention.py). Parameters live in modules named
+as in Hugging Face checkpoints, so `state_dict()` is the checkpoint. Axes besides those of
+CONTRIBUTING.md: `_T` token of the pack, `_D` model width, `_H` query head, `_J` key/value head,
+`_W` head width, `_F` feed-forward width or frequency.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from groupwise.errors import ModelError
+from groupwise.model.config import ModelConfig
+from groupwise.model.layers.attention import Attend
+from groupwise.model.layers.head import NO_RULE, HeadRule
+from groupwise.model.layers.linear import Linear
+from groupwise.model.layers.ops import Ops, Plain
+from groupwise.model.layers.rope import rope_tables
+
+
+class PolicyModel(Protocol):
+    """All that sampler and learner ask of an architecture."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def ops(self) -> Ops:
+        """How its arithmetic is done; also for the head and for attention within packs."""
+        ...
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D]: logits are hidden states times its transpose."""
+        ...
+
+    @property
+    def head_rule(self) -> HeadRule:
+        """What is done to logits; nothing in most architectures."""
+        ...
+
+    def __call__(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [T, D] after the last norm."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+Model = TypeVar("Model", bound=PolicyModel)
+
+
+class Policy(nn.Module):
+    """A model that can be trained: the layers of this module, or borrowed ones (borrowed.py)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.recompute = False  # in the backward pass, instead of keeping each layer's activations
+        self.ops: Ops = Plain()
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def body(self) -> nn.Module:
+        """What a text passes through below the head."""
+        raise NotImplementedError
+
+    @property
+    def head_weight(self) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def head_rule(self) -> HeadRule:
+        return NO_RULE
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+
+class Embedding(nn.Module):
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocabulary, width))
+
+    def forward(self, token_T: Tensor) -> Tensor:
+        return F.embedding(token_T, self.weight)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        queries = config.num_heads * config.head_dim
+        keys = config.num_kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.q_proj = Linear(config.hidden_size, queries, config.qkv_bias)
+        self.k_proj = Linear(config.hidden_size, keys, config.qkv_bias)
+        self.v_proj = Linear(config.hidden_size, keys, config.qkv_bias)
+        self.o_proj = Linear(queries, config.hidden_size, config.o_bias)
+        self.q_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(width, inner, bias)
+        self.up_proj = Linear(width, inner, bias)
+        self.down_proj = Linear(inner, width, bias)
+
+
+class Layer(nn.Module):
+    """Takes the residual stream and what the layer before adds to it; hands on the same two."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(config.hidden_size, config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(
+        self,
+        x_TD: Tensor | None,
+        more_TD: Tensor,
+        cos_TF: Tensor,
+        sin_TF: Tensor,
+        attend: Attend,
+        layer: int,
+        ops: Ops,
+    ) -> tuple[Tensor, Tensor]:
+        attention = self.self_attn
+        x_TD, query_THW, key_TJW, value_TJW = ops.heads(
+            x_TD, more_TD, self.input_layernorm, attention, cos_TF, sin_TF
+        )
+        seen_THW = attend(layer, query_THW, key_TJW, value_TJW)
+        seen_TD = ops.linear(attention.o_proj, seen_THW.flatten(1))
+        return ops.feed_forward(x_TD, seen_TD, self.post_attention_layernorm, self.mlp)
+
+
+class Decoder(nn.Module):
+    """What Hugging Face calls `model`: everything below the head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = Norm(config.hidden_size, config.norm_eps)
+
+
+class Transformer(Policy):
+    """A decoder of the Llama layout. Its parameters start empty: load or `initialise` them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.model = Decoder(config)
+        if not config.tied:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def body(self) -> Decoder:
+        return self.model
+
+    @property
+    def layers(self) -> list[Layer]:
+        return cast(list[Layer], list(self.model.layers))
+
+    @property
+    def head_weight(self) -> Tensor:
+        head = self.model.embed_tokens if self._config.tied else self.lm_head
+        return head.weight
+
+    def forward(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the last norm, one row a token."""
+        check_pack(self._config, token_T, position_T)
+        x_TD, more_TD = None, self.model.embed_tokens(token_T)
+        cos_TF, sin_TF = rope_tables(self._config, position_T)
+        for index, layer in enumerate(self.layers):
+            given = (x_TD, more_TD, cos_TF, sin_TF, attend, index, self.ops)
+            if self.recompute and torch.is_grad_enabled():
+                x_TD, more_TD = checkpoint(layer, *given, use_reentrant=False)
+            else:
+                x_TD, more_TD = layer(*given)
+        return self.ops.add_norm(x_TD, more_TD, self.model.norm)[1]
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator, std: float = 0.02) -> Transformer:
+        """Fresh weights: normal, norms 1, biases 0. The order of draws is that of the names."""
+        for name, parameter in sorted(self.named_parameters()):
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, std, generator=generator)
+        return self
+
+
+def twin(model: Model) -> Model:
+    """A copy that shares what is frozen: no update ever makes the two differ there."""
+    frozen = {id(p): p for _, p in model.named_parameters() if not p.requires_grad}
+    return copy.deepcopy(model, dict[int, Any](frozen))
+
+
+def check_pack(config: ModelConfig, token_T: Tensor, position_T: Tensor) -> None:
+    if token_T.dim() != 1 or token_T.shape != position_T.shape:
+        raise ModelError(
+            f"Packed tokens and positions have shapes {tuple(token_T.shape)} and "
+            f"{tuple(position_T.shape)}; both must be flat and of one length. Pack the sequences "
+            f"one behind the other."
+        )
+    # Reading the largest position waits for the device: only where a longer one would be wrong.
+    if config.position_limit is not None and len(position_T):
+        capturing = position_T.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not capturing:
+            config.check_length(int(position_T.max()) + 1)

@@ -1,0 +1,113 @@
+"""Rollouts -> the batch that the two phases read: every stream that a recipe asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.groups.segments import split_at_punctuation
+from groupwise.methods.composition import Recipe
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.optim.packs import Sequences
+from groupwise.records import Memory, Rollout, TokenBatch
+
+Group = list[Rollout]
+
+
+def sequences_of(groups: Sequence[Group]) -> Sequences:
+    rows = [rollout for group in groups for rollout in group]
+    return Sequences([r.task.token_ids for r in rows], [r.completion.token_ids for r in rows])
+
+
+def group_numbers(recipe: Recipe, groups: Sequence[Group]) -> list[int]:
+    """One number a row. A prompt that is in the batch twice has two groups.
+
+    But a recipe that remembers prompts must know them again: there it is the prompt's own number,
+    and the two are one group.
+    """
+    remembers = any(
+        link.definition.traits.get("remembers") == "visits" for link in recipe.advantage
+    )
+    return [
+        group[0].task.id if remembers else number
+        for number, group in enumerate(groups)
+        for _ in group
+    ]
+
+
+def assemble(
+    recipe: Recipe,
+    groups: Sequence[Group],
+    tokenizer: Tokenizer,
+    *,
+    drop_truncated: bool = False,
+    greedy: Sequence[float | None] | None = None,
+    memory: Memory | None = None,
+    device: torch.device | str = "cpu",
+    **streams: Tensor,
+) -> TokenBatch:
+    """The batch before its batch phase. `streams` are what models say: old, reference, λ.
+
+    `greedy` is the reward of each group's greedy completion; where that has none, the group has no
+    baseline and counts as ungraded.
+    """
+    rows = [rollout for group in groups for rollout in group]
+    sequences = sequences_of(groups)
+    mask_NT = sequences.mask()
+    reward_N = [None if drop_truncated and r.completion.truncated else r.grade.reward for r in rows]
+    made: dict[str, Any] = {
+        "sampler_logp_NT": _padded([r.completion.logp_T for r in rows], mask_NT),
+        "truncated_N": torch.tensor([r.completion.truncated for r in rows]),
+        "correct_N": torch.tensor([bool(r.grade.correct) for r in rows]),
+    }
+    wanted = recipe.streams
+    if greedy is not None:
+        baseline = [reward for reward, group in zip(greedy, groups, strict=True) for _ in group]
+        reward_N = [None if b is None else r for r, b in zip(reward_N, baseline, strict=True)]
+        made["greedy_reward_N"] = torch.tensor([0.0 if b is None else b for b in baseline])
+    if "token_NT" in wanted:
+        made["token_NT"] = sequences.tokens()
+    if "segment_NT" in wanted:
+        texts = [[tokenizer.decode([i]) for i in ids] for ids in sequences.completions]
+        made["segment_NT"] = split_at_punctuation(texts, sequences.width)
+    if "step_reward_NT" in wanted:
+        made |= _steps(rows, tokenizer, mask_NT)
+    if "sampler_topk_logp_NTK" in wanted:
+        for name in ("topk_logp_TK", "topk_id_TK"):
+            made[f"sampler_{name}".replace("_TK", "_NTK")] = _padded(
+                [getattr(r.completion, name) for r in rows], mask_NT
+            )
+    return TokenBatch.build(
+        mask_NT=mask_NT.to(device),
+        group_N=group_numbers(recipe, groups),
+        reward_N=reward_N,
+        memory=memory,
+        **{name: x.to(device) for name, x in (made | streams).items()},
+    )
+
+
+def _padded(values: Sequence[Any], mask_NT: Tensor) -> Tensor:
+    """One row's tokens each, [T] or [T, K], put where the mask says."""
+    together = torch.cat(list(values))
+    out = together.new_zeros(*mask_NT.shape, *together.shape[1:])
+    out[mask_NT] = together
+    return out
+
+
+def _steps(rows: Sequence[Rollout], tokenizer: Tokenizer, mask_NT: Tensor) -> dict[str, Tensor]:
+    """Process rewards at the token that completes each step; without steps, all is one step."""
+    reward_NT = torch.zeros(mask_NT.shape)
+    end_NT = torch.zeros_like(mask_NT)
+    for row, rollout in enumerate(rows):
+        ids = rollout.completion.token_ids
+        reward = rollout.grade.reward
+        steps = rollout.grade.steps or ((len(rollout.text), 0.0 if reward is None else reward),)
+        ends = [len(tokenizer.decode(ids[: t + 1])) for t in range(len(ids))]
+        for end, value in steps:
+            at = next((t for t, reached in enumerate(ends) if reached >= end), len(ids) - 1)
+            reward_NT[row, at] += value
+            end_NT[row, at] = True
+    return {"step_reward_NT": reward_NT, "step_end_NT": end_NT}

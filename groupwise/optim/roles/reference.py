@@ -1,0 +1,85 @@
+"""The model that KL terms hold on to: frozen, a moving average of the policy, or reset to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.errors import ConfigError, RunError
+from groupwise.model.layers.transformer import Policy, twin
+from groupwise.optim.adamw import HALF, check_layout
+
+
+def parse_update(text: str) -> tuple[str, float]:
+    """ "frozen", "ema:DECAY" or "reset:STEPS" as (kind, number)."""
+    kind, _, number = text.partition(":")
+    try:
+        if text == "frozen":
+            return "frozen", 0.0
+        if kind == "ema" and 0.0 < float(number) < 1.0:
+            return "ema", float(number)
+        if kind == "reset" and int(number) >= 1:
+            return "reset", float(int(number))
+    except ValueError:
+        pass
+    raise ConfigError(
+        f'reference.update is {text!r}. It is "frozen" (the starting policy), "ema:DECAY" with a '
+        f'decay between 0 and 1, such as "ema:0.99", or "reset:STEPS" with a whole number of '
+        f'steps, such as "reset:100".'
+    )
+
+
+class Reference:
+    """A copy of the starting policy, in its precision, so that their KL is exactly 0 at first.
+
+    What is frozen in the policy is shared, not copied: with an adapter, the reference is the same
+    base with the adapter as it was at the start, and takes hardly any memory.
+
+    Make it from the model that the run starts with, also on resume, and `restore` it then: a frozen
+    reference is never stored.
+    """
+
+    def __init__(self, model: Policy, update: str) -> None:
+        self._kind, self._number = parse_update(update)
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        self.model = twin(model).requires_grad_(False)
+        self.model.ops.lay_out(self.model)
+        own = self.model.named_parameters()
+        self._own = {name: p.detach() for name, p in own if name in trained}
+        # A bfloat16 average would not move: most steps are below its rounding.
+        wide = HALF if self._kind == "ema" else ()
+        self._average = {name: p.float() if p.dtype in wide else p for name, p in self._own.items()}
+
+    @torch.no_grad()
+    def after_step(self, policy: Policy, step: int) -> None:
+        """Follow the policy; `step` counts finished steps, the first is 1."""
+        if self._kind == "ema":
+            for name, parameter in self._trained(policy):
+                average = self._average[name]
+                average.lerp_(parameter.detach().to(average), 1.0 - self._number)
+                self._own[name].copy_(average)
+        elif self._kind == "reset" and step % int(self._number) == 0:
+            for name, parameter in self._trained(policy):
+                self._own[name].copy_(parameter)
+
+    def _trained(self, policy: Policy) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in policy.named_parameters() if name in self._own]
+
+    def state(self) -> dict[str, Tensor]:
+        """What can't be had from the starting policy: the tensors, not copies."""
+        return {} if self._kind == "frozen" else self._average
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        if self._kind == "frozen" and state:
+            raise RunError(
+                "The checkpoint holds a reference that moved, and reference.update is now "
+                '"frozen". Go on with the setting that the run started with, or start a new run.'
+            )
+        own = self.state()
+        check_layout("The reference's state", state, own)
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+            self._own[name].copy_(tensor)

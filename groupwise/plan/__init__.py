@@ -1,0 +1,1 @@
+"""What a configuration would take: memory by part, seconds by phase."""

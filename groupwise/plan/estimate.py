@@ -1,0 +1,406 @@
+"""What a configuration would take on a device: memory by part, seconds by phase, what would fit.
+
+Counted from sizes (sizes.py, cost.py, room.py) before anything is loaded. Seconds are counted work
+over the shares of a device's peaks that were measured; they are rough, and a plan says what they
+rest on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from groupwise.config import Config
+from groupwise.engine.native.scheduler import ROW_STEP, in_steps
+from groupwise.methods.composition import PairRecipe
+from groupwise.model import cost, room
+from groupwise.model.config import ModelConfig
+from groupwise.model.cost import Group
+from groupwise.model.devices import KNOWN, Device, floor_seconds
+from groupwise.prepare.setup import demand_of, frozen_of, learns_from_labels, weight_bytes
+from groupwise.prepare.sizes import Prompts, sizes_of
+from groupwise.sync.saver import SPARE as HOST_SPARE
+from groupwise.sync.space import Space
+from groupwise.training.collect import FIRST_DRAWS
+
+CPU_SLOTS, GPU_SLOTS = 64, 1024  # sequences in flight, unless asked otherwise
+# Shares of a device's peaks that were measured: on an H200 for 135M and 1.5B parameters, on two
+# CPU cores for 135M. Decoding: of its floor in operations and bytes. Learning: of the operations.
+# A GPU decodes a token of every sequence in the time that its layers take to start, whatever the
+# batch, and what their work takes at this share of the roofline: within 18 % of fifteen rollouts of
+# 135M to 7B parameters, 64 to 1,024 sequences and 256 to 4,096 tokens (docs/performance.md).
+LAYER_START, DECODE_SHARE, CPU_DECODE_SHARE = 32e-6, 0.71, 0.4
+UPDATE_SHARES, CPU_UPDATE_SHARE = ((135e6, 0.28), (1.5e9, 0.59)), 0.55
+OPTIMIZER_SHARE = 0.5  # of the bandwidth; not measured by itself
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device that is planned for."""
+
+    device: Device
+    cpu: bool
+    memory: float | None  # bytes that training may take; None: not known
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine around the device, as it is now: where checkpoints go, and by what way."""
+
+    folder: str
+    disk: int  # bytes that are free there
+    memory: int  # bytes of the host's own that a process can still get
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a configuration would take, in bytes and seconds."""
+
+    config: Config
+    shape: ModelConfig
+    place: Place
+    prompts: Prompts
+    answer_tokens: int  # on average
+    micro_tokens: int
+    slots: int
+    memory: dict[str, int]  # by part; the cache takes turns with what learning needs
+    peak: int
+    seconds: dict[str, float] | None  # by phase; None where peaks are not known
+    space: Space  # of checkpoints on the disk; one is copied to the host before it is written
+    host: Host | None = None  # None: another machine is planned for
+    advice: list[str] = field(default_factory=list)  # what would fit, or do better
+
+    @property
+    def lacks_precision(self) -> bool:
+        return self.config.model.dtype == "bfloat16" and not self.place.device.bfloat16
+
+    @property
+    def fits(self) -> bool | None:
+        """False also for a precision that the device does not have."""
+        if self.lacks_precision:
+            return False
+        return None if self.place.memory is None else self.peak <= self.place.memory
+
+    @property
+    def tight(self) -> bool:
+        """Fits, and leaves less than captured steps and workspaces take on a GPU."""
+        free = self.place.memory
+        if free is None or self.place.cpu:
+            return False
+        return free * (1 - room.SPARE_SHARE) - room.SPARE < self.peak <= free
+
+    @property
+    def lacks_disk(self) -> str | None:
+        """Why training would be refused for its checkpoints; None where it would not, or nobody
+        can tell."""
+        return None if self.host is None else self.space.missing(self.host.disk)
+
+    @property
+    def copies(self) -> bool | None:
+        """Whether the host holds a copy of a checkpoint, so that training does not wait for it."""
+        return None if self.host is None else self.space.whole + HOST_SPARE < self.host.memory
+
+    @property
+    def step_seconds(self) -> float | None:
+        return None if self.seconds is None else sum(self.seconds.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it in numbers and words, the configuration aside."""
+        return {
+            "model": self.config.model.path,
+            "parameters": cost.parameters(self.shape),
+            "device": asdict(self.place.device),
+            "prompts": asdict(self.prompts),
+            "answer_tokens": self.answer_tokens,
+            "micro_tokens": self.micro_tokens,
+            "slots": self.slots,
+            "memory": self.memory,
+            "peak": self.peak,
+            "available": self.place.memory,
+            "fits": self.fits,
+            "checkpoints": {**asdict(self.space), "most": self.space.most},
+            "host": None if self.host is None else asdict(self.host),
+            "host_copy": self.space.whole,
+            "seconds": self.seconds,
+            "step_seconds": self.step_seconds,
+            "assumptions": assumptions(self),
+            "advice": self.advice,
+        }
+
+
+def plan(config: Config, place: Place, tokens: int | None = None, host: Host | None = None) -> Plan:
+    """Of a configuration on a device, with answers of so many tokens on average."""
+    shape, prompts = sizes_of(config)
+    made = count(config, place, shape, prompts, tokens or config.engine.max_tokens)
+    return replace(made, advice=advice(made), host=host)
+
+
+# --- counting ---------------------------------------------------------------------------------
+
+
+def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, tokens: int) -> Plan:
+    width, rows = weight_bytes(config), config.prompts_per_step * config.group_size
+    slots = min(config.engine.slots or (CPU_SLOTS if place.cpu else GPU_SLOTS), rows)
+    micro = micro_tokens(config, place, shape, prompts, tokens)
+    (group, *_) = learned_groups(config, prompts.mean, tokens)
+    filled = max(whole_answers(micro, group), min(micro, prompts.longest + tokens))
+    frozen = frozen_of(config, shape)
+    parts = cost.memory(
+        shape,
+        slots=0 if learns_from_labels(config) else rows_held(slots, cpu=place.cpu),
+        max_tokens=config.engine.max_tokens,
+        prompt=prompts.longest if place.cpu else prompts.mean,
+        group=1 if place.cpu else config.group_size,  # a CPU's cache has a copy for each sample
+        micro_tokens=filled,
+        recompute=config.optim.recompute,
+        reference="reference" in config.recipe.models,
+        width=width,
+        cpu=place.cpu,
+        frozen=frozen,
+    )
+    # The head's logits are counted with the micro-batch; to people they are something else.
+    head = cost.head_bytes(shape, filled, width, cpu=place.cpu, frozen=frozen)
+    peak = cost.peak(parts)
+    if place.cpu:
+        # What learning freed stays with the process in pieces too small for a cache, which comes
+        # on top of it from the second step on. Only the head's buffers are given back.
+        peak = max(peak, sum(parts.values()) - head, cost.loading(shape, width, frozen))
+    together, cache = parts.pop("micro-batch"), parts.pop("cache")
+    parts |= {"activations": together - head, "head": head, "cache": cache}
+    return Plan(
+        config=config,
+        shape=shape,
+        place=place,
+        prompts=prompts,
+        answer_tokens=tokens,
+        micro_tokens=micro,
+        slots=slots,
+        memory={name: x for name, x in parts.items() if x},
+        peak=peak,
+        seconds=seconds(config, place, shape, prompts.mean, tokens, slots),
+        space=space_of(config, shape),
+    )
+
+
+def space_of(config: Config, shape: ModelConfig) -> Space:
+    """Bytes of the checkpoints: weights, or an adapter's; what its optimizer holds; copies."""
+    width, learned = weight_bytes(config), cost.trained(shape, frozen_of(config, shape))
+    master = 0 if width == cost.SINGLE else cost.SINGLE
+    state = learned * (2 * cost.SINGLE + master)
+    if "reference" in config.recipe.models:
+        moves = {"frozen": 0, "ema": cost.SINGLE, "reset": width}
+        state += learned * moves[config.reference.update.partition(":")[0]]
+    kind, _, lag = config.engine.weights.partition(":")
+    state += learned * width * (int(lag) if kind == "stale" else 0)
+    best = learned * width
+    return Space(best + state, best, config.checkpoint.keep)
+
+
+def rows_held(slots: int, *, cpu: bool) -> int:
+    """Rows of the cache: a CPU's come in whole steps."""
+    return in_steps(slots, ROW_STEP) if cpu else slots
+
+
+def micro_tokens(
+    config: Config, place: Place, shape: ModelConfig, prompts: Prompts, tokens: int
+) -> int:
+    """Of a micro-batch: as asked or by itself; one sequence at least, the whole batch at most."""
+    asked = config.optim.micro_tokens
+    if not asked and place.cpu:
+        asked = room.CPU_TOKENS
+    elif not asked:
+        demand = demand_of(config, shape, training=True)
+        asked = room.automatic_tokens(demand, place.memory or math.inf)
+    groups = learned_groups(config, prompts.mean, tokens)
+    batch = sum(group.prompt + sum(group.completions) for group in groups)
+    return min(max(asked, prompts.longest + tokens), batch)
+
+
+def whole_answers(most: int, group: Group) -> int:
+    """What so many tokens hold: answers are not cut, so long ones leave a part of it empty."""
+    answer, whole = group.completions[0], group.prompt + sum(group.completions)
+    groups, left = divmod(most, whole)
+    more = max(0, left - group.prompt) // answer  # answers of another group
+    return groups * whole + (group.prompt + more * answer if more else 0)
+
+
+def learned_groups(config: Config, prompt: int, tokens: int) -> list[Group]:
+    """What one step learns from: groups, or one pair a prompt."""
+    rows = 2 if isinstance(config.recipe, PairRecipe) else config.group_size
+    return [Group(prompt, [tokens] * rows)] * config.prompts_per_step
+
+
+def seconds(
+    config: Config, place: Place, shape: ModelConfig, prompt: int, tokens: int, slots: int
+) -> dict[str, float] | None:
+    """By phase; None where the device's peaks are not known for this precision."""
+    device, width, recipe = place.device, weight_bytes(config), config.recipe
+    if device.flops is None or device.bandwidth is None:
+        return None
+    if not place.cpu and width != cost.HALF:
+        return None  # plain PyTorch, and peaks are those of bfloat16
+    found = {}
+    if not learns_from_labels(config):
+        # Answers end one by one, and a batch thins out more slowly than they do.
+        held = (tokens + config.engine.max_tokens) // 2
+        sampled = [Group(prompt, [held] * config.group_size)] * config.prompts_per_step
+        rollout = rollout_seconds(place, shape, sampled, slots, width)
+        assert rollout is not None
+        found["rollout"] = rollout
+    rate = device.flops * update_share(cost.parameters(shape), cpu=place.cpu)
+    batch = learned_groups(config, prompt, tokens)
+    forward = cost.total(cost.forward_cost(shape, batch)).flops / rate
+    scored, passes, updates = 1, 1, 1  # of a preference recipe: the reference alone is scored
+    if not isinstance(recipe, PairRecipe):
+        old = "old_logp_NT" in recipe.anchored(config.engine.weights).streams
+        scored = old + ("reference" in recipe.models)
+        passes = 2 if recipe.schedule.name == "low_then_high" else 1
+        updates = recipe.schedule["updates"] * passes
+    if scored:
+        found["score"] = scored * forward
+    # A measured share is of what the mathematics asks for, three times a forward pass. What is
+    # computed again to save memory is one more, and frozen weights have no gradients: one less.
+    frozen = frozen_of(config, shape)
+    times = (3 if frozen is None else 2) + config.optim.recompute
+    found["update"] = times * passes * forward
+    moved = cost.optimizer_cost(shape, width, frozen).bytes * updates
+    found["optimizer"] = moved / (device.bandwidth * OPTIMIZER_SHARE)
+    return found
+
+
+def rollout_seconds(
+    place: Place, shape: ModelConfig, groups: Sequence[Group], slots: int, width: int
+) -> float | None:
+    """Of sampling alone; None where the device's peaks are not known for this precision."""
+    if not place.cpu and width != cost.HALF:
+        return None
+    floor = floor_seconds(cost.rollout_cost(shape, groups, slots, width), place.device)
+    if floor is None or place.cpu:
+        return None if floor is None else floor / CPU_DECODE_SHARE
+    lengths = [length for group in groups for length in group.completions]
+    steps = max(max(lengths), sum(lengths) / slots)
+    return steps * shape.num_layers * LAYER_START + floor / DECODE_SHARE
+
+
+def update_share(parameters: int, *, cpu: bool) -> float:
+    """Of the peak operations: measured for two sizes, in between by the logarithm of the size."""
+    if cpu:
+        return CPU_UPDATE_SHARE
+    (small, low), (large, high) = UPDATE_SHARES
+    at = math.log(parameters / small) / math.log(large / small)
+    return low + (high - low) * min(max(at, 0.0), 1.0)
+
+
+# --- in words ---------------------------------------------------------------------------------
+
+
+def assumptions(made: Plan) -> list[str]:
+    """What the figures rest on."""
+    config, place, tokens = made.config, made.place, made.answer_tokens
+    most = tokens == config.engine.max_tokens
+    found = [
+        f"answers of {tokens} tokens"
+        + (": the most that they can have; --tokens N for what you expect" if most else "")
+    ]
+    if made.seconds is None:
+        known = ", ".join(device.name for device in KNOWN if device.flops)
+        return [*found, f"no times: they are known for bfloat16 on {known}, and for a CPU"]
+    share = f"{update_share(cost.parameters(made.shape), cpu=place.cpu):.0%}"
+    found.append(
+        f"{_rate(place.device)}, measured just now; decoding at {CPU_DECODE_SHARE:.0%} and "
+        f"learning at {share} of that, as measured for 135M parameters on two quiet cores"
+        if place.cpu
+        else f"{_rate(place.device)}; decoding at {DECODE_SHARE:.0%} of that, and "
+        f"{LAYER_START * 1e6:.0f} us a layer and token to start; learning at {share} of the "
+        "operations; as measured on an H200 (135M to 7B parameters)"
+    )
+    if not made.shape.native:
+        found.append(
+            f"{made.shape.family} runs through transformers: times and activations are counted as "
+            "for groupwise's own layers, and are too low"
+        )
+    found.append(
+        "time is that of steps: loading, compilation in the first of them, grading, evaluation, "
+        "checkpoints and the report are not counted"
+    )
+    if config.recipe.refilling:
+        found.append(_refill_line(config))
+    if config.engine.weights != "shared":
+        found.append(f"the sampler's copy of the weights ({config.engine.weights}) not counted")
+    return found
+
+
+def _refill_line(config: Config) -> str:
+    """How much more than its first draw a step may sample, as far as the settings say."""
+    if config.refills != "until full":
+        most = f"up to {config.refills + 1} times as much"
+    else:
+        most = f"up to {FIRST_DRAWS + 1} times as much"
+    if config.refill_tokens:
+        most = f"{config.refill_tokens:,} tokens a step more, and what one round goes beyond"
+    return f"dynamic sampling may draw {most}"
+
+
+def _rate(device: Device) -> str:
+    assert device.flops is not None and device.bandwidth is not None
+    flops, unit = (device.flops / 1e12, "T") if device.flops >= 1e12 else (device.flops / 1e9, "G")
+    return f"{flops:.0f} {unit}FLOP/s and {device.bandwidth / 1e9:,.0f} GB/s"
+
+
+def advice(made: Plan) -> list[str]:
+    """What fits instead; where all fits, what would do better."""
+    config, place = made.config, made.place
+    if made.fits is None:
+        return []
+
+    def again(changed: Config) -> Plan:
+        return count(changed, place, made.shape, made.prompts, made.answer_tokens)
+
+    if made.lacks_precision:
+        wide = again(replace(config, model=replace(config.model, dtype="float32")))
+        alone = f"model.dtype=float32: {_brief(wide)}"
+        return [alone] if wide.fits else [f"model.dtype=float32 and {x}" for x in advice(wide)]
+    if made.fits and (place.cpu or config.model.dtype == "bfloat16" or not place.device.bfloat16):
+        return []
+    others = {text: again(changed) for text, changed in changes(made).items()}
+    if made.fits:
+        fast = "model.dtype=bfloat16"
+        return [f"{fast} runs the kernels, several times as fast: {_brief(others[fast])}"]
+    found = [f"{text}: {_brief(other)}" for text, other in others.items() if other.fits]
+    if found:
+        return found
+    demand = replace(demand_of(config, made.shape, training=True), prompt=made.prompts.mean)
+    assert place.memory is not None
+    return [room.refusal(demand, place.memory) or "no single change is enough"]
+
+
+def changes(made: Plan) -> dict[str, Config]:
+    """Single changes that take less memory, by how they are written."""
+    config = made.config
+    model, optim, engine = config.model, config.optim, config.engine
+    found = {}
+    tokens = made.micro_tokens // 2
+    while tokens >= made.prompts.longest + engine.max_tokens:
+        found[f"optim.micro_tokens={tokens}"] = replace(
+            config, optim=replace(optim, micro_tokens=tokens)
+        )
+        tokens //= 2
+    if not optim.recompute:
+        found["optim.recompute=true"] = replace(config, optim=replace(optim, recompute=True))
+    if model.dtype != "bfloat16" and made.place.device.bfloat16:
+        found["model.dtype=bfloat16"] = replace(config, model=replace(model, dtype="bfloat16"))
+    if not config.adapter.used:
+        found["adapter.rank=16"] = replace(config, adapter=replace(config.adapter, rank=16))
+    elif model.quantize == "none":
+        found["model.quantize=nf4"] = replace(config, model=replace(model, quantize="nf4"))
+    slots = made.slots // 2
+    if slots:
+        found[f"engine.slots={slots}"] = replace(config, engine=replace(engine, slots=slots))
+    return found
+
+
+def _brief(made: Plan) -> str:
+    step = made.step_seconds
+    return room.size(made.peak) + ("" if step is None else f", {step:.3g} s a step")

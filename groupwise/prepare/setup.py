@@ -1,0 +1,329 @@
+"""What a configuration names, ready for use: data, reward, model, prompts as token ids.
+
+In the order of cost: a mistake in the data or the reward is found before a model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from groupwise.common.progress import phase
+from groupwise.config import Config
+from groupwise.data import load as load_data
+from groupwise.data.on_disk import only
+from groupwise.data.prompts import Prepared, prepare
+from groupwise.data.sources import Loaded as LoadedData
+from groupwise.data.tasks import SHOWN
+from groupwise.engine.native.engine import NativeEngine
+from groupwise.engine.protocol import Sampling
+from groupwise.errors import ConfigError, DataError, ModelError
+from groupwise.graders.by_row import ROW
+from groupwise.graders.pool import START_SECONDS
+from groupwise.graders.rubric import Grader, check
+from groupwise.graders.waiting import Tell, aloud, waiting
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.model import room as device_room
+from groupwise.model.config import ModelConfig
+from groupwise.model.cost import Frozen, cache_bytes
+from groupwise.model.formats.checkpoint import Loaded, stored_shape
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.model.layers.equip import check_precision, equip
+from groupwise.model.memory import device_bytes
+from groupwise.model.policy import spec_of
+from groupwise.optim.pairs import check_data, solution_notes
+from groupwise.prepare.placing import check_device, place
+from groupwise.records import Task
+from groupwise.testing.trial import try_slots
+
+# Tasks are data: the same in every run, so that runs with other seeds can be compared.
+TASKS_SEED = 0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All that sampling and grading need."""
+
+    loaded: Loaded
+    tasks: Sequence[Task]
+    held_out: Sequence[Task]
+    grader: Grader
+    notes: list[str]  # what a person should know about them
+    mixture: dict[str, float]  # weights of the sources, by name; empty without a mixture
+    dropped: dict[str, int]  # malformed rows that were left out, by file or setting
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Tasks and reward of a configuration, checked, before there is a model."""
+
+    train: Sequence[Task]
+    held_out: Sequence[Task]
+    notes: list[str]
+    mixture: dict[str, float]
+    dropped: dict[str, int]
+
+
+def set_up(
+    config: Config,
+    model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded],
+    *,
+    learns: bool = True,
+    tell: Tell = aloud,
+) -> Bench:
+    """`model_for` gives the model, which may be made for these tasks and held-out ones."""
+    doubts = try_slots(config.recipe) if learns else []
+    with phase("reading data"):
+        found = gather(config, learns=learns, tell=tell)
+    notes = [*(f"warning: {doubt}" for doubt in doubts), *found.notes]
+    return seat(config, replace(found, notes=notes), model_for(found.train, found.held_out))
+
+
+def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gathered:
+    """All that can be checked without a model; `learns`: also what the recipe needs.
+
+    `tell` is told what is waited for, where that takes long.
+    """
+    model = place(config.model)
+    check_device(model.device)
+    check_precision(model.device, model.dtype)
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    with waiting(tell, "reward functions to be loaded", START_SECONDS):
+        parts, found = read_data(config)
+    notes = [*found.notes]
+    if not learns_from_labels(config):
+        streams = config.recipe.streams if learns and isinstance(config.recipe, Recipe) else ()
+        notes += check(parts, found.train, streams=streams, tell=tell)
+        notes += check(parts, found.eval, data="data.eval", tell=tell) if found.eval else []
+    return Gathered(found.train, found.eval, notes, found.weights, found.dropped)
+
+
+def read_data(config: Config) -> tuple[Grader, LoadedData]:
+    """The reward and the tasks that it can grade; no answer is graded."""
+    graded = not learns_from_labels(config)
+    parts = Grader(config.reward.parts, graders=config.data.graders, timeout=config.reward.timeout)
+    if config.data.grader_key and ROW not in parts.parts:
+        raise ConfigError(
+            f"data.grader_key={config.data.grader_key!r} has no effect: reward.parts has no part "
+            f'"{ROW}" that would ask the graders that rows name. Add it, or remove the key.'
+        )
+    found = load_data(
+        config.data,
+        seed=TASKS_SEED,
+        held_out=config.eval.tasks,
+        require_answers=parts.needs_answer if graded else False,
+    )
+    if config.data.drop_bad and graded:
+        found = without_ungradable(found, parts)
+    return parts, found
+
+
+def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
+    """The data without rows that a part of the reward can't grade; how many, and why."""
+    notes, dropped = [*found.notes], dict(found.dropped)
+    left = {}
+    for setting, tasks in (("data.train", found.train), ("data.eval", found.eval)):
+        problems = {n: why for n, task in enumerate(tasks) if (why := grader.problem(task))}
+        left[setting] = tasks
+        if not problems:
+            continue
+        if len(problems) == len(tasks):
+            continue  # not one row too many, but another reward or column: `check` says so
+        left[setting] = only(tasks, np.array([n for n in range(len(tasks)) if n not in problems]))
+        shown = [f"row {tasks[n].id}: {why}" for n, why in list(problems.items())[:SHOWN]]
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        notes.append(
+            f"warning: the reward can't grade {len(problems):,} of {len(tasks):,} tasks of "
+            f"{setting}, which were left out (data.drop_bad): {'; '.join(shown)}{more}."
+        )
+        dropped[setting] = len(problems)
+    sources = {task.source for task in found.train} - {t.source for t in left["data.train"]}
+    if sources:
+        raise DataError(
+            f"No task of {min(sources)} is left to train on: the reward can grade none of them. "
+            "Remove it from data.train, or set data.answer_key."
+        )
+    return replace(
+        found, train=left["data.train"], eval=left["data.eval"], notes=notes, dropped=dropped
+    )
+
+
+def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
+    """The tasks as this model reads them."""
+    with phase("preparing kernels" if on_gpu(config) else "preparing the model"):
+        notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
+    tokenizer, shape = loaded.tokenizer, loaded.model.config
+    notes += check_ending(config, tokenizer)
+    with phase("preparing prompts"):
+        fitting = fit(config, found, tokenizer, shape)
+    if isinstance(config.recipe, PairRecipe):
+        check_data(config.recipe, fitting.train, tokenizer, shape.context)
+        notes += solution_notes(config.recipe, fitting.train)
+    ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
+    ends += config.engine.stop
+    grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
+    notes = list(dict.fromkeys([*notes, *fitting.notes]))
+    return Bench(
+        loaded, fitting.train, fitting.held_out, grader, notes, found.mixture, found.dropped
+    )
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Tasks with token ids: those whose prompts leave room for an answer."""
+
+    train: Sequence[Task]
+    held_out: Sequence[Task]
+    dropped: list[int]  # ids of those to train on whose prompts do not fit
+    limit: int  # tokens that a prompt may have
+    notes: list[str]
+
+
+def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfig) -> Fitting:
+    """What a run trains on and is judged on; needs no weights."""
+    check_answer(config, shape)
+    train = with_ids(config, found.train, tokenizer, shape)
+    held_out = with_ids(config, found.held_out, tokenizer, shape) if found.held_out else None
+    judged: Sequence[Task] = held_out.tasks if held_out else []
+    if learns_from_labels(config):  # such data has answers for some of the rows, or for none
+        judged = [task for task in judged if task.answer is not None]
+    dropped = [row.task for row in train.dropped]
+    notes = train.notes + (held_out.notes if held_out else [])
+    return Fitting(train.tasks, judged[: config.eval.tasks], dropped, train.limit, notes)
+
+
+def with_ids(
+    config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
+) -> Prepared:
+    """Prompts as the model sees them, without those that leave no room for an answer."""
+    room = shape.context - config.engine.max_tokens
+    if room < 1:
+        raise ConfigError(
+            f"engine.max_tokens={config.engine.max_tokens} leaves no room for a prompt: the model "
+            f"holds {shape.context} tokens in all. Lower engine.max_tokens."
+        )
+    return prepare(
+        tasks,
+        tokenizer,
+        template=config.data.template,
+        system=config.data.system,
+        instruction=config.data.instruction,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        room=room,
+    )
+
+
+def check_ending(config: Config, tokenizer: Tokenizer) -> list[str]:
+    """Refuse answers that nothing could end; a note where only stop strings do."""
+    if tokenizer.eos_ids:
+        return []
+    lacking = "the tokenizer has no EOS: nothing in its files names the token that ends an answer"
+    if config.engine.stop and not isinstance(config.recipe, PairRecipe):
+        return [f"{lacking}, so only engine.stop does."]
+    raise ModelError(
+        f"{lacking[0].upper()}{lacking[1:]}, and every answer would run to engine.max_tokens. Add "
+        '"eos_token" to tokenizer_config.json or "eos_token_id" to generation_config.json'
+        + ("." if isinstance(config.recipe, PairRecipe) else ", or set engine.stop.")
+    )
+
+
+def check_room(config: Config, path: str | Path, *, training: bool) -> None:
+    """Refuse a model that a GPU has no room for, before its weights are read."""
+    shape = stored_shape(path) if on_gpu(config) else None
+    if shape is not None:
+        why = device_room.refusal(
+            demand_of(config, shape, training=training), device_bytes(config.model.device)
+        )
+        if why:
+            raise ModelError(why)
+
+
+def check_answer(config: Config, shape: ModelConfig) -> None:
+    """Refuse answers whose keys and values alone are more than all of the machine's memory.
+
+    A CPU's memory has no sharper limit: other programs come and go, and pages can be swapped out.
+    """
+    there, tokens = device_bytes(config.model.device), config.engine.max_tokens
+    needed = cache_bytes(shape, 1, tokens, 1, 1, weight_bytes(config))
+    if needed > there and not on_gpu(config):
+        raise ConfigError(
+            f"engine.max_tokens={tokens}: keys and values of one such answer take "
+            f"{device_room.size(needed)}, and this machine has {device_room.size(there)} in all. "
+            "Lower engine.max_tokens, or take a smaller model."
+        )
+
+
+def demand_of(config: Config, shape: ModelConfig, *, training: bool) -> device_room.Demand:
+    return device_room.Demand(
+        shape,
+        max_tokens=config.engine.max_tokens,
+        training=training,
+        recompute=config.optim.recompute,
+        reference="reference" in config.recipe.models,
+        average=config.reference.update.startswith("ema"),
+        width=weight_bytes(config),
+        frozen=frozen_of(config, shape),
+    )
+
+
+def frozen_of(config: Config, shape: ModelConfig) -> Frozen | None:
+    """What stays and what learns; None where all weights are trained."""
+    if not config.adapter.used:
+        return None
+    return device_room.lora(shape, spec_of(config), config.model.quantize)
+
+
+def micro_tokens_of(config: Config, shape: ModelConfig) -> int:
+    """As the configuration has it, or what suits the device."""
+    if config.optim.micro_tokens:
+        return config.optim.micro_tokens
+    if not on_gpu(config):
+        return device_room.CPU_TOKENS
+    demand = demand_of(config, shape, training=True)
+    return device_room.automatic_tokens(demand, device_bytes(config.model.device))
+
+
+def on_gpu(config: Config) -> bool:
+    return torch.device(config.model.device).type == "cuda"
+
+
+def weight_bytes(config: Config) -> int:
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    return dtype.itemsize
+
+
+def learns_from_labels(config: Config) -> bool:
+    """Pairs that the data labels: nothing is sampled, nothing graded."""
+    recipe = config.recipe
+    return isinstance(recipe, PairRecipe) and recipe.reads == "labels"
+
+
+def engine_of(config: Config, loaded: Loaded, weights: str = "shared") -> NativeEngine:
+    """That samples from the policy itself, or from a copy of it."""
+    return NativeEngine(
+        loaded.model,
+        loaded.tokenizer,
+        seed=config.seed,
+        slots=config.engine.slots,
+        weights=weights,
+    )
+
+
+def sampling_of(config: Config, **changes: Any) -> Sampling:
+    """How answers are sampled for training, or with changes."""
+    engine = config.engine
+    asked: dict[str, Any] = {
+        "max_tokens": engine.max_tokens,
+        "min_tokens": engine.min_tokens,
+        "temperature": engine.temperature,
+        "top_p": engine.top_p,
+        "top_k": engine.top_k,
+        "stop": tuple(engine.stop),
+    }
+    return Sampling(**(asked | changes))

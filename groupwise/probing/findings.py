@@ -1,0 +1,194 @@
+"""What a probe's samples say: pass rates, what groups teach, lengths, failures; by setting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from groupwise.errors import ConfigError
+from groupwise.evaluate.estimates import SUBSETS, Count, Estimate, Rates, all_alike, over_prompts
+from groupwise.graders.by_row import ROW
+from groupwise.graders.rubric import Grader
+from groupwise.prepare.rollouts import failed
+from groupwise.records import Grade, Rollout, Task
+
+PASS_AT = 8
+GROUPS = (2, 4, 8, 16, 32, 64)
+QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
+
+
+@dataclass
+class Sampled:
+    """One template and temperature: its prompts as the model reads them, and what was written."""
+
+    template: str
+    temperature: float
+    tasks: list[Task]
+    groups: list[list[Rollout]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Passing:
+    """What counts as a pass, and in words."""
+
+    words: str
+    passed: Callable[[Grade], bool]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one template and temperature gave. Samples whose reward failed are left out of all but
+    the lengths; shares are of graded samples unless their names say otherwise."""
+
+    template: str
+    temperature: float
+    prompts: int
+    sampled: int
+    passing: Estimate
+    pass_at: Estimate
+    useful: Estimate  # groups with passes and failures, of the configuration's size
+    useful_by_group: dict[int, Estimate]
+    spread: Estimate  # groups whose rewards differ, of `spread_group` samples
+    spread_group: int
+    binary: bool  # whether rewards have two values at most
+    histogram: dict[str, int]  # prompts by pass rate
+    reward: float
+    parts: dict[str, float]  # means, before weights
+    format_share: float | None  # None: no part of the reward looks at the format
+    lengths: dict[str, int]
+    truncated_share: float  # of all samples
+    failed: int  # samples whose reward failed
+    abstained: int  # samples that the reward says nothing about
+    reason: str  # why they failed, most often
+    example: dict[str, Any]  # one that did not pass, or else one that did
+
+    @property
+    def name(self) -> str:
+        return f"{self.template} at {self.temperature:g}"
+
+    @property
+    def never(self) -> int:
+        return self.histogram["never"]
+
+    @property
+    def always(self) -> int:
+        return self.histogram["always"]
+
+    @property
+    def signal(self) -> Estimate:
+        """Groups that teach something: by passes, or by rewards where those have more values."""
+        return self.useful if self.binary else self.spread
+
+
+def passing(grader: Grader, threshold: float | None = None) -> Passing:
+    """A reward of the threshold or more; else what the reward calls correct; else the full mark."""
+    if threshold is None and grader.decider is not None:
+        judge = "its row's grader" if grader.decider == ROW else grader.decider
+        return Passing(f"{judge} gives 1", lambda grade: bool(grade.correct))
+    if threshold is None:
+        threshold = sum(max(weight, 0.0) for weight in grader.weights.values())
+        words = f"a reward of {threshold:g}, which all parts give together, or more"
+    else:
+        words = f"a reward of {threshold:g} or more"
+    least = threshold - 1e-9  # parts are added up in floating point
+
+    def passed(grade: Grade) -> bool:
+        return grade.reward is not None and grade.reward >= least
+
+    return Passing(words, passed)
+
+
+def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
+    """All figures of one setting."""
+    rows = [rollout for rollouts in sampled.groups for rollout in rollouts]
+    graded = [[r for r in rollouts if r.grade.reward is not None] for rollouts in sampled.groups]
+    counts = [Count(len(g), sum(passing.passed(r.grade) for r in g)) for g in graded]
+    rates = Rates(counts)
+    if not rates.counts:
+        raise ConfigError(
+            f"None of {len(rows)} samples has a reward; most often: {_reason(rows) or 'no reason'}."
+            " Mend reward.parts."
+        )
+    rewards = [[r.grade.reward for r in g] for g in graded]
+    usual = min(group, max(map(len, rewards)))
+    differ = [1 - all_alike(values, usual) for values in rewards if len(values) >= usual]
+    ok = [r for g in graded for r in g]
+    parts = {name: _mean([r.grade.parts.get(name) for r in ok]) for name in rows[0].grade.parts}
+    formats = [name for name in parts if name.startswith("format(")]
+    return Finding(
+        template=sampled.template,
+        temperature=sampled.temperature,
+        prompts=len(sampled.groups),
+        sampled=len(rows),
+        passing=rates.passing,
+        pass_at=rates.pass_at(PASS_AT),
+        useful=rates.useful(group),
+        useful_by_group={size: rates.useful(size) for size in sorted({*GROUPS, group})},
+        spread=over_prompts(differ, len(ok) // usual, SUBSETS),
+        spread_group=usual,
+        binary=len({r.grade.reward for r in ok}) <= 2,
+        histogram=histogram(rates.counts),
+        reward=sum(r.grade.reward or 0.0 for r in ok) / len(ok),
+        parts=parts,
+        format_share=_format_share(ok, formats),
+        lengths=quantiles([len(r.completion.token_ids) for r in rows]),
+        truncated_share=sum(r.completion.truncated for r in rows) / len(rows),
+        failed=sum(failed(r.grade) for r in rows),
+        abstained=sum(r.grade.status == "abstained" for r in rows),
+        reason=_reason(rows),
+        example=_example(ok, passing),
+    )
+
+
+def histogram(counts: Sequence[Count]) -> dict[str, int]:
+    """Prompts by the share of their samples that passed."""
+    bins = {"never": 0, "to 25 %": 0, "to 50 %": 0, "to 75 %": 0, "to 100 %": 0, "always": 0}
+    names = list(bins)
+    for samples, passed in counts:
+        if passed == 0:
+            bins["never"] += 1
+        elif passed == samples:
+            bins["always"] += 1
+        else:  # up to a quarter, a half, three quarters, and less than all
+            bins[names[-(-4 * passed // samples)]] += 1
+    return bins
+
+
+def quantiles(lengths: Sequence[int]) -> dict[str, int]:
+    """The least length that so large a share is no longer than."""
+    ordered = sorted(lengths)
+    return {
+        name: ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+        for name, share in QUANTILES.items()
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [x for x in values if x is not None]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _format_share(rows: Sequence[Rollout], formats: Sequence[str]) -> float | None:
+    """Samples that every part about the format is content with."""
+    if not formats:
+        return None
+    return sum(all((r.grade.parts[f] or 0) >= 1 for f in formats) for r in rows) / len(rows)
+
+
+def _reason(rows: Sequence[Rollout]) -> str:
+    found = Counter(r.grade.reason for r in rows if failed(r.grade))
+    found = found or Counter(r.grade.reason for r in rows if r.grade.status == "abstained")
+    return found.most_common(1)[0][0] if found else ""
+
+
+def _example(rows: Sequence[Rollout], passing: Passing) -> dict[str, Any]:
+    shown = next((r for r in rows if not passing.passed(r.grade)), rows[0])
+    return {
+        "prompt_id": shown.task.id,
+        "answer": shown.task.answer,
+        "completion": shown.text,
+        "reward": shown.grade.reward,
+        "finish": shown.completion.finish,
+    }

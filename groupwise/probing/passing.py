@@ -1,0 +1,97 @@
+"""How often a model gets each row of a file: sampled a few rows at a time, kept as it goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from groupwise.common.progress import phase
+from groupwise.data.named import SETS
+from groupwise.errors import ConfigError
+from groupwise.evaluate.asked import Asked, Basis, Candidate, Entry
+from groupwise.evaluate.estimates import Count
+from groupwise.evaluate.examine import described, load_candidate, sit
+from groupwise.evaluate.suites import Suite, config_of
+from groupwise.prepare.rollouts import verdict
+from groupwise.prepare.setup import gather
+from groupwise.records import Rollout
+from groupwise.runfiles.files import append_lines, read_lines, to_line
+
+
+def check(asked: Asked, band: tuple[float, float]) -> None:
+    low, high = band
+    if not 0 <= low < high <= 1:
+        raise ConfigError(f"--band {low:g},{high:g}: write two shares, the lower one first.")
+    if asked.samples < 2:
+        raise ConfigError(f"--samples {asked.samples} is too few. Take 2 or more.")
+    if asked.temperature <= 0:
+        raise ConfigError("At temperature 0 all samples of a row are the same. Set it above 0.")
+
+
+def open_rows(name: str, basis: Basis, gone: Collection[int]) -> Entry:
+    """The rows that are left, checked against their reward before a model is loaded."""
+    word = name.partition(":")[0]
+    suite = Suite(name, source=name, columns=word if word in SETS else "")
+    config = config_of(suite, basis.config, 0, own_options=basis.written)
+    # Every row has a number of its own, repeated ones too: what goes is the sieve's matter.
+    config = replace(config, data=replace(config.data, duplicates="keep"))
+    found = gather(config, learns=False)
+    left = [task for task in found.train if task.id not in gone]
+    if not left:
+        raise ConfigError(f"No row of {name} is left to look at with a model.")
+    return Entry(suite, config, replace(found, train=left, held_out=[]), {})
+
+
+def rates(
+    entry: Entry,
+    candidate: Candidate,
+    basis: Basis,
+    asked: Asked,
+    kept: Path,
+    say: Callable[[str], None],
+) -> dict[int, Count]:
+    """Samples and passes of each row. `kept` holds them line by line, and is gone on with."""
+    loaded = load_candidate(candidate, basis.config)
+    [sitting] = sit([entry], loaded, basis, asked)
+    for note in sitting.notes:
+        say(note)
+    head = {
+        "model": described(candidate, loaded)["weights"],
+        "data": sitting.data,
+        "settings": sitting.settings,
+    }
+    found = _before(kept, head)
+    if found:
+        say(f"{len(found)} rows are in {kept} already.")
+    left = [task for task in sitting.bench.tasks if task.id not in found]
+    with phase(f"{candidate.name} on {entry.suite.name}:", len(left), "tasks") as told:
+        for first in range(0, len(left), sitting.at_once):
+            groups = sitting.sample(left[first : first + sitting.at_once])
+            fresh = {group[0].task.id: count_of(group) for group in groups}
+            append_lines(kept, [to_line({"row": row} | c._asdict()) for row, c in fresh.items()])
+            found |= fresh
+            told(min(first + sitting.at_once, len(left)))
+    return found
+
+
+def count_of(group: list[Rollout]) -> Count:
+    """Of the samples that something says to be right or wrong."""
+    known = [right for r in group if (right := verdict(r.grade)) is not None]
+    return Count(len(known), sum(known))
+
+
+def _before(kept: Path, head: dict[str, Any]) -> dict[int, Count]:
+    """What a run that was stopped has left; an error where it is of something else."""
+    if not kept.exists():
+        append_lines(kept, [to_line(head)])
+        return {}
+    lines = [value for _, value in read_lines(kept)]
+    if not lines or lines[0] != json.loads(to_line(head)):
+        raise ConfigError(
+            f"{kept} is of another model, other rows or other settings. Delete it, or choose "
+            "another --out."
+        )
+    return {line["row"]: Count(line["samples"], line["passed"]) for line in lines[1:]}

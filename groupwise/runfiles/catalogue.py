@@ -1,0 +1,193 @@
+"""Every metric: what it means, what is healthy, what to do else. The source of docs/metrics.md.
+
+A name that ends in `*` stands for a family, such as the parts of the reward.
+"""
+
+# ruff: noqa: E501 - a row of the table is one line
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """One entry of the page."""
+
+    meaning: str
+    unit: str
+    healthy: str
+    otherwise: str  # what to do outside the healthy range
+
+
+SECTIONS: dict[str, dict[str, Metric]] = {
+    "Reward and correctness": {
+        "reward/mean": Metric("mean reward of the step's samples, before shaping", "reward", "rises over tens of steps; noisy from step to step", "flat: look at groups/dead_share, then at samples; falls: lower optim.learning_rate"),
+        "reward/sampled_mean": Metric("the same over all that was sampled, groups that dynamic sampling dropped included", "reward", "rises; the fairer curve with dynamic sampling", "as for reward/mean"),
+        "reward/shaped_mean": Metric("the same after shaping (length penalties, KL in the reward)", "reward", "close to reward/mean, and rises with it", "far below: the penalty dominates; check the recipe's shaping"),
+        "reward/part/*": Metric("mean of one part of the reward, before its weight", "reward", "every part rises or stays at its best", "one rises while another falls: the policy trades them; change the weights"),
+        "reward/ungraded_share": Metric("samples without a reward (grader abstained, failed, or the row was dropped as overlong)", "share", "0", "read grader_status and grader_reason in the rollouts"),
+        "reward/std": Metric("standard deviation of the rewards of all samples", "reward", "above 0", "0: every answer is worth the same, nothing to learn from"),
+        "reward/unequal_share": Metric("repeated answers to one prompt that did not get the same reward; absent where none repeats", "share", "0", "the grader is random, keeps state, or is a judge that wavers"),
+        "reward/failed_share": Metric("samples whose grader raised or ran out of time", "share", "0; the run stops above reward.max_failed_share", "read grader_reason in the rollouts and fix the grader; such samples are never counted as 0"),
+        "reward/missing_share": Metric("samples without a reward: every part abstained (returned None), or the grading failed", "share", "0, or the share of rows that no part is for", "1: nothing is learned, and the run stops after three such steps in a row; look for a forgotten return"),
+        "correct/mean": Metric("samples that the grader calls correct", "share", "rises", "rises while eval/accuracy does not: memorised or hacked; read samples"),
+    },
+    "Held-out evaluation": {
+        "eval/accuracy": Metric("held-out tasks answered correctly", "share", "rises; the number to judge a run by", "falls while reward/mean rises: reward hacking or over-fitting; stop and read samples"),
+        "eval/accuracy_stderr": Metric("standard error of eval/accuracy, from the spread between tasks", "share", "below a third of the gain that you want to see", "raise eval.tasks or eval.samples"),
+        "eval/reward": Metric("mean reward on held-out tasks", "reward", "rises with reward/mean", "as for eval/accuracy"),
+        "eval/length": Metric("mean length of held-out answers", "tokens", "as length/mean", "as for length/mean"),
+        "eval/truncated_share": Metric("held-out answers that hit the token limit", "share", "below 0.1", "raise engine.max_tokens"),
+        "eval/failed_share": Metric("held-out samples whose grader raised or ran out of time", "share", "0", "fix the grader: they are missing from eval/accuracy"),
+        "eval/source/*": Metric("of the held-out tasks of one of several sources: accuracy and mean reward", "share, reward", "every source gets better", "one falls while others rise: change the weights in data.train"),
+    },
+    "Groups": {
+        "groups/count": Metric("groups in the batch that was learned from", "groups", "prompts_per_step", "fewer: dynamic sampling stopped before the batch was full; easier data, or refills='until full'"),
+        "groups/dead_share": Metric("groups whose rewards are all equal: nothing to learn from; useful groups are the rest", "share", "below 0.5; rises as the data is mastered", "above 0.75: data too hard or too easy, or a broken reward; see the two shares below, or raise group_size"),
+        "groups/all_fail_share": Metric("dead groups without a success", "share", "below 0.5", "easier prompts, a larger group_size, a check of the reward on known answers"),
+        "groups/all_pass_share": Metric("dead groups where all succeed", "share", "below 0.5; rises as the data is mastered", "harder prompts, or a recipe with dynamic sampling"),
+        "groups/distinct_share": Metric("different answers within a group, of all", "share", "above 0.5, unless answers are a few tokens", "falls to 1/group_size: copies; see entropy/mean"),
+        "pass_rate/*": Metric("all groups that were sampled by their pass rate: none right, to a quarter, a half, three quarters, below all, all; and skill: how much of the spread between answers is that of prompts, 0 where they are guessed", "share", "most in between; skill above 0.1", "none large: too hard; all large: too easy; skill near 0: guessing, or a random reward"),
+        "advantage/edge_share": Metric("of the weight that advantages have in the loss (Σ u·|A|), that of groups near all or nothing: mean reward in the lowest or highest quarter of the step's range", "share", "no target: what the advantage makes of difficulty; z-scores have more of it than centred rewards", "–"),
+        "refill/rounds": Metric("extra sampling rounds of dynamic sampling", "rounds", "0 to 1; rises as the data is mastered", "at the limit `refills`: the batch gets smaller; other data, or refills='until full'"),
+        "refill/tokens": Metric("tokens sampled in these rounds; those that were dropped in the step: cost/wasted/dropped", "tokens", "below tokens/count", "what a full batch costs: other data; refill_tokens limits it"),
+        "refill/drawn_groups": Metric("groups sampled for the step, dropped ones included", "groups", "below 3 x prompts_per_step", "sampling pays for groups that are thrown away: other data"),
+    },
+    "Length and tokens": {
+        "length/mean": Metric("mean length of the completions", "tokens", "changes slowly; rises where reasoning helps", "runs up with a flat reward: length bias of the recipe; drops to a few tokens: collapse, or a reward for brevity"),
+        "length/sampled_mean": Metric("the same over all that was sampled, dropped groups included", "tokens", "close to length/mean", "far from it: the filter prefers a length"),
+        "length/truncated_share": Metric("completions that hit the token limit", "share", "below 0.1", "raise engine.max_tokens, or set overlong"),
+        "length/p95": Metric("its 95th percentile, of all that was sampled", "tokens", "below engine.max_tokens", "at the limit: raise engine.max_tokens"),
+        "length/ended_mean": Metric("mean length of the completions that ended by themselves", "tokens", "as length/mean", "far below length/mean: few very long ones"),
+        "length/right_mean": Metric("mean length of right answers", "tokens", "changes slowly", "as for length/mean"),
+        "length/right_p95": Metric("their 95th percentile", "tokens", "changes slowly", "as for length/mean"),
+        "length/wrong_mean": Metric("mean length of wrong answers", "tokens", "moves with length/right_mean", "grows alone: length bias of the loss; an aggregation over tokens (dapo, dr_grpo)"),
+        "length/wrong_p95": Metric("their 95th percentile", "tokens", "moves with length/right_p95", "as for length/wrong_mean"),
+        "length/wrong_over_right": Metric("mean length of wrong answers over that of right ones, within the groups that have both", "ratio", "steady", "grows: length bias of the loss, as for length/wrong_mean; below 1 and falling: a reward for length"),
+        "text/repetition": Metric("runs of four tokens that stood in the same answer before (64 answers at most, from all over the step; so are the next two)", "share", "below 0.1", "above 0.3: answers turn in circles; lower the rate"),
+        "text/answer_share": Metric("answers in a tag, a box, or behind a phrase that announces them", "share", "near 1 where the prompt asks for that, else 0", "falls: the format is being lost; a part of the reward for it"),
+        "text/reflection_share": Metric("answers with words of reflection: wait, let me check, alternatively, ...", "share", "no target; rises in long reasoning", "–"),
+        "tokens/count": Metric("completion tokens in the batch", "tokens", "groups x group_size x length", "–"),
+        "tokens/learned_share": Metric("of these, tokens that the loss learns from", "share", "near 1", "low: many rows are masked as overlong or ungraded"),
+        "tokens/rare_share": Metric("learned tokens that had a probability below 0.2 before the update", "share", "no target; falls with entropy/mean", "–"),
+    },
+    "Stability": {
+        "entropy/mean": Metric("mean entropy of the next-token distribution on learned tokens", "nats", "falls slowly and stays above 0.1 x its start", "falls fast: clip higher (dapo), lower the rate; rises without bound: lower the rate, add a KL term"),
+        "ratio/mean": Metric("mean policy/anchor probability ratio", "ratio", "1 exactly on-policy, else 0.95 to 1.05", "fewer updates per batch, lower rate"),
+        "ratio/max": Metric("largest ratio", "ratio", "below 10", "as for ratio/mean; look at the token in the rollouts"),
+        "ratio/off": Metric("root mean square distance of the ratios from 1", "ratio", "below 0.1", "as for ratio/mean"),
+        "ratio/sequence_mean": Metric("mean over answers of the geometric mean of their ratios", "ratio", "0.98 to 1.02", "as for ratio/mean"),
+        "ratio/sequence_max": Metric("largest of these", "ratio", "below 1.2", "as for ratio/mean"),
+        "ratio/effective_sample_share": Metric("(Σr)²/(n·Σr²): how much of the batch the ratios leave", "share", "above 0.9", "as for ratio/mean"),
+        "clip/high": Metric("learned tokens whose gradient the gate took away, ratio above 1", "share", "0 on-policy (nothing can clip), else below 0.1", "fewer updates per batch, lower rate"),
+        "clip/low": Metric("the same, ratio below 1", "share", "0 on-policy, else below 0.1", "as for clip/high"),
+        "clip/high_probability": Metric("mean probability, before the update, of the tokens in clip/high; absent where there are none", "probability", "no target", "below 0.2: the clip holds back rare tokens; raise recipe.gate.high"),
+        "clip/high_rare_share": Metric("of these, tokens with a probability below 0.2", "share", "no target", "near 1: as for clip/high_probability"),
+        "clip/high_rarity": Metric("the same over tokens/rare_share: how much more often a rare token is clipped so than any token", "ratio", "no target: 1 where it makes no difference", "far above 1: the method hardly learns from surprises; raise recipe.gate.high, or cispo"),
+        "clip/low_probability": Metric("mean probability of the tokens in clip/low", "probability", "no target", "–"),
+        "clip/low_rare_share": Metric("of these, tokens with a probability below 0.2", "share", "no target", "–"),
+        "clip/low_rarity": Metric("the same over tokens/rare_share", "ratio", "as for clip/high_rarity", "–"),
+        "clip/rare": Metric("tokens with a probability below 0.2 whose gradient the gate took away, of all such tokens", "share", "as clip/high and clip/low together", "as for clip/high_rarity"),
+        "correction/mean": Metric("mean weight of the recipe's corrections, where it has any", "ratio", "0.9 to 1", "lower: the sampler is far off, or much is masked"),
+        "correction/zero_share": Metric("tokens that the corrections weigh with 0", "share", "below 0.1", "as for mismatch/abs_mean"),
+        "kl/ref": Metric("KL to the reference on learned tokens (k3 estimate)", "nats", "0 at the first step, then grows slowly; below 1 for most tasks", "spikes: lower the rate or raise the KL coefficient"),
+        "kl/ref_k1": Metric("the same as mean log-ratio to the reference (k1 estimate): noisier while the two are near, calmer when a rare token makes kl/ref jump", "nats", "close to kl/ref over several steps; may be below 0", "as for kl/ref"),
+        "gate/mismatch_mean": Metric("mean |learner − sampler| log-probability in the check before the first step", "nats", "below guard.mismatch, else the run does not start", "as for mismatch/abs_mean"),
+        "gate/mismatch_p99": Metric("its 99th percentile", "nats", "below 10 x its mean", "as for mismatch/abs_mean"),
+        "gate/mismatch_max": Metric("its maximum", "nats", "below 0.1", "as for mismatch/abs_mean"),
+        "mismatch/abs_mean": Metric("mean |learner − sampler| log-probability for the same weights", "nats", "below 1e-3 (float32: below 1e-5)", "sampler and learner differ: temperature, precision, weights that did not arrive; or adapter.dropout, which only updates see"),
+        "mismatch/abs_max": Metric("largest of these", "nats", "below 0.1", "as for mismatch/abs_mean: the maximum moves first"),
+        "mismatch/abs_p99": Metric("99th percentile of these", "nats", "below 10 x mismatch/abs_mean", "as for mismatch/abs_mean"),
+        "mismatch/limit": Metric("what mismatch/abs_mean may be in this precision: guard.mismatch, 50 times it in bfloat16", "nats", "above mismatch/abs_mean", "as for mismatch/abs_mean"),
+        "mismatch/outside_share": Metric("tokens whose ρ is outside 0.9 to 1.1", "share", "below 0.01", "as for mismatch/abs_mean"),
+        "mismatch/off": Metric("root mean square distance of ρ from 1", "ratio", "below 0.01", "as for mismatch/abs_mean"),
+        "mismatch/mean": Metric("mean learner/sampler probability ratio ρ", "ratio", "0.99 to 1.01", "as for mismatch/abs_mean, or a recipe with a correction"),
+        "mismatch/max": Metric("largest ρ", "ratio", "below 1.1", "as for mismatch/abs_mean"),
+        "mismatch/effective_sample_share": Metric("(Σρ)²/(n·Σρ²)", "share", "above 0.99", "as for mismatch/abs_mean"),
+    },
+    "Loss and update": {
+        "loss/total": Metric("what is differentiated, mean over the step's updates", "–", "no target: near 0 on-policy, where the ratio is 1 and advantages are centred", "do not judge a run by it"),
+        "loss/policy": Metric("its policy term", "–", "as loss/total", "–"),
+        "loss/*": Metric("its other terms: penalties and auxiliary losses by name", "–", "small: the policy term should drive the update", "one dominates: lower its coefficient"),
+        "optim/grad_norm": Metric("norm of the gradient before clipping, mean over the step's updates", "–", "steady within a factor of 10; 0 only if all groups are dead", "spikes: lower the rate or optim.clip_norm; 0: see groups/dead_share"),
+        "optim/grad_snr": Metric("squared norm of the mean gradient over its variance, in the last 1/(1−beta1) updates: how much consecutive batches agree", "ratio", "no target: near 0 in many runs that learn; above 0 where updates agree more than chance has it", "below 0 for long: updates undo each other; lower the rate, or more prompts_per_step"),
+        "optim/learning_rate": Metric("learning rate of the step", "–", "as the schedule says", "–"),
+        "optim/skipped": Metric("updates skipped because loss or gradient was not finite", "updates", "0", "events.jsonl names the first bad tensor; the run stops after guard.max_skipped in a row"),
+        "optim/micro_batches": Metric("forward and backward passes of the step", "passes", "as few as memory allows", "raise optim.micro_tokens; it changes memory, not the update"),
+        "updates/count": Metric("optimizer steps made on the batch; 1 is on-policy", "updates", "as the recipe's schedule says", "–"),
+        "weights/fingerprint": Metric("hash of the weights after the step; equal runs have equal ones", "text", "changes whenever an update was made", "stands still: updates are skipped"),
+        "weights/version": Metric("optimizer steps since the start", "updates", "rises by updates/count", "stands still: updates are skipped"),
+    },
+    "Preference pairs": {
+        "pairs/count": Metric("pairs of answers in the step", "pairs", "prompts_per_step", "fewer: groups without two different rewards give no pair"),
+        "pairs/accuracy": Metric("pairs whose chosen answer the policy prefers, measured from the reference", "share", "rises from 0.5", "stays: raise the rate; at 1 early: the pairs are too easy"),
+        "pairs/margin": Metric("mean implicit reward of chosen minus rejected answers", "reward", "rises slowly", "runs away: raise beta or lower the rate"),
+        "pairs/chosen_reward": Metric("mean implicit reward of chosen answers", "reward", "above 0", "below 0: chosen answers become less likely; see pairs/displaced_share"),
+        "pairs/rejected_reward": Metric("mean implicit reward of rejected answers", "reward", "below pairs/chosen_reward", "as for pairs/margin"),
+        "pairs/displaced_share": Metric("pairs that are preferred although the chosen answer became less likely", "share", "below 0.5", "a recipe with a term for the chosen answer's own likelihood"),
+    },
+    "Data and cost": {
+        "data/epoch": Metric("how often the data has been gone through; of several sources, the one that came round most often", "epochs", "below 10", "answers may be memorised: compare correct/mean with eval/accuracy"),
+        "data/source/*": Metric("of one of several sources of data: its share of the samples, their mean reward and the share of correct ones", "share, reward", "shares as in data.train; every source gets better", "one stands still: too hard or too easy; change its weight"),
+        "cost/tokens": Metric("tokens sampled since the start, refills included", "tokens", "rises", "–"),
+        "cost/flops": Metric("operations of the models since the start (sampling, scoring, updates; nothing counted twice)", "FLOP", "rises", "–"),
+        "cost/wasted_share": Metric("sampled tokens that taught nothing, in the step", "share", "below 0.5", "see its causes"),
+        "cost/wasted/*": Metric("the same by cause: dropped by dynamic sampling, ungraded, masked by a filter, dead (no advantage)", "share", "below 0.5", "dropped, dead: other data or a larger group_size; masked: raise engine.max_tokens; ungraded: fix the grader"),
+        "staleness/mean": Metric("updates that the learner was ahead of the sampler when it learned from an answer", "updates", "0 on-policy", "grows: weights do not arrive"),
+        "staleness/max": Metric("largest of these", "updates", "0 on-policy", "as for staleness/mean"),
+        "time/device_hours": Metric("hours of the device since the start", "h", "rises", "–"),
+        "time/device_hours_per_point": Metric("the same by percentage points of held-out accuracy gained; absent without a gain", "h", "as low as you can", "–"),
+        "time/money": Metric("what these hours cost, at watch.price", "currency", "rises", "–"),
+        "time/money_per_point": Metric("the same by percentage points gained", "currency", "as low as you can", "–"),
+        "time/step": Metric("seconds of the step, all phases", "s", "steady", "time/bottleneck names what to look at"),
+        "time/rollout": Metric("seconds of sampling", "s", "the largest phase for long answers", "more engine.slots, fewer engine.max_tokens"),
+        "time/grade": Metric("seconds of grading", "s", "below a tenth of time/step", "a faster or parallel grader"),
+        "time/score": Metric("seconds of scoring with the learner before the update, and with the reference", "s", "below time/update", "a recipe without reference needs less"),
+        "time/update": Metric("seconds of forward, backward and optimizer", "s", "about half of time/step for short answers", "raise optim.micro_tokens; optim.recompute = false"),
+        "time/eval": Metric("seconds of held-out evaluation", "s", "below a tenth of all time", "raise eval.every, lower eval.tasks"),
+        "time/checkpoint": Metric("seconds that training waited for checkpoints since the step before: copying to the host, or the one before that is still being written", "s", "below a twentieth of all time", "raise checkpoint.every_seconds"),
+        "time/run": Metric("seconds since `train` began to load, all starts together: loading, steps, evaluation, checkpoints; not the interpreter's start before it", "s", "near the sum of time/step", "far above it: time/eval, time/checkpoint, or a slow start"),
+        "time/tokens_per_second": Metric("sampled tokens per second of time/rollout", "tokens/s", "steady", "drops: another process on the machine, or longer answers"),
+        "time/share/*": Metric("share of time/step that a phase takes; other: all between the phases", "share", "rollout and update together above 0.8", "grade or other large: the device waits for the host"),
+        "time/update_flops_share": Metric("model FLOPs of the update (6 x weights x tokens, attention, head; nothing that is computed twice) a second, of the device's peak; absent where that is not known", "share", "above 0.4 on a GPU", "raise optim.micro_tokens; optim.recompute = false"),
+        "time/rollout_bytes_per_second": Metric("weights, keys and values that sampling must read a second, each counted once a decoding step", "bytes/s", "near the device's bandwidth", "more completions at a time: raise engine.slots, prompts_per_step or group_size"),
+        "time/rollout_bandwidth_share": Metric("the same as a share of the device's bandwidth; absent where that is not known", "share", "above 0.4 on a GPU", "as for time/rollout_bytes_per_second"),
+        "time/bottleneck": Metric("the phase that takes longest, and what holds it up", "text", "rollout or update, near a peak of the device", "grade or other: the device waits; see the phase's own row"),
+        "memory/peak_bytes": Metric("peak memory of the process or device", "bytes", "below nine tenths of what there is", "lower optim.micro_tokens or engine.slots; optim.recompute = true"),
+    },
+}  # fmt: skip
+
+CATALOGUE = {name: metric for part in SECTIONS.values() for name, metric in part.items()}
+
+INTRO = """# Metrics
+
+<!-- Generated by `make docs` from groupwise/runfiles/catalogue.py. Do not edit. -->
+
+metrics.jsonl has one JSON object a step: `step` first, then the names below in alphabetical order.
+A name that does not apply to the recipe or the step is absent; a value that is not finite is null.
+Names under `time/` and `memory/` depend on the clock and the machine; all others repeat bit for bit.
+`*` stands for a name of your configuration. A share is a number from 0 to 1.
+
+Judge a run by held-out accuracy, reward, useful groups (1 − `groups/dead_share`), length and
+entropy, in that order. Never by the loss. Ranges are rules of thumb for verifiable rewards.
+"""
+
+
+def find(name: str) -> Metric | None:
+    """The entry of a metric, by its name or its family."""
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    families = [key for key in CATALOGUE if key.endswith("*") and name.startswith(key[:-1])]
+    return CATALOGUE[families[0]] if families else None
+
+
+def metrics_page() -> str:
+    """The whole of docs/metrics.md."""
+    head = ("name", "meaning", "unit", "healthy", "otherwise")
+    parts = [INTRO.rstrip()]
+    for title, metrics in SECTIONS.items():
+        rows = [(f"`{name}`", *metric) for name, metric in metrics.items()]
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+        table = [head, ("---",) * len(head), *cells]
+        parts.append(f"## {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in table))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,310 @@
+"""Rollout files: one Parquet file a step, one row a sample. docs/run_folder.md has the schema.
+
+The same rows give the same bytes: nothing in the file depends on the clock. Floats come back bit
+for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from groupwise.errors import RunError, in_short
+from groupwise.runfiles.files import ordinary, storable, write_atomic
+
+if TYPE_CHECKING:
+    from groupwise.records import Rollout
+
+VERSION = 1  # of the schema; a change of a column's name, type or meaning raises it
+VERSION_KEY = b"groupwise.rollouts.version"
+Numbers = Any  # one per token of the completion: a list, a numpy array, a CPU tensor without grad
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample. What is None was not computed, or there is none."""
+
+    prompt_id: int
+    draw: int
+    group: int
+    sample: int
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    sampler_logp: Numbers
+    mask: Numbers | None = None  # None: the policy wrote every token
+    learner_logp: Numbers | None = None
+    ref_logp: Numbers | None = None
+    entropy: Numbers | None = None
+    advantage: Numbers | None = None
+    coefficient: Numbers | None = None
+    ratio: Numbers | None = None
+    clipped: Numbers | None = None
+    reward: float | None = None
+    reward_parts: Mapping[str, float | None] = field(default_factory=dict)
+    reward_steps: Sequence[tuple[int, float]] = ()
+    correct: bool | None = None
+    grader_status: str = "ok"
+    grader_reason: str = ""
+    finish: str = "eos"
+    weight_version: int = 0
+    weights: str = "shared"
+    used: bool = True
+    prompt_text: str = ""
+    text: str = ""
+    answer: str | None = None
+
+    @classmethod
+    def of(
+        cls, rollout: Rollout, *, group: int, prompt_text: str, used: bool = True, **streams: Any
+    ) -> Row:
+        """From a rollout and what the learner said about its tokens (learner_logp=..., ...)."""
+        task, done, grade = rollout.task, rollout.completion, rollout.grade
+        return cls(
+            prompt_id=task.id,
+            draw=rollout.draw,
+            group=group,
+            sample=rollout.sample,
+            prompt_token_ids=task.token_ids,
+            token_ids=done.token_ids,
+            sampler_logp=done.logp_T,
+            reward=grade.reward,
+            reward_parts=grade.parts,
+            reward_steps=grade.steps,
+            correct=grade.correct,
+            grader_status=grade.status,
+            grader_reason=grade.reason,
+            finish=done.finish,
+            weight_version=done.version,
+            weights=done.weights,
+            used=used,
+            prompt_text=prompt_text,
+            text=rollout.text,
+            answer=None if task.answer is None else str(task.answer),
+            **streams,
+        )
+
+
+def _plain(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
+    return lambda name, rows: pa.array([getattr(row, name) for row in rows], type=kind)
+
+
+def _text(name: str, rows: Sequence[Row]) -> pa.Array:
+    values = [getattr(row, name) for row in rows]
+    return pa.array([None if x is None else storable(x) for x in values], type=pa.string())
+
+
+def _parts(name: str, rows: Sequence[Row]) -> pa.Array:
+    entries = [[(storable(key), x) for key, x in row.reward_parts.items()] for row in rows]
+    return pa.array(entries, type=REWARD_PARTS)
+
+
+def _steps(name: str, rows: Sequence[Row]) -> pa.Array:
+    entries = [[{"end": end, "reward": x} for end, x in row.reward_steps] for row in rows]
+    return pa.array(entries, type=REWARD_STEPS)
+
+
+def _list(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
+    """Lists of numbers, put end to end without a Python object for each."""
+    dtype = kind.to_pandas_dtype()
+
+    def column(name: str, rows: Sequence[Row]) -> pa.Array:
+        given = [getattr(row, name) for row in rows]
+        return _lists([None if x is None else np.asarray(x, dtype=dtype) for x in given], kind)
+
+    return column
+
+
+def _lists(parts: Sequence[Numbers | None], kind: pa.DataType) -> pa.Array:
+    nothing = np.zeros(0, kind.to_pandas_dtype())
+    known = [nothing if part is None else part for part in parts]
+    ends = np.cumsum([0, *(len(part) for part in known)], dtype=np.int32)
+    flat = np.concatenate([nothing, *known])
+    absent = pa.array([part is None for part in parts], type=pa.bool_()) if parts else None
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat, type=kind), mask=absent)
+
+
+def _mask(name: str, rows: Sequence[Row]) -> pa.Array:
+    full = [np.ones(len(row.token_ids), bool) if row.mask is None else row.mask for row in rows]
+    return _lists([np.asarray(x, dtype=bool) for x in full], pa.bool_())
+
+
+def _step(step: int) -> Callable[[str, Sequence[Row]], pa.Array]:
+    return lambda name, rows: pa.array([step] * len(rows), type=pa.int32())
+
+
+REWARD_PARTS = pa.map_(pa.string(), pa.float64())
+REWARD_STEPS = pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))
+_INT32, _INT64, _FLOAT32, _BOOL = pa.int32(), pa.int64(), pa.float32(), pa.bool_()
+
+# What a row of `Row` can't be made without.
+_NEVER_ABSENT = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids",
+                 "sampler_logp")  # fmt: skip
+# Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
+PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "advantage",
+             "coefficient", "ratio", "clipped")  # fmt: skip
+_FLOATS = tuple(name for name in PER_TOKEN if name not in ("mask", "clipped"))
+_TEXTS = ("grader_status", "grader_reason", "finish", "weights", "prompt_text", "text", "answer")
+
+_COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
+    "prompt_id": _plain(_INT64),
+    "draw": _plain(_INT32),
+    "group": _plain(_INT64),
+    "sample": _plain(_INT32),
+    "prompt_token_ids": _list(_INT32),
+    "token_ids": _list(_INT32),
+    "mask": _mask,
+    **{name: _list(_FLOAT32) for name in _FLOATS},
+    "clipped": _list(_BOOL),
+    "reward": _plain(pa.float64()),
+    "reward_parts": _parts,
+    "reward_steps": _steps,
+    "correct": _plain(_BOOL),
+    "grader_status": _text,
+    "grader_reason": _text,
+    "finish": _text,
+    "weight_version": _plain(_INT64),
+    "weights": _text,
+    "used": _plain(_BOOL),
+    "prompt_text": _text,
+    "text": _text,
+    "answer": _text,
+}
+
+
+def to_table(rows: Sequence[Row], step: int) -> pa.Table:
+    """The rows as columns, checked: a list per token is as long as its completion."""
+    for number, row in enumerate(rows):
+        for name in PER_TOKEN:
+            values = getattr(row, name)
+            if values is not None and len(values) != len(row.token_ids):
+                raise RunError(
+                    f"Row {number} of step {step} has {len(values)} values of {name} for "
+                    f"{len(row.token_ids)} tokens: one for each token of the completion, or None."
+                )
+    columns = {"step": _step(step), **_COLUMNS}
+    table = pa.table({name: make(name, rows) for name, make in columns.items()})
+    return table.replace_schema_metadata({VERSION_KEY: str(VERSION).encode()})
+
+
+def write(path: Path, rows: Sequence[Row], step: int) -> None:
+    """The whole file or none; durable on return."""
+    store(path, to_table(rows, step))
+
+
+def store(path: Path, table: pa.Table) -> None:
+    """A table of `to_table` or `read`, perhaps with other columns, as a file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=[*_TEXTS, "reward_parts.key_value.key"],
+        # The bytes of a float apart: exponents repeat, and compress.
+        column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _FLOATS},
+    )
+    write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def with_lists(table: pa.Table, columns: Mapping[str, Sequence[Numbers | None]]) -> pa.Table:
+    """The table with these lists per token in place of its own, or beside them; by row."""
+    for name, lists in columns.items():
+        kind = _BOOL if name == "clipped" else _FLOAT32
+        dtype = kind.to_pandas_dtype()
+        made = _lists([None if x is None else np.asarray(x, dtype=dtype) for x in lists], kind)
+        at = table.schema.get_field_index(name)
+        table = table.append_column(name, made) if at < 0 else table.set_column(at, name, made)
+    return table
+
+
+def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A step's rows, or some columns of them, as far as the file has them."""
+    with _opened(path) as file:
+        found = _version(file)
+        if found != VERSION:
+            raise _other_version(path, found)
+        table = _some(file, columns)
+        for name in _NEVER_ABSENT:
+            asked = columns is None or name in columns
+            if asked and (name not in table.column_names or table.column(name).null_count):
+                raise pa.ArrowInvalid(f"rows without {name}")
+        return table
+
+
+def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
+    """Some columns of a file of this version or an older one, and its version, for showing.
+
+    What the file does not have is null.
+    """
+    with _opened(path) as file:
+        found = _version(file)
+        if found > VERSION:
+            raise _other_version(path, found)
+        table = _some(file, columns)
+    for name in columns:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows))
+    return table.select(list(columns)), found
+
+
+def _some(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
+    """The columns as the schema has them; other types and torn lists are an Arrow error."""
+    there = file.schema_arrow.names
+    table = file.read(columns=[name for name in columns or there if name in there])
+    table.validate(full=True)
+    for at, (name, found) in enumerate(zip(table.column_names, table.schema.types, strict=True)):
+        kind = found if pa.types.is_null(found) else _types().get(name, found)
+        if found != kind:
+            table = table.set_column(at, name, table.column(at).cast(kind))
+        if pa.types.is_list(kind) and pc.list_flatten(table.column(at)).null_count:
+            raise pa.ArrowInvalid(f"there are nulls within the lists of {name}")
+    return table
+
+
+@functools.cache
+def _types() -> dict[str, pa.DataType]:
+    """The type of every column; `weight` is in files of a replay."""
+    ours = to_table([], 0).schema
+    return {**dict(zip(ours.names, ours.types, strict=True)), "weight": pa.list_(_FLOAT32)}
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    nothing = RunError(
+        f"There are no rollouts at {path}: the step was not reached, or the file was removed."
+    )
+    if ordinary(path) is None:
+        raise nothing
+    try:
+        # Opened here: Arrow takes no name that is not UTF-8.
+        with open(path, "rb") as data, pq.ParquetFile(data) as file:
+            yield file
+    except FileNotFoundError:  # it went away in between
+        raise nothing from None
+    except (pa.ArrowException, OSError) as error:
+        raise RunError(
+            f"{path} is not a Parquet file that can be read ({in_short(error)}). It is "
+            "written in one piece, so it was changed since or the disk is faulty. Put it back, or "
+            "remove it to do without this step."
+        ) from error
+
+
+def _version(file: pq.ParquetFile) -> int:
+    """0 where the file does not say."""
+    said = (file.schema_arrow.metadata or {}).get(VERSION_KEY, b"0")
+    return int(said) if said.isdigit() else 0
+
+
+def _other_version(path: Path, found: int) -> RunError:
+    return RunError(
+        f"{path} has rollout schema {found or 'none'}, this groupwise reads {VERSION}. Read it "
+        "with the groupwise that wrote it (manifest.json names the version), or with pyarrow."
+    )

@@ -1,0 +1,1 @@
+"""The loop, top to bottom, and what it consists of."""
