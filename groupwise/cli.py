@@ -327,6 +327,7 @@ def _report(args: argparse.Namespace) -> int:
 def _docs(args: argparse.Namespace) -> int:
     from groupwise.config.page import settings_page
     from groupwise.explain.explain import markdown, undocumented
+    from groupwise.explain.tree import with_tree
     from groupwise.runfiles.catalogue import metrics_page
     from groupwise.watch.rules import rules_page
 
@@ -339,8 +340,12 @@ def _docs(args: argparse.Namespace) -> int:
     folder, current = Path(args.folder), True
     if not args.check and not folder.is_dir():
         raise RecipeError(f"There is no folder {args.folder!r}: run this at the root.")
+    architecture = folder / "architecture.md"
     pages = {
         "algorithms.md": markdown(),
+        "architecture.md": with_tree(
+            architecture.read_text("utf-8") if architecture.is_file() else ""
+        ),
         "metrics.md": metrics_page(),
         "rules.md": rules_page(),
         "settings.md": settings_page(),

@@ -3,7 +3,7 @@
 The defaults of `method` are plain: z-score in the group, ratio per token, clip 0.2, token mean, one
 update per batch. A recipe states what differs. `setting` holds what the paper used outside the
 slots. `note` says how sure the reading is; [H] marks a choice of this house where sources are silent
-or disagree. Pitfalls and what implementations disagree about are in tell/notes.toml.
+or disagree. Pitfalls and what implementations disagree about are in explain/notes.toml.
 """
 
 from __future__ import annotations
