@@ -42,9 +42,9 @@ check-slow: $(READY)
 # EXTRA_PATH is for packages that this Python lacks.
 check-gpu:
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then \
-		PYTHONPATH=.:$(EXTRA_PATH) $(PYTHON) -m pytest --durations=5 tests/test_kernels_*.py \
-			tests/test_joined.py tests/test_prefix.py tests/test_fast.py tests/test_adapters.py \
-			tests/test_gpu.py; \
+		PYTHONPATH=.:$(EXTRA_PATH) $(PYTHON) -m pytest --durations=5 tests/model/test_kernels_*.py \
+			tests/model/test_joined.py tests/model/test_prefix.py tests/model/test_fast.py \
+			tests/model/test_adapters.py tests/training/test_gpu.py; \
 	else \
 		echo "check-gpu: skipped, $(PYTHON) has no PyTorch that sees a GPU"; \
 	fi

@@ -37,7 +37,7 @@ from groupwise.view.server import Viewer
 from groupwise.watch.report import report_page
 
 HERE = Path(__file__).parents[1]
-sys.path += [str(HERE / "tests"), str(HERE / "benchmarks")]
+sys.path += [str(HERE / "tests" / "support"), str(HERE / "benchmarks")]
 import crashes  # noqa: E402
 import damage  # noqa: E402
 import damages  # noqa: E402

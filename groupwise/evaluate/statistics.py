@@ -12,10 +12,10 @@ would ever be seen; the percentile bootstrap stays inside the range of five valu
 instead of 95 %. Student's t knows how little five values say of their spread. So p is Student's
 for seeds, and Student's again for tasks where they count (Behrens and Fisher), and the bootstrap's
 deviations are widened by the same factor: its interval has the shape of the data and the width that
-so few seeds deserve. tests/test_statistics.py simulates it: intervals over five seeds cover 94 % to
-96 % where differences are normal or heavy-tailed, 90 % where they are skewed like a lognormal; over
-seeds and tasks 95 % or a little more. What happens in one run of ten (a collapse) five seeds can't
-show, and no interval does.
+so few seeds deserve. tests/evaluate/test_statistics.py simulates it: intervals over five seeds
+cover 94 % to 96 % where differences are normal or heavy-tailed, 90 % where they are skewed like a
+lognormal; over seeds and tasks 95 % or a little more. What happens in one run of ten (a collapse)
+five seeds can't show, and no interval does.
 
 What Student's t can't know is that runs may be of two kinds, those that took off and those that
 did not: then a few seeds agree by luck, with no spread to tell. `by_luck` is the chance of that,

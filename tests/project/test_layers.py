@@ -1,0 +1,100 @@
+"""Imports follow one list of layers: what stands lower knows nothing of what stands higher."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "groupwise"
+# From the bottom to the top. A folder or module imports from its own layer's left and from below.
+LAYERS = (
+    "errors streams records",
+    "common hub",
+    "methods",
+    "groups losses",
+    "dialects recipes",
+    "config",
+    "runfiles model",
+    "data engine graders optim",
+    "testing explain",
+    "watch sync",
+    "prepare",
+    "evaluate",
+    "training",
+    "plan probing compare replay view",
+    "commands",
+    "cli __main__",
+)
+ORDER = [room for layer in LAYERS for room in layer.split()]
+
+
+def rooms() -> set[str]:
+    return {
+        path.stem
+        for path in PACKAGE.iterdir()
+        if (path.suffix == ".py" or (path / "__init__.py").exists()) and path.stem != "__init__"
+    }
+
+
+def imports() -> Iterator[tuple[str, str, str]]:
+    """Every import of one room by another, with its line; inside functions too."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if room != "__init__":
+            for line, name in _imported(ast.parse(path.read_text("utf-8"))):
+                yield room, name, f"{path.relative_to(PACKAGE.parent)}:{line}"
+
+
+def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "groupwise":
+            parts = (node.module or "").split(".")[1:]
+            for name in [parts[0]] if parts else [alias.name for alias in node.names]:
+                yield node.lineno, name
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("groupwise."):
+                    yield node.lineno, alias.name.split(".")[1]
+        yield from _imported(node)
+
+
+def test_every_room_has_its_layer() -> None:
+    assert sorted(ORDER) == sorted(rooms())
+
+
+def test_imports_go_down() -> None:
+    wrong = [
+        f"{line}: {room} imports {name}, which stands above it"
+        for room, name, line in imports()
+        if name in ORDER and ORDER.index(name) > ORDER.index(room)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("older", "name"),
+    [
+        ("groupwise.slots", "gate"),
+        ("groupwise.slots", "REGISTRY"),
+        ("groupwise.composition", "load_plugin"),
+        ("groupwise.losses.kl", "bounded_exp"),
+        ("groupwise.model.head", "logits"),
+        ("groupwise.model.attention", "packed"),
+        ("groupwise.planning", "plan"),
+        ("groupwise.loop", "Stopped"),
+        ("groupwise.validate.probe", "Asked"),
+        ("groupwise.validate.advice", "advise"),
+    ],
+)
+def test_names_that_users_import_stay(older: str, name: str) -> None:
+    """It is the same thing under both names, not a copy."""
+    import groupwise
+
+    found = getattr(importlib.import_module(older), name)
+    assert found is getattr(importlib.import_module(groupwise._MOVED[older]), name)
