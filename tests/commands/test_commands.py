@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from real_shapes import SEVEN, M, S
 from runs import run as train_small
-from test_cost import SEVEN, M, S
 
 from groupwise.cli import main
 from groupwise.commands import doctor, init, machine

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_tokenizer import decoded, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_files import read
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Backend
+from task_files import read, refused
+from tokenizers import normalizers
 
 from groupwise.config import Data
 from groupwise.data import load
@@ -33,12 +33,6 @@ def written(folder: Path, *lines: Any, name: str = "data.jsonl") -> str:
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     (folder / name).write_text("\n".join(texts), encoding="utf-8")
     return str(folder / name)
-
-
-def refused(*args: Any, **kwargs: Any) -> str:
-    with pytest.raises(DataError) as caught:
-        read(*args, **kwargs)
-    return str(caught.value)
 
 
 def test_rows_become_tasks_in_order(tmp_path: Path) -> None:
@@ -266,38 +260,6 @@ def test_load_refuses_what_it_would_ignore(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- prompts
-
-CHAT = (
-    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]"
-    "{{ message['content'] }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
-
-def tokenizer(template: str | None = CHAT, single: str = "<s> $A", **changes: Any) -> Tokenizer:
-    """Bytes, with a BOS (256) that its post-processor writes in front of plain text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(t, special=True) for t in ("<s>", "</s>")])
-    backend.add_special_tokens([AddedToken("<eats>", special=True, rstrip=True)])
-    if "normalizer" in changes:
-        backend.normalizer = changes["normalizer"]
-    if single:
-        backend.post_processor = processors.TemplateProcessing(
-            single=single, pair=None, special_tokens=[("<s>", 256), ("</s>", 257)]
-        )
-    return Tokenizer(
-        backend, eos_ids=[257], bos_id=256, template=template, names={"bos_token": "<s>"}
-    )
-
-
-def decoded(prompt: Any, model: Tokenizer | None = None, **settings: Any) -> str:
-    model = model or tokenizer()
-    frozen = prompt if isinstance(prompt, str) else tuple(prompt)
-    found = prepare([Task(0, frozen)], model, **{"room": 1000, **settings})
-    return model.decode(found.tasks[0].token_ids)
-
 
 USER = {"role": "user", "content": "2+2?"}
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from task_files import read
-from test_data_files import TABLES, WRITERS, refused
+from data_writers import TABLES, WRITERS
+from task_files import read, refused
 
 from groupwise import load_config
 from groupwise.config import Data

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chat_tokenizer import tokenizer
+from data_writers import WRITERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import left_behind, run
-from test_data import tokenizer
-from test_data_files import WRITERS
 
 from groupwise.config import Data
 from groupwise.data import Loaded, load

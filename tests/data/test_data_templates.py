@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_data import decoded, tokenizer
+from chat_tokenizer import decoded, tokenizer
 from tokenizers import AddedToken
 
 from groupwise.config import Data

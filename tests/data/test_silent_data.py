@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_data import CHAT, tokenizer
+from chat_tokenizer import CHAT, tokenizer
 
 from groupwise import TokenBatch, batch_phase, recipe
 from groupwise.data.cursor import Cursor

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_twins import Twins, decoder_engine, twin, twins  # noqa: F401
 from engine_zoo import engine, one, request, same
 from runs import small
-from test_decoder import Twins, decoder_engine, twin, twins  # noqa: F401
 
 from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.native.scheduler import Flight
@@ -23,6 +23,8 @@ from groupwise.training.loop import train
 from groupwise.watch.display import Display
 
 pytestmark = pytest.mark.usefixtures("kernels", "twins")
+if torch.cuda.is_available():
+    pytest.skip("small float32 models are for the interpreter", allow_module_level=True)
 SAMPLING = Sampling(max_tokens=6, temperature=0.0)
 REQUESTS = [request(4 + 3 * n, 3, n) for n in range(2)]
 

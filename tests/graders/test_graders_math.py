@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_graders_pool import descendants, gone
+from processes import descendants, gone
 
 from groupwise.errors import RewardError
 from groupwise.graders.mathematics.boxes import boxed

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import descendants, gone
 
 from groupwise.errors import RewardError
 from groupwise.graders.mathematics.grader import engine, verdicts
@@ -32,39 +33,6 @@ def pool() -> Iterator[Pool]:
     made = Pool("pool_work:work", workers=2, memory=2 * 2**30)
     yield made
     made.close()
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def gone(pids: list[int], seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(alive(pid) for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def descendants(pid: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            after = (folder / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        parents.setdefault(int(after[1]), []).append(int(folder.name))
-    found, waiting = [], [pid]
-    while waiting:
-        children = parents.get(waiting.pop(), [])
-        found += children
-        waiting += children
-    return found
 
 
 def test_results_come_in_order_whatever_the_timing(pool: Pool) -> None:

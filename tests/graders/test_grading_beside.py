@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from runs import left_behind, quiet, run, small
-from test_graders_pool import alive, gone
-from test_resume import exit_code, start
+from processes import alive, exit_code, gone
+from runs import left_behind, quiet, run, small, start
 
 from groupwise.engine.protocol import Engine, Sampling
 from groupwise.graders.ledger import Key, recorded

@@ -14,6 +14,7 @@ import torch
 from engine_zoo import engine, one, request, same, worst
 from model_zoo import hidden, make, sequences
 from torch import Tensor, nn
+from whole_model import CUDA, DEVICE, DTYPE, difference, forward_backward
 
 from groupwise import load_config
 from groupwise.engine.protocol import Sampling
@@ -31,7 +32,6 @@ from groupwise.model.policy import starting_policy
 from groupwise.model.room import lora
 from groupwise.optim.roles.reference import Reference
 
-CUDA = torch.cuda.is_available()
 # Everywhere but on a GPU machine whose Python can't be added to.
 LIBRARY = pytest.mark.skipif(CUDA and find_spec("bitsandbytes") is None, reason="no bitsandbytes")
 KINDS = ["int8", pytest.param("nf4", marks=LIBRARY)]
@@ -117,8 +117,6 @@ def test_one_column_takes_the_same_road_for_any_number_of_rows(rows: int) -> Non
 def test_kernels_compute_the_same_adapter(kind: str, family: str, quantised: str) -> None:
     if (kind == "Exact" or quantised) and family in ("qwen3", "llama_biases"):
         pytest.skip("one family each is enough")
-    from test_fast import DEVICE, DTYPE, difference, run
-
     from groupwise.model.layers import fast
 
     plain = adapted(family, rank=8).to(DEVICE, DTYPE)
@@ -132,7 +130,7 @@ def test_kernels_compute_the_same_adapter(kind: str, family: str, quantised: str
     model = copy.deepcopy(plain)
     model.ops = getattr(fast, kind)()
     model.ops.lay_out(model)
-    found, wanted = _trained(run, model), _trained(run, plain)
+    found, wanted = _trained(model), _trained(plain)
     assert found.keys() == wanted.keys() and len(found) > 3
     for key, value in wanted.items():
         if CUDA:  # both in bfloat16
@@ -142,13 +140,13 @@ def test_kernels_compute_the_same_adapter(kind: str, family: str, quantised: str
             assert (found[key] - value).abs().max() / scale < 2e-5, key
 
 
-def _trained(run: Any, model: Transformer) -> dict[str, Tensor]:
-    """As test_fast's: hidden states, log-probabilities and the gradients that there are."""
+def _trained(model: Transformer) -> dict[str, Tensor]:
+    """Hidden states, log-probabilities and the gradients that there are."""
     found: dict[str, Tensor] = {}
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     model.named_parameters = lambda: iter(named)  # type: ignore[method-assign, assignment]
     try:
-        found = run(model)
+        found = forward_backward(model)
     finally:
         del model.named_parameters
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
@@ -157,8 +155,6 @@ def _trained(run: Any, model: Transformer) -> dict[str, Tensor]:
 
 @pytest.mark.usefixtures("kernels")
 def test_exact_products_of_an_adapter_do_not_depend_on_the_batch() -> None:
-    from test_fast import DEVICE, DTYPE
-
     from groupwise.model.layers.fast import Exact
 
     model = adapted("qwen2", rank=8).requires_grad_(False).to(DEVICE, DTYPE)

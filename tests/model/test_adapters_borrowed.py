@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 from cold_start import configured, run_from
-from family_zoo import image_model, lender, own_logp
+from family_zoo import family_folder, image_model, lender, own_logp, packed_logp
 from runs import left_behind, metrics
-from test_families import packed_logp
-from test_families_runs import family_folder
 from torch import Tensor
 
 from groupwise.commands.plan import here

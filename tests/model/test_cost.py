@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from real_shapes import SEVEN, M, S
 
 from groupwise.model import cost
 from groupwise.model.config import ModelConfig
@@ -18,18 +19,6 @@ from groupwise.model.layers.ops import Ops, Plain
 from groupwise.model.layers.transformer import Transformer
 from groupwise.watch.speed import speed
 
-S = ModelConfig(
-    family="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30,
-    num_heads=9, num_kv_heads=3, head_dim=64, max_positions=8192, tied=True,
-)  # fmt: skip
-M = ModelConfig(
-    family="qwen2", vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_layers=28,
-    num_heads=12, num_kv_heads=2, head_dim=128, max_positions=32768, tied=True, qkv_bias=True,
-)  # fmt: skip
-SEVEN = replace(
-    M, vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_heads=28, num_kv_heads=4,
-    tied=False,
-)  # fmt: skip
 H200 = device_named("NVIDIA H200")
 
 

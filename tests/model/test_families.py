@@ -12,7 +12,16 @@ from typing import Any
 import engine_zoo
 import pytest
 import torch
-from family_zoo import FAMILIES, WINDOW, config_json, folder, image_model, lender, own_logp
+from family_zoo import (
+    FAMILIES,
+    WINDOW,
+    config_json,
+    folder,
+    image_model,
+    lender,
+    own_logp,
+    packed_logp,
+)
 from model_zoo import sequences
 from torch import Tensor
 
@@ -29,7 +38,6 @@ from groupwise.model.layers.attention import (
     shared_prompts,
 )
 from groupwise.model.layers.equip import equip
-from groupwise.model.layers.head import log_probs
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.packs import Sequences, outputs
 
@@ -41,16 +49,6 @@ def borrowed(name: str) -> Borrowed:
     model = load_weights(folder(name))
     assert isinstance(model, Borrowed)
     return model
-
-
-def packed_logp(model: Borrowed, rows: list[Tensor]) -> list[Tensor]:
-    """Of every token but the first of each row, from one pack."""
-    lengths = [len(row) for row in rows]
-    hidden_TD = model(torch.cat(rows), packed_positions(lengths), packed(lengths))
-    return [
-        log_probs(part[:-1], model.head_weight, row[1:], rule=model.head_rule).logp_T
-        for part, row in zip(hidden_TD.split(lengths), rows, strict=True)
-    ]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

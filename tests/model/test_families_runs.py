@@ -10,29 +10,17 @@ from typing import Any
 import pytest
 import torch
 from cold_start import configured, run_from
-from family_zoo import lender
+from family_zoo import ALPHABET, family_folder, lender
 from runs import left_behind, metrics
 
 from groupwise.commands.plan import here
 from groupwise.errors import DataError, ModelError
 from groupwise.model.cost import parameters
 from groupwise.model.formats.checkpoint import load
-from groupwise.model.formats.tokenizer import character_files
 from groupwise.model.layers.equip import check_precision
 from groupwise.plan.estimate import plan
 from groupwise.prepare.setup import stored_shape
 from groupwise.sync.export import export
-
-ALPHABET = "0123456789+-*=? "
-
-
-def family_folder(name: str, path: Path, **changes: Any) -> str:
-    files = character_files(ALPHABET)
-    model = lender(name, vocab_size=len(ALPHABET) + 1, **changes)
-    model.save_pretrained(path)
-    for file, content in files.items():
-        (path / file).write_bytes(content)
-    return str(path)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "olmoe"])

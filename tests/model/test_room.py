@@ -11,8 +11,8 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from real_shapes import SEVEN, M, S
 from runs import left_behind, quiet, small
-from test_cost import SEVEN, M, S
 
 from groupwise import config as configuration
 from groupwise.cli import main

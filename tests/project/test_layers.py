@@ -1,4 +1,7 @@
-"""Imports follow one list of layers: what stands lower knows nothing of what stands higher."""
+"""Imports follow one list of layers: what stands lower knows nothing of what stands higher.
+
+The tests have the folders of the package, and know nothing of each other.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "groupwise"
+TESTS = Path(__file__).resolve().parents[1]
+PACKAGE = TESTS.parent / "groupwise"
 # From the bottom to the top. A folder or module imports from its own layer's left and from below.
 LAYERS = (
     "errors streams records",
@@ -64,6 +68,16 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
         yield from _imported(node)
 
 
+def modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every module that is imported, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module or ""
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+
+
 def test_every_room_has_its_layer() -> None:
     assert sorted(ORDER) == sorted(rooms())
 
@@ -73,6 +87,28 @@ def test_imports_go_down() -> None:
         f"{line}: {room} imports {name}, which stands above it"
         for room, name, line in imports()
         if name in ORDER and ORDER.index(name) > ORDER.index(room)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_tests_have_the_folders_of_the_package() -> None:
+    """Beside them: tests of the project itself, what test files share, numbers from elsewhere."""
+    files = [path for path in TESTS.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    known = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    known |= {"project", "support", "golden", "conftest.py"}
+    assert {path.relative_to(TESTS).parts[0] for path in files} <= known
+
+
+def test_test_files_know_nothing_of_each_other() -> None:
+    """What two of them use is in tests/support; their names differ, as they are all modules."""
+    files = sorted(TESTS.rglob("test_*.py"))
+    names = [path.stem for path in files]
+    assert len(set(names)) == len(names)
+    wrong = [
+        f"{path.relative_to(TESTS.parent)}:{line}: imports {module}"
+        for path in [*files, *(TESTS / "support").glob("*.py")]
+        for line, module in modules(ast.parse(path.read_text("utf-8")))
+        if module.split(".")[-1] in names
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -12,6 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupwise.model.borrowed.policy import Borrowed
+from groupwise.model.formats.tokenizer import character_files
+from groupwise.model.layers.attention import packed, packed_positions
+from groupwise.model.layers.head import log_probs
+
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -24,6 +29,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+ALPHABET = "0123456789+-*=? "  # of models that runs start from
 WINDOW = 8  # tokens: shorter than the sequences of the tests
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -136,6 +142,16 @@ def folder(name: str) -> Path:
     return path
 
 
+def family_folder(name: str, path: Path, **changes: Any) -> str:
+    """Write a model that reads and writes arithmetic, with its tokenizer; return its place."""
+    files = character_files(ALPHABET)
+    model = lender(name, vocab_size=len(ALPHABET) + 1, **changes)
+    model.save_pretrained(path)
+    for file, content in files.items():
+        (path / file).write_bytes(content)
+    return str(path)
+
+
 def image_model(path: Path) -> Any:
     """A Gemma 3 as they are from 4B on, with a tower for images, saved; transformers' own."""
     from transformers import AutoModelForCausalLM, Gemma3Config
@@ -159,3 +175,13 @@ def own_logp(model: Any, row_T: Tensor) -> Tensor:
     """log p of every token but the first, by a plain forward pass of this sequence alone."""
     logits_TV = model(input_ids=row_T[None], use_cache=False).logits[0].double()
     return logits_TV.log_softmax(-1)[:-1].gather(1, row_T[1:, None])[:, 0]
+
+
+def packed_logp(model: Borrowed, rows: list[Tensor]) -> list[Tensor]:
+    """Of every token but the first of each row, from one pack."""
+    lengths = [len(row) for row in rows]
+    hidden_TD = model(torch.cat(rows), packed_positions(lengths), packed(lengths))
+    return [
+        log_probs(part[:-1], model.head_weight, row[1:], rule=model.head_rule).logp_T
+        for part, row in zip(hidden_TD.split(lengths), rows, strict=True)
+    ]

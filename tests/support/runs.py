@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,19 @@ def quiet() -> Display:
 def run(folder: Path, **changes: Any) -> dict[str, Any]:
     torch.set_num_threads(1)
     return train(small(**changes), folder, quiet())
+
+
+def start(folder: Path, **changes: Any) -> int:
+    """The run in a process of its own; returns its id."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            run(folder, **changes)
+            status = 0
+        finally:
+            os._exit(status)
+    return child
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import cold_start
 import pytest
-from runs import left_behind, metrics, run, small
+from processes import exit_code
+from runs import left_behind, metrics, run, small, start
 
 from groupwise.errors import RunError
 from groupwise.prepare import tiny
@@ -39,23 +40,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "a learned exponent": {"recipe": "lambda_grpo"},
     "a stale sampler": {"recipe": "tis", "engine__weights": "stale:2"},
 }
-
-
-def start(folder: Path, **changes: Any) -> int:
-    """The run in a process of its own; returns its id."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            run(folder, **changes)
-            status = 0
-        finally:
-            os._exit(status)
-    return child
-
-
-def exit_code(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_the_embedded_model_is_made_the_same_again(

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 import tracker_stores as stores
+from processes import exit_code
 from runs import left_behind, quiet, run, small
-from test_resume import exit_code
 
 from groupwise.runfiles.files import append_lines, to_line
 from groupwise.runfiles.folder import Event, RunFolder

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from batches import POLICY_RECIPES, learner_outputs, leaves, random_sample
-from test_sample_measures import rollout
+from graded_rollouts import rollout
 
 from groupwise import Pairs, batch_phase, passes, recipe, token_phase
 from groupwise.errors import RunError

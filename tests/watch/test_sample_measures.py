@@ -8,22 +8,15 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from graded_rollouts import rollout
 from torch import nn
 
 from groupwise import batch_phase, recipe, token_phase
 from groupwise.losses.measures import quantile
 from groupwise.optim.adamw import AdamW
-from groupwise.records import Completion, Grade, Rollout, Task, TokenBatch
+from groupwise.records import Rollout, TokenBatch
 from groupwise.watch import samples
 from groupwise.watch.costs import costs
-
-
-def rollout(tokens: str, reward: float | None, correct: bool | None = None, **changes: object):
-    ids = tuple(map(ord, tokens))
-    done = Completion(
-        ids, torch.zeros(len(ids)), changes.get("finish", "eos"), changes.get("version", 0)
-    )
-    return Rollout(Task(0, "q"), 0, 0, done, tokens, Grade(reward, correct=correct))
 
 
 def test_lengths_of_right_and_wrong_answers_stand_apart() -> None:
