@@ -285,7 +285,7 @@ def fitted(config: Config, base: Recipe | PairRecipe, asked: Sequence[str]) -> R
         return recipe
     limit, changes = config.engine.max_tokens, dict[str, Any]()
     if isinstance(base, Recipe):
-        alone = recipe.ratio.definition.traits["level"] == "none"
+        alone = recipe.ratio.definition.traits.level == "none"
         changes["schedule.updates"] = 1 if alone else base.schedule["updates"]
     if any(slot.name == "soft_overlong" for slot in recipe.shaping):
         changes["shaping.soft_overlong.max_length"] = limit

@@ -58,7 +58,7 @@ def dropout_in_a_sequence_ratio(config: Config, recipe: Recipe) -> Iterator[str]
     """Whose noise adds up over an answer, and is far wider than such a clip range."""
     share, ratio = config.adapter.dropout, recipe.ratio
     compared = recipe.schedule["updates"] > 1 or ratio.get("anchor") == "sampler"
-    if share and compared and ratio.definition.traits["level"] == "sequence":
+    if share and compared and ratio.definition.traits.level == "sequence":
         yield (
             f"adapter.dropout={share:g} with {ratio}: the ratio of a whole answer would be mostly "
             "what was dropped, as the policy before the update is read without dropout. Set "

@@ -146,6 +146,6 @@ def _recipe_verdict(kind: str, old: str, new: str) -> tuple[bool, str]:
         return False, _OTHER_FUNCTIONS
     for name in functions[0]:
         definition = REGISTRY.get(kind, {}).get(name)
-        if definition and definition.traits.keys() & {"learns", "remembers"}:
+        if definition and (definition.traits.learns or definition.traits.remembers):
             return False, _STATEFUL
     return True, _SAME_FUNCTIONS

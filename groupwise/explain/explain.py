@@ -109,7 +109,7 @@ def equation(entry: Entry) -> list[dict[str, str]]:
 def _function(slot: Slot, level: str = "") -> dict[str, str]:
     """What a slot is; `level` is that of the ratio beside it, which some drawbacks go by."""
     about = slot.definition
-    at_level = about.traits.get("breaks_at", {}).get(level, "")
+    at_level = about.traits.breaks_at.get(level, "")
     return {
         "kind": slot.kind,
         "text": str(slot),
@@ -121,7 +121,7 @@ def _function(slot: Slot, level: str = "") -> dict[str, str]:
 
 def _level(entry: Entry) -> str:
     """What one ratio stands for; "" for pairs, which have none."""
-    return "" if isinstance(entry, PairRecipe) else entry.ratio.definition.traits["level"]
+    return "" if isinstance(entry, PairRecipe) else entry.ratio.definition.traits.level
 
 
 def _untrainable(entry: Entry) -> list[str]:
@@ -331,7 +331,7 @@ def slot_functions(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 def _by_level(definition: Definition) -> list[str]:
     """Drawbacks that go by what one ratio stands for."""
-    drawbacks = definition.traits.get("breaks_at", {})
+    drawbacks = definition.traits.breaks_at
     return [f"with a ratio per {level}: {text}" for level, text in drawbacks.items()]
 
 

@@ -114,7 +114,7 @@ def neutral(recipe: Recipe, slot: Slot) -> Recipe | None:
 
 
 def _has_ratio(recipe: Recipe) -> bool:
-    return bool(recipe.ratio.definition.traits["level"] != "none")
+    return bool(recipe.ratio.definition.traits.level != "none")
 
 
 # --- in words ---------------------------------------------------------------------------------

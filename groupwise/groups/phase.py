@@ -68,7 +68,7 @@ def select(recipe: Recipe, batch: TokenBatch) -> Selection:
     wanted: set[int] = set()
     for chosen in recipe.filter:
         keep_N = returned(chosen, chosen(batch), batch.task_reward_N)
-        action = chosen.definition.traits["action"]
+        action = chosen.definition.traits.action
         if action == "mask":
             learn_N = learn_N & keep_N
             continue
@@ -121,7 +121,7 @@ def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
 def _weigh(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
     """Coefficients and auxiliary targets, their denominators over these rows of all ranks."""
     prepared = {
-        term.name: term.definition.traits["prepare"](batch, dict(term.params))
+        term.name: term.definition.traits.prepare(batch, dict(term.params))
         for term in recipe.auxiliary
     }
     found = recipe.aggregation(batch)
@@ -215,7 +215,7 @@ def _remember(recipe: Recipe, batch: TokenBatch) -> Memory:
     memory = batch.memory
     reward_N = batch.stream("reward_N", "memory")
     for link in recipe.advantage:
-        remembers = link.definition.traits.get("remembers")
+        remembers = link.definition.traits.remembers
         if remembers == "reward_average":
             average = moving_average(batch, reward_N, link["decay"])
             memory = replace(memory, reward_average=average)

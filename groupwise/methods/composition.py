@@ -76,7 +76,7 @@ class _Composed:
     @property
     def refilling(self) -> tuple[str, ...]:
         """The filters after which more prompts are drawn."""
-        return tuple(s.name for s in self.slots() if s.definition.traits.get("action") == "refill")
+        return tuple(s.name for s in self.slots() if s.definition.traits.action == "refill")
 
     @property
     def departs(self) -> tuple[str, ...]:
@@ -180,9 +180,7 @@ class Recipe(_Composed):
     @property
     def outputs(self) -> tuple[str, ...]:
         """What the learner's forward pass must give, beyond the policy's log-probabilities."""
-        names = [
-            name for slot in self.slots() for name in slot.definition.traits.get("outputs", ())
-        ]
+        names = [name for slot in self.slots() for name in slot.definition.traits.outputs]
         names += [n for slot in self.slots() for n in slot.needs if n in OUTPUT_STREAMS]
         return tuple(dict.fromkeys(["logp_NT", *names]))
 
@@ -221,7 +219,7 @@ class Recipe(_Composed):
         learner are not `close` (bfloat16 without exact mode), not for a ratio of whole answers: it
         adds up what they differ by, and GSPO's clip range is narrower than that.
         """
-        if not close and self.ratio.definition.traits["level"] == "sequence":
+        if not close and self.ratio.definition.traits.level == "sequence":
             return self
         several = self.schedule["updates"] > 1
         others = any("old_logp_NT" in slot.needs for slot in self.slots()) or self.corrects_mismatch
@@ -235,7 +233,7 @@ class Recipe(_Composed):
     @property
     def parts(self) -> tuple[Part, ...]:
         """What is trained beside the policy."""
-        names = [slot.definition.traits.get("learns") for slot in self.slots()]
+        names = [slot.definition.traits.learns for slot in self.slots()]
         return tuple(PARTS[name] for name in dict.fromkeys(names) if name)
 
     @property
@@ -284,7 +282,7 @@ class PairRecipe(_Composed):
     @property
     def reads(self) -> str:
         """Where the two answers come from: `labels`, `answers` or `grades`."""
-        reads: str = self.pairing.definition.traits["reads"]
+        reads: str = self.pairing.definition.traits.reads
         return reads
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from groupwise.errors import RecipeError, nearest
+from groupwise.methods.traits import traits
 
 # The positional arguments of each kind's functions, in words and in number.
 ARGUMENTS = {
@@ -167,8 +168,7 @@ class Definition:
         self.breaks: str = about.pop("breaks", "")
         # Streams of the batch that the function reads beyond mask, groups and rewards.
         self.needs: tuple[str, ...] = about.pop("needs", ())
-        # What only some kinds have (a filter's action, a learnable part, ...).
-        self.traits: dict[str, Any] = about
+        self.traits = traits(kind, self.name, about)
         self.__doc__ = function.__doc__
         everything = inspect.signature(function).parameters
         self.parameters = {

@@ -27,7 +27,7 @@ def _anchor(recipe: Recipe) -> str:
 
 
 def _level(recipe: Recipe) -> str:
-    return recipe.ratio.definition.traits["level"]
+    return recipe.ratio.definition.traits.level
 
 
 # --- refused ----------------------------------------------------------------------------------
@@ -38,13 +38,13 @@ def advantage_chain(recipe: Recipe) -> Iterator[str]:
         yield "the advantage chain is empty. Start it with a baseline, for example group_mean()."
         return
     first, *rest = recipe.advantage
-    if not first.definition.traits.get("base"):
+    if not first.definition.traits.base:
         yield (
             f"the advantage chain starts with {first.name}, which only modifies an advantage. "
             "Put a baseline first, for example group_mean()."
         )
     for link in rest:
-        if link.definition.traits.get("base"):
+        if link.definition.traits.base:
             yield (
                 f"{link.name} would throw away what {first.name} computed: a chain has one "
                 "baseline, at its start. Keep one of the two."
@@ -60,9 +60,7 @@ def no_slot_twice(recipe: Recipe) -> Iterator[str]:
 
 def mismatch_counted_twice(recipe: Recipe) -> Iterator[str]:
     weighing = [
-        s
-        for s in recipe.correction
-        if "sampler_logp_NT" in s.needs and s.definition.traits.get("weighs", True)
+        s for s in recipe.correction if "sampler_logp_NT" in s.needs and s.definition.traits.weighs
     ]
     if len(weighing) > 1:
         yield (
@@ -78,19 +76,19 @@ def mismatch_counted_twice(recipe: Recipe) -> Iterator[str]:
 
 def ratio_fits_gate(recipe: Recipe) -> Iterator[str]:
     level, traits = _level(recipe), recipe.gate.definition.traits
-    if traits.get("ratio") == "none" and level != "none":
+    if traits.ratio == "none" and level != "none":
         yield (
             f"gate {recipe.gate.name} reads no ratio, so ratio {recipe.ratio.name} would be "
             "ignored. Use ratio=on_policy(), or a gate such as clip()."
         )
-    if level == "none" and traits.get("ratio") != "none":
+    if level == "none" and traits.ratio != "none":
         yield (
             f"gate {recipe.gate.name} works on a ratio, and ratio on_policy has none: it would "
             "never act. Use gate=score(), or ratio=token()."
         )
-    if traits.get("ratio") == "segment" and level != "segment":
+    if traits.ratio == "segment" and level != "segment":
         yield f"gate {recipe.gate.name} clips segments: use it with ratio=segment_geomean()."
-    if traits.get("anchor") == "sampler" and _anchor(recipe) != "sampler":
+    if traits.anchor == "sampler" and _anchor(recipe) != "sampler":
         yield (
             f"gate {recipe.gate.name} measures the distance to the sampler, so its ratio must "
             "too: use ratio=token(anchor='sampler')."
@@ -103,10 +101,10 @@ def ratio_fits_gate(recipe: Recipe) -> Iterator[str]:
 
 
 def token_links(recipe: Recipe) -> Iterator[str]:
-    spread = [link for link in recipe.advantage if link.definition.traits.get("per_token")]
+    spread = [link for link in recipe.advantage if link.definition.traits.per_token]
     for link in recipe.advantage:
         behind = spread and recipe.advantage.index(spread[0]) < recipe.advantage.index(link)
-        if behind and link.definition.traits.get("per_row"):
+        if behind and link.definition.traits.per_row:
             yield (
                 f"{link.name} works on one number per answer, and {spread[0].name} gives one per "
                 "token: padding would enter its statistics. Use whiten_tokens()."
@@ -129,12 +127,12 @@ def ignored_rewards(recipe: Recipe) -> Iterator[str]:
     if not recipe.advantage:
         return
     traits = recipe.advantage[0].definition.traits
-    if "kl_per_token" in _names(recipe, "shaping") and not traits.get("dense"):
+    if "kl_per_token" in _names(recipe, "shaping") and not traits.dense:
         yield (
             f"kl_per_token gives rewards per token, which {recipe.advantage[0].name} does not "
             "read. Use kl_per_sequence(), or an advantage such as return_to_go()."
         )
-    if recipe.shaping and traits.get("outcome") is False:
+    if recipe.shaping and not traits.outcome:
         yield (
             f"{recipe.advantage[0].name} reads step rewards only, so shaping "
             f"{recipe.shaping[0].name} would be ignored. Shape the step rewards instead."
@@ -237,7 +235,7 @@ def kl_without_effect(recipe: Recipe) -> Iterator[str]:
 def token_advantage_under_sequence_ratio(recipe: Recipe) -> Iterator[str]:
     sequence = recipe.ratio.name in ("sequence_geomean", "sequence_product")
     sequence = sequence or recipe.gate.name == "geometric_clip"
-    links = [link for link in recipe.advantage if link.definition.traits.get("per_token")]
+    links = [link for link in recipe.advantage if link.definition.traits.per_token]
     if sequence and links:
         yield (
             f"{links[0].name} gives every token its own advantage, and the answer's ratio has one "

@@ -40,6 +40,6 @@ def lacking(recipe: Recipe | PairRecipe) -> tuple[Lack, ...]:
     found = [lack for lack in (CRITIC, REWARD_MODEL) if lack.what in recipe.models]
     if isinstance(recipe, Recipe):
         read = any("router" in name for name in (*recipe.streams, *recipe.outputs))
-        replayed = any(slot.definition.traits.get("routing") for slot in recipe.correction)
+        replayed = any(slot.definition.traits.routing for slot in recipe.correction)
         found += [ROUTER] if read or replayed else []
     return tuple(found)

@@ -28,9 +28,7 @@ def group_numbers(recipe: Recipe, groups: Sequence[Group]) -> list[int]:
     But a recipe that remembers prompts must know them again: there it is the prompt's own number,
     and the two are one group.
     """
-    remembers = any(
-        link.definition.traits.get("remembers") == "visits" for link in recipe.advantage
-    )
+    remembers = any(link.definition.traits.remembers == "visits" for link in recipe.advantage)
     return [
         group[0].task.id if remembers else number
         for number, group in enumerate(groups)

@@ -18,21 +18,19 @@ from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
 from groupwise.errors import ConfigError
 from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.slots import Slot
 from groupwise.methods.soundness import complaints
 from groupwise.methods.trainable import lacking
+from groupwise.records import Memory, Visit
+from groupwise.testing.toy import random_toy
 from groupwise.watch.rules import RULES
 
 Rule = Callable[[Config, Recipe], Iterator[str]]
 PairRule = Callable[[Config, PairRecipe], Iterator[str]]
 
-# Advantages that are 0, and filters that drop everything, where a group is one answer.
-ONE_IS_NOTHING = {
-    "group_mean", "group_zscore", "group_mean_batch_std", "leave_one_out", "leave_one_out_zscore",
-    "maxrl", "group_and_batch_mean", "group_and_moving_mean", "process_rloo",
-    "group_process_zscore", "drift_as_process_reward", "zero_variance", "reject", "enough_mixed",
-}  # fmt: skip
 TAKES_ONE = "reinforce_pp, remax or reinforce"
 SMALL_BATCH = 32  # completions
+SINGLES = 24  # answers of the trial, each alone in its group
 
 
 def check_config(config: Config) -> list[str]:
@@ -74,13 +72,31 @@ def batch_smaller_than_updates(config: Config, recipe: Recipe) -> Iterator[str]:
 
 
 def group_of_one(config: Config, recipe: Recipe) -> Iterator[str]:
-    alone = [s for s in (*recipe.advantage, *recipe.filter) if s.name in ONE_IS_NOTHING]
-    if config.group_size == 1 and alone:
+    if config.group_size > 1:
+        return
+    alone = [slot for slot in (*recipe.filter, *recipe.advantage) if needs_a_group(slot)]
+    if alone:
         yield (
             f"group_size=1 with {alone[0].kind} {alone[0].name}: an answer is compared with the "
             "others of its group, and there are none, so nothing would be learned. Raise "
             f"group_size, or take a recipe for one sample per prompt: {TAKES_ONE}."
         )
+
+
+def needs_a_group(slot: Slot) -> bool:
+    """Try a filter or a baseline on groups of one answer: does it leave nothing to learn from?
+
+    A filter may drop an answer for what it is like; one that drops all of many drops them for
+    being alone. Prompts were seen before, for baselines that compare with earlier answers.
+    """
+    earlier = Memory(visits={number: (Visit(4, 0.3, 0.2),) for number in range(SINGLES)})
+    batch = random_toy(0, groups=[1] * SINGLES).build(memory=earlier)
+    try:
+        if slot.kind == "filter":
+            return not slot(batch).any()
+        return slot.definition.traits.base and not slot(batch.task_reward_N, batch).any()
+    except Exception:  # a slot of the user's that fails: the trial of slots says how
+        return False
 
 
 def sampler_narrower_than_learner(config: Config, recipe: Recipe) -> Iterator[str]:

@@ -129,7 +129,7 @@ class Replay:
         remembering = [
             method.name
             for method in self.methods
-            if any(link.definition.traits.get("remembers") for link in method.recipe.advantage)
+            if any(link.definition.traits.remembers for link in method.recipe.advantage)
         ]
         if not remembering:
             return list(self.steps)

@@ -227,7 +227,7 @@ def _policy(
 ) -> tuple[Tensor, bool, bool]:
     """Log-probabilities under the policy of the last update, from its ratio to the anchor."""
     old_NT = streams["learner_logp"].double()
-    level = recipe.ratio.definition.traits["level"]
+    level = recipe.ratio.definition.traits.level
     anchor = recipe.ratio.get("anchor")
     still = recipe.schedule["updates"] == 1 and recipe.schedule.name == "joint"
     if level == "none" or still:

@@ -77,7 +77,7 @@ def _prime(batch: TokenBatch, beta: float) -> dict[str, Any]:
         batch = replace(batch, correct_N=right_N)
     leaf = batch.stream("prm_logp_NT", "prime").clone().requires_grad_()
     term = outcome_bce(beta=beta)
-    prepared = term.definition.traits["prepare"](batch, dict(term.params))
+    prepared = term.definition.traits.prepare(batch, dict(term.params))
     loss = term(replace(batch, prm_logp_NT=leaf), prepared)
     (grad,) = torch.autograd.grad(loss, leaf)
     return {**found, "prm_ce_loss": plain(loss), "grad_logp_prm": plain(grad, batch.mask_NT)}
@@ -125,7 +125,7 @@ def gae(case: Case) -> dict[str, Any]:
 
     def returns(lam: float) -> Any:
         term = value_loss(gamma=gamma, lam=lam)
-        return term.definition.traits["prepare"](batch, dict(term.params))["return_NT"]
+        return term.definition.traits.prepare(batch, dict(term.params))["return_NT"]
 
     if case["method"] == "vapo":
         slot = credit.gae_length_adaptive(alpha=params.get("alpha", 0.05), gamma=gamma)

@@ -102,7 +102,7 @@ def batch_for(case: Case, made: Recipe) -> TokenBatch:
         old = from_logits(grid(inputs, "logits_old", batch.mask_NT, 3), sampled(case, batch))
         batch = replace(batch, old_logp_NT=torch.where(batch.mask_NT, old["logp_NT"], 0.0))
     if "token_rewards" in inputs:
-        if advantages_given(case) or made.advantage[0].definition.traits.get("dense"):
+        if advantages_given(case) or made.advantage[0].definition.traits.dense:
             # token_rewards hold the whole reward already
             batch = replace(batch, task_reward_N=torch.zeros_like(batch.task_reward_N))
         elif "rewards" not in inputs:
@@ -119,7 +119,7 @@ def batch_for(case: Case, made: Recipe) -> TokenBatch:
 
 
 def _by_steps(made: Recipe) -> bool:
-    return made.advantage[0].definition.traits.get("outcome") is False
+    return not made.advantage[0].definition.traits.outcome
 
 
 def sampled(case: Case, batch: TokenBatch) -> Tensor:

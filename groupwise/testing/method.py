@@ -211,7 +211,7 @@ def _correction(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot
         if given:
             raise missing("logp_rollout", f"{given[0]}={params[given[0]]!r}")
         return ()
-    if not given or made.gate.definition.traits.get("anchor") == "sampler":
+    if not given or made.gate.definition.traits.anchor == "sampler":
         return made.correction
     own = made.correction[0].name if made.correction else "tis_token"
     own_level, own_mode = _CORRECTIONS.get(own, _CORRECTIONS["tis_token"])
@@ -253,6 +253,6 @@ def _kl(
     estimator = estimator or ("k1" if place == "reward" else "k3")
     if place == "loss":
         return (), (penalties.kl(coef=coef, estimator=estimator),)
-    dense = chain[0].definition.traits.get("dense")
+    dense = chain[0].definition.traits.dense
     made_shaping = shaping.kl_per_token if dense else shaping.kl_per_sequence
     return (made_shaping(coef=coef, estimator=estimator.removesuffix("+")),), ()

@@ -121,7 +121,7 @@ def _streams(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any
         "ratio": plain(bounded_exp(out.log_ratio_NT), mask),
         "clipped": plain(clipped, mask),
     }
-    if made.ratio.definition.traits["level"] == "sequence":
+    if made.ratio.definition.traits.level == "sequence":
         found["seq_ratio"] = plain(_of_row(bounded_exp(out.log_ratio_NT), mask))
         advantage_NT = batch.stream("advantage_NT", "a case")
         if made.ratio.name != "geomean_token_grad" and not _varies(advantage_NT, mask):
@@ -154,7 +154,7 @@ def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[
         old_NT = batch.stream("old_logp_NT", "dcpo").exp()
         low_NT, high_NT = dynamic_bounds(old_NT, gate["low"], gate["high"], gate["cap"])
         found["low"], found["high"] = plain(low_NT, mask), plain(high_NT, mask)
-    if gate.definition.traits.get("anchor") == "sampler":
+    if gate.definition.traits.anchor == "sampler":
         found["keep_mask"] = plain((~out.clipped_NT).double(), mask)
     if gate.name == "topk_smoothing":
         spread_NT, harder_NT = simko_branches(batch, A_NT, gate["quantile"])

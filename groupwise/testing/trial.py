@@ -196,11 +196,10 @@ class Watch:
             return value
 
         definition.function = called
-        prepare = definition.traits.get("prepare")
-        if prepare is not None:
-            definition.traits = definition.traits | {
-                "prepare": lambda *arguments: guarded(slot, prepare, *arguments)
-            }
+        prepare = definition.traits.prepare
+        definition.traits = replace(
+            definition.traits, prepare=lambda *arguments: guarded(slot, prepare, *arguments)
+        )
         return replace(slot, definition=definition)
 
 
@@ -252,7 +251,7 @@ def _looked_at(slot: Slot, value: Any, batch: TokenBatch) -> Tensor:
         found = _shaped(slot, value, [tokens])
         everywhere = torch.ones_like(tokens)  # 0 · NaN is NaN: padding must be finite, too
     _finite(slot, found, everywhere)
-    unmoving = kind == "ratio" and slot.definition.traits.get("level") == "none"
+    unmoving = kind == "ratio" and slot.definition.traits.level == "none"
     if kind in ("ratio", "gate", "penalty", "auxiliary") and not (found.requires_grad or unmoving):
         raise _fault(
             slot,

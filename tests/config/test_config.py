@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches import random_sample
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from groupwise import load_config, recipe
 from groupwise.config import Config, difference, load, text
@@ -26,11 +27,11 @@ from groupwise.config.values import FIELDS, flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
 from groupwise.losses.gates import clip
 from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
-from groupwise.methods.slots import REGISTRY, Range
-from groupwise.prepare.checks import ONE_IS_NOTHING, check_config
+from groupwise.methods.slots import REGISTRY, Range, advantage
+from groupwise.prepare.checks import check_config, needs_a_group
 from groupwise.prepare.consequences import describe
 from groupwise.recipes import RECIPES
-from groupwise.records import Memory, Visit
+from groupwise.records import TokenBatch
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_CPU = {"model.device": "cpu", "model.dtype": "float32"}
@@ -545,17 +546,28 @@ def test_a_group_of_one_is_refused_where_a_group_is_needed() -> None:
         check_config(load(recipe=name, group_size=1))
 
 
-def test_the_list_of_what_needs_a_group_is_what_the_functions_compute() -> None:
-    # A prompt that was seen before gives smooth_cumulative something to compare with.
-    seen = Memory(visits={number: (Visit(4, 0.3, 0.2),) for number in range(12)})
-    batch = random_sample(3, groups=[1] * 12).build(memory=seen)
-    for name, definition in REGISTRY["advantage"].items():
-        if definition.traits.get("base"):
-            dead = not definition()(batch.task_reward_N, batch).any()
-            assert dead == (name in ONE_IS_NOTHING), name
-    for name, definition in REGISTRY["filter"].items():
-        if name not in ("overlong", "accuracy_band"):
-            assert not definition()(batch).any() and name in ONE_IS_NOTHING, name
+def test_what_needs_a_group_is_found_by_trying_it() -> None:
+    """Names by hand; a baseline of the user's own is found like those of the package."""
+    alone = {
+        "group_mean", "group_zscore", "group_mean_batch_std", "leave_one_out", "maxrl",
+        "leave_one_out_zscore", "group_and_batch_mean", "group_and_moving_mean", "process_rloo",
+        "group_process_zscore", "drift_as_process_reward", "zero_variance", "reject",
+        "enough_mixed",
+    }  # fmt: skip
+    slots = [x() for kind in ("advantage", "filter") for x in REGISTRY[kind].values()]
+    assert {slot.name for slot in slots if needs_a_group(slot)} == alone
+
+    @advantage(equation="A = R − the best of the group", base=True)
+    def below_the_best(reward_N: Tensor, batch: TokenBatch) -> Tensor:
+        best_G = torch.zeros(int(batch.group_N.max()) + 1).double()
+        best_G = best_G.scatter_reduce(0, batch.group_N, reward_N.double(), "amax")
+        return reward_N - best_G[batch.group_N]
+
+    try:
+        said = refused(recipe="grpo", group_size=1, **{"recipe.advantage": "below_the_best()"})
+    finally:
+        del REGISTRY["advantage"]["below_the_best"]
+    assert "advantage below_the_best" in said
 
 
 @pytest.mark.parametrize(

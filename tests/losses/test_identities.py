@@ -50,7 +50,7 @@ def _splits_by_token(name: str) -> bool:
     """Whether a token's share of the loss is its own, so that passes can be added up."""
     made = RECIPES[name]
     assert isinstance(made, Recipe)
-    sequence = made.ratio.definition.traits["level"] == "sequence"
+    sequence = made.ratio.definition.traits.level == "sequence"
     return not sequence and made.gate.name != "geometric_clip"
 
 

@@ -399,3 +399,17 @@ def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     made = recipe(f"{written(tmp_path, example, 'guide.py')}:tanh_dapo")
     assert isinstance(made, Recipe) and explain(made)["derived"]["from"] == "dapo"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('@gate(equation="x", levl="token")', "levl= is no fact that is known of a slot.*'level'"),
+        ('@ratio(equation="x")', 'must say its level: level="none" or level="token" or'),
+    ],
+)
+def test_facts_about_a_slot_are_words_that_are_known(text: str, said: str, tmp_path: Path) -> None:
+    arguments = "log_ratio_NT, advantage_NT, batch" if "gate" in text else "batch"
+    path = written(tmp_path, f"from groupwise.slots import *\n{text}\ndef odd({arguments}): ...\n")
+    with pytest.raises(RecipeError, match=said):
+        load_plugin(str(path))
