@@ -33,6 +33,10 @@ ADAPTER_RATE = 1e-5
 # A recipe that is not known by name must spell these out.
 REQUIRED = {"advantage", "ratio", "gate", "aggregation", "schedule"}
 MOST_BYTES = 2**24  # of a configuration: more would be read for minutes
+TOO_DEEP = (
+    "nests tables or lists too deep to be read. No setting needs more than four levels: write them "
+    "flat."
+)
 # Not files, whatever lies beside the configuration.
 BUILT_IN = ("", "tiny", "auto", "chat", "plain", "r1_zero", "qwen_math", *GENERATORS)
 
@@ -106,10 +110,7 @@ def _from_file(path: Path) -> list[Setting]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Can't read the configuration {str(path)!r}: {error}.") from None
     except RecursionError:
-        raise ConfigError(
-            f"{path} nests tables or lists too deep to be read. No setting needs more than four "
-            "levels: write them flat."
-        ) from None
+        raise ConfigError(f"{path} {TOO_DEEP}") from None
     except ValueError as error:  # no TOML, or a number of thousands of digits
         if isinstance(error, ConfigError):
             raise
@@ -118,6 +119,8 @@ def _from_file(path: Path) -> list[Setting]:
         raise ConfigError(f"{path} is no valid TOML: {error}.{hint if twice else ''}") from None
     try:
         return [_beside(path.parent, setting) for setting in _layer(data.items())]
+    except RecursionError:
+        raise ConfigError(f"{path} {TOO_DEEP}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 

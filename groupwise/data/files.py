@@ -295,7 +295,7 @@ def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     number = 0
     for batch in batches:
         batch.validate(full=True)  # offsets that lead out of a torn file would crash the process
-        few = rows_at_once(batch.get_total_buffer_size())
+        few = rows_at_once(batch)
         for start in range(0, batch.num_rows, few):
             for values in batch.slice(start, few).to_pylist():
                 yield Row(f"row {number}", values)

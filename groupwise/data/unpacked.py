@@ -21,30 +21,65 @@ MOST, RATIO = 2**30, 100  # bytes of a piece; what no text that somebody wrote i
 TEXTS = ("STRING", "JSON", "NONE")  # logical types of Parquet
 
 
-def rows_at_once(total: int) -> int:
-    """How many rows to turn into objects together, where a single one can't exceed the total."""
-    return max(1, min(AT_ONCE, BYTES_AT_ONCE // max(1, total)))
+def rows_at_once(batch: pa.RecordBatch) -> int:
+    """How many rows to turn into objects together.
+
+    All of them have the batch's size at most, unless they name texts by numbers: then each can.
+    """
+    size = max(1, batch.get_total_buffer_size())
+    named = any("dictionary<" in str(kind) for kind in batch.schema.types)
+    share = size if named else size // max(1, batch.num_rows)
+    return max(1, min(AT_ONCE, BYTES_AT_ONCE // max(1, share)))
 
 
 def check_parquet(path: Path, file: Any) -> tuple[int, list[str]]:
-    """Refuse a column that unpacks to absurdly much.
+    """Refuse row groups that unpack to absurdly much.
 
     Return how many rows to read at once, and which columns to keep as they are stored: a number a
     row and each text once. Written out, a long text of a short list would stand in every row.
+    What the file says of single columns is not looked at: where it is damaged, pyarrow ends the
+    process.
     """
-    rows, listed = AT_ONCE, set()
-    kinds = [file.schema.column(i) for i in range(len(file.schema))]
-    for index in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(index)
-        columns = map(group.column, range(group.num_columns))
-        for column, kind in zip(columns, kinds, strict=False):
-            packed, unpacked = column.total_compressed_size, column.total_uncompressed_size
-            _check(path, packed, unpacked)
-            text = kind.physical_type == "BYTE_ARRAY" and kind.logical_type.type in TEXTS
-            if text and column.has_dictionary_page and unpacked * AT_ONCE > MOST:
-                listed.add(kind.path)
+    packed, rows, largest = path.stat().st_size, AT_ONCE, 0
+    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+        _check(path, packed, group.total_byte_size)
         rows = min(rows, BYTES_AT_ONCE * max(1, group.num_rows) // max(1, group.total_byte_size))
-    return max(1, rows), sorted(listed)
+        largest = max(largest, group.total_byte_size)
+    columns = [file.schema.column(i) for i in range(len(file.schema))]
+    texts = [
+        each.path
+        for each in columns
+        if each.physical_type == "BYTE_ARRAY" and each.logical_type.type in TEXTS
+    ]
+    bomb = largest * AT_ONCE > MOST and _longest_listed(path, texts) * AT_ONCE > MOST
+    return max(1, rows), texts if bomb else []
+
+
+def _longest_listed(path: Path, texts: list[str]) -> int:
+    """Return the bytes of the longest text that columns list once and rows name by its number."""
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    longest = 0
+    with pq.ParquetFile(path, read_dictionary=texts, pre_buffer=False) as file:
+        for index in range(file.metadata.num_row_groups):
+            for batch in file.iter_batches(1, row_groups=[index]):
+                longest = max([longest, *map(_longest, batch.columns)])
+                break  # a list stands in front of all rows that name its texts
+    return longest
+
+
+def _longest(array: Any) -> int:
+    import pyarrow as pa
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
+    if pa.types.is_struct(kind):
+        return max((_longest(array.field(i)) for i in range(kind.num_fields)), default=0)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        return _longest(array.values)
+    return 0
 
 
 def check_arrow(path: Path, source: pa.NativeFile) -> None:
