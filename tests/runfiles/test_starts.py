@@ -329,6 +329,7 @@ def killed_at(moment: int, folder: Path, **changes: Any) -> bool:
     return code == 9
 
 
+@pytest.mark.slow  # benchmarks/crashes.py kills a start at every call, too
 def test_killed_between_any_two_writes_of_a_start_the_history_is_true(tmp_path: Path) -> None:
     base = torn(tmp_path / "base", recorded=4, saved=2)
     common = {"steps": 5, "checkpoint__keep": 9}

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import gone
 from runs import left_behind, run, small
 
 from groupwise.cli import main
@@ -105,8 +106,8 @@ def test_no_client_touches_the_run(
     assert "the mirror to trackio has stopped: RuntimeError: not today" in text
     assert "the mirror to mlflow has stopped: it said nothing" in text
     assert f"`groupwise mirror {folder} --to mlflow` sends what is missing" in text
-    for pid in (tmp_path / "clients" / "pids").read_text().split():
-        assert gone(int(pid)), "a process of the client is left"
+    pids = (tmp_path / "clients" / "pids").read_text().split()
+    assert gone([int(pid) for pid in pids]), "a process of a client is left"
 
 
 def test_every_way_to_give_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +146,6 @@ def test_a_mirror_that_ends_well_without_having_sent_all_is_told(
         write(folder, 0, 1)
         group.start()
     assert "the mirror to wandb has stopped" in said.getvalue()
-
-
-def gone(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_the_end_waits_for_all_mirrors_together_no_longer_than_said(
