@@ -107,7 +107,10 @@ _MOVED = {
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds a module under its older name: a second name for the same functions."""
+    """Finds a module under its older name: a second name for the same functions.
+
+    Under those names all recipes and slots were known at once, so they are registered first.
+    """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in _MOVED:
@@ -116,6 +119,7 @@ class _Moved(MetaPathFinder, Loader):
         return ModuleSpec(name, self, is_package=package)
 
     def exec_module(self, module: ModuleType) -> None:
+        import_module("groupwise.recipes")
         now = import_module(_MOVED[module.__name__])
         own = {"__name__", "__spec__", "__loader__", "__path__", "__package__"}
         vars(module).update({k: v for k, v in vars(now).items() if k not in own})

@@ -1,8 +1,8 @@
 """What a configuration would take on a device: memory by part, seconds by phase, what would fit.
 
-Counted from sizes (sizes.py, cost.py, room.py) before anything is loaded. Seconds are counted work
-over the shares of a device's peaks that were measured; they are rough, and a plan says what they
-rest on.
+Counted from sizes (prepare/sizes.py, model/cost.py, model/room.py) before anything is loaded.
+Seconds are counted work over the shares of a device's peaks that were measured; they are rough, and
+a plan says what they rest on.
 """
 
 from __future__ import annotations

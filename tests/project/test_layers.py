@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +85,13 @@ def test_every_room_has_its_layer() -> None:
     assert sorted(ORDER) == sorted(rooms())
 
 
+def test_the_page_shows_the_same_layers() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+    block = page.partition("## Layers")[2].split("```")[1]
+    rooms_of = [re.split(r"\s{2,}", line)[0] for line in block.strip().splitlines()]
+    assert [room for line in rooms_of for room in line.split(", ")] == ORDER[:-1]  # no __main__
+
+
 def test_imports_go_down() -> None:
     wrong = [
         f"{line}: {room} imports {name}, which stands above it"
@@ -134,3 +144,15 @@ def test_names_that_users_import_stay(older: str, name: str) -> None:
 
     found = getattr(importlib.import_module(older), name)
     assert found is getattr(importlib.import_module(groupwise._MOVED[older]), name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from groupwise.composition import recipe; recipe('dapo')",
+        "from groupwise.slots import parse; parse('gate', 'clip()')",
+    ],
+)
+def test_under_an_older_name_all_recipes_and_slots_are_known(line: str) -> None:
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
