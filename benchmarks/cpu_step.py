@@ -75,7 +75,7 @@ def groupwise_steps(model: str, steps: int, threads: int) -> list[float]:
         )
         found = []
         with open_run(config, Path(scratch) / "run", Display(io.StringIO(), live=False)) as run:
-            run.loaded.tokenizer.eos_ids = ()
+            run.parts.loaded.tokenizer.eos_ids = ()
             for _ in range(steps):
                 begun = time.perf_counter()
                 one_step(run, threading.Event())

@@ -191,7 +191,7 @@ def step(given: argparse.Namespace) -> Iterator[Row]:
         watch = Watch()
         with open_run(config, Path(scratch) / "run", watch) as run:
             seconds = [timed_step(run) for _ in range(given.warmup + given.steps)]
-            last, loaded = run.folder.rollout(run.step), run.loaded
+            last, loaded = run.reporter.folder.rollout(run.progress.step), run.parts.loaded
         gaps = afterwards.mismatch(last)
         device = device_of(loaded.model.head_weight.device)
         beside = afterwards.beside_roofline(
@@ -244,11 +244,11 @@ def train(given: argparse.Namespace) -> Iterator[Row]:
             while sum(seconds) <= given.seconds:
                 seconds.append(timed_step(run))
                 trained = sum(seconds)
-                if run.step % given.eval_every and trained <= given.seconds:
+                if run.progress.step % given.eval_every and trained <= given.seconds:
                     continue
                 found = held_out(run)
                 evaluating += found["eval_seconds"]
-                clock = {"step": run.step, "seconds": trained, "with_evals": trained + evaluating}
+                clock = {"step": run.progress.step, "seconds": trained, "with_evals": trained + evaluating}
                 curve.append({**clock, **found})
                 print(json.dumps(curve[-1]), file=sys.stderr, flush=True)
     reached: Row = next((point for point in curve if point["strict"] >= GOAL), {})
@@ -274,12 +274,12 @@ def held_out(run: Run) -> Row:
     device = run.config.model.device
     begun = now(device)
     sampling = sampling_of(run.config, temperature=run.config.eval.temperature)
-    written = write(run.engine, [(task, 0) for task in run.held_out], 1, sampling, stream="eval")
-    graded = grade(run.grader, run.loaded.tokenizer, written)
+    written = write(run.parts.engine, [(task, 0) for task in run.parts.held_out], 1, sampling, stream="eval")
+    graded = grade(run.parts.grader, run.parts.loaded.tokenizer, written)
     rows = [rollout for group in graded for rollout in group]
     parts = {
         name.rpartition(":")[2]: statistics.mean(float(r.grade.parts[name] or 0.0) for r in rows)
-        for name in run.grader.parts
+        for name in run.parts.grader.parts
     }
     return {
         **parts,

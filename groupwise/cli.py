@@ -289,14 +289,14 @@ def _train(args: argparse.Namespace) -> int:
 def _dry_run(asked: Config, run: Path) -> int:
     """The resolved configuration, in TOML that can be run; what follows from it as comments."""
     from groupwise.config import text
-    from groupwise.prepare.checks import check_config
-    from groupwise.prepare.consequences import describe
     from groupwise.prepare.placing import place_line
-    from groupwise.testing.trial import try_slots
+    from groupwise.stages import stage_of
+    from groupwise.stages.checks import check_config
+    from groupwise.stages.describe import describe
     from groupwise.training.opening import placed_for
 
     config = placed_for(asked, run)
-    for warning in [*check_config(config), *try_slots(config.recipe)]:
+    for warning in [*check_config(config), *stage_of(config).try_slots()]:
         warn(warning)
     lines = [place_line(config.model, asked.model), *describe(config)]
     print("\n".join(f"# {line}" for line in lines), end="\n\n")

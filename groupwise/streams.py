@@ -56,34 +56,45 @@ STREAMS = {
 
 
 @dataclass(frozen=True)
-class Part:
-    """Something with parameters of its own that a recipe trains beside the policy."""
+class RoleFacts:
+    """Something that takes part in learning beside the policy, as recipes and pages name it."""
 
-    name: str
-    output: str  # the stream that its forward pass fills, with gradient
+    title: str
+    streams: tuple[str, ...]  # those that only it can fill: a recipe that reads one needs it
     start: str  # what it starts from
     note: str
+    learns: bool = True  # whether it has parameters that updates change
+    model: bool = True  # whether it is a whole model, or a few numbers
 
 
-CRITIC = Part(
-    "critic",
-    output="value_NT",
-    start="a copy of the policy (or of a reward model) with a scalar head",
-    note="before the update its values are old_value_NT",
-)
-IMPLICIT_REWARD_MODEL = Part(
-    "implicit reward model",
-    output="prm_logp_NT",
-    start="the SFT model, which is also the reference",
-    note="trained on outcomes, read as token rewards β·(ℓ^φ − ℓ^ref)",
-)
-LENGTH_EXPONENT = Part(
-    "length exponent λ",
-    output="length_exponent",
-    start="0, a scalar",
-    note="its gradient comes through the aggregation weights",
-)
-PARTS = {"critic": CRITIC, "prm": IMPLICIT_REWARD_MODEL, "length_exponent": LENGTH_EXPONENT}
+ROLE_FACTS = {
+    "reference": RoleFacts(
+        "reference",
+        ("ref_logp_NT",),
+        start="the starting policy",
+        note="what KL terms and preference losses hold on to",
+        learns=False,
+    ),
+    "critic": RoleFacts(
+        "critic",
+        ("old_value_NT", "value_NT"),
+        start="a copy of the policy (or of a reward model) with a scalar head",
+        note="before the update its values are old_value_NT",
+    ),
+    "prm": RoleFacts(
+        "implicit reward model",
+        ("prm_logp_NT",),
+        start="the SFT model, which is also the reference",
+        note="trained on outcomes, read as token rewards β·(ℓ^φ − ℓ^ref)",
+    ),
+    "length_exponent": RoleFacts(
+        "length exponent λ",
+        ("length_exponent",),
+        start="0, a scalar",
+        note="its gradient comes through the aggregation weights",
+        model=False,
+    ),
+}
 
 
 def check_mask(mask_NT: Tensor) -> Tensor:

@@ -279,7 +279,7 @@ def speaks(name: str) -> bool:
 def check(text: str) -> None:
     """As `groupwise train --dry-run` would."""
     from groupwise import config
-    from groupwise.prepare.checks import check_config
+    from groupwise.stages.checks import check_config
 
     for doubt in check_config(config.load(tomllib.loads(text))):
         warn(doubt)

@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--out {out} exists already, and nothing is overwritten.")
     if args.samples is not None and args.samples < 2:
         raise ConfigError(f"--samples {args.samples} is too few. Take 2 or more.")
-    from groupwise.prepare.checks import check_config
     from groupwise.probing.advice import advise
     from groupwise.probing.probe import Asked, ready
+    from groupwise.stages.checks import check_config
     from groupwise.sync.export import checkpoint_in
 
     for doubt in check_config(config):

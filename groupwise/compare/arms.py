@@ -17,10 +17,10 @@ from groupwise.compare.coincide import coinciding
 from groupwise.config import Config
 from groupwise.config.values import flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning
-from groupwise.methods.composition import PairRecipe, Recipe
-from groupwise.prepare.checks import check_config
+from groupwise.methods.composition import Method
 from groupwise.prepare.placing import placed
 from groupwise.recipes import RECIPES
+from groupwise.stages.checks import check_config
 
 # The embedded task: a small transformer adds three digits, as `make demo` does. Four updates a
 # batch, so that gates have something to do; the rate goes down to 0 with the budget: at a constant
@@ -227,7 +227,7 @@ def _load(source: Path | None, settings: Sequence[str], where: str) -> Config:
             raise ConfigError(f"{where}: {error}") from None
 
 
-def _name(recipe: Recipe | PairRecipe) -> str:
+def _name(recipe: Method) -> str:
     return recipe.name.removesuffix("*")
 
 
@@ -274,24 +274,14 @@ def swept(text: str) -> list[str]:
 # --- equal conditions -------------------------------------------------------------------------
 
 
-def fitted(config: Config, base: Recipe | PairRecipe, asked: Sequence[str]) -> Recipe | PairRecipe:
+def fitted(config: Config, base: Method, asked: Sequence[str]) -> Method:
     """A recipe without the sizes of the run that its paper describes; those asked for stay.
 
     Updates a batch are the configuration's, one where the recipe has no ratio to correct for more.
     Lengths that stand for the longest answer are this run's.
     """
     recipe = config.recipe
-    if isinstance(recipe, PairRecipe):
-        return recipe
-    limit, changes = config.engine.max_tokens, dict[str, Any]()
-    if isinstance(base, Recipe):
-        alone = recipe.ratio.definition.traits.level == "none"
-        changes["schedule.updates"] = 1 if alone else base.schedule["updates"]
-    if any(slot.name == "soft_overlong" for slot in recipe.shaping):
-        changes["shaping.soft_overlong.max_length"] = limit
-        changes["shaping.soft_overlong.cache"] = max(1, limit // 4)
-    if recipe.aggregation.name == "seq_mean_token_sum_norm":
-        changes["aggregation.length"] = limit
+    changes = recipe.sized(config.engine.max_tokens, base.updates)
     changes = {key: x for key, x in changes.items() if not any(_sets(one, key) for one in asked)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecipeWarning)

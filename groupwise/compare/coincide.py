@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from groupwise.config import Config
 from groupwise.config.values import flat
 from groupwise.explain.idle import WAKES
-from groupwise.prepare.consequences import idle_slots, what_acts
+from groupwise.stages.consequences import idle_slots, what_acts
 
 NO_RESULT = ("checkpoint.", "watch.")  # settings that change none
 

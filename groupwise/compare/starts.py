@@ -18,7 +18,7 @@ from groupwise.data.cursor import fingerprint
 from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
 from groupwise.evaluate.evaluate import check_held_out
 from groupwise.graders.rubric import OF_REWARDS, Grader
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.composition import Recipe
 from groupwise.model.formats.checkpoint import (
     load,
     save,
@@ -26,12 +26,12 @@ from groupwise.model.formats.checkpoint import (
     stored_tokenizer,
     write_folder,
 )
-from groupwise.optim.pairs import check_columns
 from groupwise.prepare import tiny
 from groupwise.prepare.setup import Fitting, Gathered, fit, gather, read_data
 from groupwise.records import Task
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
+from groupwise.stages import stage_of
 from groupwise.training.opening import COLD_START
 
 
@@ -88,8 +88,7 @@ def _prepare_one(config: Config, folder: Folder) -> Gathered:
     with phase("reading data"):
         found = gather(config)
     check_held_out(found.held_out[: config.eval.tasks])
-    if isinstance(config.recipe, PairRecipe):
-        check_columns(config.recipe, found.train)
+    stage_of(config).check_tasks(found.train)
     _check_data(config, folder, found.train, found.held_out)
     start = start_of(config, folder)
     if start is None and stored_shape(config.model.path) is None:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from groupwise.config.fields import Config
 from groupwise.config.reading import ADAPTER_RATE, DEFAULTS
 from groupwise.config.values import flat
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.composition import Method, Recipe
 
 EXACT_STEP = 8  # numbers: kernels of exact mode copy whole 16 bytes
 LOW_RATE = ADAPTER_RATE / 5
 
 
-def settings_without_an_adapter(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+def settings_without_an_adapter(config: Config, recipe: Method) -> Iterator[str]:
     if config.adapter.used:
         return
     values = flat(config)
@@ -31,7 +31,7 @@ def settings_without_an_adapter(config: Config, recipe: Recipe | PairRecipe) -> 
         )
 
 
-def one_adapter_twice(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+def one_adapter_twice(config: Config, recipe: Method) -> Iterator[str]:
     if config.adapter.path and config.adapter.path in config.model.adapters:
         yield (
             f"{config.adapter.path} is in model.adapters and in adapter.path: it would count "
@@ -40,7 +40,7 @@ def one_adapter_twice(config: Config, recipe: Recipe | PairRecipe) -> Iterator[s
         )
 
 
-def exact_beside_an_adapter(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+def exact_beside_an_adapter(config: Config, recipe: Method) -> Iterator[str]:
     adapter = config.adapter
     if config.engine.exact and adapter.rank % EXACT_STEP:
         yield (
@@ -66,7 +66,7 @@ def dropout_in_a_sequence_ratio(config: Config, recipe: Recipe) -> Iterator[str]
         )
 
 
-def dropout_is_off_policy(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+def dropout_is_off_policy(config: Config, recipe: Method) -> Iterator[str]:
     share = config.adapter.dropout
     if not share:
         return
@@ -75,15 +75,13 @@ def dropout_is_off_policy(config: Config, recipe: Recipe | PairRecipe) -> Iterat
         "read the policy with it. mismatch/ in the metrics then is mostly dropout, more of it the "
         "more the adapter has learned"
     )
-    several = isinstance(recipe, Recipe) and (
-        recipe.schedule["updates"] > 1 or recipe.ratio.get("anchor") == "sampler"
-    )
-    if several:
+    from_sampler = any(slot.get("anchor") == "sampler" for slot in recipe.of("ratio"))
+    if recipe.updates > 1 or from_sampler:
         words += "; the ratio of the first update is not 1, and what is clipped is partly noise"
     yield f"{words}. In reinforcement learning 0 is usual."
 
 
-def rate_of_full_training(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+def rate_of_full_training(config: Config, recipe: Method) -> Iterator[str]:
     rate = config.optim.learning_rate
     if config.adapter.used and 0 < rate < LOW_RATE:
         yield (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.composition import Method
 from groupwise.methods.slots import Count, Fraction, NonNegative, Positive, Range
 
 
@@ -335,7 +335,7 @@ class Watch:
 class Config:
     """All of a run. Two numbers set the batch: prompts_per_step and group_size."""
 
-    recipe: Recipe | PairRecipe
+    recipe: Method
     prompts_per_step: Count = 16  # each answered group_size times: the batch of a step
     group_size: Count = 8  # completions of each prompt
     steps: Count = 100  # batches to sample and learn from

@@ -20,7 +20,7 @@ from groupwise.config.values import FIELDS, OPEN, TABLES, Raw, checked, flat
 from groupwise.errors import ConfigError, RecipeWarning
 from groupwise.groups.filters import overlong
 from groupwise.groups.shaping import soft_overlong
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.composition import Method, Recipe
 from groupwise.recipes import RECIPES, load_plugin
 from groupwise.recipes import recipe as recipe_by_name
 
@@ -183,7 +183,7 @@ def _recipe_settings(path: str, value: Any) -> Iterator[Setting]:
         for key, each in value.items():
             yield from _recipe_settings(f"{path}.{key}" if path else str(key), each)
     elif path in ("", "name"):
-        if not isinstance(value, str | Recipe | PairRecipe):
+        if not isinstance(value, str | Method):
             raise ConfigError(f'recipe must be a name such as "dapo", got {value!r}.')
         yield Setting("recipe", None, value)
     else:
@@ -246,7 +246,7 @@ def _beside(folder: Path, setting: Setting) -> Setting:
 # --- the recipe -------------------------------------------------------------------------------
 
 
-def _recipe(layers: Sequence[Sequence[Setting]]) -> Recipe | PairRecipe:
+def _recipe(layers: Sequence[Sequence[Setting]]) -> Method:
     chosen: Any = DEFAULT_RECIPE
     changes: dict[str, Any] = {}
     for layer in layers:
@@ -278,7 +278,7 @@ def _warn_of_dropped(before: Any, after: Any, changes: Mapping[str, Any]) -> Non
     )
 
 
-def _composed(chosen: Any, changes: Mapping[str, Any]) -> Recipe | PairRecipe:
+def _composed(chosen: Any, changes: Mapping[str, Any]) -> Method:
     made = _made(chosen, changes)
     known = RECIPES.get(made.name.removesuffix("*"))
     if known is None:
@@ -288,8 +288,8 @@ def _composed(chosen: Any, changes: Mapping[str, Any]) -> Recipe | PairRecipe:
     return made if made.name.endswith("*") else made.replace()  # not the method of that name
 
 
-def _made(chosen: Any, changes: Mapping[str, Any]) -> Recipe | PairRecipe:
-    if isinstance(chosen, Recipe | PairRecipe):
+def _made(chosen: Any, changes: Mapping[str, Any]) -> Method:
+    if isinstance(chosen, Method):
         return chosen.configure(changes)
     file, colon, name = chosen.rpartition(":")
     if colon:
@@ -313,7 +313,7 @@ def _with_overlong(config: Config) -> Config:
     }.get(config.overlong, ("", None))
     if (
         slot is None
-        or isinstance(recipe, PairRecipe)
+        or kind not in recipe.KINDS
         or any(each.name == slot.name for each in recipe.of(kind))
     ):
         return config

@@ -12,7 +12,7 @@ from typing import Any
 
 from groupwise.config.fields import Config
 from groupwise.config.values import TABLES
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.composition import Method
 
 
 def text(config: Config) -> str:
@@ -55,7 +55,7 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
 
 
-def _name(recipe: Recipe | PairRecipe) -> str:
+def _name(recipe: Method) -> str:
     """The recipe's name, with the file that its slots come from if they are the user's."""
     for slot in recipe.slots():
         function = slot.definition.function

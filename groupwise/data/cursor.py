@@ -148,9 +148,12 @@ class MixedCursor:
             part.restore(state["parts"][source])
 
 
+TaskCursor = Cursor | MixedCursor
+
+
 def cursor_of(
     tasks: Sequence[Task], weights: Mapping[str, float], seed: int, shuffle: bool
-) -> Cursor | MixedCursor:
+) -> TaskCursor:
     """By the weights of the sources, where they have any."""
     return MixedCursor(tasks, weights, seed, shuffle) if weights else Cursor(tasks, seed, shuffle)
 

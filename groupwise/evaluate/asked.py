@@ -17,7 +17,7 @@ from groupwise.evaluate.suites import Suite, check_names, config_of, find
 from groupwise.hub import local_model, names_model
 from groupwise.model.adapters.peft_files import is_adapter
 from groupwise.model.policy import base_of
-from groupwise.prepare.setup import Gathered, gather, learns_from_labels
+from groupwise.prepare.setup import Gathered, gather
 from groupwise.records import Task
 from groupwise.runfiles.naming import told_apart
 from groupwise.sync.export import checkpoint_in
@@ -186,7 +186,7 @@ def _entry(suite: Suite, config: Config, asked: Asked) -> Entry:
     gathered = gather(config, learns=False)
     every = gathered.train if suite.source else gathered.held_out
     tasks = [task for task in every if suite.keep(task)]
-    if learns_from_labels(config):  # such data has answers for some of the rows, or for none
+    if not config.recipe.samples:  # such data has answers for some of the rows, or for none
         tasks = [task for task in tasks if task.answer is not None]
     if not tasks:
         raise DataError(f"{suite.name}: {suite.source or 'data.eval'} has no tasks of this suite.")

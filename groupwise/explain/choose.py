@@ -15,8 +15,8 @@ from typing import Any
 
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.errors import RecipeError, RecipeWarning, nearest
-from groupwise.explain.idle import Conditions, idle, passes_of, told
-from groupwise.methods.composition import Recipe
+from groupwise.explain.idle import Conditions, idle, told, updates_of
+from groupwise.methods.composition import Method
 from groupwise.methods.trainable import lacking
 from groupwise.recipes import RECIPES
 
@@ -167,7 +167,7 @@ class Change:
     path: str
     value: Any
     why: str
-    fits: Callable[[Recipe], bool]
+    fits: Callable[[Any], bool]  # is asked of recipes that weigh tokens
 
 
 CHANGES = (
@@ -253,14 +253,14 @@ def _changes(name: str, answers: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
         {"set": change.path, "to": change.value, "why": change.why}
         for change in CHANGES
-        if isinstance(entry, Recipe) and holds(change.when, answers) and change.fits(entry)
+        if entry.weighs_tokens and holds(change.when, answers) and change.fits(entry)
     ]
 
 
 def _idle(name: str, answers: Mapping[str, str]) -> list[str]:
     """What of a recommended recipe would change no update, under these answers."""
     entry = RECIPES[name]
-    if not isinstance(entry, Recipe) or lacking(entry):
+    if lacking(entry):
         return []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecipeWarning)
@@ -269,8 +269,8 @@ def _idle(name: str, answers: Mapping[str, str]) -> list[str]:
 
 
 @functools.cache  # the table's recipes are the package's own: they never change
-def _told(entry: Recipe, mismatch: bool) -> tuple[str, ...]:
-    moved = entry.schedule["updates"] * passes_of(entry) > 1
+def _told(entry: Method, mismatch: bool) -> tuple[str, ...]:
+    moved = updates_of(entry) > 1
     return tuple(told(idle(entry, Conditions(moved=moved, mismatch=mismatch))))
 
 

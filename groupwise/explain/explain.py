@@ -17,17 +17,14 @@ from typing import Any, Literal
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.explain import pages
 from groupwise.explain.choose import choose
-from groupwise.explain.idle import Conditions, idle, passes_of, told
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.explain.idle import Conditions, idle, told, updates_of
+from groupwise.methods.composition import Method
 from groupwise.methods.slots import REGISTRY, Definition, Slot
-from groupwise.methods.soundness import complaints
 from groupwise.methods.trainable import lacking
 from groupwise.recipes import RECIPES, recipe
-from groupwise.streams import STREAMS
+from groupwise.streams import ROLE_FACTS, STREAMS
 
 __all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "table", "undocumented"]
-
-Entry = Recipe | PairRecipe
 
 # The loss is read from the outside in: S needs r and A, A needs R, and so on.
 READING_ORDER = (
@@ -74,7 +71,7 @@ def short(slot: Slot) -> str:
     return f"{slot.name}({', '.join(shown)})" if shown else slot.name
 
 
-def by_kind(entry: Entry) -> dict[str, tuple[Slot, ...]]:
+def by_kind(entry: Method) -> dict[str, tuple[Slot, ...]]:
     return {kind: entry.of(kind) for kind in entry.KINDS}
 
 
@@ -85,24 +82,13 @@ def _text(slots: Sequence[Slot]) -> str:
 # --- one recipe -------------------------------------------------------------------------------
 
 
-def loss_line(entry: Entry) -> str:
-    """The loss with the terms that this recipe has."""
-    if isinstance(entry, PairRecipe):
-        return "L = mean over pairs of the preference loss"
-    weight = "·w" if entry.correction else ""
-    penalty = " + Σ u·penalty" if entry.penalty else ""
-    auxiliary = " + auxiliary" if entry.auxiliary else ""
-    return f"L = −Σ u{weight}·S{penalty}{auxiliary}"
-
-
-def equation(entry: Entry) -> list[dict[str, str]]:
+def equation(entry: Method) -> list[dict[str, str]]:
     """The loss, then a line per slot, from the outside in."""
     slots = by_kind(entry)
-    lines = [{"slot": "loss", "equation": loss_line(entry)}]
+    lines = [{"slot": "loss", "equation": entry.loss}]
     for kind in READING_ORDER:
         lines += [{"slot": kind, "equation": slot.equation} for slot in slots.get(kind, ())]
-    if isinstance(entry, PairRecipe):
-        lines.append({"slot": "reference", "equation": f"ℓ^ref = {entry.reference}"})
+    lines += [{"slot": name, "equation": text} for name, text in entry.fixed.items()]
     return lines
 
 
@@ -119,32 +105,24 @@ def _function(slot: Slot, level: str = "") -> dict[str, str]:
     }
 
 
-def _level(entry: Entry) -> str:
-    """What one ratio stands for; "" for pairs, which have none."""
-    return "" if isinstance(entry, PairRecipe) else entry.ratio.definition.traits.level
-
-
-def _untrainable(entry: Entry) -> list[str]:
+def _untrainable(entry: Method) -> list[str]:
     """Why a recipe can't be trained here, and what to take instead."""
     return [f"{entry.name} can't be trained here: it {lack}" for lack in lacking(entry)]
 
 
-def _idle(entry: Entry) -> list[str]:
+def _idle(entry: Method) -> list[str]:
     """What changes no update with the recipe's own schedule and a sampler that is the learner."""
-    if isinstance(entry, PairRecipe):
-        return []
-    return told(idle(entry, Conditions(moved=entry.schedule["updates"] * passes_of(entry) > 1)))
+    return told(idle(entry, Conditions(moved=updates_of(entry) > 1)))
 
 
 def _streams(names: Sequence[str]) -> list[dict[str, str]]:
     return [{"name": name, "meaning": STREAMS.get(name, "")} for name in names]
 
 
-def _demands(entry: Entry) -> dict[str, Any]:
+def _demands(entry: Method) -> dict[str, Any]:
     """What a recipe asks of the trainer: models, streams, outputs, parts with parameters."""
-    if isinstance(entry, PairRecipe):
-        return {"models": list(entry.models), "needs": [], "outputs": [], "trains": []}
-    parts = [{"name": p.name, "start": p.start, "note": p.note} for p in entry.parts]
+    beside = [ROLE_FACTS[name] for name in entry.roles]
+    parts = [{"name": x.title, "start": x.start, "note": x.note} for x in beside if x.learns]
     return {
         "models": list(entry.models),
         "needs": _streams(entry.streams),
@@ -153,7 +131,7 @@ def _demands(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _head(entry: Entry) -> dict[str, Any]:
+def _head(entry: Method) -> dict[str, Any]:
     about = entry.about
     return {
         "name": entry.name,
@@ -167,23 +145,20 @@ def _head(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _derived(entry: Entry) -> dict[str, Any] | None:
+def _derived(entry: Method) -> dict[str, Any] | None:
     """What a changed recipe was made from, and what differs; None for one that stands alone."""
     base = entry.about.base
     if base is None:
         return None
     differing = {k: {"a": d["a"], "b": d["b"]} for k, d in _slot_differences(base, entry).items()}
-    references = [getattr(each, "reference", "") for each in (base, entry)]
-    if references[0] != references[1]:
-        differing["reference"] = {"a": references[0], "b": references[1]}
+    differing |= _apart(base.fixed, entry.fixed)
     return {"from": base.name, "paper": base.about.paper, "differs": differing}
 
 
-def explain(name: str | Entry) -> dict[str, Any]:
+def explain(name: str | Method) -> dict[str, Any]:
     """All there is to know about a recipe (`name`, `file.py:name`, or the recipe itself)."""
-    entry: Entry = name if isinstance(name, (Recipe, PairRecipe)) else recipe(name)
+    entry: Method = name if isinstance(name, Method) else recipe(name)
     found = notes().get(entry.name, {})
-    doubts = [] if isinstance(entry, PairRecipe) else complaints(entry)[1]
     return {
         **_head(entry),
         "untrainable": _untrainable(entry),
@@ -192,11 +167,11 @@ def explain(name: str | Entry) -> dict[str, Any]:
         "derived": _derived(entry),
         "equation": equation(entry),
         "slots": entry.text(),
-        "functions": [_function(slot, _level(entry)) for slot in entry.slots()],
+        "functions": [_function(slot, entry.level) for slot in entry.slots()],
         **_demands(entry),
         "setting": dict(entry.about.setting),
         "note": entry.about.note,
-        "doubts": doubts,
+        "doubts": entry.doubts(),
         "pitfalls": list(found.get("pitfalls", [])),
         "disagree": list(found.get("disagree", [])),
     }
@@ -241,7 +216,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Slot) else value
 
 
-def _slot_differences(first: Entry, second: Entry) -> dict[str, dict[str, Any]]:
+def _slot_differences(first: Method, second: Method) -> dict[str, dict[str, Any]]:
     one, two = by_kind(first), by_kind(second)
     differing = {}
     for kind in READING_ORDER:
@@ -266,12 +241,9 @@ def _apart(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, dict[str
 
 def difference(a: str, b: str) -> dict[str, Any]:
     """What differs between two recipes, and nothing else: slots, settings, demands."""
-    first: Entry = recipe(a)
-    second: Entry = recipe(b)
-    sides = [
-        {**_demands(entry), "reference": getattr(entry, "reference", None)}
-        for entry in (first, second)
-    ]
+    first: Method = recipe(a)
+    second: Method = recipe(b)
+    sides = [{**_demands(entry), **entry.fixed} for entry in (first, second)]
     return {
         "a": first.name,
         "b": second.name,

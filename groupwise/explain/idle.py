@@ -24,7 +24,7 @@ from groupwise.groups.phase import batch_phase, passes
 from groupwise.losses.gates import unclipped
 from groupwise.losses.phase import token_phase
 from groupwise.losses.ratios import token
-from groupwise.methods.composition import Recipe
+from groupwise.methods.composition import Method
 from groupwise.methods.slots import Slot
 from groupwise.testing.toy import Toy, extra_streams, learner_outputs, leaves, random_toy
 
@@ -55,7 +55,7 @@ class Idle:
     wakes: tuple[tuple[str, ...], ...]
 
 
-def idle(recipe: Recipe, conditions: Conditions) -> list[Idle]:
+def idle(recipe: Method, conditions: Conditions) -> list[Idle]:
     """The slots of a recipe that change no update here, and would under other conditions."""
     trial, found = Trial(), list[Idle]()
     for slot in comparing(recipe):
@@ -65,39 +65,47 @@ def idle(recipe: Recipe, conditions: Conditions) -> list[Idle]:
     return found
 
 
-def acting(recipe: Recipe, conditions: Conditions) -> tuple[Slot, ...]:
+def acting(recipe: Method, conditions: Conditions) -> tuple[Slot, ...]:
     """The slots without what is idle: recipes that have these in common make the same updates."""
     plain, trial = recipe, Trial()
-    for slot in dict.fromkeys((recipe.gate, *comparing(recipe))):
+    for slot in dict.fromkeys((*recipe.of("gate"), *comparing(recipe))):
         without = neutral(plain, slot)
         if without is not None and trial.same(plain, without, conditions):
             plain = without
     slots = plain.slots()
-    if conditions.mismatch or "anchor" not in plain.ratio:
+    if conditions.mismatch:
         return slots
-    return tuple(s.replace(anchor="old") if s.kind == "ratio" else s for s in slots)
+    return tuple(
+        s.replace(anchor="old") if s.kind == "ratio" and "anchor" in s else s for s in slots
+    )
 
 
-def comparing(recipe: Recipe) -> Iterator[Slot]:
+def comparing(recipe: Method) -> Iterator[Slot]:
     """The slots that compare two policies, by a ratio or by the streams that they read."""
     if _has_ratio(recipe):
-        yield recipe.gate
-        yield recipe.ratio
-    others = (recipe.shaping, recipe.advantage[1:], recipe.correction, recipe.penalty)
-    for slot in (slot for kind in (*others, recipe.auxiliary) for slot in kind):
+        yield from recipe.of("gate")
+        yield from recipe.of("ratio")
+    others = [recipe.of("shaping"), recipe.of("advantage")[1:]]
+    others += [recipe.of(kind) for kind in ("correction", "penalty", "auxiliary")]
+    for slot in (slot for kind in others for slot in kind):
         if set(COMPARED) & set(slot.needs):
             yield slot
 
 
-def passes_of(recipe: Recipe) -> int:
-    """Passes that the schedule makes over a batch."""
+def passes_of(recipe: Method) -> int:
+    """Return how many passes the schedule makes over a batch; one where there is no schedule."""
     try:
-        return len(recipe.schedule(toy_under(Conditions()).build()))
+        return sum(len(s(toy_under(Conditions()).build())) for s in recipe.of("schedule")) or 1
     except Exception:  # the user's code may fail in any way: training says how
         return 1
 
 
-def neutral(recipe: Recipe, slot: Slot) -> Recipe | None:
+def updates_of(recipe: Method) -> int:
+    """Return how many optimizer steps are made on one batch."""
+    return recipe.updates * passes_of(recipe)
+
+
+def neutral(recipe: Method, slot: Slot) -> Method | None:
     """The recipe with what does nothing in the slot's place; None where there is no such one."""
     changes: dict[str, Any] = {slot.kind: tuple(x for x in recipe.of(slot.kind) if x != slot)}
     if slot.kind == "gate":
@@ -113,8 +121,8 @@ def neutral(recipe: Recipe, slot: Slot) -> Recipe | None:
     return None if without.slots() == recipe.slots() else without
 
 
-def _has_ratio(recipe: Recipe) -> bool:
-    return bool(recipe.ratio.definition.traits.level != "none")
+def _has_ratio(recipe: Method) -> bool:
+    return recipe.level not in ("", "none")
 
 
 # --- in words ---------------------------------------------------------------------------------
@@ -154,19 +162,20 @@ class Trial:
     def __init__(self) -> None:
         self._known: dict[Any, list[Tensor] | None] = {}
 
-    def acts(self, recipe: Recipe, slot: Slot, conditions: Conditions) -> bool:
+    def acts(self, recipe: Method, slot: Slot, conditions: Conditions) -> bool:
         """Whether the update is another without the slot; True where that can't be tried."""
         if slot.kind == "ratio":
             # A gate may want just this ratio. Where it acts itself, so does what it reads.
-            plain = neutral(recipe, recipe.gate) or recipe
-            if plain is not recipe and self.acts(recipe, recipe.gate, conditions):
+            (gate,) = recipe.of("gate")
+            plain = neutral(recipe, gate) or recipe
+            if plain is not recipe and self.acts(recipe, gate, conditions):
                 return True
             recipe = plain
         without = neutral(recipe, slot)
         return without is None or not self.same(recipe, without, conditions)
 
     def wakes(
-        self, recipe: Recipe, slot: Slot, conditions: Conditions
+        self, recipe: Method, slot: Slot, conditions: Conditions
     ) -> tuple[tuple[str, ...], ...]:
         """The fewest further conditions under which a slot acts; none where it never does."""
         missing = conditions.missing()
@@ -180,14 +189,14 @@ class Trial:
                 return tuple(found)
         return ()
 
-    def same(self, one: Recipe, other: Recipe, conditions: Conditions) -> bool:
+    def same(self, one: Method, other: Method, conditions: Conditions) -> bool:
         """Whether two recipes give the same update; False where a function can't be tried."""
         found = [self._gradients(each, conditions) for each in (one, other)]
         if found[0] is None or found[1] is None:
             return False
         return all(_close(a, b) for a, b in zip(found[0], found[1], strict=True))
 
-    def _gradients(self, recipe: Recipe, conditions: Conditions) -> list[Tensor] | None:
+    def _gradients(self, recipe: Method, conditions: Conditions) -> list[Tensor] | None:
         key = recipe.slots(), conditions
         if key not in self._known:
             try:
@@ -217,7 +226,7 @@ def toy_under(conditions: Conditions) -> Toy:
     )
 
 
-def gradients(recipe: Recipe, toy: Toy) -> list[Tensor]:
+def gradients(recipe: Any, toy: Toy) -> list[Tensor]:
     """Of the recipe's loss, in everything that learns; no update is made."""
     leaf = leaves(toy)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():  # draws of plug-ins stay here

@@ -72,6 +72,7 @@ def seq_mean_token_sum(batch: TokenBatch) -> Tensor:
 
 
 @aggregation(
+    lengths={"length": 1},
     equation="u = 1/(B·{length})",
     fixes="unbiased, on a fixed scale",
     breaks="a constant to choose",

@@ -24,6 +24,7 @@ def overlong_penalty(length_N: Tensor, max_length: int, cache: int) -> Tensor:
 
 
 @shaping(
+    lengths={"max_length": 1, "cache": 0.25},
     equation="R += clamp((({max_length} − {cache}) − n) / {cache}, −1, 0)",
     fixes="a smooth cost of length before the hard limit",
     breaks="punishes long correct answers too",

@@ -16,7 +16,7 @@ from groupwise.common.user_files import code_files, make_importable
 from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
 from groupwise.methods.dotted import adjusted, slots_of
 from groupwise.methods.slots import REGISTRY, Slot
-from groupwise.streams import PARTS, Part
+from groupwise.streams import ROLE_FACTS
 
 # Slots that hold several functions (chains, sums, products); the others hold exactly one.
 MANY = ("filter", "shaping", "advantage", "correction", "penalty", "auxiliary")
@@ -25,6 +25,8 @@ RECIPE_SLOTS = (
     "auxiliary", "schedule",
 )  # fmt: skip
 PAIR_SLOTS = ("pairing", "preference")
+# Of the data, by what a pairing reads.
+PAIR_COLUMNS = {"labels": ("chosen", "rejected"), "answers": ("answer",), "grades": ()}
 OUTPUT_STREAMS = (
     "entropy_NT", "value_NT", "topk_logp_NTK", "topk_id_NTK", "logp_at_sampler_topk_NTK",
     "router_NTLK",
@@ -46,16 +48,103 @@ class About:
     setting: Mapping[str, Any] = field(default_factory=dict)  # the paper's, outside the slots
     note: str = ""  # how sure the reading is, what is a house choice
     departs: tuple[str, ...] = ()  # what this trainer does otherwise than the source
-    base: Recipe | PairRecipe | None = field(default=None, repr=False)  # what it was changed from
+    base: Method | None = field(default=None, repr=False)  # what it was changed from
 
 
-class _Composed:
-    """What recipes of both sorts can do: hold slots, and be changed."""
+class Method:
+    """A recipe of any kind: it holds slots, can be changed, and says what it asks of a run.
+
+    What is said here holds for a method without groups; a kind of recipe overrides what differs.
+    """
 
     KINDS: ClassVar[tuple[str, ...]]
     WORD: ClassVar[str]
+    STAGE: ClassVar[str]  # what a run of it is: a key of stages.STAGES
     name: str
     about: About
+    source: Any  # where its answers come from: a key of stages.SOURCES
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Return what takes part beside the policy: keys of optim.roles.ROLES."""
+        return ()
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Return what a batch must bring, beyond mask, groups and rewards."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return what the learner's forward pass must give."""
+        return ()
+
+    @property
+    def level(self) -> str:
+        """Return over what its ratio is one number; "" where it has none."""
+        return ""
+
+    @property
+    def updates(self) -> int:
+        """Return how many optimizer steps one pass over a batch makes."""
+        return 1
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns of the data with answers that it learns from."""
+        return ()
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Tell whether an update reads what the run's reward says."""
+        return True
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Tell whether each sampled token gets an advantage and a weight of its own."""
+        return False
+
+    @property
+    def samples(self) -> bool:
+        """Tell whether answers are sampled from the policy and graded while it learns."""
+        return bool(self.source == "policy")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Return the names of the models held in memory."""
+        held = [ROLE_FACTS[name] for name in self.roles]
+        return ("policy", *(facts.title for facts in held if facts.model))
+
+    @property
+    def ends_answers(self) -> bool:
+        """Tell whether it learns answers of the data, which take an end token to be whole."""
+        return bool(self.columns)
+
+    @property
+    def fixed(self) -> dict[str, str]:
+        """Return what no slot says: lines of its equation by name."""
+        return {}
+
+    @property
+    def loss(self) -> str:
+        """Return the loss with the terms that this recipe has."""
+        raise NotImplementedError
+
+    def rows(self, group_size: int) -> int:
+        """Return how many answers of one prompt an update reads."""
+        return group_size
+
+    def doubts(self) -> list[str]:
+        """Return what is doubtful about the slots together."""
+        return []
+
+    def anchored(self, weights: str, *, close: bool = True) -> Self:
+        """Return the recipe as it runs with a sampler of these weights."""
+        return self
+
+    def sized(self, limit: int, updates: int) -> dict[str, Any]:
+        """Return settings that give it the sizes of a run: longest answer, updates a batch."""
+        return {}
 
     def _settle(self) -> None:
         """Text and single slots become what the fields hold."""
@@ -70,7 +159,8 @@ class _Composed:
         return tuple(slot for kind in self.KINDS for slot in self.of(kind))
 
     def of(self, kind: str) -> tuple[Slot, ...]:
-        value = getattr(self, kind)
+        """Return the slots of a kind; none of a kind that this sort of recipe does not have."""
+        value = getattr(self, kind) if kind in self.KINDS else ()
         return value if isinstance(value, tuple) else (value,)
 
     @property
@@ -140,11 +230,12 @@ class _Composed:
 
 
 @dataclass(frozen=True)
-class Recipe(_Composed):
+class Recipe(Method):
     """A policy-optimisation method: one value for every axis."""
 
     KINDS: ClassVar[tuple[str, ...]] = RECIPE_SLOTS
     WORD: ClassVar[str] = "A recipe"
+    STAGE: ClassVar[str] = "groups"
 
     name: str
     advantage: tuple[Slot, ...]
@@ -157,6 +248,7 @@ class Recipe(_Composed):
     correction: tuple[Slot, ...] = ()
     penalty: tuple[Slot, ...] = ()
     auxiliary: tuple[Slot, ...] = ()
+    source: str = "policy"
     about: About = field(default_factory=lambda: About("your own"), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -176,6 +268,51 @@ class Recipe(_Composed):
             if key not in RECIPE_SLOTS:
                 raise RecipeError(f"A recipe has no slot {key!r}. {nearest(key, RECIPE_SLOTS)}")
         return cls(name=name, **{**_defaults(), **text})  # type: ignore[arg-type]
+
+    @property
+    def loss(self) -> str:
+        weight = "·w" if self.correction else ""
+        penalty = " + Σ u·penalty" if self.penalty else ""
+        auxiliary = " + auxiliary" if self.auxiliary else ""
+        return f"L = −Σ u{weight}·S{penalty}{auxiliary}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return () if self.samples else ("completion",)
+
+    @property
+    def reads_rewards(self) -> bool:
+        return self.samples
+
+    @property
+    def weighs_tokens(self) -> bool:
+        return self.samples
+
+    @property
+    def level(self) -> str:
+        level: str = self.ratio.definition.traits.level
+        return level
+
+    @property
+    def updates(self) -> int:
+        updates: int = self.schedule["updates"]
+        return updates
+
+    def doubts(self) -> list[str]:
+        from groupwise.methods.soundness import complaints
+
+        return complaints(self)[1]
+
+    def rows(self, group_size: int) -> int:
+        return len(self.columns) or group_size
+
+    def sized(self, limit: int, updates: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"schedule.updates": 1 if self.level == "none" else updates}
+        for slot in self.slots():
+            for setting, share in slot.definition.traits.lengths.items():
+                place = slot.kind if slot.kind not in MANY else f"{slot.kind}.{slot.name}"
+                found[f"{place}.{setting}"] = max(1, int(limit * share))
+        return found
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -231,22 +368,14 @@ class Recipe(_Composed):
             return self.replace(ratio=ratio, name=self.name, about=self.about)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """What is trained beside the policy."""
-        names = [slot.definition.traits.learns for slot in self.slots()]
-        return tuple(PARTS[name] for name in dict.fromkeys(names) if name)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Models held in memory."""
-        held = ["policy"]
-        if "ref_logp_NT" in self.streams:
-            held.append("reference")
-        if "old_value_NT" in self.streams:
-            held.append("critic")
-        if "prm_logp_NT" in self.streams:
-            held.append("implicit reward model")
-        return tuple(held)
+    def roles(self) -> tuple[str, ...]:
+        """Return who fills the streams that the slots read, and what they train."""
+        learned = {slot.definition.traits.learns for slot in self.slots()}
+        return tuple(
+            name
+            for name, facts in ROLE_FACTS.items()
+            if name in learned or set(facts.streams) & {*self.streams, *self.outputs}
+        )
 
 
 def _defaults() -> dict[str, str]:
@@ -260,11 +389,12 @@ def _defaults() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class PairRecipe(_Composed):
+class PairRecipe(Method):
     """A preference method: how pairs are made, how they are scored, what the reference is."""
 
     KINDS: ClassVar[tuple[str, ...]] = PAIR_SLOTS
     WORD: ClassVar[str] = "A preference recipe"
+    STAGE: ClassVar[str] = "pairs"
 
     name: str
     pairing: Slot
@@ -276,23 +406,50 @@ class PairRecipe(_Composed):
         self._settle()
 
     @property
-    def models(self) -> tuple[str, ...]:
-        return ("policy", "reference")
+    def roles(self) -> tuple[str, ...]:
+        return ("reference",)
+
+    @property
+    def loss(self) -> str:
+        return "L = mean over pairs of the preference loss"
 
     @property
     def reads(self) -> str:
-        """Where the two answers come from: `labels`, `answers` or `grades`."""
+        """Return where the two answers come from: `labels`, `answers` or `grades`."""
         reads: str = self.pairing.definition.traits.reads
         return reads
 
+    @property
+    def source(self) -> str:
+        return "data" if self.reads == "labels" else "policy"
 
-RECIPES: dict[str, Recipe | PairRecipe] = {}
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return PAIR_COLUMNS[self.reads]
+
+    @property
+    def reads_rewards(self) -> bool:
+        return self.reads == "grades"
+
+    @property
+    def ends_answers(self) -> bool:
+        return True
+
+    @property
+    def fixed(self) -> dict[str, str]:
+        return {"reference": f"ℓ^ref = {self.reference}"}
+
+    def rows(self, group_size: int) -> int:
+        return 2
+
+
+RECIPES: dict[str, Method] = {}
 ADDED: dict[Path, Set[str]] = {}  # names of recipes by the user's file that registered them
 
 
-def register(entry: Recipe | PairRecipe) -> Recipe | PairRecipe:
+def register(entry: Method) -> Method:
     """Make a recipe known by its name. A name is taken once."""
-    if not isinstance(entry, (Recipe, PairRecipe)):
+    if not isinstance(entry, Method):
         raise RecipeError(
             f"register takes a recipe, got {entry!r}. Write "
             'register(recipe("dapo").replace(name="mine", ...)).'

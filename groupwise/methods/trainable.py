@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.composition import Method
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,13 @@ CRITIC = Lack("critic", ("reinforce_pp", "grpo"), "also per token, without a cri
 REWARD_MODEL = Lack(
     "implicit reward model", ("rloo", "grpo"), "the same baseline on outcomes alone"
 )
+NOT_HELD = {"critic": CRITIC, "prm": REWARD_MODEL}
 ROUTER = Lack("router", ("gspo",), "its ratio per answer does not mind how experts are chosen")
 
 
-def lacking(recipe: Recipe | PairRecipe) -> tuple[Lack, ...]:
-    """What keeps a recipe from being trained; nothing where it can be."""
-    found = [lack for lack in (CRITIC, REWARD_MODEL) if lack.what in recipe.models]
-    if isinstance(recipe, Recipe):
-        read = any("router" in name for name in (*recipe.streams, *recipe.outputs))
-        replayed = any(slot.definition.traits.routing for slot in recipe.correction)
-        found += [ROUTER] if read or replayed else []
-    return tuple(found)
+def lacking(recipe: Method) -> tuple[Lack, ...]:
+    """Return what keeps a recipe from being trained; nothing where it can be."""
+    found = [lack for role, lack in NOT_HELD.items() if role in recipe.roles]
+    read = any("router" in name for name in (*recipe.streams, *recipe.outputs))
+    replayed = any(slot.definition.traits.routing for slot in recipe.slots())
+    return (*found, *([ROUTER] if read or replayed else []))

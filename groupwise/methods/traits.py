@@ -37,6 +37,8 @@ class Traits:
     outputs: tuple[str, ...] = ()  # aggregation, auxiliary: streams of a forward pass that it reads
     prepare: Prepare = nothing  # auxiliary: makes its targets, in the batch phase
     reads: Literal["", "labels", "answers", "grades"] = ""  # pairing: where pairs come from
+    # shaping, aggregation: settings that stand for the longest answer of a run, as shares of it
+    lengths: Mapping[str, float] = field(default_factory=dict)
     breaks_at: Mapping[str, str] = field(default_factory=dict)  # gate: drawbacks by level of ratio
 
 

@@ -8,7 +8,7 @@ the head; weights, keys and values read; nothing for norms, launches and the hos
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from groupwise.model.config import ModelConfig
@@ -296,27 +296,37 @@ def head_bytes(
     return chunk + (head_weights(shape) * SINGLE if frozen is None else 0)
 
 
+@dataclass(frozen=True)
+class RoleSize:
+    """What takes part beside the policy costs, for every weight that is trained."""
+
+    name: str
+    held: int = 0  # bytes in memory
+    saved: int = 0  # bytes in a checkpoint
+    passes: int = 0  # forward passes over the rows of a step, before the update
+    # What a person can do where it is too much, and what it would be then; None: not there.
+    instead: Mapping[str, RoleSize | None] = field(default_factory=dict)
+
+
 def held(
     shape: ModelConfig,
     width: int = HALF,
     *,
-    reference: bool = False,
-    average: bool = False,
+    roles: Sequence[RoleSize] = (),
     frozen: Frozen | None = None,
 ) -> dict[str, int]:
-    """Bytes that training holds all the time. A reference that is an average has masters, too.
+    """Return the bytes that training holds all the time, by what they are for.
 
-    What is frozen has neither masters nor moments, and the reference shares it.
+    What is frozen has neither masters nor moments, and roles share it.
     """
     count = trained(shape, frozen)
-    each = width + (SINGLE if average and width == HALF else 0)
     return {
         "weights": weight_bytes(shape, width, frozen),
         "adapter": 0 if frozen is None else frozen.adapter * width,
         "dequantised": whole_again(shape, width, frozen),
         "master weights": count * SINGLE if width == HALF else 0,
         "optimizer moments": 2 * count * SINGLE,
-        "reference": count * each if reference else 0,
+        **{role.name: count * role.held for role in roles},
     }
 
 
@@ -337,8 +347,7 @@ def memory(
     group: int,
     micro_tokens: int,
     recompute: bool = False,
-    reference: bool = False,
-    average: bool = False,
+    roles: Sequence[RoleSize] = (),
     width: int = HALF,
     cpu: bool = False,
     frozen: Frozen | None = None,
@@ -347,7 +356,7 @@ def memory(
     per_token = activations(shape, width, recompute=recompute, cpu=cpu, frozen=frozen)
     head = head_bytes(shape, micro_tokens, width, cpu=cpu, frozen=frozen)
     parts = {
-        **held(shape, width, reference=reference, average=average, frozen=frozen),
+        **held(shape, width, roles=roles, frozen=frozen),
         "gradients": trained(shape, frozen) * SINGLE,
         "micro-batch": micro_tokens * per_token + head,
         "cache": cache_bytes(shape, slots, max_tokens, prompt, group, width),

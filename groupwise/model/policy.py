@@ -196,13 +196,6 @@ def adapter_notes(loaded: Loaded, config: configuration.Config) -> list[str]:
         f"{len(own)} layers; {trained:,} weights are trained at a learning rate of "
         f"{config.optim.learning_rate:g}, {frozen / 2**20:,.0f} MiB are frozen{bits}"
     )
-    if "reference" in config.recipe.models:
-        start = "base"
-        start += "".join(f" + {Path(path).name}" for path in config.model.adapters)
-        start += f" + {Path(config.adapter.path).name}" if config.adapter.path else ""
-        notes.append(
-            f"the reference is the starting policy ({start}); it shares the frozen weights"
-        )
     return notes
 
 

@@ -6,12 +6,21 @@ All of it counted from sizes (cost.py), before anything is loaded.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from groupwise.model.adapters.targets import ALPHA, Spec, adapter_weights, linear_shapes, matching
 from groupwise.model.config import ModelConfig
-from groupwise.model.cost import HALF, Frozen, cache_bytes, memory, parameters, peak, weight_bytes
+from groupwise.model.cost import (
+    HALF,
+    Frozen,
+    RoleSize,
+    cache_bytes,
+    memory,
+    parameters,
+    peak,
+    weight_bytes,
+)
 
 CPU_TOKENS = 1024  # of a micro-batch: more are no faster there
 # Beyond so many tokens a GPU computes hardly faster. A small model's micro-batch is over before the
@@ -34,8 +43,7 @@ class Demand:
     prompt: int = 1  # tokens; one where prompts are not known yet
     training: bool = True  # or sampling alone
     recompute: bool = False
-    reference: bool = False
-    average: bool = False  # which the reference is, of the policy
+    roles: tuple[RoleSize, ...] = ()  # what takes part beside the policy
     width: int = HALF  # bytes of a weight
     frozen: Frozen | None = None  # where an adapter learns
 
@@ -53,8 +61,7 @@ class Demand:
             group=1,
             micro_tokens=self.prompt + self.max_tokens if micro_tokens is None else micro_tokens,
             recompute=self.recompute,
-            reference=self.reference,
-            average=self.average,
+            roles=self.roles,
             width=self.width,
             frozen=self.frozen,
         )
@@ -101,8 +108,7 @@ def _alternatives(demand: Demand, available: float) -> list[str]:
     changes = {
         "optim.recompute=true": replace(demand, recompute=True),
         "model.dtype=bfloat16": replace(demand, width=HALF),
-        "reference.update=frozen": replace(demand, average=False),
-        "a recipe without a reference": replace(demand, reference=False),
+        **{text: _with_role(demand, role, other) for role, text, other in _lighter(demand)},
     }
     if demand.training and demand.frozen is None:
         changes["adapter.rank=16 (LoRA)"] = replace(demand, frozen=lora(demand.shape))
@@ -115,6 +121,18 @@ def _alternatives(demand: Demand, available: float) -> list[str]:
         found.append(f"engine.max_tokens={longest} or less")
     largest = available * parameters(demand.shape) / demand.least
     return [*found, f"a dense model of about {_count(largest)} parameters or fewer"]
+
+
+def _lighter(demand: Demand) -> Iterator[tuple[RoleSize, str, RoleSize | None]]:
+    for role in demand.roles:
+        for text, other in role.instead.items():
+            yield role, text, other
+
+
+def _with_role(demand: Demand, role: RoleSize, other: RoleSize | None) -> Demand:
+    """Return the demand with another role in a role's place, or without it."""
+    new = tuple(other if each is role else each for each in demand.roles)
+    return replace(demand, roles=tuple(each for each in new if each is not None))
 
 
 def lora(shape: ModelConfig, spec: Spec = USUAL, quantize: str = "none") -> Frozen:

@@ -14,10 +14,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from groupwise import config
 from groupwise.errors import ModelError, RunError
 
 HALF = (torch.bfloat16, torch.float16)
 FEW_STEPS = 5  # before them moments are of too few gradients to tell signal from noise
+
+
+def make_optimizer(
+    named: Iterable[tuple[str, nn.Parameter]], optim: config.Optim, weight_decay: float
+) -> AdamW:
+    """Return the optimizer that a configuration asks for."""
+    return AdamW(
+        named,
+        learning_rate=optim.learning_rate,
+        beta1=optim.beta1,
+        beta2=optim.beta2,
+        eps=optim.eps,
+        weight_decay=weight_decay,
+    )
 
 
 class AdamW:

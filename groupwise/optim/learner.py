@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from groupwise import config
 from groupwise.common.progress import counted
@@ -21,12 +22,14 @@ from groupwise.methods.composition import Recipe
 from groupwise.model.adapters.lora import dropping
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.memory import give_back, is_out_of_memory
-from groupwise.optim.adamw import AdamW
+from groupwise.optim.adamw import make_optimizer
 from groupwise.optim.packs import Sequences, micro_batches, outputs, score
+from groupwise.optim.roles.role import Role
 from groupwise.optim.step import Named, StepOutcome, apply
 from groupwise.records import TokenBatch
 
 Rows = list[int]
+OWN = "policy/"  # before the names of the optimizer's tensors in a checkpoint
 
 
 @dataclass
@@ -101,22 +104,20 @@ class Learner:
     """A policy and its optimizer: scores rows, and turns accumulated gradients into updates."""
 
     sampler_top_k = 0  # how many of the sampler's likeliest tokens the learner wants to see
+    together = 1  # rows that a micro-batch never separates
 
-    def __init__(self, model: Policy, optim: config.Optim, temperature: float) -> None:
+    def __init__(
+        self,
+        model: Policy,
+        optim: config.Optim,
+        temperature: float,
+        roles: Mapping[str, Role] | None = None,
+    ) -> None:
         self.model, self.optim, self.temperature = model, optim, temperature
+        self.roles = dict(roles or {})  # what takes part beside the policy
         self.micro_tokens = optim.micro_tokens  # halved when memory runs out
         model.recompute = optim.recompute
-        self.optimizer = self._adamw(model.named_parameters(), optim.weight_decay)
-
-    def _adamw(self, named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> AdamW:
-        return AdamW(
-            named,
-            learning_rate=self.optim.learning_rate,
-            beta1=self.optim.beta1,
-            beta2=self.optim.beta2,
-            eps=self.optim.eps,
-            weight_decay=weight_decay,
-        )
+        self.optimizer = make_optimizer(model.named_parameters(), optim, optim.weight_decay)
 
     @property
     def device(self) -> torch.device:
@@ -125,12 +126,22 @@ class Learner:
     def score(self, model: Policy, sequences: Sequences, parts: Sequence[Rows]) -> Tensor:
         """logp_NT under a model, in the passes that the updates will make."""
         while True:
-            cut = [m for part in parts for m in micro_batches(sequences, part, self.micro_tokens)]
+            cut = [m for part in parts for m in self._cut(sequences, part)]
             try:
                 return score(model, sequences, cut, self.temperature)
             except Exception as error:
                 self._halve(error)
             give_back()  # now that the error holds on to nothing
+
+    def _cut(self, sequences: Sequences, rows: Sequence[int]) -> list[Rows]:
+        return micro_batches(sequences, rows, self.micro_tokens, self.together)
+
+    def role_streams(self, sequences: Sequences, parts: Sequence[Rows]) -> dict[str, Tensor]:
+        """Return what the roles say of the rows of a step before the batch phase."""
+        found: dict[str, Tensor] = {}
+        for role in self.roles.values():
+            found |= role.streams(lambda model: self.score(model, sequences, parts))
+        return found
 
     def update(self, accumulate: Callable[[], list[Named]], learning_rate: float) -> StepOutcome:
         """One optimizer step on the gradients that `accumulate` sums up.
@@ -147,13 +158,17 @@ class Learner:
             except Exception as error:
                 self._halve(error)
             give_back()
-        return apply(
+        outcome = apply(
             self.model.named_parameters(),
             self.optimizer,
             clip_norm=self.optim.clip_norm,
             learning_rate=learning_rate,
             seen=seen,
         )
+        if not outcome.skipped:
+            for role in self.roles.values():
+                role.update()
+        return outcome
 
     def dropping(self, at: int) -> AbstractContextManager[None]:
         """An adapter's dropout, for the micro-batch behind so many rows: in updates alone."""
@@ -162,6 +177,8 @@ class Learner:
     def _clear(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None
+        for role in self.roles.values():
+            role.clear()
 
     def _halve(self, error: Exception) -> None:
         """Smaller micro-batches after running out of memory; other errors go on."""
@@ -175,38 +192,30 @@ class Learner:
         self.micro_tokens //= 2
 
     def state(self) -> dict[str, Tensor]:
-        return {f"policy/{name}": x for name, x in self.optimizer.state().items()}
+        return {f"{OWN}{name}": x for name, x in self.optimizer.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.optimizer.restore(_below("policy/", state))
-
-
-def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)}
+        self.optimizer.restore({name.removeprefix(OWN): x for name, x in state.items()})
 
 
 class PolicyLearner(Learner):
     """Takes a batch from the batch phase and makes its optimizer steps."""
 
     def __init__(
-        self, model: Policy, recipe: Recipe, optim: config.Optim, temperature: float
+        self,
+        model: Policy,
+        recipe: Recipe,
+        optim: config.Optim,
+        temperature: float,
+        roles: Mapping[str, Role] | None = None,
     ) -> None:
-        super().__init__(model, optim, temperature)
+        super().__init__(model, optim, temperature, roles)
         self.recipe = recipe
         self.own_top_k = 0  # how many of its own likeliest tokens the recipe wants to see
         if "sampler_topk_logp_NTK" in recipe.streams:
             self.sampler_top_k = self._top_k()
         if "topk_logp_NTK" in recipe.outputs:
             self.own_top_k = self._top_k()
-        self.exponent: nn.Parameter | None = None
-        if "length_exponent" in recipe.outputs:
-            start = float(recipe.aggregation["exponent"])
-            self.exponent = nn.Parameter(torch.tensor(start, device=self.device))
-            self.exponent_optimizer = self._adamw([("length_exponent", self.exponent)], 0.0)
-
-    def batch_streams(self) -> dict[str, Tensor]:
-        """What the learner itself adds to a batch before its batch phase."""
-        return {} if self.exponent is None else {"length_exponent": self.exponent.detach()}
 
     def parts(self, groups: Sequence[int]) -> list[Rows]:
         """Rows of each update: whole groups while there are enough of them."""
@@ -233,7 +242,6 @@ class PolicyLearner(Learner):
             accumulate = partial(self._accumulate, part, rows, sequences, learned.trace, results)
             outcome = self.update(accumulate, learning_rate)
             learned.add(outcome, results)
-            self._move_exponent(outcome)
         return learned
 
     def _steps(self, batch: TokenBatch, parts: Sequence[Rows]) -> Iterator[tuple[Rows, TokenBatch]]:
@@ -241,9 +249,11 @@ class PolicyLearner(Learner):
         for one_pass in passes(self.recipe, batch):
             split = updates(self.recipe, one_pass, index)
             for number, rows in enumerate(parts):
-                if self.exponent is not None:  # λ has moved, and the weights with it
-                    fresh = replace(one_pass, length_exponent=self.exponent.detach())
-                    split = updates(self.recipe, fresh, index)
+                moved: dict[str, Any] = {}
+                for role in self.roles.values():
+                    moved |= role.moved()
+                if moved:  # and with it the weights that the batch phase made
+                    split = updates(self.recipe, replace(one_pass, **moved), index)
                 yield rows, split[number]
 
     def _accumulate(
@@ -258,8 +268,7 @@ class PolicyLearner(Learner):
         results.clear()
         seen: list[Named] = []
         at = 0
-        cut = micro_batches(sequences, rows, self.micro_tokens)
-        for some in counted("updating", cut, "micro-batches"):
+        for some in counted("updating", self._cut(sequences, rows), "micro-batches"):
             micro = part.select(slice(at, at + len(some)))
             at += len(some)
             packed = sequences.pack(some, self.device)
@@ -271,8 +280,8 @@ class PolicyLearner(Learner):
                     top_k=self.own_top_k,
                     at_NTK=micro.sampler_topk_id_NTK,
                 )
-                if self.exponent is not None:
-                    found["length_exponent"] = self.exponent
+                for role in self.roles.values():
+                    found |= role.outputs(packed)
                 result = token_phase(self.recipe, micro, **found)
                 seen += [(name, x.detach()) for name, x in found.items()]
                 seen += [(f"loss {name}", term) for name, term in result.terms.items()]
@@ -289,33 +298,3 @@ class PolicyLearner(Learner):
                 f"has {vocabulary}. Set recipe.gate.k={vocabulary} or less."
             )
         return k
-
-    def _move_exponent(self, outcome: StepOutcome) -> None:
-        if self.exponent is None or outcome.skipped:
-            return
-        apply(
-            [("length_exponent", self.exponent)],
-            self.exponent_optimizer,
-            clip_norm=0.0,
-            learning_rate=self.optim.exponent_rate,
-        )
-
-    def _clear(self) -> None:
-        super()._clear()
-        if self.exponent is not None:
-            self.exponent.grad = None
-
-    def state(self) -> dict[str, Tensor]:
-        found = super().state()
-        if self.exponent is not None:
-            found["exponent"] = self.exponent.detach()
-            inner = self.exponent_optimizer.state()
-            found |= {f"exponent_optimizer/{name}": x for name, x in inner.items()}
-        return found
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        super().restore(state)
-        if self.exponent is not None:
-            with torch.no_grad():
-                self.exponent.copy_(state["exponent"])
-            self.exponent_optimizer.restore(_below("exponent_optimizer/", state))

@@ -14,16 +14,17 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.engine.native.scheduler import ROW_STEP, in_steps
-from groupwise.methods.composition import PairRecipe
+from groupwise.explain.idle import passes_of
 from groupwise.model import cost, room
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import Group
 from groupwise.model.devices import KNOWN, Device, floor_seconds
-from groupwise.prepare.setup import demand_of, frozen_of, learns_from_labels, weight_bytes
+from groupwise.optim.roles import role_sizes
+from groupwise.prepare.setup import demand_of, frozen_of, weight_bytes
 from groupwise.prepare.sizes import Prompts, sizes_of
+from groupwise.stages.groups import FIRST_DRAWS
 from groupwise.sync.saver import SPARE as HOST_SPARE
 from groupwise.sync.space import Space
-from groupwise.training.collect import FIRST_DRAWS
 
 CPU_SLOTS, GPU_SLOTS = 64, 1024  # sequences in flight, unless asked otherwise
 # Shares of a device's peaks that were measured: on an H200 for 135M and 1.5B parameters, on two
@@ -149,13 +150,13 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
     frozen = frozen_of(config, shape)
     parts = cost.memory(
         shape,
-        slots=0 if learns_from_labels(config) else rows_held(slots, cpu=place.cpu),
+        slots=rows_held(slots, cpu=place.cpu) if config.recipe.samples else 0,
         max_tokens=config.engine.max_tokens,
         prompt=prompts.longest if place.cpu else prompts.mean,
         group=1 if place.cpu else config.group_size,  # a CPU's cache has a copy for each sample
         micro_tokens=filled,
         recompute=config.optim.recompute,
-        reference="reference" in config.recipe.models,
+        roles=role_sizes(config, width),
         width=width,
         cpu=place.cpu,
         frozen=frozen,
@@ -189,9 +190,7 @@ def space_of(config: Config, shape: ModelConfig) -> Space:
     width, learned = weight_bytes(config), cost.trained(shape, frozen_of(config, shape))
     master = 0 if width == cost.SINGLE else cost.SINGLE
     state = learned * (2 * cost.SINGLE + master)
-    if "reference" in config.recipe.models:
-        moves = {"frozen": 0, "ema": cost.SINGLE, "reset": width}
-        state += learned * moves[config.reference.update.partition(":")[0]]
+    state += learned * sum(role.saved for role in role_sizes(config, width))
     kind, _, lag = config.engine.weights.partition(":")
     state += learned * width * (int(lag) if kind == "stale" else 0)
     best = learned * width
@@ -228,7 +227,7 @@ def whole_answers(most: int, group: Group) -> int:
 
 def learned_groups(config: Config, prompt: int, tokens: int) -> list[Group]:
     """What one step learns from: groups, or one pair a prompt."""
-    rows = 2 if isinstance(config.recipe, PairRecipe) else config.group_size
+    rows = config.recipe.rows(config.group_size)
     return [Group(prompt, [tokens] * rows)] * config.prompts_per_step
 
 
@@ -242,7 +241,7 @@ def seconds(
     if not place.cpu and width != cost.HALF:
         return None  # plain PyTorch, and peaks are those of bfloat16
     found = {}
-    if not learns_from_labels(config):
+    if recipe.samples:
         # Answers end one by one, and a batch thins out more slowly than they do.
         held = (tokens + config.engine.max_tokens) // 2
         sampled = [Group(prompt, [held] * config.group_size)] * config.prompts_per_step
@@ -252,12 +251,10 @@ def seconds(
     rate = device.flops * update_share(cost.parameters(shape), cpu=place.cpu)
     batch = learned_groups(config, prompt, tokens)
     forward = cost.total(cost.forward_cost(shape, batch)).flops / rate
-    scored, passes, updates = 1, 1, 1  # of a preference recipe: the reference alone is scored
-    if not isinstance(recipe, PairRecipe):
-        old = "old_logp_NT" in recipe.anchored(config.engine.weights).streams
-        scored = old + ("reference" in recipe.models)
-        passes = 2 if recipe.schedule.name == "low_then_high" else 1
-        updates = recipe.schedule["updates"] * passes
+    old = "old_logp_NT" in recipe.anchored(config.engine.weights).streams
+    scored = old + sum(role.passes for role in role_sizes(config, width))
+    passes = passes_of(recipe)
+    updates = recipe.updates * passes
     if scored:
         found["score"] = scored * forward
     # A measured share is of what the mathematics asks for, three times a forward pass. What is

@@ -27,7 +27,6 @@ from groupwise.graders.by_row import ROW
 from groupwise.graders.pool import START_SECONDS
 from groupwise.graders.rubric import Grader, check
 from groupwise.graders.waiting import Tell, aloud, waiting
-from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.model import room as device_room
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import Frozen, cache_bytes
@@ -36,10 +35,10 @@ from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.equip import check_precision, equip
 from groupwise.model.memory import device_bytes
 from groupwise.model.policy import spec_of
-from groupwise.optim.pairs import check_data, solution_notes
+from groupwise.optim.roles import role_sizes
+from groupwise.prepare.answers import check_answers, solution_notes
 from groupwise.prepare.placing import check_device, place
 from groupwise.records import Task
-from groupwise.testing.trial import try_slots
 
 # Tasks are data: the same in every run, so that runs with other seeds can be compared.
 TASKS_SEED = 0
@@ -77,11 +76,9 @@ def set_up(
     tell: Tell = aloud,
 ) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
-    doubts = try_slots(config.recipe) if learns else []
     with phase("reading data"):
         found = gather(config, learns=learns, tell=tell)
-    notes = [*(f"warning: {doubt}" for doubt in doubts), *found.notes]
-    return seat(config, replace(found, notes=notes), model_for(found.train, found.held_out))
+    return seat(config, found, model_for(found.train, found.held_out))
 
 
 def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gathered:
@@ -97,8 +94,8 @@ def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gather
     with waiting(tell, "reward functions to be loaded", START_SECONDS):
         parts, found = read_data(config)
     notes = [*found.notes]
-    if not learns_from_labels(config):
-        streams = config.recipe.streams if learns and isinstance(config.recipe, Recipe) else ()
+    if config.recipe.samples:
+        streams = config.recipe.streams if learns else ()
         notes += check(parts, found.train, streams=streams, tell=tell)
         notes += check(parts, found.eval, data="data.eval", tell=tell) if found.eval else []
     return Gathered(found.train, found.eval, notes, found.weights, found.dropped)
@@ -106,7 +103,7 @@ def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gather
 
 def read_data(config: Config) -> tuple[Grader, LoadedData]:
     """The reward and the tasks that it can grade; no answer is graded."""
-    graded = not learns_from_labels(config)
+    graded = config.recipe.samples
     parts = Grader(config.reward.parts, graders=config.data.graders, timeout=config.reward.timeout)
     if config.data.grader_key and ROW not in parts.parts:
         raise ConfigError(
@@ -162,9 +159,8 @@ def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
     notes += check_ending(config, tokenizer)
     with phase("preparing prompts"):
         fitting = fit(config, found, tokenizer, shape)
-    if isinstance(config.recipe, PairRecipe):
-        check_data(config.recipe, fitting.train, tokenizer, shape.context)
-        notes += solution_notes(config.recipe, fitting.train)
+    check_answers(config.recipe, fitting.train, tokenizer, shape.context)
+    notes += solution_notes(config.recipe, fitting.train)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
     ends += config.engine.stop
     grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
@@ -191,7 +187,7 @@ def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfi
     train = with_ids(config, found.train, tokenizer, shape)
     held_out = with_ids(config, found.held_out, tokenizer, shape) if found.held_out else None
     judged: Sequence[Task] = held_out.tasks if held_out else []
-    if learns_from_labels(config):  # such data has answers for some of the rows, or for none
+    if not config.recipe.samples:  # such data has answers for some of the rows, or for none
         judged = [task for task in judged if task.answer is not None]
     dropped = [row.task for row in train.dropped]
     notes = train.notes + (held_out.notes if held_out else [])
@@ -224,12 +220,12 @@ def check_ending(config: Config, tokenizer: Tokenizer) -> list[str]:
     if tokenizer.eos_ids:
         return []
     lacking = "the tokenizer has no EOS: nothing in its files names the token that ends an answer"
-    if config.engine.stop and not isinstance(config.recipe, PairRecipe):
+    if config.engine.stop and not config.recipe.ends_answers:
         return [f"{lacking}, so only engine.stop does."]
     raise ModelError(
         f"{lacking[0].upper()}{lacking[1:]}, and every answer would run to engine.max_tokens. Add "
         '"eos_token" to tokenizer_config.json or "eos_token_id" to generation_config.json'
-        + ("." if isinstance(config.recipe, PairRecipe) else ", or set engine.stop.")
+        + ("." if config.recipe.ends_answers else ", or set engine.stop.")
     )
 
 
@@ -265,8 +261,7 @@ def demand_of(config: Config, shape: ModelConfig, *, training: bool) -> device_r
         max_tokens=config.engine.max_tokens,
         training=training,
         recompute=config.optim.recompute,
-        reference="reference" in config.recipe.models,
-        average=config.reference.update.startswith("ema"),
+        roles=role_sizes(config, weight_bytes(config)),
         width=weight_bytes(config),
         frozen=frozen_of(config, shape),
     )
@@ -296,12 +291,6 @@ def on_gpu(config: Config) -> bool:
 def weight_bytes(config: Config) -> int:
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     return dtype.itemsize
-
-
-def learns_from_labels(config: Config) -> bool:
-    """Pairs that the data labels: nothing is sampled, nothing graded."""
-    recipe = config.recipe
-    return isinstance(recipe, PairRecipe) and recipe.reads == "labels"
 
 
 def engine_of(config: Config, loaded: Loaded, weights: str = "shared") -> NativeEngine:

@@ -26,14 +26,12 @@ from groupwise.engine.protocol import Engine
 from groupwise.errors import ConfigError
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.policy import load_policy
-from groupwise.prepare.checks import check_config
 from groupwise.prepare.placing import placed
 from groupwise.prepare.rollouts import grade, write
 from groupwise.prepare.setup import (
     Bench,
     check_room,
     engine_of,
-    learns_from_labels,
     on_gpu,
     sampling_of,
     set_up,
@@ -41,6 +39,7 @@ from groupwise.prepare.setup import (
 from groupwise.probing.findings import Finding, Passing, Sampled, finding, passing
 from groupwise.records import Rollout, Task
 from groupwise.runfiles.folder import RunFolder
+from groupwise.stages.checks import check_config
 from groupwise.training.opening import MakeEngine, starting_model
 
 PROMPTS, LEAST_SAMPLES = 32, 8
@@ -190,7 +189,7 @@ def check(
 ) -> None:
     """Refuse what would tell nothing, before a model is loaded."""
     check_config(config)
-    if learns_from_labels(config):
+    if not config.recipe.samples:
         raise ConfigError(
             f"recipe {config.recipe.name} learns from labelled pairs: nothing is sampled in "
             "training, so there is nothing to probe. Set recipe=dr_grpo to look at this model on "

@@ -11,10 +11,10 @@ from typing import Any
 from groupwise.compare.arms import fitted
 from groupwise.config import Config
 from groupwise.errors import RecipeError, RecipeWarning
-from groupwise.methods.composition import PairRecipe, Recipe
-from groupwise.prepare.consequences import anchored
+from groupwise.methods.composition import Recipe
 from groupwise.recipes import recipe as recipe_by_name
 from groupwise.replay.recorded import Record, Recorded
+from groupwise.stages.consequences import anchored
 from groupwise.streams import STREAMS
 
 # What a rollout file gives to any recipe; beside them reference and greedy rewards, where recorded.
@@ -61,10 +61,10 @@ def _read(config: Config, text: str) -> tuple[str, Recipe]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecipeWarning)  # doubts about training with it
         found = recipe_by_name(first)
-        if isinstance(found, PairRecipe):
+        if not found.weighs_tokens:
             raise RecipeError(
-                f"{first} learns from pairs of answers: it gives no token an advantage or a "
-                "weight that could be put beside a group recipe's. Choose one of those: "
+                f"{first} gives no token of a sample an advantage or a weight that could be put "
+                "beside a group recipe's. Choose one of those: "
                 "`groupwise recipes`."
             )
         asked = replace(config, recipe=found.configure(pairs))

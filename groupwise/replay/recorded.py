@@ -17,14 +17,14 @@ from torch import Tensor
 from groupwise import config as configuration
 from groupwise.config import Config
 from groupwise.errors import RunError
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.composition import Recipe
 from groupwise.model.formats.checkpoint import read_companions
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.assemble import Group, sequences_of
-from groupwise.prepare.consequences import anchored
 from groupwise.records import Completion, Grade, Rollout, Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read
+from groupwise.stages.consequences import anchored
 
 SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "reward",
            "reward_steps", "correct", "finish", "weight_version", "weights", "text")  # fmt: skip
@@ -65,7 +65,7 @@ class Recorded:
 
     folder: RunFolder
     config: Config
-    recipe: Recipe  # as it ran
+    recipe: Any  # as it ran: one that weighs tokens
     tokenizer: Tokenizer | None
     steps: list[int]
 
@@ -77,10 +77,11 @@ def open_recorded(path: str | Path) -> Recorded:
     """The run at this path; refuses what holds no batches of groups."""
     folder = RunFolder(path)
     config = read_config(folder)
-    if isinstance(config.recipe, PairRecipe):
+    if not config.recipe.weighs_tokens:
         raise RunError(
-            f"{folder.path} was trained with {config.recipe.name}, which learns from pairs: there "
-            "are no advantages, ratios or clips to replay. Give a run of a group recipe."
+            f"{folder.path} was trained with {config.recipe.name}, which gives no token of a "
+            "sample an advantage: there are no advantages, ratios or clips to replay. Give a run "
+            "of a group recipe."
         )
     durable = {int(line["step"]) for line in folder.read_metrics()}
     steps = [step for step in folder.rollout_steps() if step in durable]

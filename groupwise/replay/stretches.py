@@ -12,10 +12,10 @@ from groupwise import config as configuration
 from groupwise.config import Config
 from groupwise.errors import RunError
 from groupwise.methods.composition import Recipe
-from groupwise.prepare.consequences import anchored
 from groupwise.replay.recorded import Recorded
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.starts import Start, changes_on_the_way, read_starts, stretches
+from groupwise.stages.consequences import anchored
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def _repeat_parts(second: _Second, parts: list[Part]) -> None:
             open_run(start, again.path, Display(io.StringIO(), live=False)) as run,
         ):
             _look_around(second, part, changed)
-            run.best = math.inf  # no evaluation is the best one: nothing needs saving
+            run.progress.best = math.inf  # no evaluation is the best one: nothing needs saving
             taken = _other_reward(part, again, changed)
             if taken:
                 found.notes.append(
@@ -192,13 +192,13 @@ def _repeat_parts(second: _Second, parts: list[Part]) -> None:
                     "verdicts are taken; those of held-out tasks are not compared."
                 )
             if taken or _asks_a_judge(part.config):
-                run.known = recorded_verdicts(map(folder.rollout, folder.rollout_steps()))
+                run.parts.known = recorded_verdicts(map(folder.rollout, folder.rollout_steps()))
             _repeat(second, run, part, last=at + 1 == len(parts), taken=taken)
             if found.difference is not None:
                 return
             reached = part.last
             if at + 1 < len(parts):
-                run.save()
+                run.keeper.save()
 
 
 def _other_reward(part: Part, again: RunFolder, changed: set[str]) -> bool:
@@ -230,7 +230,7 @@ def _repeat(second: _Second, run: Run, part: Part, *, last: bool, taken: bool) -
                 one_step(run, threading.Event())
         except GroupwiseError as error:
             stopped = str(error)
-        run.recorder.flush()
+        run.reporter.recorder.flush()
         now = {int(line["step"]): line for line in again.read_metrics()}.get(step)
         if now is None:
             found.difference = Difference(step, "the run", "a finished step", stopped)
@@ -242,7 +242,7 @@ def _repeat(second: _Second, run: Run, part: Part, *, last: bool, taken: bool) -
             difference = compare_metrics(step, second.metrics[step], now, judged)
         for name in (f"checkpoints/step_{step}", f"snapshots/step_{step}"):
             if difference is None and (folder.path / name).is_dir():
-                difference = compare_weights(step, name, folder.path / name, run.loaded)
+                difference = compare_weights(step, name, folder.path / name, run.parts.loaded)
                 found.checkpoints += [name] if difference is None else []
         if difference is not None:
             found.difference = difference

@@ -34,15 +34,12 @@ CLOSE = 1e-4  # of the largest gradient, in float32
 TOKEN_KINDS = ("ratio", "gate", "correction", "penalty", "auxiliary")
 
 
-def try_slots(recipe: Recipe | PairRecipe) -> list[str]:
+def try_groups(recipe: Recipe) -> list[str]:
     """Refuse a faulty slot that is not the package's, by name; doubts come back as texts."""
     if not any(_is_own(slot) for slot in recipe.slots()):
         return []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecipeWarning)  # its doubts are told elsewhere
-        if isinstance(recipe, PairRecipe):
-            _try_pairs(recipe)
-            return []
         return _try_recipe(recipe)
 
 
@@ -342,7 +339,8 @@ def _check_needs(recipe: Recipe, toy: Toy) -> None:
 # --- pairs --------------------------------------------------------------------------------------
 
 
-def _try_pairs(recipe: PairRecipe) -> None:
+def try_pairs(recipe: PairRecipe) -> list[str]:
+    """Refuse a faulty pairing or preference that is not the package's, by name."""
     g = torch.Generator().manual_seed(SEED)
     logp = [torch.randn(6, generator=g) - 5 for _ in range(4)]
     policy = [x.requires_grad_() for x in logp[:2]]
@@ -359,3 +357,4 @@ def _try_pairs(recipe: PairRecipe) -> None:
         choice = guarded(slot, slot, torch.tensor([0.0, 1.0, 0.5, 0.25]))
         if not isinstance(choice, Choice) or not {choice.chosen, choice.rejected} <= {0, 1, 2, 3}:
             raise _fault(slot, f"returned {choice!r} instead of a Choice of two of the candidates")
+    return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,30 +12,38 @@ from groupwise.common.progress import phase
 from groupwise.config import Budget, Config
 from groupwise.errors import RunError
 from groupwise.evaluate.evaluate import Evaluation, evaluate
-from groupwise.model.cost import model_flops
+from groupwise.model.cost import Parts as Costs
+from groupwise.model.cost import model_flops, rollout_cost
 from groupwise.model.memory import peak_bytes
+from groupwise.optim.assemble import sequences_of
+from groupwise.optim.packs import Sequences
 from groupwise.optim.schedules import learning_rate
 from groupwise.prepare.placing import place_line
 from groupwise.prepare.setup import engine_of, sampling_of
-from groupwise.training.collect import Collected, collect, tokens_of
+from groupwise.stages.collected import Collected, tokens_of
+from groupwise.stages.parts import Parts
+from groupwise.stages.rows import rows_of
+from groupwise.stages.stage import Taught
 from groupwise.training.guards import (
     check_agreement,
     check_delivery,
     check_rewards,
     check_updates,
     explained_gap,
+    note_memory,
 )
 from groupwise.training.opening import MakeEngine, complete, nothing_left, open_run, placed_for
-from groupwise.training.rows import rows_of
+from groupwise.training.progress import Progress
+from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
 from groupwise.training.signals import Signals
-from groupwise.training.update import Taught, teach
 from groupwise.watch.clock import Clock, now
 from groupwise.watch.costs import costs
 from groupwise.watch.display import Display
+from groupwise.watch.health import Finding
 from groupwise.watch.report import write_report, write_summary
 from groupwise.watch.samples import sample_measures, wasted
-from groupwise.watch.speed import step_speed, step_work
+from groupwise.watch.speed import step_speed
 
 
 class Stopped(Exception):
@@ -102,63 +110,64 @@ def _cycle(
     display.note(place_line(config.model, asked.model))
     display.announce_stop(signals.asked)
     with open_run(config, path, display, engine) as run:
+        progress, keeper = run.progress, run.keeper
         if signals.asked.is_set():
-            raise Stopped(f"stopped before step {run.step + 1}; the same command begins with it")
+            at = progress.step + 1
+            raise Stopped(f"stopped before step {at}; the same command begins with it")
         with signals.held(), display.watching():
             first = begin(run)
         try:
             if first is not None:
                 yield first
-            while not run.over and not signals.asked.is_set():
+            while not progress.over(config) and not signals.asked.is_set():
                 with signals.held(), display.watching():
-                    run.saver.check()
+                    keeper.saver.check()
                     metrics = one_step(run, signals.asked)
-                    if metrics is not None and run.checkpoint_due():
-                        run.save()
+                    if metrics is not None and keeper.due():
+                        keeper.save()
                 if metrics is not None:
                     yield metrics
         except GeneratorExit:  # nobody asks for the next step
-            save_and_wait(run)
+            keeper.save_and_wait()
             raise
         with display.watching():
-            save_and_wait(run)
-            if not run.over:
-                raise Stopped(f"stopped after step {run.step}, saved; the same command goes on")
-            return finish(run)
-
-
-def save_and_wait(run: Run) -> None:
-    """Leave the run so that it can go on from this very step."""
-    if run.saved_step != run.step:
-        run.save()
-    run.saver.wait()
+            keeper.save_and_wait()
+            if not progress.over(config):
+                raise Stopped(
+                    f"stopped after step {progress.step}, saved; the same command goes on"
+                )
+            return finish(config, progress, run.reporter)
 
 
 def begin(run: Run) -> Metrics | None:
     """Check that sampler and learner agree; of a new run, how good the starting policy is."""
+    config, progress, parts, reporter = run.config, run.progress, run.parts, run.reporter
     with phase("comparing sampler and learner"):
-        check_delivery(run)
-        gate = check_agreement(run)
-    if run.step != 0 or run.before is not None:
+        check_delivery(progress, parts)
+        gate = check_agreement(config, parts, reporter, first=progress.step == 0)
+        note_memory(progress, parts, reporter)
+    if progress.step != 0 or progress.before is not None:
         return None
-    run.before = held_out(run)
-    run.judge(0, run.before.metrics())
-    run.recorder.step(0, [], {**gate, **run.before.metrics()}, by_task=run.before.by_task)
-    run.display.step({"step": 0, **run.before.metrics()})
-    return {"step": 0, **gate, **run.before.metrics()}
+    progress.before = held_out(config, parts)
+    measured = progress.before.metrics()
+    reporter.judge(0, measured)
+    reporter.recorder.step(0, [], {**gate, **measured}, by_task=progress.before.by_task)
+    reporter.display.step({"step": 0, **measured})
+    return {"step": 0, **gate, **measured}
 
 
 def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     """One turn of the cycle. None if it was asked to stop before anything was learned."""
-    clock, before, progress = Clock(), run.cursor.state(), run.progress
-    run.at, unrewarded = run.step + 1, run.unrewarded
+    config, stage, progress, parts, reporter, keeper = run
+    clock, before, share = Clock(), progress.cursor.state(), progress.share(config)
+    reporter.at, unrewarded = progress.step + 1, progress.unrewarded
 
     # Prompts, rollouts, rewards; groups that teach nothing are drawn again.
-    collected = collect(run, clock)
-    failing = check_rewards(run, collected.groups + collected.unused)
+    collected = stage.collect(parts, progress.cursor, reporter.event, clock)
+    failing = check_rewards(config, progress, collected, reporter)
     if failing is not None or stop.is_set():
-        run.cursor.restore(before)  # as if the step had not begun
-        run.unrewarded = unrewarded
+        progress.cursor.restore(before)  # as if the step had not begun
+        progress.unrewarded = unrewarded
         if failing is None:
             return None
         give_up(run, collected)
@@ -166,25 +175,26 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
 
     # Advantages, loss, update.
     rate = learning_rate(
-        run.step,
-        base=run.config.optim.learning_rate,
-        schedule=run.config.optim.schedule,
-        warmup_steps=run.config.optim.warmup_steps,
-        total_steps=run.total_steps,
+        progress.step,
+        base=config.optim.learning_rate,
+        schedule=config.optim.schedule,
+        warmup_steps=config.optim.warmup_steps,
+        total_steps=progress.total_steps(config),
     )
-    version = run.version  # that rollouts should be of
-    run.saver.hold_changes()
-    taught = teach(run, collected, rate, clock)
+    version = progress.version  # that rollouts should be of
+    keeper.saver.hold_changes()
+    taught = stage.teach(parts, progress.memory, collected, rate, reporter.event, clock)
+    note_memory(progress, parts, reporter)
 
     # New weights to the sampler, and what the next step builds on.
-    run.step += 1
-    run.version += sum(not outcome.skipped for outcome in taught.outcomes)
-    run.memory, run.tokens = taught.memory, run.tokens + collected.tokens
-    run.engine.sync(run.version)
-    delivered = check_delivery(run)
-    if run.reference is not None:
-        run.reference.after_step(run.loaded.model, run.step)
-    enough = check_updates(run, taught.outcomes, taught.batch)
+    progress.step += 1
+    progress.version += sum(not outcome.skipped for outcome in taught.outcomes)
+    progress.memory, progress.tokens = taught.memory, progress.tokens + collected.tokens
+    parts.engine.sync(progress.version)
+    delivered = check_delivery(progress, parts)
+    for role in parts.learner.roles.values():
+        role.after_step(parts.loaded.model, progress.step)
+    enough = check_updates(config, progress, taught, reporter)
 
     # What it was like, how good the policy is now, what it cost; all of it written down.
     metrics: Metrics = {
@@ -193,63 +203,75 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         "weights/fingerprint": delivered,
     }
     improved, evaluation = False, None
-    run.trained += now() - clock.start
-    if run.evaluation_due(progress):
+    progress.trained += now() - clock.start
+    if progress.evaluation_due(config, share):
         with clock("eval"):
-            evaluation = held_out(run)
+            evaluation = held_out(config, parts)
         metrics |= evaluation.metrics()
-        improved = run.note_evaluation(evaluation)
+        improved = progress.note_evaluation(evaluation)
     metrics |= clock.metrics(collected.tokens)
     metrics |= what_it_cost(run, collected, taught, clock, metrics["time/step"])
     sick = write_down(run, collected, taught, metrics, evaluation, improved)
     enough = enough or sick
     if enough is not None:
         raise enough
-    return {"step": run.step, **metrics}
+    return {"step": progress.step, **metrics}
 
 
 def give_up(run: Run, collected: Collected) -> None:
-    """A step whose rewards can't be used: what is said of it, and the run as it was before."""
-    found, events = run.judge(run.at, collected.metrics())
-    run.folder.add_events(events)
-    run.act_on(found)
-    save_and_wait(run)
+    """Leave a step whose rewards can't be used: say so, and keep the run as it was before."""
+    found, events = run.reporter.judge(run.reporter.at, collected.metrics())
+    run.reporter.folder.add_events(events)
+    act_on(run, found)
+    run.keeper.save_and_wait()
 
 
 def what_it_was_like(run: Run, collected: Collected, taught: Taught, version: int) -> Metrics:
-    """Samples, rewards, loss; `version` is that of the weights before the updates."""
-    drawn, dropped = collected.groups + collected.dropped, tokens_of(collected.dropped)
+    """Measure samples, rewards, loss; `version` is that of the weights before the updates."""
+    drawn, dropped = collected.drawn, tokens_of(collected.dropped)
+    snr = run.parts.learner.optimizer.signal_to_noise()
     return {
         **collected.metrics(),
         **sample_measures(drawn, version),
         **wasted(taught.batch, dropped, tokens_of(drawn)),
         **taught.metrics,
-        "mismatch/limit": explained_gap(run),
-        "weights/version": run.version,
-        "data/epoch": run.cursor.epoch,
-        "cost/tokens": run.tokens,
+        **({} if snr is None else {"optim/grad_snr": snr}),
+        "mismatch/limit": explained_gap(run.config, run.parts),
+        "weights/version": run.progress.version,
+        "data/epoch": run.progress.cursor.epoch,
+        "cost/tokens": run.progress.tokens,
     }
 
 
 def what_it_cost(
     run: Run, collected: Collected, taught: Taught, clock: Clock, seconds: float
 ) -> Metrics:
-    """The step's work against its time, and the run's so far against what it gained."""
-    work = step_work(run, collected, taught)
-    run.flops += sum(model_flops(parts) for parts in work.values())
+    """Measure the step's work against its time, and the run's so far against what it gained."""
+    config, progress, parts = run.config, run.progress, run.parts
+    sampled = sequences_of(collected.drawn + collected.greedy)
+    work = {"rollout": rollout_work(config, parts, sampled), **taught.work}
+    progress.flops += sum(model_flops(costs) for costs in work.values())
     return {
-        **step_speed(run, work, clock, seconds),
+        **step_speed(parts.learner.device, work, clock, seconds),
         **costs(
-            flops=run.flops,
-            seconds=run.elapsed,
-            price=run.config.watch.price,
-            before=None if run.before is None else run.before.accuracy,
-            after=None if run.last is None else run.last.accuracy,
+            flops=progress.flops,
+            seconds=progress.elapsed,
+            price=config.watch.price,
+            before=None if progress.before is None else progress.before.accuracy,
+            after=None if progress.last is None else progress.last.accuracy,
         ),
-        "memory/peak_bytes": peak_bytes(run.learner.device),
-        "time/checkpoint": run.saver.take_stalled(),
-        "time/run": run.elapsed,
+        "memory/peak_bytes": peak_bytes(parts.learner.device),
+        "time/checkpoint": run.keeper.saver.take_stalled(),
+        "time/run": progress.elapsed,
     }
+
+
+def rollout_work(config: Config, parts: Parts[Any], sampled: Sequences) -> Costs:
+    """Return what sampling had to compute and to read."""
+    model = parts.loaded.model
+    in_flight: int = getattr(parts.engine, "places", 0)  # other engines keep that to themselves
+    slots = in_flight or config.engine.slots or max(len(sampled.completions), 1)
+    return rollout_cost(model.config, sampled.sizes(), slots, model.head_weight.element_size())
 
 
 def write_down(
@@ -260,56 +282,76 @@ def write_down(
     evaluation: Evaluation | None,
     improved: bool,
 ) -> RunError | None:
-    """Files first, then people; what the health rules ask for, and whether to stop."""
-    rows = rows_of(collected.groups, collected.unused, taught.streams, run.loaded.tokenizer)
-    found, events = run.judge(run.step, metrics)
+    """Write files first, then tell people; do what the health rules ask for, or say to stop."""
+    config, progress, reporter, keeper = run.config, run.progress, run.reporter, run.keeper
+    tokenizer = run.parts.loaded.tokenizer
+    rows = rows_of(collected.groups, collected.unused, taught.streams, tokenizer)
+    found, events = reporter.judge(progress.step, metrics)
     by_task = {} if evaluation is None else evaluation.by_task
-    run.recorder.step(run.step, rows, metrics, events, by_task)
-    run.display.expect(run.step if run.over else run.total_steps)
-    run.display.step(metrics)
-    run.mirrors.look()
-    sick = run.act_on(found)
+    reporter.recorder.step(progress.step, rows, metrics, events, by_task)
+    over = progress.over(config)
+    reporter.display.expect(progress.step if over else progress.total_steps(config))
+    reporter.display.step(metrics)
+    reporter.mirrors.look()
+    sick = act_on(run, found)
     if sick is not None:
-        save_and_wait(run)
-    elif improved and not (run.over or run.checkpoint_due()):
-        run.save_best()  # a whole checkpoint that is due says that it is the best itself
+        keeper.save_and_wait()
+    elif improved and not (over or keeper.due()):
+        keeper.save_best()  # a whole checkpoint that is due says that it is the best itself
     return sick
 
 
-def held_out(run: Run) -> Evaluation:
-    """Accuracy on tasks that training never sees; of the policy, also where a copy is sampled."""
-    asked = run.config.eval
-    with phase("evaluating", len(run.held_out), "tasks"):
+def act_on(run: Run, found: Sequence[Finding]) -> RunError | None:
+    """Say it, keep a checkpoint from before it where asked to, and whether to stop."""
+    watch = run.config.watch
+    run.reporter.warn(found)
+    if watch.snapshot and any(each.rule.grave for each in found):
+        run.keeper.keep_latest()
+    stopping = [each for each in found if each.rule.name in watch.stop]
+    if not stopping:
+        return None
+    return RunError(
+        f"Stopped by watch.stop after step {run.progress.step}: {stopping[0]} The run is saved; "
+        f"the same command goes on with it. `groupwise diagnose {run.reporter.folder.path}` says "
+        "more."
+    )
+
+
+def held_out(config: Config, parts: Parts[Any]) -> Evaluation:
+    """Measure the policy on tasks that training never sees; also where a copy is sampled."""
+    asked, engine = config.eval, parts.engine
+    with phase("evaluating", len(parts.held_out), "tasks"):
         return evaluate(
-            run.engine if run.engine.weights == "shared" else engine_of(run.config, run.loaded),
-            run.loaded.tokenizer,
-            run.grader,
-            run.held_out,
-            sampling_of(run.config, temperature=asked.temperature),
+            engine if engine.weights == "shared" else engine_of(config, parts.loaded),
+            parts.loaded.tokenizer,
+            parts.grader,
+            parts.held_out,
+            sampling_of(config, temperature=asked.temperature),
             asked.samples,
         )
 
 
-def finish(run: Run) -> dict[str, Any]:
-    """The cost, the summary and the report.
+def finish(config: Config, progress: Progress, reporter: Reporter) -> dict[str, Any]:
+    """Write the cost, the summary and the report.
 
     The summary is what says that the run is finished, and a missing report that the end was cut
     short behind it: an older one, of fewer steps, goes first.
     """
-    run.recorder.flush()
-    seconds = run.elapsed
-    run.folder.write_cost(seconds=seconds, tokens=run.tokens)
-    with run.folder.writing("report.html"):
-        run.folder.report.unlink(missing_ok=True)
+    folder = reporter.folder
+    reporter.recorder.flush()
+    seconds = progress.elapsed
+    folder.write_cost(seconds=seconds, tokens=progress.tokens)
+    with folder.writing("report.html"):
+        folder.report.unlink(missing_ok=True)
     summary = write_summary(
-        run.folder,
-        steps=run.step,
+        folder,
+        steps=progress.step,
         seconds=seconds,
-        before={} if run.before is None else run.before.as_dict(),
-        after={} if run.last is None else run.last.as_dict(),
-        budget=asdict(run.config.budget) if run.config.budget != Budget() else None,
+        before={} if progress.before is None else progress.before.as_dict(),
+        after={} if progress.last is None else progress.last.as_dict(),
+        budget=asdict(config.budget) if config.budget != Budget() else None,
     )
-    with phase("writing the report"), run.folder.writing("report.html"):
-        write_report(run.folder.path)
-    run.display.finish(summary, run.folder.path)
+    with phase("writing the report"), folder.writing("report.html"):
+        write_report(folder.path)
+    reporter.display.finish(summary, folder.path)
     return summary

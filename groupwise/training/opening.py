@@ -11,7 +11,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +26,27 @@ from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Engine
 from groupwise.errors import RunError
 from groupwise.graders.ledger import recorded
-from groupwise.methods.composition import PairRecipe
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.checkpoint import save as save_model
-from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import adapter_notes, starting_policy
-from groupwise.optim.learner import PolicyLearner
-from groupwise.optim.pairs import PairLearner
-from groupwise.optim.roles.reference import Reference
+from groupwise.optim.roles import make_roles, role_notes
 from groupwise.prepare import pins, tiny
-from groupwise.prepare.checks import check_config
-from groupwise.prepare.consequences import anchored, describe
 from groupwise.prepare.placing import placed
-from groupwise.prepare.setup import Bench, check_room, engine_of, micro_tokens_of, set_up
+from groupwise.prepare.setup import Bench, check_room, engine_of, set_up
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.recorder import Recorder
 from groupwise.runfiles.starts import CODE, Start, code_changes, read_starts, write_starts
+from groupwise.stages import stage_of
+from groupwise.stages.checks import check_config
+from groupwise.stages.describe import describe
+from groupwise.stages.parts import Parts
 from groupwise.sync import checkpoints as saved
 from groupwise.sync.saver import Saver
+from groupwise.training.keeper import Keeper
+from groupwise.training.progress import Progress
+from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
 from groupwise.watch.display import Display
 from groupwise.watch.mirrors import forget
@@ -97,54 +98,58 @@ def _open(
 ) -> Run:
     manifest = folder.read_manifest()
     start = pins.pinned(config, manifest)
+    stage = stage_of(start)
+    doubts = [f"warning: {doubt}" for doubt in stage.try_slots()]
     bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks), tell=display.note)
+    stage.check_tasks(bench.tasks)
     loaded, model = bench.loaded, bench.loaded.model
-    reference = None
-    if "reference" in config.recipe.models:
-        reference = Reference(model, config.reference.update)
-    run = Run(
-        config=config,
-        folder=folder,
-        recorder=recorder,
-        mirrors=mirrors,
-        display=display,
+    learner = stage.learner(model, make_roles(model, config.recipe, config))
+    parts = Parts(
         loaded=loaded,
         tasks=bench.tasks,
         held_out=bench.held_out,
-        cursor=cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle),
         grader=bench.grader,
         engine=(
             make_engine(loaded)
             if make_engine is not None
             else engine_of(config, loaded, config.engine.weights)
         ),
-        learner=_learner(start, model),
-        reference=reference,
-        saver=saver,
+        learner=learner,
+    )
+    progress = Progress(
+        cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle),
+        micro_tokens=learner.micro_tokens,
+        micro_tokens_asked=learner.optim.micro_tokens,
         opened=begun,
     )
-    if isinstance(run.engine, NativeEngine):
-        run.engine.tell = run.event
+    reporter = Reporter(folder, recorder, mirrors, display)
+    run = Run(
+        config, stage, progress, parts, reporter, Keeper(config, progress, parts, reporter, saver)
+    )
+    if isinstance(parts.engine, NativeEngine):
+        parts.engine.tell = reporter.event
     with phase("taking the weights' fingerprint"):
         origin = _origin(config, bench)
     _check_origin(folder, origin, display)
     before = _last_start(folder)
     _restore_latest(run, origin)
-    run.reserve()
-    run.health.see_all(folder.read_metrics())  # what was said before is not said again
+    run.keeper.reserve()
+    reporter.health.see_all(folder.read_metrics())  # what was said before is not said again
     _write_start(run, origin, before)
     fetched = _record_start(run, origin, manifest, bench.dropped)
     mirrors.start()
     display.start(
         [
-            *describe(config, run.learner.micro_tokens, len(bench.tasks), len(bench.held_out)),
+            *describe(config, learner.micro_tokens, len(bench.tasks), len(bench.held_out)),
             *(f"{name}: {commit}" for name, commit in fetched.items()),
             *adapter_notes(loaded, start),
+            *role_notes(start),
+            *doubts,
             *bench.notes,
         ],
         config.steps,
-        run.step,
-        explain_loss=not isinstance(config.recipe, PairRecipe),
+        progress.step,
+        explain_loss=stage.explains_loss,
     )
     return run
 
@@ -166,35 +171,29 @@ def _write_start(run: Run, origin: Mapping[str, str], before: Start | None) -> N
     First of all that a start writes: whoever reads the folder after a kill in between finds every
     recorded step with what it was made with.
     """
-    known = read_starts(run.folder)
+    known = read_starts(run.reporter.folder)
     # Of an older groupwise, which wrote none down: what it began with goes first.
-    unwritten = [before] if not known and before is not None and run.step else []
+    unwritten = [before] if not known and before is not None and run.progress.step else []
     last = [*known, *unwritten][-1:]
     changed = [change for start in last for change in _changed(start, run.config, origin)]
     text = configuration.text(run.config)
-    now = Start(run.step, text, dict(origin), torch.get_num_threads(), tuple(changed))
-    write_starts(run.folder, [*unwritten, now])
+    now = Start(run.progress.step, text, dict(origin), torch.get_num_threads(), tuple(changed))
+    write_starts(run.reporter.folder, [*unwritten, now])
 
 
 def _record_start(
     run: Run, origin: Mapping[str, str], manifest: Mapping[str, Any], dropped: Mapping[str, int]
 ) -> dict[str, str]:
     """Into the folder: what runs, from what and on what. Returns what came from a hub."""
-    folder = run.folder
+    folder, progress = run.reporter.folder, run.progress
     folder.write_config(configuration.text(run.config))
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
     fetched = pins.commits(run.config, manifest)
-    folder.write_manifest(origin, fetched, dropped, seconds=run.elapsed, tokens=run.tokens)
+    folder.write_manifest(
+        origin, fetched, dropped, seconds=progress.elapsed, tokens=progress.tokens
+    )
     return fetched
-
-
-def _learner(config: Config, model: Policy) -> PolicyLearner | PairLearner:
-    optim = replace(config.optim, micro_tokens=micro_tokens_of(config, model.config))
-    if isinstance(config.recipe, PairRecipe):
-        return PairLearner(model, config.recipe, optim, config.engine.temperature)
-    recipe = anchored(config, config.recipe)
-    return PolicyLearner(model, recipe, optim, config.engine.temperature)
 
 
 def starting_model(
@@ -345,32 +344,33 @@ def _grades_alike(start: Start, config: Config, origin: Mapping[str, str]) -> bo
 
 
 def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:
-    found = saved.load_latest(run.folder.checkpoints)
+    folder, display, progress = run.reporter.folder, run.reporter.display, run.progress
+    found = saved.load_latest(folder.checkpoints)
     step = 0 if found is None else found.step
-    makers = _makers(run.folder, step)
+    makers = _makers(folder, step)
     changed = any(_changed(start, run.config, origin) for start in makers)
     again = "dropped, and made anew with what was changed" if changed else "done again"
     if makers and all(_grades_alike(start, run.config, origin) for start in makers):
-        run.known = recorded(run.folder.set_aside(step), run.display.warn)
+        run.parts.known = recorded(folder.set_aside(step), display.warn)
     else:
-        run.folder.forget()
+        folder.forget()
     if found is None:
-        dropped = run.folder.rewind(-1)
+        dropped = folder.rewind(-1)
         if dropped:
-            run.display.note(f"no checkpoint yet: {dropped} recorded steps are {again}")
+            display.note(f"no checkpoint yet: {dropped} recorded steps are {again}")
         return
     for text in found.fell_back:
-        run.display.warn(text)
+        display.warn(text)
     with phase("restoring"):
-        run.restore(found)
-    if run.folder.durable_step() < run.step:
-        run.display.warn(
-            f"the records of {run.folder.path} end at step {run.folder.durable_step()}, before the "
-            f"checkpoint of step {run.step}: metrics or rollouts were removed or damaged."
+        run.keeper.restore(found)
+    if folder.durable_step() < progress.step:
+        display.warn(
+            f"the records of {folder.path} end at step {folder.durable_step()}, before the "
+            f"checkpoint of step {progress.step}: metrics or rollouts were removed or damaged."
         )
-    dropped = run.folder.rewind(run.step)
-    run.display.note(
-        f"continuing {run.folder.path} after step {run.step}"
+    dropped = folder.rewind(progress.step)
+    display.note(
+        f"continuing {folder.path} after step {progress.step}"
         + (f"; {dropped} recorded steps after it are {again}" if dropped else "")
     )
 

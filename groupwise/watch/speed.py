@@ -7,41 +7,24 @@ known, as on a CPU, there are shares of the step and nothing to compare with.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
-from groupwise.model.cost import Cost, Parts, model_flops, rollout_cost, total
+from groupwise.model.cost import Cost, Parts, model_flops, total
 from groupwise.model.devices import Device, device_named
-from groupwise.optim.assemble import sequences_of
-
-if TYPE_CHECKING:
-    from groupwise.training.collect import Collected
-    from groupwise.training.run import Run
-    from groupwise.training.update import Taught
-    from groupwise.watch.clock import Clock
+from groupwise.watch.clock import Clock
 
 CYCLE = ("rollout", "grade", "score", "update", "other")  # of every step; the rest is now and then
 BUSY = 0.25  # of a peak: below, neither operations nor memory hold a phase up
 
 
 def step_speed(
-    run: Run, work: Mapping[str, Parts], clock: Clock, step: float
+    device: torch.device, work: Mapping[str, Parts], clock: Clock, step: float
 ) -> dict[str, float | str]:
-    """Of a step that took so many seconds."""
+    """Measure a step that took so many seconds, and did this work by phase."""
     other = max(step - sum(clock.phases.values()), 0.0)
     seconds = {**clock.phases, "other": other, "step": step}
-    return speed(seconds, work, device_of(run.learner.device))
-
-
-def step_work(run: Run, collected: Collected, taught: Taught) -> dict[str, Parts]:
-    """What the phases of a step had to compute and to read."""
-    model = run.loaded.model
-    sampled = sequences_of(collected.groups + collected.unused)
-    in_flight: int = getattr(run.engine, "places", 0)  # other engines keep that to themselves
-    slots = in_flight or run.config.engine.slots or max(len(sampled.completions), 1)
-    width = model.head_weight.element_size()
-    return {"rollout": rollout_cost(model.config, sampled.sizes(), slots, width), **taught.work}
+    return speed(seconds, work, device_of(device))
 
 
 def device_of(device: torch.device) -> Device:

@@ -28,8 +28,8 @@ from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWar
 from groupwise.losses.gates import clip
 from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.methods.slots import REGISTRY, Range, advantage
-from groupwise.prepare.checks import check_config, needs_a_group
-from groupwise.prepare.consequences import describe
+from groupwise.stages.checks import check_config, needs_a_group
+from groupwise.stages.describe import describe
 from groupwise.recipes import RECIPES
 from groupwise.records import TokenBatch
 

@@ -29,7 +29,7 @@ from groupwise.explain.explain import (
 from groupwise.explain.render import explain_text, recipes_text
 from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.methods.slots import REGISTRY, parse
-from groupwise.prepare.checks import models_not_held
+from groupwise.stages.checks import models_not_held
 from groupwise.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]

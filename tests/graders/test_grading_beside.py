@@ -203,7 +203,7 @@ def test_verdicts_outlive_a_second_crash(tmp_path: Path, monkeypatch: Any, recip
     before = recorded([file])
     assert any(grade.steps for grade in before.values())
     monkeypatch.setattr(
-        loop, "collect", lambda run, clock: collecting(run, clock) if run.step < 3 else 1 / 0
+        loop, "collect", lambda run, clock: collecting(run, clock) if run.progress.step < 3 else 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         train(small(**changes), tmp_path / "run", quiet())

@@ -15,7 +15,7 @@ from groupwise import TokenBatch, batch_phase, recipe, token_phase
 from groupwise.methods.composition import Recipe
 from groupwise.model.layers import ops
 from groupwise.optim.assemble import sequences_of
-from groupwise.prepare.consequences import anchored, describe
+from groupwise.stages.consequences import anchored
 from groupwise.runfiles.rollouts import read
 
 SEVERAL = {"schedule.updates": 2}
@@ -132,17 +132,17 @@ def test_one_update_moves_the_weights_as_with_a_scoring_pass(
             passes = spy(monkeypatch, "groupwise.optim.learner.score")
             if scored:
                 sequences = sequences_of(collected.groups)
-                old_NT = run.learner.score(
-                    run.loaded.model, sequences, [list(range(len(sequences.prompts)))]
+                old_NT = run.parts.learner.score(
+                    run.parts.loaded.model, sequences, [list(range(len(sequences.prompts)))]
                 )
-                given = {"old_logp_NT": old_NT, **run.learner.batch_streams()}
-                monkeypatch.setattr(run.learner, "batch_streams", lambda given=given: given)
+                given = {"old_logp_NT": old_NT, **run.parts.learner.batch_streams()}
+                monkeypatch.setattr(run.parts.learner, "batch_streams", lambda given=given: given)
             taught = learn(run, collected)
             models = [args[0] for args, _, _ in passes]
-            assert (run.loaded.model in models) == scored
+            assert (run.parts.loaded.model in models) == scored
             assert (taught.batch.old_logp_NT is not None) == scored
             assert taught.metrics["ratio/max"] == taught.metrics["ratio/mean"] == 1.0
-            found.append((weights(run.loaded.model), taught.metrics, taught.streams))
+            found.append((weights(run.parts.loaded.model), taught.metrics, taught.streams))
     (w0, m0, s0), (w1, m1, s1) = found
     assert torch.equal(w0, w1) and m0 == m1
     assert s0.keys() == s1.keys()
@@ -161,7 +161,7 @@ def test_the_mismatch_is_that_of_equal_weights_though_later_updates_have_moved(
     changes = {"recipe": "gspo", "recipe__schedule__updates": 2, "optim__learning_rate": 3e-2}
     with start.opened(tmp_path, **changes) as run:
         advance(run)
-        run.recorder.flush()
+        run.reporter.recorder.flush()
         metrics = learn(run, gather(run)).metrics
     assert metrics["updates/count"] == 2 and metrics["ratio/max"] > 1.001
     assert metrics["mismatch/abs_max"] < 1e-5

@@ -40,7 +40,7 @@ class Inside:
             self.collected: Collected = gather(self.run)
             self.sequences = sequences_of(self.collected.groups)
             # The policy before its updates, as it scores every answer.
-            self.logp_NT = plain_logp(self.run.loaded.model, self.sequences)
+            self.logp_NT = plain_logp(self.run.parts.loaded.model, self.sequences)
             self.calls = spy(monkeypatch, TOKEN_PHASE)
             scored = spy(monkeypatch, "groupwise.optim.packs.outputs")
             updated = spy(monkeypatch, "groupwise.optim.learner.outputs")
@@ -92,9 +92,9 @@ def test_bug_12_one_update_is_on_policy(
 
 def test_updates_take_whole_groups_while_there_are_enough(start: Start, tmp_path: Path) -> None:
     with start.opened(tmp_path, recipe="gspo", recipe__schedule__updates=2) as run:
-        assert run.learner.parts([5, 5, 5, 1, 1, 1, 2, 2]) == [[0, 1, 2], [3, 4, 5, 6, 7]]
-        assert run.learner.parts([5, 5, 5, 5]) == [[0, 1], [2, 3]]
-        assert run.learner.parts([5]) == [[0]]  # dynamic sampling may leave fewer rows than updates
+        assert run.parts.learner.parts([5, 5, 5, 1, 1, 1, 2, 2]) == [[0, 1, 2], [3, 4, 5, 6, 7]]
+        assert run.parts.learner.parts([5, 5, 5, 5]) == [[0, 1], [2, 3]]
+        assert run.parts.learner.parts([5]) == [[0]]  # dynamic sampling may leave fewer rows than updates
 
 
 def test_gspo_has_one_ratio_an_answer(
@@ -136,9 +136,9 @@ def test_the_rollout_file_says_what_the_updates_saw(start: Start, tmp_path: Path
     """The policy's view before the first update, and each answer's ratio at its own update."""
     changes = {"recipe__schedule__updates": 2, "recipe__correction": "mask_sequence(low=0.5)"}
     with start.opened(tmp_path, recipe="gspo", **changes) as run:
-        policy = copy.deepcopy(run.loaded.model)
+        policy = copy.deepcopy(run.parts.loaded.model)
         advance(run)
-        run.recorder.flush()
+        run.reporter.recorder.flush()
     table = read(tmp_path / "rollouts" / "step_1.parquet").to_pylist()
     rows = Sequences(
         [tuple(row["prompt_token_ids"]) for row in table],
@@ -182,7 +182,7 @@ def test_simko_reads_the_policy_s_own_entropy_and_top_k(
     with start.opened(tmp_path, recipe="simko") as run:
         collected = gather(run)
         every = [
-            full_logp(run.loaded.model, r.task.token_ids, r.completion.token_ids)
+            full_logp(run.parts.loaded.model, r.task.token_ids, r.completion.token_ids)
             for r in rollouts(collected)
         ]
         calls = spy(monkeypatch, TOKEN_PHASE)
@@ -210,7 +210,7 @@ def test_dppo_compares_the_sampler_s_top_k_with_the_learner_s_view_of_it(
     with start.opened(tmp_path, recipe__gate__delta=0.05, **changes) as run:
         collected = gather(run)
         every = [
-            full_logp(run.loaded.model, r.task.token_ids, r.completion.token_ids)
+            full_logp(run.parts.loaded.model, r.task.token_ids, r.completion.token_ids)
             for r in rollouts(collected)
         ]
         calls = spy(monkeypatch, TOKEN_PHASE)
@@ -287,21 +287,21 @@ def test_bug_17_kl_is_exactly_0_while_reference_and_policy_are_the_same(
     calls = spy(monkeypatch, TOKEN_PHASE)
     found = []
     with start.opened(tmp_path, **changes) as run:
-        first = weights(run.loaded.model)
+        first = weights(run.parts.loaded.model)
         for _ in range(5):
             calls.clear()
-            before = weights(run.reference.model)
+            before = weights(run.parts.learner.roles["reference"].model)
             advance(run)
             for (_, micro), outputs, _ in calls:
                 gap_NT = (outputs["logp_NT"].detach() - micro.ref_logp_NT)[micro.mask_NT]
-                found.append((run.step, float(gap_NT.abs().max())))
-            now, policy = weights(run.reference.model), weights(run.loaded.model)
+                found.append((run.progress.step, float(gap_NT.abs().max())))
+            now, policy = weights(run.parts.learner.roles["reference"].model), weights(run.parts.loaded.model)
             if update == "frozen":
                 assert torch.equal(now, first)
             elif update == "ema:0.5":
                 torch.testing.assert_close(now, (before + policy) / 2, rtol=0, atol=1e-7)
             else:
-                assert torch.equal(now, policy if run.step % 2 == 0 else before)
+                assert torch.equal(now, policy if run.progress.step % 2 == 0 else before)
     assert len(found) >= 10  # several micro-batches a step
     for step, gap in found:
         assert (gap == 0.0) == KL_AFTER[update][step - 1]

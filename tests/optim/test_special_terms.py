@@ -126,7 +126,7 @@ def test_a_special_term_changes_the_update_it_should(
         with start.opened(tmp_path / str(number), **changes, **BARE) as run:
             before = weights(advance(run, step - 1).loaded.model)
             advance(run)
-            found.append((before, weights(run.loaded.model), gradient(run)))
+            found.append((before, weights(run.parts.loaded.model), gradient(run)))
     (before, after, slope), (other_before, other_after, other_slope) = found
     assert torch.equal(before, other_before)
     assert not torch.equal(after, other_after)
@@ -138,7 +138,7 @@ def test_a_special_term_changes_the_update_it_should(
 
 def test_remax_subtracts_the_reward_of_the_greedy_completion(start: Start, tmp_path: Path) -> None:
     with start.opened(tmp_path, recipe="remax", prompts_per_step=12) as run:
-        collected, model, tokenizer = gather(run), run.loaded.model, run.loaded.tokenizer
+        collected, model, tokenizer = gather(run), run.parts.loaded.model, run.parts.loaded.tokenizer
         expected = []
         for group in collected.groups:
             prompt, answer = group[0].task.token_ids, []
@@ -260,12 +260,12 @@ def test_dcpo_remembers_prompts_across_visits_and_restarts(start: Start, tmp_pat
     with start.opened(tmp_path, **changes) as run:
         collected = gather(run)
         first = {g[0].task.id: torch.tensor([r.grade.reward for r in g]) for g in collected.groups}
-        run.memory = learn(run, collected).memory
-        assert run.memory.visits == {
+        run.progress.memory = learn(run, collected).memory
+        assert run.progress.memory.visits == {
             task: (Visit(4, float(x.mean()), pytest.approx(float(x.var()))),)
             for task, x in first.items()
         }
-        run.save()
+        run.keeper.save()
     with start.opened(tmp_path, **changes) as run:
         collected = gather(run)
         taught = learn(run, collected)
@@ -287,7 +287,7 @@ def test_dcpo_s_memory_changes_the_update(start: Start, tmp_path: Path) -> None:
     for forget in (False, True):
         with start.opened(tmp_path / str(forget), recipe="dcpo", **few(start), **BARE) as run:
             advance(run)
-            run.memory = Memory() if forget else run.memory
+            run.progress.memory = Memory() if forget else run.progress.memory
             slopes.append(gradient(advance(run)))
     assert difference(*slopes) > 1e-2
 
@@ -322,15 +322,15 @@ def test_lambda_moves_against_its_gradient_and_is_saved(
         slope = (loss(0.1) - loss(-0.1)) / 0.2
         assert abs(slope) > 1e-4
         # Adam's first step has the size of its rate, whatever the gradient's.
-        assert float(run.learner.exponent.detach()) == pytest.approx(
+        assert float(run.parts.learner.exponent.detach()) == pytest.approx(
             -0.25 * (1 if slope > 0 else -1), 1e-3
         )
-        state = run.learner.exponent_optimizer.state()["exp_avg/length_exponent"]
+        state = run.parts.learner.exponent_optimizer.state()["exp_avg/length_exponent"]
         assert float(state) / 0.1 == pytest.approx(slope, rel=0.02)
-        run.save()
-        kept = {name: x.clone() for name, x in run.learner.state().items()}
+        run.keeper.save()
+        kept = {name: x.clone() for name, x in run.parts.learner.state().items()}
     with start.opened(tmp_path, **changes) as run:
-        found = run.learner.state()
+        found = run.parts.learner.state()
         assert {name for name in found if name.startswith("exponent")} > {"exponent"}
         assert found.keys() == kept.keys()
         assert all(torch.equal(found[name], kept[name]) for name in kept)

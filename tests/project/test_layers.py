@@ -31,6 +31,7 @@ LAYERS = (
     "watch sync",
     "prepare",
     "evaluate",
+    "stages",
     "training",
     "plan probing compare replay view",
     "commands",

@@ -227,7 +227,7 @@ def test_a_run_that_gave_up_and_was_started_again(
 
     def tired(run: Any, stop: Any) -> None:
         one_step(run, stop)
-        if run.step == 1:
+        if run.progress.step == 1:
             raise RunError("enough")
 
     monkeypatch.setattr(module, "one_step", tired)

@@ -23,12 +23,12 @@ from groupwise.model.layers.head import logits
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.packs import Sequences
 from groupwise.records import Rollout
-from groupwise.training.collect import Collected, collect
+from groupwise.stages.collected import Collected
+from groupwise.stages.stage import Taught
 from groupwise.training.guards import check_delivery
 from groupwise.training.loop import one_step
 from groupwise.training.opening import open_run
 from groupwise.training.run import Run
-from groupwise.training.update import Taught, teach
 from groupwise.watch.clock import Clock
 
 REWARDS = """
@@ -107,7 +107,7 @@ class Start:
     def opened(self, folder: Path, **changes: Any) -> Iterator[Run]:
         """A run before its first step; or where it was saved."""
         with open_run(small(**self.settings(**changes)), folder, quiet()) as run:
-            check_delivery(run)
+            check_delivery(run.progress, run.parts)
             yield run
 
 
@@ -118,12 +118,13 @@ def advance(run: Run, steps: int = 1) -> Run:
 
 
 def gather(run: Run) -> Collected:
-    return collect(run, Clock())
+    return run.stage.collect(run.parts, run.progress.cursor, run.reporter.event, Clock())
 
 
 def learn(run: Run, collected: Collected, rate: float = 1e-3) -> Taught:
     """The updates on these rollouts. The run's counters stay."""
-    return teach(run, collected, rate, Clock())
+    memory, tell = run.progress.memory, run.reporter.event
+    return run.stage.teach(run.parts, memory, collected, rate, tell, Clock())
 
 
 def weights(model: Transformer) -> Tensor:
@@ -135,7 +136,7 @@ BARE = {"optim__beta1": 0.0, "optim__clip_norm": 0.0}
 
 
 def gradient(run: Run) -> Tensor:
-    state = run.learner.optimizer.state()
+    state = run.parts.learner.optimizer.state()
     return torch.cat([x.double().flatten() for k, x in state.items() if k.startswith("exp_avg/")])
 
 

@@ -28,8 +28,8 @@ from groupwise.model.adapters.targets import Spec
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import load as load_model
 from groupwise.model.policy import load_policy, spec_of
-from groupwise.prepare.checks import check_config
-from groupwise.prepare.consequences import describe
+from groupwise.stages.checks import check_config
+from groupwise.stages.describe import describe
 from groupwise.sync import export as exporting
 from groupwise.training import loop
 from groupwise.training.opening import open_run
@@ -161,14 +161,14 @@ def test_bug_18_kl_is_0_at_step_0_with_an_adapter_loaded(
     config = configured(model, **changes)
     with open_run(config, tmp_path / "run", quiet()) as run:
         loop.begin(run)
-        assert run.reference is not None
-        start = run.loaded.tokenizer.encode("3+4=7")
-        at_start = exporting.logp_of(run.reference.model, [tuple(start)])
+        assert run.parts.learner.roles["reference"] is not None
+        start = run.parts.loaded.tokenizer.encode("3+4=7")
+        at_start = exporting.logp_of(run.parts.learner.roles["reference"].model, [tuple(start)])
         base = exporting.logp_of(load_model(model).model, [tuple(start)])
-        shared = {id(p) for p in run.loaded.model.parameters()}
-        own = [p for p in run.reference.model.parameters() if id(p) not in shared]
+        shared = {id(p) for p in run.parts.loaded.model.parameters()}
+        own = [p for p in run.parts.learner.roles["reference"].model.parameters() if id(p) not in shared]
         assert sum(p.numel() for p in own) == sum(
-            p.numel() for p in run.loaded.model.parameters() if p.requires_grad
+            p.numel() for p in run.parts.loaded.model.parameters() if p.requires_grad
         )
     if how != "fresh":
         wanted = exporting.logp_of(load_policy(sft).model, [tuple(start)])
@@ -203,7 +203,7 @@ def test_updates_and_restoring_never_move_an_adapter_in_memory(
     """Captured steps of a GPU read the addresses that they were captured with."""
     config = configured(model, **LORA, model__dtype="bfloat16", guard__mismatch=0.01)
     with open_run(config, tmp_path / "run", quiet()) as run:
-        policy = run.loaded.model
+        policy = run.parts.loaded.model
         before = {name: p.data_ptr() for name, p in policy.named_parameters()}
         marks = fingerprint(policy.named_parameters())
         loop.begin(run)

@@ -12,7 +12,7 @@ from cold_start import configured, run_from
 from runs import left_behind, metrics, quiet
 
 from groupwise.errors import ConfigError
-from groupwise.prepare.checks import check_config
+from groupwise.stages.checks import check_config
 from groupwise.training.loop import steps, train
 
 

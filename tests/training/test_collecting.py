@@ -27,8 +27,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 
 def events(run: Run) -> list[dict[str, Any]]:
-    run.recorder.flush()
-    return [json.loads(line) for line in run.folder.events.read_text().splitlines()]
+    run.reporter.recorder.flush()
+    return [json.loads(line) for line in run.reporter.folder.events.read_text().splitlines()]
 
 
 def mixed(group: Any) -> bool:
@@ -48,7 +48,7 @@ def test_groups_that_teach_nothing_are_drawn_again_from_fresh_prompts(
         assert collected.dropped and not any(map(mixed, collected.dropped))
         every = collected.groups + collected.dropped
         drawn = [(group[0].task.id, group[0].draw) for group in every]
-        assert len(set(drawn)) == len(drawn) == run.cursor.position
+        assert len(set(drawn)) == len(drawn) == run.progress.cursor.position
         assert collected.metrics()["refill/drawn_groups"] == len(drawn)
         assert events(run) == []
 
@@ -61,7 +61,7 @@ def test_a_batch_that_is_a_little_smaller_is_written_down_and_no_warning(
     changes = {"recipe": "dapo", "reward": "odd_for_some", "refills": 1, "prompts_per_step": 8}
     with start.opened(tmp_path, **changes) as run:
         told: list[str] = []
-        monkeypatch.setattr(run.display, "warn", told.append)
+        monkeypatch.setattr(run.reporter.display, "warn", told.append)
         advance(run)
         assert len(events(run)) == 1
     assert any("useful groups of 8" in text for text in told) == warned
@@ -72,10 +72,10 @@ def test_after_the_last_refill_the_batch_is_smaller_and_says_so(
 ) -> None:
     changes = {"recipe": "dapo", "reward": "odd_for_some", "refills": 1, "prompts_per_step": 8}
     with start.opened(tmp_path, **changes) as run:
-        before = weights(run.loaded.model)
+        before = weights(run.parts.loaded.model)
         advance(run)
         (event,) = events(run)
-        assert not torch.equal(weights(run.loaded.model), before)
+        assert not torch.equal(weights(run.parts.loaded.model), before)
     table = files.read(tmp_path / "rollouts" / "step_1.parquet").to_pylist()
     groups = {row["group"] for row in table if row["used"]}
     assert 0 < len(groups) < 8
@@ -90,13 +90,13 @@ def test_a_batch_of_dead_groups_is_a_step_without_an_update_not_a_dead_run(
     name: str, start: Start, tmp_path: Path
 ) -> None:
     with start.opened(tmp_path, recipe=name, reward="nothing", refills=2) as run:
-        before = weights(run.loaded.model)
+        before = weights(run.parts.loaded.model)
         advance(run, 2)
-        assert run.step == 2 and torch.equal(weights(run.loaded.model), before)
+        assert run.progress.step == 2 and torch.equal(weights(run.parts.loaded.model), before)
         told = events(run)
         assert [event["step"] for event in told] == [1, 2]
         assert "which teach nothing" in told[0]["text"]
-        assert run.cursor.position == 2 * 3 * 4  # two steps of a draw and two refills each
+        assert run.progress.cursor.position == 2 * 3 * 4  # two steps of a draw and two refills each
 
 
 def test_until_full_goes_on_until_the_batch_is_full(start: Start, tmp_path: Path) -> None:
@@ -119,19 +119,19 @@ def test_until_full_goes_on_until_the_batch_is_full(start: Start, tmp_path: Path
 
 def order(run: Run, group: Any) -> int:
     """When a group's prompt was drawn; none is drawn twice here."""
-    shuffled = Cursor(run.tasks, run.config.seed).take(len(run.tasks))
-    return [run.tasks[drawn.task].id for drawn in shuffled].index(group[0].task.id)
+    shuffled = Cursor(run.parts.tasks, run.config.seed).take(len(run.parts.tasks))
+    return [run.parts.tasks[drawn.task].id for drawn in shuffled].index(group[0].task.id)
 
 
 def test_until_full_ends_where_no_group_can_be_useful(start: Start, tmp_path: Path) -> None:
     """Four whole batches without a useful group: the run goes on, and says what it found."""
     changes = {"recipe": "dapo", "reward": "nothing", "refills": "until full"}
     with start.opened(tmp_path, **changes) as run:
-        before = weights(run.loaded.model)
+        before = weights(run.parts.loaded.model)
         advance(run, 2)
         told = events(run)
-        assert torch.equal(weights(run.loaded.model), before)
-        assert run.cursor.position == 2 * BARREN_DRAWS * 4
+        assert torch.equal(weights(run.parts.loaded.model), before)
+        assert run.progress.cursor.position == 2 * BARREN_DRAWS * 4
     assert [event["step"] for event in told] == [1, 2]
     assert "none of the last 16 groups was useful" in told[0]["text"]
     assert "16 draws" in told[0]["text"] and "which teach nothing" in told[0]["text"]
@@ -161,14 +161,14 @@ def test_rewards_that_are_all_missing_teach_nothing_and_one_such_step_stops_noth
 ) -> None:
     """A grader may abstain; that is no failure, and no reward of 0 either."""
     with start.opened(tmp_path, recipe="grpo", reward="abstains") as run:
-        before = weights(run.loaded.model)
+        before = weights(run.parts.loaded.model)
         taught = learn(run, gather(run))
         batch = taught.batch
-        assert torch.equal(weights(run.loaded.model), before)
+        assert torch.equal(weights(run.parts.loaded.model), before)
     # There is no mean reward, and no group is useful or useless.
     assert not {"reward/mean", "groups/dead_share"} & taught.metrics.keys()
     assert taught.metrics["reward/ungraded_share"] == 1.0
-    (event,) = [e for e in run.folder.read_events() if e["kind"] == "nothing learned"]
+    (event,) = [e for e in run.reporter.folder.read_events() if e["kind"] == "nothing learned"]
     assert "grader_reason" in event["text"]
     assert batch.task_reward_N.isnan().all() and not batch.learn_N.any()
 

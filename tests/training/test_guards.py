@@ -253,7 +253,7 @@ def now(monkeypatch: Patch) -> SimpleNamespace:
     found, real = SimpleNamespace(step=0), loop.teach
 
     def noted(run: Any, *args: Any) -> Any:
-        found.step = run.step + 1
+        found.step = run.progress.step + 1
         return real(run, *args)
 
     monkeypatch.setattr(loop, "teach", noted)
@@ -460,7 +460,7 @@ def test_out_of_memory_in_the_middle_is_told_and_lasts(
     folder, taught = tmp_path / "run", loop.teach
 
     def less_from_step_2(run: Any, *args: Any) -> Any:
-        room.tokens = 24 if run.step == 1 else 10**9
+        room.tokens = 24 if run.progress.step == 1 else 10**9
         return taught(run, *args)
 
     monkeypatch.setattr(loop, "teach", less_from_step_2)

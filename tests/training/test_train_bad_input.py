@@ -429,7 +429,7 @@ def test_a_reward_that_fails_too_often_stops_the_run_which_goes_on_when_it_is_me
     teach = loop.teach
 
     def then_it_breaks(run: Any, *args: Any) -> Any:
-        if run.step == 1:
+        if run.progress.step == 1:
             broken.touch()
         return teach(run, *args)
 
@@ -560,7 +560,7 @@ def test_report_of_a_finished_and_of_an_unfinished_run(line: Line, monkeypatch: 
     teach = loop.teach
 
     def dies(run: Any, *args: Any) -> Any:
-        if run.step == 3:
+        if run.progress.step == 3:
             raise RunError("gone")
         return teach(run, *args)
 

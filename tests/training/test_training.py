@@ -76,11 +76,11 @@ def test_no_recipe_is_forgotten() -> None:
 def test_every_recipe_trains_by_name(name: str, start: Start, tmp_path: Path) -> None:
     changes = NEEDED.get(name, {}) | (labelled(start) if name == "dpo" else {})
     with start.opened(tmp_path, recipe=name, **changes) as run:
-        seen = [fingerprint(run.loaded.model.named_parameters())]
+        seen = [fingerprint(run.parts.loaded.model.named_parameters())]
         advance(run, 2)
-        run.recorder.flush()
-        updates = run.version
-        assert weights(run.loaded.model).isfinite().all()
+        run.reporter.recorder.flush()
+        updates = run.progress.version
+        assert weights(run.parts.loaded.model).isfinite().all()
     lines = metrics(tmp_path)
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
@@ -121,9 +121,9 @@ def test_dpo_moves_from_ln_2_towards_the_labels(start: Start, tmp_path: Path) ->
         assert first["pairs/margin"] == 0.0  # exactly: policy and reference are the same
         advance(run, 8)
         collected = gather(run)
-        pairs = labelled_pairs(collected.tasks, run.loaded.tokenizer)
+        pairs = labelled_pairs(collected.tasks, run.parts.loaded.tokenizer)
         policy_N, reference_N = (
-            plain_logp(model, pairs).sum(1) for model in (run.loaded.model, run.reference.model)
+            plain_logp(model, pairs).sum(1) for model in (run.parts.loaded.model, run.parts.learner.roles["reference"].model)
         )
         found = learn(run, collected).metrics
     drift_N = policy_N - reference_N
@@ -135,7 +135,7 @@ def test_dpo_moves_from_ln_2_towards_the_labels(start: Start, tmp_path: Path) ->
 
 def test_spin_prefers_the_data_and_self_rewarding_the_grades(start: Start, tmp_path: Path) -> None:
     with start.opened(tmp_path / "spin", recipe="spin", **NEEDED["spin"]) as run:
-        collected, tokenizer = gather(run), run.loaded.tokenizer
+        collected, tokenizer = gather(run), run.parts.loaded.tokenizer
         pairs = sampled_pairs(run.config.recipe, collected.groups, tokenizer)
         for row, group in enumerate(collected.groups):
             gold = group[0].task.columns["solution"]
@@ -143,7 +143,7 @@ def test_spin_prefers_the_data_and_self_rewarding_the_grades(start: Start, tmp_p
             assert pairs.completions[2 * row + 1] == group[0].completion.token_ids
     with start.opened(tmp_path / "own", recipe="self_rewarding") as run:
         collected = gather(run)
-        pairs = sampled_pairs(run.config.recipe, collected.groups, run.loaded.tokenizer)
+        pairs = sampled_pairs(run.config.recipe, collected.groups, run.parts.loaded.tokenizer)
         graded = [{r.completion.token_ids: r.grade.reward for r in g} for g in collected.groups]
         useful = [grades for grades in graded if len(set(grades.values())) > 1]
         assert 0 < len(useful) == len(pairs.completions) // 2
@@ -153,11 +153,11 @@ def test_spin_prefers_the_data_and_self_rewarding_the_grades(start: Start, tmp_p
 
 def test_a_step_without_a_pair_makes_no_update(start: Start, tmp_path: Path) -> None:
     with start.opened(tmp_path, recipe="self_rewarding", reward="nothing") as run:
-        before = weights(run.loaded.model)
+        before = weights(run.parts.loaded.model)
         advance(run)
-        run.recorder.flush()
-        assert torch.equal(weights(run.loaded.model), before) and run.version == 0
-        assert "no update" in run.folder.events.read_text()
+        run.reporter.recorder.flush()
+        assert torch.equal(weights(run.parts.loaded.model), before) and run.progress.version == 0
+        assert "no update" in run.reporter.folder.events.read_text()
 
 
 @pytest.mark.parametrize(
@@ -208,14 +208,14 @@ def test_micro_batches_and_recomputation_do_not_change_the_update(
     found: dict[Any, tuple[Tensor, Tensor]] = {}
     with start.opened(tmp_path, recipe=name, **changes, **BARE) as run:
         collected = gather(advance(run))  # the reference is another model by now
-        policy, state = (copy.deepcopy(x) for x in (run.loaded.model, run.learner.state()))
+        policy, state = (copy.deepcopy(x) for x in (run.parts.loaded.model, run.parts.learner.state()))
         for kind in (*MICRO, "recompute"):
-            run.loaded.model.load_state_dict(policy.state_dict())
-            run.learner.restore(state)
-            run.learner.micro_tokens = 4096 if kind == "recompute" else int(kind)
-            run.loaded.model.recompute = kind == "recompute"
+            run.parts.loaded.model.load_state_dict(policy.state_dict())
+            run.parts.learner.restore(state)
+            run.parts.learner.micro_tokens = 4096 if kind == "recompute" else int(kind)
+            run.parts.loaded.model.recompute = kind == "recompute"
             learn(run, collected, rate=1e-4)
-            found[kind] = gradient(run), weights(run.loaded.model)
+            found[kind] = gradient(run), weights(run.parts.loaded.model)
     assert float(found[4096][0].norm()) > 1e-3
     for kind in (*MICRO[:-1], "recompute"):
         assert difference(found[kind][0], found[4096][0]) < 3e-6
@@ -233,13 +233,13 @@ def test_in_float64_micro_batches_agree_to_its_last_digits(
     with start.opened(tmp_path, recipe=name, **BARE) as run:
         collected = gather(run)
         sequences = sequences_of(collected.groups)
-        twin = copy.deepcopy(run.loaded.model)
+        twin = copy.deepcopy(run.parts.loaded.model)
         batch = learn(run, collected).batch
-        parts = run.learner.parts(batch.group_N.tolist())
+        parts = run.parts.learner.parts(batch.group_N.tolist())
         found = []
         for micro_tokens in MICRO:
             model = copy.deepcopy(twin).double()
-            learner = PolicyLearner(model, run.learner.recipe, run.config.optim, 1.0)
+            learner = PolicyLearner(model, run.parts.learner.recipe, run.config.optim, 1.0)
             learner.micro_tokens = micro_tokens
             learned = learner.learn(batch, sequences, parts, 1e-3)
             found.append((weights(model), learned.metrics()))
@@ -330,14 +330,14 @@ def test_a_length_reward_makes_length_rise(start: Start, tmp_path: Path) -> None
     changes |= {"prompts_per_step": 8, "group_size": 8, "engine__slots": 64}
     with start.opened(tmp_path, reward="length(target=12)", **changes) as run:
         advance(run, 25)
-        run.recorder.flush()
+        run.reporter.recorder.flush()
     lengths = [line["length/mean"] for line in metrics(tmp_path)]
     assert lengths[0] < 8 and min(lengths[-3:]) > 11
 
 
 def test_a_learning_rate_of_0_changes_nothing(start: Start, tmp_path: Path) -> None:
     with start.opened(tmp_path, recipe="grpo", optim__learning_rate=0.0) as run:
-        before = weights(run.loaded.model)
+        before = weights(run.parts.loaded.model)
         assert torch.equal(weights(advance(run, 2).loaded.model), before)
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from groupwise.config import Config
 from groupwise.errors import ConfigError, RunError
+from groupwise.methods.composition import Method
+from groupwise.model.cost import HALF as HALF_WIDTH
+from groupwise.model.cost import SINGLE, RoleSize
 from groupwise.model.layers.transformer import Policy, twin
 from groupwise.optim.adamw import HALF, check_layout
+from groupwise.optim.roles.role import Role, Score
 
 
 def parse_update(text: str) -> tuple[str, float]:
@@ -31,7 +39,7 @@ def parse_update(text: str) -> tuple[str, float]:
     )
 
 
-class Reference:
+class Reference(Role):
     """A copy of the starting policy, in its precision, so that their KL is exactly 0 at first.
 
     What is frozen in the policy is shared, not copied: with an adapter, the reference is the same
@@ -41,8 +49,13 @@ class Reference:
     reference is never stored.
     """
 
-    def __init__(self, model: Policy, update: str) -> None:
-        self._kind, self._number = parse_update(update)
+    name = "reference"
+    settings: ClassVar[Mapping[str, str]] = {
+        "reference.update": "it has no KL to a reference: add recipe.penalty='kl(coef=0.01)'"
+    }
+
+    def __init__(self, model: Policy, recipe: Method, config: Config) -> None:
+        self._kind, self._number = parse_update(config.reference.update)
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         self.model = twin(model).requires_grad_(False)
         self.model.ops.lay_out(self.model)
@@ -52,9 +65,52 @@ class Reference:
         wide = HALF if self._kind == "ema" else ()
         self._average = {name: p.float() if p.dtype in wide else p for name, p in self._own.items()}
 
+    @classmethod
+    def size(cls, config: Config, width: int) -> RoleSize:
+        kind, _ = parse_update(config.reference.update)
+        without: dict[str, RoleSize | None] = {"a recipe without a reference": None}
+        frozen = RoleSize(cls.name, held=width, passes=1, instead=without)
+        moves = {
+            "frozen": frozen,
+            "ema": replace(
+                frozen,
+                held=width + (SINGLE if width == HALF_WIDTH else 0),  # masters of the average
+                saved=SINGLE,
+                instead={"reference.update=frozen": frozen, **without},
+            ),
+            "reset": replace(frozen, saved=width),
+        }
+        return moves[kind]
+
+    @classmethod
+    def notes(cls, config: Config) -> list[str]:
+        if not config.adapter.used:
+            return []
+        start = "base"
+        start += "".join(f" + {Path(path).name}" for path in config.model.adapters)
+        start += f" + {Path(config.adapter.path).name}" if config.adapter.path else ""
+        return [f"the reference is the starting policy ({start}); it shares the frozen weights"]
+
+    @classmethod
+    def told(cls, config: Config) -> str:
+        return f"reference ({config.reference.update})"
+
+    def check_start(self, policy_NT: Tensor, score: Score) -> None:
+        reference_NT = score(self.model)
+        if torch.equal(policy_NT, reference_NT):
+            return
+        worst = float((policy_NT - reference_NT).abs().max())
+        raise RunError(
+            f"The reference is not the starting policy: log-probabilities differ by up to "
+            f"{worst:.1e} before the first update, where the KL must be exactly 0. It was loaded "
+            "from other weights or in another precision."
+        )
+
+    def streams(self, score: Score) -> dict[str, Tensor]:
+        return {"ref_logp_NT": score(self.model)}
+
     @torch.no_grad()
     def after_step(self, policy: Policy, step: int) -> None:
-        """Follow the policy; `step` counts finished steps, the first is 1."""
         if self._kind == "ema":
             for name, parameter in self._trained(policy):
                 average = self._average[name]
@@ -68,7 +124,6 @@ class Reference:
         return [(name, p) for name, p in policy.named_parameters() if name in self._own]
 
     def state(self) -> dict[str, Tensor]:
-        """What can't be had from the starting policy: the tensors, not copies."""
         return {} if self._kind == "frozen" else self._average
 
     @torch.no_grad()

@@ -1,0 +1,69 @@
+"""The exponent λ of an aggregation that learns how much long answers count (λ-GRPO, 2510.06870)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.config import Config
+from groupwise.methods.composition import Method
+from groupwise.model.cost import RoleSize
+from groupwise.model.layers.transformer import Policy
+from groupwise.optim.adamw import make_optimizer
+from groupwise.optim.packs import Pack
+from groupwise.optim.roles.role import Role, Score
+from groupwise.optim.step import apply
+
+OPTIMIZER = "exponent_optimizer/"
+
+
+class LengthExponent(Role):
+    """One number. Its gradient comes through the weights of the tokens, which are made from it."""
+
+    name = "length_exponent"
+    settings: ClassVar[Mapping[str, str]] = {
+        "optim.exponent_rate": "it learns no length exponent: take lambda_grpo"
+    }
+
+    def __init__(self, model: Policy, recipe: Method, config: Config) -> None:
+        (aggregation,) = recipe.of("aggregation")
+        start = torch.tensor(float(aggregation["exponent"]), device=model.head_weight.device)
+        self._exponent, self._rate = nn.Parameter(start), config.optim.exponent_rate
+        self._optimizer = make_optimizer([(self.name, self._exponent)], config.optim, 0.0)
+
+    @classmethod
+    def size(cls, config: Config, width: int) -> RoleSize:
+        return RoleSize(cls.name)
+
+    def streams(self, score: Score) -> dict[str, Tensor]:
+        return self.moved()
+
+    def moved(self) -> dict[str, Tensor]:
+        return {self.name: self._exponent.detach()}
+
+    def clear(self) -> None:
+        self._exponent.grad = None
+
+    def outputs(self, packed: Pack) -> dict[str, Tensor]:
+        return {self.name: self._exponent}
+
+    def update(self) -> None:
+        apply(
+            [(self.name, self._exponent)],
+            self._optimizer,
+            clip_norm=0.0,
+            learning_rate=self._rate,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        inner = {f"{OPTIMIZER}{name}": x for name, x in self._optimizer.state().items()}
+        return {"exponent": self._exponent.detach(), **inner}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self._exponent.copy_(state["exponent"])
+        inner = {k.removeprefix(OPTIMIZER): x for k, x in state.items() if k.startswith(OPTIMIZER)}
+        self._optimizer.restore(inner)

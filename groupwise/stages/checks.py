@@ -1,0 +1,181 @@
+"""What is known before anything expensive: what can't be trained, and what is doubtful.
+
+Each rule says what, why and what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+
+from groupwise.config.adapter_checks import ANY_DOUBTFUL, ANY_REFUSED
+from groupwise.config.fields import AUTO, Config, is_generator
+from groupwise.config.reading import DEFAULTS
+from groupwise.config.values import FIELDS, checked, flat
+from groupwise.errors import ConfigError
+from groupwise.methods.composition import Method
+from groupwise.methods.trainable import lacking
+from groupwise.optim.roles import ROLES
+from groupwise.stages import stage_of
+from groupwise.watch.rules import RULES
+
+Rule = Callable[[Config, Method], Iterator[str]]
+
+
+def check_config(config: Config) -> list[str]:
+    """Refuse what can't be trained, and return what is doubtful."""
+    for name, value in flat(config).items():
+        checked(name, FIELDS[name], value)
+    stage, recipe = stage_of(config), config.recipe
+    refused = [*models_not_held(config, recipe), *stage.refused()]
+    refused += [text for rule in REFUSED for text in rule(config, recipe)]
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return stage.doubtful() + [text for rule in DOUBTFUL for text in rule(config, recipe)]
+
+
+# --- refused ----------------------------------------------------------------------------------
+
+
+def models_not_held(config: Config, recipe: Method) -> Iterator[str]:
+    for lack in lacking(recipe):
+        yield f"recipe {recipe.name} {lack}"
+
+
+def budget_never_reached(config: Config, recipe: Method) -> Iterator[str]:
+    if config.budget.tokens and not recipe.samples:
+        yield (
+            f"budget.tokens={config.budget.tokens} is never reached: {recipe.name} learns from "
+            "the data's own answers and samples nothing. Set budget.seconds or steps."
+        )
+
+
+def greedy_training(config: Config, recipe: Method) -> Iterator[str]:
+    if config.engine.temperature == 0:
+        yield (
+            "engine.temperature=0 gives the same answer every time: nothing to choose between. "
+            "Train at 1.0; eval.temperature is set apart."
+        )
+
+
+def knobs_that_the_recipe_ignores(config: Config, recipe: Method) -> Iterator[str]:
+    others = [ROLES[name].settings for name in ROLES if name not in recipe.roles]
+    ignored = {name: remedy for settings in others for name, remedy in settings.items()}
+    if not recipe.refilling:
+        draws_again = "no filter of it draws again: add recipe.filter='zero_variance()'"
+        ignored |= {"refills": draws_again, "refill_tokens": draws_again}
+    elif config.refills == 0:
+        ignored["refill_tokens"] = "refills=0 draws nothing again"
+    values = flat(config)
+    for name, remedy in ignored.items():
+        if values[name] != DEFAULTS[name]:
+            yield (
+                f"{name}={values[name]} would be ignored by {recipe.name}, as {remedy}, or leave "
+                "it out."
+            )
+
+
+def numbers_that_do_not_fit(config: Config, recipe: Method) -> Iterator[str]:
+    engine, tiny, optim = config.engine, config.tiny, config.optim
+    if engine.min_tokens > engine.max_tokens:
+        yield (
+            f"engine.min_tokens={engine.min_tokens} is more than engine.max_tokens="
+            f"{engine.max_tokens}. Lower the first or raise the second."
+        )
+    if "" in engine.stop:
+        yield "engine.stop holds an empty text, which would end every answer at once. Remove it."
+    if config.model.path == "tiny" and tiny.width % (2 * tiny.heads):
+        yield (
+            f"tiny.width={tiny.width} can't be split into {tiny.heads} heads of even width. Take a "
+            f"multiple of {2 * tiny.heads}."
+        )
+    for name in ("beta1", "beta2"):
+        if getattr(optim, name) == 1:
+            yield f"optim.{name}=1 never takes in a gradient. Keep it below 1."
+    if not any(config.reward.parts.values()):
+        yield (
+            "reward.parts gives nothing a weight, so every answer is worth the same. Write for "
+            "example reward.parts.number=1.0."
+        )
+
+
+def exact_without_kernels(config: Config, recipe: Method) -> Iterator[str]:
+    model = config.model
+    on_gpu = model.device.partition(":")[0] in ("cuda", AUTO)
+    if not config.engine.exact or (on_gpu and model.dtype in ("bfloat16", AUTO)):
+        return
+    on_cpu = model.device == "cpu" and model.dtype == "float32"
+    yield (
+        f"engine.exact=true is for a GPU in bfloat16, and this is {model.dtype} on {model.device}. "
+        "Set engine.exact=false"
+        + (": sampler and learner agree to about the last bit here anyway." if on_cpu else ".")
+    )
+
+
+def unknown_rules(config: Config, recipe: Method) -> Iterator[str]:
+    known = [rule.name for rule in RULES]
+    for name in config.watch.stop:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            yield (
+                f"watch.stop names {name!r}, which is no health rule: {meant}Rules are "
+                f"{', '.join(known)}."
+            )
+
+
+# --- doubtful ---------------------------------------------------------------------------------
+
+
+def schedule_without_a_run(config: Config, recipe: Method) -> Iterator[str]:
+    warmup, steps = config.optim.warmup_steps, config.steps
+    if warmup >= steps:
+        yield (
+            f"optim.warmup_steps={warmup} is all of steps={steps}: the learning rate never arrives."
+        )
+    if not config.checkpoint.every_steps and not config.checkpoint.every_seconds:
+        yield (
+            "no checkpoints on the way: a run that is killed starts over. Set "
+            "checkpoint.every_seconds=600."
+        )
+
+
+def settings_without_effect(config: Config, recipe: Method) -> Iterator[str]:
+    values = flat(config)
+    unused = []
+    if config.model.path != "tiny":
+        unused += [(name, "model.path is not tiny") for name in FIELDS if name.startswith("tiny.")]
+    if not any(map(is_generator, (*config.data.sources, *config.data.eval_sources))):
+        unused += [("data.size", "no generator is in use")]
+    if config.eval.samples > 1 and config.eval.temperature == 0:
+        unused += [("eval.samples", "greedy answers are all the same: set eval.temperature")]
+    if config.eval.points:
+        unused += [("eval.every", "eval.points says how often")]
+    for name, why in unused:
+        if values[name] != DEFAULTS[name]:
+            yield f"{name}={values[name]} has no effect: {why}."
+
+
+def nothing_held_out(config: Config, recipe: Method) -> Iterator[str]:
+    if not config.data.evaluates:
+        yield (
+            "no held-out tasks, so no accuracy and no best checkpoint. Set data.eval to a file "
+            "that is not in data.train, or data.holdout_share=0.05."
+        )
+
+
+REFUSED: tuple[Rule, ...] = (
+    budget_never_reached,
+    greedy_training,
+    knobs_that_the_recipe_ignores,
+    numbers_that_do_not_fit,
+    exact_without_kernels,
+    unknown_rules,
+    *ANY_REFUSED,
+)
+DOUBTFUL: tuple[Rule, ...] = (
+    schedule_without_a_run,
+    settings_without_effect,
+    nothing_held_out,
+    *ANY_DOUBTFUL,
+)

@@ -1,0 +1,70 @@
+"""Answers that stand in the data: nothing is sampled, nothing graded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from groupwise.config import Config
+from groupwise.data.cursor import TaskCursor
+from groupwise.errors import DataError
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.optim.assemble import Group
+from groupwise.prepare.answers import answer_ids
+from groupwise.records import Completion, Grade, Rollout, Task
+from groupwise.stages.parts import Parts
+from groupwise.watch.clock import Clock
+
+# By column: how good the answer is. Every other one is as good as its row's `weight` says.
+REWARDS = {"chosen": 1.0, "rejected": 0.0}
+
+
+class DataAnswers:
+    """Takes the answers of each row from the columns that the recipe learns from."""
+
+    sampled = False
+
+    def __init__(self, config: Config) -> None:
+        self.columns = config.recipe.columns
+
+    def draw(
+        self, parts: Parts[Any], cursor: TaskCursor, prompts: int, clock: Clock
+    ) -> list[Group]:
+        """Return the answers of the next rows, a group each."""
+        drawn = [(parts.tasks[d.task], d.number) for d in cursor.take(prompts)]
+        return [self._group(task, number, parts.loaded.tokenizer) for task, number in drawn]
+
+    def _group(self, task: Task, draw: int, tokenizer: Tokenizer) -> Group:
+        return [
+            _rollout(task, draw, number, column, tokenizer)
+            for number, column in enumerate(self.columns)
+        ]
+
+
+def _rollout(task: Task, draw: int, number: int, column: str, tokenizer: Tokenizer) -> Rollout:
+    ids = answer_ids(task, column, tokenizer)
+    reward = REWARDS[column] if column in REWARDS else weight_of(task)
+    # Nobody sampled it, so no distribution gave it a probability.
+    completion = Completion(ids, torch.zeros(len(ids)), "eos", version=-1, weights="data")
+    return Rollout(task, draw, number, completion, tokenizer.decode(ids), Grade(reward))
+
+
+def check_weights(tasks: Sequence[Task]) -> None:
+    """Refuse weights that are no numbers, before anything is learned with them."""
+    for task in tasks:
+        weight_of(task)
+
+
+def weight_of(task: Task) -> float:
+    """Return how much a row counts: its column `weight`, 1 where it has none."""
+    weight = task.columns.get("weight")
+    if weight is None:
+        return 1.0
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < 1e6:
+        raise DataError(
+            f"Row {task.id} has weight {weight!r}: it says how much the row counts, a number from "
+            "0 on. Mend it, or leave the column out."
+        )
+    return float(weight)

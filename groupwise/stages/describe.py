@@ -1,0 +1,69 @@
+"""The numbers that follow from a configuration, for people."""
+
+from __future__ import annotations
+
+from groupwise.config.fields import Config
+from groupwise.model.room import CPU_TOKENS
+from groupwise.optim.roles import ROLES
+from groupwise.stages import stage_of
+from groupwise.stages.consequences import anchored
+from groupwise.streams import ROLE_FACTS
+
+
+def describe(
+    config: Config,
+    micro_tokens: int | None = None,
+    tasks: int | None = None,
+    held_out: int | None = None,
+) -> list[str]:
+    """Return a line for each number or choice that is worth knowing before a run.
+
+    `micro_tokens`, `tasks` to train on and `held_out` ones are those of a run, where they are
+    known.
+    """
+    stage, recipe = stage_of(config), config.recipe
+    lines = [stage.batch_line(), f"recipe {recipe.name}; models: {_models(config)}"]
+    if anchored(config, recipe) != recipe:
+        lines.append(
+            "anchor of the ratio = the sampler: its log-probabilities stand for those of the "
+            "policy before the updates, and nothing is scored again"
+        )
+    tokens = config.prompts_per_step * config.group_size * config.engine.max_tokens
+    sampled = f"at most {tokens:,} tokens sampled a step ({config.engine.max_tokens} an answer); "
+    lines.append(sampled if recipe.samples else "nothing is sampled; ")
+    lines[-1] += _micro_batches(config, micro_tokens)
+    drawn = config.steps * config.prompts_per_step
+    drawn_of = "" if tasks is None else f" from {tasks:,} tasks"
+    lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
+    budget = {"tokens": config.budget.tokens, "seconds": config.budget.seconds}
+    lines += [
+        f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n
+    ]
+    return [*lines, *stage.notes(), _eval_line(config, held_out)]
+
+
+def _models(config: Config) -> str:
+    held = [name for name in config.recipe.roles if ROLE_FACTS[name].model]
+    told = [ROLES[n].told(config) if n in ROLES else ROLE_FACTS[n].title for n in held]
+    return ", ".join(["policy", *told])
+
+
+def _micro_batches(config: Config, tokens: int | None) -> str:
+    asked = config.optim.micro_tokens
+    tokens = tokens or asked or (None if config.model.device.startswith("cuda") else CPU_TOKENS)
+    if tokens is None:
+        return "micro-batches as large as memory allows (automatic)"
+    return f"micro-batches of {tokens:,} tokens{'' if asked else ' (automatic)'}"
+
+
+def _eval_line(config: Config, tasks: int | None) -> str:
+    held_out = config.eval
+    if not held_out.tasks or not config.data.evaluates or tasks == 0:
+        return "no held-out evaluation"
+    how = f"temperature {held_out.temperature:g}" if held_out.temperature else "greedy"
+    often = f"every {held_out.every} steps" if held_out.every else "before and after"
+    count = f"at most {held_out.tasks}" if tasks is None else f"{tasks}"
+    return (
+        f"held-out accuracy {often}: {count} tasks x {held_out.samples} "
+        f"sample{'s' if held_out.samples > 1 else ''}, {how}"
+    )

@@ -1,0 +1,136 @@
+"""Rules for groups of graded answers: what can't be trained, and what is doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from groupwise.config.adapter_checks import dropout_in_a_sequence_ratio
+from groupwise.config.fields import Config
+from groupwise.config.values import flat
+from groupwise.methods.composition import Recipe
+from groupwise.methods.slots import Slot
+from groupwise.records import Memory, Visit
+from groupwise.testing.toy import random_toy
+
+TAKES_ONE = "reinforce_pp, remax or reinforce"
+SMALL_BATCH = 32  # completions
+SINGLES = 24  # answers of the trial, each alone in its group
+
+
+def batch_smaller_than_updates(config: Config, recipe: Recipe) -> Iterator[str]:
+    samples = recipe.rows(config.group_size)
+    updates, rows = recipe.updates, config.prompts_per_step * samples
+    if rows < updates:
+        yield (
+            f"{config.prompts_per_step} prompts x {samples} samples = {rows} completions "
+            f"can't be split into the {updates} updates of {recipe.name}. Raise prompts_per_step "
+            f"or group_size, or set recipe.schedule.updates={rows} or less."
+        )
+
+
+def group_of_one(config: Config, recipe: Recipe) -> Iterator[str]:
+    if recipe.rows(config.group_size) > 1:
+        return
+    alone = [slot for slot in (*recipe.filter, *recipe.advantage) if needs_a_group(slot)]
+    if alone:
+        yield (
+            f"group_size=1 with {alone[0].kind} {alone[0].name}: an answer is compared with the "
+            "others of its group, and there are none, so nothing would be learned. Raise "
+            f"group_size, or take a recipe for one sample per prompt: {TAKES_ONE}."
+        )
+
+
+def needs_a_group(slot: Slot) -> bool:
+    """Try a filter or a baseline on groups of one answer: does it leave nothing to learn from?
+
+    A filter may drop an answer for what it is like; one that drops all of many drops them for
+    being alone. Prompts were seen before, for baselines that compare with earlier answers.
+    """
+    earlier = Memory(visits={number: (Visit(4, 0.3, 0.2),) for number in range(SINGLES)})
+    batch = random_toy(0, groups=[1] * SINGLES).build(memory=earlier)
+    try:
+        if slot.kind == "filter":
+            return not slot(batch).any()
+        return slot.definition.traits.base and not slot(batch.task_reward_N, batch).any()
+    except Exception:  # a slot of the user's that fails: the trial of slots says how
+        return False
+
+
+def sampler_narrower_than_learner(config: Config, recipe: Recipe) -> Iterator[str]:
+    engine = config.engine
+    narrowed = {
+        "engine.top_p=1": engine.top_p < 1,
+        "engine.top_k=0": engine.top_k > 0,
+        "engine.min_tokens=0": engine.min_tokens > 0,
+    }
+    resets = [setting for setting, narrow in narrowed.items() if narrow]
+    if resets and recipe.samples and "sampler_logp_NT" not in recipe.streams:
+        now = ", ".join(
+            f"{r.partition('=')[0]}={flat(config)[r.partition('=')[0]]}" for r in resets
+        )
+        yield (
+            f"{now}: answers would come from a narrower distribution than the one whose "
+            f"log-probability is learned, and {recipe.name} does not correct for it. Set "
+            f"{' '.join(resets)}, or take a recipe that weighs by the sampler's "
+            "log-probability, such as tis or olmo3."
+        )
+
+
+def exact_in_name_only(config: Config, recipe: Recipe) -> Iterator[str]:
+    """What the captured sampler and the kernels of the head do not do takes the plain way."""
+    engine = config.engine
+    reasons = {
+        f"engine.top_p={engine.top_p:g}": engine.top_p < 1,
+        f"engine.top_k={engine.top_k}": engine.top_k > 0,
+        f"engine.weights={engine.weights}": engine.weights != "shared",
+        f"{recipe.gate}, which reads the likeliest tokens": any(
+            "topk" in name for name in (*recipe.streams, *recipe.outputs)
+        ),
+    }
+    found = [reason for reason, there in reasons.items() if there]
+    if engine.exact and found:
+        yield (
+            f"engine.exact=true can't hold with {', '.join(found)}: there sampler and learner take "
+            "different ways, and differ in last bits. Set engine.exact=false, or leave that out."
+        )
+
+
+# --- doubtful ---------------------------------------------------------------------------------
+
+
+def lengths_of_another_run(config: Config, recipe: Recipe) -> Iterator[str]:
+    limit = config.engine.max_tokens
+    for slot in recipe.shaping:
+        if slot.name == "soft_overlong" and slot["max_length"] != limit:
+            idle = limit <= slot["max_length"] - slot["cache"]
+            yield (
+                f"{slot} is made for answers of {slot['max_length']} tokens, and engine.max_tokens "
+                f"is {limit}{': it never acts' if idle else ''}. Write "
+                f"recipe.shaping.soft_overlong.max_length={limit} "
+                f"recipe.shaping.soft_overlong.cache={max(1, limit // 4)}."
+            )
+    weights = recipe.aggregation
+    if weights.name == "seq_mean_token_sum_norm" and weights["length"] != limit:
+        yield (
+            f"{weights} divides by {weights['length']}, the paper's generation budget, and "
+            f"engine.max_tokens is {limit}. Write recipe.aggregation.length={limit}."
+        )
+
+
+def small_batch(config: Config, recipe: Recipe) -> Iterator[str]:
+    rows = config.prompts_per_step * config.group_size
+    if recipe.samples and rows < SMALL_BATCH:
+        yield (
+            f"{rows} completions a step are few: most of what an update does is noise. Raise "
+            "prompts_per_step or group_size; optim.micro_tokens bounds the memory."
+        )
+
+
+REFUSED = (
+    batch_smaller_than_updates,
+    group_of_one,
+    sampler_narrower_than_learner,
+    exact_in_name_only,
+    dropout_in_a_sequence_ratio,
+)
+DOUBTFUL = (lengths_of_another_run, small_batch)

@@ -1,0 +1,254 @@
+"""Learning from groups of graded answers: GRPO and all its relatives, PPO's and SFT's included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from groupwise.config import Config
+from groupwise.data.cursor import TaskCursor
+from groupwise.explain.idle import told, updates_of
+from groupwise.groups.phase import batch_phase, select
+from groupwise.losses.measures import quantile
+from groupwise.methods.composition import Recipe
+from groupwise.model.cost import add, forward_cost, update_cost
+from groupwise.model.layers.transformer import Policy
+from groupwise.optim.assemble import Group, assemble, group_numbers, sequences_of
+from groupwise.optim.learner import PolicyLearner
+from groupwise.optim.roles import role_sizes
+from groupwise.optim.roles.role import Role
+from groupwise.optim.step import StepOutcome, first_bad
+from groupwise.prepare.setup import weight_bytes
+from groupwise.records import Memory, Task, TokenBatch
+from groupwise.stages import group_checks
+from groupwise.stages.collected import Collected, tokens_of
+from groupwise.stages.consequences import anchored, idle_slots
+from groupwise.stages.data_answers import check_weights
+from groupwise.stages.parts import Parts
+from groupwise.stages.policy_answers import greedy
+from groupwise.stages.rows import token_streams
+from groupwise.stages.stage import Stage, Taught, Tell
+from groupwise.testing.trial import try_groups
+from groupwise.watch.clock import Clock
+
+# With refills = "until full": in refills, unless refill_tokens says otherwise, so many times the
+# tokens of the first draw; and so many whole batches in a row without a useful group. Where no
+# group can be useful, because all answers are right or all wrong, drawing on would not end.
+FIRST_DRAWS, BARREN_DRAWS = 10, 4
+FEW = 0.5  # of the groups that a step wants: fewer are worth a warning
+
+
+class GroupStage(Stage[Recipe, PolicyLearner]):
+    """Answers in groups, a batch phase over all of them, and one or several updates."""
+
+    REFUSED = group_checks.REFUSED
+    DOUBTFUL = group_checks.DOUBTFUL
+
+    @property
+    def explains_loss(self) -> bool:  # type: ignore[override]
+        return self.recipe.samples  # where advantages add up to nothing, so does the loss
+
+    def try_slots(self) -> list[str]:
+        return try_groups(self.recipe)
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        if not self.recipe.samples:
+            check_weights(tasks)
+
+    def batch_line(self) -> str:
+        config, weights = self.config, self.config.engine.weights
+        prompts, samples = config.prompts_per_step, config.group_size
+        updates = updates_of(self.recipe)
+        if not self.recipe.samples:
+            return f"{prompts} answers of the data a step, {updates} update{'s' * (updates > 1)}"
+        line = f"{prompts} prompts x {samples} samples = {prompts * samples} completions a step"
+        if updates > 1:
+            return f"{line}, {updates} updates, all but the first off-policy"
+        if config.adapter.dropout and weights == "shared":
+            return f"{line}, 1 update, on-policy but for dropout"
+        policy = "on-policy" if weights == "shared" else f"sampled from other weights ({weights})"
+        return f"{line}, 1 update, {policy}"
+
+    def notes(self) -> list[str]:
+        lines = [_refill_line(self.config, name) for name in self.recipe.refilling]
+        idle = told(idle_slots(self.config))
+        return lines + [f"idle, updates are the same without: {line}" for line in idle]
+
+    def learner(self, model: Policy, roles: Mapping[str, Role]) -> PolicyLearner:
+        recipe, temperature = anchored(self.config, self.recipe), self.config.engine.temperature
+        return PolicyLearner(model, recipe, self.optim(model), temperature, roles)
+
+    def collect(
+        self, parts: Parts[PolicyLearner], cursor: TaskCursor, tell: Tell, clock: Clock
+    ) -> Collected:
+        """Return as many groups as a step wants; where refills end before that, what there is."""
+        config, wanted = self.config, self.config.prompts_per_step
+        groups = self.source.draw(parts, cursor, wanted, clock)
+        spent, dropped = Spent(first=tokens_of(groups)), list[Group]()
+        kept, unwanted = self._sorted_out(parts, groups)
+        spent.note(drawn=len(groups), useful=len(kept))
+        while unwanted and not spent.why_stop(config):
+            dropped += unwanted
+            fresh = self.source.draw(parts, cursor, len(unwanted), clock)
+            before, groups = len(kept), kept + fresh
+            kept, unwanted = self._sorted_out(parts, groups)
+            spent.rounds, spent.tokens = spent.rounds + 1, spent.tokens + tokens_of(fresh)
+            spent.note(drawn=len(fresh), useful=len(kept) - before)
+        if unwanted:
+            text = _not_full(config, spent, kept, dropped + unwanted)
+            tell("refill", text, shown=len(kept) < FEW * wanted)
+        used = kept or groups
+        dropped += unwanted if kept else []
+        asks_greedy = "greedy_reward_N" in self.recipe.streams
+        baselines = greedy(config, parts, used, clock) if asks_greedy else []
+        return Collected(used, dropped, spent.rounds, spent.tokens, baselines, self.source.sampled)
+
+    def _sorted_out(
+        self, parts: Parts[PolicyLearner], groups: Sequence[Group]
+    ) -> tuple[list[Group], list[Group]]:
+        """Return the groups that the filters keep, and those that they want others for."""
+        recipe = self.recipe
+        if not recipe.refilling:  # then the batch is made once, with all that it needs
+            return list(groups), []
+        drop = self.config.overlong == "drop"
+        batch = assemble(recipe, groups, parts.loaded.tokenizer, drop_truncated=drop)
+        refill, number_of_row = set(select(recipe, batch).refill), group_numbers(recipe, groups)
+        leaves = [number_of_row[row] in refill for row in _first_rows(groups)]
+        kept = [group for group, leaving in zip(groups, leaves, strict=True) if not leaving]
+        return kept, [group for group, leaving in zip(groups, leaves, strict=True) if leaving]
+
+    def teach(
+        self,
+        parts: Parts[PolicyLearner],
+        memory: Memory,
+        collected: Collected,
+        rate: float,
+        tell: Tell,
+        clock: Clock,
+    ) -> Taught:
+        """Score the rollouts, run the batch phase over all groups, make the updates."""
+        learner, groups = parts.learner, collected.groups
+        recipe, sequences = learner.recipe, sequences_of(groups)
+        split = learner.parts(group_numbers(recipe, groups))
+        looks_back = "old_logp_NT" in recipe.streams
+        scored = sum(role.passes for role in role_sizes(self.config, weight_bytes(self.config)))
+        streams: dict[str, Tensor] = {}
+        with clock("score") if scored or looks_back else nullcontext():
+            if looks_back:
+                streams["old_logp_NT"] = learner.score(learner.model, sequences, split)
+            streams |= learner.role_streams(sequences, split)
+        bad = first_bad(streams.items())
+        if bad is not None:  # no batch can be made of it: the rollout file has what was sampled
+            outcome = StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
+            return Taught([outcome], {"updates/count": 1.0, "optim/skipped": 1.0}, memory)
+        batch = assemble(
+            recipe,
+            groups,
+            parts.loaded.tokenizer,
+            drop_truncated=self.config.overlong == "drop",
+            greedy=[group[0].grade.reward for group in collected.greedy] or None,
+            memory=memory,
+            device=learner.device,
+            **streams,
+        )
+        result = batch_phase(recipe, batch)
+        if not result.metrics["tokens/learned_share"]:
+            tell(
+                "nothing learned",
+                "no answer of this step counts (without a reward, or cut off and left out): look "
+                "at grader_reason and finish in its rollout file.",
+            )
+        with clock("update"):
+            learned = learner.learn(result.batch, sequences, split, rate)
+        shape, sizes = learner.model.config, sequences.sizes()
+        passes = len(learned.outcomes) // len(split)
+        frozen = self.config.adapter.used
+        streams_NT = token_streams(result.batch, learned.trace)
+        tail = mismatch_tail(result.batch, streams_NT) if collected.sampled else {}
+        return Taught(
+            outcomes=learned.outcomes,
+            metrics=result.metrics | learned.metrics() | tail,
+            memory=result.memory,
+            batch=result.batch,
+            streams=streams_NT,
+            work={
+                "score": add(*[forward_cost(shape, sizes)] * (scored + looks_back)),
+                "update": update_cost(shape, sizes, passes=passes, frozen=frozen),
+            },
+        )
+
+
+@dataclass
+class Spent:
+    """What dynamic sampling has cost in this step: by it, it is decided whether to go on."""
+
+    first: int  # tokens of the first draw
+    rounds: int = 0
+    tokens: int = 0  # of the refills
+    barren: int = 0  # groups in a row of which none was useful
+
+    def note(self, *, drawn: int, useful: int) -> None:
+        """Count groups in a row without a useful one."""
+        self.barren = 0 if useful > 0 else self.barren + drawn
+
+    def why_stop(self, config: Config) -> str:
+        """Say why nothing more is drawn; "" while it may go on. A function of the samples alone."""
+        full = config.refills == "until full"
+        if self.rounds == config.refills:
+            return f"refills={config.refills} rounds are done"
+        if full and self.barren >= BARREN_DRAWS * config.prompts_per_step:
+            return f"none of the last {self.barren} groups was useful"
+        limit = config.refill_tokens or (FIRST_DRAWS * self.first if full else math.inf)
+        if self.tokens >= limit:
+            named = "refill_tokens" if config.refill_tokens else "ten times the first draw"
+            return f"refills have taken {self.tokens:,} tokens ({named})"
+        return ""
+
+
+def _not_full(config: Config, spent: Spent, kept: Sequence[Group], useless: Sequence[Group]) -> str:
+    """Say that a batch stays smaller than it was meant to be, and why."""
+    right = sum(all(r.grade.correct for r in group) for group in useless)
+    wrong = sum(all(r.grade.correct is False for r in group) for group in useless)
+    found = f"{len(kept)} useful groups of {config.prompts_per_step} wanted"
+    on = "those" if kept else "the last ones, which teach nothing"
+    return (
+        f"dynamic sampling found {found} in {len(kept) + len(useless)} draws ({right} of the "
+        f"others all right, {wrong} all wrong); {spent.why_stop(config)}, so it goes on with {on}."
+    )
+
+
+def _refill_line(config: Config, name: str) -> str:
+    drawn = f"groups that {name} drops are drawn anew"
+    most = f"; refills take {config.refill_tokens:,} tokens a step at most"
+    if config.refills == "until full":
+        most = most if config.refill_tokens else "; refills take ten times its tokens at most"
+        return f"{drawn} until the batch is full{most}"
+    after = ", then the batch is smaller"
+    return f"{drawn}, up to {config.refills} times a step{after}" + (
+        most if config.refill_tokens else ""
+    )
+
+
+def _first_rows(groups: Sequence[Group]) -> list[int]:
+    at, starts = 0, []
+    for group in groups:
+        starts.append(at)
+        at += len(group)
+    return starts
+
+
+def mismatch_tail(batch: TokenBatch, streams: Mapping[str, Tensor | None]) -> dict[str, float]:
+    """Return the 99th percentile of |learner − sampler| of the whole batch.
+
+    It can't be had from those of micro-batches: quantiles do not add up.
+    """
+    learner_NT = streams["learner_logp"]
+    if learner_NT is None or batch.sampler_logp_NT is None or batch.learn_N is None:
+        return {}
+    own_NT = batch.mask_NT & batch.learn_N[:, None] & ~learner_NT.isnan()
+    gap = (learner_NT - batch.sampler_logp_NT)[own_NT].abs()
+    return {"mismatch/abs_p99": float(quantile(gap, 0.99))} if len(gap) else {}

@@ -1,0 +1,141 @@
+"""Learning from pairs of answers, labelled in the data or made from samples: DPO's relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from groupwise.config import Config
+from groupwise.methods.composition import PairRecipe
+from groupwise.model.cost import add, forward_cost, update_cost
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.model.layers.transformer import Policy
+from groupwise.optim.assemble import Group
+from groupwise.optim.packs import Ids, Sequences
+from groupwise.optim.pairs import PairLearner
+from groupwise.optim.roles.role import Role
+from groupwise.prepare.answers import answer_ids, check_columns
+from groupwise.records import Memory, Task
+from groupwise.stages.collected import Collected
+from groupwise.stages.parts import Parts
+from groupwise.stages.stage import Stage, Taught, Tell
+from groupwise.testing.trial import try_pairs
+from groupwise.watch.clock import Clock
+
+
+def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
+    """Refuse groups of one where the best is set against the worst."""
+    if recipe.reads == "grades" and config.group_size < 2:
+        yield (
+            f"recipe {recipe.name} pairs the best answer of a group with its worst, and group_size "
+            "is 1. Take 4 or more."
+        )
+    if config.overlong != "recipe":
+        yield (
+            f"overlong={config.overlong} would be ignored by {recipe.name}, which learns from "
+            "pairs. Leave it out."
+        )
+
+
+def pairs_from_one_sample(config: Config, recipe: PairRecipe) -> Iterator[str]:
+    """Doubt samples that nobody reads, and a previous iterate that never moves on."""
+    if recipe.reads == "answers" and config.group_size > 1:
+        yield (
+            f"recipe {recipe.name} reads one sample a prompt: group_size={config.group_size} is "
+            "sampled for nothing. Set group_size=1."
+        )
+    if recipe.reference == "the previous iterate" and config.reference.update == "frozen":
+        yield (
+            f"{recipe.name}'s reference is the previous iterate, and here it stays the starting "
+            "policy. Set reference.update=reset:STEPS to begin a new iteration every so often."
+        )
+
+
+class PairStage(Stage[PairRecipe, PairLearner]):
+    """A chosen and a rejected answer to each prompt, and one update on all pairs of a step."""
+
+    REFUSED = (pairs_without_a_choice,)
+    DOUBTFUL = (pairs_from_one_sample,)
+
+    def try_slots(self) -> list[str]:
+        return try_pairs(self.recipe)
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        check_columns(self.recipe, tasks)
+
+    def batch_line(self) -> str:
+        prompts, samples = self.config.prompts_per_step, self.config.group_size
+        if not self.recipe.samples:
+            return f"{prompts} labelled pairs a step, 1 update"
+        return f"{prompts} prompts x {samples} samples, at most {prompts} pairs a step, 1 update"
+
+    def notes(self) -> list[str]:
+        """Say where the two answers come from, and where that is not what the source does."""
+        reward = self.config.reward.parts.items()
+        parts = ", ".join(f"{name} x {weight:g}" for name, weight in reward)
+        pairs = {
+            "labels": "the data's columns `chosen` and `rejected`",
+            "answers": "chosen: the data's `answer` as it stands, rejected: a sample of the policy "
+            "as it is at that step",
+            "grades": f"chosen and rejected: the best and the worst of {self.config.group_size} "
+            f"samples by the reward ({parts})",
+        }
+        departs = [f"not as published: {x}" for x in self.recipe.departs]
+        return [f"pairs: {pairs[self.recipe.reads]}", *departs]
+
+    def learner(self, model: Policy, roles: Mapping[str, Role]) -> PairLearner:
+        temperature = self.config.engine.temperature
+        return PairLearner(model, self.recipe, self.optim(model), temperature, roles)
+
+    def teach(
+        self,
+        parts: Parts[PairLearner],
+        memory: Memory,
+        collected: Collected,
+        rate: float,
+        tell: Tell,
+        clock: Clock,
+    ) -> Taught:
+        """Make one update on the pairs that the groups give; none if there are none."""
+        learner = parts.learner
+        pairs = pairs_of(self.recipe, collected.groups, parts.loaded.tokenizer)
+        if not pairs.completions:
+            tell("pairs", "no group of this step has two answers of different reward: no update.")
+            return Taught([], {"pairs/count": 0.0, "updates/count": 0.0}, memory)
+        with clock("update"):
+            every = list(range(len(pairs.completions)))
+            reference = learner.role_streams(pairs, [every])["ref_logp_NT"]
+            outcome, metrics = learner.learn_pairs(pairs, reference, rate)
+        metrics |= {"updates/count": 1.0, "optim/skipped": float(outcome.skipped)}
+        if not outcome.skipped:
+            metrics["optim/grad_norm"] = outcome.grad_norm
+        shape, sizes = learner.model.config, pairs.sizes()
+        update = update_cost(shape, sizes, frozen=self.config.adapter.used)
+        work = add(update, forward_cost(shape, sizes))  # the reference's
+        return Taught([outcome], metrics, memory, work={"update": work})
+
+
+def pairs_of(recipe: PairRecipe, groups: Sequence[Group], tokenizer: Tokenizer) -> Sequences:
+    """Return chosen and rejected answers of the groups, row by row."""
+    made = []
+    for group in groups:
+        task, answers = group[0].task, [rollout.completion.token_ids for rollout in group]
+        if recipe.reads == "answers":
+            made.append((task.token_ids, answer_ids(task, "answer", tokenizer), answers[0]))
+            continue
+        graded = [(r.grade.reward, ids) for r, ids in zip(group, answers, strict=True)]
+        known = [(reward, ids) for reward, ids in graded if reward is not None]
+        if len(known) < 2:
+            continue
+        choice = recipe.pairing(torch.tensor([reward for reward, _ in known]))
+        if choice.keep:
+            made.append((task.token_ids, known[choice.chosen][1], known[choice.rejected][1]))
+    return _rows(made)
+
+
+def _rows(pairs: Sequence[tuple[Ids, Ids, Ids]]) -> Sequences:
+    return Sequences(
+        [prompt for prompt, _, _ in pairs for _ in range(2)],
+        [answer for _, *both in pairs for answer in both],
+    )

@@ -1,0 +1,29 @@
+"""What a step works with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from groupwise.engine.protocol import Engine
+from groupwise.graders.ledger import Ledger
+from groupwise.graders.rubric import Grader
+from groupwise.model.formats.checkpoint import Loaded
+from groupwise.optim.learner import Learner
+from groupwise.records import Task
+
+L = TypeVar("L", bound=Learner)
+
+
+@dataclass
+class Parts(Generic[L]):
+    """The model, the tasks and those who sample, grade and learn. What they hold is theirs."""
+
+    loaded: Loaded
+    tasks: Sequence[Task]
+    held_out: Sequence[Task]
+    grader: Grader
+    engine: Engine
+    learner: L  # with the roles that take part beside the policy
+    known: Ledger = field(default_factory=dict)  # recorded verdicts of steps that are done again

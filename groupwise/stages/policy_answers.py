@@ -1,0 +1,45 @@
+"""Answers that the policy writes, graded by the run's reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from groupwise.config import Config
+from groupwise.data.cursor import TaskCursor
+from groupwise.optim.assemble import Group
+from groupwise.prepare.rollouts import Beside, grade, write
+from groupwise.prepare.setup import sampling_of
+from groupwise.stages.parts import Parts
+from groupwise.watch.clock import Clock
+
+
+class PolicyAnswers:
+    """Samples `group_size` answers to each prompt."""
+
+    sampled = True
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def draw(
+        self, parts: Parts[Any], cursor: TaskCursor, prompts: int, clock: Clock
+    ) -> list[Group]:
+        """Return the next prompts, answered and graded."""
+        chosen = [(parts.tasks[d.task], d.number) for d in cursor.take(prompts)]
+        sampling = sampling_of(self.config, record_top_k=parts.learner.sampler_top_k)
+        beside = Beside(parts.engine, parts.grader, parts.loaded.tokenizer, chosen, parts.known)
+        with clock("rollout"), beside:
+            written = write(parts.engine, chosen, self.config.group_size, sampling)
+        with clock("grade"):
+            return beside.rollouts(written)
+
+
+def greedy(config: Config, parts: Parts[Any], groups: Sequence[Group], clock: Clock) -> list[Group]:
+    """Return each group's greedy completion, for a recipe whose baseline it is."""
+    # Its number is -1: beside the group's own.
+    prompts = [(group[0].task, group[0].draw) for group in groups]
+    with clock("rollout"):
+        written = write(parts.engine, prompts, 1, sampling_of(config, temperature=0.0))
+    with clock("grade"):
+        return grade(parts.grader, parts.loaded.tokenizer, written, parts.known, first=-1)

@@ -1,0 +1,117 @@
+"""What every stage has: its recipe as it runs, checks, a source, one learner, and a step's work."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from groupwise import config as configuration
+from groupwise.config import Config
+from groupwise.data.cursor import TaskCursor
+from groupwise.methods.composition import Method
+from groupwise.model.cost import Parts as Costs
+from groupwise.model.layers.transformer import Policy
+from groupwise.optim.roles.role import Role
+from groupwise.optim.step import StepOutcome
+from groupwise.prepare.setup import micro_tokens_of
+from groupwise.records import Memory, Task, TokenBatch
+from groupwise.stages.collected import Collected
+from groupwise.stages.parts import L, Parts
+from groupwise.stages.sources import SOURCES
+from groupwise.watch.clock import Clock
+
+M = TypeVar("M", bound=Method)
+Rule = Callable[[Config, M], Iterator[str]]
+
+
+class Tell(Protocol):
+    """Takes what people should know: its kind, and a sentence."""
+
+    def __call__(self, kind: str, text: str, *, shown: bool = True, **fields: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Taught:
+    """The updates of one step and what they leave."""
+
+    outcomes: list[StepOutcome]
+    metrics: dict[str, float]
+    memory: Memory
+    batch: TokenBatch | None = None
+    streams: dict[str, Tensor | None] = field(default_factory=dict)  # per token, for the files
+    work: dict[str, Costs] = field(default_factory=dict)  # what the phases had to compute
+
+
+class Stage(ABC, Generic[M, L]):
+    """What a run is: it draws samples, learns from them, and knows what can go wrong.
+
+    It holds no state. What a run has learned is in its parts and its progress.
+    """
+
+    REFUSED: tuple[Rule[Any], ...] = ()  # beside the rules for every stage
+    DOUBTFUL: tuple[Rule[Any], ...] = ()
+    explains_loss = False  # whether people may wonder why the loss stays near 0
+
+    def __init__(self, config: Config, recipe: M) -> None:
+        self.config, self.recipe = config, recipe
+        self.source = SOURCES[recipe.source](config)
+
+    # --- before a run ---
+
+    def refused(self) -> list[str]:
+        """Return what can't be trained."""
+        return [text for rule in self.REFUSED for text in rule(self.config, self.recipe)]
+
+    def doubtful(self) -> list[str]:
+        """Return what can be trained and is probably not meant."""
+        found = [text for rule in self.DOUBTFUL for text in rule(self.config, self.recipe)]
+        # A dialect repeats what a tool does, doubtful or not.
+        dialect = self.recipe.about.family == "dialect"
+        return found if dialect else self.recipe.doubts() + found
+
+    @abstractmethod
+    def try_slots(self) -> list[str]:
+        """Refuse a faulty slot of the user's by name; return doubts."""
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Refuse tasks that it can't learn from, before there is a model."""
+
+    @abstractmethod
+    def batch_line(self) -> str:
+        """Return what a step learns from, in numbers."""
+
+    def notes(self) -> list[str]:
+        """Return what else a person should know."""
+        return []
+
+    # --- in a run ---
+
+    @abstractmethod
+    def learner(self, model: Policy, roles: Mapping[str, Role]) -> L:
+        """Return who makes the updates."""
+
+    def optim(self, model: Policy) -> configuration.Optim:
+        """Return the optimizer's settings with micro-batches that suit the device."""
+        size = micro_tokens_of(self.config, model.config)
+        return replace(self.config.optim, micro_tokens=size)
+
+    def collect(self, parts: Parts[L], cursor: TaskCursor, tell: Tell, clock: Clock) -> Collected:
+        """Return what a step learns from."""
+        groups = self.source.draw(parts, cursor, self.config.prompts_per_step, clock)
+        return Collected(groups, sampled=self.source.sampled)
+
+    @abstractmethod
+    def teach(
+        self,
+        parts: Parts[L],
+        memory: Memory,
+        collected: Collected,
+        rate: float,
+        tell: Tell,
+        clock: Clock,
+    ) -> Taught:
+        """Make all updates on what was collected."""

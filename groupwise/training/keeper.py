@@ -1,0 +1,165 @@
+"""Checkpoints of a run: when one is due, what is in it, and how a run comes back from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from groupwise.common.progress import phase
+from groupwise.config import Config
+from groupwise.errors import RunError
+from groupwise.model.adapters.lora import adapters, fill
+from groupwise.model.adapters.peft_files import read as read_adapter
+from groupwise.model.formats.checkpoint import load_weights
+from groupwise.model.layers.linear import layer_sizes
+from groupwise.optim.learner import Learner
+from groupwise.runfiles.files import PARTIAL, sync_folder
+from groupwise.stages.parts import Parts
+from groupwise.sync import checkpoints as saved
+from groupwise.sync.saver import Saver
+from groupwise.sync.space import Space, check_space
+from groupwise.training.progress import Progress
+from groupwise.training.reporter import Reporter
+
+
+class Keeper:
+    """Keeps what a run goes on from: parts and progress, as they are when it is asked to."""
+
+    def __init__(
+        self,
+        config: Config,
+        progress: Progress,
+        parts: Parts[Learner],
+        reporter: Reporter,
+        saver: Saver,
+    ) -> None:
+        self.config, self.progress, self.parts = config, progress, parts
+        self.reporter, self.saver = reporter, saver
+        self.saved_at, self.saved_step = time.monotonic(), -1
+
+    def due(self) -> bool:
+        """Tell whether steps or minutes since the last checkpoint ask for another."""
+        asked, step = self.config.checkpoint, self.progress.step
+        by_steps = asked.every_steps and step % asked.every_steps == 0
+        by_time = asked.every_seconds and time.monotonic() - self.saved_at >= asked.every_seconds
+        return self.saved_step != step and bool(by_steps or by_time)
+
+    def save(self) -> None:
+        """Take a checkpoint of this very moment; it is written while training goes on.
+
+        Everything before it is on the disk first.
+        """
+        step, folder = self.progress.step, self.reporter.folder
+        with phase("saving"):
+            self.saver.save(self._moment(), self._ready(), after=lambda: folder.forget(step))
+        self.saved_at, self.saved_step = time.monotonic(), step
+
+    def save_best(self) -> None:
+        """Keep the weights of this moment as the best so far."""
+        loaded = self.parts.loaded
+        made = saved.weights_alone(self.progress.step, loaded.model, loaded.files)
+        with phase("saving"):
+            self.saver.save(made, self._ready())
+
+    def save_and_wait(self) -> None:
+        """Leave the run so that it can go on from this very step."""
+        if self.saved_step != self.progress.step:
+            self.save()
+        self.saver.wait()
+
+    def keep_latest(self) -> None:
+        """Keep the newest checkpoint safe from `checkpoint.keep`; its files are links."""
+        folder = self.reporter.folder
+        latest = folder.checkpoints / "latest"
+        self.saver.wait()
+        if not latest.exists():
+            self.save()
+            self.saver.wait()
+        kept = folder.path / "snapshots" / latest.resolve().name
+        if not kept.exists():
+            beside = kept.with_name(f".{kept.name}{PARTIAL}")
+            with folder.writing("snapshots"):
+                shutil.copytree(latest.resolve(), beside, copy_function=os.link)
+                beside.rename(kept)
+                sync_folder(kept.parent)
+            self.reporter.display.note(f"kept {kept}")
+
+    def reserve(self) -> None:
+        """Make room for checkpoints: on the disk it must be there, on the host it is made."""
+        if self.progress.over(self.config):  # and saved: only the end is left to be written
+            return
+        made = self._moment()
+        space = Space(made.bytes, made.weights.bytes, self.config.checkpoint.keep)
+        tight = check_space(self.reporter.folder.checkpoints, space)
+        if tight is not None:
+            self.reporter.display.warn(tight)
+        self.saver.reserve(made)
+
+    def restore(self, found: saved.Restored) -> None:
+        """Bring the run to the bits of the moment when the checkpoint was saved."""
+        progress, parts, learner = self.progress, self.parts, self.parts.learner
+        asked = progress.micro_tokens_asked
+        self._restore_weights(found.path)
+        progress.restore(found.values)
+        # Smaller ones after running out of memory last as long as the start would be the same.
+        if progress.micro_tokens_asked == asked:
+            learner.micro_tokens = progress.micro_tokens
+        progress.micro_tokens, progress.micro_tokens_asked = learner.micro_tokens, asked
+        learner.restore(found.tensors.get("optimizer", {}))
+        for name, role in learner.roles.items():
+            role.restore(found.tensors.get(name, {}))
+        parts.engine.restore(found.tensors.get("engine", {}))
+        parts.engine.sync(progress.version)
+        self.reporter.at = self.saved_step = progress.step
+
+    def _ready(self) -> Callable[[], None]:
+        """Return a call that waits for the records so far; the folder must be where it was."""
+        recorded, folder = self.reporter.recorder.mark(), self.reporter.folder
+
+        def wait() -> None:
+            recorded()
+            folder.check_place()
+            if not folder.checkpoints.is_dir():
+                self.reporter.event(
+                    "checkpoints",
+                    f"{folder.checkpoints} was removed while the run went on, and with it the "
+                    "earlier checkpoints and the best policy so far. New ones are written there.",
+                )
+
+        return wait
+
+    def _moment(self) -> saved.Moment:
+        parts, progress = self.parts, self.progress
+        tensors: dict[str, dict[str, Tensor]] = {
+            "optimizer": parts.learner.state(),
+            "engine": parts.engine.state(),
+            **{name: role.state() for name, role in parts.learner.roles.items()},
+        }
+        return saved.moment(
+            progress.step,
+            model=parts.loaded.model,
+            files=parts.loaded.files,
+            tensors=tensors,
+            values=progress.state(),
+            best=progress.best_step == progress.step,
+        )
+
+    def _restore_weights(self, path: Path) -> None:
+        """Load a checkpoint's weights; where an adapter learns, it is all that it holds."""
+        model = self.parts.loaded.model
+        if adapters(model):
+            fill(model, read_adapter(path, layer_sizes(model)).named())
+            return
+        stored = load_weights(path, device=self.parts.learner.device)
+        same = {k: v.shape for k, v in model.state_dict().items()}
+        if same != {k: v.shape for k, v in stored.state_dict().items()}:
+            raise RunError(
+                f"The checkpoint {path} is of another model than {self.config.model.path}. "
+                "Take another run folder (--run), or set model.path back."
+            )
+        model.load_state_dict(stored.state_dict())
