@@ -248,7 +248,11 @@ def train(given: argparse.Namespace) -> Iterator[Row]:
                     continue
                 found = held_out(run)
                 evaluating += found["eval_seconds"]
-                clock = {"step": run.progress.step, "seconds": trained, "with_evals": trained + evaluating}
+                clock = {
+                    "step": run.progress.step,
+                    "seconds": trained,
+                    "with_evals": trained + evaluating,
+                }
                 curve.append({**clock, **found})
                 print(json.dumps(curve[-1]), file=sys.stderr, flush=True)
     reached: Row = next((point for point in curve if point["strict"] >= GOAL), {})
@@ -274,7 +278,9 @@ def held_out(run: Run) -> Row:
     device = run.config.model.device
     begun = now(device)
     sampling = sampling_of(run.config, temperature=run.config.eval.temperature)
-    written = write(run.parts.engine, [(task, 0) for task in run.parts.held_out], 1, sampling, stream="eval")
+    written = write(
+        run.parts.engine, [(task, 0) for task in run.parts.held_out], 1, sampling, stream="eval"
+    )
     graded = grade(run.parts.grader, run.parts.loaded.tokenizer, written)
     rows = [rollout for group in graded for rollout in group]
     parts = {

@@ -159,7 +159,12 @@ def differences(one: Path, other: Path) -> Iterator[str]:
 
 def _tensors_of(run: Path, files: str) -> dict[str, torch.Tensor]:
     found = sorted((run / "checkpoints" / "latest").glob(files))
-    return {f"{x.stem}:{name}": t for x in found for name, t in load_file(x).items()}
+    return {_place(x.stem, name): t for x in found for name, t in load_file(x).items()}
+
+
+def _place(part: str, name: str) -> str:
+    """Return where a tensor is kept; the length exponent was once kept with the optimizer."""
+    return f"{'length_exponent' if name.startswith('exponent') else part}:{name}"
 
 
 def _tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> Iterator[str]:
@@ -188,6 +193,8 @@ def _metrics(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> Iterator
 
 def _rollouts(name: str, one: Path, other: Path) -> Iterator[str]:
     tables = [parquet.read_table(path) for path in (one, other)]
+    if not len(tables[0]):  # a revision that did not record such answers
+        return
     both = [x for x in tables[0].column_names if x in tables[1].column_names]
     differing = [x for x in both if str(tables[0][x].to_pylist()) != str(tables[1][x].to_pylist())]
     if differing:

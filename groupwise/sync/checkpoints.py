@@ -209,6 +209,7 @@ def load_latest(parent: Path) -> Restored | None:
                 continue
             resume = [path for path in whole if path.parent.name == "resume"]
             tensors = {path.stem: load_file(path) for path in resume if path.suffix == TENSORS}
+            tensors = _by_role(tensors)
             values = json.loads((folder / "resume" / "values.json").read_bytes())
         except (OSError, SafetensorError, ValueError) as error:
             damaged.append(f"{folder.name} can't be used: {error}")
@@ -221,6 +222,13 @@ def load_latest(parent: Path) -> Restored | None:
             f"backup, or delete the folder to start from the beginning."
         )
     return None
+
+
+def _by_role(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Put what checkpoints of older versions hold elsewhere where it belongs now."""
+    optimizer = tensors.get("optimizer", {})
+    exponent = {k: optimizer.pop(k) for k in list(optimizer) if k.startswith("exponent")}
+    return tensors | ({"length_exponent": exponent} if exponent else {})
 
 
 def last_step(parent: Path) -> int:

@@ -28,10 +28,10 @@ from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWar
 from groupwise.losses.gates import clip
 from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.methods.slots import REGISTRY, Range, advantage
-from groupwise.stages.checks import check_config, needs_a_group
-from groupwise.stages.describe import describe
 from groupwise.recipes import RECIPES
 from groupwise.records import TokenBatch
+from groupwise.stages.checks import check_config, needs_a_group
+from groupwise.stages.describe import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_CPU = {"model.device": "cpu", "model.dtype": "float32"}

@@ -29,8 +29,8 @@ from groupwise.explain.explain import (
 from groupwise.explain.render import explain_text, recipes_text
 from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.methods.slots import REGISTRY, parse
-from groupwise.stages.checks import models_not_held
 from groupwise.recipes import RECIPES
+from groupwise.stages.checks import models_not_held
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = list(notes())  # the package's own: other tests may have registered theirs

@@ -141,11 +141,11 @@ def test_verdicts_of_steps_that_are_done_again_are_kept(tmp_path: Path, monkeypa
         "eval__every": 0,
         "eval__tasks": 0,
     }
-    from groupwise.training.run import Run
+    from groupwise.training.keeper import Keeper
 
-    saving = Run.save
+    saving = Keeper.save
     monkeypatch.setattr(
-        Run, "save", lambda self, **kw: saving(self, **kw) if self.step < 4 else 1 / 0
+        Keeper, "save", lambda self: saving(self) if self.progress.step < 4 else 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         train(small(**changes), tmp_path / "run", quiet())
@@ -154,7 +154,7 @@ def test_verdicts_of_steps_that_are_done_again_are_kept(tmp_path: Path, monkeypa
     }
     before = {step: recorded([file]) for step, file in recorded_before.items()}
     asked = len(log.read_text())
-    monkeypatch.setattr(Run, "save", saving)
+    monkeypatch.setattr(Keeper, "save", saving)
     train(small(**changes), tmp_path / "run", quiet())
     after = {step: recorded([file]) for step, file in recorded_before.items()}
     assert after == before and len(before[3]) == 16
@@ -190,27 +190,30 @@ def test_verdicts_outlive_a_second_crash(tmp_path: Path, monkeypatch: Any, recip
         "eval__every": 0,
         "eval__tasks": 0,
     }
-    from groupwise.training import loop
-    from groupwise.training.run import Run
+    from groupwise.stages.groups import GroupStage
+    from groupwise.training.keeper import Keeper
 
-    saving, collecting = Run.save, loop.collect
+    saving, collecting, draws = Keeper.save, GroupStage.collect, []
     monkeypatch.setattr(
-        Run, "save", lambda self, **kw: saving(self, **kw) if self.step < 4 else 1 / 0
+        Keeper, "save", lambda self: saving(self) if self.progress.step < 4 else 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         train(small(**changes), tmp_path / "run", quiet())
     file = tmp_path / "run" / "rollouts" / "step_4.parquet"
     before = recorded([file])
     assert any(grade.steps for grade in before.values())
-    monkeypatch.setattr(
-        loop, "collect", lambda run, clock: collecting(run, clock) if run.progress.step < 3 else 1 / 0
-    )
+
+    def fails_at_the_second(self: Any, *given: Any) -> Any:
+        draws.append(given)
+        return collecting(self, *given) if len(draws) < 2 else 1 / 0
+
+    monkeypatch.setattr(GroupStage, "collect", fails_at_the_second)
     with pytest.raises(ZeroDivisionError):
         train(small(**changes), tmp_path / "run", quiet())
     assert not file.exists()
     asked = len(log.read_text())
-    monkeypatch.setattr(Run, "save", saving)
-    monkeypatch.setattr(loop, "collect", collecting)
+    monkeypatch.setattr(Keeper, "save", saving)
+    monkeypatch.setattr(GroupStage, "collect", collecting)
     train(small(**changes), tmp_path / "run", quiet())
     assert recorded([file]) == before
     assert len(log.read_text()) - asked < 16  # the check before the run, and no sample of a step
@@ -267,11 +270,11 @@ def test_damaged_verdicts_are_asked_for_again(
         "eval__every": 0,
         "eval__tasks": 0,
     }
-    from groupwise.training.run import Run
+    from groupwise.training.keeper import Keeper
 
-    saving = Run.save
+    saving = Keeper.save
     monkeypatch.setattr(
-        Run, "save", lambda self, **kw: saving(self, **kw) if self.step < 4 else 1 / 0
+        Keeper, "save", lambda self: saving(self) if self.progress.step < 4 else 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         train(small(**changes), tmp_path / "run", quiet())
@@ -280,7 +283,7 @@ def test_damaged_verdicts_are_asked_for_again(
     half = {"cut": whole[: len(whole) // 2], "empty": b"", "noise": b"x" * 5000}[damage]
     (rollouts / "step_4.parquet").write_bytes(half)
     kept, asked = recorded([rollouts / "step_3.parquet"]), len(log.read_text())
-    monkeypatch.setattr(Run, "save", saving)
+    monkeypatch.setattr(Keeper, "save", saving)
     said = io.StringIO()
     train(small(**changes), tmp_path / "run", Display(said, live=False))
     assert "the verdicts of step_4 are lost and asked for again" in " ".join(

@@ -15,8 +15,8 @@ from groupwise import TokenBatch, batch_phase, recipe, token_phase
 from groupwise.methods.composition import Recipe
 from groupwise.model.layers import ops
 from groupwise.optim.assemble import sequences_of
-from groupwise.stages.consequences import anchored
 from groupwise.runfiles.rollouts import read
+from groupwise.stages.consequences import anchored
 
 SEVERAL = {"schedule.updates": 2}
 

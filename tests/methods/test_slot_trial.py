@@ -15,7 +15,7 @@ from groupwise.errors import RecipeError, RecipeWarning
 from groupwise.methods.composition import Recipe
 from groupwise.recipes import load_plugin
 from groupwise.testing import trial
-from groupwise.testing.trial import try_slots
+from groupwise.testing.trial import try_groups, try_pairs
 
 SLOTS = """
 import torch
@@ -132,7 +132,7 @@ def with_slot(kind: str, name: str) -> Recipe:
 )
 def test_a_faulty_slot_is_named_with_its_file(kind: str, name: str, words: str) -> None:
     with pytest.raises(RecipeError) as refused:
-        try_slots(with_slot(kind, name))
+        try_groups(with_slot(kind, name))
     said = str(refused.value)
     assert words in said and f"{kind} {name}" in said
     assert "trial_slots.py:" in said
@@ -144,17 +144,17 @@ def test_faulty_slots_of_pairs_are_named() -> None:
         ("pairing", "trial_outside", "instead of a Choice of two of the candidates"),
     ]:
         with pytest.raises(RecipeError, match=f"{kind} {name} .trial_slots.py:") as refused:
-            try_slots(recipe("self_rewarding", {kind: f"{name}()"}))
+            try_pairs(recipe("self_rewarding", {kind: f"{name}()"}))
         assert words in str(refused.value)
 
 
 def test_a_sound_slot_passes_and_the_packages_own_are_not_tried() -> None:
-    assert try_slots(with_slot("gate", "trial_plain")) == []
-    assert try_slots(recipe("grpo")) == [] and try_slots(recipe("dpo")) == []
+    assert try_groups(with_slot("gate", "trial_plain")) == []
+    assert try_groups(recipe("grpo")) == [] and try_pairs(recipe("dpo")) == []
 
 
 def test_one_answer_without_a_reward_must_not_cost_the_batch() -> None:
-    (doubt,) = try_slots(with_slot("advantage", "trial_mean"))
+    (doubt,) = try_groups(with_slot("advantage", "trial_mean"))
     assert "advantage trial_mean" in doubt and "would cost the whole batch" in doubt
 
 
@@ -162,7 +162,7 @@ def test_one_answer_without_a_reward_must_not_cost_the_batch() -> None:
 def test_every_recipe_of_the_package_would_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of a user's slots holds for the package's: no sound slot is refused."""
     monkeypatch.setattr(trial, "_of_package", lambda slot: False)
-    assert try_slots(recipe(name)) == []
+    assert try_groups(recipe(name)) == []
 
 
 def test_a_run_is_refused_before_its_model_is_looked_for(

@@ -14,7 +14,7 @@ from steps import Start, advance, full_logp, gather, learn, plain_logp, rollouts
 from groupwise.optim.assemble import sequences_of
 from groupwise.optim.packs import Sequences
 from groupwise.runfiles.rollouts import read
-from groupwise.training.collect import Collected
+from groupwise.stages.collected import Collected
 
 TOKEN_PHASE = "groupwise.optim.learner.token_phase"
 
@@ -94,7 +94,9 @@ def test_updates_take_whole_groups_while_there_are_enough(start: Start, tmp_path
     with start.opened(tmp_path, recipe="gspo", recipe__schedule__updates=2) as run:
         assert run.parts.learner.parts([5, 5, 5, 1, 1, 1, 2, 2]) == [[0, 1, 2], [3, 4, 5, 6, 7]]
         assert run.parts.learner.parts([5, 5, 5, 5]) == [[0, 1], [2, 3]]
-        assert run.parts.learner.parts([5]) == [[0]]  # dynamic sampling may leave fewer rows than updates
+        assert run.parts.learner.parts([5]) == [
+            [0]
+        ]  # dynamic sampling may leave fewer rows than updates
 
 
 def test_gspo_has_one_ratio_an_answer(
@@ -295,7 +297,10 @@ def test_bug_17_kl_is_exactly_0_while_reference_and_policy_are_the_same(
             for (_, micro), outputs, _ in calls:
                 gap_NT = (outputs["logp_NT"].detach() - micro.ref_logp_NT)[micro.mask_NT]
                 found.append((run.progress.step, float(gap_NT.abs().max())))
-            now, policy = weights(run.parts.learner.roles["reference"].model), weights(run.parts.loaded.model)
+            now, policy = (
+                weights(run.parts.learner.roles["reference"].model),
+                weights(run.parts.loaded.model),
+            )
             if update == "frozen":
                 assert torch.equal(now, first)
             elif update == "ema:0.5":

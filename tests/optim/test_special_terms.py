@@ -138,7 +138,11 @@ def test_a_special_term_changes_the_update_it_should(
 
 def test_remax_subtracts_the_reward_of_the_greedy_completion(start: Start, tmp_path: Path) -> None:
     with start.opened(tmp_path, recipe="remax", prompts_per_step=12) as run:
-        collected, model, tokenizer = gather(run), run.parts.loaded.model, run.parts.loaded.tokenizer
+        collected, model, tokenizer = (
+            gather(run),
+            run.parts.loaded.model,
+            run.parts.loaded.tokenizer,
+        )
         expected = []
         for group in collected.groups:
             prompt, answer = group[0].task.token_ids, []
@@ -322,16 +326,14 @@ def test_lambda_moves_against_its_gradient_and_is_saved(
         slope = (loss(0.1) - loss(-0.1)) / 0.2
         assert abs(slope) > 1e-4
         # Adam's first step has the size of its rate, whatever the gradient's.
-        assert float(run.parts.learner.exponent.detach()) == pytest.approx(
-            -0.25 * (1 if slope > 0 else -1), 1e-3
-        )
-        state = run.parts.learner.exponent_optimizer.state()["exp_avg/length_exponent"]
-        assert float(state) / 0.1 == pytest.approx(slope, rel=0.02)
+        state = run.parts.learner.roles["length_exponent"].state()
+        assert float(state["exponent"]) == pytest.approx(-0.25 * (1 if slope > 0 else -1), 1e-3)
+        average = state["exponent_optimizer/exp_avg/length_exponent"]
+        assert float(average) / 0.1 == pytest.approx(slope, rel=0.02)
         run.keeper.save()
-        kept = {name: x.clone() for name, x in run.parts.learner.state().items()}
+        kept = {name: x.clone() for name, x in state.items()}
     with start.opened(tmp_path, **changes) as run:
-        found = run.parts.learner.state()
-        assert {name for name in found if name.startswith("exponent")} > {"exponent"}
+        found = run.parts.learner.roles["length_exponent"].state()
         assert found.keys() == kept.keys()
         assert all(torch.equal(found[name], kept[name]) for name in kept)
 

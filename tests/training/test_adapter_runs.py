@@ -166,7 +166,11 @@ def test_bug_18_kl_is_0_at_step_0_with_an_adapter_loaded(
         at_start = exporting.logp_of(run.parts.learner.roles["reference"].model, [tuple(start)])
         base = exporting.logp_of(load_model(model).model, [tuple(start)])
         shared = {id(p) for p in run.parts.loaded.model.parameters()}
-        own = [p for p in run.parts.learner.roles["reference"].model.parameters() if id(p) not in shared]
+        own = [
+            p
+            for p in run.parts.learner.roles["reference"].model.parameters()
+            if id(p) not in shared
+        ]
         assert sum(p.numel() for p in own) == sum(
             p.numel() for p in run.parts.loaded.model.parameters() if p.requires_grad
         )

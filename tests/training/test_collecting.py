@@ -13,7 +13,8 @@ from steps import BARE, Start, advance, difference, gather, gradient, learn, rol
 from groupwise.config import load
 from groupwise.data.cursor import Cursor
 from groupwise.runfiles import rollouts as files
-from groupwise.training.collect import BARREN_DRAWS, Collected, Spent, tokens_of
+from groupwise.stages.collected import Collected, tokens_of
+from groupwise.stages.groups import BARREN_DRAWS, Spent
 from groupwise.training.run import Run
 
 # A sum of two digits does not fit: some of the answers are cut off.
@@ -57,7 +58,7 @@ def test_groups_that_teach_nothing_are_drawn_again_from_fresh_prompts(
 def test_a_batch_that_is_a_little_smaller_is_written_down_and_no_warning(
     few: float, warned: bool, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("groupwise.training.collect.FEW", few)
+    monkeypatch.setattr("groupwise.stages.groups.FEW", few)
     changes = {"recipe": "dapo", "reward": "odd_for_some", "refills": 1, "prompts_per_step": 8}
     with start.opened(tmp_path, **changes) as run:
         told: list[str] = []

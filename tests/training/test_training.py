@@ -30,8 +30,8 @@ from groupwise.model.fingerprint import fingerprint
 from groupwise.model.layers.head import HeadOutputs
 from groupwise.optim.assemble import sequences_of
 from groupwise.optim.learner import PolicyLearner
-from groupwise.optim.pairs import labelled_pairs, sampled_pairs
 from groupwise.recipes import RECIPES, recipe
+from groupwise.stages.pairs import pairs_of
 
 REFUSED = {
     "ppo": "critic",
@@ -121,9 +121,10 @@ def test_dpo_moves_from_ln_2_towards_the_labels(start: Start, tmp_path: Path) ->
         assert first["pairs/margin"] == 0.0  # exactly: policy and reference are the same
         advance(run, 8)
         collected = gather(run)
-        pairs = labelled_pairs(collected.tasks, run.parts.loaded.tokenizer)
+        pairs = pairs_of(run.config.recipe, collected.groups, run.parts.loaded.tokenizer)
+        reference = run.parts.learner.roles["reference"].model
         policy_N, reference_N = (
-            plain_logp(model, pairs).sum(1) for model in (run.parts.loaded.model, run.parts.learner.roles["reference"].model)
+            plain_logp(model, pairs).sum(1) for model in (run.parts.loaded.model, reference)
         )
         found = learn(run, collected).metrics
     drift_N = policy_N - reference_N
@@ -136,14 +137,14 @@ def test_dpo_moves_from_ln_2_towards_the_labels(start: Start, tmp_path: Path) ->
 def test_spin_prefers_the_data_and_self_rewarding_the_grades(start: Start, tmp_path: Path) -> None:
     with start.opened(tmp_path / "spin", recipe="spin", **NEEDED["spin"]) as run:
         collected, tokenizer = gather(run), run.parts.loaded.tokenizer
-        pairs = sampled_pairs(run.config.recipe, collected.groups, tokenizer)
+        pairs = pairs_of(run.config.recipe, collected.groups, tokenizer)
         for row, group in enumerate(collected.groups):
             gold = group[0].task.columns["solution"]
             assert tokenizer.decode(pairs.completions[2 * row]) == f"{gold}<end>"
             assert pairs.completions[2 * row + 1] == group[0].completion.token_ids
     with start.opened(tmp_path / "own", recipe="self_rewarding") as run:
         collected = gather(run)
-        pairs = sampled_pairs(run.config.recipe, collected.groups, run.parts.loaded.tokenizer)
+        pairs = pairs_of(run.config.recipe, collected.groups, run.parts.loaded.tokenizer)
         graded = [{r.completion.token_ids: r.grade.reward for r in g} for g in collected.groups]
         useful = [grades for grades in graded if len(set(grades.values())) > 1]
         assert 0 < len(useful) == len(pairs.completions) // 2
@@ -208,7 +209,9 @@ def test_micro_batches_and_recomputation_do_not_change_the_update(
     found: dict[Any, tuple[Tensor, Tensor]] = {}
     with start.opened(tmp_path, recipe=name, **changes, **BARE) as run:
         collected = gather(advance(run))  # the reference is another model by now
-        policy, state = (copy.deepcopy(x) for x in (run.parts.loaded.model, run.parts.learner.state()))
+        policy, state = (
+            copy.deepcopy(x) for x in (run.parts.loaded.model, run.parts.learner.state())
+        )
         for kind in (*MICRO, "recompute"):
             run.parts.loaded.model.load_state_dict(policy.state_dict())
             run.parts.learner.restore(state)

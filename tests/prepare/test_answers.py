@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from groupwise import recipe
-from groupwise.optim.pairs import solution_notes
+from groupwise.prepare.answers import solution_notes
 from groupwise.records import Task
 
 
