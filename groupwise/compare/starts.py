@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from groupwise.common.progress import phase
 from groupwise.compare.arms import Arm
@@ -18,7 +17,6 @@ from groupwise.data.cursor import fingerprint
 from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
 from groupwise.evaluate.evaluate import check_held_out
 from groupwise.graders.rubric import OF_REWARDS, Grader
-from groupwise.methods.composition import Recipe
 from groupwise.model.formats.checkpoint import (
     load,
     save,
@@ -45,9 +43,7 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
         config = arm.config
         parts = (config.data, config.reward, config.tiny, config.eval, config.engine.max_tokens)
         recipe = config.recipe
-        read: Any = recipe  # from data and rewards
-        if isinstance(recipe, Recipe):
-            read = [name for name in OF_REWARDS if name in recipe.streams]
+        read = (recipe.source, recipe.columns, [x for x in OF_REWARDS if x in recipe.streams])
         first.setdefault(repr((*parts, config.model.path, read)), arm)
         _check_code(plan, folder, arm)
     fitting: list[tuple[Arm, Fitting]] = []

@@ -70,7 +70,6 @@ def _read(config: Config, text: str) -> tuple[str, Recipe]:
         asked = replace(config, recipe=found.configure(pairs))
         made = fitted(asked, config.recipe, [f"recipe.{key}" for key in pairs])
     short = " ".join([first.rpartition(".py:")[2], *(f"{k}={v}" for k, v in pairs.items())])
-    assert isinstance(made, Recipe)
     return short, anchored(config, made)
 
 

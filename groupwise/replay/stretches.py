@@ -11,7 +11,6 @@ from typing import Any
 from groupwise import config as configuration
 from groupwise.config import Config
 from groupwise.errors import RunError
-from groupwise.methods.composition import Recipe
 from groupwise.replay.recorded import Recorded
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.starts import Start, changes_on_the_way, read_starts, stretches
@@ -83,7 +82,6 @@ def made_alike(run: Recorded, steps: Sequence[int], asked: bool) -> tuple[Record
     groups: list[tuple[Recorded, list[int]]] = []
     for part in parts:
         own = [step for step in steps if part.first <= step <= part.last]
-        assert isinstance(part.config.recipe, Recipe)  # a run keeps its method
         recipe = anchored(part.config, part.config.recipe)
         made = replace(run, config=part.config, recipe=recipe)
         if groups and _learned_alike(groups[-1][0], made):

@@ -191,8 +191,8 @@ def _check_any_reward(
     return RewardError(
         f"No answer has had a reward for {progress.unrewarded} steps in a row, so nothing was "
         f"learned. Most often: {often}. A function that ends without `return` returns None: did "
-        "you forget return? Mend the reward (`groupwise check-reward` tries it); the run is saved as it was "
-        f"after step {progress.step}, and the same command goes on with it."
+        "you forget return? Mend the reward (`groupwise check-reward` tries it); the run is saved "
+        f"as it was after step {progress.step}, and the same command goes on with it."
     )
 
 

@@ -30,8 +30,9 @@ from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.methods.slots import REGISTRY, Range, advantage
 from groupwise.recipes import RECIPES
 from groupwise.records import TokenBatch
-from groupwise.stages.checks import check_config, needs_a_group
+from groupwise.stages.checks import check_config
 from groupwise.stages.describe import describe
+from groupwise.stages.group_checks import needs_a_group
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_CPU = {"model.device": "cpu", "model.dtype": "float32"}

@@ -33,6 +33,7 @@ from groupwise.explain.idle import (
 from groupwise.losses.gates import unclipped
 from groupwise.methods.slots import REGISTRY, Positive, Slot, correction, gate
 from groupwise.stages.consequences import conditions, idle_slots
+from groupwise.stages.describe import describe
 
 # What the test batches have in common with a run: one update by the sampler's own weights.
 ON_POLICY = Conditions()
@@ -272,7 +273,7 @@ def test_idle_recipes_train_to_the_same_weights_and_awake_ones_do_not(
         changes = {"recipe": name, "recipe__schedule__updates": updates}
         with start.opened(tmp_path / f"{name}{updates}", **changes) as run:
             before = weights(run.parts.loaded.model)
-            moved = weights(advance(run).loaded.model) - before
+            moved = weights(advance(run).parts.loaded.model) - before
             assert float(moved.abs().max()) > 1e-3
             return moved
 

@@ -17,6 +17,7 @@ from groupwise.model.layers import ops
 from groupwise.optim.assemble import sequences_of
 from groupwise.runfiles.rollouts import read
 from groupwise.stages.consequences import anchored
+from groupwise.stages.describe import describe
 
 SEVERAL = {"schedule.updates": 2}
 

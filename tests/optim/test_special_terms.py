@@ -124,7 +124,7 @@ def test_a_special_term_changes_the_update_it_should(
     many = {"prompts_per_step": 8}  # so that some groups are mixed whatever the start
     for number, changes in enumerate((many | with_term, many | with_term | without)):
         with start.opened(tmp_path / str(number), **changes, **BARE) as run:
-            before = weights(advance(run, step - 1).loaded.model)
+            before = weights(advance(run, step - 1).parts.loaded.model)
             advance(run)
             found.append((before, weights(run.parts.loaded.model), gradient(run)))
     (before, after, slope), (other_before, other_after, other_slope) = found
