@@ -106,6 +106,23 @@ def method(name: str, **entry: Any) -> Recipe:
     return made
 
 
+# --- answers of the data ----------------------------------------------------------------------
+
+method(
+    "sft",
+    title="supervised fine-tuning", paper="maximum likelihood", year=1922, family="supervised",
+    source="data",
+    advantage=raw(),
+    ratio=on_policy(), gate=score(),
+    aggregation=token_mean_batch(),
+    setting={"learning_rate": "2e-5, ten times as much for an adapter", "epochs": 2},
+    fixes="a policy that never gives a right answer, and so has nothing to learn from",
+    breaks="learns what the data say, not what works; forgets what they leave out",
+    reach_for="a cold start before reinforcement, or data with worked answers",
+    note="[H] A row counts by its column `weight` (1 without); the mean is over all tokens of an"
+    " update.",
+)  # fmt: skip
+
 # --- policy gradients without a ratio ---------------------------------------------------------
 
 method(

@@ -24,12 +24,12 @@ from groupwise.model.formats.checkpoint import (
     stored_tokenizer,
     write_folder,
 )
-from groupwise.prepare import tiny
 from groupwise.prepare.setup import Fitting, Gathered, fit, gather, read_data
 from groupwise.records import Task
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.stages import stage_of
+from groupwise.training.cold_start import cold_started
 from groupwise.training.opening import COLD_START
 
 
@@ -90,8 +90,7 @@ def _prepare_one(config: Config, folder: Folder) -> Gathered:
     if start is None and stored_shape(config.model.path) is None:
         load(config.model.path)  # says why it can't be, once and not in every run
     if start is not None and not start.is_dir():
-        longest = config.engine.max_tokens
-        made = tiny.make(config.tiny, found.train, found.held_out, longest, config.seed)
+        made = cold_started(config, found.train, found.held_out)
         save(made.model, start, made.files)
     return found
 

@@ -31,6 +31,7 @@ READING_ORDER = (
     "gate", "ratio", "advantage", "shaping", "filter", "aggregation", "correction", "penalty",
     "auxiliary", "schedule", "pairing", "preference",
 )  # fmt: skip
+SYMBOLS = {"reference": "ℓ^ref"}  # of what no slot says
 SLOT_MEANING = {
     "filter": "which groups and answers a batch learns from",
     "shaping": "what changes the reward before the baseline",
@@ -88,7 +89,9 @@ def equation(entry: Method) -> list[dict[str, str]]:
     lines = [{"slot": "loss", "equation": entry.loss}]
     for kind in READING_ORDER:
         lines += [{"slot": kind, "equation": slot.equation} for slot in slots.get(kind, ())]
-    lines += [{"slot": name, "equation": text} for name, text in entry.fixed.items()]
+    lines += [
+        {"slot": name, "equation": f"{SYMBOLS[name]} = {x}"} for name, x in entry.fixed.items()
+    ]
     return lines
 
 
@@ -124,6 +127,7 @@ def _demands(entry: Method) -> dict[str, Any]:
     beside = [ROLE_FACTS[name] for name in entry.roles]
     parts = [{"name": x.title, "start": x.start, "note": x.note} for x in beside if x.learns]
     return {
+        "source": entry.source,
         "models": list(entry.models),
         "needs": _streams(entry.streams),
         "outputs": list(entry.outputs),

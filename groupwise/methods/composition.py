@@ -59,6 +59,7 @@ class Method:
 
     KINDS: ClassVar[tuple[str, ...]]
     WORD: ClassVar[str]
+    PLAIN: ClassVar[tuple[str, ...]] = ()  # fields beside the slots that settings may change
     STAGE: ClassVar[str]  # what a run of it is: a key of stages.STAGES
     name: str
     about: About
@@ -122,7 +123,7 @@ class Method:
 
     @property
     def fixed(self) -> dict[str, str]:
-        """Return what no slot says: lines of its equation by name."""
+        """Return what of its equation no slot says, by name."""
         return {}
 
     @property
@@ -181,7 +182,10 @@ class Method:
 
     def text(self) -> dict[str, str]:
         """The text form of every slot; `Recipe.from_text` reads it back."""
-        return {kind: ", ".join(map(str, self.of(kind))) for kind in self.KINDS}
+        slots = {kind: ", ".join(map(str, self.of(kind))) for kind in self.KINDS}
+        usual = {each.name: each.default for each in fields(self)}  # type: ignore[arg-type]
+        plain = {name: getattr(self, name) for name in self.PLAIN}
+        return slots | {name: x for name, x in plain.items() if x != usual[name]}
 
     def replace(self, **changes: Any) -> Self:
         """The recipe with other slots: `replace(gate=clip(0.2, 0.3))` or their text.
@@ -217,9 +221,12 @@ class Method:
             raise RecipeError(
                 f"Settings must be a mapping such as {{'gate.high': 0.3}}, got {settings!r}."
             )
-        changed: dict[str, tuple[Slot, ...]] = {}
+        changed: dict[str, Any] = {}
         for path, value in settings.items():
             kind, *rest = str(path).removeprefix("recipe.").split(".")
+            if kind in self.PLAIN and not rest:
+                changed[kind] = value
+                continue
             if kind not in self.KINDS:
                 raise RecipeError(f"{self.WORD} has no slot {kind!r}. {nearest(kind, self.KINDS)}")
             slots = changed.get(kind, self.of(kind))
@@ -236,6 +243,7 @@ class Recipe(Method):
     KINDS: ClassVar[tuple[str, ...]] = RECIPE_SLOTS
     WORD: ClassVar[str] = "A recipe"
     STAGE: ClassVar[str] = "groups"
+    PLAIN: ClassVar[tuple[str, ...]] = ("source",)
 
     name: str
     advantage: tuple[Slot, ...]
@@ -265,7 +273,7 @@ class Recipe(Method):
     def from_text(cls, name: str, text: Mapping[str, str]) -> Recipe:
         """A recipe from scratch; slots left out take the defaults of `defaults()`."""
         for key in text:
-            if key not in RECIPE_SLOTS:
+            if key not in (*RECIPE_SLOTS, *cls.PLAIN):
                 raise RecipeError(f"A recipe has no slot {key!r}. {nearest(key, RECIPE_SLOTS)}")
         return cls(name=name, **{**_defaults(), **text})  # type: ignore[arg-type]
 
@@ -437,7 +445,7 @@ class PairRecipe(Method):
 
     @property
     def fixed(self) -> dict[str, str]:
-        return {"reference": f"ℓ^ref = {self.reference}"}
+        return {"reference": self.reference}
 
     def rows(self, group_size: int) -> int:
         return 2

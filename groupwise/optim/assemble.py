@@ -42,6 +42,7 @@ def assemble(
     tokenizer: Tokenizer,
     *,
     drop_truncated: bool = False,
+    sampled: bool = True,
     greedy: Sequence[float | None] | None = None,
     memory: Memory | None = None,
     device: torch.device | str = "cpu",
@@ -49,18 +50,20 @@ def assemble(
 ) -> TokenBatch:
     """The batch before its batch phase. `streams` are what models say: old, reference, λ.
 
-    `greedy` is the reward of each group's greedy completion; where that has none, the group has no
-    baseline and counts as ungraded.
+    Answers that were not `sampled` have no probability of the sampler's. `greedy` is the reward of
+    each group's greedy completion; where that has none, the group has no baseline and counts as
+    ungraded.
     """
     rows = [rollout for group in groups for rollout in group]
     sequences = sequences_of(groups)
     mask_NT = sequences.mask()
     reward_N = [None if drop_truncated and r.completion.truncated else r.grade.reward for r in rows]
     made: dict[str, Any] = {
-        "sampler_logp_NT": _padded([r.completion.logp_T for r in rows], mask_NT),
         "truncated_N": torch.tensor([r.completion.truncated for r in rows]),
         "correct_N": torch.tensor([bool(r.grade.correct) for r in rows]),
     }
+    if sampled:
+        made["sampler_logp_NT"] = _padded([r.completion.logp_T for r in rows], mask_NT)
     wanted = recipe.streams
     if greedy is not None:
         baseline = [reward for reward, group in zip(greedy, groups, strict=True) for _ in group]

@@ -10,6 +10,7 @@ from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import Task
 
 SHOWN = 40  # characters of an answer that is quoted
+INSTEAD = {"completion": "solution"}  # the column that is read where a row has not the first
 
 
 def check_columns(recipe: Method, tasks: Sequence[Task]) -> None:
@@ -57,10 +58,14 @@ def answer_ids(task: Task, column: str, tokenizer: Tokenizer) -> tuple[int, ...]
 
 def answer_text(task: Task, column: str) -> str:
     """Return an answer of the data as it stands there; refuse a row without it."""
-    text = task.answer if column == "answer" else task.columns.get(column)
+    instead = INSTEAD.get(column, column)
+    text = (
+        task.answer if column == "answer" else task.columns.get(column, task.columns.get(instead))
+    )
     if not isinstance(text, str) or not text:
+        either = f"{column!r}" + (f" or {instead!r}" if instead != column else "")
         raise DataError(
-            f"Row {task.id} has no text in column {column!r}, which this recipe learns from. Add "
+            f"Row {task.id} has no text in column {either}, which this recipe learns from. Add "
             "it, or take a recipe that learns from rewards."
         )
     return text

@@ -45,7 +45,7 @@ def methods_of(run: Recorded, texts: Sequence[str]) -> list[Method]:
     return made
 
 
-def _read(config: Config, text: str) -> tuple[str, Recipe]:
+def _read(config: Config, text: str) -> tuple[str, Any]:
     try:
         first, *settings = shlex.split(text) or [""]
     except ValueError as error:

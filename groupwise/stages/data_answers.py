@@ -46,8 +46,8 @@ class DataAnswers:
 def _rollout(task: Task, draw: int, number: int, column: str, tokenizer: Tokenizer) -> Rollout:
     ids = answer_ids(task, column, tokenizer)
     reward = REWARDS[column] if column in REWARDS else weight_of(task)
-    # Nobody sampled it, so no distribution gave it a probability.
-    completion = Completion(ids, torch.zeros(len(ids)), "eos", version=-1, weights="data")
+    nobodys_T = torch.full((len(ids),), float("nan"))  # no sampler gave it a probability
+    completion = Completion(ids, nobodys_T, "eos", version=-1, weights="data")
     return Rollout(task, draw, number, completion, tokenizer.decode(ids), Grade(reward))
 
 

@@ -6,15 +6,44 @@ from collections.abc import Iterator
 
 from groupwise.config.adapter_checks import dropout_in_a_sequence_ratio
 from groupwise.config.fields import Config
+from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import flat
 from groupwise.methods.composition import Recipe
 from groupwise.methods.slots import Slot
 from groupwise.records import Memory, Visit
+from groupwise.streams import STREAMS
 from groupwise.testing.toy import random_toy
 
 TAKES_ONE = "reinforce_pp, remax or reinforce"
+# Streams that an answer has because it was sampled in this run.
+OF_SAMPLES = ("sampler_logp_NT", "sampler_topk_logp_NTK", "sampler_topk_id_NTK", "greedy_reward_N")
 SMALL_BATCH = 32  # completions
 SINGLES = 24  # answers of the trial, each alone in its group
+
+
+def source_without_a_sampler(config: Config, recipe: Recipe) -> Iterator[str]:
+    """Refuse to read of answers of the data what only samples have, and settings of sampling."""
+    if recipe.samples:
+        return
+    lacking = [name for name in recipe.streams if name in OF_SAMPLES]
+    if lacking:
+        yield (
+            f"recipe {recipe.name} reads {lacking[0]} ({STREAMS[lacking[0]]}), and answers of the "
+            f"data (source {recipe.source}) have none. Take slots that do not compare with the "
+            "sampler, such as ratio on_policy and gate score."
+        )
+    if recipe.refilling:
+        yield (
+            f"filter {recipe.refilling[0]} draws again until answers differ, and a row of the data "
+            "has the same answer every time. Remove it from recipe.filter."
+        )
+    values = flat(config)
+    for name in ("group_size", "engine.temperature", "engine.weights", "overlong"):
+        if values[name] != DEFAULTS[name]:
+            yield (
+                f"{name}={values[name]} would be ignored by {recipe.name}, which learns from the "
+                "data's own answers and samples none. Leave it out."
+            )
 
 
 def batch_smaller_than_updates(config: Config, recipe: Recipe) -> Iterator[str]:
@@ -127,6 +156,7 @@ def small_batch(config: Config, recipe: Recipe) -> Iterator[str]:
 
 
 REFUSED = (
+    source_without_a_sampler,
     batch_smaller_than_updates,
     group_of_one,
     sampler_narrower_than_learner,

@@ -79,7 +79,8 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         return lines + [f"idle, updates are the same without: {line}" for line in idle]
 
     def learner(self, model: Policy, roles: Mapping[str, Role]) -> PolicyLearner:
-        recipe, temperature = anchored(self.config, self.recipe), self.config.engine.temperature
+        recipe = anchored(self.config, self.recipe)
+        temperature = self.config.engine.temperature if recipe.samples else 1.0
         return PolicyLearner(model, recipe, self.optim(model), temperature, roles)
 
     def collect(
@@ -150,6 +151,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
             groups,
             parts.loaded.tokenizer,
             drop_truncated=self.config.overlong == "drop",
+            sampled=collected.sampled,
             greedy=[group[0].grade.reward for group in collected.greedy] or None,
             memory=memory,
             device=learner.device,

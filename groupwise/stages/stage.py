@@ -12,6 +12,7 @@ from torch import Tensor
 from groupwise import config as configuration
 from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
+from groupwise.errors import RecipeError, nearest
 from groupwise.methods.composition import Method
 from groupwise.model.cost import Parts as Costs
 from groupwise.model.layers.transformer import Policy
@@ -58,6 +59,11 @@ class Stage(ABC, Generic[M, L]):
 
     def __init__(self, config: Config, recipe: M) -> None:
         self.config, self.recipe = config, recipe
+        if recipe.source not in SOURCES:
+            raise RecipeError(
+                f"recipe.source={recipe.source!r} is no place that answers come from. "
+                f"{nearest(str(recipe.source), SOURCES)}"
+            )
         self.source = SOURCES[recipe.source](config)
 
     # --- before a run ---

@@ -31,7 +31,7 @@ from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.checkpoint import save as save_model
 from groupwise.model.policy import adapter_notes, starting_policy
 from groupwise.optim.roles import make_roles, role_notes
-from groupwise.prepare import pins, tiny
+from groupwise.prepare import pins
 from groupwise.prepare.placing import placed
 from groupwise.prepare.setup import Bench, check_room, engine_of, set_up
 from groupwise.records import Task
@@ -44,6 +44,7 @@ from groupwise.stages.describe import describe
 from groupwise.stages.parts import Parts
 from groupwise.sync import checkpoints as saved
 from groupwise.sync.saver import Saver
+from groupwise.training.cold_start import cold_started
 from groupwise.training.keeper import Keeper
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
@@ -205,7 +206,7 @@ def starting_model(
         return starting_policy(config, config.model.path)
     kept = folder.path / COLD_START
     if not kept.is_dir():
-        made = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)
+        made = cold_started(config, tasks, held_out)
         save_model(made.model, kept, made.files)
     return starting_policy(config, kept)
 

@@ -314,9 +314,9 @@ def test_a_request_to_stop_while_a_run_opens_begins_nothing(
         return load(*args, **named)
 
     monkeypatch.setattr(torch.Tensor, "backward", interrupted)
-    from groupwise.prepare import tiny
+    from groupwise.training import cold_start
 
-    monkeypatch.setattr(tiny, "_teach", tiny._teach.__wrapped__)  # type: ignore[attr-defined]
+    monkeypatch.setattr(cold_start, "teach", cold_start.teach.__wrapped__)  # type: ignore[attr-defined]
     with pytest.raises(Stopped, match="stopped before step 1; the same command begins with it"):
         train(small(), tmp_path / "run", quiet())
     assert not evaluated

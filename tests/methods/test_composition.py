@@ -701,7 +701,7 @@ def test_a_recipe_says_which_streams_outputs_models_and_parts_it_needs() -> None
     assert set(ppo.streams) == {"old_logp_NT", "ref_logp_NT", "old_value_NT"}
     assert set(ppo.outputs) == {"logp_NT", "value_NT"}
     assert ppo.models == ("policy", "reference", "critic")
-    assert [part.name for part in ppo.parts] == ["critic"]
+    assert ppo.roles == ("reference", "critic")
     assert "sampler_logp_NT" in recipe("grpo@tinker").streams
     assert recipe("dr_grpo").models == ("policy",)
     assert recipe("prime").models == ("policy", "reference", "implicit reward model")

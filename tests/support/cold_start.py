@@ -12,9 +12,9 @@ from runs import SMALL, quiet, small
 from groupwise.config import Config, load
 from groupwise.data import load as load_data
 from groupwise.model.formats.checkpoint import save
-from groupwise.prepare import tiny
 from groupwise.prepare.setup import TASKS_SEED
 from groupwise.runfiles.rollouts import read
+from groupwise.training.cold_start import cold_started
 from groupwise.training.loop import train
 
 
@@ -23,7 +23,7 @@ def make(folder: Path, **changes: Any) -> str:
     torch.set_num_threads(1)
     config = small(**changes)
     found = load_data(config.data, seed=TASKS_SEED, held_out=config.eval.tasks)
-    made = tiny.make(config.tiny, found.train, found.eval, config.engine.max_tokens, config.seed)
+    made = cold_started(config, found.train, found.eval)
     save(made.model, folder, made.files)
     return str(folder)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from groupwise.config import Config, load
-from groupwise.prepare import tiny
+from groupwise.training import cold_start
 from groupwise.training.loop import train
 from groupwise.watch.display import Display
 
@@ -56,23 +56,23 @@ def once(teach: Callable[..., None]) -> Callable[..., None]:
     taught: dict[Any, dict[str, Tensor]] = {}
 
     @functools.wraps(teach)
-    def remembered(
-        model: nn.Module, tokenizer: Any, pairs: Sequence[tuple[str, str]], *rest: Any
-    ) -> None:
-        settings, generator, _ = rest
-        found = hashlib.sha256(generator.get_state().numpy().tobytes())
+    def remembered(config: Config, loaded: Any, tasks: Sequence[Any]) -> None:
+        model = loaded.model
+        found = hashlib.sha256()
         for weights in model.parameters():
             found.update(weights.detach().numpy().tobytes())
-        key = (settings, tuple(pairs), found.digest(), torch.get_num_threads())
+        for task in tasks:
+            found.update(f"{task.prompt}\0{task.columns['solution']}\0".encode())
+        key = (config.tiny, config.seed, found.digest(), torch.get_num_threads())
         if key not in taught:
-            teach(model, tokenizer, pairs, *rest)
+            teach(config, loaded, tasks)
             taught[key] = {name: x.clone() for name, x in model.state_dict().items()}
         model.load_state_dict(taught[key])
 
     return remembered
 
 
-tiny._teach = once(tiny._teach)
+cold_start.teach = once(cold_start.teach)
 
 
 def quiet() -> Display:

@@ -17,7 +17,7 @@ from processes import exit_code
 from runs import left_behind, metrics, run, small, start
 
 from groupwise.errors import RunError
-from groupwise.prepare import tiny
+from groupwise.training import cold_start as course
 from groupwise.training.loop import train
 from groupwise.watch.display import Display
 
@@ -47,7 +47,7 @@ def test_the_embedded_model_is_made_the_same_again(
 ) -> None:
     """The runs of these tests share one cold start, which stands for those that are computed."""
     cold_start.make(tmp_path / "shared")
-    monkeypatch.setattr(tiny, "_teach", tiny._teach.__wrapped__)  # type: ignore[attr-defined]
+    monkeypatch.setattr(course, "teach", course.teach.__wrapped__)  # type: ignore[attr-defined]
     shared, *made = (
         (Path(folder) / "model.safetensors").read_bytes()
         for folder in (

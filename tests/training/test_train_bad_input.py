@@ -100,7 +100,7 @@ def no_model(monkeypatch: Patch) -> None:
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr("groupwise.model.policy.load", never)
-    monkeypatch.setattr("groupwise.prepare.tiny.make", never)
+    monkeypatch.setattr("groupwise.training.cold_start.teach", never)
 
 
 # --- refused before a model is loaded -------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""The embedded model's start: an ordinary supervised stage on the solutions of its tasks.
+
+A policy that never gives a right answer has nothing to learn from. A short supervised course gives
+it a start; reinforcement does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.common.progress import phase
+from groupwise.config import Config, Model, Optim
+from groupwise.config.fields import Adapter
+from groupwise.data.cursor import Cursor
+from groupwise.engine.native.engine import NativeEngine
+from groupwise.errors import DataError
+from groupwise.graders.rubric import Grader
+from groupwise.model.formats.checkpoint import Loaded
+from groupwise.optim.schedules import learning_rate
+from groupwise.prepare import tiny
+from groupwise.recipes import recipe
+from groupwise.records import Memory, Task
+from groupwise.stages import stage_of
+from groupwise.stages.parts import Parts
+from groupwise.stages.stage import Taught
+from groupwise.watch.clock import Clock
+
+WARMUP, PAST = 50, 0.9  # steps; weight of the past in an average
+
+
+def cold_started(config: Config, tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
+    """Make the embedded model and teach it until samples would be right often enough."""
+    if not tasks or any("solution" not in task.columns for task in tasks):
+        raise DataError(
+            'model.path = "tiny" is taught on solutions first, which these tasks do not have. Use '
+            'a generator (data.train = "arithmetic" or "countdown"), add a column \'solution\', '
+            "or set model.path to a model."
+        )
+    loaded = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)
+    teach(config, loaded, tasks)
+    return loaded
+
+
+def teach(config: Config, loaded: Loaded, tasks: Sequence[Task]) -> None:
+    """Take steps of the recipe `sft` until whole solutions are likely enough.
+
+    When that is varies with the last bits of the arithmetic, so a number of steps would start
+    another run from another policy on every kind of machine.
+    """
+    course = _course(config)
+    stage = stage_of(course)
+    prompts = [
+        replace(task, token_ids=tuple(loaded.tokenizer.prompt(str(task.prompt)))) for task in tasks
+    ]
+    parts = Parts(
+        loaded=loaded,
+        tasks=prompts,
+        held_out=[],
+        grader=Grader({"exact": 1.0}),  # answers of the data ask neither for a grade
+        engine=NativeEngine(loaded.model, loaded.tokenizer, seed=config.seed, slots=0),  # nor this
+        learner=stage.learner(loaded.model, {}),
+    )
+    cursor, memory = Cursor(prompts, config.seed), Memory()
+    right = 0.0  # probability of the whole solution, averaged over recent batches
+    with phase("cold start", things="steps") as told:
+        for step in range(course.steps):
+            told(step)
+            rate = learning_rate(
+                step,
+                base=course.optim.learning_rate,
+                schedule=course.optim.schedule,
+                warmup_steps=WARMUP,
+                total_steps=course.steps,
+            )
+            collected = stage.collect(parts, cursor, _say_nothing, Clock())
+            taught = stage.teach(parts, memory, collected, rate, _say_nothing, Clock())
+            right = PAST * right + (1 - PAST) * _likely(taught)
+            if right >= config.tiny.cold_start_accuracy:
+                return
+
+
+def _course(config: Config) -> Config:
+    """Return the configuration of the supervised stage; it runs where the model is made."""
+    return replace(
+        config,
+        recipe=recipe("sft"),
+        steps=config.tiny.cold_start_steps,
+        prompts_per_step=config.tiny.cold_start_batch,
+        model=Model(path="tiny", device="cpu", dtype="float32"),
+        optim=Optim(learning_rate=config.tiny.cold_start_rate, clip_norm=1.0, weight_decay=0.0),
+        adapter=Adapter(),
+        overlong="recipe",
+    )
+
+
+def _likely(taught: Taught) -> float:
+    """Return the mean probability of the batch's answers before the update."""
+    logp_NT = taught.streams["learner_logp"]
+    assert isinstance(logp_NT, Tensor) and taught.batch is not None
+    return float(torch.where(taught.batch.mask_NT, logp_NT, 0.0).sum(1).exp().mean())
+
+
+def _say_nothing(kind: str, text: str, *, shown: bool = True, **fields: Any) -> None:
+    """Take no notice: a course this short has nothing to tell."""

@@ -1,0 +1,181 @@
+"""Answers of the data: the recipe `sft`, its numbers by the textbook, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import quiet, small
+from steps import BARE, Start, advance, gather, gradient, learn, plain_logp
+
+from groupwise import recipe
+from groupwise.errors import ConfigError, DataError, RecipeError
+from groupwise.model.layers.transformer import Transformer
+from groupwise.optim.assemble import sequences_of
+from groupwise.runfiles.rollouts import read
+from groupwise.stages import stage_of
+from groupwise.stages.checks import check_config
+from groupwise.training.loop import train
+
+SFT = {"recipe": "sft", "group_size": 8}  # the default: nothing is sampled
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    return Start(tmp_path_factory.mktemp("start"))
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def slope_of(model: Transformer, loss: torch.Tensor) -> torch.Tensor:
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return torch.cat([x.double().flatten() for x in found if x is not None])
+
+
+def weighted(start: Start) -> str:
+    rows = [
+        {"prompt": f"{a}+1=", "completion": f"{a},1;{a + 1}", "weight": 0.5 * (a % 3)}
+        for a in range(8)
+    ]
+    return start.rows("weighted", rows)
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 24, 4096])
+@pytest.mark.parametrize("rows", ["solutions", "weights"])
+def test_the_update_is_that_of_the_textbook(
+    rows: str, micro_tokens: int, start: Start, tmp_path: Path
+) -> None:
+    """−Σ w·log p / number of tokens, over the whole update, end tokens included."""
+    data = {} if rows == "solutions" else {"data__train": weighted(start)}
+    with start.opened(tmp_path, **SFT, **BARE, **data, optim__micro_tokens=micro_tokens) as run:
+        model, tokenizer = run.parts.loaded.model, run.parts.loaded.tokenizer
+        collected = gather(run)
+        sequences = sequences_of(collected.groups)
+        for group in collected.groups:
+            (row,) = group
+            wanted = row.task.columns.get("completion", row.task.columns.get("solution"))
+            assert row.completion.token_ids == (*tokenizer.encode(wanted), tokenizer.eos_ids[0])
+        weight_N = torch.tensor([g[0].task.columns.get("weight", 1.0) for g in collected.groups])
+        twin = Transformer(model.config)
+        twin.load_state_dict(model.state_dict())
+        loss = -(weight_N[:, None] * with_gradient(twin, sequences)).sum() / sequences.mask().sum()
+        found = learn(run, collected, rate=0.0)
+        assert found.metrics["loss/total"] == pytest.approx(float(loss.detach()), rel=1e-5)
+        # With beta1 = 0 the first moment is the gradient.
+        expected = slope_of(twin, loss)
+        assert float((gradient(run) - expected).norm() / expected.norm()) < 1e-5
+
+
+def with_gradient(model: Transformer, sequences: Any) -> torch.Tensor:
+    """logp_NT row by row, from logits of plain forward passes."""
+    from groupwise.model.layers.attention import packed, packed_positions
+    from groupwise.model.layers.head import logits
+
+    rows = []
+    for prompt, answer in zip(sequences.prompts, sequences.completions, strict=True):
+        ids = torch.tensor([*prompt, *answer])
+        hidden = model(ids, packed_positions([len(ids)]), packed([len(ids)]))
+        every = torch.log_softmax(logits(hidden, model.head_weight), -1)[len(prompt) - 1 : -1]
+        own = every.gather(1, torch.tensor(answer)[:, None])[:, 0]
+        rows.append(torch.nn.functional.pad(own, (0, sequences.width - len(answer))))
+    return torch.stack(rows)
+
+
+def test_the_data_become_likelier_and_nothing_is_sampled(start: Start, tmp_path: Path) -> None:
+    with start.opened(tmp_path, **SFT, prompts_per_step=16) as run:
+        before = plain_logp(run.parts.loaded.model, sequences_of(gather(run).groups)).mean()
+        advance(run, 12)
+        after = plain_logp(run.parts.loaded.model, sequences_of(gather(run).groups)).mean()
+        assert float(after) > float(before) + 0.05
+        assert run.progress.tokens == 0 and run.progress.step == 12
+        run.reporter.recorder.flush()
+    lines = metrics(tmp_path)
+    assert lines[-1]["loss/total"] < lines[0]["loss/total"]
+    assert not any(
+        name.startswith(("mismatch/abs", "staleness", "reward/sampled")) for name in lines[-1]
+    )
+    table = read(tmp_path / "rollouts" / "step_1.parquet")
+    assert len(table) == 16 and set(table["weights"].to_pylist()) == {"data"}
+    assert all(text.endswith("<end>") for text in table["text"].to_pylist())
+
+
+def test_a_supervised_run_that_is_cut_short_goes_on_to_the_same_bits(
+    start: Start, tmp_path: Path
+) -> None:
+    changes = start.settings(**SFT, steps=4, checkpoint__every_steps=1)
+    train(small(**changes), tmp_path / "whole", quiet())
+    train(small(**changes | {"steps": 2}), tmp_path / "cut", quiet())
+    train(small(**changes), tmp_path / "cut", quiet())
+    kept = [
+        {k: x for k, x in line.items() if not k.startswith(("time/", "memory/", "cost/"))}
+        for folder in ("whole", "cut")
+        for line in metrics(tmp_path / folder)
+        if line["step"] == 4
+    ]
+    assert kept[0]["weights/fingerprint"] == kept[1]["weights/fingerprint"]
+
+
+def test_every_epoch_reads_every_row_once(start: Start, tmp_path: Path) -> None:
+    with start.opened(tmp_path, **SFT, prompts_per_step=20) as run:
+        seen = [r.task.id for _ in range(4) for group in gather(run).groups for r in group]
+    assert sorted(seen) == list(range(80))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"completion": ""}, "no text in column 'completion' or 'solution'"),
+        ({}, "no text in column 'completion' or 'solution'"),
+        ({"completion": "1", "weight": -1}, "has weight -1"),
+        ({"completion": "1", "weight": "much"}, "has weight 'much'"),
+        ({"completion": "1", "weight": True}, "has weight True"),
+        ({"completion": "1" * 500}, "tokens, and the model holds"),
+    ],
+)
+def test_rows_that_nothing_can_be_learned_from_are_refused(
+    row: dict[str, Any], message: str, start: Start, tmp_path: Path
+) -> None:
+    good = {"prompt": "1+1=", "completion": "2"}
+    data = start.rows("bad", [good, {"prompt": "1+2="} | row])
+    with (
+        pytest.raises(DataError, match=message),
+        start.opened(tmp_path, **SFT, data__train=data),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe.ratio": "token(anchor='sampler')", "recipe.gate": "clip()"}, "have none"),
+        ({"recipe.filter": "zero_variance()"}, "the same answer every time"),
+        ({"recipe.advantage": "group_zscore()"}, "there are none"),
+        ({"group_size": 4}, "group_size=4 would be ignored by sft"),
+        ({"engine.temperature": 0.7}, "engine.temperature=0.7 would be ignored"),
+        ({"engine.weights": "int8"}, "engine.weights=int8 would be ignored"),
+        ({"budget.tokens": 100}, "samples nothing"),
+    ],
+)
+def test_what_only_samples_have_is_refused(changes: dict[str, Any], message: str) -> None:
+    from groupwise.config import load
+
+    plain = {"recipe": "sft", "data.train": "arithmetic", "model.path": "tiny"}
+    check_config(load(plain))
+    with pytest.raises(ConfigError, match=message):
+        check_config(load(plain | changes))
+
+
+def test_a_source_is_a_setting_and_comes_back_from_its_text() -> None:
+    own = recipe("grpo").replace(name="mine", source="data")
+    assert own.text()["source"] == "data" and "source" not in recipe("grpo").text()
+    again = type(own).from_text("mine", own.text())
+    assert again == own and not again.samples and again.columns == ("completion",)
+    assert recipe("reinforce", {"source": "data"}).source == "data"
+    wrong = small(recipe="sft", recipe__source="dta", group_size=8)
+    with pytest.raises(RecipeError, match="Did you mean 'data'"):
+        stage_of(wrong)
