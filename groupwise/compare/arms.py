@@ -287,7 +287,7 @@ def fitted(config: Config, base: Method, asked: Sequence[str]) -> Method:
         warnings.simplefilter("ignore", RecipeWarning)
         made = recipe.configure(changes)
     known = RECIPES.get(_name(made))
-    return known if known is not None and known.slots() == made.slots() else made
+    return known if known is not None and known.acts_like(made) else made
 
 
 def _sets(asked: str, key: str) -> bool:

@@ -283,7 +283,7 @@ def _composed(chosen: Any, changes: Mapping[str, Any]) -> Method:
     known = RECIPES.get(made.name.removesuffix("*"))
     if known is None:
         return made
-    if known.slots() == made.slots():  # nothing was changed after all
+    if known.acts_like(made):  # nothing was changed after all
         return known
     return made if made.name.endswith("*") else made.replace()  # not the method of that name
 

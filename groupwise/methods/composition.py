@@ -201,6 +201,10 @@ class Method:
             changes.setdefault("about", self._derived())
         return replace(self, **changes)  # type: ignore[type-var]
 
+    def acts_like(self, other: Method) -> bool:
+        """Tell whether two recipes are the same but for their names."""
+        return self.text() == other.text() and self.slots() == other.slots()
+
     def _derived(self) -> About:
         unnamed = self.name.endswith("*") and self.about.base  # `dapo*` is a step on the way
         base: Any = self.about.base if unnamed else self
