@@ -24,6 +24,7 @@ from groupwise.model.memory import give_back, is_out_of_memory
 from groupwise.optim.adamw import AdamW
 from groupwise.optim.packs import Sequences, micro_batches, outputs, score
 from groupwise.optim.step import Named, StepOutcome, apply
+from groupwise.parallel.world import ALONE, World
 from groupwise.records import TokenBatch
 
 Rows = list[int]
@@ -102,8 +103,11 @@ class Learner:
 
     sampler_top_k = 0  # how many of the sampler's likeliest tokens the learner wants to see
 
-    def __init__(self, model: Policy, optim: config.Optim, temperature: float) -> None:
+    def __init__(
+        self, model: Policy, optim: config.Optim, temperature: float, world: World = ALONE
+    ) -> None:
         self.model, self.optim, self.temperature = model, optim, temperature
+        self.world = world  # who shares its batches
         self.micro_tokens = optim.micro_tokens  # halved when memory runs out
         model.recompute = optim.recompute
         self.optimizer = self._adamw(model.named_parameters(), optim.weight_decay)
@@ -189,9 +193,14 @@ class PolicyLearner(Learner):
     """Takes a batch from the batch phase and makes its optimizer steps."""
 
     def __init__(
-        self, model: Policy, recipe: Recipe, optim: config.Optim, temperature: float
+        self,
+        model: Policy,
+        recipe: Recipe,
+        optim: config.Optim,
+        temperature: float,
+        world: World = ALONE,
     ) -> None:
-        super().__init__(model, optim, temperature)
+        super().__init__(model, optim, temperature, world)
         self.recipe = recipe
         self.own_top_k = 0  # how many of its own likeliest tokens the recipe wants to see
         if "sampler_topk_logp_NTK" in recipe.streams:

@@ -21,6 +21,7 @@ from groupwise.model.layers.transformer import Policy
 from groupwise.optim.learner import Learner
 from groupwise.optim.packs import Ids, Sequences, micro_batches, outputs
 from groupwise.optim.step import Named, StepOutcome
+from groupwise.parallel.world import ALONE, World
 from groupwise.records import Rollout, Task
 
 SHOWN = 40  # characters of an answer that is quoted
@@ -32,9 +33,14 @@ class PairLearner(Learner):
     """Makes the preferred of two answers likelier than the other, measured from the reference."""
 
     def __init__(
-        self, model: Policy, recipe: PairRecipe, optim: config.Optim, temperature: float
+        self,
+        model: Policy,
+        recipe: PairRecipe,
+        optim: config.Optim,
+        temperature: float,
+        world: World = ALONE,
     ) -> None:
-        super().__init__(model, optim, temperature)
+        super().__init__(model, optim, temperature, world)
         self.recipe = recipe
 
     def learn_pairs(

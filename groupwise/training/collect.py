@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from groupwise.groups.phase import select
 from groupwise.methods.composition import PairRecipe
-from groupwise.optim.assemble import Group, assemble, group_numbers
+from groupwise.optim.assemble import Group, group_numbers, sampled
 from groupwise.prepare.rollouts import Beside, failed, grade, write
 from groupwise.prepare.setup import sampling_of
-from groupwise.records import Task
+from groupwise.records import Task, TokenBatch
 from groupwise.watch.clock import Clock
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Collected:
     refill_tokens: int = 0  # sampled after the first draw
     greedy: list[Group] = field(default_factory=list)  # one baseline a group, where asked for
     tasks: list[Task] = field(default_factory=list)  # where nothing is sampled, only these
+    batch: TokenBatch | None = None  # of the groups, where filters looked at it
 
     @property
     def unused(self) -> list[Group]:
@@ -82,13 +83,15 @@ def collect(run: Run, clock: Clock) -> Collected:
         return Collected(draw(run, config.prompts_per_step, clock))
     groups = draw(run, config.prompts_per_step, clock)
     spent, dropped = Spent(first=tokens_of(groups)), list[Group]()
-    kept, unwanted = _sorted_out(run, groups)
+    batch = as_batch(run, groups)
+    kept, unwanted = _sorted_out(run, groups, batch)
     spent.note(drawn=len(groups), useful=len(kept))
     while unwanted and not spent.why_stop(config):
         dropped += unwanted
         fresh = draw(run, len(unwanted), clock)
         before, groups = len(kept), kept + fresh
-        kept, unwanted = _sorted_out(run, groups)
+        batch = as_batch(run, groups)
+        kept, unwanted = _sorted_out(run, groups, batch)
         spent.rounds, spent.tokens = spent.rounds + 1, spent.tokens + tokens_of(fresh)
         spent.note(drawn=len(fresh), useful=len(kept) - before)
     if unwanted:
@@ -96,16 +99,26 @@ def collect(run: Run, clock: Clock) -> Collected:
         text = _not_full(config, spent, kept, dropped + unwanted)
         run.event("refill", text, shown=few)
     used = kept or groups
-    dropped += unwanted if kept else []
+    if kept and unwanted:  # without them the rows are fewer, and perhaps shorter
+        dropped += unwanted
+        batch = as_batch(run, kept)
     baselines = greedy(run, used, clock) if "greedy_reward_N" in recipe.streams else []
-    return Collected(used, dropped, spent.rounds, spent.tokens, baselines)
+    return Collected(used, dropped, spent.rounds, spent.tokens, baselines, batch=batch)
 
 
-def _sorted_out(run: Run, groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """The groups that the recipe's filters keep, and those that they want others for."""
-    config, recipe = run.config, run.config.recipe
+def as_batch(run: Run, groups: Sequence[Group]) -> TokenBatch:
+    """Return what was sampled as filters and learner read it."""
+    recipe, drop = run.config.recipe, run.config.overlong == "drop"
     assert not isinstance(recipe, PairRecipe)
-    batch = assemble(recipe, groups, run.loaded.tokenizer, drop_truncated=config.overlong == "drop")
+    return sampled(recipe, groups, run.loaded.tokenizer, drop_truncated=drop)
+
+
+def _sorted_out(
+    run: Run, groups: Sequence[Group], batch: TokenBatch
+) -> tuple[list[Group], list[Group]]:
+    """The groups that the recipe's filters keep, and those that they want others for."""
+    recipe = run.config.recipe
+    assert not isinstance(recipe, PairRecipe)
     refill, number_of_row = set(select(recipe, batch).refill), group_numbers(recipe, groups)
     leaves = [number_of_row[row] in refill for row in _first_rows(groups)]
     kept = [group for group, leaving in zip(groups, leaves, strict=True) if not leaving]

@@ -35,6 +35,7 @@ from groupwise.model.policy import adapter_notes, starting_policy
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner
 from groupwise.optim.roles.reference import Reference
+from groupwise.parallel.world import ALONE, World
 from groupwise.prepare import pins, tiny
 from groupwise.prepare.checks import check_config
 from groupwise.prepare.consequences import anchored, describe
@@ -118,7 +119,7 @@ def _open(
             if make_engine is not None
             else engine_of(config, loaded, config.engine.weights)
         ),
-        learner=_learner(start, model),
+        learner=_learner(start, model, ALONE),
         reference=reference,
         saver=saver,
         opened=begun,
@@ -189,12 +190,12 @@ def _record_start(
     return fetched
 
 
-def _learner(config: Config, model: Policy) -> PolicyLearner | PairLearner:
+def _learner(config: Config, model: Policy, world: World) -> PolicyLearner | PairLearner:
     optim = replace(config.optim, micro_tokens=micro_tokens_of(config, model.config))
     if isinstance(config.recipe, PairRecipe):
-        return PairLearner(model, config.recipe, optim, config.engine.temperature)
+        return PairLearner(model, config.recipe, optim, config.engine.temperature, world)
     recipe = anchored(config, config.recipe)
-    return PolicyLearner(model, recipe, optim, config.engine.temperature)
+    return PolicyLearner(model, recipe, optim, config.engine.temperature, world)
 
 
 def starting_model(

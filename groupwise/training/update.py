@@ -15,7 +15,7 @@ from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.pairs import PairLearner, labelled_pairs, sampled_pairs
 from groupwise.optim.step import StepOutcome, first_bad
 from groupwise.records import Memory, TokenBatch
-from groupwise.training.collect import Collected
+from groupwise.training.collect import Collected, as_batch
 from groupwise.training.rows import token_streams
 from groupwise.watch.clock import Clock
 
@@ -73,11 +73,11 @@ def from_rewards(
     batch = assemble(
         recipe,
         groups,
-        run.loaded.tokenizer,
-        drop_truncated=run.config.overlong == "drop",
+        as_batch(run, groups) if collected.batch is None else collected.batch,
         greedy=[group[0].grade.reward for group in collected.greedy] or None,
         memory=run.memory,
         device=learner.device,
+        world=learner.world,
         **streams,
     )
     result = batch_phase(recipe, batch)
