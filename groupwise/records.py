@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from groupwise.errors import BatchError
+from groupwise.errors import BatchError, MissingStream
 from groupwise.parallel.world import ALONE, World
 from groupwise.streams import (
     FLOAT_STREAMS,
@@ -272,7 +272,7 @@ class TokenBatch:
     @cached_property
     def learned_NT(self) -> Tensor:
         """The tokens that the loss learns from, as numbers."""
-        return self.ones_NT * self.stream("learn_N", "the loss")[:, None]
+        return self.ones_NT * self.stream("learn_N")[:, None]
 
     def valid(self, x: Tensor) -> Tensor:
         """A finite value per row or token, on the tokens that the policy wrote; 0 elsewhere."""
@@ -282,15 +282,11 @@ class TokenBatch:
         """The same on the tokens that the loss learns from."""
         return (x if x.dim() == 2 else x[:, None]).to(self.ones_NT.dtype) * self.learned_NT
 
-    def stream(self, name: str, reader: object) -> Tensor:
-        """A stream that `reader` can't do without."""
-        x = getattr(self, name)
+    def stream(self, name: str) -> Tensor:
+        """A stream that can't be done without: a slot's `needs` say so, and the phases check it."""
+        x: Tensor | None = getattr(self, name)
         if x is None:
-            meaning = STREAMS.get(name, "computed by the batch phase")
-            raise BatchError(
-                f"{reader} reads {name} ({meaning}), which this batch does not have. Pass it, or "
-                "use a recipe without it."
-            )
+            raise MissingStream(name, STREAMS.get(name, "computed by the batch phase"))
         return x
 
     def select(self, rows: Tensor | slice) -> TokenBatch:

@@ -287,11 +287,8 @@ def fitted(config: Config, base: Recipe | PairRecipe, asked: Sequence[str]) -> R
     if isinstance(base, Recipe):
         alone = recipe.ratio.definition.traits.level == "none"
         changes["schedule.updates"] = 1 if alone else base.schedule["updates"]
-    if any(slot.name == "soft_overlong" for slot in recipe.shaping):
-        changes["shaping.soft_overlong.max_length"] = limit
-        changes["shaping.soft_overlong.cache"] = max(1, limit // 4)
-    if recipe.aggregation.name == "seq_mean_token_sum_norm":
-        changes["aggregation.length"] = limit
+    for slot in (*recipe.shaping, recipe.aggregation):
+        changes |= {f"{slot.kind}.{slot.name}.{key}": x for key, x in slot.fitted(limit).items()}
     changes = {key: x for key, x in changes.items() if not any(_sets(one, key) for one in asked)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecipeWarning)

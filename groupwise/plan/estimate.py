@@ -256,7 +256,7 @@ def seconds(
     if not isinstance(recipe, PairRecipe):
         old = "old_logp_NT" in recipe.anchored(config.engine.weights).streams
         scored = old + ("reference" in recipe.models)
-        passes = 2 if recipe.schedule.name == "low_then_high" else 1
+        passes = recipe.schedule.definition.traits.passes
         updates = recipe.schedule["updates"] * passes
     if scored:
         found["score"] = scored * forward

@@ -144,8 +144,8 @@ def weigh(method: Method, record: Record, found: Batched) -> Weighed:
     return Weighed(
         method=method,
         batched=found,
-        advantage_NT=whole(batch.stream("advantage_NT", "a replay")),
-        coefficient_NT=whole(batch.stream("coefficient_NT", "a replay")),
+        advantage_NT=whole(batch.stream("advantage_NT")),
+        coefficient_NT=whole(batch.stream("coefficient_NT")),
         ratio_NT=whole(ratio_NT * batch.mask_NT),
         weight_NT=whole(weight_NT),
         clipped_NT=whole(clipped_NT & batch.mask_NT),
