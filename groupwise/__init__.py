@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from groupwise.losses.pairs import Pairs
     from groupwise.losses.phase import TokenResult, token_phase
     from groupwise.methods.composition import PairRecipe, Recipe, register
+    from groupwise.parallel.world import Ranks
     from groupwise.probing.probe import probe
     from groupwise.recipes import recipe
-    from groupwise.records import Memory, Ranks, TokenBatch
+    from groupwise.records import Memory, TokenBatch
     from groupwise.training.loop import steps, train
 
 # Where each public name lives. They are imported on first use: torch takes a second to load, and
@@ -33,7 +34,7 @@ _HOME = {
     "Memory": "records",
     "PairRecipe": "recipes",
     "Pairs": "losses.pairs",
-    "Ranks": "records",
+    "Ranks": "parallel.world",
     "Recipe": "recipes",
     "Tally": "losses.measures",
     "TokenBatch": "records",

@@ -18,6 +18,14 @@ class BatchError(GroupwiseError, ValueError):
     """Data that a phase can't work with: wrong shapes, missing streams, values not finite."""
 
 
+class MissingStream(BatchError):
+    """A stream that is read and that the batch does not have; who read it is added on the way."""
+
+    def __init__(self, name: str, meaning: str) -> None:
+        super().__init__(f"The batch has no {name} ({meaning}). Pass it to TokenBatch.build.")
+        self.name, self.meaning = name, meaning
+
+
 class ModelError(GroupwiseError, ValueError):
     """A model, checkpoint or tokenizer that can't be used as it is."""
 

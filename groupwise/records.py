@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from groupwise.errors import BatchError
+from groupwise.errors import BatchError, MissingStream
+from groupwise.parallel.world import ALONE, World
 from groupwise.streams import (
     FLOAT_STREAMS,
     STREAMS,
@@ -81,69 +82,6 @@ class Rollout:
     grade: Grade
 
 
-class World(Protocol):
-    """The ranks that share one batch. Rows of all ranks are gathered in rank order."""
-
-    def gather(self, x_N: Tensor) -> Tensor:
-        """This rank's rows and everybody else's, the same on every rank."""
-        ...
-
-    def own(self, x_M: Tensor) -> Tensor:
-        """The part of a gathered tensor that belongs to this rank's rows."""
-        ...
-
-    def for_rows(self, rows: int) -> World:
-        """The same ranks for another batch, of which this rank holds `rows`. All ranks call it."""
-        ...
-
-
-class OneProcess:
-    """The world of a single process: its rows are all the rows."""
-
-    def gather(self, x_N: Tensor) -> Tensor:
-        return x_N
-
-    def own(self, x_M: Tensor) -> Tensor:
-        return x_M
-
-    def for_rows(self, rows: int) -> OneProcess:
-        return self
-
-
-class Ranks:
-    """The world of a `torch.distributed` process group; ranks may hold different row counts."""
-
-    def __init__(self, rows: int, process_group: Any = None) -> None:
-        import torch.distributed as dist
-
-        self._dist, self._group = dist, process_group
-        sizes: list[Any] = [None] * dist.get_world_size(process_group)
-        dist.all_gather_object(sizes, rows, group=process_group)
-        self._sizes: list[int] = sizes
-        rank = dist.get_rank(process_group)
-        self._start, self._rows = sum(self._sizes[:rank]), rows
-
-    def gather(self, x_N: Tensor) -> Tensor:
-        if len(x_N) != self._rows:
-            raise BatchError(
-                f"This world was made for {self._rows} rows on this rank, the batch has "
-                f"{len(x_N)}. Drop rows with batch.keep(rows), or build the batch anew with "
-                "world=Ranks(rows)."
-            )
-        longest = max(self._sizes)
-        padded = x_N.new_zeros((longest, *x_N.shape[1:]))
-        padded[: len(x_N)] = x_N
-        parts = [torch.empty_like(padded) for _ in self._sizes]
-        self._dist.all_gather(parts, padded, group=self._group)
-        return torch.cat([part[:size] for part, size in zip(parts, self._sizes, strict=True)])
-
-    def own(self, x_M: Tensor) -> Tensor:
-        return x_M[self._start : self._start + self._rows]
-
-    def for_rows(self, rows: int) -> Ranks:
-        return Ranks(rows, self._group)
-
-
 @dataclass(frozen=True)
 class Visit:
     """One earlier batch's rewards of one prompt, as far as later batches need them."""
@@ -204,7 +142,7 @@ class TokenBatch:
     sampler_topk_id_NTK: Tensor | None = None
     old_router_NTLK: Tensor | None = None
     memory: Memory = field(default_factory=Memory)
-    world: World = field(default_factory=OneProcess)
+    world: World = ALONE
 
     # Filled by the batch phase.
     reward_N: Tensor | None = None  # shaped
@@ -238,7 +176,7 @@ class TokenBatch:
         group_N: Tensor | Sequence[int],
         reward_N: Tensor | Sequence[float | None],
         memory: Memory | None = None,
-        world: World | None = None,
+        world: World = ALONE,
         **streams: Tensor,
     ) -> TokenBatch:
         """Check shapes and values, and put 0 wherever the mask is 0."""
@@ -248,20 +186,42 @@ class TokenBatch:
         reward_N = check_rewards(reward_N, rows)
         per_token: list[Any] = [x for name, x in streams.items() if name in FLOAT_STREAMS]
         wide = any(getattr(x, "dtype", None) == torch.float64 for x in per_token or [given])
-        ones_NT = mask_NT.to(torch.float64 if wide else torch.float32)
-        checked: dict[str, Any] = {
-            name: check_stream(name, x, mask_NT, ones_NT, graph=name == "length_exponent")
-            for name, x in streams.items()
-        }
-        return cls(
+        batch = cls(
             mask_NT=mask_NT,
-            ones_NT=ones_NT,
+            ones_NT=mask_NT.to(torch.float64 if wide else torch.float32),
             group_N=group_N.to(mask_NT.device),
             task_reward_N=reward_N.to(mask_NT.device),
             memory=memory or Memory(),
-            world=world or OneProcess(),
-            **checked,
+            world=world,
         )
+        return batch.with_streams(**streams)
+
+    def with_streams(self, **streams: Tensor) -> TokenBatch:
+        """Return the batch with more of what the batch phase reads, checked like the rest."""
+        wide = any(
+            getattr(x, "dtype", None) == torch.float64
+            for name, x in streams.items()
+            if name in FLOAT_STREAMS
+        )
+        ones_NT = self.mask_NT.to(torch.float64) if wide else self.ones_NT
+        checked: dict[str, Any] = {
+            name: check_stream(name, x, self.mask_NT, ones_NT, graph=name == "length_exponent")
+            for name, x in streams.items()
+        }
+        return replace(self, ones_NT=ones_NT, **checked)
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """Return the batch on this device."""
+        moved: dict[str, Any] = {
+            item.name: x.to(device)
+            for item in fields(self)
+            if isinstance(x := getattr(self, item.name), Tensor)
+        }
+        prepared = {
+            name: {key: x.to(device) for key, x in parts.items()}
+            for name, parts in self.prepared.items()
+        }
+        return replace(self, prepared=prepared, **moved)
 
     @property
     def rows(self) -> int:
@@ -312,7 +272,7 @@ class TokenBatch:
     @cached_property
     def learned_NT(self) -> Tensor:
         """The tokens that the loss learns from, as numbers."""
-        return self.ones_NT * self.stream("learn_N", "the loss")[:, None]
+        return self.ones_NT * self.stream("learn_N")[:, None]
 
     def valid(self, x: Tensor) -> Tensor:
         """A finite value per row or token, on the tokens that the policy wrote; 0 elsewhere."""
@@ -322,15 +282,11 @@ class TokenBatch:
         """The same on the tokens that the loss learns from."""
         return (x if x.dim() == 2 else x[:, None]).to(self.ones_NT.dtype) * self.learned_NT
 
-    def stream(self, name: str, reader: object) -> Tensor:
-        """A stream that `reader` can't do without."""
-        x = getattr(self, name)
+    def stream(self, name: str) -> Tensor:
+        """A stream that can't be done without: a slot's `needs` say so, and the phases check it."""
+        x: Tensor | None = getattr(self, name)
         if x is None:
-            meaning = STREAMS.get(name, "computed by the batch phase")
-            raise BatchError(
-                f"{reader} reads {name} ({meaning}), which this batch does not have. Pass it, or "
-                "use a recipe without it."
-            )
+            raise MissingStream(name, STREAMS.get(name, "computed by the batch phase"))
         return x
 
     def select(self, rows: Tensor | slice) -> TokenBatch:

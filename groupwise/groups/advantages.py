@@ -8,8 +8,8 @@ them with the prompt's earlier visits).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -77,6 +77,7 @@ def leave_one_out(reward_N: Tensor, batch: TokenBatch) -> Tensor:
 
 
 @advantage(
+    scales=True,
     base=True,
     equation="A = (R − μ_g) / (σ_g + {eps}), σ_g with ddof={ddof}",
     fixes="free of the reward's scale",
@@ -91,6 +92,7 @@ def group_zscore(
 
 
 @advantage(
+    scales=True,
     base=True,
     equation="A = (R − mean_{{j≠i}} R_j) / (σ_{{j≠i}} + {eps}), σ with ddof={ddof}",
     fixes="free of scale; neither baseline nor scale contains the sample's own reward",
@@ -112,6 +114,7 @@ def leave_one_out_zscore(
 
 
 @advantage(
+    scales=True,
     base=True,
     equation="A = (R − μ_g) / (σ_batch + {eps}), σ_batch of raw rewards with ddof={ddof}",
     fixes="one scale for all prompts",
@@ -126,6 +129,7 @@ def group_mean_batch_std(
 
 
 @advantage(
+    binary=True,
     base=True,
     equation="A = (R − μ_g) / (μ_g + {eps}), 0 where μ_g = 0",
     fixes="weight 1/p on hard prompts: the likelihood of success, not its mean",
@@ -147,7 +151,7 @@ def maxrl(reward_N: Tensor, batch: TokenBatch, *, eps: NonNegative = 0.0) -> Ten
 )
 def greedy_baseline(reward_N: Tensor, batch: TokenBatch) -> Tensor:
     """ReMax (2310.10505)."""
-    return reward_N - batch.stream("greedy_reward_N", "advantage greedy_baseline")
+    return reward_N - batch.stream("greedy_reward_N")
 
 
 Which = Literal["all", "all_wrong"]
@@ -163,6 +167,7 @@ def _blend(reward_N: Tensor, batch: TokenBatch, common: Tensor, mix: float, grou
 
 
 @advantage(
+    uniform="teaches",
     base=True,
     equation="A = R − [(1−{mix})·μ_g + {mix}·μ_batch] in {groups} groups",
     fixes="groups that are all wrong still push down what failed",
@@ -184,6 +189,7 @@ def moving_average(batch: TokenBatch, reward_N: Tensor, decay: float) -> float:
 
 
 @advantage(
+    uniform="teaches",
     base=True,
     remembers="reward_average",
     equation="A = R − [(1−{mix})·μ_g + {mix}·b], b ← {decay}·b + (1−{decay})·μ_batch",
@@ -206,6 +212,8 @@ def group_and_moving_mean(
 
 
 @advantage(
+    scales=True,
+    uniform="teaches",
     base=True,
     remembers="visits",
     equation="A = the smaller of ((i−1)·A_new + A_tot)/i and (A_new + (i−1)·A_tot)/i at visit i,"
@@ -250,6 +258,7 @@ def _merge(
 
 
 @advantage(
+    scales=True,
     per_token=True,
     equation="A ← (A − mean) / (√(var + {eps_in_var}) + {eps}) over all valid tokens, ddof={ddof}",
     fixes="one scale whatever the reward",
@@ -274,6 +283,7 @@ def whiten_tokens(
 
 
 @advantage(
+    scales=True,
     per_row=True,
     equation="A ← (A − mean) / (std + {eps}) over all rows, ddof={ddof}",
     fixes="one scale whatever the reward",
@@ -288,6 +298,7 @@ def whiten_sequences(
 
 
 @advantage(
+    uniform="rescales",
     equation="A ← A · P/(P−M), M of P prompts uniform",
     fixes="the step's size does not shrink with dead groups",
     breaks="noisy when almost all groups are dead",
@@ -315,6 +326,7 @@ def limit(x: Tensor, batch: TokenBatch, *, bound: Positive = 10.0) -> Tensor:
 
 
 @advantage(
+    kl=True,
     per_token=True,
     needs=("old_logp_NT", "ref_logp_NT"),
     equation="A_t ← A_t − {coef}·Σ_{{s≥t}} clamp(ℓ°_s − ℓ^ref_s, ±{bound})",
@@ -325,14 +337,24 @@ def minus_kl_to_go(
     x: Tensor, batch: TokenBatch, *, coef: NonNegative = 0.01, bound: Positive = 10.0
 ) -> Tensor:
     """KL (k1) in the reward, outside baseline and scale, as a sum over the tokens to come."""
-    reader = "advantage minus_kl_to_go"
-    drift_NT = batch.stream("old_logp_NT", reader) - batch.stream("ref_logp_NT", reader)
+    drift_NT = batch.stream("old_logp_NT") - batch.stream("ref_logp_NT")
     ones_N = torch.ones_like(drift_NT[:, 0])
     to_go_NT = discounted_suffix_sums(drift_NT.clamp(-bound, bound), ones_N, batch)
     return per_token(x, batch) - coef * to_go_NT
 
 
-@advantage(equation="A ← {by} · A", fixes="a fixed scale", breaks="a learning rate in disguise")
+def _nothing_left(params: Mapping[str, Any]) -> str:
+    if params["by"] != 0:
+        return ""
+    return " makes every advantage 0: nothing would be learned. Take it out."
+
+
+@advantage(
+    refuses=_nothing_left,
+    equation="A ← {by} · A",
+    fixes="a fixed scale",
+    breaks="a learning rate in disguise",
+)
 def scale(x: Tensor, batch: TokenBatch, *, by: Real = 1.0) -> Tensor:
     """A constant factor."""
     return x * by
@@ -347,5 +369,5 @@ def scale(x: Tensor, batch: TokenBatch, *, by: Real = 1.0) -> Tensor:
 )
 def reweight_by_probability(x: Tensor, batch: TokenBatch, *, alpha: Fraction = 0.3) -> Tensor:
     """Advantage reweighting (2505.12929)."""
-    old_NT = batch.stream("old_logp_NT", "advantage reweight_by_probability")
+    old_NT = batch.stream("old_logp_NT")
     return per_token(x, batch) * (alpha * old_NT.exp() + (1.0 - alpha))

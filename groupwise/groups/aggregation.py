@@ -17,7 +17,7 @@ from groupwise.records import TokenBatch
 
 def lengths(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """Tokens learned from, for each own row and for each row of all ranks."""
-    n_N = batch.length_N * batch.stream("learn_N", "aggregation")
+    n_N = batch.length_N * batch.stream("learn_N")
     return n_N, batch.world.gather(n_N)
 
 
@@ -50,6 +50,7 @@ def token_mean_group(batch: TokenBatch) -> Tensor:
 
 
 @aggregation(
+    per_answer=True,
     equation="u = 1/(B·n_i), B sequences",
     fixes="every answer counts the same",
     breaks="favours short right answers and long wrong ones",
@@ -72,7 +73,7 @@ def seq_mean_token_sum(batch: TokenBatch) -> Tensor:
 
 
 @aggregation(
-    lengths={"length": 1},
+    length="length",
     equation="u = 1/(B·{length})",
     fixes="unbiased, on a fixed scale",
     breaks="a constant to choose",
@@ -85,6 +86,7 @@ def seq_mean_token_sum_norm(batch: TokenBatch, *, length: Count) -> Tensor:
 
 
 @aggregation(
+    per_answer=True,
     equation="u = 1/n_i",
     fixes="an answer's weight does not depend on its neighbours",
     breaks="the step grows with the batch",

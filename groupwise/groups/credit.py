@@ -47,7 +47,7 @@ def return_to_go(reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0) 
 
 def gae_advantages(reward_N: Tensor, batch: TokenBatch, gamma: float, lam_N: Tensor) -> Tensor:
     """`A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the last token."""
-    value_NT = close_holes(batch.stream("old_value_NT", "advantage estimation"), batch)
+    value_NT = close_holes(batch.stream("old_value_NT"), batch)
     delta_NT = close_holes(dense_reward(reward_N, batch), batch).sub_(value_NT)
     delta_NT[:, :-1].add_(value_NT[:, 1:], alpha=gamma)  # 0 behind the last token
     return reopen_holes(suffix_sums_(delta_NT, gamma * lam_N), batch)
@@ -100,10 +100,10 @@ def gae_length_adaptive(
     return gae_advantages(reward_N, batch, gamma, lam_N)
 
 
-def implicit_reward(batch: TokenBatch, beta: float, reader: object) -> Tensor:
+def implicit_reward(batch: TokenBatch, beta: float) -> Tensor:
     """r_φ(y_t) = β·(ℓ^φ_t − ℓ^ref_t), detached."""
-    prm_NT = batch.stream("prm_logp_NT", reader).detach()
-    return beta * (prm_NT - batch.stream("ref_logp_NT", reader))
+    prm_NT = batch.stream("prm_logp_NT").detach()
+    return beta * (prm_NT - batch.stream("ref_logp_NT"))
 
 
 @advantage(
@@ -120,7 +120,7 @@ def process_rloo(
     reward_N: Tensor, batch: TokenBatch, *, beta: Positive = 0.05, gamma: Fraction = 1.0
 ) -> Tensor:
     """PRIME (2502.01456), equation 5: leave-one-out for process and outcome apart, then added."""
-    process_NT = implicit_reward(batch, beta, "advantage process_rloo")
+    process_NT = implicit_reward(batch, beta)
     has_tokens_N = batch.length_N > 0
     average_N = process_NT.sum(1).double() / batch.length_N.clamp(min=1)
     # Rows without a token or a grade have no average: NaN keeps them out of the others' mean.
@@ -152,6 +152,7 @@ def _zscore_and_sum(
 
 
 @advantage(
+    scales=True,
     base=True,
     per_token=True,
     outcome=False,
@@ -165,19 +166,20 @@ def group_process_zscore(
     reward_N: Tensor, batch: TokenBatch, *, ddof: Ddof = 1, eps: NonNegative = 1e-6
 ) -> Tensor:
     """GRPO with process supervision (2402.03300, section 4.1.3)."""
-    step_NT = batch.stream("step_reward_NT", "advantage group_process_zscore")
-    end_NT = batch.stream("step_end_NT", "advantage group_process_zscore")
+    step_NT = batch.stream("step_reward_NT")
+    end_NT = batch.stream("step_end_NT")
     select_NT = end_NT & ~reward_N.isnan()[:, None]
     return _zscore_and_sum(step_NT, select_NT, batch, ddof, eps)
 
 
-def mixed_reward(reward_N: Tensor, batch: TokenBatch, mix: float, reader: object) -> Tensor:
+def mixed_reward(reward_N: Tensor, batch: TokenBatch, mix: float) -> Tensor:
     """mix·(ℓ° − ℓ^ref) on every token, (1−mix)·R on the last."""
-    drift_NT = batch.stream("old_logp_NT", reader) - batch.stream("ref_logp_NT", reader)
+    drift_NT = batch.stream("old_logp_NT") - batch.stream("ref_logp_NT")
     return mix * drift_NT + (1.0 - mix) * dense_reward(reward_N, batch)
 
 
 @advantage(
+    scales=True,
     base=True,
     per_token=True,
     needs=("old_logp_NT", "ref_logp_NT"),
@@ -195,6 +197,6 @@ def drift_as_process_reward(
     eps: NonNegative = 1e-6,
 ) -> Tensor:
     """The simplified PRIME of several articles, with the policy in the reward model's place."""
-    x_NT = mixed_reward(reward_N, batch, mix, "advantage drift_as_process_reward")
+    x_NT = mixed_reward(reward_N, batch, mix)
     select_NT = batch.mask_NT & ~reward_N.isnan()[:, None]
     return _zscore_and_sum(x_NT, select_NT, batch, ddof, eps)

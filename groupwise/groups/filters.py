@@ -16,6 +16,7 @@ from groupwise.records import TokenBatch
 
 
 @filter_(
+    uniform="drops",
     action="refill",
     equation="keep g iff max_g R > min_g R",
     fixes="no compute on groups whose gradient is zero",
@@ -55,6 +56,7 @@ def enough_mixed(batch: TokenBatch, *, share: Fraction = 0.6) -> Tensor:
 
 
 @filter_(
+    uniform="drops",
     action="zero",
     equation="A = 0 where max_g R = min_g R; denominators unchanged",
     fixes="all-right and all-wrong prompts can't push a recipe without a baseline",
@@ -74,4 +76,4 @@ def reject(batch: TokenBatch) -> Tensor:
 )
 def overlong(batch: TokenBatch) -> Tensor:
     """Overlong filtering (DAPO, 2503.14476): truncated rows leave the loss, not the statistics."""
-    return ~batch.stream("truncated_N", "filter overlong")
+    return ~batch.stream("truncated_N")

@@ -92,7 +92,7 @@ def shape(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
 
 def advantages(recipe: Recipe, batch: TokenBatch, selection: Selection) -> Tensor:
     """Run the advantage chain on a shaped batch: [N] or [N, T], 0 for rows that do not count."""
-    x = batch.stream("reward_N", "the advantage chain")
+    x = batch.stream("reward_N")
     for link in recipe.advantage:
         x = link(x, batch)
         returned(link, x, batch.task_reward_N if x.dim() == 1 else batch.mask_NT)
@@ -186,8 +186,8 @@ def _restrict(batch: TokenBatch, select_NT: Tensor, number: int) -> TokenBatch:
     factor: dict[str, Tensor | float] = {"coefficient_NT": select_NT, "coefficient_N": first}
     return replace(
         batch,
-        advantage_NT=select_NT * batch.stream("advantage_NT", "a pass"),
-        coefficient_NT=select_NT * batch.stream("coefficient_NT", "a pass"),
+        advantage_NT=select_NT * batch.stream("advantage_NT"),
+        coefficient_NT=select_NT * batch.stream("coefficient_NT"),
         coefficient_slope_NT=None if slope_NT is None else select_NT * slope_NT,
         pass_NT=select_NT,
         pass_number=number,
@@ -213,7 +213,7 @@ def _check_needs(recipe: Recipe, batch: TokenBatch) -> None:
 def _remember(recipe: Recipe, batch: TokenBatch) -> Memory:
     """What later batches need of this one."""
     memory = batch.memory
-    reward_N = batch.stream("reward_N", "memory")
+    reward_N = batch.stream("reward_N")
     for link in recipe.advantage:
         remembers = link.definition.traits.remembers
         if remembers == "reward_average":
@@ -245,7 +245,7 @@ def add_visits(batch: TokenBatch, reward_N: Tensor, ddof: int) -> dict[int, tupl
 def edge_share(batch: TokenBatch) -> dict[str, float]:
     """How much of Σ u·|A| is that of groups near all or nothing: hard and easy prompts."""
     gather = batch.world.gather
-    weight_NT = batch.stream("coefficient_NT", "metrics") * batch.stream("advantage_NT", "metrics")
+    weight_NT = batch.stream("coefficient_NT") * batch.stream("advantage_NT")
     weight_M = gather(batch.valid(weight_NT.abs()).sum(1)).double()
     reward_M = gather(batch.task_reward_N).double()
     known_M = reward_M[~reward_M.isnan()]
@@ -260,10 +260,10 @@ def edge_share(batch: TokenBatch) -> dict[str, float]:
 def _metrics(batch: TokenBatch) -> dict[str, float]:
     """Of the whole batch, all ranks; rewards before and after shaping."""
     gather = batch.world.gather
-    task_M, shaped_M = gather(batch.task_reward_N), gather(batch.stream("reward_N", "metrics"))
+    task_M, shaped_M = gather(batch.task_reward_N), gather(batch.stream("reward_N"))
     graded_M = ~task_M.isnan()
     length_M = gather(batch.length_N).double()
-    tokens_M = gather(batch.length_N * batch.stream("learn_N", "metrics")).double()
+    tokens_M = gather(batch.length_N * batch.stream("learn_N")).double()
     found, graded = dead_groups(batch), int(graded_M.sum())
     rewards: dict[str, float] = {}
     if graded:  # else there is no mean, which is not a mean of 0

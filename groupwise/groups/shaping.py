@@ -5,7 +5,8 @@ A shaping function changes the reward of the sequence, or adds a reward per toke
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +24,17 @@ def overlong_penalty(length_N: Tensor, max_length: int, cache: int) -> Tensor:
     return (((max_length - cache) - length_N.double()) / cache).clamp(-1.0, 0.0)
 
 
+def _margin_too_long(params: Mapping[str, Any]) -> str:
+    if params["cache"] <= params["max_length"]:
+        return ""
+    return ": the cache is longer than an answer may be. Keep it below max_length."
+
+
 @shaping(
-    lengths={"max_length": 1, "cache": 0.25},
+    lowers=True,
+    refuses=_margin_too_long,
+    length="max_length",
+    margin="cache",
     equation="R += clamp((({max_length} − {cache}) − n) / {cache}, −1, 0)",
     fixes="a smooth cost of length before the hard limit",
     breaks="punishes long correct answers too",
@@ -37,6 +47,7 @@ def soft_overlong(
 
 
 @shaping(
+    lowers=True,
     equation="R = +1 if R > 0 else −1",
     fixes="wrong answers carry signal without a baseline",
     breaks="throws graded rewards away",
@@ -47,13 +58,15 @@ def signed(reward_N: Tensor, batch: TokenBatch) -> Shaped:
     return torch.where(reward_N.isnan(), reward_N, sign_N), None
 
 
-def kl_to_reference(batch: TokenBatch, estimator: str, reader: object) -> Tensor:
+def kl_to_reference(batch: TokenBatch, estimator: str) -> Tensor:
     """Detached estimate of KL(old ‖ reference) per token, 0 where masked."""
-    x_NT = batch.stream("old_logp_NT", reader) - batch.stream("ref_logp_NT", reader)
+    x_NT = batch.stream("old_logp_NT") - batch.stream("ref_logp_NT")
     return VALUES[estimator](x_NT)
 
 
 @shaping(
+    kl=True,
+    lowers=True,
     needs=("old_logp_NT", "ref_logp_NT"),
     equation="R −= {coef} · Σ_t {estimator}(ℓ°_t − ℓ^ref_t)",
     fixes="∇KL(π‖ref), unbiased, inside the baseline",
@@ -63,11 +76,13 @@ def kl_per_sequence(
     reward_N: Tensor, batch: TokenBatch, *, coef: NonNegative = 0.03, estimator: Estimator = "k1"
 ) -> Shaped:
     """KL in the reward of the sequence, before the baseline (RLOO, 2402.14740)."""
-    kl_NT = kl_to_reference(batch, estimator, "shaping kl_per_sequence")
+    kl_NT = kl_to_reference(batch, estimator)
     return reward_N - coef * kl_NT.sum(1).to(reward_N.dtype), None
 
 
 @shaping(
+    per_token=True,
+    kl=True,
     needs=("old_logp_NT", "ref_logp_NT"),
     equation="r_t −= {coef} · {estimator}(ℓ°_t − ℓ^ref_t)",
     fixes="∇KL(π‖ref) with credit per token",
@@ -77,4 +92,4 @@ def kl_per_token(
     reward_N: Tensor, batch: TokenBatch, *, coef: NonNegative = 0.01, estimator: Estimator = "k1"
 ) -> Shaped:
     """KL in the reward of every token (PPO practice, REINFORCE++ 2501.03262)."""
-    return reward_N, -coef * kl_to_reference(batch, estimator, "shaping kl_per_token")
+    return reward_N, -coef * kl_to_reference(batch, estimator)

@@ -146,7 +146,7 @@ def token_total(x_NT: Tensor, batch: TokenBatch) -> Tensor:
 
 def centred_tokens(x_NT: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """Deviations from the mean over all tokens that the loss learns from, and their number."""
-    learned_N = batch.length_N * batch.stream("learn_N", "token statistics")
+    learned_N = batch.length_N * batch.stream("learn_N")
     learned_M = batch.world.gather(learned_N).double()
     count = learned_M.sum().clamp(min=1)
     # Deviations from one of the values: where all are equal, the mean is exact and so are zeros.

@@ -24,10 +24,10 @@ Prepared = Mapping[str, Tensor]
 
 def _value_targets(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
     """returns = GAE(λ of the critic) + values, and the token mean's weights."""
-    reward_N = batch.stream("reward_N", "auxiliary value_loss")
+    reward_N = batch.stream("reward_N")
     gae_NT = gae_with_one_lambda(reward_N, batch, params["gamma"], params["lam"])
     return {
-        "return_NT": gae_NT + batch.stream("old_value_NT", "auxiliary value_loss"),
+        "return_NT": gae_NT + batch.stream("old_value_NT"),
         "coefficient_NT": token_mean_batch.function(batch),
     }
 
@@ -67,8 +67,8 @@ def value_loss(
 ) -> Tensor:
     """Clipped value loss (PPO practice; the paper's is the plain squared error)."""
     error_NT, _ = clipped_value_error(
-        batch.stream("value_NT", "auxiliary value_loss"),
-        batch.stream("old_value_NT", "auxiliary value_loss"),
+        batch.stream("value_NT"),
+        batch.stream("old_value_NT"),
         prepared["return_NT"],
         limit,
     )
@@ -77,8 +77,8 @@ def value_loss(
 
 def _right_token_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
     """1/N₊ on the tokens of right answers, N₊ of them in the batch."""
-    right_N = batch.stream("correct_N", "auxiliary positive_nll")
-    learned_N = batch.length_N * batch.stream("learn_N", "auxiliary positive_nll")
+    right_N = batch.stream("correct_N")
+    learned_N = batch.length_N * batch.stream("learn_N")
     tokens = batch.world.gather(right_N * learned_N).sum().clamp(min=1)
     return {"coefficient_NT": batch.learned(right_N.double() / tokens)}
 
@@ -92,13 +92,13 @@ def _right_token_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Te
 )
 def positive_nll(batch: TokenBatch, prepared: Prepared, *, weight: NonNegative = 0.1) -> Tensor:
     """Negative log-likelihood of right answers (VAPO, 2504.05118)."""
-    logp_NT = batch.stream("logp_NT", "auxiliary positive_nll")
+    logp_NT = batch.stream("logp_NT")
     return -weight * (prepared["coefficient_NT"] * logp_NT).sum()
 
 
 def _row_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
     """1/B on rows that have tokens to learn from."""
-    counts_N = batch.stream("learn_N", "auxiliary outcome_bce") & (batch.length_N > 0)
+    counts_N = batch.stream("learn_N") & (batch.length_N > 0)
     rows = batch.world.gather(counts_N.long()).sum().clamp(min=1)
     return {"coefficient_N": counts_N.to(batch.dtype) / rows}
 
@@ -114,10 +114,10 @@ def _row_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
 )
 def outcome_bce(batch: TokenBatch, prepared: Prepared, *, beta: Positive = 0.05) -> Tensor:
     """Cross-entropy of the implicit reward model (PRIME, 2502.01456)."""
-    prm_NT = batch.stream("prm_logp_NT", "auxiliary outcome_bce")
-    ref_NT = batch.stream("ref_logp_NT", "auxiliary outcome_bce")
+    prm_NT = batch.stream("prm_logp_NT")
+    ref_NT = batch.stream("ref_logp_NT")
     logit_N = beta * (prm_NT - ref_NT).sum(1)
-    right_N = batch.stream("correct_N", "auxiliary outcome_bce").to(logit_N.dtype)
+    right_N = batch.stream("correct_N").to(logit_N.dtype)
     losses_N = torch.nn.functional.binary_cross_entropy_with_logits(
         logit_N, right_N, reduction="none"
     )
@@ -129,6 +129,7 @@ def _sequence_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tenso
 
 
 @auxiliary(
+    kl=True,
     prepare=_sequence_mean,
     needs=("ref_logp_NT",),
     equation="+ {coef}·mean_sequences mean_tokens {estimator}(ℓ − ℓ^ref)",
@@ -143,6 +144,6 @@ def kl_sequence_mean(
     estimator: Literal["k1", "k2", "k3", "k3+"] = "k3",
 ) -> Tensor:
     """KL to the reference averaged per sequence, whatever the policy term's aggregation."""
-    ref_NT = batch.stream("ref_logp_NT", "auxiliary kl_sequence_mean")
-    x_NT = batch.stream("logp_NT", "auxiliary kl_sequence_mean") - ref_NT
+    ref_NT = batch.stream("ref_logp_NT")
+    x_NT = batch.stream("logp_NT") - ref_NT
     return coef * (prepared["coefficient_NT"] * VALUES[estimator](x_NT)).sum()

@@ -17,10 +17,10 @@ from groupwise.methods.slots import NonNegative, Positive, correction
 from groupwise.records import TokenBatch
 
 
-def mismatch(batch: TokenBatch, reader: object) -> Tensor:
+def mismatch(batch: TokenBatch) -> Tensor:
     """log ρ per token, detached, 0 where masked."""
-    sampler_NT = batch.stream("sampler_logp_NT", reader)
-    return (anchor_logp(batch, "old", reader) - sampler_NT).detach()
+    sampler_NT = batch.stream("sampler_logp_NT")
+    return (anchor_logp(batch, "old") - sampler_NT).detach()
 
 
 def _sequence(log_weight_N1: Tensor, batch: TokenBatch) -> Tensor:
@@ -35,7 +35,7 @@ def _sequence(log_weight_N1: Tensor, batch: TokenBatch) -> Tensor:
 )
 def tis_token(batch: TokenBatch, *, cap: Positive = 2.0) -> Tensor:
     """Truncated importance sampling per token."""
-    return bounded_exp(mismatch(batch, "correction tis_token")).clamp(max=cap)
+    return bounded_exp(mismatch(batch)).clamp(max=cap)
 
 
 @correction(
@@ -46,7 +46,7 @@ def tis_token(batch: TokenBatch, *, cap: Positive = 2.0) -> Tensor:
 )
 def tis_sequence(batch: TokenBatch, *, cap: Positive = 2.0) -> Tensor:
     """Truncated importance sampling per sequence."""
-    total_N1 = mismatch(batch, "correction tis_sequence").sum(1, keepdim=True)
+    total_N1 = mismatch(batch).sum(1, keepdim=True)
     return _sequence(total_N1, batch).clamp(max=cap)
 
 
@@ -58,7 +58,7 @@ def tis_sequence(batch: TokenBatch, *, cap: Positive = 2.0) -> Tensor:
 )
 def icepop(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 5.0) -> Tensor:
     """IcePop: masks tokens outside the band."""
-    rho_NT = bounded_exp(mismatch(batch, "correction icepop"))
+    rho_NT = bounded_exp(mismatch(batch))
     return rho_NT * ((rho_NT >= low) & (rho_NT <= high))
 
 
@@ -70,7 +70,7 @@ def icepop(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 5.0) -
 )
 def mis_sequence(batch: TokenBatch, *, low: NonNegative = 0.0, high: Positive = 2.0) -> Tensor:
     """Masked importance sampling per sequence."""
-    rho_NT = _sequence(mismatch(batch, "correction mis_sequence").sum(1, keepdim=True), batch)
+    rho_NT = _sequence(mismatch(batch).sum(1, keepdim=True), batch)
     return rho_NT * ((rho_NT >= low) & (rho_NT <= high))
 
 
@@ -82,7 +82,7 @@ def mis_sequence(batch: TokenBatch, *, low: NonNegative = 0.0, high: Positive = 
 )
 def mis_geometric(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 2.0) -> Tensor:
     """Masked by the sequence's geometric mean, weighted per token."""
-    log_rho_NT = mismatch(batch, "correction mis_geometric")
+    log_rho_NT = mismatch(batch)
     mean_N1 = bounded_exp(row_mean(log_rho_NT, batch))
     return torch.where((mean_N1 >= low) & (mean_N1 <= high), bounded_exp(log_rho_NT), 0.0)
 
@@ -96,7 +96,7 @@ def mis_geometric(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive =
 )
 def mask_sequence(batch: TokenBatch, *, low: NonNegative = 0.0, high: Positive = 3.0) -> Tensor:
     """Sequence mask without a weight."""
-    rho_NT = _sequence(mismatch(batch, "correction mask_sequence").sum(1, keepdim=True), batch)
+    rho_NT = _sequence(mismatch(batch).sum(1, keepdim=True), batch)
     return ((rho_NT >= low) & (rho_NT <= high)).to(rho_NT.dtype)
 
 
@@ -114,4 +114,4 @@ def replay_routing(
 
     The work is in the model's forward pass (`losses.routing.replay_gates`); no weight is left.
     """
-    return torch.ones_like(batch.stream("logp_NT", "correction replay_routing"))
+    return torch.ones_like(batch.stream("logp_NT"))

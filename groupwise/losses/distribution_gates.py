@@ -40,14 +40,14 @@ def _masked(
     log_ratio_NT = log_ratio_NT.detach()
     keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
     weight_NT = bounded_exp(log_ratio_NT).clamp(max=cap) * keep_NT
-    objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT", "a divergence mask")
+    objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT")
     return objective_NT, ~keep_NT & batch.mask_NT
 
 
 def _of_sampled_token(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """log π and log μ of the sampled token, without gradient."""
-    logp_NT = batch.stream("logp_NT", "a divergence mask").detach()
-    return logp_NT, batch.stream("sampler_logp_NT", "a divergence mask")
+    logp_NT = batch.stream("logp_NT").detach()
+    return logp_NT, batch.stream("sampler_logp_NT")
 
 
 def binary_tv(logp_NT: Tensor, sampler_NT: Tensor) -> Tensor:
@@ -64,6 +64,7 @@ def binary_kl(logp_NT: Tensor, sampler_NT: Tensor) -> Tensor:
 
 
 @gate(
+    ratio="token",
     anchor="sampler",
     needs=("sampler_logp_NT",),
     equation="S = sg[min(r, {cap})]·M·A·ℓ, M = 0 iff the step leads further out and |π−μ| >"
@@ -85,6 +86,7 @@ def tv_mask(
 
 
 @gate(
+    ratio="token",
     anchor="sampler",
     needs=("sampler_logp_NT",),
     equation="S = sg[min(r, {cap})]·M·A·ℓ, M = 0 iff the step leads further out and KL₂(μ‖π) >"
@@ -107,7 +109,7 @@ def kl_mask(
 
 def first_k(batch: TokenBatch, name: str, k: int) -> Tensor:
     """The first k entries of a top-k stream, which must have that many."""
-    x = batch.stream(name, "a top-k gate")
+    x = batch.stream(name)
     if x.shape[-1] < k:
         raise BatchError(
             f"{name} has {x.shape[-1]} entries per token, the gate's k is {k}: give it at least k, "
@@ -126,11 +128,11 @@ def topk_divergences(batch: TokenBatch, k: int, members: str) -> tuple[Tensor, T
     if members == "top+sampled":
         ids, token_NT = (
             first_k(batch, "sampler_topk_id_NTK", k),
-            batch.stream("token_NT", "a top-k mask"),
+            batch.stream("token_NT"),
         )
         new_NT = (ids != token_NT[..., None]).all(-1)
-        own_mu_NT = batch.stream("sampler_logp_NT", "a top-k mask").exp()
-        own_pi_NT = batch.stream("logp_NT", "a top-k mask").detach().exp()
+        own_mu_NT = batch.stream("sampler_logp_NT").exp()
+        own_pi_NT = batch.stream("logp_NT").detach().exp()
         mu = torch.cat([mu, torch.where(new_NT, own_mu_NT, 0.0)[..., None]], -1)
         pi = torch.cat([pi, torch.where(new_NT, own_pi_NT, 0.0)[..., None]], -1)
     mu = torch.cat([mu, (1.0 - mu.sum(-1, keepdim=True)).clamp(min=0.0)], -1)
@@ -143,6 +145,7 @@ def topk_divergences(batch: TokenBatch, k: int, members: str) -> tuple[Tensor, T
 
 
 @gate(
+    ratio="token",
     anchor="sampler",
     needs=(
         "sampler_logp_NT",
@@ -178,7 +181,7 @@ def topk_mask(
 
 def entropy_threshold(batch: TokenBatch, quantile: float) -> Tensor:
     """The quantile (linear interpolation) of each row's valid token entropies, [N, 1]."""
-    entropy_NT = batch.stream("entropy_NT", "gate topk_smoothing").detach()
+    entropy_NT = batch.stream("entropy_NT").detach()
     if not len(entropy_NT):  # a rank without rows
         return entropy_NT[:, :1]
     valid_NT = torch.where(batch.mask_NT, entropy_NT, torch.nan)
@@ -189,14 +192,16 @@ def simko_branches(
     batch: TokenBatch, advantage_NT: Tensor, quantile: float
 ) -> tuple[Tensor, Tensor]:
     """Where to spread (right answers) and where to push harder (wrong, sampled the top token)."""
-    entropy_NT = batch.stream("entropy_NT", "gate topk_smoothing").detach()
+    entropy_NT = batch.stream("entropy_NT").detach()
     forking_NT = batch.mask_NT & (entropy_NT > entropy_threshold(batch, quantile))
-    top1_NT = batch.stream("topk_id_NTK", "gate topk_smoothing")[..., 0]
-    is_top1_NT = top1_NT == batch.stream("token_NT", "gate topk_smoothing")
+    top1_NT = batch.stream("topk_id_NTK")[..., 0]
+    is_top1_NT = top1_NT == batch.stream("token_NT")
     return forking_NT & (advantage_NT > 0), forking_NT & (advantage_NT < 0) & is_top1_NT
 
 
 @gate(
+    below_one=True,
+    ratio="token",
     needs=("entropy_NT", "topk_logp_NTK", "topk_id_NTK", "token_NT"),
     equation="clip({low}, {high}) with, on the tokens above the {quantile} entropy quantile of"
     " their row:"
@@ -219,7 +224,7 @@ def topk_smoothing(
 ) -> Gated:
     """SimKO (2510.14807). The ratio's value is unchanged; only its gradient is spread."""
     spread_NT, harder_NT = simko_branches(batch, advantage_NT, quantile)
-    logp_NT = batch.stream("logp_NT", "gate topk_smoothing")
+    logp_NT = batch.stream("logp_NT")
     top_NTK = first_k(batch, "topk_logp_NTK", k)
     smooth_NT = (1.0 - alpha) * logp_NT + alpha * top_NTK.mean(-1)
     smooth_NT = log_ratio_NT.detach() + smooth_NT - smooth_NT.detach()

@@ -6,6 +6,9 @@ took the gradient away; A = 0 is never clipped. Which side it was is the sign of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,7 +44,7 @@ def _was_clipped(ratio_NT: Tensor, advantage_NT: Tensor, objective_NT: Tensor) -
 )
 def score(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> Gated:
     """Score function (REINFORCE): gradient A·∇log π."""
-    objective_NT = advantage_NT * batch.stream("logp_NT", "gate score")
+    objective_NT = advantage_NT * batch.stream("logp_NT")
     return objective_NT, nothing_clipped(batch)
 
 
@@ -57,6 +60,7 @@ def unclipped(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> 
 
 
 @gate(
+    below_one=True,
     equation="S = min(r·A, clip(r, 1−{low}, 1+{high})·A)",
     fixes="a cheap trust region; high > low leaves room to explore (clip-higher)",
     breaks="beyond the range nothing is learned, though what else is learned may carry it on",
@@ -82,6 +86,7 @@ def clip(
 
 
 @gate(
+    below_one=True,
     equation="S = min(r·A, clip(r, 1−{low}, 1+{high})·A); for A < 0 at least {bound}·A",
     fixes="bounds the loss of a bad token whose ratio exploded",
     breaks="one more knob; such tokens are not pushed back",
@@ -132,7 +137,7 @@ def dynamic_clip(
     bound: AboveOne = 10.0,
 ) -> Gated:
     """DCPO (2509.02333)."""
-    old_prob_NT = batch.stream("old_logp_NT", "gate dynamic_clip").exp()
+    old_prob_NT = batch.stream("old_logp_NT").exp()
     low_NT, high_NT = dynamic_bounds(old_prob_NT, low, high, cap)
     ratio_NT = bounded_exp(log_ratio_NT)
     objective_NT = advantage_NT.clamp(min=0) * ratio_NT.clamp(max=high_NT)
@@ -152,6 +157,7 @@ def geometric_weight(
 
 
 @gate(
+    per_answer=True,
     equation="S = exp(mean_t e_t)·A, e = min(log r, {limit}) for A > 0, max(log r, −{limit}) for"
     " A < 0",
     fixes="outliers: a geometric mean over the answer, wide and symmetric in log space",
@@ -167,7 +173,14 @@ def geometric_clip(
     return weight_N1 * advantage_NT, above_NT | below_NT
 
 
+def _floor_above_cap(params: Mapping[str, Any]) -> str:
+    if params["floor"] <= params["cap"]:
+        return ""
+    return ": the floor lies above the cap, so every weight would be one. Lower it."
+
+
 @gate(
+    refuses=_floor_above_cap,
     equation="S = sg[clamp(r, {floor}, {cap})]·A·ℓ",
     fixes="every token keeps a gradient",
     breaks="no trust region; the loss value means nothing: log the ratio",
@@ -182,7 +195,7 @@ def weight_cap(
 ) -> Gated:
     """CISPO (2506.13585): caps the importance weight, not the gradient. `cap` is absolute."""
     weight_NT = bounded_exp(log_ratio_NT.detach()).clamp(floor, cap)
-    objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT", "gate weight_cap")
+    objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT")
     return objective_NT, nothing_clipped(batch)
 
 
@@ -235,7 +248,7 @@ def segment_clip(
     """SSPO (2511.04256). `width(segment_entropy_NT) -> (low, high)` may read mean entropies."""
     entropy_NT = None
     if batch.entropy_NT is not None:
-        segment_NT = batch.stream("segment_NT", "gate segment_clip")
+        segment_NT = batch.stream("segment_NT")
         entropy_NT = segment_mean(batch.entropy_NT.detach(), segment_NT, batch.mask_NT)
     low, high = width(entropy_NT)
     ratio_NT = bounded_exp(log_ratio_NT)

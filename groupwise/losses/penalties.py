@@ -13,6 +13,7 @@ from groupwise.records import TokenBatch
 
 
 @penalty(
+    kl=True,
     needs=("ref_logp_NT",),
     equation="+ {coef}·{estimator}(ℓ − ℓ^ref)",
     fixes="stays near the reference",
@@ -25,11 +26,12 @@ def kl(
     estimator: Literal["k1", "k2", "k3", "k3+"] = "k3",
 ) -> Tensor:
     """KL to the reference model in the loss."""
-    x_NT = batch.stream("logp_NT", "penalty kl") - batch.stream("ref_logp_NT", "penalty kl")
+    x_NT = batch.stream("logp_NT") - batch.stream("ref_logp_NT")
     return coef * VALUES[estimator](x_NT)
 
 
 @penalty(
+    kl=True,
     needs=("ref_logp_NT", "old_logp_NT"),
     equation="+ {coef}·(π/π_old)·k3(ℓ − ℓ^ref)",
     fixes="∇KL(π‖ref) also when sampled from π_old",
@@ -37,9 +39,9 @@ def kl(
 )
 def kl_importance(batch: TokenBatch, *, coef: NonNegative = 0.001) -> Tensor:
     """k3 under a differentiable importance ratio (DeepSeek-V3.2)."""
-    logp_NT = batch.stream("logp_NT", "penalty kl_importance")
-    ratio_NT = bounded_exp(logp_NT - anchor_logp(batch, "old", "penalty kl_importance"))
-    return coef * ratio_NT * k3(logp_NT - batch.stream("ref_logp_NT", "penalty kl_importance"))
+    logp_NT = batch.stream("logp_NT")
+    ratio_NT = bounded_exp(logp_NT - anchor_logp(batch, "old"))
+    return coef * ratio_NT * k3(logp_NT - batch.stream("ref_logp_NT"))
 
 
 @penalty(
@@ -50,9 +52,7 @@ def kl_importance(batch: TokenBatch, *, coef: NonNegative = 0.001) -> Tensor:
 )
 def drift(batch: TokenBatch, *, coef: NonNegative = 0.001) -> Tensor:
     """Squared log-ratio to the sampler."""
-    x_NT = batch.stream("logp_NT", "penalty drift") - batch.stream(
-        "sampler_logp_NT", "penalty drift"
-    )
+    x_NT = batch.stream("logp_NT") - batch.stream("sampler_logp_NT")
     return coef * x_NT.square()
 
 
@@ -64,4 +64,4 @@ def drift(batch: TokenBatch, *, coef: NonNegative = 0.001) -> Tensor:
 )
 def entropy_bonus(batch: TokenBatch, *, coef: NonNegative = 1e-3) -> Tensor:
     """Entropy bonus, ∂H/∂z_v = −p_v(log p_v + H)."""
-    return -coef * batch.stream("entropy_NT", "penalty entropy_bonus")
+    return -coef * batch.stream("entropy_NT")

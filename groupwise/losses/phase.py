@@ -50,7 +50,7 @@ def token_phase(recipe: Recipe, batch: TokenBatch, **outputs: Tensor) -> TokenRe
     batch = _attach(recipe, batch, outputs)
     coefficient_NT = _coefficient(batch)
     log_ratio_NT = returned(recipe.ratio, recipe.ratio(batch), batch.mask_NT)
-    advantage_NT = batch.stream("advantage_NT", "the token phase")
+    advantage_NT = batch.stream("advantage_NT")
     gated = recipe.gate(log_ratio_NT, advantage_NT, batch)
     if not isinstance(gated, tuple):
         raise RecipeError(f"gate {recipe.gate.name} must return (objective_NT, clipped_NT).")
@@ -101,11 +101,11 @@ def _attach(recipe: Recipe, batch: TokenBatch, outputs: dict[str, Tensor]) -> To
             "Pass it to TokenBatch.build."
         )
     batch = batch.with_outputs(**outputs)
-    logp_NT = batch.stream("logp_NT", "the token phase")
+    logp_NT = batch.stream("logp_NT")
     if batch.old_logp_NT is None:  # the first update: the policy is its own anchor
         batch = replace(batch, old_logp_NT=logp_NT.detach())
     dtype = logp_NT.dtype
-    same = batch.stream("advantage_NT", "the token phase").dtype == dtype
+    same = batch.stream("advantage_NT").dtype == dtype
     return batch if same else _cast(batch, dtype)
 
 
@@ -121,7 +121,7 @@ def _cast(batch: TokenBatch, dtype: torch.dtype) -> TokenBatch:
 
 def _coefficient(batch: TokenBatch) -> Tensor:
     """u; for a learnable aggregation with its exact gradient in λ."""
-    coefficient_NT = batch.stream("coefficient_NT", "the token phase")
+    coefficient_NT = batch.stream("coefficient_NT")
     slope_NT, exponent, weighed = (
         batch.coefficient_slope_NT,
         batch.length_exponent,
@@ -151,7 +151,7 @@ def _measure(
     batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor, weight_NT: Tensor | None
 ) -> Tally:
     """Sums over the tokens of this micro-batch that are learned from."""
-    learn_N = batch.stream("learn_N", "measures")
+    learn_N = batch.stream("learn_N")
     tokens = (batch.length_N * learn_N).sum()
     totals, peaks = {}, {}
 
@@ -176,7 +176,7 @@ def _measure(
     add_weights("ratio", log_ratio_NT)
     clipped_NT = clipped_NT & learn_N[:, None]
     above_NT = log_ratio_NT > 0
-    before_NT = batch.stream("old_logp_NT", "measures").exp()
+    before_NT = batch.stream("old_logp_NT").exp()
     add_clipped("high", clipped_NT & above_NT)
     add_clipped("low", clipped_NT & ~above_NT)
     rare_NT = add("tokens/rare_share", before_NT < RARE)
@@ -188,7 +188,7 @@ def _measure(
     if weight_NT is not None:
         add("correction/mean", weight_NT)
         add("correction/zero_share", weight_NT == 0)
-    logp_NT = batch.stream("logp_NT", "measures").detach()
+    logp_NT = batch.stream("logp_NT").detach()
     if batch.ref_logp_NT is not None:
         x_NT = logp_NT - batch.ref_logp_NT
         add("kl/ref_k1", x_NT)
@@ -197,7 +197,7 @@ def _measure(
     if batch.entropy_NT is not None:
         add("entropy/mean", batch.entropy_NT)
     if batch.sampler_logp_NT is not None and not batch.moved:
-        gap_NT = mismatch(batch, "measures")
+        gap_NT = mismatch(batch)
         add_weights("mismatch", gap_NT)
         peaks["mismatch/abs_max"] = _peak(add("mismatch/abs_mean", gap_NT.abs()))
         add("mismatch/outside_share", (gap_NT > OUTSIDE[1]) | (gap_NT < OUTSIDE[0]))

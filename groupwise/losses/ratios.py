@@ -18,15 +18,15 @@ from groupwise.methods.slots import Fraction, Stream, ratio
 from groupwise.records import TokenBatch
 
 
-def anchor_logp(batch: TokenBatch, anchor: str, reader: object) -> Tensor:
+def anchor_logp(batch: TokenBatch, anchor: str) -> Tensor:
     """The log-probabilities that the ratio divides by, detached."""
     if anchor == "sampler":
-        return batch.stream("sampler_logp_NT", reader)
-    return batch.stream("old_logp_NT", reader)
+        return batch.stream("sampler_logp_NT")
+    return batch.stream("old_logp_NT")
 
 
-def _difference(batch: TokenBatch, anchor: str, reader: object) -> Tensor:
-    return batch.stream("logp_NT", reader) - anchor_logp(batch, anchor, reader)
+def _difference(batch: TokenBatch, anchor: str) -> Tensor:
+    return batch.stream("logp_NT") - anchor_logp(batch, anchor)
 
 
 def row_mean(x_NT: Tensor, batch: TokenBatch) -> Tensor:
@@ -42,7 +42,7 @@ def row_mean(x_NT: Tensor, batch: TokenBatch) -> Tensor:
 )
 def on_policy(batch: TokenBatch) -> Tensor:
     """Pure on-policy: log-ratio 0."""
-    return torch.zeros_like(batch.stream("logp_NT", "ratio on_policy"))
+    return torch.zeros_like(batch.stream("logp_NT"))
 
 
 @ratio(
@@ -53,10 +53,11 @@ def on_policy(batch: TokenBatch) -> Tensor:
 )
 def token(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
     """One ratio per token (PPO, GRPO)."""
-    return _difference(batch, anchor, "ratio token")
+    return _difference(batch, anchor)
 
 
 @ratio(
+    averages=True,
     level="sequence",
     equation="s = exp(mean_t log π/π_{anchor})",
     fixes="low variance; one decision per answer, as the reward is",
@@ -64,7 +65,7 @@ def token(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
 )
 def sequence_geomean(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
     """Geometric mean over the answer (GSPO, 2507.18071)."""
-    mean_N1 = row_mean(_difference(batch, anchor, "ratio sequence_geomean"), batch)
+    mean_N1 = row_mean(_difference(batch, anchor), batch)
     return mean_N1.expand_as(batch.mask_NT)
 
 
@@ -76,11 +77,13 @@ def sequence_geomean(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
 )
 def sequence_product(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
     """Product over the answer."""
-    total_N1 = _difference(batch, anchor, "ratio sequence_product").sum(1, keepdim=True)
+    total_N1 = _difference(batch, anchor).sum(1, keepdim=True)
     return total_N1.expand_as(batch.mask_NT)
 
 
 @ratio(
+    token_gradient=True,
+    averages=True,
     level="sequence",
     equation="s_t = sg[exp(mean_t log π/π_{anchor})] · exp(ℓ_t − sg ℓ_t)",
     fixes="the sequence's ratio with advantages per token",
@@ -88,8 +91,8 @@ def sequence_product(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
 )
 def geomean_token_grad(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
     """GSPO-token (2507.18071): value of the geometric mean, gradient of the own token."""
-    logp_NT = batch.stream("logp_NT", "ratio geomean_token_grad")
-    mean_N1 = row_mean(_difference(batch, anchor, "ratio geomean_token_grad").detach(), batch)
+    logp_NT = batch.stream("logp_NT")
+    mean_N1 = row_mean(_difference(batch, anchor).detach(), batch)
     # Bounded here, so that the token's own gradient outlives the bound on exp's argument.
     limit = EXP_LIMIT * (1.0 - torch.finfo(logp_NT.dtype).eps)
     return mean_N1.clamp(-limit, limit) + (logp_NT - logp_NT.detach())
@@ -111,15 +114,15 @@ def segment_mean(x_NT: Tensor, segment_NT: Tensor, mask_NT: Tensor) -> Tensor:
 )
 def segment_geomean(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
     """Geometric mean over each sub-sentence (SSPO, 2511.04256)."""
-    segment_NT = batch.stream("segment_NT", "ratio segment_geomean")
-    difference_NT = _difference(batch, anchor, "ratio segment_geomean")
+    segment_NT = batch.stream("segment_NT")
+    difference_NT = _difference(batch, anchor)
     return segment_mean(difference_NT, segment_NT, batch.mask_NT)
 
 
 def router_drift(batch: TokenBatch) -> Tensor:
     """Δ = mean over layers and old top-k experts of |log g_new − log g_old|, detached."""
-    new = batch.stream("router_NTLK", "ratio router_shift").detach()
-    old = batch.stream("old_router_NTLK", "ratio router_shift")
+    new = batch.stream("router_NTLK").detach()
+    old = batch.stream("old_router_NTLK")
     tiny = torch.finfo(new.dtype).tiny  # an expert that nobody chooses any more
     gap = new.clamp(min=tiny).log() - old.clamp(min=tiny).log()
     return gap.abs().mean((-2, -1))
@@ -135,4 +138,4 @@ def router_drift(batch: TokenBatch) -> Tensor:
 def router_shift(batch: TokenBatch, *, floor: Fraction = 0.8, anchor: Stream = "old") -> Tensor:
     """RSPO (2510.23027)."""
     log_weight_NT = (-router_drift(batch)).clamp(min=math.log(floor) if floor else -math.inf)
-    return batch.valid(_difference(batch, anchor, "ratio router_shift") + log_weight_NT)
+    return batch.valid(_difference(batch, anchor) + log_weight_NT)

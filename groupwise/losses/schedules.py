@@ -23,6 +23,7 @@ def joint(batch: TokenBatch, *, updates: Count = 1) -> list[Tensor]:
 
 
 @schedule(
+    passes=2,
     needs=("old_logp_NT",),
     equation="a pass on tokens with π_old < {eta}, then one on the rest with the new policy and"
     " the same π_old;"
@@ -32,5 +33,5 @@ def joint(batch: TokenBatch, *, updates: Count = 1) -> list[Tensor]:
 )
 def low_then_high(batch: TokenBatch, *, eta: Fraction = 0.5, updates: Count = 1) -> list[Tensor]:
     """Lopti (2505.12929)."""
-    rare_NT = batch.stream("old_logp_NT", "schedule low_then_high").exp() < eta
+    rare_NT = batch.stream("old_logp_NT").exp() < eta
     return [batch.mask_NT & rare_NT, batch.mask_NT & ~rare_NT]

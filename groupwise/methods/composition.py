@@ -321,9 +321,8 @@ class Recipe(Method):
     def sized(self, limit: int, updates: int) -> dict[str, Any]:
         found: dict[str, Any] = {"schedule.updates": 1 if self.level == "none" else updates}
         for slot in self.slots():
-            for setting, share in slot.definition.traits.lengths.items():
-                place = slot.kind if slot.kind not in MANY else f"{slot.kind}.{slot.name}"
-                found[f"{place}.{setting}"] = max(1, int(limit * share))
+            place = f"{slot.kind}.{slot.name}"
+            found |= {f"{place}.{key}": x for key, x in slot.fitted(limit).items()}
         return found
 
     @property

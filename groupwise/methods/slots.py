@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from groupwise.errors import RecipeError, nearest
+from groupwise.errors import BatchError, MissingStream, RecipeError, nearest
 from groupwise.methods.traits import traits
 
 # The positional arguments of each kind's functions, in words and in number.
@@ -86,7 +86,14 @@ class Slot:
     definition: Definition = field(compare=False, repr=False)
 
     def __call__(self, *args: Any) -> Any:
-        return self.definition.function(*args, **dict(self.params))
+        try:
+            return self.definition.function(*args, **dict(self.params))
+        except MissingStream as error:
+            said = "" if error.name in self.needs else f", and its needs= do not say {error.name}"
+            raise BatchError(
+                f"{self.kind} {self.name} reads {error.name} ({error.meaning}), which this batch "
+                f"does not have{said}. Pass it, or use a recipe without it."
+            ) from None
 
     def __getitem__(self, parameter: str) -> Any:
         return dict(self.params)[parameter]
@@ -105,6 +112,12 @@ class Slot:
 
     def replace(self, **changes: Any) -> Slot:
         return self.definition(**{**dict(self.params), **changes})
+
+    def fitted(self, tokens: int) -> dict[str, int]:
+        """Return the settings that go by the longest answer, for answers of so many tokens."""
+        traits = self.definition.traits
+        sizes = {traits.length: tokens, traits.margin: max(1, tokens // 4)}
+        return {key: size for key, size in sizes.items() if key}
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from groupwise.methods.composition import Recipe
+    from groupwise.methods.traits import Traits
 
 Rule = Callable[["Recipe"], Iterator[str]]
 
@@ -18,8 +19,9 @@ def complaints(recipe: Recipe) -> tuple[list[str], list[str]]:
     return refused, doubtful
 
 
-def _names(recipe: Recipe, kind: str) -> set[str]:
-    return {slot.name for slot in recipe.of(kind)}
+def _with(recipe: Recipe, kind: str, holds: Callable[[Traits], bool]) -> str:
+    """Return the slot of a kind of which a fact holds, the first by name; "" if there is none."""
+    return min((s.name for s in recipe.of(kind) if holds(s.definition.traits)), default="")
 
 
 def _anchor(recipe: Recipe) -> str:
@@ -93,9 +95,9 @@ def ratio_fits_gate(recipe: Recipe) -> Iterator[str]:
             f"gate {recipe.gate.name} measures the distance to the sampler, so its ratio must "
             "too: use ratio=token(anchor='sampler')."
         )
-    if recipe.gate.name == "geometric_clip" and level == "sequence":
+    if traits.per_answer and level == "sequence":
         yield (
-            "geometric_clip takes the mean over the answer itself; on a sequence ratio its "
+            f"{recipe.gate.name} takes the mean over the answer itself; on a sequence ratio its "
             "per-token clip means nothing. Use ratio=token()."
         )
 
@@ -109,14 +111,10 @@ def token_links(recipe: Recipe) -> Iterator[str]:
                 f"{link.name} works on one number per answer, and {spread[0].name} gives one per "
                 "token: padding would enter its statistics. Use whiten_tokens()."
             )
-    for link in recipe.advantage:
-        if link.name == "scale" and link["by"] == 0:
-            yield "scale(by=0) makes every advantage 0: nothing would be learned. Take it out."
 
 
 def gate_needs_token_ratio(recipe: Recipe) -> Iterator[str]:
-    token_gates = ("topk_smoothing", "tv_mask", "kl_mask", "topk_mask")
-    if recipe.gate.name in token_gates and _level(recipe) != "token":
+    if recipe.gate.definition.traits.ratio == "token" and _level(recipe) != "token":
         yield (
             f"gate {recipe.gate.name} decides token by token, and ratio {recipe.ratio.name} is one "
             "number for many. Use ratio=token()."
@@ -127,9 +125,10 @@ def ignored_rewards(recipe: Recipe) -> Iterator[str]:
     if not recipe.advantage:
         return
     traits = recipe.advantage[0].definition.traits
-    if "kl_per_token" in _names(recipe, "shaping") and not traits.dense:
+    per_token = _with(recipe, "shaping", lambda shaping: shaping.per_token)
+    if per_token and not traits.dense:
         yield (
-            f"kl_per_token gives rewards per token, which {recipe.advantage[0].name} does not "
+            f"{per_token} gives rewards per token, which {recipe.advantage[0].name} does not "
             "read. Use kl_per_sequence(), or an advantage such as return_to_go()."
         )
     if recipe.shaping and not traits.outcome:
@@ -140,35 +139,34 @@ def ignored_rewards(recipe: Recipe) -> Iterator[str]:
 
 
 def baseline_for_dropped_groups(recipe: Recipe) -> Iterator[str]:
-    cross = {"group_and_batch_mean", "group_and_moving_mean", "smooth_cumulative"} & _names(
-        recipe, "advantage"
-    )
-    dropping = {"zero_variance", "reject"} & _names(recipe, "filter")
-    if cross and dropping:
+    taught = _with(recipe, "advantage", lambda traits: traits.uniform == "teaches")
+    dropping = _with(recipe, "filter", lambda traits: traits.uniform == "drops")
+    if taught and dropping:
         yield (
-            f"filter {min(dropping)} takes out the uniform groups that {min(cross)} is there to "
+            f"filter {dropping} takes out the uniform groups that {taught} is there to "
             "learn from. Keep one of the two."
         )
 
 
 def critic_nobody_reads(recipe: Recipe) -> Iterator[str]:
     reads = any("old_value_NT" in link.needs for link in recipe.advantage)
-    if "value_loss" in _names(recipe, "auxiliary") and not reads:
-        yield "value_loss trains a critic that no advantage reads. Use gae(), or drop the loss."
+    critic = _with(recipe, "auxiliary", lambda traits: traits.learns == "critic")
+    if critic and not reads:
+        yield f"{critic} trains a critic that no advantage reads. Use gae(), or drop the loss."
     reads = any("prm_logp_NT" in link.needs for link in recipe.advantage)
-    if "outcome_bce" in _names(recipe, "auxiliary") and not reads:
-        yield "outcome_bce trains a reward model that no advantage reads. Use process_rloo()."
+    model = _with(recipe, "auxiliary", lambda traits: traits.learns == "prm")
+    if model and not reads:
+        yield f"{model} trains a reward model that no advantage reads. Use process_rloo()."
 
 
-def range_is_empty(recipe: Recipe) -> Iterator[str]:
+def settings_fit_each_other(recipe: Recipe) -> Iterator[str]:
     for slot in recipe.slots():
         band = slot.kind in ("filter", "correction") and "low" in slot and "high" in slot
         if band and slot["low"] >= slot["high"]:
             yield f"{slot} keeps nothing: low must be below high."
-        if slot.name == "weight_cap" and slot["floor"] > slot["cap"]:
-            yield f"{slot}: the floor lies above the cap, so every weight would be one. Lower it."
-        if slot.name == "soft_overlong" and slot["cache"] > slot["max_length"]:
-            yield f"{slot}: the cache is longer than an answer may be. Keep it below max_length."
+        why = slot.definition.traits.refuses(dict(slot.params))
+        if why:
+            yield f"{slot}{why}"
 
 
 # --- doubtful ---------------------------------------------------------------------------------
@@ -178,7 +176,7 @@ def clip_range_fits_level(recipe: Recipe) -> Iterator[str]:
     if not {"low", "high"} <= {key for key, _ in recipe.gate.params}:
         return
     widest = max(recipe.gate["low"], recipe.gate["high"])
-    if recipe.ratio.name in ("sequence_geomean", "geomean_token_grad") and widest >= 0.1:
+    if recipe.ratio.definition.traits.averages and widest >= 0.1:
         yield (
             f"{recipe.gate} on {recipe.ratio.name}: the mean over an answer moves by about 1e-3, "
             "so a range of 0.1 or more never acts. GSPO uses clip(0.0003, 0.0004)."
@@ -191,16 +189,16 @@ def clip_range_fits_level(recipe: Recipe) -> Iterator[str]:
 
 
 def sequence_ratio_per_token(recipe: Recipe) -> Iterator[str]:
-    sequence = _level(recipe) == "sequence" or recipe.gate.name == "geometric_clip"
-    if sequence and not recipe.aggregation.name.endswith("token_mean"):
+    sequence = _level(recipe) == "sequence" or recipe.gate.definition.traits.per_answer
+    if sequence and not recipe.aggregation.definition.traits.per_answer:
         yield (
             f"with {recipe.aggregation.name} an answer weighs by its length, although its ratio "
             "is one number. Use seq_mean_token_mean() for the published method."
         )
-    if sequence and recipe.schedule.name == "low_then_high":
+    if sequence and recipe.schedule.definition.traits.passes > 1:
         yield (
-            "low_then_high splits answers by token, and this recipe treats an answer as one. Use "
-            "joint(), or a ratio per token."
+            f"{recipe.schedule.name} splits answers by token, and this recipe treats an answer as "
+            "one. Use joint(), or a ratio per token."
         )
 
 
@@ -209,7 +207,7 @@ def knobs_without_effect(recipe: Recipe) -> Iterator[str]:
         if slot.get("coef", slot.get("weight")) == 0:
             held = ", and holds a reference model in memory" if "ref_logp_NT" in slot.needs else ""
             yield f"{slot} does nothing{held}. Take it out."
-    if recipe.gate.name in ("clip", "dual_clip", "topk_smoothing") and recipe.gate["low"] >= 1:
+    if recipe.gate.definition.traits.below_one and recipe.gate["low"] >= 1:
         yield f"{recipe.gate}: ratios are positive, so a lower range of 1 or more never acts."
 
 
@@ -223,7 +221,7 @@ def kl_without_effect(recipe: Recipe) -> Iterator[str]:
     terms = [
         s
         for s in (*recipe.shaping, *recipe.advantage, *recipe.penalty, *recipe.auxiliary)
-        if "kl" in s.name and "ref_logp_NT" in s.needs
+        if s.definition.traits.kl
     ]
     if len(terms) > 1:
         yield (
@@ -233,8 +231,9 @@ def kl_without_effect(recipe: Recipe) -> Iterator[str]:
 
 
 def token_advantage_under_sequence_ratio(recipe: Recipe) -> Iterator[str]:
-    sequence = recipe.ratio.name in ("sequence_geomean", "sequence_product")
-    sequence = sequence or recipe.gate.name == "geometric_clip"
+    ratio = recipe.ratio.definition.traits
+    sequence = ratio.level == "sequence" and not ratio.token_gradient
+    sequence = sequence or recipe.gate.definition.traits.per_answer
     links = [link for link in recipe.advantage if link.definition.traits.per_token]
     if sequence and links:
         yield (
@@ -244,9 +243,7 @@ def token_advantage_under_sequence_ratio(recipe: Recipe) -> Iterator[str]:
 
 
 def anchors_differ(recipe: Recipe) -> Iterator[str]:
-    readers = [
-        s for s in (recipe.gate, *recipe.penalty) if s.name in ("dynamic_clip", "kl_importance")
-    ]
+    readers = [s for s in (recipe.gate, *recipe.penalty) if "old_logp_NT" in s.needs]
     if readers and _anchor(recipe) == "sampler":
         yield (
             f"{readers[0].name} goes by the learner's old probabilities, and the ratio by the "
@@ -255,17 +252,18 @@ def anchors_differ(recipe: Recipe) -> Iterator[str]:
 
 
 def rewards_outside_a_method(recipe: Recipe) -> Iterator[str]:
-    names = _names(recipe, "advantage")
-    shaped = {"signed", "kl_per_sequence"} & _names(recipe, "shaping")
-    if "maxrl" in names and shaped:
+    binary = _with(recipe, "advantage", lambda traits: traits.binary)
+    shaped = _with(recipe, "shaping", lambda traits: traits.lowers)
+    if binary and shaped:
         yield (
-            f"maxrl divides by the group's mean reward, which {min(shaped)} can bring near 0 or "
+            f"{binary} divides by the group's mean reward, which {shaped} can bring near 0 or "
             "below. Give it rewards of 0 and 1."
         )
-    dropping = {"zero_variance", "reject"} & _names(recipe, "filter")
-    if "rescale_for_dead_groups" in names and dropping:
+    rescaling = _with(recipe, "advantage", lambda traits: traits.uniform == "rescales")
+    dropping = _with(recipe, "filter", lambda traits: traits.uniform == "drops")
+    if rescaling and dropping:
         yield (
-            f"rescale_for_dead_groups makes up for dead groups, and filter {min(dropping)} takes "
+            f"{rescaling} makes up for dead groups, and filter {dropping} takes "
             "them out. Keep one of the two."
         )
 
@@ -288,21 +286,21 @@ def stale_policy_gradient(recipe: Recipe) -> Iterator[str]:
 
 
 def normalised_twice(recipe: Recipe) -> Iterator[str]:
-    names = _names(recipe, "advantage")
-    scaled = {"group_zscore", "group_mean_batch_std", "leave_one_out_zscore"} & names
-    again = {"whiten_tokens", "whiten_sequences"} & names
+    scaled = _with(recipe, "advantage", lambda traits: traits.scales and traits.base)
+    again = _with(recipe, "advantage", lambda traits: traits.scales and not traits.base)
     if scaled and again:
         yield (
-            f"{min(scaled)} and {min(again)} normalise the same rewards twice. With the second, "
+            f"{scaled} and {again} normalise the same rewards twice. With the second, "
             "group_mean() is enough."
         )
 
 
 def frozen_helper(recipe: Recipe) -> Iterator[str]:
     needs = {name for link in recipe.advantage for name in link.needs}
-    if "old_value_NT" in needs and "value_loss" not in _names(recipe, "auxiliary"):
+    trained = {term.definition.traits.learns for term in recipe.auxiliary}
+    if "old_value_NT" in needs and "critic" not in trained:
         yield "the advantage reads a critic that nothing trains. Add auxiliary value_loss()."
-    if "prm_logp_NT" in needs and "outcome_bce" not in _names(recipe, "auxiliary"):
+    if "prm_logp_NT" in needs and "prm" not in trained:
         yield "the advantage reads a reward model that nothing trains. Add outcome_bce()."
 
 
@@ -325,7 +323,7 @@ REFUSED: tuple[Rule, ...] = (
     ignored_rewards,
     baseline_for_dropped_groups,
     critic_nobody_reads,
-    range_is_empty,
+    settings_fit_each_other,
 )
 DOUBTFUL: tuple[Rule, ...] = (
     clip_range_fits_level,

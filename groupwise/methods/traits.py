@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from groupwise.errors import RecipeError, nearest
 
 Prepare = Callable[..., Mapping[str, Any]]
+Refuses = Callable[[Mapping[str, Any]], str]
 Level = Literal["none", "token", "segment", "sequence"]
 
 
@@ -17,28 +18,47 @@ def nothing(batch: Any, params: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def any_settings(params: Mapping[str, Any]) -> str:
+    """Refuse nothing: every setting makes sense beside every other."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Traits:
     """Facts about a slot function; each is of the kinds of slot that its comment names."""
 
     action: Literal["refill", "zero", "mask"] = "mask"  # filter: what becomes of what it drops
     base: bool = False  # advantage: makes advantages from rewards, so that it stands first
-    per_token: bool = False  # advantage: gives one number a token instead of one a row
+    per_token: bool = False  # advantage, shaping: gives a number a token instead of one a row
     per_row: bool = False  # advantage: takes one number a row
     dense: bool = False  # advantage: reads rewards of single tokens
     outcome: bool = True  # advantage: reads the reward of the whole answer
     remembers: Literal["", "visits", "reward_average"] = ""  # advantage: from one batch to the next
+    # Filter, advantage: what it does with groups of equal rewards.
+    uniform: Literal["", "drops", "teaches", "rescales"] = ""
+    scales: bool = False  # advantage: divides by how far rewards or advantages are spread
+    binary: bool = False  # advantage: made for rewards of 0 and 1
+    lowers: bool = False  # shaping: brings rewards down to 0 and below
+    kl: bool = False  # shaping, advantage, penalty, auxiliary: a KL to the reference
+    length: str = ""  # shaping, aggregation: its setting for how long an answer may be
+    margin: str = ""  # shaping: its setting for a stretch before that length
     level: Level = "token"  # ratio: over what it is one number; "none" compares with nothing
-    ratio: Literal["", "none", "segment"] = ""  # gate: the only level of ratio that it fits
+    averages: bool = False  # ratio: a mean over the answer, which moves little
+    token_gradient: bool = False  # ratio: one number, and yet a gradient for each token
+    ratio: Literal["", "none", "token", "segment"] = (
+        ""  # gate: the only level of ratio that it fits
+    )
     anchor: Literal["", "sampler"] = ""  # gate: the only anchor of the ratio that it fits
+    below_one: bool = False  # gate: `low` is how far below 1 a ratio may fall
+    per_answer: bool = False  # gate, aggregation: an answer counts as one, whatever its length
+    passes: int = 1  # schedule: how often it goes over the batch, some tokens each time
     weighs: bool = True  # correction: changes how much a token counts
     routing: bool = False  # correction: replays which experts a token visited
     learns: str = ""  # aggregation, auxiliary: the part with parameters of its own that it trains
     outputs: tuple[str, ...] = ()  # aggregation, auxiliary: streams of a forward pass that it reads
     prepare: Prepare = nothing  # auxiliary: makes its targets, in the batch phase
     reads: Literal["", "labels", "answers", "grades"] = ""  # pairing: where pairs come from
-    # shaping, aggregation: settings that stand for the longest answer of a run, as shares of it
-    lengths: Mapping[str, float] = field(default_factory=dict)
+    refuses: Refuses = any_settings  # every kind: what is wrong with its settings, in words
     breaks_at: Mapping[str, str] = field(default_factory=dict)  # gate: drawbacks by level of ratio
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from groupwise.groups.segments import split_at_punctuation
 from groupwise.methods.composition import Recipe
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.packs import Sequences
+from groupwise.parallel.world import ALONE, World
 from groupwise.records import Memory, Rollout, TokenBatch
 
 Group = list[Rollout]
@@ -22,8 +24,8 @@ def sequences_of(groups: Sequence[Group]) -> Sequences:
     return Sequences([r.task.token_ids for r in rows], [r.completion.token_ids for r in rows])
 
 
-def group_numbers(recipe: Recipe, groups: Sequence[Group]) -> list[int]:
-    """One number a row. A prompt that is in the batch twice has two groups.
+def group_numbers(recipe: Recipe, groups: Sequence[Group], first: int = 0) -> list[int]:
+    """One number a row, from `first` on. A prompt that is in the batch twice has two groups.
 
     But a recipe that remembers prompts must know them again: there it is the prompt's own number,
     and the two are one group.
@@ -31,44 +33,25 @@ def group_numbers(recipe: Recipe, groups: Sequence[Group]) -> list[int]:
     remembers = any(link.definition.traits.remembers == "visits" for link in recipe.advantage)
     return [
         group[0].task.id if remembers else number
-        for number, group in enumerate(groups)
+        for number, group in enumerate(groups, first)
         for _ in group
     ]
 
 
-def assemble(
-    recipe: Recipe,
-    groups: Sequence[Group],
-    tokenizer: Tokenizer,
-    *,
-    drop_truncated: bool = False,
-    sampled: bool = True,
-    greedy: Sequence[float | None] | None = None,
-    memory: Memory | None = None,
-    device: torch.device | str = "cpu",
-    **streams: Tensor,
+def sampled(
+    recipe: Recipe, groups: Sequence[Group], tokenizer: Tokenizer, *, drop_truncated: bool = False
 ) -> TokenBatch:
-    """The batch before its batch phase. `streams` are what models say: old, reference, λ.
-
-    Answers that were not `sampled` have no probability of the sampler's. `greedy` is the reward of
-    each group's greedy completion; where that has none, the group has no baseline and counts as
-    ungraded.
-    """
+    """Return what the rollouts themselves say, as a batch that filters can look at."""
     rows = [rollout for group in groups for rollout in group]
     sequences = sequences_of(groups)
     mask_NT = sequences.mask()
-    reward_N = [None if drop_truncated and r.completion.truncated else r.grade.reward for r in rows]
     made: dict[str, Any] = {
         "truncated_N": torch.tensor([r.completion.truncated for r in rows]),
         "correct_N": torch.tensor([bool(r.grade.correct) for r in rows]),
     }
-    if sampled:
+    if recipe.samples:  # answers of the data have no probability of the sampler's
         made["sampler_logp_NT"] = _padded([r.completion.logp_T for r in rows], mask_NT)
     wanted = recipe.streams
-    if greedy is not None:
-        baseline = [reward for reward, group in zip(greedy, groups, strict=True) for _ in group]
-        reward_N = [None if b is None else r for r, b in zip(reward_N, baseline, strict=True)]
-        made["greedy_reward_N"] = torch.tensor([0.0 if b is None else b for b in baseline])
     if "token_NT" in wanted:
         made["token_NT"] = sequences.tokens()
     if "segment_NT" in wanted:
@@ -82,12 +65,47 @@ def assemble(
                 [getattr(r.completion, name) for r in rows], mask_NT
             )
     return TokenBatch.build(
-        mask_NT=mask_NT.to(device),
+        mask_NT=mask_NT,
         group_N=group_numbers(recipe, groups),
-        reward_N=reward_N,
-        memory=memory,
-        **{name: x.to(device) for name, x in (made | streams).items()},
+        reward_N=[
+            None if drop_truncated and r.completion.truncated else r.grade.reward for r in rows
+        ],
+        **made,
     )
+
+
+def assemble(
+    recipe: Recipe,
+    groups: Sequence[Group],
+    batch: TokenBatch,
+    *,
+    greedy: Sequence[float | None] | None = None,
+    memory: Memory | None = None,
+    device: torch.device | str = "cpu",
+    world: World = ALONE,
+    **streams: Tensor,
+) -> TokenBatch:
+    """Return the batch before its batch phase: what was `sampled`, and what is known later.
+
+    `streams` are what models say: old, reference, λ. `greedy` is the reward of each group's greedy
+    completion; where that has none, the group has no baseline and counts as ungraded. In a `world`
+    of several ranks each has groups of its own, and all call this.
+    """
+    first = world.for_rows(len(groups)).start
+    reward_N = batch.task_reward_N
+    if greedy is not None:
+        baseline = [reward for reward, group in zip(greedy, groups, strict=True) for _ in group]
+        known_N = torch.tensor([reward is not None for reward in baseline])
+        reward_N = torch.where(known_N, reward_N, float("nan"))
+        streams["greedy_reward_N"] = torch.tensor([reward or 0.0 for reward in baseline])
+    whole = replace(
+        batch,
+        group_N=torch.tensor(group_numbers(recipe, groups, first), dtype=torch.long),
+        task_reward_N=reward_N,
+        memory=memory or Memory(),
+        world=world.for_rows(batch.rows),
+    )
+    return whole.to(device).with_streams(**{name: x.to(device) for name, x in streams.items()})
 
 
 def _padded(values: Sequence[Any], mask_NT: Tensor) -> Tensor:

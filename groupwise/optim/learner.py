@@ -26,6 +26,7 @@ from groupwise.optim.adamw import make_optimizer
 from groupwise.optim.packs import Sequences, micro_batches, outputs, score
 from groupwise.optim.roles.role import Role
 from groupwise.optim.step import Named, StepOutcome, apply
+from groupwise.parallel.world import ALONE, World
 from groupwise.records import TokenBatch
 
 Rows = list[int]
@@ -112,9 +113,11 @@ class Learner:
         optim: config.Optim,
         temperature: float,
         roles: Mapping[str, Role] | None = None,
+        world: World = ALONE,
     ) -> None:
         self.model, self.optim, self.temperature = model, optim, temperature
         self.roles = dict(roles or {})  # what takes part beside the policy
+        self.world = world  # who shares its batches
         self.micro_tokens = optim.micro_tokens  # halved when memory runs out
         model.recompute = optim.recompute
         self.optimizer = make_optimizer(model.named_parameters(), optim, optim.weight_decay)
@@ -208,8 +211,9 @@ class PolicyLearner(Learner):
         optim: config.Optim,
         temperature: float,
         roles: Mapping[str, Role] | None = None,
+        world: World = ALONE,
     ) -> None:
-        super().__init__(model, optim, temperature, roles)
+        super().__init__(model, optim, temperature, roles, world)
         self.recipe = recipe
         self.own_top_k = 0  # how many of its own likeliest tokens the recipe wants to see
         if "sampler_topk_logp_NTK" in recipe.streams:

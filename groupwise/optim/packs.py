@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from groupwise.common.progress import counted
 from groupwise.model.cost import Group
+from groupwise.model.layers.head import HeadQuery
 from groupwise.model.layers.transformer import PolicyModel
 
 Ids = tuple[int, ...]
@@ -239,19 +239,15 @@ def outputs(
     """
     # Made for each pass and not kept: on a CPU its masks are far larger than the tokens.
     attend = model.ops.attention(part.prompts, part.behind, part.token_T.device)
-    hidden_TD = model(part.token_T, part.position_T, attend)
-    # A group's answers all read their prompt's last row. A GPU would add up the gradient of
-    # `index_select` there in the order of chance; that of an embedding it sorts first.
-    found = model.ops.log_probs(
-        F.embedding(part.take_A, hidden_TD),
-        model.head_weight,
+    query = HeadQuery(
+        part.take_A,
         part.target_A,
         temperature=temperature,
         entropy=True,
         top_k=top_k,
-        at_TK=None if at_NTK is None else part.collect(at_NTK),
-        rule=model.head_rule,
+        at_AK=None if at_NTK is None else part.collect(at_NTK),
     )
+    found = model.predict(part.token_T, part.position_T, attend, query)
     named: dict[str, Any] = {
         "logp_NT": found.logp_T,
         "entropy_NT": found.entropy_T,

@@ -21,6 +21,7 @@ from groupwise.optim.learner import Learner
 from groupwise.optim.packs import Sequences, outputs
 from groupwise.optim.roles.role import Role
 from groupwise.optim.step import Named, StepOutcome
+from groupwise.parallel.world import ALONE, World
 
 
 class PairLearner(Learner):
@@ -35,8 +36,9 @@ class PairLearner(Learner):
         optim: config.Optim,
         temperature: float,
         roles: Mapping[str, Role] | None = None,
+        world: World = ALONE,
     ) -> None:
-        super().__init__(model, optim, temperature, roles)
+        super().__init__(model, optim, temperature, roles, world)
         self.recipe = recipe
 
     def learn_pairs(

@@ -196,7 +196,7 @@ class Replay:
                 (away > 0,
                  f"{each.method.name} would have drawn other prompts in place of groups that it "
                  "sends away: those are not known."),
-                ("entropy_NT" in recipe.outputs and recipe.gate.name != "segment_clip",
+                (any("entropy_NT" in slot.needs for slot in recipe.penalty),
                  f"{each.method.name} has a term of the entropy: its gradient does not go through "
                  "the tokens' log-probabilities, so only gradients of weights (--gradients) have "
                  "it."),

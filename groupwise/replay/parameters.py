@@ -8,7 +8,7 @@ had moved, and only the gradients of the tokens' log-probabilities from the chec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,7 +26,6 @@ from groupwise.optim.packs import micro_batches, outputs
 from groupwise.prepare import pins
 from groupwise.prepare.placing import check_device
 from groupwise.prepare.setup import micro_tokens_of
-from groupwise.records import TokenBatch
 from groupwise.replay.recorded import Record, Recorded
 from groupwise.replay.weigh import Batched, Weighed
 
@@ -85,7 +84,7 @@ def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: Batched) ->
     model, sequences = weights.model, sequences_of(found.groups)
     device, temperature = model.head_weight.device, run.config.engine.temperature
     trained = _cleared(model)
-    for one_pass in passes(recipe, on_device(found.batch, device)):
+    for one_pass in passes(recipe, found.batch.to(device)):
         for rows in micro_batches(sequences, range(found.batch.rows), _room(run, model)):
             seen = outputs(model, sequences.pack(rows, device), temperature=temperature)
             if one_pass.length_exponent is not None:
@@ -122,19 +121,3 @@ def _room(run: Recorded, model: Policy) -> int:
 def _flat(parameter: Tensor) -> Tensor:
     found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     return found.float().flatten().cpu()
-
-
-def on_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
-    """The batch where the model is."""
-    if device.type == "cpu":
-        return batch
-    moved = {
-        item.name: x.to(device)
-        for item in fields(batch)
-        if isinstance(x := getattr(batch, item.name), Tensor)
-    }
-    prepared = {
-        name: {key: x.to(device) for key, x in parts.items()}
-        for name, parts in batch.prepared.items()
-    }
-    return replace(batch, prepared=prepared, **moved)  # type: ignore[arg-type]

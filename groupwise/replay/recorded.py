@@ -230,7 +230,7 @@ def _policy(
     old_NT = streams["learner_logp"].double()
     level = recipe.ratio.definition.traits.level
     anchor = recipe.ratio.get("anchor")
-    still = recipe.schedule["updates"] == 1 and recipe.schedule.name == "joint"
+    still = recipe.schedule["updates"] * recipe.schedule.definition.traits.passes == 1
     if level == "none" or still:
         return old_NT, False, False
     anchor_NT = streams["sampler_logp"].double() if anchor == "sampler" else old_NT

@@ -16,7 +16,7 @@ from torch import Tensor
 from groupwise.groups.phase import BatchResult, batch_phase, passes, select
 from groupwise.losses.measures import merge
 from groupwise.losses.phase import token_phase
-from groupwise.optim.assemble import Group, assemble, group_numbers
+from groupwise.optim.assemble import Group, assemble, group_numbers, sampled
 from groupwise.records import Memory, TokenBatch
 from groupwise.replay.methods import Method
 from groupwise.replay.recorded import Record, Recorded, rows_of
@@ -73,8 +73,7 @@ def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> Ba
     batch = assemble(
         method.recipe,
         kept,
-        run.tokenizer,  # type: ignore[arg-type]  # `check` saw to it where it is read
-        drop_truncated=run.config.overlong == "drop",
+        _sampled(run, method, kept),
         greedy=_baselines(method, record, kept),
         memory=memory,
         **streams,
@@ -97,9 +96,13 @@ def _sent_away(run: Recorded, method: Method, groups: list[Group]) -> set[int]:
     """Groups that the method's dynamic sampling would not learn from."""
     if not method.recipe.refilling:
         return set()
+    return set(select(method.recipe, _sampled(run, method, groups)).refill)
+
+
+def _sampled(run: Recorded, method: Method, groups: list[Group]) -> TokenBatch:
     drop = run.config.overlong == "drop"
-    batch = assemble(method.recipe, groups, run.tokenizer, drop_truncated=drop)  # type: ignore[arg-type]
-    return set(select(method.recipe, batch).refill)
+    tokenizer: Any = run.tokenizer  # `check` saw to it where it is read
+    return sampled(method.recipe, groups, tokenizer, drop_truncated=drop)
 
 
 def _baselines(method: Method, record: Record, groups: list[Group]) -> list[float | None] | None:
@@ -141,8 +144,8 @@ def weigh(method: Method, record: Record, found: Batched) -> Weighed:
     return Weighed(
         method=method,
         batched=found,
-        advantage_NT=whole(batch.stream("advantage_NT", "a replay")),
-        coefficient_NT=whole(batch.stream("coefficient_NT", "a replay")),
+        advantage_NT=whole(batch.stream("advantage_NT")),
+        coefficient_NT=whole(batch.stream("coefficient_NT")),
         ratio_NT=whole(ratio_NT * batch.mask_NT),
         weight_NT=whole(weight_NT),
         clipped_NT=whole(clipped_NT & batch.mask_NT),

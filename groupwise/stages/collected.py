@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from groupwise.optim.assemble import Group
 from groupwise.prepare.rollouts import failed
+from groupwise.records import TokenBatch
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Collected:
     refill_tokens: int = 0  # sampled after the first draw
     greedy: list[Group] = field(default_factory=list)  # one baseline a group, where asked for
     sampled: bool = True  # or taken from the data
+    batch: TokenBatch | None = None  # of the groups, where filters looked at it
 
     @property
     def unused(self) -> list[Group]:

@@ -130,20 +130,22 @@ def exact_in_name_only(config: Config, recipe: Recipe) -> Iterator[str]:
 def lengths_of_another_run(config: Config, recipe: Recipe) -> Iterator[str]:
     limit = config.engine.max_tokens
     for slot in recipe.shaping:
-        if slot.name == "soft_overlong" and slot["max_length"] != limit:
-            idle = limit <= slot["max_length"] - slot["cache"]
+        traits, fitted = slot.definition.traits, slot.fitted(limit)
+        if fitted and slot[traits.length] != limit:
+            idle = traits.margin and limit <= slot[traits.length] - slot[traits.margin]
+            settings = [f"recipe.shaping.{slot.name}.{key}={x}" for key, x in fitted.items()]
             yield (
-                f"{slot} is made for answers of {slot['max_length']} tokens, and engine.max_tokens "
-                f"is {limit}{': it never acts' if idle else ''}. Write "
-                f"recipe.shaping.soft_overlong.max_length={limit} "
-                f"recipe.shaping.soft_overlong.cache={max(1, limit // 4)}."
+                f"{slot} is made for answers of {slot[traits.length]} tokens, and "
+                f"engine.max_tokens is {limit}{': it never acts' if idle else ''}. Write "
+                f"{' '.join(settings)}."
             )
     weights = recipe.aggregation
-    if weights.name == "seq_mean_token_sum_norm" and weights["length"] != limit:
-        yield (
-            f"{weights} divides by {weights['length']}, the paper's generation budget, and "
-            f"engine.max_tokens is {limit}. Write recipe.aggregation.length={limit}."
-        )
+    for key in weights.fitted(limit):
+        if weights[key] != limit:
+            yield (
+                f"{weights} divides by {weights[key]}, the paper's generation budget, and "
+                f"engine.max_tokens is {limit}. Write recipe.aggregation.{key}={limit}."
+            )
 
 
 def small_batch(config: Config, recipe: Recipe) -> Iterator[str]:

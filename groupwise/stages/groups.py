@@ -18,10 +18,12 @@ from groupwise.methods.composition import Recipe
 from groupwise.model.cost import add, forward_cost, update_cost
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.assemble import Group, assemble, group_numbers, sequences_of
+from groupwise.optim.assemble import sampled as sampled_batch
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.roles import role_sizes
 from groupwise.optim.roles.role import Role
 from groupwise.optim.step import StepOutcome, first_bad
+from groupwise.parallel.world import World
 from groupwise.prepare.setup import weight_bytes
 from groupwise.records import Memory, Task, TokenBatch
 from groupwise.stages import group_checks
@@ -78,10 +80,10 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         idle = told(idle_slots(self.config))
         return lines + [f"idle, updates are the same without: {line}" for line in idle]
 
-    def learner(self, model: Policy, roles: Mapping[str, Role]) -> PolicyLearner:
+    def learner(self, model: Policy, roles: Mapping[str, Role], world: World) -> PolicyLearner:
         recipe = anchored(self.config, self.recipe)
         temperature = self.config.engine.temperature if recipe.samples else 1.0
-        return PolicyLearner(model, recipe, self.optim(model), temperature, roles)
+        return PolicyLearner(model, recipe, self.optim(model), temperature, roles, world)
 
     def collect(
         self, parts: Parts[PolicyLearner], cursor: TaskCursor, tell: Tell, clock: Clock
@@ -90,33 +92,39 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         config, wanted = self.config, self.config.prompts_per_step
         groups = self.source.draw(parts, cursor, wanted, clock)
         spent, dropped = Spent(first=tokens_of(groups)), list[Group]()
-        kept, unwanted = self._sorted_out(parts, groups)
+        batch = self.as_batch(parts, groups)
+        kept, unwanted = self._sorted_out(groups, batch)
         spent.note(drawn=len(groups), useful=len(kept))
         while unwanted and not spent.why_stop(config):
             dropped += unwanted
             fresh = self.source.draw(parts, cursor, len(unwanted), clock)
             before, groups = len(kept), kept + fresh
-            kept, unwanted = self._sorted_out(parts, groups)
+            batch = self.as_batch(parts, groups)
+            kept, unwanted = self._sorted_out(groups, batch)
             spent.rounds, spent.tokens = spent.rounds + 1, spent.tokens + tokens_of(fresh)
             spent.note(drawn=len(fresh), useful=len(kept) - before)
         if unwanted:
             text = _not_full(config, spent, kept, dropped + unwanted)
             tell("refill", text, shown=len(kept) < FEW * wanted)
         used = kept or groups
-        dropped += unwanted if kept else []
+        if kept and unwanted:  # without them the rows are fewer, and perhaps shorter
+            dropped += unwanted
+            batch = self.as_batch(parts, kept)
         asks_greedy = "greedy_reward_N" in self.recipe.streams
         baselines = greedy(config, parts, used, clock) if asks_greedy else []
-        return Collected(used, dropped, spent.rounds, spent.tokens, baselines, self.source.sampled)
+        sampled = self.source.sampled
+        return Collected(used, dropped, spent.rounds, spent.tokens, baselines, sampled, batch)
+
+    def as_batch(self, parts: Parts[PolicyLearner], groups: Sequence[Group]) -> TokenBatch:
+        """Return the groups as filters and learner read them."""
+        drop = self.config.overlong == "drop"
+        return sampled_batch(self.recipe, groups, parts.loaded.tokenizer, drop_truncated=drop)
 
     def _sorted_out(
-        self, parts: Parts[PolicyLearner], groups: Sequence[Group]
+        self, groups: Sequence[Group], batch: TokenBatch
     ) -> tuple[list[Group], list[Group]]:
         """Return the groups that the filters keep, and those that they want others for."""
         recipe = self.recipe
-        if not recipe.refilling:  # then the batch is made once, with all that it needs
-            return list(groups), []
-        drop = self.config.overlong == "drop"
-        batch = assemble(recipe, groups, parts.loaded.tokenizer, drop_truncated=drop)
         refill, number_of_row = set(select(recipe, batch).refill), group_numbers(recipe, groups)
         leaves = [number_of_row[row] in refill for row in _first_rows(groups)]
         kept = [group for group, leaving in zip(groups, leaves, strict=True) if not leaving]
@@ -149,12 +157,11 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         batch = assemble(
             recipe,
             groups,
-            parts.loaded.tokenizer,
-            drop_truncated=self.config.overlong == "drop",
-            sampled=collected.sampled,
+            self.as_batch(parts, groups) if collected.batch is None else collected.batch,
             greedy=[group[0].grade.reward for group in collected.greedy] or None,
             memory=memory,
             device=learner.device,
+            world=learner.world,
             **streams,
         )
         result = batch_phase(recipe, batch)

@@ -15,6 +15,7 @@ from groupwise.optim.assemble import Group
 from groupwise.optim.packs import Ids, Sequences
 from groupwise.optim.pairs import PairLearner
 from groupwise.optim.roles.role import Role
+from groupwise.parallel.world import World
 from groupwise.prepare.answers import answer_ids, check_columns
 from groupwise.records import Memory, Task
 from groupwise.stages.collected import Collected
@@ -84,9 +85,9 @@ class PairStage(Stage[PairRecipe, PairLearner]):
         departs = [f"not as published: {x}" for x in self.recipe.departs]
         return [f"pairs: {pairs[self.recipe.reads]}", *departs]
 
-    def learner(self, model: Policy, roles: Mapping[str, Role]) -> PairLearner:
+    def learner(self, model: Policy, roles: Mapping[str, Role], world: World) -> PairLearner:
         temperature = self.config.engine.temperature
-        return PairLearner(model, self.recipe, self.optim(model), temperature, roles)
+        return PairLearner(model, self.recipe, self.optim(model), temperature, roles, world)
 
     def teach(
         self,

@@ -18,6 +18,7 @@ from groupwise.model.cost import Parts as Costs
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.roles.role import Role
 from groupwise.optim.step import StepOutcome
+from groupwise.parallel.world import World
 from groupwise.prepare.setup import micro_tokens_of
 from groupwise.records import Memory, Task, TokenBatch
 from groupwise.stages.collected import Collected
@@ -97,8 +98,8 @@ class Stage(ABC, Generic[M, L]):
     # --- in a run ---
 
     @abstractmethod
-    def learner(self, model: Policy, roles: Mapping[str, Role]) -> L:
-        """Return who makes the updates."""
+    def learner(self, model: Policy, roles: Mapping[str, Role], world: World) -> L:
+        """Return who makes the updates, in a world of one or several processes."""
 
     def optim(self, model: Policy) -> configuration.Optim:
         """Return the optimizer's settings with micro-batches that suit the device."""

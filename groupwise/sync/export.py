@@ -27,7 +27,7 @@ from groupwise.model.adapters.quantized import QuantizedLinear
 from groupwise.model.formats.checkpoint import load, save
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.attention import packed, packed_positions
-from groupwise.model.layers.head import log_probs
+from groupwise.model.layers.head import HeadQuery
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import base_of, load_policy
 from groupwise.sync.checkpoints import best, newest
@@ -196,10 +196,9 @@ def logp_of(model: Policy, sequences: Sequence[Ids]) -> Tensor:
     found = []
     for ids in sequences or [tuple(range(min(16, model.config.vocab_size)))]:
         token_T = torch.tensor(ids)
-        hidden_TD = model(token_T, packed_positions([len(ids)]), packed([len(ids)]))
-        found.append(
-            log_probs(hidden_TD[:-1], model.head_weight, token_T[1:], rule=model.head_rule).logp_T
-        )
+        query = HeadQuery(torch.arange(len(ids) - 1), token_T[1:])
+        said = model.predict(token_T, packed_positions([len(ids)]), packed([len(ids)]), query)
+        found.append(said.logp_T)
     return torch.cat(found)
 
 

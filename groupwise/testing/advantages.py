@@ -48,7 +48,7 @@ def advantage(case: Case) -> dict[str, Any]:
     x = advantages(made, batch, selection)
     mask, graded_N = batch.mask_NT, graded(batch)
     found: dict[str, Any] = {"advantages": plain(x, mask if x.dim() == 2 else None)}
-    reward_N = batch.stream("reward_N", "a case")
+    reward_N = batch.stream("reward_N")
     if method == "rloo" and x.dim() == 1:
         size_N = group_stats(reward_N, batch).count_N.clamp(min=1)
         found["times_G_minus1_over_G"] = plain(x * (size_N - 1) / size_N)
@@ -63,19 +63,19 @@ def advantage(case: Case) -> dict[str, Any]:
     elif method == "prime" and "logp_prm" in inputs:
         found.update(_prime(batch, params.get("beta", 0.05)))
     elif method == "prime_seed" and made.advantage[0].name == "drift_as_process_reward":
-        drift_NT = batch.stream("old_logp_NT", method) - batch.stream("ref_logp_NT", method)
+        drift_NT = batch.stream("old_logp_NT") - batch.stream("ref_logp_NT")
         found["ipr"] = plain(drift_NT, mask)
         mix = made.advantage[0]["mix"]
-        found["mixed_reward"] = plain(credit.mixed_reward(reward_N, batch, mix, method), mask)
+        found["mixed_reward"] = plain(credit.mixed_reward(reward_N, batch, mix), mask)
     return found
 
 
 def _prime(batch: TokenBatch, beta: float) -> dict[str, Any]:
-    found = {"process_reward": plain(credit.implicit_reward(batch, beta, "prime"), batch.mask_NT)}
+    found = {"process_reward": plain(credit.implicit_reward(batch, beta), batch.mask_NT)}
     if batch.correct_N is None:
         right_N = batch.task_reward_N > 0
         batch = replace(batch, correct_N=right_N)
-    leaf = batch.stream("prm_logp_NT", "prime").clone().requires_grad_()
+    leaf = batch.stream("prm_logp_NT").clone().requires_grad_()
     term = outcome_bce(beta=beta)
     prepared = term.definition.traits.prepare(batch, dict(term.params))
     loss = term(replace(batch, prm_logp_NT=leaf), prepared)

@@ -106,7 +106,7 @@ def batch_for(case: Case, made: Recipe) -> TokenBatch:
             # token_rewards hold the whole reward already
             batch = replace(batch, task_reward_N=torch.zeros_like(batch.task_reward_N))
         elif "rewards" not in inputs:
-            batch = replace(batch, task_reward_N=batch.stream("token_reward_NT", "a case").sum(1))
+            batch = replace(batch, task_reward_N=batch.stream("token_reward_NT").sum(1))
     elif "rewards" not in inputs and not (advantages_given(case) or _by_steps(made)):
         steps = " (adv is about the outcome, not the steps)" if "step_reward_NT" in inputs else ""
         raise missing("rewards", f"{case['kind']} {case['method']}{steps}")
@@ -127,7 +127,7 @@ def sampled(case: Case, batch: TokenBatch) -> Tensor:
     inputs = case["inputs"]
     if "tokens" not in inputs:
         raise missing("tokens", f"{case['kind']} {case['method']} on logits")
-    token_NT = batch.stream("token_NT", "a case")
+    token_NT = batch.stream("token_NT")
     vocabulary = grid(inputs, "logits", batch.mask_NT, 3).shape[-1]
     if ((token_NT < 0) | (token_NT >= vocabulary)).any():
         raise CaseError(f"tokens must lie in 0..{vocabulary - 1}, as the logits have that many.")

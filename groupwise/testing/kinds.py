@@ -58,7 +58,7 @@ def value(case: Case) -> dict[str, Any]:
     streams = [torch.where(batch.mask_NT, x, zero) for x in (leaf, target_NT)]
     limit = value_loss(limit=params.get("cliprange_value", 0.2))["limit"]
     error_NT, clipped_NT = clipped_value_error(
-        streams[0], batch.stream("old_value_NT", "a case"), streams[1], limit
+        streams[0], batch.stream("old_value_NT"), streams[1], limit
     )
     loss = 0.5 * (_weights(batch, params) * error_NT).sum()
     (grad,) = torch.autograd.grad(loss, leaf)
@@ -157,7 +157,7 @@ def gate(case: Case) -> dict[str, Any]:
         logp_NT=from_logits(logits, token_NT)["logp_NT"],
     )
     advantage_NT = adv.per_token(given_advantages(case, mask), batch)
-    log_ratio_NT = batch.stream("logp_NT", "a case") - batch.stream("sampler_logp_NT", "a case")
+    log_ratio_NT = batch.stream("logp_NT") - batch.stream("sampler_logp_NT")
     _, clipped_NT = slot(log_ratio_NT, advantage_NT, batch)
     tv_NT, kl_NT = distribution_gates.topk_divergences(batch, k, "top")
     return {

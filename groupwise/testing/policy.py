@@ -42,9 +42,9 @@ def policy_loss(case: Case) -> dict[str, Any]:
         if params["which"] not in ("low", "high"):
             raise CaseError(f"which={params['which']!r} is unknown: low or high.")
         done = passes(made, done)[params["which"] == "high"]
-        rows = done.stream("advantage_NT", "a case")
+        rows = done.stream("advantage_NT")
     elif made.schedule.name == "low_then_high":
-        rows = done.stream("advantage_NT", "a case")
+        rows = done.stream("advantage_NT")
     leaf, outputs = _learner(case, made, done)
     if done.length_exponent is not None:
         outputs["length_exponent"] = done.length_exponent
@@ -104,7 +104,7 @@ def _learner(case: Case, made: Recipe, batch: TokenBatch) -> tuple[Tensor, dict[
 
 def _coef(made: Recipe, batch: TokenBatch, outputs: dict[str, Tensor], leaf: Tensor) -> Tensor:
     """w·c·A, from the policy term alone: its gradient over −u."""
-    u_NT = batch.stream("coefficient_NT", "a case")
+    u_NT = batch.stream("coefficient_NT")
     policy_only = made.replace(penalty=(), auxiliary=())
     loss = token_phase(policy_only, batch, **outputs).loss
     (grad,) = torch.autograd.grad(loss, leaf, allow_unused=True)
@@ -123,7 +123,7 @@ def _streams(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any
     }
     if made.ratio.definition.traits.level == "sequence":
         found["seq_ratio"] = plain(_of_row(bounded_exp(out.log_ratio_NT), mask))
-        advantage_NT = batch.stream("advantage_NT", "a case")
+        advantage_NT = batch.stream("advantage_NT")
         if made.ratio.name != "geomean_token_grad" and not _varies(advantage_NT, mask):
             found["clipped"] = plain(clipped.amax(1))
     if out.weight_NT is not None:
@@ -135,7 +135,7 @@ def _streams(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any
 
 def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any]:
     """Streams that only some gates and ratios have, under the names of the case schema."""
-    mask, gate, A_NT = batch.mask_NT, made.gate, batch.stream("advantage_NT", "a case")
+    mask, gate, A_NT = batch.mask_NT, made.gate, batch.stream("advantage_NT")
     found: dict[str, Any] = {}
     if made.ratio.name == "segment_geomean":
         found["segment_ratio"] = plain(bounded_exp(out.log_ratio_NT), mask)
@@ -151,7 +151,7 @@ def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[
         p_NT = torch.sigmoid(tau_NT * (bounded_exp(out.log_ratio_NT) - 1.0))
         found["gate_weight"] = plain(4.0 * p_NT * (1.0 - p_NT), mask)
     if gate.name == "dynamic_clip":
-        old_NT = batch.stream("old_logp_NT", "dcpo").exp()
+        old_NT = batch.stream("old_logp_NT").exp()
         low_NT, high_NT = dynamic_bounds(old_NT, gate["low"], gate["high"], gate["cap"])
         found["low"], found["high"] = plain(low_NT, mask), plain(high_NT, mask)
     if gate.definition.traits.anchor == "sampler":

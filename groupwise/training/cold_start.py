@@ -22,6 +22,7 @@ from groupwise.errors import DataError
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.optim.schedules import learning_rate
+from groupwise.parallel.world import ALONE
 from groupwise.prepare import tiny
 from groupwise.recipes import recipe
 from groupwise.records import Memory, Task
@@ -63,7 +64,7 @@ def teach(config: Config, loaded: Loaded, tasks: Sequence[Task]) -> None:
         held_out=[],
         grader=Grader({"exact": 1.0}),  # answers of the data ask neither for a grade
         engine=NativeEngine(loaded.model, loaded.tokenizer, seed=config.seed, slots=0),  # nor this
-        learner=stage.learner(loaded.model, {}),
+        learner=stage.learner(loaded.model, {}, ALONE),
     )
     cursor, memory = Cursor(prompts, config.seed), Memory()
     right = 0.0  # probability of the whole solution, averaged over recent batches

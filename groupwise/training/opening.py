@@ -31,6 +31,7 @@ from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.checkpoint import save as save_model
 from groupwise.model.policy import adapter_notes, starting_policy
 from groupwise.optim.roles import make_roles, role_notes
+from groupwise.parallel.world import ALONE
 from groupwise.prepare import pins
 from groupwise.prepare.placing import placed
 from groupwise.prepare.setup import Bench, check_room, engine_of, set_up
@@ -104,7 +105,7 @@ def _open(
     bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks), tell=display.note)
     stage.check_tasks(bench.tasks)
     loaded, model = bench.loaded, bench.loaded.model
-    learner = stage.learner(model, make_roles(model, config.recipe, config))
+    learner = stage.learner(model, make_roles(model, config.recipe, config), ALONE)
     parts = Parts(
         loaded=loaded,
         tasks=bench.tasks,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from decoder_twins import decoder_engine, twin, twins  # noqa: F401
-from engine_zoo import engine, one, request, same, worst
+from engine_zoo import engine, one, request, same, tokenizer, worst
 from model_zoo import make
 from real_shapes import SEVEN
 
@@ -297,3 +297,17 @@ def test_caches_leave_room_to_compute_the_prompts_in(monkeypatch: pytest.MonkeyP
     assert slots(caches + gib + gib // 4, [1] * 63 + [512]) == 128  # few tokens: little room
     with pytest.raises(EngineError, match=r"GiB to compute in; 1\.0 GiB are free"):
         slots(gib, [512])
+
+
+def test_captured_steps_last_while_parameters_learn_and_not_when_they_move() -> None:
+    from groupwise.engine.native.decoder import Decoder
+
+    model = equipped()
+    decoder = Decoder(model, tokenizer(), seed=0, slots=2)
+    first = decoder.ready(2, 64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    assert decoder.ready(2, 64) is first
+    model.ops.lay_out(model.double().float())
+    assert decoder.ready(2, 64) is not first

@@ -23,12 +23,12 @@ def advantages(text: str, **streams: Any) -> Tensor:
     """The advantage chain alone on SAMPLE, as a stream per token."""
     made = composed(advantage=text)
     batch = TokenBatch.build(**{**SAMPLE.streams, **streams})
-    return batch_phase(made, batch).batch.stream("advantage_NT", "a test")
+    return batch_phase(made, batch).batch.stream("advantage_NT")
 
 
 def coefficients(text: str) -> Tensor:
     made = composed(aggregation=text)
-    return batch_phase(made, SAMPLE.build()).batch.stream("coefficient_NT", "a test")
+    return batch_phase(made, SAMPLE.build()).batch.stream("coefficient_NT")
 
 
 def equal(one: Tensor, other: Tensor, tolerance: float = 1e-12) -> None:
@@ -258,7 +258,7 @@ def one_answer(text: str, reward: float, value: list[float]) -> Tensor:
         reward_N=torch.tensor([reward], dtype=torch.float64),
         old_value_NT=torch.tensor([value], dtype=torch.float64),
     )
-    return batch_phase(composed(advantage=text), batch).batch.stream("advantage_NT", "a test")
+    return batch_phase(composed(advantage=text), batch).batch.stream("advantage_NT")
 
 
 def test_gae_with_lambda_0_is_the_one_step_error() -> None:
@@ -325,7 +325,7 @@ def test_cross_prompt_baselines_end_at_the_group_and_at_the_batch() -> None:
 
 def test_kl_to_go_outside_the_baseline_is_kl_per_token_in_the_return() -> None:
     made = composed(advantage="return_to_go()", shaping="kl_per_token(0.2)")
-    inside = batch_phase(made, SAMPLE.build()).batch.stream("advantage_NT", "a test")
+    inside = batch_phase(made, SAMPLE.build()).batch.stream("advantage_NT")
     equal(inside, advantages("raw(), minus_kl_to_go(0.2, 1e6)"))
 
 

@@ -279,7 +279,7 @@ def test_the_names_of_groups_change_nothing(name: str, ids: tuple[int, ...]) -> 
 
 
 class ThreadWorld:
-    """`records.World` among threads: everybody puts its rows on the table, then all read."""
+    """`World` among threads: everybody puts its rows on the table, then all read."""
 
     def __init__(self, rank: int, sizes: Sequence[int], table: list[Any], barrier: Any) -> None:
         self.rank, self.table, self.barrier = rank, table, barrier

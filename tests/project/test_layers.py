@@ -19,7 +19,7 @@ TESTS = Path(__file__).resolve().parents[1]
 PACKAGE = TESTS.parent / "groupwise"
 # From the bottom to the top. A folder or module imports from its own layer's left and from below.
 LAYERS = (
-    "errors streams records",
+    "errors streams parallel records",
     "common hub",
     "methods",
     "groups losses",

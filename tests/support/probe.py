@@ -26,11 +26,11 @@ class Probe:
 
     @property
     def u_NT(self) -> Tensor:
-        return self.batch.stream("coefficient_NT", "a test")
+        return self.batch.stream("coefficient_NT")
 
     @property
     def advantage_NT(self) -> Tensor:
-        return self.batch.stream("advantage_NT", "a test")
+        return self.batch.stream("advantage_NT")
 
 
 def altered(name: str, **slots: Any) -> Recipe:

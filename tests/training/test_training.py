@@ -27,7 +27,8 @@ from torch import Tensor
 from groupwise.errors import ConfigError, DataError
 from groupwise.methods.composition import PairRecipe
 from groupwise.model.fingerprint import fingerprint
-from groupwise.model.layers.head import HeadOutputs
+from groupwise.model.layers.head import NO_RULE, HeadOutputs, HeadRule
+from groupwise.model.layers.ops import Plain
 from groupwise.optim.assemble import sequences_of
 from groupwise.optim.learner import PolicyLearner
 from groupwise.recipes import RECIPES, recipe
@@ -283,8 +284,10 @@ def plain_head(
     entropy: bool,
     top_k: int,
     at_TK: Tensor | None,
+    rule: HeadRule,
 ) -> HeadOutputs:
     """The textbook: all logits at once, and autograd."""
+    assert rule is NO_RULE
     logp_TV = (hidden_TD @ weight_VD.t() / temperature).log_softmax(-1)
     top = logp_TV.topk(top_k) if top_k else None
     return HeadOutputs(
@@ -310,7 +313,7 @@ def test_bug_5_the_chunked_head_gives_the_gradient_of_the_plain_one(
             collected = gather(run)
             with monkeypatch.context() as patch:
                 if head == "plain":
-                    patch.setattr("groupwise.model.layers.ops.log_probs", plain_head)
+                    patch.setattr(Plain, "log_probs", staticmethod(plain_head))
                 else:
                     patch.setattr("groupwise.model.layers.head.CHUNK_NUMBERS", 7 * 15)  # 7 tokens
                 found = learn(run, collected).metrics

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from groupwise.errors import EngineError
 from groupwise.model.layers.transformer import PolicyModel, twin
+from groupwise.parallel.shards import refuse_shards
 
 FORMS = '"shared", "int8", "stale:K" (K updates old, such as "stale:2"), "noise:S" (noise of \
 standard deviation S on the logits, such as "noise:0.1")'
@@ -139,6 +140,8 @@ class Stale:
 
 def make_source(weights: str, learner: PolicyModel, version: int) -> Source:
     """From the text form."""
+    # The sampler reads parameters where they lie, the head between two forward passes.
+    refuse_shards(learner.named_parameters(), "The native engine")
     name, _, argument = weights.partition(":")
     try:
         if weights == "shared":

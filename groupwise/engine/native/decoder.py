@@ -132,18 +132,18 @@ class Decoder:
         self.state: State | None = None
         self.graphs: dict[tuple[int, float, bool], torch.cuda.CUDAGraph] = {}
         self.pool: Any = None
-        self.captured_at = 0
+        self.captured_at = model.placement
 
     def ready(self, slots: int, length: int) -> State:
         """Buffers for so many slots of so many tokens; captured steps belong to their buffers."""
         state = self.state
-        moved = self.captured_at != self.model.head_weight.data_ptr()
+        moved = self.captured_at != self.model.placement
         if state is None or state.slots < slots or state.length < length or moved:
             if state is not None:
                 slots, length = max(slots, state.slots), max(length, state.length)
             self.state, self.graphs, self.pool = None, {}, None  # freed before the new ones
             self.state = state = State(slots, length, self.model)
-            self.captured_at = self.model.head_weight.data_ptr()
+            self.captured_at = self.model.placement
         return state
 
     def _state(self) -> State:

@@ -141,8 +141,7 @@ class Borrowed(Policy):
             float(scale), cap, getattr(self.lender.get_output_embeddings(), "bias", None)
         )
 
-    def forward(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the last norm, one row a token."""
+    def hidden(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
         check_pack(self.config, token_T, position_T)
         with attending(attend), self._recomputing():
             found = self.body(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from groupwise.errors import ModelError, in_short
 from groupwise.model.borrowed.policy import Borrowed
+from groupwise.model.layers.head import HeadQuery
 from groupwise.model.layers.ops import Plain
 from groupwise.model.layers.order import fix_order
 from groupwise.model.layers.transformer import Policy, Transformer
@@ -145,8 +146,7 @@ def _log_probs(
     device = model.head_weight.device
     token_T = torch.zeros(len(positions), dtype=torch.long, device=device)
     position_T = torch.tensor(positions, device=device)
-    hidden_TD = model(token_T, position_T, model.ops.attention(prompts, behind, device))
-    found = model.ops.log_probs(
-        hidden_TD, model.head_weight, token_T, temperature=1.0, entropy=True
-    )
-    return found.logp_T
+    attend = model.ops.attention(prompts, behind, device)
+    every_T = torch.arange(len(positions), device=device)
+    query = HeadQuery(every_T, token_T, entropy=True)
+    return model.predict(token_T, position_T, attend, query).logp_T

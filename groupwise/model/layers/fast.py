@@ -41,6 +41,7 @@ class Fast:
     product: Product | None = None
 
     def lay_out(self, model: Policy) -> None:
+        model.note_moved()
         for layer in cast("Transformer", model).layers:  # others have no kernels
             attention, mlp = layer.self_attn, layer.mlp
             for modules in (

@@ -14,7 +14,7 @@ logits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,9 +39,23 @@ class HeadRule:
 NO_RULE = HeadRule()
 
 
-@dataclass(frozen=True)
-class HeadOutputs:
-    """What the head says about each token, at the temperature asked for. All but ids carry grad."""
+@dataclass(frozen=True, eq=False)
+class HeadQuery:
+    """What is asked of the head: of which hidden states, about which tokens, and what else."""
+
+    take_A: Tensor  # rows of the pack; a row may be asked several times
+    token_A: Tensor
+    temperature: float = 1.0
+    entropy: bool = False
+    top_k: int = 0  # the policy's own likeliest tokens
+    at_AK: Tensor | None = None  # given ids
+
+
+class HeadOutputs(NamedTuple):
+    """What the head says about each token, at the temperature asked for. All but ids carry grad.
+
+    A tuple, because hooks around a forward pass look for tensors in those, and in no records.
+    """
 
     logp_T: Tensor
     entropy_T: Tensor | None = None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from groupwise.errors import ModelError
+from groupwise.parallel.shards import refuse_shards
 
 if TYPE_CHECKING:
     from groupwise.model.layers.linear import Linear
@@ -50,6 +51,8 @@ def lay_together(modules: Sequence[Linear]) -> None:
 def lay_rows(parameters: Sequence[nn.Parameter]) -> None:
     """Parameters of one width become neighbours in memory, along their first axis."""
     if parameters and _neighbours(parameters) is None:
+        named = [("a projection", parameter) for parameter in parameters]
+        refuse_shards(named, "Laying projections together in memory")
         memory = torch.cat(list[Tensor](parameters))
         for parameter, part in zip(parameters, _rows(memory, parameters), strict=True):
             parameter.data = part

@@ -10,8 +10,8 @@ CONTRIBUTING.md: `_T` token of the pack, `_D` model width, `_H` query head, `_J`
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +21,11 @@ from torch.utils.checkpoint import checkpoint
 from groupwise.errors import ModelError
 from groupwise.model.config import ModelConfig
 from groupwise.model.layers.attention import Attend
-from groupwise.model.layers.head import NO_RULE, HeadRule
+from groupwise.model.layers.head import NO_RULE, HeadOutputs, HeadQuery, HeadRule
 from groupwise.model.layers.linear import Linear
 from groupwise.model.layers.ops import Ops, Plain
 from groupwise.model.layers.rope import rope_tables
+from groupwise.parallel.shards import refuse_shards
 
 
 class PolicyModel(Protocol):
@@ -52,6 +53,17 @@ class PolicyModel(Protocol):
         """Hidden states [T, D] after the last norm."""
         ...
 
+    def predict(
+        self, token_T: Tensor, position_T: Tensor, attend: Attend, query: HeadQuery
+    ) -> HeadOutputs:
+        """Return what the head says of the hidden states that are asked for."""
+        ...
+
+    @property
+    def placement(self) -> int:
+        """A number that changes whenever parameters are moved or replaced, not when they learn."""
+        ...
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
@@ -66,6 +78,30 @@ class Policy(nn.Module):
         self._config = config
         self.recompute = False  # in the backward pass, instead of keeping each layer's activations
         self.ops: Ops = Plain()
+        self._placement = 0
+
+    @property
+    def placement(self) -> int:
+        """A number that changes whenever parameters are moved or replaced, not when they learn.
+
+        Who keeps addresses of parameters, as captured steps do, compares it.
+        """
+        return self._placement
+
+    def note_moved(self) -> None:
+        """Note that parameters lie elsewhere now, or are others."""
+        self._placement += 1
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        self.note_moved()  # .to(device), .bfloat16() and their like all come through here
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        if assign:
+            self.note_moved()
+        return super().load_state_dict(state_dict, strict, assign)
 
     @property
     def config(self) -> ModelConfig:
@@ -83,6 +119,45 @@ class Policy(nn.Module):
     @property
     def head_rule(self) -> HeadRule:
         return NO_RULE
+
+    def hidden(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+        """Return hidden states after the last norm, one row a token."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        token_T: Tensor,
+        position_T: Tensor,
+        attend: Attend,
+        query: HeadQuery | None = None,
+    ) -> Tensor | HeadOutputs:
+        """Return hidden states, or what the head says of those that are asked for.
+
+        All parameters are read in here, the head's too: hooks that gather a sharded model's
+        weights act around this call, and outside it a weight is a shard.
+        """
+        hidden_TD = self.hidden(token_T, position_T, attend)
+        if query is None:
+            return hidden_TD
+        # A group's answers all read their prompt's last row. A GPU would add up the gradient of
+        # `index_select` there in the order of chance; that of an embedding it sorts first.
+        return self.ops.log_probs(
+            F.embedding(query.take_A, hidden_TD),
+            self.head_weight,
+            query.token_A,
+            temperature=query.temperature,
+            entropy=query.entropy,
+            top_k=query.top_k,
+            at_TK=query.at_AK,
+            rule=self.head_rule,
+        )
+
+    def predict(
+        self, token_T: Tensor, position_T: Tensor, attend: Attend, query: HeadQuery
+    ) -> HeadOutputs:
+        """Return what the head says of the hidden states that are asked for."""
+        found: HeadOutputs = self(token_T, position_T, attend, query)
+        return found
 
 
 class Norm(nn.Module):
@@ -185,8 +260,7 @@ class Transformer(Policy):
         head = self.model.embed_tokens if self._config.tied else self.lm_head
         return head.weight
 
-    def forward(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the last norm, one row a token."""
+    def hidden(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
         check_pack(self._config, token_T, position_T)
         x_TD, more_TD = None, self.model.embed_tokens(token_T)
         cos_TF, sin_TF = rope_tables(self._config, position_T)
@@ -213,6 +287,7 @@ class Transformer(Policy):
 
 def twin(model: Model) -> Model:
     """A copy that shares what is frozen: no update ever makes the two differ there."""
+    refuse_shards(model.named_parameters(), "A copy of the policy")
     frozen = {id(p): p for _, p in model.named_parameters() if not p.requires_grad}
     return copy.deepcopy(model, dict[int, Any](frozen))
 

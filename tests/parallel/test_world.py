@@ -1,4 +1,4 @@
-"""`records.Ranks` in a real process group: two processes, rows spread unequally, groups split.
+"""`Ranks` in a real process group: two processes, rows spread unequally, groups split.
 
 The sum of the ranks' gradients must be the gradient of one process that holds all rows.
 """

@@ -1,0 +1,1 @@
+"""Who learns: the processes that share one batch."""
