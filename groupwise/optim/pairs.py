@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from groupwise import config
 from groupwise.common.progress import counted
@@ -21,8 +22,9 @@ from groupwise.model.layers.transformer import Policy
 from groupwise.optim.learner import Learner
 from groupwise.optim.packs import Ids, Sequences, micro_batches, outputs
 from groupwise.optim.step import Named, StepOutcome
-from groupwise.records import Rollout, Task
+from groupwise.records import Completion, Rollout, Task
 
+Answer = tuple[Ids, Tensor | None]  # with its mask_T
 SHOWN = 40  # characters of an answer that is quoted
 # Of the data, by what a recipe reads.
 COLUMNS = {"labels": ("chosen", "rejected"), "answers": ("answer",), "grades": ()}
@@ -122,9 +124,9 @@ def check_data(
 def labelled_pairs(tasks: Sequence[Task], tokenizer: Tokenizer) -> Sequences:
     """Chosen and rejected answers of the data."""
 
-    def pair(task: Task) -> tuple[Ids, Ids, Ids]:
+    def pair(task: Task) -> tuple[Ids, Answer, Answer]:
         chosen, rejected = (_answer(task, name, tokenizer) for name in ("chosen", "rejected"))
-        return task.token_ids, chosen, rejected
+        return task.token_ids, (chosen, None), (rejected, None)
 
     return _rows([pair(task) for task in tasks])
 
@@ -135,12 +137,13 @@ def sampled_pairs(
     """Pairs from the policy's own samples, against each other or against the data's answer."""
     made = []
     for group in groups:
-        task, answers = group[0].task, [rollout.completion.token_ids for rollout in group]
+        task = group[0].task
         if recipe.reads == "answers":
-            made.append((task.token_ids, _answer(task, "answer", tokenizer), answers[0]))
+            right = (_answer(task, "answer", tokenizer), None)
+            made.append((task.token_ids, right, _sampled(group[0].completion)))
             continue
-        graded = [(r.grade.reward, ids) for r, ids in zip(group, answers, strict=True)]
-        known = [(reward, ids) for reward, ids in graded if reward is not None]
+        graded = [(r.grade.reward, _sampled(r.completion)) for r in group]
+        known = [(reward, answer) for reward, answer in graded if reward is not None]
         if len(known) < 2:
             continue
         choice = recipe.pairing(torch.tensor([reward for reward, _ in known]))
@@ -149,10 +152,17 @@ def sampled_pairs(
     return _rows(made)
 
 
-def _rows(pairs: Sequence[tuple[Ids, Ids, Ids]]) -> Sequences:
+def _sampled(completion: Completion) -> Answer:
+    return completion.token_ids, completion.mask_T
+
+
+def _rows(pairs: Sequence[tuple[Ids, Answer, Answer]]) -> Sequences:
+    """Rows whose log-probability is that of the policy's own tokens: others are only read."""
+    answers = [answer for _, *both in pairs for answer in both]
     return Sequences(
         [prompt for prompt, _, _ in pairs for _ in range(2)],
-        [answer for _, *both in pairs for answer in both],
+        [ids for ids, _ in answers],
+        [mask_T for _, mask_T in answers],
     )
 
 

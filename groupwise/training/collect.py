@@ -55,7 +55,7 @@ class Collected:
             "refill/rounds": float(self.rounds),
             "refill/tokens": float(self.refill_tokens),
             "refill/drawn_groups": float(len(self.groups) + len(self.dropped)),
-            "length/sampled_mean": sum(len(r.completion.token_ids) for r in rows) / len(rows),
+            "length/sampled_mean": sum(r.completion.own_length for r in rows) / len(rows),
             "length/truncated_share": sum(r.completion.truncated for r in rows) / len(rows),
             "reward/sampled_mean": _mean([r.grade.reward for r in rows]),
             "reward/failed_share": sum(failed(r.grade) for r in rows) / len(rows),
@@ -173,8 +173,8 @@ def greedy(run: Run, groups: Sequence[Group], clock: Clock) -> list[Group]:
 
 
 def tokens_of(groups: Sequence[Group]) -> int:
-    """Of the completions."""
-    return sum(len(r.completion.token_ids) for group in groups for r in group)
+    """Sampled ones: what others wrote into a completion is on nobody's budget."""
+    return sum(r.completion.own_length for group in groups for r in group)
 
 
 def _first_rows(groups: Sequence[Group]) -> list[int]:

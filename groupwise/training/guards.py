@@ -46,13 +46,18 @@ def check_agreement(run: Run) -> dict[str, float]:
     )
     groups = write(run.engine, [(task, 0) for task in tasks], PROBE_SAMPLES, sampling, "probe")
     rows = [(group.task.token_ids, done) for group in groups for done in group.completions]
-    sequences = Sequences([prompt for prompt, _ in rows], [done.token_ids for _, done in rows])
+    sequences = Sequences(
+        [prompt for prompt, _ in rows],
+        [done.token_ids for _, done in rows],
+        [done.mask_T for _, done in rows],
+    )
     parts = [list(range(len(rows)))]
     learner_NT = run.learner.score(run.loaded.model, sequences, parts)
     if run.reference is not None and run.step == 0:
         _check_reference(learner_NT, run.learner.score(run.reference.model, sequences, parts))
     run.note_memory(room)
-    sampler = torch.cat([done.logp_T for _, done in rows])
+    drawn = [done for _, done in rows]  # of tokens that others wrote the sampler knows nothing
+    sampler = torch.cat([x.logp_T if x.mask_T is None else x.logp_T[x.mask_T] for x in drawn])
     gap = (learner_NT.cpu()[sequences.mask()] - sampler).abs()
     found = {
         "gate/mismatch_mean": float(gap.mean()),
