@@ -159,7 +159,9 @@ def _mask(name: str, rows: Sequence[Row]) -> pa.Array:
 
 def _turns(name: str, rows: Sequence[Row]) -> pa.Array:
     entries = [
-        [turn._asdict() for turn in row.turns] or _one_turn(len(row.token_ids)) for row in rows
+        [{**turn._asdict(), "role": storable(turn.role)} for turn in row.turns]
+        or _one_turn(len(row.token_ids))
+        for row in rows
     ]
     return pa.array(entries, type=TURNS)
 

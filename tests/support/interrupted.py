@@ -1,4 +1,4 @@
-"""An engine whose answers are interrupted: somebody else writes after a few tokens, then it goes on.
+"""An engine whose answers are interrupted: somebody else writes between two turns of the policy.
 
 Log-probabilities are those of the turns as they were sampled, one behind the other. What the others
 wrote has none: rubbish stands there, that nothing may read.

@@ -18,7 +18,8 @@ from groupwise.methods.trainable import lacking
 from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.layers.head import logits
 from groupwise.optim.assemble import assemble, sequences_of
-from groupwise.optim.packs import Sequences
+from groupwise.optim.packs import Sequences, outputs
+from groupwise.optim.pairs import sampled_pairs
 from groupwise.recipes import RECIPES, recipe
 from groupwise.replay.again import Replay
 from groupwise.replay.methods import methods_of
@@ -160,6 +161,22 @@ def test_an_id_of_others_matters_as_what_is_read_and_not_as_what_is_said(
         moved_NT = changed(tool)
         assert torch.equal(moved_NT[:, :tool], plain_NT[:, :tool])
         assert not torch.equal(moved_NT, plain_NT)
+
+
+def test_a_preference_is_between_what_the_policy_wrote(start: Start, tmp_path: Path) -> None:
+    """DPO on samples: ∂ℓ of others' tokens is in neither answer's sum."""
+    with opened(start, tmp_path, recipe="self_rewarding") as run:
+        collected = gather(run)
+        pairs = sampled_pairs(run.config.recipe, collected.groups, run.loaded.tokenizer)
+        assert pairs.completions and pairs.own is not None and not pairs.own.all()
+        by_ids = {r.completion.token_ids: r.completion.mask_T for r in rollouts(collected)}
+        for ids, mask_T in zip(pairs.completions, pairs.masks, strict=True):
+            assert torch.equal(mask_T, by_ids[ids])
+        part = pairs.pack(range(len(pairs.completions)))
+        logp_NT = outputs(run.loaded.model, part, temperature=1.0)["logp_NT"]
+        assert (logp_NT[~pairs.mask()] == 0).all()
+        done = learn(run, collected)
+        assert done.outcomes and not done.outcomes[0].skipped
 
 
 def test_graders_read_the_policys_last_turn_alone(start: Start, tmp_path: Path) -> None:
