@@ -115,9 +115,9 @@ def _steps(rows: Sequence[Rollout], tokenizer: Tokenizer, mask_NT: Tensor) -> di
         reward = rollout.grade.reward
         steps = rollout.grade.steps or ((len(rollout.text), 0.0 if reward is None else reward),)
         ends = [len(tokenizer.decode(ids[: t + 1])) for t in range(len(ids))]
+        own_T = mask_NT[row].nonzero()[:, 0]
         for end, value in steps:
             at = next((t for t, reached in enumerate(ends) if reached >= end), len(ids) - 1)
-            own_T = mask_NT[row].nonzero()[:, 0]
             at = int(own_T[(own_T <= at).sum().clamp(min=1) - 1])
             reward_NT[row, at] += value
             end_NT[row, at] = True
