@@ -74,7 +74,7 @@ class Row:
         At tokens that the policy did not write all of it is 0, whatever stands there.
         """
         task, done, grade = rollout.task, rollout.completion, rollout.grade
-        sampler_logp = done.logp_T
+        sampler_logp: Numbers = done.logp_T
         if done.mask_T is not None:
             own_T = done.mask_T.numpy()
             sampler_logp, *rest = (_only(own_T, x) for x in (done.logp_T, *streams.values()))

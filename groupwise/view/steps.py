@@ -123,10 +123,11 @@ def _finite(reward: float | None) -> float | None:
 def own_lengths(table: pa.Table) -> list[int]:
     """Tokens of each row that the policy wrote; all of them where the file does not tell."""
     every, mask = _lengths(table.column("token_ids")), table.column("mask")
-    told = _lengths(mask)
+    told = np.array(_lengths(mask), dtype=np.int64)
     if pa.types.is_null(mask.type):
         return every
-    before = np.cumsum([0, *pc.list_flatten(mask).to_numpy(zero_copy_only=False)])
+    flags = pc.list_flatten(mask).to_numpy(zero_copy_only=False)
+    before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
     ends = np.cumsum(told)
     own = (before[ends] - before[ends - told]).tolist()
     known = mask.is_valid().to_pylist()
