@@ -233,7 +233,7 @@ def write_samples(out: Path, result: Result, groups: Sequence[Sequence[Rollout]]
                 else str(rollout.task.answer),
                 "completion": rollout.text,
                 "correct": rollout.grade.correct,
-                "tokens": len(rollout.completion.token_ids),
+                "tokens": rollout.completion.own_length,
                 "finish": rollout.completion.finish,
                 "status": rollout.grade.status,
                 "reason": rollout.grade.reason,

@@ -131,7 +131,7 @@ def write(out: Path, made: Probe, data: dict[str, Any]) -> None:
                         "prompt": rollout.task.prompt,
                         "answer": rollout.task.answer,
                         "completion": rollout.text,
-                        "tokens": len(rollout.completion.token_ids),
+                        "tokens": rollout.completion.own_length,
                         "finish": rollout.completion.finish,
                         "reward": rollout.grade.reward,
                         "passed": made.passing.passed(rollout.grade),

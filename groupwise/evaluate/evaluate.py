@@ -95,7 +95,7 @@ def evaluate(
         accuracy=accuracy,
         stderr=stderr,
         reward=_mean(rewards),
-        length=sum(len(r.completion.token_ids) for r in rows) / len(rows),
+        length=sum(r.completion.own_length for r in rows) / len(rows),
         truncated_share=sum(r.completion.truncated for r in rows) / len(rows),
         failed_share=sum(failed(r.grade) for r in rows) / len(rows),
         tasks=len(tasks),
@@ -117,7 +117,7 @@ def _by_task(
     found = {
         "eval/accuracy": list(right),
         "eval/reward": list(rewards),
-        "eval/length": [_mean([len(r.completion.token_ids) for r in group]) for group in groups],
+        "eval/length": [_mean([r.completion.own_length for r in group]) for group in groups],
         "eval/truncated_share": [_mean([r.completion.truncated for r in own]) for own in groups],
         "eval/failed_share": [_mean([failed(r.grade) for r in own]) for own in groups],
     }

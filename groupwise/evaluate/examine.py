@@ -113,7 +113,7 @@ class Sitting:
             for first in range(0, len(tasks), self.at_once):
                 some = self.sample(tasks[first : first + self.at_once])
                 groups += some
-                tokens += sum(len(r.completion.token_ids) for group in some for r in group)
+                tokens += sum(r.completion.own_length for group in some for r in group)
                 told(len(groups), tokens)
         outcomes = self._outcomes(groups)
         seconds = time.perf_counter() - begun
@@ -156,7 +156,7 @@ class Sitting:
                 key=self.entry.keys[group[0].task.id],
                 id=group[0].task.id,
                 correct=tuple(verdict(r.grade) for r in group),
-                tokens=tuple(len(r.completion.token_ids) for r in group),
+                tokens=tuple(r.completion.own_length for r in group),
                 truncated=tuple(r.completion.truncated for r in group),
                 failed=sum(failed(r.grade) for r in group),
                 votes=None if vote is None else tuple(vote) if known else (),

@@ -70,7 +70,7 @@ def ballots(
         for rollout in group:
             cut = rollout.completion.truncated
             votes = grader in VOTING
-            answer = answer_of(grader, rollout.text, task, ends, cut=cut) if votes else None
+            answer = answer_of(grader, rollout.said, task, ends, cut=cut) if votes else None
             own.append(answer)
             if answer is not None and not rollout.grade.correct:
                 pending[at, answer] = grader

@@ -32,8 +32,10 @@ class Sample(NamedTuple):
     """What there is to grade."""
 
     task: Task
-    text: str  # the completion's tokens decoded, special tokens included
-    token_ids: Sequence[int]
+    # The completion's tokens decoded, special tokens included; where others than the policy wrote
+    # some of it, the policy's last turn: a tool's words are not to be graded as its own.
+    text: str
+    token_ids: Sequence[int]  # all that the policy wrote
     finish: str
 
     @property

@@ -21,7 +21,11 @@ Group = list[Rollout]
 
 def sequences_of(groups: Sequence[Group]) -> Sequences:
     rows = [rollout for group in groups for rollout in group]
-    return Sequences([r.task.token_ids for r in rows], [r.completion.token_ids for r in rows])
+    return Sequences(
+        [r.task.token_ids for r in rows],
+        [r.completion.token_ids for r in rows],
+        [r.completion.mask_T for r in rows],
+    )
 
 
 def group_numbers(recipe: Recipe, groups: Sequence[Group], first: int = 0) -> list[int]:
@@ -44,25 +48,25 @@ def sampled(
     """Return what the rollouts themselves say, as a batch that filters can look at."""
     rows = [rollout for group in groups for rollout in group]
     sequences = sequences_of(groups)
-    mask_NT = sequences.mask()
+    mask_NT, layout_NT = sequences.mask(), sequences.layout()
     made: dict[str, Any] = {
         "truncated_N": torch.tensor([r.completion.truncated for r in rows]),
         "correct_N": torch.tensor([bool(r.grade.correct) for r in rows]),
     }
     if recipe.samples:  # answers of the data have no probability of the sampler's
-        made["sampler_logp_NT"] = _padded([r.completion.logp_T for r in rows], mask_NT)
+        made["sampler_logp_NT"] = _padded([r.completion.logp_T for r in rows], layout_NT)
     wanted = recipe.streams
     if "token_NT" in wanted:
         made["token_NT"] = sequences.tokens()
     if "segment_NT" in wanted:
         texts = [[tokenizer.decode([i]) for i in ids] for ids in sequences.completions]
-        made["segment_NT"] = split_at_punctuation(texts, sequences.width)
+        made["segment_NT"] = split_at_punctuation(texts, sequences.width, mask_NT)
     if "step_reward_NT" in wanted:
         made |= _steps(rows, tokenizer, mask_NT)
     if "sampler_topk_logp_NTK" in wanted:
         for name in ("topk_logp_TK", "topk_id_TK"):
             made[f"sampler_{name}".replace("_TK", "_NTK")] = _padded(
-                [getattr(r.completion, name) for r in rows], mask_NT
+                [getattr(r.completion, name) for r in rows], layout_NT
             )
     return TokenBatch.build(
         mask_NT=mask_NT,
@@ -108,16 +112,23 @@ def assemble(
     return whole.to(device).with_streams(**{name: x.to(device) for name, x in streams.items()})
 
 
-def _padded(values: Sequence[Any], mask_NT: Tensor) -> Tensor:
-    """One row's tokens each, [T] or [T, K], put where the mask says."""
+def _padded(values: Sequence[Any], layout_NT: Tensor) -> Tensor:
+    """One row's tokens each, [T] or [T, K], put where they stand.
+
+    What it says of tokens that the policy did not write is cleared when the batch is built.
+    """
     together = torch.cat(list(values))
-    out = together.new_zeros(*mask_NT.shape, *together.shape[1:])
-    out[mask_NT] = together
+    out = together.new_zeros(*layout_NT.shape, *together.shape[1:])
+    out[layout_NT] = together
     return out
 
 
 def _steps(rows: Sequence[Rollout], tokenizer: Tokenizer, mask_NT: Tensor) -> dict[str, Tensor]:
-    """Process rewards at the token that completes each step; without steps, all is one step."""
+    """Process rewards at the token that completes each step; without steps, all is one step.
+
+    A step that ends in what others wrote is the policy's last token before it (its first, where
+    there is none): a reward at a token that is not learned from would be lost.
+    """
     reward_NT = torch.zeros(mask_NT.shape)
     end_NT = torch.zeros_like(mask_NT)
     for row, rollout in enumerate(rows):
@@ -125,8 +136,10 @@ def _steps(rows: Sequence[Rollout], tokenizer: Tokenizer, mask_NT: Tensor) -> di
         reward = rollout.grade.reward
         steps = rollout.grade.steps or ((len(rollout.text), 0.0 if reward is None else reward),)
         ends = [len(tokenizer.decode(ids[: t + 1])) for t in range(len(ids))]
+        own_T = mask_NT[row].nonzero()[:, 0]
         for end, value in steps:
             at = next((t for t, reached in enumerate(ends) if reached >= end), len(ids) - 1)
+            at = int(own_T[(own_T <= at).sum().clamp(min=1) - 1])
             reward_NT[row, at] += value
             end_NT[row, at] = True
     return {"step_reward_NT": reward_NT, "step_end_NT": end_NT}

@@ -31,11 +31,15 @@ Numbers = NDArray[np.int64]
 class Sequences:
     """Prompt and completion of every row. Rows of a group lie next to each other.
 
+    Where others than the policy wrote some of a completion, `masks` has its `mask_T`. Lengths,
+    places, packs and costs are of all tokens, for all are read; only the policy's are predicted.
+
     Packs are made once and kept: a step's passes (scoring, reference, update) read the same ones.
     """
 
     prompts: Sequence[Ids]
     completions: Sequence[Ids]
+    masks: Sequence[Tensor | None] = ()  # of each row, None: all; or none for any row
 
     @property
     def width(self) -> int:
@@ -98,13 +102,31 @@ class Sequences:
         spans_R = pairwise([*cuts, len(length)])
         return [Group(p, length[a:b]) for p, (a, b) in zip(prompts, spans_R, strict=True)]
 
-    def mask(self) -> Tensor:
+    @cached_property
+    def own(self) -> NDArray[np.bool_] | None:
+        """Which tokens of all completions, end to end, the policy wrote; None: all."""
+        if all(mask_T is None for mask_T in self.masks):
+            return None
+        rows = zip(self.masks, self.completions, strict=True)
+        return np.concatenate(
+            [np.ones(len(ids), bool) if mask is None else mask.numpy() for mask, ids in rows]
+        )
+
+    def layout(self) -> Tensor:
+        """Where a token stands, whoever wrote it; bool [N, T]."""
         return torch.arange(self.width) < torch.from_numpy(self.length_N)[:, None]
+
+    def mask(self) -> Tensor:
+        """mask_NT: where a token of the policy stands."""
+        mask_NT = self.layout()
+        if self.own is not None:
+            mask_NT[mask_NT.clone()] = torch.from_numpy(self.own)
+        return mask_NT
 
     def tokens(self) -> Tensor:
         """token_NT, padded with 0."""
         token_NT = torch.zeros(len(self.completions), self.width, dtype=torch.long)
-        token_NT[self.mask()] = torch.from_numpy(self.token[self.prompt_R.sum() :])
+        token_NT[self.layout()] = torch.from_numpy(self.token[self.prompt_R.sum() :])
         return token_NT
 
 
@@ -118,14 +140,14 @@ class Pack:
     behind: list[list[int]]
     token_T: Tensor
     position_T: Tensor
-    take_A: Tensor  # the hidden state that predicts each completion token, row by row
+    take_A: Tensor  # the hidden state that predicts each of the policy's tokens, row by row
     target_A: Tensor
     place_A: Tensor  # where that token stands in [rows, width], flat
     row_N: Tensor  # the rows once more, on the device
 
     @property
     def mask_NT(self) -> Tensor:
-        """The tokens of these rows, as the batch has them."""
+        """The policy's tokens of these rows, as the batch has them."""
         flat = torch.zeros(len(self.rows) * self.width, dtype=torch.bool, device=self.row_N.device)
         return flat.index_fill(0, self.place_A, True).view(len(self.rows), self.width)
 
@@ -188,6 +210,13 @@ def pack(
     take_A = spans(start[~reads_prompt] - 1, answer_N)
     rows_R = np.diff(at_R, append=len(row_N))
     take_A[np.cumsum(answer_N) - answer_N] = np.repeat(last_R, rows_R)  # each row's first token
+    target = spans(sequences.at_N[row_N], answer_N)  # in `token`
+    place_A = spans(np.arange(len(row_N)) * width, answer_N)
+    if sequences.own is not None:
+        # What others wrote is read and never predicted: that saves the head's work, and a tool's
+        # text that the policy holds for impossible is no reason to skip an update.
+        own = sequences.own[target - sequences.prompt_R.sum()]
+        take_A, target, place_A = take_A[own], target[own], place_A[own]
     sent = send(
         [
             sequences.token[
@@ -195,8 +224,8 @@ def pack(
             ],
             spans(segments(np.zeros_like(run_R), sequences.prompt_R[run_N]), size),
             take_A,
-            sequences.token[spans(sequences.at_N[row_N], answer_N)],
-            spans(np.arange(len(row_N)) * width, answer_N),
+            sequences.token[target],
+            place_A,
             row_N,
         ],
         device,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from groupwise.common.progress import phase
@@ -68,20 +68,36 @@ def grade(
         known.pop(Key(group.task.id, group.draw, number, text), None) if known else None
         for group, number, _, text in samples
     ]
+    last = [_last_text(completion, tokenizer) for _, _, completion, _ in samples]
     asked = [
-        (group.task, text, completion.token_ids, completion.finish)
-        for (group, _, completion, text), found in zip(samples, grades, strict=True)
+        (group.task, text if own is None else own, completion.own_ids, completion.finish)
+        for (group, _, completion, text), own, found in zip(samples, last, grades, strict=True)
         if found is None
     ]
     with phase("grading", len(asked), "answers"):
         told = iter(grader.grade(asked))
-    rollouts = iter(
-        [
-            Rollout(group.task, group.draw, number, completion, text, found or next(told))
-            for (group, number, completion, text), found in zip(samples, grades, strict=True)
-        ]
-    )
-    return [[next(rollouts) for _ in group.completions] for group in written]
+    rollouts: list[Rollout] = []
+    for (group, number, completion, text), own, found in zip(samples, last, grades, strict=True):
+        given = found or _placed(next(told), completion, tokenizer)
+        rollouts.append(Rollout(group.task, group.draw, number, completion, text, given, own))
+    made = iter(rollouts)
+    return [[next(made) for _ in group.completions] for group in written]
+
+
+def _last_text(completion: Completion, tokenizer: Tokenizer) -> str | None:
+    """What the policy says in the end; None where the completion is nothing else."""
+    if completion.mask_T is None:
+        return None
+    turn = completion.last_turn
+    return tokenizer.decode(completion.token_ids[turn.start : turn.end])
+
+
+def _placed(given: Grade, completion: Completion, tokenizer: Tokenizer) -> Grade:
+    """The grade of a last turn, its steps where they stand in the whole text."""
+    if completion.mask_T is None or not given.steps:
+        return given
+    before = len(tokenizer.decode(completion.token_ids[: completion.last_turn.start]))
+    return replace(given, steps=tuple((before + end, reward) for end, reward in given.steps))
 
 
 class Beside:

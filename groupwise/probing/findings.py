@@ -133,7 +133,7 @@ def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
         reward=sum(r.grade.reward or 0.0 for r in ok) / len(ok),
         parts=parts,
         format_share=_format_share(ok, formats),
-        lengths=quantiles([len(r.completion.token_ids) for r in rows]),
+        lengths=quantiles([r.completion.own_length for r in rows]),
         truncated_share=sum(r.completion.truncated for r in rows) / len(rows),
         failed=sum(failed(r.grade) for r in rows),
         abstained=sum(r.grade.status == "abstained" for r in rows),

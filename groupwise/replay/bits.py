@@ -23,9 +23,10 @@ from groupwise.watch.display import visible
 
 # What a step makes, in the order in which it makes it: the first that differs is nearest the cause.
 ORDER = ("prompt_id", "draw", "group", "sample", "prompt_text", "answer", "prompt_token_ids",
-         "token_ids", "mask", "sampler_logp", "finish", "weights", "text", "reward", "correct",
-         "grader_status", "reward_parts", "reward_steps", "used", "learner_logp", "ref_logp",
-         "advantage", "coefficient", "entropy", "ratio", "clipped", "weight_version")  # fmt: skip
+         "token_ids", "mask", "turns", "sampler_logp", "finish", "weights", "text", "reward",
+         "correct", "grader_status", "reward_parts", "reward_steps", "used", "learner_logp",
+         "ref_logp", "advantage", "coefficient", "entropy", "ratio", "clipped",
+         "weight_version")  # fmt: skip
 WEIGHTS = "weights/fingerprint"
 OF_THE_MACHINE = ("time/", "memory/")  # metrics that are not promised to repeat
 
@@ -66,7 +67,7 @@ def compare_rollouts(step: int, recorded: Path, now: Path) -> Difference | None:
                 continue
             where = (place[row]["group"], place[row]["sample"])
             token = first_unequal(a, b) if isinstance(a, list) and isinstance(b, list) else None
-            if token is None or name in ("reward_parts", "reward_steps"):
+            if token is None or name in ("reward_parts", "reward_steps", "turns"):
                 return Difference(step, name, a, b, *where)
             return Difference(step, name, _at(a, token), _at(b, token), *where, token)
     return None

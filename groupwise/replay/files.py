@@ -115,8 +115,7 @@ def folder_names(methods: Sequence[str]) -> list[str]:
 
 def with_method(recorded: pa.Table, seen: Seen, method: Weighed) -> pa.Table:
     """A rollout file's table with what a method makes of its tokens in place of the run's own."""
-    place_N, mask_NT = seen.record.place_N, seen.record.mask_NT
-    length_N = mask_NT.sum(1).tolist()
+    place_N, length_N = seen.record.place_N, seen.record.length_N
     kept = set(method.batched.row_N.tolist())
     streams = {
         "advantage": method.advantage_NT,

@@ -21,13 +21,14 @@ from groupwise.methods.composition import Recipe
 from groupwise.model.formats.checkpoint import read_companions
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.assemble import Group, sequences_of
-from groupwise.records import Completion, Grade, Rollout, Task
+from groupwise.records import Completion, Grade, Rollout, Task, Turn
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read
 from groupwise.stages.consequences import anchored
 
-SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "reward",
-           "reward_steps", "correct", "finish", "weight_version", "weights", "text")  # fmt: skip
+SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "turns",
+           "reward", "reward_steps", "correct", "finish", "weight_version", "weights",
+           "text")  # fmt: skip
 TINY = 1e-30  # a ratio of 0 is one that float32 could not hold
 LEARNED = ("advantage", "coefficient", "ratio", "clipped")  # of every row that was learned from
 
@@ -46,7 +47,8 @@ class Record:
     dropped: list[Group]  # sampled, and sent away by dynamic sampling
     greedy: Mapping[tuple[int, int], float | None]  # by prompt and draw: rewards of baselines
     place_N: list[int]  # where each row stands in the file
-    mask_NT: Tensor
+    length_N: list[int]  # tokens of each row, whoever wrote them
+    mask_NT: Tensor  # those that the policy wrote
     streams: Mapping[str, Tensor]  # by column of the file, float32, as far as they are there
     policy_NT: Tensor  # float64: log-probabilities in the update that read the row last
     moved: bool  # whether that policy is not the one that sampled
@@ -126,9 +128,10 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
         raise NothingLearned(
             f"Step {step} of {folder.path} has no rollouts that were learned from."
         )
-    mask_NT = sequences_of(groups).mask()
+    sequences = sequences_of(groups)
+    mask_NT, layout_NT = sequences.mask(), sequences.layout()
     streams = {name: found for name in table.column_names if _per_token(table, name)
-               and (found := _padded(learned, name, mask_NT)) is not None}  # fmt: skip
+               and (found := _padded(learned, name, layout_NT)) is not None}  # fmt: skip
     missing = [name for name in LEARNED if name not in streams]
     if missing:
         raise NothingLearned(
@@ -147,6 +150,7 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
         dropped=groups_of(table.filter(pc.and_(sampled, pc.invert(table.column("used"))))),
         greedy={(row["prompt_id"], row["draw"]): row["reward"] for row in greedy.to_pylist()},
         place_N=np.flatnonzero(used.to_numpy()).tolist(),
+        length_N=sequences.length_N.tolist(),
         mask_NT=mask_NT,
         streams=streams,
         policy_NT=policy_NT,
@@ -161,15 +165,19 @@ def groups_of(table: pa.Table) -> list[Group]:
     table = table.combine_chunks()
     names = [name for name in SCALARS if name in table.column_names]
     logp_N = _lists(table, "sampler_logp") if table.num_rows else []
+    own_N = _lists(table, "mask") if table.num_rows else []
     made: dict[int, Group] = {}
-    for row, logp_T in zip(table.select(names).to_pylist(), logp_N, strict=True):
+    for row, logp_T, own_T in zip(table.select(names).to_pylist(), logp_N, own_N, strict=True):
         task = Task(row["prompt_id"], "", token_ids=tuple(row["prompt_token_ids"]))
+        turns = tuple(Turn(**turn) for turn in row["turns"])
         done = Completion(
             tuple(row["token_ids"]),
             torch.from_numpy(logp_T.copy()),
             row["finish"],
             row["weight_version"],
             row["weights"],
+            mask_T=None if own_T.all() and len(turns) == 1 else torch.from_numpy(own_T.copy()),
+            turns=turns,
         )
         steps = tuple((each["end"], each["reward"]) for each in row.get("reward_steps") or ())
         grade = Grade(row["reward"], correct=row["correct"], steps=steps)
@@ -199,17 +207,17 @@ def _array(table: pa.Table, name: str) -> Any:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _padded(table: pa.Table, name: str, mask_NT: Tensor) -> Tensor | None:
+def _padded(table: pa.Table, name: str, layout_NT: Tensor) -> Tensor | None:
     """[N, T], 0 behind the end and NaN in rows without a value; None if no row has one."""
     column = _array(table, name)
     known_N = torch.from_numpy(column.is_valid().to_numpy(zero_copy_only=False).astype(bool))
     if not known_N.any():
         return None
     flat = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
-    out_NT = torch.zeros(mask_NT.shape, dtype=flat.dtype)
+    out_NT = torch.zeros(layout_NT.shape, dtype=flat.dtype)
     if flat.dtype.is_floating_point:
         out_NT[~known_N] = float("nan")
-    out_NT[mask_NT & known_N[:, None]] = flat
+    out_NT[layout_NT & known_N[:, None]] = flat
     return out_NT
 
 

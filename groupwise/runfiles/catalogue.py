@@ -54,7 +54,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "refill/drawn_groups": Metric("groups sampled for the step, dropped ones included", "groups", "below 3 x prompts_per_step", "sampling pays for groups that are thrown away: other data"),
     },
     "Length and tokens": {
-        "length/mean": Metric("mean length of the completions", "tokens", "changes slowly; rises where reasoning helps", "runs up with a flat reward: length bias of the recipe; drops to a few tokens: collapse, or a reward for brevity"),
+        "length/mean": Metric("mean length of the completions, in tokens that the policy wrote, as in all lengths", "tokens", "changes slowly; rises where reasoning helps", "runs up with a flat reward: length bias of the recipe; drops to a few tokens: collapse, or a reward for brevity"),
         "length/sampled_mean": Metric("the same over all that was sampled, dropped groups included", "tokens", "close to length/mean", "far from it: the filter prefers a length"),
         "length/truncated_share": Metric("completions that hit the token limit", "share", "below 0.1", "raise engine.max_tokens, or set overlong"),
         "length/p95": Metric("its 95th percentile, of all that was sampled", "tokens", "below engine.max_tokens", "at the limit: raise engine.max_tokens"),
@@ -67,7 +67,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "text/repetition": Metric("runs of four tokens that stood in the same answer before (64 answers at most, from all over the step; so are the next two)", "share", "below 0.1", "above 0.3: answers turn in circles; lower the rate"),
         "text/answer_share": Metric("answers in a tag, a box, or behind a phrase that announces them", "share", "near 1 where the prompt asks for that, else 0", "falls: the format is being lost; a part of the reward for it"),
         "text/reflection_share": Metric("answers with words of reflection: wait, let me check, alternatively, ...", "share", "no target; rises in long reasoning", "–"),
-        "tokens/count": Metric("completion tokens in the batch", "tokens", "groups x group_size x length", "–"),
+        "tokens/count": Metric("completion tokens in the batch that the policy wrote", "tokens", "groups x group_size x length", "–"),
         "tokens/learned_share": Metric("of these, tokens that the loss learns from", "share", "near 1", "low: many rows are masked as overlong or ungraded"),
         "tokens/rare_share": Metric("learned tokens that had a probability below 0.2 before the update", "share", "no target; falls with entropy/mean", "–"),
     },

@@ -22,9 +22,11 @@ from groupwise.errors import RunError, in_short
 from groupwise.runfiles.files import ordinary, storable, write_atomic
 
 if TYPE_CHECKING:
-    from groupwise.records import Rollout
+    from groupwise.records import Rollout, Turn
 
-VERSION = 1  # of the schema; a change of a column's name, type or meaning raises it
+VERSION = 2  # of the schema; a change of a column's name, type or meaning raises it
+OLDEST = 1  # that is read as if it were of this version: the policy wrote all, in one turn
+POLICY = "assistant"  # as in groupwise.records, which would load torch: readers need none
 VERSION_KEY = b"groupwise.rollouts.version"
 Numbers = Any  # one per token of the completion: a list, a numpy array, a CPU tensor without grad
 
@@ -41,6 +43,7 @@ class Row:
     token_ids: Sequence[int]
     sampler_logp: Numbers
     mask: Numbers | None = None  # None: the policy wrote every token
+    turns: Sequence[Turn] = ()  # none: one turn by the policy
     learner_logp: Numbers | None = None
     ref_logp: Numbers | None = None
     entropy: Numbers | None = None
@@ -66,8 +69,16 @@ class Row:
     def of(
         cls, rollout: Rollout, *, group: int, prompt_text: str, used: bool = True, **streams: Any
     ) -> Row:
-        """From a rollout and what the learner said about its tokens (learner_logp=..., ...)."""
+        """From a rollout and what the learner said about its tokens (learner_logp=..., ...).
+
+        At tokens that the policy did not write all of it is 0, whatever stands there.
+        """
         task, done, grade = rollout.task, rollout.completion, rollout.grade
+        sampler_logp: Numbers = done.logp_T
+        if done.mask_T is not None:
+            own_T = done.mask_T.numpy()
+            sampler_logp, *rest = (_only(own_T, x) for x in (done.logp_T, *streams.values()))
+            streams = dict(zip(streams, rest, strict=True))
         return cls(
             prompt_id=task.id,
             draw=rollout.draw,
@@ -75,7 +86,9 @@ class Row:
             sample=rollout.sample,
             prompt_token_ids=task.token_ids,
             token_ids=done.token_ids,
-            sampler_logp=done.logp_T,
+            sampler_logp=sampler_logp,
+            mask=done.mask_T,
+            turns=done.turns,
             reward=grade.reward,
             reward_parts=grade.parts,
             reward_steps=grade.steps,
@@ -91,6 +104,13 @@ class Row:
             answer=None if task.answer is None else str(task.answer),
             **streams,
         )
+
+
+def _only(own_T: Numbers, values: Numbers | None) -> Numbers | None:
+    if values is None:
+        return None
+    given = np.asarray(values)
+    return np.where(own_T, given, given.dtype.type(0))
 
 
 def _plain(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
@@ -137,17 +157,32 @@ def _mask(name: str, rows: Sequence[Row]) -> pa.Array:
     return _lists([np.asarray(x, dtype=bool) for x in full], pa.bool_())
 
 
+def _turns(name: str, rows: Sequence[Row]) -> pa.Array:
+    entries = [
+        [{**turn._asdict(), "role": storable(turn.role)} for turn in row.turns]
+        or _one_turn(len(row.token_ids))
+        for row in rows
+    ]
+    return pa.array(entries, type=TURNS)
+
+
+def _one_turn(length: int) -> list[dict[str, Any]]:
+    """What a completion is that the policy wrote alone."""
+    return [{"role": POLICY, "start": 0, "end": length}]
+
+
 def _step(step: int) -> Callable[[str, Sequence[Row]], pa.Array]:
     return lambda name, rows: pa.array([step] * len(rows), type=pa.int32())
 
 
 REWARD_PARTS = pa.map_(pa.string(), pa.float64())
 REWARD_STEPS = pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))
+TURNS = pa.list_(pa.struct([("role", pa.string()), ("start", pa.int32()), ("end", pa.int32())]))
 _INT32, _INT64, _FLOAT32, _BOOL = pa.int32(), pa.int64(), pa.float32(), pa.bool_()
 
-# What a row of `Row` can't be made without.
-_NEVER_ABSENT = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids",
-                 "sampler_logp")  # fmt: skip
+# What every row of a file has.
+_NEVER_ABSENT = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "mask",
+                 "turns", "sampler_logp")  # fmt: skip
 # Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
 PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "advantage",
              "coefficient", "ratio", "clipped")  # fmt: skip
@@ -162,6 +197,7 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
     "prompt_token_ids": _list(_INT32),
     "token_ids": _list(_INT32),
     "mask": _mask,
+    "turns": _turns,
     **{name: _list(_FLOAT32) for name in _FLOATS},
     "clipped": _list(_BOOL),
     "reward": _plain(pa.float64()),
@@ -226,12 +262,17 @@ def with_lists(table: pa.Table, columns: Mapping[str, Sequence[Numbers | None]])
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A step's rows, or some columns of them, as far as the file has them."""
+    """A step's rows, or some columns of them, as far as the file has them.
+
+    What files of older versions can't hold is filled in.
+    """
     with _opened(path) as file:
         found = _version(file)
-        if found != VERSION:
+        if not OLDEST <= found <= VERSION:
             raise _other_version(path, found)
         table = _some(file, columns)
+        if columns is None or "turns" in columns:
+            table = _with_turns(table, file)
         for name in _NEVER_ABSENT:
             asked = columns is None or name in columns
             if asked and (name not in table.column_names or table.column(name).null_count):
@@ -240,19 +281,30 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
-    """Some columns of a file of this version or an older one, and its version, for showing.
+    """Some columns of a file of this version or any older one, and its version, for showing.
 
-    What the file does not have is null.
+    What the file does not have, and can't be filled in, is null.
     """
     with _opened(path) as file:
         found = _version(file)
         if found > VERSION:
             raise _other_version(path, found)
         table = _some(file, columns)
+        if "turns" in columns:
+            table = _with_turns(table, file)
     for name in columns:
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows))
     return table.select(list(columns)), found
+
+
+def _with_turns(table: pa.Table, file: pq.ParquetFile) -> pa.Table:
+    """The table of a file without turns, with the one that each of its completions was."""
+    if "turns" in table.column_names or "token_ids" not in file.schema_arrow.names:
+        return table
+    lengths = pc.list_value_length(_some(file, ["token_ids"]).column("token_ids")).to_pylist()
+    turns = pa.array([_one_turn(length or 0) for length in lengths], type=TURNS)
+    return table.append_column("turns", turns)
 
 
 def _some(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
@@ -305,6 +357,7 @@ def _version(file: pq.ParquetFile) -> int:
 
 def _other_version(path: Path, found: int) -> RunError:
     return RunError(
-        f"{path} has rollout schema {found or 'none'}, this groupwise reads {VERSION}. Read it "
+        f"{path} has rollout schema {found or 'none'}, this groupwise reads {OLDEST} "
+        f"to {VERSION}. Read it "
         "with the groupwise that wrote it (manifest.json names the version), or with pyarrow."
     )

@@ -46,7 +46,7 @@ class Collected:
             "refill/rounds": float(self.rounds),
             "refill/tokens": float(self.refill_tokens),
             "refill/drawn_groups": float(len(self.groups) + len(self.dropped)),
-            "length/sampled_mean": sum(len(r.completion.token_ids) for r in rows) / len(rows),
+            "length/sampled_mean": sum(r.completion.own_length for r in rows) / len(rows),
             "length/truncated_share": sum(r.completion.truncated for r in rows) / len(rows),
             "reward/sampled_mean": _mean([r.grade.reward for r in rows]),
             "reward/failed_share": sum(failed(r.grade) for r in rows) / len(rows),
@@ -64,8 +64,8 @@ class Collected:
 
 
 def tokens_of(groups: Sequence[Group]) -> int:
-    """Count the tokens of the completions."""
-    return sum(len(r.completion.token_ids) for group in groups for r in group)
+    """Count the tokens that the policy wrote: those of others are on nobody's budget."""
+    return sum(r.completion.own_length for group in groups for r in group)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

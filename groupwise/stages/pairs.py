@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from groupwise.config import Config
 from groupwise.methods.composition import PairRecipe
@@ -17,12 +18,14 @@ from groupwise.optim.pairs import PairLearner
 from groupwise.optim.roles.role import Role
 from groupwise.parallel.world import World
 from groupwise.prepare.answers import answer_ids, check_columns
-from groupwise.records import Memory, Task
+from groupwise.records import Completion, Memory, Task
 from groupwise.stages.collected import Collected
 from groupwise.stages.parts import Parts
 from groupwise.stages.stage import Stage, Taught, Tell
 from groupwise.testing.trial import try_pairs
 from groupwise.watch.clock import Clock
+
+Answer = tuple[Ids, Tensor | None]  # with its mask_T
 
 
 def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
@@ -121,12 +124,13 @@ def pairs_of(recipe: PairRecipe, groups: Sequence[Group], tokenizer: Tokenizer) 
     """Return chosen and rejected answers of the groups, row by row."""
     made = []
     for group in groups:
-        task, answers = group[0].task, [rollout.completion.token_ids for rollout in group]
+        task = group[0].task
         if recipe.reads == "answers":
-            made.append((task.token_ids, answer_ids(task, "answer", tokenizer), answers[0]))
+            right = (answer_ids(task, "answer", tokenizer), None)
+            made.append((task.token_ids, right, _answer(group[0].completion)))
             continue
-        graded = [(r.grade.reward, ids) for r, ids in zip(group, answers, strict=True)]
-        known = [(reward, ids) for reward, ids in graded if reward is not None]
+        graded = [(r.grade.reward, _answer(r.completion)) for r in group]
+        known = [(reward, answer) for reward, answer in graded if reward is not None]
         if len(known) < 2:
             continue
         choice = recipe.pairing(torch.tensor([reward for reward, _ in known]))
@@ -135,8 +139,15 @@ def pairs_of(recipe: PairRecipe, groups: Sequence[Group], tokenizer: Tokenizer) 
     return _rows(made)
 
 
-def _rows(pairs: Sequence[tuple[Ids, Ids, Ids]]) -> Sequences:
+def _answer(completion: Completion) -> Answer:
+    return completion.token_ids, completion.mask_T
+
+
+def _rows(pairs: Sequence[tuple[Ids, Answer, Answer]]) -> Sequences:
+    """Return rows whose log-probability is that of the policy's own tokens."""
+    answers = [answer for _, *both in pairs for answer in both]
     return Sequences(
         [prompt for prompt, _, _ in pairs for _ in range(2)],
-        [answer for _, *both in pairs for answer in both],
+        [ids for ids, _ in answers],
+        [mask_T for _, mask_T in answers],
     )

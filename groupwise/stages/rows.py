@@ -35,8 +35,9 @@ def rows_of(
 ) -> list[Row]:
     """Rows of the batch in its order, then what was sampled and not learned from.
 
-    A row's numbers are views of arrays for the whole batch. The learner's log-probabilities are
-    absent where only a policy that had moved already read the row.
+    A row's numbers are views of arrays for the whole batch, of all its tokens; those that others
+    wrote are 0 in the file. The learner's log-probabilities are absent where only a policy that had
+    moved already read the row.
     """
     arrays = {name: x.cpu().numpy() for name, x in streams.items() if x is not None}
     known_N = ~np.isnan(arrays["learner_logp"]).all(1) if "learner_logp" in arrays else None

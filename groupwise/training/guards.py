@@ -50,7 +50,12 @@ def check_agreement(
     )
     groups = write(parts.engine, [(task, 0) for task in tasks], PROBE_SAMPLES, sampling, "probe")
     rows = [(group.task.token_ids, done) for group in groups for done in group.completions]
-    sequences = Sequences([prompt for prompt, _ in rows], [done.token_ids for _, done in rows])
+    drawn = [done for _, done in rows]
+    sequences = Sequences(
+        [prompt for prompt, _ in rows],
+        [done.token_ids for done in drawn],
+        [done.mask_T for done in drawn],
+    )
 
     def score(model: Policy) -> Tensor:
         logp_NT: Tensor = learner.score(model, sequences, [list(range(len(rows)))])
@@ -59,7 +64,8 @@ def check_agreement(
     learner_NT = score(parts.loaded.model)
     for role in learner.roles.values() if first else ():
         role.check_start(learner_NT, score)
-    sampler = torch.cat([done.logp_T for _, done in rows])
+    # Of tokens that others wrote the sampler knows nothing.
+    sampler = torch.cat([x.logp_T if x.mask_T is None else x.logp_T[x.mask_T] for x in drawn])
     gap = (learner_NT.cpu()[sequences.mask()] - sampler).abs()
     found = {
         "gate/mismatch_mean": float(gap.mean()),

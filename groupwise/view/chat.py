@@ -1,7 +1,7 @@
 """A prompt's turns, recognised by the marks that chat templates write.
 
-For reading only. The completion is never taken apart by roles: a policy that writes such marks
-must not look like a user.
+For reading only. The completion is never taken apart by such marks: a policy that writes them must
+not look like a user. Its turns are those that the rollout file has.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 
-class Turn(NamedTuple):
+class Said(NamedTuple):
     """What one role said."""
 
     role: str  # system, user, assistant, tool, ...; "" for text outside any turn
@@ -29,19 +29,19 @@ _STYLES = (
 _ROLES = {"[INST]": "user", "[/INST]": "assistant", "model": "assistant"}
 
 
-def turns(prompt: str) -> list[Turn]:
+def turns(prompt: str) -> list[Said]:
     """Turns in order; a prompt without marks is one turn without a role."""
     used = [(begin, end) for begin, end in _STYLES if re.search(begin, prompt)]
     if not used:
-        return [Turn("", prompt)]
+        return [Said("", prompt)]
     begin, end = used[0]
     starts = list(re.finditer(begin, prompt))
-    found = [Turn("", prompt[: starts[0].start()])]
+    found = [Said("", prompt[: starts[0].start()])]
     for at, start in enumerate(starts):
         stop = starts[at + 1].start() if at + 1 < len(starts) else len(prompt)
         said, *rest = re.split(end, prompt[start.end() : stop], maxsplit=1)
         role = start["role"]
-        found += [Turn(_ROLES.get(role, role.lower()), said), Turn("", "".join(rest))]
+        found += [Said(_ROLES.get(role, role.lower()), said), Said("", "".join(rest))]
     return [turn for turn in found if turn.text.strip()]
 
 

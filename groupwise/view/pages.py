@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 import jinja2
 import pyarrow as pa  # type: ignore[import-untyped]
 from markupsafe import Markup
+from tokenizers import Tokenizer
 
 from groupwise.errors import RunError
 from groupwise.runfiles.catalogue import SECTIONS, find
@@ -29,10 +30,12 @@ from groupwise.view.steps import (
     found_in,
     groups_of,
     mark,
+    own_lengths,
     place_of,
     rows_of_group,
     values_of,
 )
+from groupwise.view.tokens import pieces, tokenizer_of
 from groupwise.watch.chart import Curve, number, svg, thin
 from groupwise.watch.display import visible
 from groupwise.watch.report import CURVES, is_health
@@ -223,6 +226,7 @@ def group_page(run: Run, step: int, group: int) -> str:
 def sample_page(run: Run, step: int, group: int, sample: int) -> str:
     rows, version = rows_of_group(run.folder.rollout(step), group, OF_SAMPLES)
     samples = _samples(rows)
+    ids = values_of(rows, "token_ids", place_of(rows, sample))
     numbers, at = [each["sample"] for each in samples], place_of(rows, sample)
     thought, answer = chat.thought_and_answer(samples[at]["text"])
     return _render(
@@ -234,12 +238,23 @@ def sample_page(run: Run, step: int, group: int, sample: int) -> str:
         turns=chat.turns(samples[at]["prompt_text"]),
         thought=thought,
         reply=answer,
+        written=written_by(samples[at]["turns"] or (), ids, tokenizer_of(run.folder)),
         judged=judged_pieces(samples[at]["text"], samples[at]["reward_steps"] or ()),
         limit=TEXT_SHOWN,
         before=numbers[at - 1] if at else None,
         after=numbers[at + 1] if at + 1 < len(numbers) else None,
         older=_older(version),
     )
+
+
+def written_by(
+    turns: Sequence[Mapping[str, Any]], ids: Any, tokenizer: Tokenizer | None
+) -> list[chat.Said]:
+    """The turns of a completion that others wrote a part of; none of one that the policy wrote."""
+    if len(turns) < 2 or ids is None:
+        return []
+    texts = pieces(ids.tolist(), tokenizer)
+    return [chat.Said(turn["role"], "".join(texts[turn["start"] : turn["end"]])) for turn in turns]
 
 
 def judged_pieces(text: str, steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
@@ -259,10 +274,10 @@ def sample_text(run: Run, step: int, group: int, sample: int) -> str:
 
 def _samples(rows: pa.Table) -> list[dict[str, Any]]:
     """Rows with what follows from them. Lists per token stay arrays: they may be very long."""
-    lists = ("token_ids", "advantage", "clipped")
-    made = []
+    lists = ("token_ids", "mask", "advantage", "clipped")
+    made, own = [], own_lengths(rows)
     for at, row in enumerate(rows.drop_columns(list(lists)).to_pylist()):
-        ids, advantage, clipped = (values_of(rows, name, at) for name in lists)
+        ids, _, advantage, clipped = (values_of(rows, name, at) for name in lists)
         learned = None if advantage is None else advantage[advantage != 0]
         made.append(
             {
@@ -270,7 +285,8 @@ def _samples(rows: pa.Table) -> list[dict[str, Any]]:
                 "prompt_text": row["prompt_text"] or "",
                 "text": row["text"] or "",
                 "mark": mark(row["correct"], row["reward"]),
-                "length": 0 if ids is None else len(ids),
+                "length": own[at],
+                "foreign": 0 if ids is None else len(ids) - own[at],  # tokens of others
                 "parts": dict(row["reward_parts"] or ()),
                 # Of tokens that are learned from; a range where they differ.
                 "advantage": None

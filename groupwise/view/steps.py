@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -17,10 +18,10 @@ from groupwise.runfiles.rollouts import read_older
 
 # What a list of groups shows; lists per token are not among them, but for the length.
 OF_GROUPS = ("group", "prompt_id", "draw", "sample", "reward", "correct", "grader_status",
-             "finish", "used", "prompt_text", "token_ids")  # fmt: skip
+             "finish", "used", "prompt_text", "token_ids", "mask")  # fmt: skip
 SEARCHED = ("prompt_text", "text", "answer", "grader_reason")
 OF_SAMPLES = (*OF_GROUPS, "reward_parts", "reward_steps", "grader_reason", "weight_version",
-              "weights", "text", "answer", "advantage", "clipped")  # fmt: skip
+              "weights", "text", "answer", "advantage", "clipped", "turns")  # fmt: skip
 FAILED = ("error", "timeout")  # of grader_status
 
 FILTERS = {
@@ -86,8 +87,8 @@ def mark(correct: bool | None, reward: float | None) -> str:
 
 def groups_of(table: pa.Table) -> list[Group]:
     """From the columns `OF_GROUPS`, in the order of their numbers."""
-    lengths = _lengths(table.column("token_ids"))
-    rows = table.drop_columns(["token_ids"]).to_pylist()
+    lengths = own_lengths(table)
+    rows = table.drop_columns(["token_ids", "mask"]).to_pylist()
     by_number: dict[int, list[tuple[dict[str, Any], int]]] = {}
     for row, length in zip(rows, lengths, strict=True):
         by_number.setdefault(row["group"] or 0, []).append((row, length))
@@ -117,6 +118,20 @@ def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> Gro
 def _finite(reward: float | None) -> float | None:
     """No grader gives another; a file that was tampered with may."""
     return reward if reward is not None and math.isfinite(reward) else None
+
+
+def own_lengths(table: pa.Table) -> list[int]:
+    """Tokens of each row that the policy wrote; all of them where the file does not tell."""
+    every, mask = _lengths(table.column("token_ids")), table.column("mask")
+    told = np.array(_lengths(mask), dtype=np.int64)
+    if pa.types.is_null(mask.type):
+        return every
+    flags = pc.list_flatten(mask).to_numpy(zero_copy_only=False)
+    before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
+    ends = np.cumsum(told)
+    own = (before[ends] - before[ends - told]).tolist()
+    known = mask.is_valid().to_pylist()
+    return [mine if knows else all_ for mine, knows, all_ in zip(own, known, every, strict=True)]
 
 
 def _lengths(column: pa.ChunkedArray) -> list[int]:

@@ -18,7 +18,7 @@ from groupwise.view.steps import place_of, rows_of_group, values_of
 from groupwise.watch.display import visible
 
 PAGE = 2048  # tokens that are sent at a time
-COLUMNS = ("group", "sample", "token_ids", *PER_TOKEN, "weight")  # the last in replays
+COLUMNS = ("group", "sample", "token_ids", "turns", *PER_TOKEN, "weight")  # the last in replays
 
 # name, title, scale: high (0 is calm), low (0 is calm, far below is not), signed, ratio, flag
 STREAMS = (
@@ -68,7 +68,10 @@ def pieces(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 def token_page(
     path: Path, group: int, sample: int, start: int, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """Tokens from `start` on, with the scale of each stream over the whole completion."""
+    """Tokens from `start` on, with the scale of each stream over the whole completion.
+
+    Tokens that others than the policy wrote have no numbers, and are on no scale.
+    """
     rows, _ = rows_of_group(path, group, COLUMNS)
     at = place_of(rows, sample)
     ids = values_of(rows, "token_ids", at)
@@ -77,10 +80,14 @@ def token_page(
     # Pieces depend on what stands before them, within a character: begin a few tokens earlier.
     before = min(start, 8)
     texts = pieces(ids[start - before : part.stop].tolist(), tokenizer)[before:]
+    mask = values_of(rows, "mask", at)
+    known = mask is not None and len(mask) == len(ids)
+    foreign = ~np.asarray(mask, dtype=bool) if known else np.zeros(len(ids), dtype=bool)
     streams = []
     for name, title, scale in STREAMS:
         values = _stream(rows, name, at)
         if values is not None and len(values) == len(ids):
+            values = values if name == "mask" else np.where(foreign, np.nan, values)
             high = _reach(values, scale)
             numbers = [None if not np.isfinite(x) else float(f"{x:.6g}") for x in values[part]]
             streams.append({"name": name, "title": title, "scale": scale, "reach": high,
@@ -92,6 +99,8 @@ def token_page(
         "ids": ids[part].tolist(),
         "pieces": [visible(text) for text in texts],
         "streams": streams,
+        "foreign": foreign[part].tolist(),
+        "turns": rows.column("turns")[at].as_py() or [],
     }
 
 

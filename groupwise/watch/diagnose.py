@@ -135,7 +135,7 @@ def _after_the_end(
 Row = Mapping[str, Any]
 COLUMNS = ("prompt_id", "group", "sample", "prompt_text", "text", "answer", "reward", "correct",
            "finish", "grader_status", "grader_reason", "sampler_logp", "learner_logp", "entropy",
-           "clipped", "token_ids")  # fmt: skip
+           "clipped", "token_ids", "mask")  # fmt: skip
 
 
 def _gap(row: Row) -> float:
@@ -145,8 +145,14 @@ def _gap(row: Row) -> float:
     return float(np.nanmax(np.abs(np.array(learner) - np.array(sampler)), initial=0.0))
 
 
-def _mean(values: Sequence[float] | None) -> float:
-    return float(np.mean(values)) if values else 0.0
+def _mean(row: Row, name: str) -> float:
+    """Over the policy's own tokens: the file has 0 at others."""
+    return float(np.sum(row[name])) / max(_length(row), 1) if row[name] else 0.0
+
+
+def _length(row: Row) -> int:
+    """The policy's own tokens; all of them in a file that does not tell."""
+    return sum(row["mask"]) if row["mask"] is not None else len(row["token_ids"] or ())
 
 
 # How bad a sample is, by what a rule looks at first: the family of its metric.
@@ -155,16 +161,16 @@ WORST: dict[str, Callable[[Row], Any]] = {
     "reward/missing_share": lambda row: row["reward"] is None,
     "reward/ungraded_share": lambda row: row["reward"] is None,
     "mismatch": _gap,
-    "clip": lambda row: _mean(row["clipped"]),
-    "entropy": lambda row: -_mean(row["entropy"]),
+    "clip": lambda row: _mean(row, "clipped"),
+    "entropy": lambda row: -_mean(row, "entropy"),
     "length": lambda row: (
         row["finish"] == "length",
         not row["correct"],
-        len(row["token_ids"] or ()),
+        _length(row),
     ),
     "eval": lambda row: (not row["correct"], row["reward"] or 0.0),  # paid and wrong
     "correct": lambda row: (not row["correct"], row["reward"] or 0.0),
-    "": lambda row: (-(row["reward"] or 0.0), len(row["token_ids"] or ())),
+    "": lambda row: (-(row["reward"] or 0.0), _length(row)),
 }
 
 

@@ -36,16 +36,16 @@ def sample_measures(groups: Groups, version: int) -> dict[str, float]:
         return {}
     age = [version - row.completion.version for row in rows]
     read = spread(rows, MOST_READ)
-    reflecting = sum(bool(REFLECTION.search(row.text)) for row in read)
+    reflecting = sum(bool(REFLECTION.search(row.said)) for row in read)
     return {
         **lengths(rows),
         **length_bias(groups),
         **pass_rates(groups),
         **rewards(groups),
         "groups/distinct_share": distinct_share(groups),
-        "text/repetition": repetition([row.completion.token_ids for row in read]),
+        "text/repetition": repetition([row.completion.own_ids for row in read]),
         "text/reflection_share": reflecting / len(read),
-        "text/answer_share": sum(is_marked(row.text) for row in read) / len(read),
+        "text/answer_share": sum(is_marked(row.said) for row in read) / len(read),
         "staleness/mean": sum(age) / len(age),
         "staleness/max": float(max(age)),
     }
@@ -70,7 +70,7 @@ def passed(rollout: Rollout) -> bool | None:
 
 def lengths(rows: Sequence[Rollout]) -> dict[str, float]:
     """Mean and 95th percentile of right and wrong answers apart, and of those that ended."""
-    length_N = np.array([len(row.completion.token_ids) for row in rows])
+    length_N = np.array([row.completion.own_length for row in rows])
     right_N = np.array([passed(row) for row in rows], dtype=object)
     ended_N = ~np.array([row.completion.truncated for row in rows])
     found = {"length/p95": float(np.quantile(length_N, 0.95))}
@@ -94,7 +94,7 @@ def length_bias(groups: Groups) -> dict[str, float]:
         for row in group:
             verdict = passed(row)
             if verdict is not None:
-                own[verdict].append(len(row.completion.token_ids))
+                own[verdict].append(row.completion.own_length)
         if own[True] and own[False]:
             right += sum(own[True]) / len(own[True])
             wrong += sum(own[False]) / len(own[False])
@@ -144,6 +144,7 @@ def rewards(groups: Groups) -> dict[str, float]:
         for row in group:
             if row.grade.reward is None:
                 continue
+            # All tokens: where a tool answered otherwise, another reward is no contradiction.
             key = tuple(row.completion.token_ids)
             if key in first:
                 repeats += 1
@@ -157,8 +158,11 @@ def rewards(groups: Groups) -> dict[str, float]:
 
 
 def distinct_share(groups: Groups) -> float:
-    """Different answers within a group, of all: 1 where none is a copy."""
-    distinct = sum(len({tuple(row.completion.token_ids) for row in group}) for group in groups)
+    """Different answers within a group, of all: 1 where none is a copy.
+
+    By the policy's own tokens: what tools answered is no variety of its.
+    """
+    distinct = sum(len({row.completion.own_ids for row in group}) for group in groups)
     return distinct / max(sum(len(group) for group in groups), 1)
 
 

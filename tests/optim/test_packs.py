@@ -141,3 +141,41 @@ def test_the_passes_of_a_step_read_the_same_packs() -> None:
         (4, [3, 1, 5]), (1, [2, 1]), (6, [4])
     ]  # fmt: skip
     assert Sequences([], []).sizes() == []
+
+
+# --- tokens that the policy did not write -------------------------------------------------------
+
+HOLES = [None, None, (1, 0, 0, 1, 0), (0, 1), None, (1, 1, 0, 1)]
+WITH_HOLES = Sequences(
+    PROMPTS, ANSWERS, [None if hole is None else torch.tensor(hole).bool() for hole in HOLES]
+)
+
+
+def test_others_tokens_are_laid_out_and_read_as_all(model: Transformer) -> None:
+    """Positions, places, sizes and cuts are those of rows that the policy wrote alone."""
+    mine, plain = (pack(rows, range(6), ROWS.width) for rows in (WITH_HOLES, ROWS))
+    assert torch.equal(mine.token_T, plain.token_T)
+    assert torch.equal(mine.position_T, plain.position_T)
+    assert (mine.prompts, mine.behind) == (plain.prompts, plain.behind)
+    assert WITH_HOLES.sizes() == ROWS.sizes() and WITH_HOLES.width == ROWS.width
+    assert torch.equal(WITH_HOLES.tokens(), ROWS.tokens())
+    assert torch.equal(WITH_HOLES.layout(), ROWS.mask())
+    for budget in (1, 9, 14, 100):
+        assert micro_batches(WITH_HOLES, range(6), budget) == micro_batches(ROWS, range(6), budget)
+
+
+def test_others_tokens_are_not_predicted(model: Transformer) -> None:
+    """Log-probabilities and entropies are those of plain rows at the policy's tokens, else 0."""
+    own_NT = WITH_HOLES.mask()
+    for row, hole in enumerate(HOLES):
+        own = [True] * len(ANSWERS[row]) if hole is None else [bool(x) for x in hole]
+        assert own_NT[row].tolist() == own + [False] * (ROWS.width - len(own))
+    part = pack(WITH_HOLES, range(6), ROWS.width)
+    assert torch.equal(part.mask_NT, own_NT)
+    assert part.target_A.tolist() == ROWS.tokens()[own_NT].tolist()
+    found, plain = (
+        outputs(model, each, temperature=1.0) for each in (part, pack(ROWS, range(6), ROWS.width))
+    )
+    for name in ("logp_NT", "entropy_NT"):
+        assert (plain[name][ROWS.mask()] != 0).all() and (found[name][~own_NT] == 0).all()
+        torch.testing.assert_close(found[name], plain[name] * own_NT, rtol=0, atol=1e-12)

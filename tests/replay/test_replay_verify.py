@@ -344,6 +344,8 @@ def altered(name: str, value: Any, tokens: list[int]) -> Any:
         return [*value, {"end": 1, "reward": 1.0}]
     if name == "reward_parts":
         return [*value, ("other", 1.0)]
+    if name == "turns":
+        return [{**value[0], "role": "tool"}, *value[1:]]
     if value is None:
         return {"reward": 0.5, "correct": True, "answer": "x"}.get(name, [0.5] * len(tokens))
     if isinstance(value, list):

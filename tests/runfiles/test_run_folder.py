@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from groupwise.errors import RunError
-from groupwise.records import Completion, Grade, Rollout, Task
+from groupwise.records import Completion, Grade, Rollout, Task, Turn
 from groupwise.runfiles import files, folder, manifest, recorder, rollouts
 from groupwise.runfiles.files import append_lines, read_lines, write_atomic
 from groupwise.runfiles.folder import Event, RunFolder
@@ -564,6 +564,7 @@ def test_float32_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
 def test_every_column_comes_back(tmp_path: Path) -> None:
     full = row(
         mask=torch.tensor([True, False]),
+        turns=(Turn("assistant", 0, 1), Turn("tool", 1, 2)),
         learner_logp=torch.tensor([-0.5, 0.0]),
         ref_logp=[-1.0, 0.0],
         entropy=np.array([0.5, 0.0]),
@@ -596,6 +597,10 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         "prompt_token_ids": [1, 2, 3],
         "token_ids": [4, 5],
         "mask": [True, False],
+        "turns": [
+            {"role": "assistant", "start": 0, "end": 1},
+            {"role": "tool", "start": 1, "end": 2},
+        ],
         "sampler_logp": [-0.5, -0.25],
         "learner_logp": [-0.5, 0.0],
         "ref_logp": [-1.0, 0.0],

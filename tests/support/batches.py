@@ -24,7 +24,7 @@ from groupwise.testing.toy import random_toy as random_sample
 
 __all__ = [
     "EXPERTS", "LAYERS", "POLICY_RECIPES", "TOP_K", "VOCABULARY", "Leaves", "Sample",
-    "learner_outputs", "leaves", "loss_and_gradients", "random_sample",
+    "extra_streams", "learner_outputs", "leaves", "loss_and_gradients", "random_sample",
 ]  # fmt: skip
 
 recipe("grpo")  # fills the registry

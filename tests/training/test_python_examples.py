@@ -105,6 +105,11 @@ def test_your_own_engine_agrees_with_the_learner(folder: Path) -> None:
     assert last["step"] == 2 and last["weights/version"] == 2
 
 
+def test_tokens_of_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_example("turns.py", folder)
+    assert capsys.readouterr().out == "(5, 6, 9, 3, 2) 5\n"
+
+
 def test_an_engine_that_lies_is_refused(folder: Path) -> None:
     lying = EXAMPLES["naive.py"].replace("logps.append(logp[token])", "logps.append(logp[0])")
     (folder / "lying.py").write_text(lying)

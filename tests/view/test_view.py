@@ -21,6 +21,7 @@ from viewing import add_steps, get, make_run, metrics_of, rows_of, sample, viewi
 from groupwise.cli import main
 from groupwise.common.extras import install
 from groupwise.errors import ConfigError, RunError
+from groupwise.records import Turn
 from groupwise.runfiles import rollouts
 from groupwise.runfiles.files import append_lines, write_atomic
 from groupwise.runfiles.folder import RunFolder
@@ -409,6 +410,57 @@ def test_an_older_schema_is_shown_without_what_it_lacks(tmp_path: Path) -> None:
         assert "entropy" not in names and "ratio" in names
         assert json.loads(page_of(port, 2))["count"] == 0
         assert "2 times" in words(get(port, "/runs/old/prompt/100")[1])
+
+
+def test_what_others_wrote_is_shown_apart(tmp_path: Path) -> None:
+    """Under its role, grey, without a number, and in no length; roles are text like any other."""
+    folder = make_run(tmp_path / "old", 1)
+    role = "tool<script>"
+    own = [True] * 2 + [False] * 3 + [True] * 2
+    turns = (Turn("assistant", 0, 2), Turn(role, 2, 5), Turn("assistant", 5, 7))
+    rows = [
+        sample(0, 0, "4?7+1=8", mask=[*own, False], turns=(*turns, Turn("user", 7, 8))),
+        sample(0, 1, "4 is four", correct=True),
+    ]
+    rollouts.write(folder.rollout(1), rows, 1)
+    with viewing(folder.path) as port:
+        page = get(port, "/runs/old/step/1/group/0/sample/0")[1]
+        shown = words(page)
+        assert "assistant 4? tool<script> not the policy 7+1 assistant =8 user" in shown
+        assert page.count('class="turn foreign"') == 2
+        assert "tokens 4 tokens of others 4" in shown
+        assert "not the policy" not in get(port, "/runs/old/step/1/group/0/sample/1")[1]
+        group = words(get(port, "/runs/old/step/1/group/0")[1])
+        assert "4 tokens · 4 of others" in group and "10 tokens" in group
+        data = json.loads(page_of(port, 1))
+    assert data["foreign"] == [not x for x in own] + [True]
+    assert [turn["role"] for turn in data["turns"]] == ["assistant", role, "assistant", "user"]
+    for stream in data["streams"]:
+        if stream["name"] == "mask":
+            assert stream["values"] == [*map(float, own), 0.0]
+        else:
+            assert [x is None for x in stream["values"]] == data["foreign"]
+    # The largest entropy and log-probability of the policy's: the scale is not the tool's.
+    reach = {stream["name"]: stream["reach"] for stream in data["streams"]}
+    assert reach["sampler_logp"] == 7 / 4
+    table, _ = rollouts.read_older(folder.rollout(1), OF_GROUPS)
+    assert groups_of(table)[0].lengths == [4, 10]
+    script = get_asset("tokens.js")
+    assert "page.foreign[at]" in script and "#heat span.foreign" in get_asset("style.css")
+
+
+def get_asset(name: str) -> str:
+    return (Path(server.__file__).parent / "assets" / name).read_text()
+
+
+def test_a_file_from_before_there_were_turns_is_shown_as_one(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "old", 1)
+    without(folder.rollout(1), {"turns"}, b"1")
+    with viewing(folder.path) as port:
+        data = json.loads(page_of(port, 1))
+        assert data["turns"] == [{"role": "assistant", "start": 0, "end": 2}]
+        assert data["foreign"] == [False, False]
+        assert "not the policy" not in get(port, "/runs/old/step/1/group/0/sample/0")[1]
 
 
 def page_of(port: int, step: int) -> str:

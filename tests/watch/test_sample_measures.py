@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from graded_rollouts import rollout
+from graded_rollouts import interrupted, rollout
 from torch import nn
 
 from groupwise import batch_phase, recipe, token_phase
@@ -51,6 +51,27 @@ def test_without_a_verdict_a_reward_passes() -> None:
     assert samples.passed(rollout("a", 0.0)) is False
     assert samples.passed(rollout("a", 0.5, False)) is False
     assert samples.passed(rollout("a", None)) is None
+
+
+def test_what_tools_say_is_in_no_measure_of_the_policy() -> None:
+    """Lengths, repetition, variety and words are those of what it wrote itself."""
+    loud = "wait, the answer is \\boxed{7} " + "abcd" * 30
+    group = [
+        interrupted("ab", loud, "cd", 1.0, True),
+        interrupted("ab", "short", "cd", 1.0, True),
+        interrupted("abcde", loud, "f", 0.0, False),
+    ]
+    found = samples.sample_measures([group], 0)
+    assert found["length/right_mean"] == 4 and found["length/wrong_mean"] == 6
+    assert found["length/wrong_over_right"] == 1.5
+    assert found["text/repetition"] == found["text/reflection_share"] == 0
+    assert found["text/answer_share"] == 0
+    assert found["groups/distinct_share"] == pytest.approx(2 / 3)
+    # The tool answered otherwise: another reward for the same words is no contradiction.
+    again = interrupted("ab", "other", "cd", 0.0, False)
+    assert "reward/unequal_share" not in samples.rewards([[*group, again]])
+    own = [interrupted("wait", "x", "it is \\boxed{7}", 1.0)]
+    assert samples.sample_measures([own], 0)["text/answer_share"] == 1
 
 
 def groups_with(*passes: int, size: int = 8) -> list[list[Rollout]]:

@@ -23,7 +23,8 @@ function paint() {
   if (!stream) return;
   [...heat.children].forEach((token, at) => {
     const warm = warmth(stream, stream.values[at]);
-    token.className = `${token.textContent.trim() ? "" : "empty"} ${warm > 0 ? "hot" : warm < 0 ? "cold" : ""} ${at === now ? "now" : ""}`;
+    // What somebody else than the policy wrote is grey, and has no numbers.
+    token.className = `${token.textContent.trim() ? "" : "empty"} ${page.foreign[at] ? "foreign" : warm > 0 ? "hot" : warm < 0 ? "cold" : ""} ${at === now ? "now" : ""}`;
     token.style.setProperty("--heat", `${Math.round(85 * Math.min(1, Math.abs(warm)))}%`);
   });
   const reach = shown(stream.reach);
@@ -43,6 +44,8 @@ function select(at) {
   heat.children[now].scrollIntoView({ block: "nearest" });
   heat.setAttribute("aria-activedescendant", heat.children[now].id);
   const facts = [["token", `${page.start + now + 1} of ${page.count}`], ["id", String(page.ids[now])], ["text", JSON.stringify(page.pieces[now])]];
+  const turn = page.turns.find((each) => each.start <= page.start + now && page.start + now < each.end);
+  if (turn) facts.push(["turn of", turn.role]);
   for (const stream of page.streams) {
     const value = stream.values[now];
     facts.push([stream.title, stream.scale === "flag" ? (value ? "yes" : "no") : shown(value)]);
