@@ -19,6 +19,7 @@ from groupwise.model import cost, room
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import Group
 from groupwise.model.devices import KNOWN, Device, floor_seconds
+from groupwise.prepare.consequences import sampled_from
 from groupwise.prepare.setup import demand_of, frozen_of, learns_from_labels, weight_bytes
 from groupwise.prepare.sizes import Prompts, sizes_of
 from groupwise.sync.saver import SPARE as HOST_SPARE
@@ -254,7 +255,7 @@ def seconds(
     forward = cost.total(cost.forward_cost(shape, batch)).flops / rate
     scored, passes, updates = 1, 1, 1  # of a preference recipe: the reference alone is scored
     if not isinstance(recipe, PairRecipe):
-        old = "old_logp_NT" in recipe.anchored(config.engine.weights).streams
+        old = "old_logp_NT" in recipe.anchored(sampled_from(config)).streams
         scored = old + ("reference" in recipe.models)
         passes = 2 if recipe.schedule.name == "low_then_high" else 1
         updates = recipe.schedule["updates"] * passes
@@ -327,8 +328,9 @@ def assumptions(made: Plan) -> list[str]:
     )
     if config.recipe.refilling:
         found.append(_refill_line(config))
-    if config.engine.weights != "shared":
-        found.append(f"the sampler's copy of the weights ({config.engine.weights}) not counted")
+    weights = sampled_from(config)
+    if weights != "shared":
+        found.append(f"the sampler's copy of the weights ({weights}) not counted")
     return found
 
 

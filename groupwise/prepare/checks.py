@@ -16,6 +16,7 @@ from groupwise.config.adapter_checks import (
 from groupwise.config.fields import AUTO, Config, is_generator
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
+from groupwise.engine.backends import capabilities_of
 from groupwise.errors import ConfigError
 from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.methods.slots import Slot
@@ -37,6 +38,7 @@ def check_config(config: Config) -> list[str]:
     """Refuse what can't be trained, and return what is doubtful."""
     for name, value in flat(config).items():
         checked(name, FIELDS[name], value)
+    capabilities_of(config.engine)  # an engine that is not there can do nothing
     recipe = config.recipe
     if isinstance(recipe, PairRecipe):
         refused = [text for rule in PAIRS_REFUSED for text in rule(config, recipe)]
@@ -206,6 +208,30 @@ def exact_in_name_only(config: Config, recipe: Recipe) -> Iterator[str]:
         )
 
 
+def beyond_the_engine(config: Config, recipe: Recipe | PairRecipe) -> Iterator[str]:
+    engine, can = config.engine, capabilities_of(config.engine)
+    if engine.weights != "shared" and not can.copies:
+        yield (
+            f"engine.weights={engine.weights} would be ignored: engine.backend={engine.backend} "
+            "knows no such copies. Leave it out, or set engine.backend=native."
+        )
+    elif engine.exact and engine.weights == "shared" and not can.exact:
+        yield (
+            f"engine.exact=true can't hold with engine.backend={engine.backend}, which does not "
+            "give the learner's bits. Set engine.exact=false, or engine.backend=native."
+        )
+
+
+def likeliest_tokens_not_recorded(config: Config, recipe: Recipe) -> Iterator[str]:
+    can, name = capabilities_of(config.engine), config.engine.backend
+    if "sampler_topk_logp_NTK" in recipe.streams and not can.top_k_logps:
+        yield (
+            f"recipe {recipe.name} reads the sampler's likeliest tokens, and engine.backend="
+            f"{name} does not record them. Set engine.backend=native, or take a recipe "
+            "without them."
+        )
+
+
 def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
     reads = recipe.reads
     if reads == "grades" and config.group_size < 2:
@@ -331,8 +357,10 @@ REFUSED: tuple[Rule, ...] = (
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
     exact_without_kernels,
+    beyond_the_engine,
     unknown_rules,
     exact_in_name_only,
+    likeliest_tokens_not_recorded,
     dropout_in_a_sequence_ratio,
     *ANY_REFUSED,
 )
@@ -351,6 +379,7 @@ PAIRS_REFUSED: tuple[PairRule, ...] = (
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
     exact_without_kernels,
+    beyond_the_engine,
     unknown_rules,
     *ANY_REFUSED,
 )

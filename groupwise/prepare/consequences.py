@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from groupwise.config.fields import Config
+from groupwise.engine.backends import capabilities_of
 from groupwise.explain.idle import Conditions, Idle, acting, idle, passes_of, told
 from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.methods.slots import Slot
@@ -11,7 +12,12 @@ from groupwise.model.room import CPU_TOKENS
 
 def anchored(config: Config, recipe: Recipe) -> Recipe:
     """The recipe as it runs under this configuration."""
-    return recipe.anchored(config.engine.weights, close=_close(config))
+    return recipe.anchored(sampled_from(config), close=_close(config))
+
+
+def sampled_from(config: Config) -> str:
+    """The weights that are sampled from: "shared", the learner's own, or the name of a copy."""
+    return capabilities_of(config.engine).weights
 
 
 def _close(config: Config) -> bool:
@@ -28,7 +34,7 @@ def conditions(config: Config, recipe: Recipe) -> Conditions:
     narrowed = engine.top_p < 1 or engine.top_k > 0 or engine.min_tokens > 0
     return Conditions(
         moved=_updates(recipe) > 1,
-        mismatch=engine.weights != "shared" or narrowed or not _close(config),
+        mismatch=sampled_from(config) != "shared" or narrowed or not _close(config),
         reference=config.reference.update != "reset:1",
     )
 
@@ -96,8 +102,17 @@ def describe(
     lines += [_refill_line(config, name) for name in recipe.refilling]
     lines += [f"idle, updates are the same without: {line}" for line in told(idle_slots(config))]
     lines += _pair_lines(config, recipe) if isinstance(recipe, PairRecipe) else []
+    lines += _engine_lines(config)
     lines.append(_eval_line(config, held_out))
     return lines
+
+
+def _engine_lines(config: Config) -> list[str]:
+    """What an engine of one's own promises less than the native one."""
+    name = config.engine.backend
+    if not capabilities_of(config.engine).own_randomness:
+        return [] if name == "native" else [f"sampled by {name}"]
+    return [f"sampled by {name}, by random numbers of its own: no run repeats to the bit"]
 
 
 def _refill_line(config: Config, name: str) -> str:
@@ -140,7 +155,7 @@ def _batch_line(config: Config) -> str:
             return f"{prompts} labelled pairs a step, 1 update"
         return f"{prompts} prompts x {samples} samples, at most {prompts} pairs a step, 1 update"
     line = f"{prompts} prompts x {samples} samples = {prompts * samples} completions a step"
-    weights = config.engine.weights
+    weights = sampled_from(config)
     updates = _updates(config.recipe)
     if updates > 1:
         return f"{line}, {updates} updates, all but the first off-policy"

@@ -20,7 +20,6 @@ from groupwise.data.on_disk import only
 from groupwise.data.prompts import Prepared, prepare
 from groupwise.data.sources import Loaded as LoadedData
 from groupwise.data.tasks import SHOWN
-from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import ConfigError, DataError, ModelError
 from groupwise.graders.by_row import ROW
@@ -302,17 +301,6 @@ def learns_from_labels(config: Config) -> bool:
     """Pairs that the data labels: nothing is sampled, nothing graded."""
     recipe = config.recipe
     return isinstance(recipe, PairRecipe) and recipe.reads == "labels"
-
-
-def engine_of(config: Config, loaded: Loaded, weights: str = "shared") -> NativeEngine:
-    """That samples from the policy itself, or from a copy of it."""
-    return NativeEngine(
-        loaded.model,
-        loaded.tokenizer,
-        seed=config.seed,
-        slots=config.engine.slots,
-        weights=weights,
-    )
 
 
 def sampling_of(config: Config, **changes: Any) -> Sampling:

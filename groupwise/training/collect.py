@@ -155,9 +155,9 @@ def draw(run: Run, prompts: int, clock: Clock) -> list[Group]:
     chosen = [(run.tasks[d.task], d.number) for d in run.cursor.take(prompts)]
     top_k = run.learner.sampler_top_k
     sampling = sampling_of(run.config, record_top_k=top_k)
-    beside = Beside(run.engine, run.grader, run.loaded.tokenizer, chosen, run.known)
+    beside = Beside(run.grader, run.loaded.tokenizer, chosen, run.known)
     with clock("rollout"), beside:
-        written = write(run.engine, chosen, run.config.group_size, sampling)
+        written = write(run.engine, chosen, run.config.group_size, sampling, done=beside.take)
     with clock("grade"):
         return beside.rollouts(written)
 

@@ -60,8 +60,9 @@ def check_agreement(run: Run) -> dict[str, float]:
         "gate/mismatch_max": float(gap.max()),
     }
     shown = ", ".join(f"{name.rpartition('_')[2]} {value:.1e}" for name, value in found.items())
-    if run.engine.weights != "shared":
-        run.display.note(f"the sampler is a copy ({run.engine.weights}): |Δ log p| {shown}")
+    can = run.engine.capabilities
+    if not can.shares_weights:
+        run.display.note(f"the sampler is a copy ({can.weights}): |Δ log p| {shown}")
         return found
     limit, said = mismatch_limit(run)
     if not found["gate/mismatch_mean"] <= limit:
@@ -109,16 +110,17 @@ def check_delivery(run: Run) -> str:
     Of an engine that does not show its weights, log-probabilities tell (mismatch/ in the metrics).
     """
     learner, engine = run.loaded.model, run.engine
+    weights = engine.capabilities.weights
     mine = fingerprint(learner.named_parameters())
     if engine.source is None:
         return mine
-    fresh = make_source(engine.weights, learner, run.version).model
+    fresh = make_source(weights, learner, run.version).model
 
     def digest(model: PolicyModel) -> str:
         return mine if model is learner else fingerprint(model.named_parameters())
 
     known = run.delivered | {run.version: digest(fresh)}
-    kind, _, number = engine.weights.partition(":")
+    kind, _, number = weights.partition(":")
     lag = int(number) if kind == "stale" else 0
     wanted = max((version for version in known if version <= run.version - lag), default=min(known))
     run.delivered = {version: x for version, x in known.items() if version >= wanted}
@@ -133,7 +135,7 @@ def check_delivery(run: Run) -> str:
     raise RunError(
         f"After step {run.step} the engine does not sample from version {wanted} of the weights: "
         f"{why}. They did not arrive, and rollouts would come from another policy than the "
-        f"learner's. The engine's sync ({engine.weights}) is at fault. The last checkpoint is "
+        f"learner's. The engine's sync ({weights}) is at fault. The last checkpoint is "
         "sound; the same command goes on from it once that is mended."
     )
 

@@ -15,8 +15,9 @@ from groupwise.evaluate.evaluate import Evaluation, evaluate
 from groupwise.model.cost import model_flops
 from groupwise.model.memory import peak_bytes
 from groupwise.optim.schedules import learning_rate
+from groupwise.prepare.engines import MakeEngine, judge_of
 from groupwise.prepare.placing import place_line
-from groupwise.prepare.setup import engine_of, sampling_of
+from groupwise.prepare.setup import sampling_of
 from groupwise.training.collect import Collected, collect, tokens_of
 from groupwise.training.guards import (
     check_agreement,
@@ -25,7 +26,7 @@ from groupwise.training.guards import (
     check_updates,
     explained_gap,
 )
-from groupwise.training.opening import MakeEngine, complete, nothing_left, open_run, placed_for
+from groupwise.training.opening import complete, nothing_left, open_run, placed_for
 from groupwise.training.rows import rows_of
 from groupwise.training.run import Run
 from groupwise.training.signals import Signals
@@ -54,7 +55,8 @@ def train(
 ) -> dict[str, Any]:
     """Train into a run folder, or go on where it stands. Returns the summary.
 
-    `engine` makes a sampler of your own for the policy; without it the native one samples.
+    `engine` makes a sampler of your own for the policy, in place of the one that engine.backend
+    names.
     """
     signals = Signals()
     with signals.held():
@@ -277,11 +279,14 @@ def write_down(
 
 
 def held_out(run: Run) -> Evaluation:
-    """Accuracy on tasks that training never sees; of the policy, also where a copy is sampled."""
-    asked = run.config.eval
+    """Accuracy on tasks that training never sees, by the run's own engine.
+
+    Of the policy: where engine.weights asks for a copy that differs on purpose, not of that.
+    """
+    asked, on_purpose = run.config.eval, run.config.engine.weights != "shared"
     with phase("evaluating", len(run.held_out), "tasks"):
         return evaluate(
-            run.engine if run.engine.weights == "shared" else engine_of(run.config, run.loaded),
+            judge_of(run.config, run.loaded) if on_purpose else run.engine,
             run.loaded.tokenizer,
             run.grader,
             run.held_out,

@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ from groupwise.common.progress import phase
 from groupwise.config import Budget, Config, Model
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
-from groupwise.engine.native.engine import NativeEngine
-from groupwise.engine.protocol import Engine
 from groupwise.errors import RunError
 from groupwise.graders.ledger import recorded
 from groupwise.methods.composition import PairRecipe
@@ -38,8 +36,9 @@ from groupwise.optim.roles.reference import Reference
 from groupwise.prepare import pins, tiny
 from groupwise.prepare.checks import check_config
 from groupwise.prepare.consequences import anchored, describe
+from groupwise.prepare.engines import MakeEngine, engine_of
 from groupwise.prepare.placing import placed
-from groupwise.prepare.setup import Bench, check_room, engine_of, micro_tokens_of, set_up
+from groupwise.prepare.setup import Bench, check_room, micro_tokens_of, set_up
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.recorder import Recorder
@@ -53,8 +52,6 @@ from groupwise.watch.mirrors.children import Mirrors
 from groupwise.watch.report import write_report
 
 COLD_START = "cold_start"  # the embedded model as it was before reinforcement
-
-MakeEngine = Callable[[Loaded], Engine]  # a sampler for this policy
 
 
 @contextlib.contextmanager
@@ -113,18 +110,12 @@ def _open(
         held_out=bench.held_out,
         cursor=cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle),
         grader=bench.grader,
-        engine=(
-            make_engine(loaded)
-            if make_engine is not None
-            else engine_of(config, loaded, config.engine.weights)
-        ),
+        engine=engine_of(config, loaded, make_engine, tell=lambda *said: run.event(*said)),
         learner=_learner(start, model),
         reference=reference,
         saver=saver,
         opened=begun,
     )
-    if isinstance(run.engine, NativeEngine):
-        run.engine.tell = run.event
     with phase("taking the weights' fingerprint"):
         origin = _origin(config, bench)
     _check_origin(folder, origin, display)

@@ -38,8 +38,7 @@ def step_work(run: Run, collected: Collected, taught: Taught) -> dict[str, Parts
     """What the phases of a step had to compute and to read."""
     model = run.loaded.model
     sampled = sequences_of(collected.groups + collected.unused)
-    in_flight: int = getattr(run.engine, "places", 0)  # other engines keep that to themselves
-    slots = in_flight or run.config.engine.slots or max(len(sampled.completions), 1)
+    slots = run.engine.places or run.config.engine.slots or max(len(sampled.completions), 1)
     width = model.head_weight.element_size()
     return {"rollout": rollout_cost(model.config, sampled.sizes(), slots, width), **taught.work}
 
