@@ -6,6 +6,7 @@ A new one is a file with a subclass of `Engine` and a line in `BACKENDS`; one's 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -21,6 +22,9 @@ from groupwise import config
 from groupwise.common.user_files import make_importable
 from groupwise.engine.protocol import Capabilities, Engine
 from groupwise.errors import EngineError, EngineWarning, nearest
+from groupwise.model.adapters.lora import adapters, merge
+from groupwise.model.adapters.peft_files import BASE as ADAPTER_BASE
+from groupwise.model.adapters.peft_files import CONFIG as ADAPTER_CONFIG
 from groupwise.model.formats.checkpoint import save
 
 if TYPE_CHECKING:
@@ -51,8 +55,16 @@ class EngineSetup:
     tell: Tell = warn
 
     def publish(self, folder: str | Path) -> None:
-        """Write the policy as it is now: a plain folder that other tools read, too."""
-        save(self.loaded.model, folder, self.loaded.files, replace=True)
+        """Write the policy as it is now: a plain folder that other tools read, too.
+
+        An adapter is folded into it, in a copy: the one that learns stays beside its base.
+        """
+        model, beside = self.loaded.model, (ADAPTER_CONFIG, ADAPTER_BASE)
+        if adapters(model):
+            model = copy.deepcopy(model)
+            merge(model)
+        files = {name: x for name, x in self.loaded.files.items() if name not in beside}
+        save(model, folder, files, replace=True)
 
 
 def backend(name: str) -> type[Engine]:

@@ -71,7 +71,8 @@ def check_agreement(run: Run) -> dict[str, float]:
             f"{said}. Every update would be off-policy. "
             "Likely causes: a temperature, top-p or top-k on one side only; weights that did not "
             "reach the sampler; another precision or chat template; an engine that computes "
-            "another model. Raise the limit only if you correct for it (recipe tis)."
+            "another model; an engine with weights of its own whose capabilities do not say so. "
+            "Raise the limit only if you correct for it (recipe tis)."
         )
     return found
 

@@ -287,16 +287,16 @@ def test_stopped_early_it_reports_on_what_there_is() -> None:
     calls: Iterator[int] = iter(range(100))
     real = prepared.engine.generate
 
-    def interrupted(*given: Any) -> Any:
+    def interrupted(*given: Any, **told: Any) -> Any:
         if next(calls) == 5:
             raise KeyboardInterrupt
-        return real(*given)
+        return real(*given, **told)
 
     prepared.engine.generate = interrupted  # type: ignore[method-assign]
     made = prepared.run()  # two prompts a call, by turns
     assert made.interrupted and [found.prompts for found in made.findings] == [6, 4]
     at_once = known(0.5, Asked(prompts=8))
-    at_once.engine.generate = lambda *_: next(iter(()), None) or _stop()  # type: ignore
+    at_once.engine.generate = lambda *_, **told: next(iter(()), None) or _stop()  # type: ignore
     with pytest.raises(KeyboardInterrupt):
         at_once.run()
 
