@@ -1,4 +1,4 @@
-"""Engines of one's own: named by the configuration, made in one place, looked at before learning."""
+"""Engines of one's own: named by the configuration, and looked at before anything is learned."""
 
 from __future__ import annotations
 
@@ -303,13 +303,12 @@ def test_what_an_engine_cannot_do_is_refused(changes: Any, words: str, own: str)
 
 
 def test_a_wrapped_engine_makes_the_same_run(own: str, tmp_path: Path) -> None:
-    """Training, evaluation and probe all ask it, and all come out as with the native one."""
     train(small(steps=2), tmp_path / "native", quiet())
     train(small(steps=2, engine__backend=own), tmp_path / "own", quiet())
-    unlike = ("config.toml", "manifest.json", "starts.jsonl", "report.html")
     native, mine = (left_behind(tmp_path / name) for name in ("native", "own"))
-    files = [name for name in native if not name.endswith(unlike)]
-    assert len(files) > 5 and all(native[name] == mine[name] for name in files)
+    for found in (native, mine):
+        del found["values"]["delivered"]  # of weights that can be seen: the wrapper shows none
+    assert native == mine
 
 
 def test_everything_that_samples_asks_the_runs_own_engine(
@@ -345,7 +344,7 @@ def test_transformers_samples_and_groupwise_learns(tmp_path: Path) -> None:
     for line in later:
         assert 0 < line["mismatch/abs_mean"] < 1e-5  # the new ones have arrived
     assert "eval/accuracy" in later[-1]
-    weights = {c for c in _column(tmp_path / "run" / "rollouts" / "step_2.parquet", "weights")}
+    weights = set(_column(tmp_path / "run" / "rollouts" / "step_2.parquet", "weights"))
     assert weights == {"transformers"}
 
 
@@ -377,7 +376,7 @@ def test_the_transformers_engine_records_what_it_drew_from(
     with open_run(small(engine__backend=THEIRS), tmp_path / "run", quiet()) as run:
         loaded, sampler = run.loaded, run.engine
         prompts = [task.token_ids for task in run.tasks[:4]]
-        asked = [Request(ids, 3, prompt_id=n, draw=0) for n, ids in enumerate(prompts)]
+        asked = [Request(ids, 16, prompt_id=n, draw=0) for n, ids in enumerate(prompts)]
         theirs = sampler.generate(asked, sampling)
         again = sampler.generate(asked, sampling)
         native = engine_of(small(), loaded).generate(asked, sampling)
@@ -424,7 +423,7 @@ def test_an_engine_given_by_hand_fits_the_configuration(tmp_path: Path) -> None:
     class Other(Says):
         capabilities = Capabilities(weights="other")
 
-    with pytest.raises(EngineError, match="engine Other samples from weights 'other'.*Name the"):
+    with pytest.raises(EngineError, match=r"engine Other samples from weights 'other'.*Name the"):
         train(small(), tmp_path / "run", quiet(), engine=lambda loaded: Other())
 
 
@@ -438,7 +437,7 @@ def test_an_engine_that_hides_its_own_weights_is_found_out(own: str, tmp_path: P
             "        [p.data.mul_(1.05) for p in self.inner.source.model.parameters()]",
         )
     )
-    with pytest.raises(RunError, match="disagree on identical weights.*capabilities"):
+    with pytest.raises(RunError, match=r"disagree on identical weights.*capabilities"):
         config = small(engine__backend=f"{tmp_path}/lies.py:Wrapped")
         train(config, tmp_path / "run", quiet())
 
