@@ -22,6 +22,11 @@ def engine_of(
         setup = EngineSetup(loaded, config.engine, config.seed, tell)
         return backend(config.engine.backend).made(setup)
     made = make(loaded)
+    if not isinstance(made, Engine):
+        raise EngineError(
+            f"The argument `engine` made {made!r}, which is no engine. Return a subclass of "
+            "groupwise.BatchEngine, which has one method to write, or of groupwise.Engine."
+        )
     if made.capabilities.shares_weights != capabilities_of(config.engine).shares_weights:
         raise EngineError(
             f"The engine {type(made).__name__} samples from weights "

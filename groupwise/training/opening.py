@@ -99,6 +99,14 @@ def _open(
     reference = None
     if "reference" in config.recipe.models:
         reference = Reference(model, config.reference.update)
+    opened: list[Run] = []
+
+    def tell(kind: str, text: str) -> None:
+        if opened:
+            opened[0].event(kind, text)
+        else:  # the engine is being made
+            display.warn(text)
+
     run = Run(
         config=config,
         folder=folder,
@@ -110,12 +118,13 @@ def _open(
         held_out=bench.held_out,
         cursor=cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle),
         grader=bench.grader,
-        engine=engine_of(config, loaded, make_engine, tell=lambda *said: run.event(*said)),
+        engine=engine_of(config, loaded, make_engine, tell),
         learner=_learner(start, model),
         reference=reference,
         saver=saver,
         opened=begun,
     )
+    opened.append(run)
     with phase("taking the weights' fingerprint"):
         origin = _origin(config, bench)
     _check_origin(folder, origin, display)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from groupwise.probing.probe import Asked, ready
 from groupwise.records import Completion
 from groupwise.training.loop import train
 from groupwise.training.opening import open_run
+from groupwise.watch.display import Display
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transformers_engine.py"
 THEIRS = f"{EXAMPLE}:TransformersEngine"
@@ -425,6 +427,26 @@ def test_an_engine_given_by_hand_fits_the_configuration(tmp_path: Path) -> None:
 
     with pytest.raises(EngineError, match=r"engine Other samples from weights 'other'.*Name the"):
         train(small(), tmp_path / "run", quiet(), engine=lambda loaded: Other())
+    with pytest.raises(EngineError, match=r"made 'native', which is no engine. Return a subclass"):
+        train(small(), tmp_path / "run", quiet(), engine=lambda loaded: "native")  # type: ignore
+
+
+def test_what_an_engine_tells_is_shown_and_written_down(tmp_path: Path) -> None:
+    """Also while it is being made, when the run is not there yet."""
+    (tmp_path / "loud.py").write_text(
+        WRAPPED.replace(
+            "self.inner = NativeEngine.made(setup)",
+            "self.inner, self.tell = NativeEngine.made(setup), setup.tell\n"
+            "        self.tell('engine', 'warming up')",
+        ).replace(
+            "        return self", "        self.tell('engine', 'answering')\n        return self"
+        )
+    )
+    screen = io.StringIO()
+    config = small(steps=1, engine__backend=f"{tmp_path}/loud.py:Wrapped")
+    train(config, tmp_path / "run", Display(screen, live=False))
+    assert "warming up" in screen.getvalue() and "answering" in screen.getvalue()
+    assert '"answering"' in (tmp_path / "run" / "events.jsonl").read_text()
 
 
 def test_an_engine_that_hides_its_own_weights_is_found_out(own: str, tmp_path: Path) -> None:
