@@ -40,8 +40,9 @@ from groupwise.model.formats.checkpoint import Loaded, read_companions
 from groupwise.model.formats.checkpoint import load as load_model
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.memory import peak_bytes
+from groupwise.prepare.engines import judge_of
 from groupwise.prepare.rollouts import grade, write
-from groupwise.prepare.setup import engine_of, sampling_of, set_up
+from groupwise.prepare.setup import sampling_of, set_up
 from groupwise.records import Task
 from groupwise.training.loop import one_step
 from groupwise.training.opening import open_run
@@ -147,7 +148,7 @@ def full_length(
 ) -> Row:
     """End tokens can't be drawn before engine.max_tokens: no completion is shorter."""
     tokens, group = config.engine.max_tokens, config.group_size
-    engine = engine_of(config, loaded)
+    engine = judge_of(config, loaded)
     sampling = sampling_of(config, min_tokens=tokens)
     seconds = []
     for draw in range(given.repeats + 1):

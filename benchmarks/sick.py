@@ -27,8 +27,9 @@ import torch
 
 from groupwise import Config
 from groupwise.config import load
+from groupwise.engine.batch import BatchEngine
 from groupwise.engine.native.engine import NativeEngine
-from groupwise.engine.protocol import Engine, Request, Sampling
+from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ConfigError, DataError, GroupwiseError, RewardError
 from groupwise.methods.composition import PairRecipe
 from groupwise.model.formats.checkpoint import Loaded
@@ -152,14 +153,14 @@ SICK: dict[str, Sickness] = {
 BREAKS = ("prime_seed",)
 
 
-class Deaf(Engine):
+class Deaf(BatchEngine):
     """Claims every new version and samples from the first."""
 
     def __init__(self, loaded: Loaded, config: Config) -> None:
         model = copy.deepcopy(loaded.model)
         self.inner = NativeEngine(model, loaded.tokenizer, seed=config.seed, slots=128)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+    def answer(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         return self.inner.generate(requests, sampling)
 
     def sync(self, version: int) -> None:

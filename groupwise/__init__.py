@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.config import load as load_config
-    from groupwise.engine.protocol import Engine
+    from groupwise.engine.batch import BatchEngine
+    from groupwise.engine.protocol import Capabilities, Engine
     from groupwise.evaluate.evaluate import evaluate_path
     from groupwise.groups.phase import BatchResult, batch_phase, passes, select, updates
     from groupwise.losses.measures import Tally, merge
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 # Where each public name lives. They are imported on first use: torch takes a second to load, and
 # `groupwise --help` should not wait for it.
 _HOME = {
+    "BatchEngine": "engine.batch",
     "BatchResult": "groups.phase",
+    "Capabilities": "engine.protocol",
     "Config": "config",
     "Engine": "engine.protocol",
     "Memory": "records",
@@ -55,7 +58,9 @@ _HOME = {
 }
 
 __all__ = [
+    "BatchEngine",
     "BatchResult",
+    "Capabilities",
     "Config",
     "Engine",
     "Memory",

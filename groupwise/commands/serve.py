@@ -48,11 +48,11 @@ def _key() -> str:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from groupwise.config import Model
+    from groupwise.config import Model, load
     from groupwise.config.values import FIELDS, checked
-    from groupwise.engine.native.engine import NativeEngine
     from groupwise.engine.server import Server
     from groupwise.model.policy import load_policy
+    from groupwise.prepare.engines import judge_of
     from groupwise.prepare.placing import check_device, place, place_line
     from groupwise.sync.export import checkpoint_in
 
@@ -63,10 +63,11 @@ def run(args: argparse.Namespace) -> int:
     say(place_line(model, asked))
     path = checkpoint_in(args.path)
     loaded = load_policy(path, getattr(torch, model.dtype), model.device)
-    engine = NativeEngine(loaded.model, loaded.tokenizer, seed=0, slots=args.slots)
+    engine = judge_of(load(engine={"slots": args.slots}), loaded)
     name = args.name or Path(args.path).resolve().name
     try:
-        made = Server(engine, name, (args.host, args.port), _key())
+        address = (args.host, args.port)
+        made = Server(engine, loaded.tokenizer, loaded.model.config, name, address, _key())
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"The server can't listen at {args.host}:{args.port} ({error}). Choose another port: "

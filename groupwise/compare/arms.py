@@ -56,7 +56,9 @@ HELD_OUT_OF = ("data.train", "data.size", "data.options", "data.duplicates")
 # What may differ because somebody asked for it, and should be said.
 ALIKE = ("model.", "adapter.", "tiny.", "data.", "reward.", "engine.weights")
 # What held-out answers are sampled with, too.
-ASKED = tuple(f"engine.{name}" for name in ("max_tokens", "min_tokens", "top_p", "top_k", "stop"))
+ASKED = tuple(
+    f"engine.{name}" for name in ("backend", "max_tokens", "min_tokens", "top_p", "top_k", "stop")
+)
 # What an arm is there for, or what follows from the budget, or what changes no result.
 OWN = ("recipe", "steps", "budget.", "checkpoint.", "watch.")
 

@@ -39,6 +39,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "reward.max_failed_share": (True, "only when to stop"),
     "reward.timeout": (True, "only when to give up on a function"),
     "engine": (True, "later answers are sampled otherwise"),
+    "engine.backend": (False, "another engine has a state of its own in the checkpoint"),
     "engine.exact": (True, "the last bits of what follows are others"),
     "engine.slots": (True, "speed and memory only"),
     "engine.weights": (False, "the copy that is sampled from is part of the checkpoint"),

@@ -243,6 +243,8 @@ class Reward:
 class Engine:
     """The sampler."""
 
+    # who samples: "native", or "file.py:Class" for an engine of one's own (docs/engines.md)
+    backend: str = "native"
     max_tokens: Count = 64  # of an answer
     # before an answer may end; above 0, only with a recipe that corrects for it, such as tis
     min_tokens: Whole = 0

@@ -234,6 +234,8 @@ def _beside(folder: Path, setting: Setting) -> Setting:
             return replace(setting, value={source(key): details(x) for key, x in value.items()})
         several = isinstance(value, tuple)
         return replace(setting, value=tuple(map(source, value)) if several else source(value))
+    if field == "engine.backend":
+        return replace(setting, value=member(value))
     if field == "recipe" and entry is None and isinstance(value, str):
         return replace(setting, value=member(value))
     if field == "reward.parts":

@@ -1,18 +1,30 @@
-"""What the loop asks of a sampler, whichever it is."""
+"""What is asked of an engine, whichever it is: requests in, completions with probabilities out."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from groupwise.engine.native.copies import Source, State
+from torch import Tensor
+
+from groupwise.engine.answers import check_answer, check_tickets
 from groupwise.errors import EngineError
 from groupwise.records import Completion
 
+if TYPE_CHECKING:
+    from groupwise import config
+    from groupwise.engine.backends import EngineSetup
+    from groupwise.model.layers.transformer import PolicyModel
+
 Stream = Literal["train", "eval", "probe"]
 Finish = Literal["eos", "stop", "length"]
+State = dict[str, Tensor]
+Ticket = int  # names a request from its submission to its answer
+Done = Callable[[int, list[Completion]], None]  # the number of a request, its completions
+Wrote = Callable[[int, int], None]  # completions written so far, and tokens of all
 
 
 @dataclass(frozen=True)
@@ -67,36 +79,127 @@ class Request:
     stream: Stream = "train"
 
 
-class Engine(Protocol):
-    """What an engine of your own has to have: a subclass writes `generate`, and `sync` if it keeps
-    weights or caches. The rest is as it should be for the learner's own parameters."""
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do, and what its samples come from: all that is asked about its kind."""
 
-    weights: str = "shared"  # what it samples from: "shared", or the name of a copy
-    # If set: told the number of a request and its completions as soon as the last one is written,
-    # so that they can be graded while others are sampled. An engine may leave that out.
-    done: Callable[[int, list[Completion]], None] | None = None
-    # If set: told how many completions of a call are written, and how many tokens of all, from time
-    # to time, for whoever waits. An engine may leave that out.
-    wrote: Callable[[int, int], None] | None = None
+    # "shared": the learner's own parameters. Else the name of a copy, which goes with every sample:
+    # then log-probabilities that differ from the learner's are measured instead of refused
+    weights: str = "shared"
+    copies: bool = False  # knows the copies of engine.weights: int8, stale:K, noise:S
+    exact: bool = False  # can give the learner's log-probabilities to the last bit (engine.exact)
+    top_k_logps: bool = False  # records the likeliest tokens too (Sampling.record_top_k)
+    in_flight_updates: bool = False  # takes new weights while requests are under way
+    own_randomness: bool = True  # draws by numbers of its own: asked again, it answers otherwise
 
     @property
-    def source(self) -> Source | None:
-        """The weights themselves, for a look at what arrived; None where they can't be seen."""
-        return None
+    def shares_weights(self) -> bool:
+        """Whether it samples from the learner's own parameters, as they are."""
+        return self.weights == "shared"
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Completions in the order of requests and samples."""
+
+class WeightSource(Protocol):
+    """Where an engine's weights come from, for a look at what arrived."""
+
+    model: PolicyModel
+    version: int  # of the weights that `model` holds
+    noise: float  # standard deviation on the logits
+
+    def sync(self, version: int) -> None: ...
+
+    def state(self) -> State:
+        """Return what can't be made again from the learner's parameters."""
         ...
 
+    def restore(self, state: State) -> None: ...
+
+
+class Engine(ABC):
+    """Who samples. One that answers whole batches is written in fewer lines as a `BatchEngine`.
+
+    Requests are submitted and come back, group by group, when they are finished; `generate` does
+    both. Every completion says which version of the weights it is of.
+    """
+
+    capabilities: Capabilities = Capabilities()
+    places: int = 0  # sequences in flight at a time, of late; 0: it keeps that to itself
+    source: WeightSource | None = None  # its weights; None where they can't be seen
+
+    @classmethod
+    def made(cls, setup: EngineSetup) -> Self:
+        """Return an engine for a policy."""
+        make: Any = cls
+        return make(setup)
+
+    @classmethod
+    def capabilities_for(cls, settings: config.Engine) -> Capabilities:
+        """Return what one made with these settings can do."""
+        return cls.capabilities
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:
+        """Take requests; each gets a ticket that no other request of this engine has had."""
+
+    @abstractmethod
+    def finished(self, wrote: Wrote | None = None) -> list[tuple[Ticket, list[Completion]]]:
+        """Return requests whose completions are all written, each once, in any order.
+
+        Waits until there is one; nothing is returned only where nothing is under way. `wrote` may
+        be told, from time to time, how far the batch is, for whoever waits.
+        """
+
+    @abstractmethod
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        """Forget requests: they are finished never."""
+
+    @abstractmethod
     def sync(self, version: int) -> None:
         """The learner's weights changed: take them, under this number, and forget every cache."""
 
     def state(self) -> State:
-        """What resuming needs beyond the learner's parameters and the version."""
+        """Return what resuming needs beyond the learner's parameters and the version."""
         return {}
 
     def restore(self, state: State) -> None:
-        """From `state()`."""
+        """Take back what `state()` returned."""
+        if state:
+            raise EngineError(
+                f"The checkpoint holds a state of the engine ({len(state)} tensors), and the "
+                f"engine {type(self).__name__} has none to restore. Resume with the engine that "
+                "the run began with, or write its `restore`."
+            )
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        *,
+        done: Done | None = None,
+        wrote: Wrote | None = None,
+    ) -> list[list[Completion]]:
+        """Return completions in the order of requests and samples.
+
+        `done` is told of every request as soon as its last completion is written, so that they can
+        be graded while others are sampled. For a caller that has nothing else under way.
+        """
+        tickets = self.submit(requests, sampling)
+        left = {ticket: number for number, ticket in enumerate(tickets)}
+        answers: list[list[Completion]] = [[] for _ in requests]
+        try:
+            while left:
+                found = self.finished(wrote)
+                check_tickets(self, left, [ticket for ticket, _ in found])
+                for ticket, group in found:
+                    number = left[ticket]
+                    check_answer(self, requests[number], sampling, group)
+                    del left[ticket]
+                    answers[number] = list(group)
+                    if done is not None:
+                        done(number, answers[number])
+        except BaseException:
+            self.cancel(list(left))
+            raise
+        return answers
 
 
 def _check(good: bool, name: str, value: object, wanted: str) -> None:

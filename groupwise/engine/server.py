@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server of the native engine: chat completions, on this machine.
+"""A small OpenAI-compatible server of an engine: chat completions, on this machine.
 
 Requests that wait while others are being answered are answered together. Whoever is not on this
 machine needs the key; pages of other sites are refused (callers.py).
@@ -29,10 +29,12 @@ from groupwise.common.callers import (
     is_own_page,
     own_names,
 )
-from groupwise.engine.native.engine import NativeEngine, check_requests
-from groupwise.engine.protocol import Request, Sampling
+from groupwise.engine.native.engine import check_requests
+from groupwise.engine.protocol import Engine, Request, Sampling
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import GroupwiseError
+from groupwise.model.config import ModelConfig
+from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import Completion
 
 # Bytes of a request: so many for each token of the context, escapes of JSON included, and room for
@@ -79,14 +81,19 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128  # connections that wait; a judge opens many at once
 
     def __init__(
-        self, engine: NativeEngine, name: str, address: tuple[str, int], key: str = ""
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        shape: ModelConfig,
+        name: str,
+        address: tuple[str, int],
+        key: str = "",
     ) -> None:
         """Without a key it makes one up, unless only this machine can reach it."""
         self.address_family = family_of(address[0])
-        self.engine, self.name = engine, name
+        self.engine, self.tokenizer, self.shape, self.name = engine, tokenizer, shape, name
         self.names = own_names(address[0])
-        context = engine.source.model.config.context
-        self.max_body = min(BYTES_PER_TOKEN * context + BYTES_BESIDE, MAX_BODY)
+        self.max_body = min(BYTES_PER_TOKEN * shape.context + BYTES_BESIDE, MAX_BODY)
         self.connections = threading.Semaphore(MAX_CONNECTIONS)
         self.places = threading.Semaphore(MAX_WAITING)
         self.waiting: queue.Queue[Asked] = queue.Queue()
@@ -143,10 +150,10 @@ class Server(ThreadingHTTPServer):
                 raise BadRequest(f"n x max_tokens must be {MAX_TOKENS:,} at most")
             if len(sampling.stop) > MAX_STOPS:
                 raise BadRequest(f"stop must be {MAX_STOPS} texts at most")
-            prompt = tuple(self.engine.tokenizer.prompt(_messages(body.get("messages"))))
+            prompt = tuple(self.tokenizer.prompt(_messages(body.get("messages"))))
             asked = Asked(prompt, samples, seed, sampling)
             # Now, since one that can't be answered would fail all that are answered with it.
-            check_requests(self.engine.source.model.config, [asked.request], sampling)
+            check_requests(self.shape, [asked.request], sampling)
         except (GroupwiseError, TypeError, ValueError, OverflowError) as error:
             raise BadRequest(str(error)) from error
         return asked
@@ -180,9 +187,9 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def reply(self, asked: Asked, found: Sequence[Completion]) -> dict[str, Any]:
-        ends = [self.engine.tokenizer.decode([token]) for token in self.engine.tokenizer.eos_ids]
+        ends = [self.tokenizer.decode([token]) for token in self.tokenizer.eos_ids]
         ends += asked.sampling.stop
-        texts = self.engine.tokenizer.decode_all([one.token_ids for one in found])
+        texts = self.tokenizer.decode_all([one.token_ids for one in found])
         written = sum(len(one.token_ids) for one in found)
         return {
             "id": f"chatcmpl-{time.time_ns():x}",

@@ -17,9 +17,10 @@ from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.policy import load_policy
+from groupwise.prepare.engines import judge_of
 from groupwise.prepare.placing import placed
 from groupwise.prepare.rollouts import failed, grade, verdict, write
-from groupwise.prepare.setup import check_room, engine_of, sampling_of, set_up
+from groupwise.prepare.setup import check_room, sampling_of, set_up
 from groupwise.records import Rollout, Task
 from groupwise.sync.export import checkpoint_in
 
@@ -176,7 +177,7 @@ def evaluate_path(path: str | Path, config: Config) -> Evaluation:
     bench = set_up(config, policy, learns=False)
     check_held_out(bench.held_out)
     sampling = sampling_of(config, temperature=config.eval.temperature)
-    engine = engine_of(config, bench.loaded)
+    engine = judge_of(config, bench.loaded)
     return evaluate(
         engine, bench.loaded.tokenizer, bench.grader, bench.held_out, sampling, config.eval.samples
     )

@@ -27,8 +27,9 @@ from groupwise.evaluate.votes import ballots
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.policy import load_policy
+from groupwise.prepare.engines import judge_of
 from groupwise.prepare.rollouts import failed, grade, verdict, write
-from groupwise.prepare.setup import Bench, check_room, engine_of, on_gpu, sampling_of, seat
+from groupwise.prepare.setup import Bench, check_room, on_gpu, sampling_of, seat
 from groupwise.records import Rollout, Task
 
 GPU_SLOTS = 1024
@@ -84,6 +85,8 @@ class Sitting:
             "prompts": _digest(self.bench.tasks),
             "at": list(asked.sizes),
         }
+        if config.engine.backend != "native":
+            found["backend"] = config.engine.backend
         if asked.by:
             found["by"] = list(asked.by)
         if asked.budgets:
@@ -178,7 +181,7 @@ def _digest(tasks: Sequence[Task]) -> str:
 
 def sit(suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: Asked) -> list[Sitting]:
     """The suites' tasks as this model reads them; one engine for all."""
-    engine = engine_of(basis.config, loaded)
+    engine = judge_of(basis.config, loaded)
     return [_sit(entry, loaded, engine, basis, asked) for entry in suites]
 
 

@@ -42,7 +42,7 @@ def group_numbers(recipe: Recipe, groups: Sequence[Group], first: int = 0) -> li
     ]
 
 
-def sampled(
+def batch_of(
     recipe: Recipe, groups: Sequence[Group], tokenizer: Tokenizer, *, drop_truncated: bool = False
 ) -> TokenBatch:
     """Return what the rollouts themselves say, as a batch that filters can look at."""
@@ -89,7 +89,7 @@ def assemble(
     world: World = ALONE,
     **streams: Tensor,
 ) -> TokenBatch:
-    """Return the batch before its batch phase: what was `sampled`, and what is known later.
+    """Return the batch before its batch phase: what `batch_of` made, and what is known later.
 
     `streams` are what models say: old, reference, λ. `greedy` is the reward of each group's greedy
     completion; where that has none, the group has no baseline and counts as ungraded. In a `world`

@@ -22,6 +22,7 @@ from groupwise.model.devices import KNOWN, Device, floor_seconds
 from groupwise.optim.roles import role_sizes
 from groupwise.prepare.setup import demand_of, frozen_of, weight_bytes
 from groupwise.prepare.sizes import Prompts, sizes_of
+from groupwise.stages.consequences import sampled_from
 from groupwise.stages.groups import FIRST_DRAWS
 from groupwise.sync.saver import SPARE as HOST_SPARE
 from groupwise.sync.space import Space
@@ -251,7 +252,7 @@ def seconds(
     rate = device.flops * update_share(cost.parameters(shape), cpu=place.cpu)
     batch = learned_groups(config, prompt, tokens)
     forward = cost.total(cost.forward_cost(shape, batch)).flops / rate
-    old = "old_logp_NT" in recipe.anchored(config.engine.weights).streams
+    old = "old_logp_NT" in recipe.anchored(sampled_from(config)).streams
     scored = old + sum(role.passes for role in role_sizes(config, width))
     passes = passes_of(recipe)
     updates = recipe.updates * passes
@@ -324,8 +325,9 @@ def assumptions(made: Plan) -> list[str]:
     )
     if config.recipe.refilling:
         found.append(_refill_line(config))
-    if config.engine.weights != "shared":
-        found.append(f"the sampler's copy of the weights ({config.engine.weights}) not counted")
+    weights = sampled_from(config)
+    if weights != "shared":
+        found.append(f"the sampler's copy of the weights ({weights}) not counted")
     return found
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from groupwise.common.progress import phase
-from groupwise.engine.protocol import Engine, Request, Sampling
+from groupwise.engine.protocol import Done, Engine, Request, Sampling
 from groupwise.graders.ledger import Key, Ledger
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.tokenizer import Tokenizer
@@ -34,15 +34,15 @@ def write(
     samples: int,
     sampling: Sampling,
     stream: str = "train",
+    done: Done | None = None,
 ) -> list[Written]:
-    """Completions for (task, draw number) pairs, in order."""
+    """Completions for (task, draw number) pairs, in order; `done` is told of each when it is."""
     requests = [
         Request(task.token_ids, samples, prompt_id=task.id, draw=draw, stream=stream)  # type: ignore[arg-type]
         for task, draw in prompts
     ]
     with phase("sampling", samples * len(requests), "completions") as told:
-        engine.wrote = told
-        groups = engine.generate(requests, sampling)
+        groups = engine.generate(requests, sampling, done=done, wrote=told)
     return [Written(task, draw, group) for (task, draw), group in zip(prompts, groups, strict=True)]
 
 
@@ -103,27 +103,24 @@ def _placed(given: Grade, completion: Completion, tokenizer: Tokenizer) -> Grade
 class Beside:
     """Grades groups while others are still being sampled, where engine and grader allow it.
 
-    What comes out is the same as grading afterwards, and groups are graded in the same order: a
-    function that keeps count sees no difference.
+    `write` tells `take` of every group. What comes out is the same as grading afterwards, and
+    groups are graded in the same order: a function that keeps count sees no difference.
     """
 
     def __init__(
         self,
-        engine: Engine,
         grader: Grader,
         tokenizer: Tokenizer,
         prompts: Sequence[tuple[Task, int]],
         known: Ledger | None = None,
     ) -> None:
-        self.engine, self.grader, self.tokenizer, self.prompts = engine, grader, tokenizer, prompts
+        self.grader, self.tokenizer, self.prompts = grader, tokenizer, prompts
         self.known = known
         self.early: dict[int, tuple[list[Completion], Future[list[list[Rollout]]]]] = {}
         self.waiting: dict[int, list[Completion]] = {}  # for those before them
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="grading")
 
     def __enter__(self) -> Beside:
-        if self.grader.by_group:
-            self.engine.done = self._take
         return self
 
     def __exit__(
@@ -132,10 +129,12 @@ class Beside:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.engine.done = None
         self.thread.shutdown(wait=False, cancel_futures=error is not None)
 
-    def _take(self, number: int, completions: list[Completion]) -> None:
+    def take(self, number: int, completions: list[Completion]) -> None:
+        """Grade this group, once those before it are."""
+        if not self.grader.by_group:
+            return
         self.waiting[number] = completions
         while (turn := len(self.early)) in self.waiting:
             written = self.waiting.pop(turn)

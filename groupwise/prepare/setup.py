@@ -20,7 +20,6 @@ from groupwise.data.on_disk import only
 from groupwise.data.prompts import Prepared, prepare
 from groupwise.data.sources import Loaded as LoadedData
 from groupwise.data.tasks import SHOWN
-from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import ConfigError, DataError, ModelError
 from groupwise.graders.by_row import ROW
@@ -291,17 +290,6 @@ def on_gpu(config: Config) -> bool:
 def weight_bytes(config: Config) -> int:
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     return dtype.itemsize
-
-
-def engine_of(config: Config, loaded: Loaded, weights: str = "shared") -> NativeEngine:
-    """That samples from the policy itself, or from a copy of it."""
-    return NativeEngine(
-        loaded.model,
-        loaded.tokenizer,
-        seed=config.seed,
-        slots=config.engine.slots,
-        weights=weights,
-    )
 
 
 def sampling_of(config: Config, **changes: Any) -> Sampling:

@@ -26,12 +26,12 @@ from groupwise.engine.protocol import Engine
 from groupwise.errors import ConfigError
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.policy import load_policy
+from groupwise.prepare.engines import MakeEngine, judge_of
 from groupwise.prepare.placing import placed
 from groupwise.prepare.rollouts import grade, write
 from groupwise.prepare.setup import (
     Bench,
     check_room,
-    engine_of,
     on_gpu,
     sampling_of,
     set_up,
@@ -40,7 +40,7 @@ from groupwise.probing.findings import Finding, Passing, Sampled, finding, passi
 from groupwise.records import Rollout, Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.stages.checks import check_config
-from groupwise.training.opening import MakeEngine, starting_model
+from groupwise.training.opening import starting_model
 
 PROMPTS, LEAST_SAMPLES = 32, 8
 GPU_SLOTS = 1024
@@ -176,7 +176,7 @@ def ready(
     return Ready(
         config=config,
         bench=bench,
-        engine=(engine or (lambda loaded: engine_of(config, loaded)))(bench.loaded),
+        engine=judge_of(config, bench.loaded, engine),
         passing=passing(bench.grader, asked.threshold),
         samples=asked.samples or max(LEAST_SAMPLES, config.group_size),
         rollouts=[Sampled(t, x, by_template[t]) for t, x in product(templates, temperatures)],

@@ -16,7 +16,7 @@ from torch import Tensor
 from groupwise.groups.phase import BatchResult, batch_phase, passes, select
 from groupwise.losses.measures import merge
 from groupwise.losses.phase import token_phase
-from groupwise.optim.assemble import Group, assemble, group_numbers, sampled
+from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers
 from groupwise.records import Memory, TokenBatch
 from groupwise.replay.methods import Method
 from groupwise.replay.recorded import Record, Recorded, rows_of
@@ -102,7 +102,7 @@ def _sent_away(run: Recorded, method: Method, groups: list[Group]) -> set[int]:
 def _sampled(run: Recorded, method: Method, groups: list[Group]) -> TokenBatch:
     drop = run.config.overlong == "drop"
     tokenizer: Any = run.tokenizer  # `check` saw to it where it is read
-    return sampled(method.recipe, groups, tokenizer, drop_truncated=drop)
+    return batch_of(method.recipe, groups, tokenizer, drop_truncated=drop)
 
 
 def _baselines(method: Method, record: Record, groups: list[Group]) -> list[float | None] | None:

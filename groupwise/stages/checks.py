@@ -12,6 +12,7 @@ from groupwise.config.adapter_checks import ANY_DOUBTFUL, ANY_REFUSED
 from groupwise.config.fields import AUTO, Config, is_generator
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
+from groupwise.engine.backends import capabilities_of
 from groupwise.errors import ConfigError
 from groupwise.methods.composition import Method
 from groupwise.methods.trainable import lacking
@@ -26,6 +27,7 @@ def check_config(config: Config) -> list[str]:
     """Refuse what can't be trained, and return what is doubtful."""
     for name, value in flat(config).items():
         checked(name, FIELDS[name], value)
+    capabilities_of(config.engine)  # an engine that is not there can do nothing
     stage, recipe = stage_of(config), config.recipe
     refused = [*models_not_held(config, recipe), *stage.refused()]
     refused += [text for rule in REFUSED for text in rule(config, recipe)]
@@ -112,6 +114,30 @@ def exact_without_kernels(config: Config, recipe: Method) -> Iterator[str]:
     )
 
 
+def beyond_the_engine(config: Config, recipe: Method) -> Iterator[str]:
+    engine, can = config.engine, capabilities_of(config.engine)
+    if engine.weights != "shared" and not can.copies:
+        yield (
+            f"engine.weights={engine.weights} would be ignored: engine.backend={engine.backend} "
+            "knows no such copies. Leave it out, or set engine.backend=native."
+        )
+    elif engine.exact and engine.weights == "shared" and not can.exact:
+        yield (
+            f"engine.exact=true can't hold with engine.backend={engine.backend}, which does not "
+            "give the learner's bits. Set engine.exact=false, or engine.backend=native."
+        )
+
+
+def likeliest_tokens_not_recorded(config: Config, recipe: Method) -> Iterator[str]:
+    can, name = capabilities_of(config.engine), config.engine.backend
+    if "sampler_topk_logp_NTK" in recipe.streams and not can.top_k_logps:
+        yield (
+            f"recipe {recipe.name} reads the sampler's likeliest tokens, and engine.backend="
+            f"{name} does not record them. Set engine.backend=native, or take a recipe "
+            "without them."
+        )
+
+
 def unknown_rules(config: Config, recipe: Method) -> Iterator[str]:
     known = [rule.name for rule in RULES]
     for name in config.watch.stop:
@@ -170,6 +196,8 @@ REFUSED: tuple[Rule, ...] = (
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,
     exact_without_kernels,
+    beyond_the_engine,
+    likeliest_tokens_not_recorded,
     unknown_rules,
     *ANY_REFUSED,
 )

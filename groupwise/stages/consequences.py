@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from groupwise.config.fields import Config
+from groupwise.engine.backends import capabilities_of
 from groupwise.explain.idle import Conditions, Idle, acting, idle, updates_of
 from groupwise.methods.composition import Method
 from groupwise.methods.slots import Slot
@@ -15,7 +16,12 @@ M = TypeVar("M", bound=Method)
 
 def anchored(config: Config, recipe: M) -> M:
     """Return the recipe as it runs under this configuration."""
-    return recipe.anchored(config.engine.weights, close=_close(config))
+    return recipe.anchored(sampled_from(config), close=_close(config))
+
+
+def sampled_from(config: Config) -> str:
+    """Return the weights that are sampled from: "shared", the learner's own, or a copy's name."""
+    return capabilities_of(config.engine).weights
 
 
 def _close(config: Config) -> bool:
@@ -30,7 +36,7 @@ def conditions(config: Config, recipe: Method) -> Conditions:
     narrowed = engine.top_p < 1 or engine.top_k > 0 or engine.min_tokens > 0
     return Conditions(
         moved=updates_of(recipe) > 1,
-        mismatch=engine.weights != "shared" or narrowed or not _close(config),
+        mismatch=sampled_from(config) != "shared" or narrowed or not _close(config),
         reference=config.reference.update != "reset:1",
     )
 

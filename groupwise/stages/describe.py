@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from groupwise.config.fields import Config
+from groupwise.engine.backends import capabilities_of
 from groupwise.model.room import CPU_TOKENS
 from groupwise.optim.roles import ROLES
 from groupwise.stages import stage_of
@@ -39,7 +40,15 @@ def describe(
     lines += [
         f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n
     ]
-    return [*lines, *stage.notes(), _eval_line(config, held_out)]
+    return [*lines, *stage.notes(), *_engine_lines(config), _eval_line(config, held_out)]
+
+
+def _engine_lines(config: Config) -> list[str]:
+    """Say what an engine of one's own promises less than the native one."""
+    name = config.engine.backend
+    if not capabilities_of(config.engine).own_randomness:
+        return [] if name == "native" else [f"sampled by {name}"]
+    return [f"sampled by {name}, by random numbers of its own: no run repeats to the bit"]
 
 
 def _models(config: Config) -> str:

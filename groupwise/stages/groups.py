@@ -17,8 +17,7 @@ from groupwise.losses.measures import quantile
 from groupwise.methods.composition import Recipe
 from groupwise.model.cost import add, forward_cost, update_cost
 from groupwise.model.layers.transformer import Policy
-from groupwise.optim.assemble import Group, assemble, group_numbers, sequences_of
-from groupwise.optim.assemble import sampled as sampled_batch
+from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers, sequences_of
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.roles import role_sizes
 from groupwise.optim.roles.role import Role
@@ -28,7 +27,7 @@ from groupwise.prepare.setup import weight_bytes
 from groupwise.records import Memory, Task, TokenBatch
 from groupwise.stages import group_checks
 from groupwise.stages.collected import Collected, tokens_of
-from groupwise.stages.consequences import anchored, idle_slots
+from groupwise.stages.consequences import anchored, idle_slots, sampled_from
 from groupwise.stages.data_answers import check_weights
 from groupwise.stages.parts import Parts
 from groupwise.stages.policy_answers import greedy
@@ -62,7 +61,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
             check_weights(tasks)
 
     def batch_line(self) -> str:
-        config, weights = self.config, self.config.engine.weights
+        config, weights = self.config, sampled_from(self.config)
         prompts, samples = config.prompts_per_step, config.group_size
         updates = updates_of(self.recipe)
         if not self.recipe.samples:
@@ -118,7 +117,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
     def as_batch(self, parts: Parts[PolicyLearner], groups: Sequence[Group]) -> TokenBatch:
         """Return the groups as filters and learner read them."""
         drop = self.config.overlong == "drop"
-        return sampled_batch(self.recipe, groups, parts.loaded.tokenizer, drop_truncated=drop)
+        return batch_of(self.recipe, groups, parts.loaded.tokenizer, drop_truncated=drop)
 
     def _sorted_out(
         self, groups: Sequence[Group], batch: TokenBatch

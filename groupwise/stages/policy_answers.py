@@ -28,9 +28,10 @@ class PolicyAnswers:
         """Return the next prompts, answered and graded."""
         chosen = [(parts.tasks[d.task], d.number) for d in cursor.take(prompts)]
         sampling = sampling_of(self.config, record_top_k=parts.learner.sampler_top_k)
-        beside = Beside(parts.engine, parts.grader, parts.loaded.tokenizer, chosen, parts.known)
+        beside = Beside(parts.grader, parts.loaded.tokenizer, chosen, parts.known)
         with clock("rollout"), beside:
-            written = write(parts.engine, chosen, self.config.group_size, sampling)
+            samples = self.config.group_size
+            written = write(parts.engine, chosen, samples, sampling, done=beside.take)
         with clock("grade"):
             return beside.rollouts(written)
 

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from groupwise.common.progress import phase
 from groupwise.config import Config, Model, Optim
-from groupwise.config.fields import Adapter
+from groupwise.config.fields import Adapter, Engine
 from groupwise.data.cursor import Cursor
-from groupwise.engine.native.engine import NativeEngine
 from groupwise.errors import DataError
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.optim.schedules import learning_rate
 from groupwise.parallel.world import ALONE
 from groupwise.prepare import tiny
+from groupwise.prepare.engines import engine_of
 from groupwise.recipes import recipe
 from groupwise.records import Memory, Task
 from groupwise.stages import stage_of
@@ -63,7 +63,7 @@ def teach(config: Config, loaded: Loaded, tasks: Sequence[Task]) -> None:
         tasks=prompts,
         held_out=[],
         grader=Grader({"exact": 1.0}),  # answers of the data ask neither for a grade
-        engine=NativeEngine(loaded.model, loaded.tokenizer, seed=config.seed, slots=0),  # nor this
+        engine=engine_of(course, loaded),  # nor for this
         learner=stage.learner(loaded.model, {}, ALONE),
     )
     cursor, memory = Cursor(prompts, config.seed), Memory()
@@ -95,6 +95,7 @@ def _course(config: Config) -> Config:
         model=Model(path="tiny", device="cpu", dtype="float32"),
         optim=Optim(learning_rate=config.tiny.cold_start_rate, clip_norm=1.0, weight_decay=0.0),
         adapter=Adapter(),
+        engine=Engine(max_tokens=config.engine.max_tokens),
         overlong="recipe",
     )
 

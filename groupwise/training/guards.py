@@ -73,9 +73,9 @@ def check_agreement(
         "gate/mismatch_max": float(gap.max()),
     }
     shown = ", ".join(f"{name.rpartition('_')[2]} {value:.1e}" for name, value in found.items())
-    if parts.engine.weights != "shared":
-        copy = parts.engine.weights
-        reporter.display.note(f"the sampler is a copy ({copy}): |Δ log p| {shown}")
+    can = parts.engine.capabilities
+    if not can.shares_weights:
+        reporter.display.note(f"the sampler is a copy ({can.weights}): |Δ log p| {shown}")
         return found
     limit, said = mismatch_limit(config, parts)
     if not found["gate/mismatch_mean"] <= limit:
@@ -84,7 +84,8 @@ def check_agreement(
             f"{said}. Every update would be off-policy. "
             "Likely causes: a temperature, top-p or top-k on one side only; weights that did not "
             "reach the sampler; another precision or chat template; an engine that computes "
-            "another model. Raise the limit only if you correct for it (recipe tis)."
+            "another model; an engine with weights of its own whose capabilities do not say so. "
+            "Raise the limit only if you correct for it (recipe tis)."
         )
     return found
 
@@ -124,16 +125,17 @@ def check_delivery(progress: Progress, parts: Parts[Any]) -> str:
     Of an engine that does not show its weights, log-probabilities tell (mismatch/ in the metrics).
     """
     learner, engine = parts.loaded.model, parts.engine
+    weights = engine.capabilities.weights
     mine = fingerprint(learner.named_parameters())
     if engine.source is None:
         return mine
-    fresh = make_source(engine.weights, learner, progress.version).model
+    fresh = make_source(weights, learner, progress.version).model
 
     def digest(model: PolicyModel) -> str:
         return mine if model is learner else fingerprint(model.named_parameters())
 
     known = progress.delivered | {progress.version: digest(fresh)}
-    kind, _, number = engine.weights.partition(":")
+    kind, _, number = weights.partition(":")
     lag = int(number) if kind == "stale" else 0
     wanted = max(
         (version for version in known if version <= progress.version - lag), default=min(known)
@@ -150,7 +152,7 @@ def check_delivery(progress: Progress, parts: Parts[Any]) -> str:
     raise RunError(
         f"After step {progress.step} the engine does not sample from version {wanted} of the "
         f"weights: {why}. They did not arrive, and rollouts would come from another policy than "
-        f"the learner's. The engine's sync ({engine.weights}) is at fault. The last checkpoint is "
+        f"the learner's. The engine's sync ({weights}) is at fault. The last checkpoint is "
         "sound; the same command goes on from it once that is mended."
     )
 

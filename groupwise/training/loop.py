@@ -18,8 +18,9 @@ from groupwise.model.memory import peak_bytes
 from groupwise.optim.assemble import sequences_of
 from groupwise.optim.packs import Sequences
 from groupwise.optim.schedules import learning_rate
+from groupwise.prepare.engines import MakeEngine, judge_of
 from groupwise.prepare.placing import place_line
-from groupwise.prepare.setup import engine_of, sampling_of
+from groupwise.prepare.setup import sampling_of
 from groupwise.stages.collected import Collected, tokens_of
 from groupwise.stages.parts import Parts
 from groupwise.stages.rows import rows_of
@@ -32,7 +33,7 @@ from groupwise.training.guards import (
     explained_gap,
     note_memory,
 )
-from groupwise.training.opening import MakeEngine, complete, nothing_left, open_run, placed_for
+from groupwise.training.opening import complete, nothing_left, open_run, placed_for
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
@@ -62,7 +63,8 @@ def train(
 ) -> dict[str, Any]:
     """Train into a run folder, or go on where it stands. Returns the summary.
 
-    `engine` makes a sampler of your own for the policy; without it the native one samples.
+    `engine` makes a sampler of your own for the policy, in place of the one that engine.backend
+    names.
     """
     signals = Signals()
     with signals.held():
@@ -269,8 +271,7 @@ def what_it_cost(
 def rollout_work(config: Config, parts: Parts[Any], sampled: Sequences) -> Costs:
     """Return what sampling had to compute and to read."""
     model = parts.loaded.model
-    in_flight: int = getattr(parts.engine, "places", 0)  # other engines keep that to themselves
-    slots = in_flight or config.engine.slots or max(len(sampled.completions), 1)
+    slots = parts.engine.places or config.engine.slots or max(len(sampled.completions), 1)
     return rollout_cost(model.config, sampled.sizes(), slots, model.head_weight.element_size())
 
 
@@ -318,11 +319,14 @@ def act_on(run: Run, found: Sequence[Finding]) -> RunError | None:
 
 
 def held_out(config: Config, parts: Parts[Any]) -> Evaluation:
-    """Measure the policy on tasks that training never sees; also where a copy is sampled."""
-    asked, engine = config.eval, parts.engine
+    """Measure the policy on tasks that training never sees, by the run's own engine.
+
+    Where engine.weights asks for a copy that differs on purpose, that copy is not measured.
+    """
+    asked, on_purpose = config.eval, config.engine.weights != "shared"
     with phase("evaluating", len(parts.held_out), "tasks"):
         return evaluate(
-            engine if engine.weights == "shared" else engine_of(config, parts.loaded),
+            judge_of(config, parts.loaded) if on_purpose else parts.engine,
             parts.loaded.tokenizer,
             parts.grader,
             parts.held_out,

@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ from groupwise.common.progress import phase
 from groupwise.config import Budget, Config, Model
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
-from groupwise.engine.native.engine import NativeEngine
-from groupwise.engine.protocol import Engine
 from groupwise.errors import RunError
 from groupwise.graders.ledger import recorded
 from groupwise.model.fingerprint import fingerprint
@@ -33,8 +31,9 @@ from groupwise.model.policy import adapter_notes, starting_policy
 from groupwise.optim.roles import make_roles, role_notes
 from groupwise.parallel.world import ALONE
 from groupwise.prepare import pins
+from groupwise.prepare.engines import MakeEngine, engine_of
 from groupwise.prepare.placing import placed
-from groupwise.prepare.setup import Bench, check_room, engine_of, set_up
+from groupwise.prepare.setup import Bench, check_room, set_up
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.recorder import Recorder
@@ -56,8 +55,6 @@ from groupwise.watch.mirrors.children import Mirrors
 from groupwise.watch.report import write_report
 
 COLD_START = "cold_start"  # the embedded model as it was before reinforcement
-
-MakeEngine = Callable[[Loaded], Engine]  # a sampler for this policy
 
 
 @contextlib.contextmanager
@@ -106,16 +103,13 @@ def _open(
     stage.check_tasks(bench.tasks)
     loaded, model = bench.loaded, bench.loaded.model
     learner = stage.learner(model, make_roles(model, config.recipe, config), ALONE)
+    reporter = Reporter(folder, recorder, mirrors, display)
     parts = Parts(
         loaded=loaded,
         tasks=bench.tasks,
         held_out=bench.held_out,
         grader=bench.grader,
-        engine=(
-            make_engine(loaded)
-            if make_engine is not None
-            else engine_of(config, loaded, config.engine.weights)
-        ),
+        engine=engine_of(config, loaded, make_engine, reporter.event),
         learner=learner,
     )
     progress = Progress(
@@ -124,12 +118,9 @@ def _open(
         micro_tokens_asked=learner.optim.micro_tokens,
         opened=begun,
     )
-    reporter = Reporter(folder, recorder, mirrors, display)
     run = Run(
         config, stage, progress, parts, reporter, Keeper(config, progress, parts, reporter, saver)
     )
-    if isinstance(parts.engine, NativeEngine):
-        parts.engine.tell = reporter.event
     with phase("taking the weights' fingerprint"):
         origin = _origin(config, bench)
     _check_origin(folder, origin, display)

@@ -252,10 +252,13 @@ def test_phases_of_a_run_stand_below_the_panel_on_a_terminal(
 def test_the_sampler_tells_how_far_it_is(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     with loop.open_run(small(), tmp_path / "run", quiet()) as opened:
-        opened.engine.wrote = lambda done, tokens: told.append((done, tokens))
-        tasks = [(task, 0) for task in opened.tasks[:3]]
+        tasks = [(task, 0) for task in opened.parts.tasks[:3]]
         requests = [loop_request(task.token_ids, task.id) for task, _ in tasks]
-        made = opened.engine.generate(requests, loop.sampling_of(opened.config))
+        made = opened.parts.engine.generate(
+            requests,
+            loop.sampling_of(opened.config),
+            wrote=lambda done, tokens: told.append((done, tokens)),
+        )
     lengths = [len(each.token_ids) for group in made for each in group]
     assert told[-1] == (len(lengths), sum(lengths))
     assert told == sorted(told) and len(told) == max(lengths)

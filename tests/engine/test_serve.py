@@ -27,7 +27,8 @@ CHAT = "/v1/chat/completions"
 def serving(host: str = "127.0.0.1", key: str = "") -> Iterator[Server]:
     engine = zoo.engine()
     engine.tokenizer.template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with Server(engine, "tiny", (host, 0), key) as server:
+    shape = engine.source.model.config
+    with Server(engine, engine.tokenizer, shape, "tiny", (host, 0), key) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

@@ -151,8 +151,6 @@ def test_there_is_no_vote_where_many_answers_are_right(decider: str | None) -> N
 class Answers:
     """An engine that writes the same few tokens behind everything, and keeps what it was asked."""
 
-    done = None
-
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids, self.asked = tuple(ids), [Request((0,), 1, 0, 0)] * 0
         self.sampling: Sampling | None = None

@@ -17,7 +17,8 @@ import torch
 from processes import alive, exit_code, gone
 from runs import left_behind, quiet, run, small, start
 
-from groupwise.engine.protocol import Engine, Sampling
+from groupwise.engine.batch import BatchEngine
+from groupwise.engine.protocol import Sampling
 from groupwise.graders.ledger import Key, recorded
 from groupwise.graders.rubric import Grader
 from groupwise.prepare.rollouts import Beside, Written, grade, write
@@ -37,19 +38,20 @@ def completion(*ids: int) -> Completion:
     return Completion(ids, torch.zeros(len(ids)), "eos", 0)
 
 
-class Slow(Engine):
-    """Writes groups in reverse order, and says so; `again` writes all of them a second time."""
+class Slow(BatchEngine):
+    """Hands groups in in reverse order."""
 
-    def __init__(self, again: bool = False) -> None:
-        self.again = again
+    def __init__(self) -> None:
         self.last: Callable[[], Any] = lambda: None  # what the last sample takes
 
-    def generate(self, requests: Any, sampling: Sampling) -> list[list[Completion]]:
-        for _ in range(1 + self.again):
-            groups = [[completion(r.prompt_id, n) for n in range(r.samples)] for r in requests]
-            for number in reversed(range(len(requests))):
-                if self.done is not None:
-                    self.done(number, groups[number])
+    def answer(self, requests: Any, sampling: Sampling) -> list[list[Completion]]:
+        return [[completion(r.prompt_id, n) for n in range(r.samples)] for r in requests]
+
+    def finished(self, wrote: Any = None) -> Any:
+        return super().finished(wrote)[::-1]
+
+    def generate(self, *asked: Any, **told: Any) -> list[list[Completion]]:
+        groups = super().generate(*asked, **told)
         self.last()
         return groups
 
@@ -63,16 +65,18 @@ def batch(completions): return [float(len(completions))] * len(completions)
 """
 
 
-def draw(engine: Slow, grader: Grader, **known: Any) -> list[list[Any]]:
+def draw(engine: Slow, grader: Grader, again: bool = False, **known: Any) -> list[list[Any]]:
+    """`again`: other completions of all groups were handed on before."""
     prompts = [(Task(n, "q", token_ids=(1,)), 0) for n in range(4)]
-    beside = Beside(engine, grader, Letters(), prompts, **known)  # type: ignore[arg-type]
+    beside = Beside(grader, Letters(), prompts, **known)  # type: ignore[arg-type]
     # As long as the grades of the others do, if there is anybody who makes them.
     engine.last = lambda: wait([graded for _, graded in beside.early.values()], 60)
     with beside:
-        written = write(engine, prompts, 2, Sampling(max_tokens=4))
+        for number in range(len(prompts) if again else 0):
+            beside.take(number, [completion(7), completion(7)])
+        written = write(engine, prompts, 2, Sampling(max_tokens=4), done=beside.take)
     early = sum(graded.done() for _, graded in beside.early.values())
     assert early == (4 if grader.by_group else 0)  # before the engine was through
-    assert engine.done is None
     return beside.rollouts(written)
 
 
@@ -101,8 +105,7 @@ def test_a_function_for_batches_still_gets_all_at_once(tmp_path: Path) -> None:
 
 
 def test_what_was_sampled_again_is_graded_again() -> None:
-    engine = Slow(again=True)
-    groups = draw(engine, Grader({"length(target=4)": 1.0}))
+    groups = draw(Slow(), Grader({"length(target=4)": 1.0}), again=True)
     assert [r.grade.reward for group in groups for r in group] == [0.5] * 8
 
 

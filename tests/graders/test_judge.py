@@ -351,7 +351,8 @@ def test_options_that_make_no_sense(options, why):
 def served():
     engine = zoo.engine()
     engine.tokenizer.template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    server = Server(engine, "tiny", ("127.0.0.1", 0))
+    shape = engine.source.model.config
+    server = Server(engine, engine.tokenizer, shape, "tiny", ("127.0.0.1", 0))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server, f"http://127.0.0.1:{server.server_address[1]}/v1"
     server.shutdown()
@@ -450,7 +451,8 @@ def test_a_real_model_judges():
 
     loaded = load(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
     engine = NativeEngine(loaded.model, loaded.tokenizer, seed=0, slots=8)
-    server = Server(engine, "smollm2", ("127.0.0.1", 0))
+    shape = loaded.model.config
+    server = Server(engine, loaded.tokenizer, shape, "smollm2", ("127.0.0.1", 0))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     asked = [{"role": "user", "content": "What is the capital of France? One word."}]

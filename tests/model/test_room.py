@@ -268,14 +268,14 @@ def test_the_resolved_configuration_keeps_what_was_asked(tmp_path: Path) -> None
 def test_resuming_an_automatic_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that ran out of memory stays smaller; another device has a size of its own."""
     with open_run(small(), tmp_path / "run", quiet()) as opened:
-        opened.learner._halve(MemoryError())
+        opened.parts.learner._halve(MemoryError())
         opened.save()
     with open_run(small(), tmp_path / "run", quiet()) as opened:
-        assert opened.learner.micro_tokens == 512
+        assert opened.parts.learner.micro_tokens == 512
         opened.save()
     monkeypatch.setattr(room, "CPU_TOKENS", 2048)
     with open_run(small(), tmp_path / "run", quiet()) as opened:
-        assert opened.learner.micro_tokens == 2048
+        assert opened.parts.learner.micro_tokens == 2048
 
 
 # --- which arithmetic ---------------------------------------------------------------------------

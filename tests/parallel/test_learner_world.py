@@ -24,7 +24,7 @@ from groupwise.engine.native.engine import NativeEngine
 from groupwise.errors import ModelError
 from groupwise.model.layers.joined import lay_together
 from groupwise.model.layers.transformer import Transformer
-from groupwise.optim.assemble import Group, assemble, group_numbers, sampled, sequences_of
+from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers, sequences_of
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.packs import outputs
 from groupwise.optim.roles.reference import Reference
@@ -75,7 +75,7 @@ def step(name: str, groups: list[Group], world: World) -> dict[str, Any]:
     batch = assemble(
         made,
         groups,
-        sampled(made, groups, tokenizer()),
+        batch_of(made, groups, tokenizer()),
         device=learner.device,
         world=learner.world,
         **streams,

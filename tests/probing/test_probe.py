@@ -17,7 +17,8 @@ from runs import SMALL, run, small
 
 from groupwise.cli import main
 from groupwise.config import load, text
-from groupwise.engine.protocol import Engine, Request, Sampling
+from groupwise.engine.batch import BatchEngine
+from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ConfigError, DataError
 from groupwise.evaluate.estimates import MODEL, SUBSETS, Count, Rates, all_alike, wilson
 from groupwise.model.formats.checkpoint import Loaded
@@ -124,14 +125,14 @@ def test_histogram_and_quantiles_by_hand() -> None:
 # --- a policy that is known -------------------------------------------------------------------
 
 
-class Known(Engine):
+class Known(BatchEngine):
     """Right with a probability by prompt; `wrong` gives no number."""
 
     def __init__(self, loaded: Loaded, rate: float | dict[int, float], answers: dict[int, str]):
         self.tokenizer, self.rate, self.answers = loaded.tokenizer, rate, answers
         self.temperatures: list[float] = []
 
-    def generate(self, requests: Any, sampling: Sampling) -> list[list[Completion]]:
+    def answer(self, requests: Any, sampling: Sampling) -> list[list[Completion]]:
         self.temperatures.append(sampling.temperature)
         return [[self.write(r, n, sampling) for n in range(r.samples)] for r in requests]
 
@@ -269,9 +270,9 @@ def test_settings_are_compared_beyond_chance() -> None:
     prepared = known(0.5, Asked(prompts=24, temperatures=(0.1, 1.0)))
 
     class Warm(Known):
-        def generate(self, requests: Any, sampling: Sampling) -> list[list[Completion]]:
+        def answer(self, requests: Any, sampling: Sampling) -> list[list[Completion]]:
             self.rate = 0.5 if sampling.temperature == 1.0 else 0.0
-            return super().generate(requests, sampling)
+            return super().answer(requests, sampling)
 
     old = prepared.engine
     assert isinstance(old, Known)
@@ -286,16 +287,16 @@ def test_stopped_early_it_reports_on_what_there_is() -> None:
     calls: Iterator[int] = iter(range(100))
     real = prepared.engine.generate
 
-    def interrupted(*given: Any) -> Any:
+    def interrupted(*given: Any, **told: Any) -> Any:
         if next(calls) == 5:
             raise KeyboardInterrupt
-        return real(*given)
+        return real(*given, **told)
 
     prepared.engine.generate = interrupted  # type: ignore[method-assign]
     made = prepared.run()  # two prompts a call, by turns
     assert made.interrupted and [found.prompts for found in made.findings] == [6, 4]
     at_once = known(0.5, Asked(prompts=8))
-    at_once.engine.generate = lambda *_: next(iter(()), None) or _stop()  # type: ignore
+    at_once.engine.generate = lambda *_, **told: next(iter(()), None) or _stop()  # type: ignore
     with pytest.raises(KeyboardInterrupt):
         at_once.run()
 

@@ -16,10 +16,11 @@ import torch
 from runs import quiet, small
 from steps import Start
 
+from groupwise.engine.batch import BatchEngine
 from groupwise.engine.native.engine import NativeEngine
-from groupwise.engine.protocol import Engine, Request, Sampling
+from groupwise.engine.protocol import Request, Sampling
 from groupwise.model.formats.checkpoint import Loaded
-from groupwise.prepare.setup import engine_of
+from groupwise.prepare.engines import engine_of
 from groupwise.records import Completion, Turn
 from groupwise.training.opening import open_run
 
@@ -27,11 +28,11 @@ FIRST = 2  # tokens of the policy's first turn, at the most
 TOOL, USER = "7+1", "2"  # who interrupts, and who has the last word now and then
 
 
-class Interrupted(Engine):
+class Interrupted(BatchEngine):
     """Two turns of the policy with a tool between them; every third sample ends with a user's."""
 
     def __init__(self, inner: NativeEngine, rubbish: float) -> None:
-        self.inner, self.rubbish = inner, rubbish
+        self.inner, self.rubbish, self.capabilities = inner, rubbish, inner.capabilities
         encode = inner.tokenizer.encode
         self.tool, self.user = tuple(encode(TOOL)), tuple(encode(USER))
 
@@ -40,9 +41,10 @@ class Interrupted(Engine):
         return self.inner.source
 
     def sync(self, version: int) -> None:
+        super().sync(version)
         self.inner.sync(version)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+    def answer(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         most = min(FIRST, max(sampling.max_tokens - 1, 1))
         first = self.inner.generate(requests, replace(sampling, max_tokens=most, min_tokens=0))
         asked = [

@@ -27,7 +27,7 @@ from groupwise.model.formats.tokenizer import Tokenizer, character_files
 from groupwise.model.layers.equip import equip
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.adamw import AdamW
-from groupwise.optim.assemble import assemble, sampled, sequences_of
+from groupwise.optim.assemble import assemble, batch_of, sequences_of
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.packs import Sequences, micro_batches, score
 from groupwise.optim.step import apply
@@ -312,7 +312,7 @@ def gradient(
     learner = PolicyLearner(model, made, optim, temperature=1.0)
     streams = {"ref_logp_NT": reference} if "ref_logp_NT" in made.streams else {}
     tokenizer = Tokenizer(alphabet(), eos_ids=ENDS, pad_id=0)
-    said = sampled(made, groups, tokenizer)
+    said = batch_of(made, groups, tokenizer)
     batch = assemble(made, groups, said, device=learner.device, **streams)
     rows = list(range(len(batch.mask_NT)))
     learner.learn(batch_phase(made, batch).batch, sequences_of(groups), [rows], 0.0)

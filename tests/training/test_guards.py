@@ -64,9 +64,9 @@ def asked_otherwise(patch: Patch, request: dict[str, Any], sampling: dict[str, A
     """What reaches the sampler is not what was asked of it."""
     real = native.NativeEngine.generate
 
-    def generate(self: Any, requests: Any, asked: Any) -> Any:
+    def generate(self: Any, requests: Any, asked: Any, **told: Any) -> Any:
         changed = [replace(r, **{k: f(r) for k, f in request.items()}) for r in requests]
-        return real(self, changed, replace(asked, **sampling))
+        return real(self, changed, replace(asked, **sampling), **told)
 
     patch.setattr(native.NativeEngine, "generate", generate)
 

@@ -17,15 +17,15 @@ from groupwise.methods.composition import Recipe
 from groupwise.methods.trainable import lacking
 from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.layers.head import logits
-from groupwise.optim.assemble import assemble, sequences_of
+from groupwise.optim.assemble import batch_of, sequences_of
 from groupwise.optim.packs import Sequences, outputs
-from groupwise.optim.pairs import sampled_pairs
 from groupwise.recipes import RECIPES, recipe
 from groupwise.replay.again import Replay
 from groupwise.replay.methods import methods_of
 from groupwise.replay.recorded import open_recorded
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import PER_TOKEN, read
+from groupwise.stages.pairs import pairs_of
 from groupwise.training.guards import check_agreement
 from groupwise.training.loop import one_step
 from groupwise.view.tokens import token_page, tokenizer_of
@@ -58,7 +58,7 @@ def taught(start: Start, folder: Path, rubbish: float, **changes: object) -> tup
     """What a step's updates leave: weights, metrics, and the streams of the rollout file."""
     with opened(start, folder, rubbish=rubbish, **changes) as run:
         done = learn(run, gather(run), rate=3e-3)
-        return weights(run.loaded.model), done.metrics, done.streams
+        return weights(run.parts.loaded.model), done.metrics, done.streams
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
@@ -70,7 +70,7 @@ def test_what_the_sampler_says_of_others_tokens_changes_nothing(
     found, metrics, streams = taught(start, tmp_path / "nan", math.nan, **changes)
     again, repeated, others = taught(start, tmp_path / "odd", -77.0, **changes)
     with opened(start, tmp_path / "before", **changes) as run:
-        assert not torch.equal(found, weights(run.loaded.model))  # something was learned
+        assert not torch.equal(found, weights(run.parts.loaded.model))  # something was learned
     assert found.isfinite().all()
     assert torch.equal(found, again) and metrics == repeated
     for column, x_NT in streams.items():
@@ -82,15 +82,18 @@ def test_what_the_sampler_says_of_others_tokens_changes_nothing(
 def test_sampler_and_learner_agree_on_the_policys_tokens(start: Start, tmp_path: Path) -> None:
     """Turn by turn in the engine, in one pass in the learner, both as the textbook has it."""
     with opened(start, tmp_path, recipe="grpo") as run:
-        assert check_agreement(run)["gate/mismatch_max"] < 1e-4
+        assert (
+            check_agreement(run.config, run.parts, run.reporter, first=True)["gate/mismatch_max"]
+            < 1e-4
+        )
         collected = gather(run)
         sequences = sequences_of(collected.groups)
         parts = [list(range(len(sequences.completions)))]
-        learner_NT = run.learner.score(run.loaded.model, sequences, parts)
+        learner_NT = run.parts.learner.score(run.parts.loaded.model, sequences, parts)
         for row, rollout in enumerate(rollouts(collected)):
             done = rollout.completion
             ids_T = torch.tensor(done.token_ids)
-            plain_T = full_logp(run.loaded.model, rollout.task.token_ids, done.token_ids)
+            plain_T = full_logp(run.parts.loaded.model, rollout.task.token_ids, done.token_ids)
             plain_T = plain_T.gather(1, ids_T[:, None])[:, 0]
             own_T, n = done.mask_T, len(ids_T)
             assert own_T is not None and not own_T.all()
@@ -105,9 +108,9 @@ def test_the_gradient_of_a_step_is_that_of_the_policys_tokens(start: Start, tmp_
     """REINFORCE by the textbook: −Σ_i A_i/B Σ_own ℓ, a plain pass a row, autograd."""
     changes = {"recipe": "rloo", "recipe__shaping": "", "recipe__penalty": ""}
     with opened(start, tmp_path, **changes, **BARE) as run:
-        model, collected = run.loaded.model, gather(run)
+        model, collected = run.parts.loaded.model, gather(run)
         rows = rollouts(collected)
-        batch = assemble(run.learner.recipe, collected.groups, run.loaded.tokenizer)
+        batch = batch_of(run.parts.learner.recipe, collected.groups, run.parts.loaded.tokenizer)
         assert int(batch.length_N.sum()) == sum(r.completion.own_length for r in rows)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         done = learn(run, collected, rate=0.0)
@@ -127,7 +130,7 @@ def test_the_gradient_of_a_step_is_that_of_the_policys_tokens(start: Start, tmp_
             weight_T = (advantage_NT * coefficient_NT)[row, : len(at)]
             assert (weight_T[~own_T] == 0).all()
             (-(weight_T[own_T] * logp_T[own_T]).sum()).backward()
-        state = [k.removeprefix("exp_avg/") for k in run.learner.optimizer.state()
+        state = [k.removeprefix("exp_avg/") for k in run.parts.learner.optimizer.state()
                  if k.startswith("exp_avg/")]  # fmt: skip
         named = dict(model.named_parameters())
         plain = torch.cat([named[k].grad.double().flatten() for k in state])
@@ -144,7 +147,7 @@ def test_an_id_of_others_matters_as_what_is_read_and_not_as_what_is_said(
         sequences = sequences_of([ends])
 
         def score(rows: Sequences) -> torch.Tensor:
-            return run.learner.score(run.loaded.model, rows, [list(range(len(ends)))])
+            return run.parts.learner.score(run.parts.loaded.model, rows, [list(range(len(ends)))])
 
         plain_NT = score(sequences)
 
@@ -167,13 +170,13 @@ def test_a_preference_is_between_what_the_policy_wrote(start: Start, tmp_path: P
     """DPO on samples: ∂ℓ of others' tokens is in neither answer's sum."""
     with opened(start, tmp_path, recipe="self_rewarding") as run:
         collected = gather(run)
-        pairs = sampled_pairs(run.config.recipe, collected.groups, run.loaded.tokenizer)
+        pairs = pairs_of(run.config.recipe, collected.groups, run.parts.loaded.tokenizer)
         assert pairs.completions and pairs.own is not None and not pairs.own.all()
         by_ids = {r.completion.token_ids: r.completion.mask_T for r in rollouts(collected)}
         for ids, mask_T in zip(pairs.completions, pairs.masks, strict=True):
             assert torch.equal(mask_T, by_ids[ids])
         part = pairs.pack(range(len(pairs.completions)))
-        logp_NT = outputs(run.loaded.model, part, temperature=1.0)["logp_NT"]
+        logp_NT = outputs(run.parts.loaded.model, part, temperature=1.0)["logp_NT"]
         assert (logp_NT[~pairs.mask()] == 0).all()
         done = learn(run, collected)
         assert done.outcomes and not done.outcomes[0].skipped
@@ -182,15 +185,15 @@ def test_a_preference_is_between_what_the_policy_wrote(start: Start, tmp_path: P
 def test_graders_read_the_policys_last_turn_alone(start: Start, tmp_path: Path) -> None:
     with opened(start, tmp_path, recipe="grpo") as run:
         seen: list[tuple[str, tuple[int, ...]]] = []
-        inner = run.grader.grade
+        inner = run.parts.grader.grade
 
         def watched(samples: object) -> object:
             given = list(samples)  # type: ignore[call-overload]
             seen.extend((text, tuple(ids)) for _, text, ids, _ in given)
             return inner(given)
 
-        run.grader.grade = watched  # type: ignore[method-assign]
-        tokenizer = run.loaded.tokenizer
+        run.parts.grader.grade = watched  # type: ignore[method-assign]
+        tokenizer = run.parts.loaded.tokenizer
         rows = rollouts(gather(run))
         assert sorted(seen) == sorted((r.said, r.completion.own_ids) for r in rows)
         for rollout in rows:
@@ -204,7 +207,7 @@ def test_steps_of_a_grade_stand_in_the_whole_text(start: Start, tmp_path: Path) 
     """And each reward is at a token of the policy, also where the text goes on behind it."""
     with opened(start, tmp_path, recipe="grpo_process", reward="stepwise") as run:
         groups = gather(run).groups
-        batch = assemble(run.learner.recipe, groups, run.loaded.tokenizer)
+        batch = batch_of(run.parts.learner.recipe, groups, run.parts.loaded.tokenizer)
         for row, rollout in enumerate(r for group in groups for r in group):
             steps, last = rollout.grade.steps, rollout.completion.turns[2]
             for end, _ in steps:
@@ -225,11 +228,11 @@ def run_folder(
     folder = tmp_path_factory.mktemp(request.param) / "run"
     changes = {"recipe": request.param, "recipe__schedule__updates": 2}
     with opened(start, folder, optim__learning_rate=2e-2, **changes) as run:
-        assert isinstance(run.engine, Interrupted)
+        assert isinstance(run.parts.engine, Interrupted)
         for _ in range(2):
             assert one_step(run, threading.Event())
-        run.save()
-        run.saver.wait()
+        run.keeper.save()
+        run.keeper.saver.wait()
     return folder
 
 

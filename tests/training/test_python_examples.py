@@ -112,7 +112,7 @@ def test_tokens_of_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_an_engine_that_lies_is_refused(folder: Path) -> None:
     lying = EXAMPLES["naive.py"].replace("logps.append(logp[token])", "logps.append(logp[0])")
-    (folder / "lying.py").write_text(lying)
+    (folder / "lying.py").write_text(lying.replace("naive.py:Naive", "lying.py:Naive"))
     with pytest.raises(RunError, match="Sampler and learner disagree"):
         runpy.run_path(str(folder / "lying.py"), run_name="__main__")
 

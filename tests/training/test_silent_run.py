@@ -153,8 +153,8 @@ def seen(monkeypatch: Patch) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"sampled": [], "scored": [], "learned": []}
     generate = native.NativeEngine.generate
 
-    def noted(self: Any, requests: Any, sampling: Any) -> Any:
-        groups = generate(self, requests, sampling)
+    def noted(self: Any, requests: Any, sampling: Any, **told: Any) -> Any:
+        groups = generate(self, requests, sampling, **told)
         if requests[0].stream == "train":
             found["sampled"] += [
                 (r.prompt, c.token_ids) for r, group in zip(requests, groups, strict=True)

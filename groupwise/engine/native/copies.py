@@ -9,35 +9,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from groupwise.engine.protocol import State, WeightSource
 from groupwise.errors import EngineError
 from groupwise.model.layers.transformer import PolicyModel, twin
 from groupwise.parallel.shards import refuse_shards
 
 FORMS = '"shared", "int8", "stale:K" (K updates old, such as "stale:2"), "noise:S" (noise of \
 standard deviation S on the logits, such as "noise:0.1")'
-
-State = dict[str, Tensor]
-
-
-class Source(Protocol):
-    """Where the sampler's weights come from."""
-
-    model: PolicyModel
-    version: int  # of the weights that `model` holds
-    noise: float  # standard deviation on the logits
-
-    def sync(self, version: int) -> None: ...
-
-    def state(self) -> State:
-        """What can't be made again from the learner's parameters."""
-        ...
-
-    def restore(self, state: State) -> None: ...
 
 
 class Shared:
@@ -138,7 +120,7 @@ class Stale:
         self._choose(newest)
 
 
-def make_source(weights: str, learner: PolicyModel, version: int) -> Source:
+def make_source(weights: str, learner: PolicyModel, version: int) -> WeightSource:
     """From the text form."""
     # The sampler reads parameters where they lie, the head between two forward passes.
     refuse_shards(learner.named_parameters(), "The native engine")

@@ -1,22 +1,34 @@
 """The native engine: the learner's own forward pass, in captured steps on a GPU (decoder.py), else
-in plain PyTorch (flight.py).
+in plain PyTorch (scheduler.py).
 
 A call that runs out of memory starts again with fewer slots; one whose kernels fail, without them.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Self
 
 import torch
 
-from groupwise.engine.native.copies import Source, State, make_source
-from groupwise.engine.native.scheduler import Flight
-from groupwise.engine.protocol import Request, Sampling
-from groupwise.errors import EngineError, EngineWarning, in_short
+from groupwise import config
+from groupwise.engine.backends import EngineSetup, Tell, warn
+from groupwise.engine.native.copies import make_source
+from groupwise.engine.native.scheduler import Flight, Whole
+from groupwise.engine.protocol import (
+    Capabilities,
+    Engine,
+    Request,
+    Sampling,
+    State,
+    Ticket,
+    WeightSource,
+    Wrote,
+)
+from groupwise.errors import EngineError, in_short
 from groupwise.model.config import ModelConfig
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.order import order
@@ -26,12 +38,25 @@ from groupwise.records import Completion
 
 if TYPE_CHECKING:
     from groupwise.engine.native.decoder import Decoder
+    from groupwise.engine.native.gpu_scheduler import DecoderFlight
 
 SLOTS = 64  # unless asked otherwise: more take more memory and are hardly faster on a CPU
 
 
-class NativeEngine:
+@dataclass
+class Batch:
+    """Requests that were submitted together, and what is left of them."""
+
+    sampling: Sampling
+    left: dict[Ticket, Request]  # not answered yet
+    written: int = 0  # completions of those that are
+    tokens: int = 0  # of these completions
+
+
+class NativeEngine(Engine):
     """Samples from the learner's parameters, or from a copy (see copies.py)."""
+
+    source: WeightSource  # it can always be seen
 
     def __init__(
         self,
@@ -42,35 +67,102 @@ class NativeEngine:
         slots: int,
         weights: str = "shared",
         version: int = 0,
+        tell: Tell = warn,
     ) -> None:
         if slots < 0:
             raise EngineError(f"engine.slots is {slots}; it must be 0 (as many as fit) or more.")
+        self.capabilities = capabilities_with(weights)
         self.weights, self.seed, self.slots = weights, seed, slots
-        self.tokenizer = tokenizer
-        self.source: Source = make_source(weights, model, version)
+        self.tokenizer, self.tell = tokenizer, tell
+        self.source = make_source(weights, model, version)
         self.decoder: Decoder | None = None  # made when it is first needed
         self.failed = False  # a kernel of the decoder
-        self.places = 0  # slots that the last try had
-        self.tell: Callable[[str, str], None] = warn  # kind and text: a run has better places
         self.told = False  # that it is not exact
-        self.done: Callable[[int, list[Completion]], None] | None = None  # see Engine
-        self.wrote: Callable[[int, int], None] | None = None  # see Engine
+        self.batches: list[Batch] = []  # the first of them in flight
+        self.flight: Flight | DecoderFlight | None = None
+        self.steps: Iterator[Whole] = iter(())  # of the flight
+        self.names: list[Ticket] = []  # of the flight's requests
+        self.before = (0, 0)  # completions and tokens of the batch, written by earlier tries
+        self.tickets = count()
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Completions in the order of requests and samples."""
+    @classmethod
+    def made(cls, setup: EngineSetup) -> Self:
+        loaded, settings = setup.loaded, setup.settings
+        return cls(
+            loaded.model,
+            loaded.tokenizer,
+            seed=setup.seed,
+            slots=settings.slots,
+            weights=settings.weights,
+            tell=setup.tell,
+        )
+
+    @classmethod
+    def capabilities_for(cls, settings: config.Engine) -> Capabilities:
+        return capabilities_with(settings.weights)
+
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:
         check_requests(self.source.model.config, requests, sampling)
+        named = {next(self.tickets): request for request in requests}
+        self.batches.append(Batch(sampling, named))
+        return list(named)
+
+    def finished(self, wrote: Wrote | None = None) -> list[tuple[Ticket, list[Completion]]]:
+        """Sample until a group is whole; batches one after the other, in their order."""
+        if not self.batches:
+            return []
+        batch = self.batches[0]
         # Caches live as long as one try: nothing can outlive a change of weights, and a try that
         # failed leaves nothing behind.
         while True:
-            captured = self._captured(sampling)
+            captured = self._captured(batch.sampling)
             try:
                 with order(fixed=False):  # nothing here depends on it, and captures go without it
-                    if captured:
-                        return self._decode(requests, sampling)
-                    return self._plain(requests, sampling)
+                    found = self._advance(batch, captured, wrote)
+                break
             except Exception as error:
-                self._recover(error, requests, sampling, captured)
+                self._land()
+                self._recover(error, list(batch.left.values()), batch.sampling, captured)
             self._give_back()  # not before: the error holds on to all that was in memory
+        if not batch.left:
+            self.batches.remove(batch)
+            self._land()
+        return found
+
+    def _advance(
+        self, batch: Batch, captured: bool, wrote: Wrote | None
+    ) -> list[tuple[Ticket, list[Completion]]]:
+        """Go on with the flight, or begin it, until a group is whole."""
+        if self.flight is None:
+            requests = list(batch.left.values())
+            self.flight = (self._decode if captured else self._plain)(requests, batch.sampling)
+            self.names = list(batch.left)
+            self.before = (batch.written, batch.tokens)
+            self.steps = self.flight.run()
+        for whole in self.steps:
+            if wrote is not None:
+                written, tokens = self.before
+                wrote(written + self.flight.written, tokens + self.flight.tokens)
+            if whole:
+                found = [(self.names[number], group) for number, group in whole]
+                for ticket, group in found:
+                    del batch.left[ticket]
+                    batch.written += len(group)
+                    batch.tokens += sum(len(each.token_ids) for each in group)
+                return found
+        raise AssertionError("a flight ended before its last group was whole")
+
+    def _land(self) -> None:
+        """Let go of the flight and its caches."""
+        self.flight, self.steps = None, iter(())
+
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        """What is left of the batch in flight starts again, to the same completions."""
+        for ticket in tickets:
+            for batch in self.batches:
+                if batch.left.pop(ticket, None) is not None and batch is self.batches[0]:
+                    self._land()
+        self.batches[:] = [batch for batch in self.batches if batch.left]
 
     def _captured(self, sampling: Sampling) -> bool:
         """Whether whole steps can run as CUDA graphs: from the learner's own weights, with kernels,
@@ -88,7 +180,7 @@ class NativeEngine:
             )
         return whole
 
-    def _decode(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+    def _decode(self, requests: Sequence[Request], sampling: Sampling) -> DecoderFlight:
         from groupwise.engine.native.decoder import Decoder  # needs Triton
         from groupwise.engine.native.gpu_scheduler import DecoderFlight
 
@@ -96,21 +188,14 @@ class NativeEngine:
             model = self.source.model
             self.decoder = Decoder(model, self.tokenizer, seed=self.seed, slots=self.slots)
         self.places = min(self.decoder.slots, samples_of(requests))
-        flight = DecoderFlight(
-            self.decoder,
-            requests,
-            sampling,
-            self.source.version,
-            self.weights,
-            self.done,
-            self.wrote,
-        )
+        version = self.source.version
+        flight = DecoderFlight(self.decoder, requests, sampling, version, self.weights)
         self.places = flight.slots
-        return flight.run()
+        return flight
 
-    def _plain(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+    def _plain(self, requests: Sequence[Request], sampling: Sampling) -> Flight:
         self.places = min(self.slots or SLOTS, samples_of(requests))
-        return Flight(self, requests, sampling, self.places).run()
+        return Flight(self, requests, sampling, self.places)
 
     def _recover(
         self,
@@ -163,18 +248,30 @@ class NativeEngine:
 
     def sync(self, version: int) -> None:
         """The learner's weights changed: take them, under this number."""
+        if self.batches:
+            raise EngineError(
+                f"{sum(len(batch.left) for batch in self.batches)} requests are under way, and new "
+                "weights would change in the middle of their answers. Wait until they are "
+                "finished, or cancel them."
+            )
         self.source.sync(version)
 
     def state(self) -> State:
-        """What resuming needs beyond the learner's parameters and the version."""
         return self.source.state()
 
     def restore(self, state: State) -> None:
         self.source.restore(state)
 
 
-def warn(kind: str, text: str) -> None:
-    warnings.warn(text, EngineWarning, stacklevel=4)
+def capabilities_with(weights: str) -> Capabilities:
+    """Return what it can do with these weights: exact mode is that of the learner's own."""
+    return Capabilities(
+        weights=weights,
+        copies=True,
+        exact=weights == "shared",
+        top_k_logps=True,
+        own_randomness=False,
+    )
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:

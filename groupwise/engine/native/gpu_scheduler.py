@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from groupwise.engine.native.decoder import Decoder
-from groupwise.engine.native.scheduler import tell_if_whole
+from groupwise.engine.native.scheduler import Whole, whole_of
 from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key
 from groupwise.engine.stopping import StopWatch
@@ -82,7 +82,7 @@ class Ended:
 
 
 class DecoderFlight:
-    """One call: who is waiting, who runs in which slot, and the caches."""
+    """One batch of requests: who is waiting, who runs in which slot, and the caches."""
 
     def __init__(
         self,
@@ -91,12 +91,10 @@ class DecoderFlight:
         sampling: Sampling,
         version: int,
         weights: str,
-        tell: Callable[[int, list[Completion]], None] | None = None,
-        wrote: Callable[[int, int], None] | None = None,
     ) -> None:
         self.decoder, self.requests, self.sampling = decoder, requests, sampling
-        self.tell, self.wrote = tell, wrote
-        self.written, self.tokens = 0, 0  # completions that have ended, and their tokens
+        self.written, self.tokens = 0, 0  # completions that have ended, and tokens of all
+        self.ended_tokens = 0  # of those that have ended
         self.version, self.weights = version, weights
         self.device = decoder.device
         config = decoder.model.config
@@ -123,15 +121,15 @@ class DecoderFlight:
         self.done: list[list[Completion | None]] = [[None] * r.samples for r in requests]
 
     @torch.no_grad()
-    def run(self) -> list[list[Completion]]:
+    def run(self) -> Iterator[Whole]:
+        """Sample, and yield after every few steps the groups that have become whole."""
         self._admit()
         while self.running:
             self.decoder.advance(len(self.running), self._steps(), self.sampling.temperature)
-            self._hand_in()  # while the device is at work
+            yield self._hand_in()  # while the device is at work
             self._look()
             self._admit()
-        self._hand_in()
-        return [[c for c in group if c is not None] for group in self.done]
+        yield self._hand_in()
 
     def _tell_device(self) -> None:
         state, own, prompts = self.state, self.cache, self.prompts
@@ -236,9 +234,11 @@ class DecoderFlight:
                 ended[slot], reasons[slot] = length, "stop"
         if ended:
             self._take_out(ended, reasons)
-        self.written, self.tokens = self.written + len(ended), self.tokens + sum(ended.values())
-        if self.wrote is not None:
-            self.wrote(self.written, self.tokens + sum(count[slot] for slot in self.running))
+        self.written, self.ended_tokens = (
+            self.written + len(ended),
+            self.ended_tokens + sum(ended.values()),
+        )
+        self.tokens = self.ended_tokens + sum(count[slot] for slot in self.running)
         self.fewest = min((count[slot] for slot in self.running), default=0)
 
     def _take_out(self, ended: dict[int, int], reasons: dict[int, Finish]) -> None:
@@ -263,10 +263,10 @@ class DecoderFlight:
             if not self.left[sample.request]:
                 self.free_prompts.append(sample.prompt)
 
-    def _hand_in(self) -> None:
-        """Completions of what was taken out at the last look."""
+    def _hand_in(self) -> Whole:
+        """Make completions of what was taken out at the last look; return groups that are whole."""
         if self.ended is None:
-            return
+            return []
         ended, self.ended = self.ended, None
         if ended.arrived is not None:
             ended.arrived.synchronize()
@@ -293,7 +293,7 @@ class DecoderFlight:
                 version=self.version,
                 weights=self.weights,
             )
-            tell_if_whole(self.tell, sample.request, self.done[sample.request])
+        return whole_of(self.done, [sample.request for sample in ended.samples])
 
     def _stopped(self, count: Sequence[int]) -> dict[int, int]:
         """Slots whose text holds a stop string, and how many tokens they have then."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from groupwise.engine.native.engine import NativeEngine
 
 ROW_STEP = 16
+Whole = list[tuple[int, list[Completion]]]  # numbers of requests, and their completions
 PROMPT_TOKENS = 2048  # of the prompts that are computed in one pass, unless one is longer
 
 
@@ -55,7 +56,7 @@ class Sample:
 
 
 class Flight:
-    """One call of `generate`: the samples in flight, their cache, and who is waiting."""
+    """One batch of requests: the samples in flight, their cache, and who is waiting."""
 
     def __init__(
         self,
@@ -94,15 +95,13 @@ class Flight:
         self.written, self.tokens = 0, 0  # completions, and tokens of all
 
     @torch.no_grad()
-    def run(self) -> list[list[Completion]]:
+    def run(self) -> Iterator[Whole]:
+        """Sample, and yield after every step the groups whose last completion it wrote."""
         self._admit()
         while self.running:
-            self._retire(self._write(self._choose()))
-            if self.engine.wrote is not None:
-                self.engine.wrote(self.written, self.tokens)
+            yield whole_of(self.done, self._retire(self._write(self._choose())))
             self._forward()
             self._admit()
-        return [[c for c in group if c is not None] for group in self.done]
 
     def _admit(self) -> None:
         """Waiting samples into the slots behind the running ones."""
@@ -236,16 +235,21 @@ class Flight:
             return "stop"
         return "length" if written == self.sampling.max_tokens else None
 
-    def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
-        """Hand in what has ended, last slot first, and close each gap with the last sample."""
+    def _retire(self, ended: Sequence[tuple[int, Finish]]) -> list[int]:
+        """Hand in what has ended, last slot first, and close each gap with the last sample.
+
+        Returns the requests that it belongs to.
+        """
+        requests = []
         for slot, finish in reversed(ended):
             sample, last = self.running[slot], self.running.pop()
             self.written += 1
             self.done[sample.request][sample.number] = self._completion(sample, finish)
-            tell_if_whole(self.engine.done, sample.request, self.done[sample.request])
+            requests.append(sample.request)
             if last is not sample:
                 self.cache.copy(len(self.running), [slot], last.held)
                 self.running[slot] = last
+        return requests
 
     def _completion(self, sample: Sample, finish: Finish) -> Completion:
         ids, logps = zip(*sample.topk, strict=True) if sample.topk else (None, None)
@@ -260,15 +264,14 @@ class Flight:
         )
 
 
-def tell_if_whole(
-    done: Callable[[int, list[Completion]], None] | None,
-    request: int,
-    group: Sequence[Completion | None],
-) -> None:
-    """Hand on a group whose last completion has just been written."""
-    whole = [completion for completion in group if completion is not None]
-    if done is not None and len(whole) == len(group):
-        done(request, whole)
+def whole_of(done: Sequence[Sequence[Completion | None]], written: Sequence[int]) -> Whole:
+    """Return those of some requests that lack no completion any more, in the order of the first."""
+    found: Whole = []
+    for request in dict.fromkeys(written):
+        group = [completion for completion in done[request] if completion is not None]
+        if len(group) == len(done[request]):
+            found.append((request, group))
+    return found
 
 
 def in_steps(number: int, step: int) -> int:

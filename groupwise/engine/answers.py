@@ -1,0 +1,99 @@
+"""What an engine hands in, looked at before anybody learns from it: tickets, counts, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from groupwise.errors import EngineError
+from groupwise.records import Completion
+
+if TYPE_CHECKING:
+    from groupwise.engine.protocol import Engine, Request, Sampling
+
+FINISHES = ("eos", "stop", "length")
+
+
+def check_tickets(engine: Engine, waiting: Container[int], found: Sequence[int]) -> None:
+    """Refuse answers to what nobody waits for, and none at all while somebody waits."""
+    if not found:
+        raise EngineError(
+            f"The engine {_name(engine)} says that nothing is finished, and requests are still "
+            "unanswered. Its `finished` must wait until one of them is."
+        )
+    for at, ticket in enumerate(found):
+        if ticket not in waiting or ticket in found[:at]:
+            raise EngineError(
+                f"The engine {_name(engine)} hands in a request under ticket {ticket!r}, which "
+                "nobody waits for: it was not submitted here, or was handed in before. Its "
+                "`finished` must return every ticket of `submit` once."
+            )
+
+
+def check_answer(
+    engine: Engine, request: Request, sampling: Sampling, group: Sequence[Completion]
+) -> None:
+    """Refuse what a request did not ask for, or what can't be learned from."""
+    if len(group) != request.samples:
+        raise EngineError(
+            f"The engine {_name(engine)} wrote {len(group)} completions for prompt "
+            f"{request.prompt_id}, and {request.samples} were asked for. Return "
+            "`request.samples` of them for every request, in order."
+        )
+    for number, completion in enumerate(group):
+        why = problem(completion, sampling, engine.capabilities.weights)
+        if why:
+            raise EngineError(
+                f"The engine {_name(engine)} can't be learned from: completion {number} of prompt "
+                f"{request.prompt_id} {why}"
+            )
+
+
+def problem(completion: Completion, sampling: Sampling, weights: str) -> str:
+    """Return what is wrong with a completion and what to do; "" where nothing is."""
+    length, logp_T, mask_T = len(completion.token_ids), completion.logp_T, completion.mask_T
+    if not 1 <= completion.own_length <= sampling.max_tokens:
+        return (
+            f"has {completion.own_length} tokens of the policy; 1 to {sampling.max_tokens} can be (sampling.max_tokens). Hand "
+            "in the tokens behind the prompt alone, the one that ended it included."
+        )
+    if completion.finish not in FINISHES:
+        return (
+            f"ended by {completion.finish!r}. Say what ended it: {', '.join(map(repr, FINISHES))}."
+        )
+    if not isinstance(logp_T, Tensor):
+        return (
+            f"has no log-probabilities (logp_T is {logp_T!r}). Give a float32 tensor with that of "
+            "every token under the distribution that it was drawn from: without them nobody can "
+            "tell how far sampler and learner are apart."
+        )
+    if tuple(logp_T.shape) != (length,):
+        return (
+            f"has {length} tokens and log-probabilities of shape {tuple(logp_T.shape)}. Give one "
+            "for every token, that of the end included."
+        )
+    own_T = logp_T if mask_T is None else logp_T[mask_T]  # what others wrote was not drawn
+    if not bool(own_T.isfinite().all()):
+        return (
+            "has log-probabilities that are not finite. A token that was drawn has one above minus "
+            "infinity: look for NaN in the weights that the engine took over, and for a token that "
+            "it drew otherwise than it scored it."
+        )
+    if completion.weights != weights:
+        return (
+            f"says that it was sampled from weights {completion.weights!r}, and the engine's "
+            f"capabilities say {weights!r}. Make it with weights=self.capabilities.weights."
+        )
+    asked, ids_TK = sampling.record_top_k, completion.topk_id_TK
+    if asked and (ids_TK is None or tuple(ids_TK.shape) != (length, asked)):
+        return (
+            f"lacks the {asked} likeliest tokens of every position (sampling.record_top_k). Fill "
+            "topk_id_TK and topk_logp_TK, or take a recipe that does not read them."
+        )
+    return ""
+
+
+def _name(engine: Engine) -> str:
+    return type(engine).__name__
