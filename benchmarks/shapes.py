@@ -26,7 +26,7 @@ from groupwise.model.formats.tokenizer import Tokenizer, character_files
 from groupwise.model.layers.transformer import Transformer
 from groupwise.model.memory import device_bytes, is_out_of_memory, peak_bytes
 from groupwise.model.room import refusal
-from groupwise.optim.assemble import assemble, group_numbers, sampled, sequences_of
+from groupwise.optim.assemble import assemble, batch_of, group_numbers, sequences_of
 from groupwise.optim.learner import PolicyLearner
 from groupwise.prepare.setup import demand_of, micro_tokens_of
 from groupwise.records import Completion, Grade, Rollout, Task
@@ -162,7 +162,7 @@ def learn(
     seconds = []
     try:
         for _ in range(repeats + 1):
-            said = sampled(recipe, groups, loaded.tokenizer)
+            said = batch_of(recipe, groups, loaded.tokenizer)
             batch = assemble(recipe, groups, said, device=device)
             ready = batch_phase(recipe, batch).batch
             begun = now()  # what time/update has in a run

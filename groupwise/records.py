@@ -76,9 +76,10 @@ class Completion:
     def __post_init__(self) -> None:
         if self.mask_T is not None:
             _check_turns(len(self.token_ids), self.mask_T, self.turns)
-        elif not self.turns:
+        elif {turn.role for turn in self.turns} <= {POLICY} and len(self.turns) <= 1:
+            # Also where the tokens of another completion were replaced.
             object.__setattr__(self, "turns", (Turn(POLICY, 0, len(self.token_ids)),))
-        elif self.turns != (Turn(POLICY, 0, len(self.token_ids)),):
+        else:
             raise BatchError(
                 f"A completion without mask_T is one turn by the policy, of {len(self.token_ids)} "
                 "tokens here. Say with mask_T which tokens the policy wrote, or leave turns out."

@@ -56,8 +56,9 @@ def problem(completion: Completion, sampling: Sampling, weights: str) -> str:
     length, logp_T, mask_T = len(completion.token_ids), completion.logp_T, completion.mask_T
     if not 1 <= completion.own_length <= sampling.max_tokens:
         return (
-            f"has {completion.own_length} tokens of the policy; 1 to {sampling.max_tokens} can be (sampling.max_tokens). Hand "
-            "in the tokens behind the prompt alone, the one that ended it included."
+            f"has {completion.own_length} tokens; 1 to {sampling.max_tokens} can be "
+            "(sampling.max_tokens). Hand in the tokens behind the prompt alone, the one that ended "
+            "it included; a mask_T tells which of them others wrote."
         )
     if completion.finish not in FINISHES:
         return (

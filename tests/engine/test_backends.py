@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 from engine_zoo import engine, request, same
-from groupwise.prepare.checks import check_config
-from groupwise.prepare.consequences import anchored, describe
 from runs import left_behind, quiet, small
 
 from groupwise.config import load
@@ -27,6 +25,9 @@ from groupwise.evaluate.evaluate import evaluate_path
 from groupwise.prepare.engines import engine_of
 from groupwise.probing.probe import Asked, ready
 from groupwise.records import Completion
+from groupwise.stages.checks import check_config
+from groupwise.stages.consequences import anchored
+from groupwise.stages.describe import describe
 from groupwise.training.loop import train
 from groupwise.training.opening import open_run
 from groupwise.watch.display import Display
