@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if something passes that should not, or the reverse."""
+    """Check the reward; return 1 if something passes that should not, or the reverse."""
     from groupwise.errors import ConfigError
     from groupwise.graders.attacks import audit
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepared(config: Config, rows: int) -> tuple[Any, list[Task], list[str]]:
-    """The grader, some rows over the whole of the data, and what the quick check notes."""
+    """Return the grader, some rows spread over the data, and the notes of the quick check."""
     from groupwise.graders.rubric import check
     from groupwise.graders.waiting import aloud
     from groupwise.prepare.setup import read_data
@@ -61,7 +61,7 @@ def _prepared(config: Config, rows: int) -> tuple[Any, list[Task], list[str]]:
 
 
 def spread(tasks: Sequence[Task], rows: int) -> list[Task]:
-    """So many of them, from the first to the last."""
+    """Return so many of the items, spread from the first to the last."""
     last, steps = len(tasks) - 1, max(rows - 1, 1)
     return [tasks[i] for i in dict.fromkeys(round(n * last / steps) for n in range(rows))]
 

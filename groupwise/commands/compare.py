@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 where a run failed; 130 where it was stopped."""
+    """Run the comparison; return 0, 1 where a run failed, 130 where it was stopped."""
     begun = time.perf_counter()
     if args.seeds < 2:
         raise ConfigError(
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def too_few(seeds: int, arms: int) -> Iterator[str]:
-    """Said before the runs: what they cost is lost on whoever wants a verdict."""
+    """Warn before the runs if there are too few seeds for a verdict."""
     from groupwise.evaluate.statistics import fewest_units
 
     fewest = fewest_units(math.comb(arms, 2))
@@ -128,7 +128,7 @@ def check_measures(names: Sequence[str]) -> None:
 
 
 def default_folder(args: argparse.Namespace, first: str) -> Path:
-    """A name that says what is in it, short enough for a file system."""
+    """Return a folder name that tells what is compared, short enough for a file system."""
     import hashlib
 
     said = [*args.items, args.sweep, args.budget, args.config or "", *sorted(args.settings)]
@@ -181,7 +181,7 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """A request to end the process is a KeyboardInterrupt, whoever sends it."""
+    """Turn a request to end the process into a KeyboardInterrupt, whoever sends it."""
 
     def interrupt(number: int, frame: object) -> None:
         say("\nsaving the runs under way (once more ends them where they are) ...")
@@ -205,7 +205,7 @@ def go_on(command: Sequence[str]) -> str:
 
 
 def cost(progress: Progress | None, places: int, wall: float) -> dict[str, Any]:
-    """Of this call: seconds by the clock, those of the runs, and what is beside them.
+    """Return the cost of this call: seconds by the clock, those of the runs, and the overhead.
 
     The share is of the processes' time, over the sum of the runs.
     """
@@ -221,7 +221,7 @@ def cost(progress: Progress | None, places: int, wall: float) -> dict[str, Any]:
 
 
 class Shown:
-    """One line that is written over on a terminal; elsewhere a line now and then."""
+    """A line that is written over on a terminal; elsewhere a line now and then."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text(found: Diagnosis, width: int) -> str:
-    """For people: the first finding in full, the others in a line."""
+    """Return the diagnosis for people: the first finding in full, the others in a line."""
     from groupwise.watch.display import visible
 
     of = "" if found.tool == "groupwise" else f" ({found.tool})"

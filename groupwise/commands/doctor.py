@@ -1,7 +1,7 @@
-"""`groupwise doctor`: what this machine has, what is missing for what, and what mends it.
+"""`groupwise doctor`: what this machine has, what is missing for what, and how to mend it.
 
 Works without PyTorch, and says so. Packages are looked up in the installation's own records;
-PyTorch is tried in a process of its own, since a broken one can take down whoever imports it.
+PyTorch is tried in a process of its own, since a broken one can crash whoever imports it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ print(json.dumps({"cuda": torch.version.cuda, "gpus": gpus}))
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what there is, and where something is wrong, what mends it."""
+    """One line of the report: what there is and, where something is wrong, how to mend it."""
 
     about: str
     status: Literal["ok", "missing", "broken"]  # missing is optional; broken stops training
@@ -93,7 +93,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 where training can run, 1 where it can't."""
+    """Print the report; return 0 where training can run, 1 where it can't."""
     found = list(examine(Path(args.runs), args.items))
     healthy = all(each.status != "broken" for each in found)
     if args.json:
@@ -146,7 +146,7 @@ def python() -> Finding:
 
 
 def version(name: str) -> str | None:
-    """Of an installed package; None if it is not there."""
+    """Return the version of an installed package; None if it is not there."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -170,7 +170,7 @@ def optional(name: str, purpose: str) -> Finding:
 
 
 def try_torch(command: str = sys.executable) -> dict[str, Any] | str:
-    """What PyTorch sees, or why it can't be imported."""
+    """Return what PyTorch sees, or why it can't be imported."""
     try:
         done = subprocess.run(
             [command, "-c", TRY_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS
@@ -185,7 +185,7 @@ def try_torch(command: str = sys.executable) -> dict[str, Any] | str:
 
 
 def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> Iterator[Finding]:
-    """GPUs as the driver has them beside those that PyTorch can use."""
+    """Compare the GPUs that the driver lists with those that PyTorch can use."""
     if isinstance(torch, str):
         mend = "pip install --force-reinstall torch"
         yield Finding("torch import", "broken", f"it can't be imported: {torch}", mend)
@@ -209,7 +209,7 @@ def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> It
 
 
 def disk(runs: Path) -> Finding:
-    """Room where runs go, and whether they can be written."""
+    """Check the free space where runs are written, and that they can be written."""
     there = machine.existing(runs)
     free = shutil.disk_usage(there).free
     mend = "groupwise train CONFIG --run FOLDER_ON_ANOTHER_DISK"
@@ -221,7 +221,7 @@ def disk(runs: Path) -> Finding:
 
 
 def checkpoints(runs: Path, items: Sequence[str]) -> Finding:
-    """What the checkpoints of a configuration take, beside what is free. Never raises."""
+    """Compare the size of a configuration's checkpoints with what is free. Never raises."""
     mend = "free some space, checkpoint.keep=1, or --run FOLDER_ON_ANOTHER_DISK"
     try:
         from groupwise.plan.estimate import space_of
@@ -244,7 +244,7 @@ def checkpoints(runs: Path, items: Sequence[str]) -> Finding:
 
 
 def shared_memory(size: int) -> Finding:
-    """One process needs none; those that talk to each other do."""
+    """Check shared memory: one process needs none, several that exchange data do."""
     if size >= LEAST_SHARED:
         return Finding("shared memory", "ok", _size(size))
     return Finding(
@@ -256,7 +256,7 @@ def shared_memory(size: int) -> Finding:
 
 
 def programs() -> Finding:
-    """Whether programs of a model can be run where they can reach nothing. Never raises."""
+    """Check whether a model's programs can be run in isolation. Never raises."""
     try:
         from groupwise.graders.sandbox.pool import HELP, report  # refuses to load on other systems
 
@@ -272,7 +272,7 @@ def programs() -> Finding:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 2.13.0+cpu -> (2, 13, 0)."""
+    """Return the leading numbers of a version: 2.13.0+cpu -> (2, 13, 0)."""
     found = []
     for part in text.split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]

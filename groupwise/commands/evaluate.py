@@ -150,7 +150,7 @@ def examined(
     out: Path | None,
     earlier: Sequence[Result],
 ) -> list[Result]:
-    """One model after the other, on all suites; what is done is on the disk at once."""
+    """Evaluate one model after the other on all suites; each result is saved at once."""
     from groupwise.evaluate import results
 
     found = list(stored)
@@ -176,7 +176,7 @@ def on_all(
     found: Sequence[Result],
     keep: Callable[[Result, Sequence[Sequence[Rollout]]], None],
 ) -> list[Result]:
-    """One model, which is gone from memory when this returns."""
+    """Evaluate one model on all suites; it is gone from memory when this returns."""
     from groupwise.evaluate import examine
 
     loaded = examine.load_candidate(candidate, basis.config)
@@ -199,7 +199,7 @@ def on_all(
 
 
 def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) -> Result | None:
-    """The same from before; an error where something else has its place."""
+    """Return the same result from before; raise where another one is in its place."""
     suite = sitting.entry.suite.name
     for result in found:
         if result.same_as(model, sitting.data, sitting.settings) and result.suite["name"] == suite:
@@ -218,7 +218,7 @@ def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) ->
 
 
 def write_samples(out: Path, result: Result, groups: Sequence[Sequence[Rollout]]) -> None:
-    """Every answer, to be read."""
+    """Write every answer to a file, to be read."""
     from groupwise.runfiles.files import to_line, write_atomic
 
     name = quote(f"{result.name}.{result.suite['name']}", safe="")  # no two of them alike
@@ -248,7 +248,7 @@ def write_samples(out: Path, result: Result, groups: Sequence[Sequence[Rollout]]
 
 
 def other_settings(paths: Sequence[str], source: Path | None, config: Config) -> list[str]:
-    """Runs whose own configuration asks otherwise than the one that is used for all."""
+    """Return notes on runs whose own configuration differs from the one used for all."""
     notes = []
     for path in paths:
         own = config_of(Path(path))

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Options that nothing would use, and a filter that filters nothing."""
+    """Refuse options that nothing would use, and a filter that filters nothing."""
     for option, needs in (
         ("data", "against"), ("ngram", "against"), ("chance", "guessable"), ("band", "model"),
         ("samples", "model"), ("temperature", "model"),
@@ -127,7 +127,7 @@ def data_of(name: str, config: Config) -> Any:
 
 
 class Look:
-    """Pass rates under a model."""
+    """The rows of a file with their pass rates under a model."""
 
     def __init__(self, args: argparse.Namespace, basis: Basis) -> None:
         from groupwise.evaluate.asked import Asked, candidates, check
@@ -162,7 +162,7 @@ class Look:
 
 
 class Outputs:
-    """What is written, and nothing over anything."""
+    """The files that are written; none replaces another."""
 
     def __init__(self, rows: Path, sampled: bool) -> None:
         suffix = next((x for x in SUFFIXES if rows.name.endswith(x)), None)
@@ -198,7 +198,7 @@ def write(out: Outputs, found: Sieve, report: dict[str, Any]) -> None:
 
 
 def as_line(row: Row) -> str:
-    """A line of JSON as it stands in the file; a row of a table as JSON."""
+    """Return a line of JSON as it is in the file; a row of a table as JSON."""
     if row.text:
         return row.text
     line = json.dumps(row.values, ensure_ascii=False, default=str)
@@ -207,7 +207,7 @@ def as_line(row: Row) -> str:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is there when it is whole."""
+    """Write a file that appears under its name only when it is complete."""
     beside = path.with_name(f".{path.name}.partial")
     opened = gzip.open if path.suffix == ".gz" else open
     try:

@@ -77,7 +77,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def complete(given: dict[str, str]) -> dict[str, str]:
-    """All four answers: given, asked for on a terminal, or by default (which is said)."""
+    """Return all four answers: given, asked for on a terminal, or by default (which is said)."""
     answers = dict(given)
     for question in QUESTIONS:
         if question.key in answers:
@@ -94,7 +94,7 @@ def complete(given: dict[str, str]) -> dict[str, str]:
 
 
 def default(key: str, answers: dict[str, str]) -> str:
-    """What fits to the answers so far."""
+    """Return the default that fits the answers so far."""
     if key == "model":
         return TINY
     if key == "data":
@@ -105,7 +105,7 @@ def default(key: str, answers: dict[str, str]) -> str:
 
 
 def ask(question: Question, usual: str) -> str:
-    """The answer, asked for again where it can't be; what is not there may be given twice."""
+    """Ask until the answer is possible; a file that is missing must be named twice."""
     before = ""
     while True:
         print(f"{question.text} [{usual}]\n> ", end="", file=sys.stderr, flush=True)
@@ -142,7 +142,7 @@ def generated(data: str) -> bool:
 
 
 def missing(answers: dict[str, str]) -> list[str]:
-    """Files that are named and not there; ids are on a hub."""
+    """Return the files that are named and missing; ids are on a hub."""
     from groupwise.hub import names_data, names_model
 
     model, data, reward = (answers.get(key, "") for key in ("model", "data", "reward"))
@@ -161,7 +161,7 @@ def there(name: str) -> bool:
 
 
 def configuration(answers: dict[str, str]) -> str:
-    """Every setting that a first run may want to change, with why."""
+    """Write every setting that a first run may want to change, with its reason."""
     from groupwise.config.writing import toml
 
     model, data, device = answers["model"], answers["data"], answers["device"]
@@ -225,7 +225,7 @@ def _data_lines(model: str, data: str) -> list[str]:
 
 
 def _rate_lines(model: str) -> list[str]:
-    """The smaller a model, the larger the steps that it takes."""
+    """Return the learning rate with its comment: small models take larger steps."""
     if model == TINY:
         return [_line("learning_rate = 7e-4", "so small a model takes large steps")]
     count = parameters(model)
@@ -238,7 +238,7 @@ def _rate_lines(model: str) -> list[str]:
 
 
 def parameters(model: str) -> float | None:
-    """Of a model on this disk by its shape, of others by what their name says."""
+    """Count the parameters: of a model on this disk by its shape, of others by their name."""
     from groupwise.errors import ModelError
     from groupwise.model.cost import parameters as counted
     from groupwise.model.formats.checkpoint import stored_shape
@@ -263,7 +263,7 @@ def _line(setting: str, comment: str) -> str:
 
 
 def speaks(name: str) -> bool:
-    """Whether a model has a chat template, as far as its files tell, or its name."""
+    """Return whether a model has a chat template, by its files or else by its name."""
     from groupwise.hub import names_model
 
     model = Path(name).expanduser()
@@ -277,7 +277,7 @@ def speaks(name: str) -> bool:
 
 
 def check(text: str) -> None:
-    """As `groupwise train --dry-run` would."""
+    """Check the configuration as `groupwise train --dry-run` would."""
     from groupwise import config
     from groupwise.prepare.checks import check_config
 

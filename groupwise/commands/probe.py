@@ -65,7 +65,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, or 130 where it was stopped; what was sampled until then is reported."""
+    """Run the probe; return 0, or 130 where it was stopped. What was sampled is reported either
+    way.
+    """
     source, overrides = split_settings(args.items)
     is_run = source is not None and (source / "config.toml").is_file()
     config = read_placed(source / "config.toml" if source and is_run else source, overrides)
@@ -114,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(out: Path, made: Probe, data: dict[str, Any]) -> None:
-    """The figures, and every sample to be read."""
+    """Write the figures, and every sample to be read."""
     try:
         out.mkdir(parents=True)
         (out / "probe.json").write_text(
@@ -148,7 +150,7 @@ def write(out: Path, made: Probe, data: dict[str, Any]) -> None:
 
 
 def expected(prepared: Ready) -> str:
-    """What will be sampled, and how long that takes at the most, by the cost model."""
+    """Describe how much will be sampled, and the longest it can take by the cost model."""
     from groupwise.commands.plan import duration, here
     from groupwise.model.cost import Group
     from groupwise.plan.estimate import rollout_seconds
@@ -208,7 +210,7 @@ def text(made: Probe, advice: Advice, width: int) -> str:
 
 
 def table(findings: list[Finding], group: int) -> list[str]:
-    """One line a setting; shares with their 95 % intervals."""
+    """Return a line for each setting; shares with their 95 % intervals."""
     rows = [
         ["template", "temperature", "pass", "pass@8", f"useful of {group}", "rewards differ",
          "cut off", "format", "failed"]

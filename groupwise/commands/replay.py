@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def steps_of(asked: str | None, recorded: Recorded) -> list[int]:
-    """`N` or `N..M` as steps that are there."""
+    """Return the steps that `N` or `N..M` names and that are there."""
     there = recorded.steps
     if asked is None:
         return there
@@ -115,7 +115,7 @@ def _ends(asked: str) -> tuple[int, int]:
 
 
 def _ranges(steps: list[int]) -> str:
-    """1..4, 8, 10..12."""
+    """Write numbers as ranges: 1..4, 8, 10..12."""
     parts: list[list[int]] = []
     for step in steps:
         if parts and step == parts[-1][-1] + 1:
@@ -126,7 +126,8 @@ def _ranges(steps: list[int]) -> str:
 
 
 def text(found: dict[str, Any], width: int) -> str:
-    """For people: the table of methods, the rare tokens, and what can't be known."""
+    """Return the result for people: the table of methods, the rare tokens, and what can't be known.
+    """
     from groupwise.explain.render import bullets, wrapped
     from groupwise.replay import words
     from groupwise.replay.methods import RUN

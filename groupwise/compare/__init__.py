@@ -1,4 +1,4 @@
-"""Methods side by side under equal conditions.
+"""Methods compared under equal conditions.
 
 arms.py      what is compared, as configurations that differ in nothing else
 plan.py      all runs of a comparison, and what a folder has of them already

@@ -1,4 +1,4 @@
-"""What is compared: configurations that differ in what they are named for, and in nothing else."""
+"""The arms of a comparison: configurations that differ in what they are named for, and no more."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OWN = ("recipe", "steps", "budget.", "checkpoint.", "watch.")
 
 @dataclass(frozen=True)
 class Budget:
-    """How much each run may spend."""
+    """The most that each run may spend."""
 
     unit: str  # tokens, seconds or steps
     amount: int
@@ -86,7 +86,7 @@ class Budget:
         return f"{self.amount:,} {self.unit}"
 
     def given_to(self, config: Config) -> Config:
-        """The configuration of a run that ends with it."""
+        """Return the configuration of a run that ends with this budget."""
         if self.unit == "steps":
             return replace(config, steps=self.amount, budget=configuration.Budget())
         if self.unit == "seconds":
@@ -106,7 +106,7 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """Its name as that of a folder."""
+        """Return its name as that of a folder."""
         plain = re.sub(r"[^\w.=+-]+", "_", self.name).strip("._") or "arm"
         if len(plain) <= LONGEST:
             return plain
@@ -121,7 +121,7 @@ def arms_of(
     settings: Sequence[str] = (),
     sweep: str = "",
 ) -> list[Arm]:
-    """What the texts name, each under the same configuration and budget.
+    """Return the arms that the texts name, each under the same configuration and budget.
 
     A text is a recipe, a file of settings, or either with settings behind it: `grpo`,
     `"grpo recipe.gate.high=0.3 group_size=16"`, `mine.toml`, `mine.py:method`.
@@ -174,7 +174,8 @@ def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence
 
 
 def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[str]) -> None:
-    """What the configuration sets in its recipe is not what an arm of another name has."""
+    """Warn that slots set in the configuration's recipe do not hold for an arm of another recipe.
+    """
     known = RECIPES.get(_name(base.recipe))
     named = [words for words in map(_words, texts) if not _is_file(words[0])]
     if known is None or not named:
@@ -200,7 +201,7 @@ def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[st
 
 
 def _kind(setting: str) -> str:
-    """The slot that it sets, if any."""
+    """Return the slot that it sets, if any."""
     return re.split(r"[.=]", setting.removeprefix("recipe."))[0].strip()
 
 
@@ -232,7 +233,7 @@ def _name(recipe: Recipe | PairRecipe) -> str:
 
 
 def _named(texts: Sequence[str]) -> list[str]:
-    """Arms as they were written, without what every recipe's setting begins with.
+    """Name the arms as they were written, without the prefix of every recipe's setting.
 
     A method may be compared with itself: the second is told apart by a number.
     """
@@ -247,7 +248,8 @@ def _named(texts: Sequence[str]) -> list[str]:
 
 
 def swept(text: str) -> list[str]:
-    """`key=a,b,c` as a setting for each value; commas inside brackets and quotes are a value's."""
+    """Split `key=a,b,c` into a setting for each value; commas in brackets and quotes do not split.
+    """
     key, equals, listed = text.partition("=")
     values, depth, quote = [""], 0, ""
     for letter in listed:
@@ -275,7 +277,7 @@ def swept(text: str) -> list[str]:
 
 
 def fitted(config: Config, base: Recipe | PairRecipe, asked: Sequence[str]) -> Recipe | PairRecipe:
-    """A recipe without the sizes of the run that its paper describes; those asked for stay.
+    """Return a recipe without the run sizes of its paper, except those that were asked for.
 
     Updates a batch are the configuration's, one where the recipe has no ratio to correct for more.
     Lengths that stand for the longest answer are this run's.
@@ -301,14 +303,14 @@ def fitted(config: Config, base: Recipe | PairRecipe, asked: Sequence[str]) -> R
 
 
 def _sets(asked: str, key: str) -> bool:
-    """Whether what was asked for says this, as a whole slot or by the name of the number."""
+    """Return whether the settings name this, as a whole slot or by the name of the number."""
     kind, *rest = asked.removeprefix("recipe.").split(".")
     own_kind, *own = key.split(".")
     return asked.startswith("recipe.") and kind == own_kind and (not rest or rest[-1] == own[-1])
 
 
 def prepared(config: Config, budget: Budget) -> Config:
-    """With its budget, evaluations on the way, and a place: the same for every run."""
+    """Return the configuration with its budget, evaluations and places, the same for every run."""
     config = placed(config)
     points = config.eval.points or POINTS
     every = configuration.Eval().every  # evaluations go by the budget
@@ -316,7 +318,7 @@ def prepared(config: Config, budget: Budget) -> Config:
 
 
 def check(arms: Sequence[Arm]) -> list[str]:
-    """Refuse what can't be run or compared, before anything expensive; say what is doubtful."""
+    """Refuse what can't be run or compared, before anything expensive; return what is doubtful."""
     doubts: dict[str, list[str]] = {}
     for arm in arms:
         try:
@@ -343,7 +345,7 @@ def _said_of(text: str, names: Sequence[str], all_of_them: int) -> str:
 
 
 def _unequal(arms: Sequence[Arm]) -> list[str]:
-    """Refuse arms that are measured otherwise; say what else differs and may be the cause."""
+    """Refuse arms that are measured differently; return what else differs and may be the cause."""
     first, notes = arms[0], list[str]()
     measure = MEASURE + (HELD_OUT_OF if not first.config.data.eval_sources else ())
     one = flat(first.config)

@@ -1,4 +1,4 @@
-"""What the run folders of a comparison say: curves over the budget, and where they ended."""
+"""The run folders of a comparison read back: curves over the budget, and final values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Outcome:
         return self.points[0]["score"]
 
     def value(self, measure: str) -> float | None:
-        """The `final` or `area` score, or a measure of metrics.jsonl at the end."""
+        """Return the `final` or `area` score, or a metric at the end."""
         scores = {"final": self.final, "area": self.area}
         return scores[measure] if measure in scores else self.ends.get(measure)
 
@@ -65,7 +65,8 @@ class Outcome:
 
 
 def outcomes(plan: Plan, folder: Folder) -> tuple[list[list[Outcome]], dict[Job, str]]:
-    """Of each arm the finished runs, by seed; and what is wrong with the records of others."""
+    """Return the finished runs of each arm by seed, and the problems in the records of the others.
+    """
     found: list[list[Outcome]] = [[] for _ in plan.arms]
     damaged: dict[Job, str] = {}
     for job in plan.jobs:
@@ -81,7 +82,7 @@ def outcomes(plan: Plan, folder: Folder) -> tuple[list[list[Outcome]], dict[Job,
 
 
 def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) -> Outcome:
-    """What one run folder says."""
+    """Read one run folder."""
     _check_unchanged(RunFolder(path), summary["steps"])
     lines = _with_seconds(_all_steps(RunFolder(path), summary["steps"]))
     measure = "accuracy" if any("eval/accuracy" in line for line in lines) else "reward"
@@ -123,7 +124,7 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
 
 
 def _check_unchanged(run: RunFolder, last: int) -> None:
-    """Refuse a run that somebody went on with otherwise: its end is not its arm's alone."""
+    """Refuse a run that was continued with other settings: its end is not that of its arm."""
     made = [each.start for each in stretches(read_starts(run), last)]
     for one, two in pairwise(made):
         changed = [str(change).rpartition(" (")[0] for change in difference(one.config, two.config)
@@ -137,7 +138,7 @@ def _check_unchanged(run: RunFolder, last: int) -> None:
 
 
 def _all_steps(run: RunFolder, last: int) -> list[dict[str, Any]]:
-    """The metrics of every step. With a gap, areas and costs would be those of another run."""
+    """Return the metrics of every step. With a gap, areas and costs would be wrong."""
     lines = run.read_metrics()
     if [line.get("step") for line in lines] != list(range(last + 1)):
         raise RunError(
@@ -153,7 +154,7 @@ def _areas(
     metric: str,
     budget: Budget,
 ) -> tuple[float | None, ...]:
-    """Of each task; None where an evaluation has no score of it, nothing where one is missing."""
+    """Return each task's area; None where a score is missing, () without an evaluation."""
     tables = {line["step"]: line.get(metric) for line in evaluations}
     rows = [tables.get(point["step"]) for point in points]
     if any(row is None or len(row) != len(rows[0] or ()) for row in rows):
@@ -172,12 +173,12 @@ def _last_by_task(
 
 
 def _unit(budget: Budget) -> str:
-    """What a point's place on the budget is called."""
+    """Return the name of the unit in which the budget is counted."""
     return {"steps": "step"}.get(budget.unit, budget.unit)
 
 
 def _with_seconds(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With the seconds that steps took so far, without those of evaluations."""
+    """Add the seconds that steps took so far, without those of evaluations."""
     found, spent = [], 0.0
     for line in lines:
         spent += (line.get("time/step") or 0.0) - (line.get("time/eval") or 0.0)
@@ -194,7 +195,7 @@ def _series(lines: Sequence[Mapping[str, Any]], metric: str, unit: str) -> tuple
 
 
 def _ends(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of each measure the mean over the last tenth of the steps, or the last evaluation.
+    """Return the mean of each metric over the last tenth of the steps, or the last evaluation.
 
     A step may lack one (no wrong answer has a length). What none of these steps has is not there:
     what it was before is not how the run ended.
@@ -213,7 +214,9 @@ def _ends(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def area(places: Sequence[float], scores: Sequence[float], budget: float) -> float:
-    """The mean of a curve over the budget, straight between its points, level behind the last."""
+    """Return the mean of a curve over the budget, linear between its points, constant after the
+    last.
+    """
     inner = [place for place in places if 0 < place < budget]
     grid = np.unique(np.array([0.0, *inner, float(budget)]))
     values = np.interp(grid, places, scores)
@@ -225,14 +228,14 @@ def grid(budget: Budget) -> Array:
 
 
 def score_curve(one: Outcome, budget: Budget) -> Array:
-    """The score at every place of the grid."""
+    """Return the score at every place of the grid."""
     unit = _unit(budget)
     places, scores = ([p[name] for p in one.points] for name in (unit, "score"))
     return np.interp(grid(budget), places, scores)
 
 
 def training_curve(one: Outcome, name: str, budget: Budget) -> Array | None:
-    """The mean of what training measured in the stretch that ends at each place of the grid."""
+    """Return the mean of a training metric in the stretch that ends at each place of the grid."""
     places, values = one.curves[name]
     if not len(places):
         return None

@@ -45,7 +45,7 @@ METHOD = (
 def write_all(
     path: Path, found: Mapping[str, Any], plan: Plan, done: Sequence[Sequence[Outcome]]
 ) -> list[str]:
-    """Their names."""
+    """Write all files; return their names."""
     drawn = charts_of(found)
     files: dict[str, bytes | str] = {
         "compare.json": to_page(found),
@@ -68,7 +68,7 @@ def write_all(
 
 
 def charts_of(found: Mapping[str, Any]) -> dict[str, Chart]:
-    """By file name: the score first."""
+    """Return the charts by file name, the score first."""
     arms = [arm for arm in found["arms"] if arm["seeds"]]
     made = {}
     for name, title in TITLES.items():
@@ -94,7 +94,7 @@ def charts_of(found: Mapping[str, Any]) -> dict[str, Chart]:
 
 
 def page(name: str, found: Mapping[str, Any], plan: Plan, drawn: Mapping[str, Chart]) -> str:
-    """Self-contained: no script, nothing loaded."""
+    """Return the page, which is self-contained: no script, nothing loaded."""
     said = [*words.verdicts(found), *filter(None, words.measured(found))]
     sentences = "".join(f"<li>{text(each)}</li>" for each in said)
     troubles = "".join(f"<p>{text(each)}</p>" for each in words.warnings(found) if each)
@@ -154,7 +154,7 @@ def _pair_rows(found: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _shown(row: Sequence[Any]) -> list[str]:
-    """A row for people: short numbers."""
+    """Return a row for people, with short numbers."""
     return [
         "" if cell is None
         else ("yes" if cell else "no") if isinstance(cell, bool)
@@ -177,7 +177,7 @@ def _run_rows(
 
 
 def _curve_rows(plan: Plan, done: Sequence[Sequence[Outcome]]) -> list[list[Any]]:
-    """Every evaluation as it was measured."""
+    """Return every evaluation as it was measured."""
     names = ("step", "tokens", "seconds", "score")
     rows: list[list[Any]] = [["arm", "seed", *names]]
     for arm, runs in zip(plan.arms, done, strict=True):

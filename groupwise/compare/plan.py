@@ -1,4 +1,5 @@
-"""All runs of a comparison, written down before the first: the same command goes on with them."""
+"""All runs of a comparison, written down before the first, so that the same command continues it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, how often, and how much each run may spend."""
+    """The arms and seeds of a comparison, and how much each run may spend."""
 
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
@@ -46,14 +47,16 @@ class Plan:
 
     @property
     def jobs(self) -> list[Job]:
-        """A seed of every arm before the next seed: what is there early can be compared."""
+        """Return the runs, a seed of every arm before the next seed: early ones can be compared."""
         return [Job(arm, seed) for seed in self.seeds for arm in range(len(self.arms))]
 
     def config(self, job: Job) -> Config:
         return replace(self.arms[job.arm].config, seed=job.seed)
 
     def with_threads(self, threads: int) -> Plan:
-        """Where the configuration leaves them open: other numbers give other last bits."""
+        """Fix the threads where the configuration leaves them open: another number changes the last
+        bits.
+        """
         arms = [
             arm
             if arm.config.model.threads or arm.config.model.device != "cpu"
@@ -84,7 +87,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Folder:
-    """Where a comparison lies."""
+    """The folder of a comparison."""
 
     path: Path
 
@@ -94,12 +97,12 @@ class Folder:
 
     @property
     def data(self) -> Path:
-        """Hashes of the tasks."""
+        """Return the file with the hashes of the tasks."""
         return self.path / "data.json"
 
     @property
     def starts(self) -> Path:
-        """Embedded models."""
+        """Return the folder of the embedded models."""
         return self.path / "start"
 
     def run(self, plan: Plan, job: Job) -> Path:
@@ -109,7 +112,7 @@ class Folder:
         return self.run(plan, job) / "log.txt"
 
     def read(self) -> Plan | None:
-        """The plan of the comparison that lies here; None where there is nothing."""
+        """Read the plan of the comparison in this folder; None where there is none."""
         if not self.plan.is_file():
             if self.path.is_dir() and any(name != ".lock" for name in os.listdir(self.path)):
                 raise RunError(
@@ -131,7 +134,7 @@ class Folder:
             ) from error
 
     def take(self, plan: Plan) -> None:
-        """Write the plan down. One that has runs already may grow by arms and seeds, no more."""
+        """Write the plan down. A plan with runs may only gain arms and seeds."""
         before = self.read()
         if before is not None and not (self.path / "runs").is_dir():
             # It was refused or stopped before its first run: whatever was mended since holds.
@@ -156,7 +159,9 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, tell: Callable[[str], None]) -> Iterator[int]:
-        """Held for this process and for those that inherit the descriptor; waiting is told."""
+        """Lock the folder for this process and those that inherit the descriptor; a wait is
+        announced.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -171,7 +176,8 @@ class Folder:
 
 
 def learned(run: Path) -> bool:
-    """Whether a run has weights of its own, or had: a finished one may go without checkpoints."""
+    """Return whether a run has or had weights of its own: a finished one may have no checkpoints.
+    """
     return any(run.glob("checkpoints/step_*")) or RunFolder(run).summary.is_file()
 
 
@@ -197,7 +203,7 @@ def _wait_for(descriptor: int, path: Path, tell: Callable[[str], None]) -> None:
 
 
 def changes(before: Plan, after: Plan) -> list[str]:
-    """What can't be gone on with, in words."""
+    """Return in words the changes that a comparison can't continue with."""
     found = []
     if before.budget != after.budget:
         found.append(f"its budget is {before.budget}, not {after.budget}")

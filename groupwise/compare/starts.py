@@ -1,4 +1,4 @@
-"""What all runs start from, looked at before the first: data, reward, the embedded model."""
+"""The shared start of all runs, checked before the first: data, reward, the embedded model."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
 
 
 def check_unchanged(plan: Plan, folder: Folder) -> None:
-    """Refuse runs that are done where data or code are others now. No model, device or judge is
-    asked."""
+    """Refuse to continue where data or code have changed since the finished runs. No model, device
+    or judge is needed.
+    """
     looked_at = []
     for arm in plan.arms:
         _check_code(plan, folder, arm)
@@ -77,7 +78,7 @@ def check_unchanged(plan: Plan, folder: Folder) -> None:
 
 @contextmanager
 def told_of(arm: Arm) -> Iterator[None]:
-    """An error in here says which arm it is of."""
+    """Name the arm in any error raised inside."""
     try:
         yield
     except GroupwiseError as error:
@@ -102,7 +103,7 @@ def _prepare_one(config: Config, folder: Folder) -> Gathered:
 
 
 def _fitting(config: Config, folder: Folder, found: Gathered) -> Fitting:
-    """The tasks that a run of this arm will have."""
+    """Return the tasks that a run of this arm will have."""
     path = start_of(config, folder) or config.model.path
     shape = stored_shape(path)
     if shape is None:
@@ -113,7 +114,7 @@ def _fitting(config: Config, folder: Folder, found: Gathered) -> Fitting:
 def _check_shared(
     a: Arm, left: Fitting, b: Arm, right: Fitting, say: Callable[[str], None]
 ) -> None:
-    """Prompts that are too long are dropped: by all arms, or they are judged on other tasks."""
+    """Refuse arms that drop different prompts as too long: they would be judged on other tasks."""
     least = min(left.limit, right.limit)
     remedy = (
         f"{a.name} takes prompts of up to {left.limit} tokens, {b.name} of up to {right.limit} "
@@ -133,7 +134,7 @@ def _check_shared(
 def _check_data(
     config: Config, folder: Folder, tasks: Sequence[Task], held_out: Sequence[Task]
 ) -> None:
-    """Refuse files that were changed since the first run: no arm or seed could be compared."""
+    """Refuse files that changed since the first run: no arm or seed could be compared."""
     known = _known_data(folder)
     key = _digest((config.data, config.eval.tasks))
     hashes = [fingerprint(tasks), fingerprint(held_out)]
@@ -162,7 +163,7 @@ def _known_data(folder: Folder) -> dict[str, list[str]]:
 
 
 def _check_code(plan: Plan, folder: Folder, arm: Arm) -> None:
-    """Refuse an arm of which some runs are of other code of the user's than others would be."""
+    """Refuse an arm whose finished runs used other code of the user's than the next would."""
     reward = Grader(arm.config.reward.parts, graders=arm.config.data.graders)
     for kind, code in (("recipe", arm.config.recipe.code()), ("reward", reward.code())):
         for job in (job for job in plan.jobs if plan.arms[job.arm] is arm):
@@ -178,7 +179,7 @@ def _check_code(plan: Plan, folder: Folder, arm: Arm) -> None:
 
 
 def start_of(config: Config, folder: Folder) -> Path | None:
-    """The embedded model's folder; None where the configuration names a model of its own."""
+    """Return the embedded model's folder; None where the configuration names a model of its own."""
     if config.model.path != "tiny":
         return None
     made_of = (config.tiny, config.data, config.eval.tasks, config.engine.max_tokens)
@@ -190,7 +191,7 @@ def _digest(value: object) -> str:
 
 
 def lay_out(start: Path | None, run: Path) -> None:
-    """The shared start where the run looks for its own."""
+    """Copy the shared start to where the run looks for its own."""
     kept = run / COLD_START
     if start is None or kept.is_dir():
         return

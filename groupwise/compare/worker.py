@@ -1,8 +1,8 @@
-"""What a process of a comparison does: runs, one after the other, as it is told on stdin.
+"""The process of a comparison that does runs, one after the other, as it is told on stdin.
 
-A line in is {"arm": 0, "seed": 3}; lines out are {"share": 0.4} on the way, and then
-{"done": seconds}, {"failed": words} or {"stopped": true}. When stdin ends, whoever asked is gone:
-the run is saved, and the process ends.
+A line in is {"arm": 0, "seed": 3}; lines out are {"share": 0.4} on the way, and then {"done":
+seconds}, {"failed": words} or {"stopped": true}. When stdin ends, the parent is gone: the run is
+saved, and the process ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OWN = os.getpid()
 
 
 class Reporting(Display):
-    """A run's own words go to its log; how far it is, to whoever asked for it."""
+    """A display that writes a run's words to its log, and its progress to the parent."""
 
     def __init__(self, log: TextIO, config: Config, out: TextIO) -> None:
         super().__init__(log, live=False)
@@ -84,7 +84,7 @@ def _listen(asked: queue.Queue[str], busy: threading.Event) -> None:
 
 
 def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
-    """One run; False if it was asked to stop."""
+    """Do one run; return False if it was asked to stop."""
     config, run = plan.config(job), folder.run(plan, job)
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
 
 
 def shed(run: Path) -> None:
-    """A run that spent its budget is not gone on with: it keeps its weights and no optimizer.
+    """Delete the optimizer's state of a run that spent its budget; its weights stay.
 
     Those are three times as large, and a comparison has many runs.
     """

@@ -1,4 +1,4 @@
-"""Every setting, its type, its range, its default and what it is for: the one place that says so.
+"""Every setting with its type, range, default and purpose: the one place that defines them.
 
 The comment beside a field is also what `text` writes beside it in a resolved configuration.
 """
@@ -37,7 +37,7 @@ class Forms:
         return False
 
     def nearest(self, text: str) -> str | None:
-        """What was probably meant by a text that is not admitted."""
+        """Return what was probably meant by a text that is not admitted."""
         word, colon, digits = text.strip().lower().partition(":")
         word = dict(self.meant).get(word, word)
         return next((x for x in (f"{word}{colon}{digits}", word) if self.admits(x)), None)
@@ -88,7 +88,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Adapter:
-    """LoRA: what is trained instead of the weights, which stay as they are."""
+    """LoRA: an adapter that is trained instead of the weights, which stay as they are."""
 
     rank: Whole = 0  # 0: none, all weights are trained; 8 to 64 are usual
     alpha: NonNegative = 0.0  # its output is scaled by alpha / rank; 0: 32
@@ -122,7 +122,8 @@ FILES = re.compile(r"hub:|.*[./*]")  # and no name of a task
 
 
 def is_generator(name: str) -> bool:
-    """countdown:FILE and reasoning_gym:FILE are named sets."""
+    """Return whether a name is a generator's; countdown:FILE and reasoning_gym:FILE are named sets.
+    """
     task = name.removeprefix(f"{GYM}:")
     if task != name:
         return not FILES.match(task)
@@ -141,7 +142,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Data:
-    """Prompts."""
+    """The prompts."""
 
     # a file, a pattern ("data/*.parquet"), a named set ("gsm8k:FILE") or a generator (arithmetic,
     # countdown, reasoning_gym:TASK); a list of them, or a table: { "gsm8k:FILE" = 0.7, "FILE" =
@@ -179,7 +180,7 @@ class Data:
 
     @property
     def details(self) -> dict[str, Source]:
-        """All that is said about each source of training, by its name."""
+        """Return all settings of each source of training, by its name."""
         return _details(self.train)
 
     @property
@@ -188,19 +189,19 @@ class Data:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of a mixture; none where all tasks are drawn alike."""
+        """Return the weights of a mixture; none where all tasks are drawn alike."""
         mixed = self.details if isinstance(self.train, dict) else {}
         return {name: source.weight for name, source in mixed.items()}
 
     @property
     def graders(self) -> tuple[str, ...]:
-        """Those that the configuration names for sources."""
+        """Return the graders that the configuration names for sources."""
         entries = [*self.details.values(), *self.eval_details.values()]
         return tuple(dict.fromkeys(entry.grader for entry in entries if entry.grader))
 
     @property
     def holds_out(self) -> bool:
-        """Whether a number of tasks is held out of the generator that is trained on."""
+        """Return whether a number of tasks is held out of the generator that is trained on."""
         alone = len(self.sources) == 1 and is_generator(self.sources[0])
         return alone and not self.holdout_share and self.eval_sources in ((), self.sources)
 
@@ -229,7 +230,7 @@ def _details(source: _Named) -> dict[str, Source]:
 
 @dataclass(frozen=True)
 class Reward:
-    """What an answer is worth: a weighted sum of parts."""
+    """The reward of an answer: a weighted sum of parts."""
 
     # name -> weight: "math", "number", "choice", "format(pattern=...)", "code", ...,
     # "judge(url=..., model=...)", "rm(path=...)", "file.py:function";
@@ -277,7 +278,7 @@ class Optim:
 
 @dataclass(frozen=True)
 class Reference:
-    """What KL terms hold on to, for recipes that have them."""
+    """The policy that KL terms compare with, for recipes that have them."""
 
     # "frozen": the starting policy; "ema:0.99": a moving average; "reset:100": every 100 steps
     update: ReferenceUpdate = "frozen"
@@ -285,7 +286,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Eval:
-    """Held-out accuracy."""
+    """The evaluation on held-out tasks."""
 
     every: Whole = 10  # steps; also before the first and after the last. 0: only those two
     points: Whole = 0  # in place of it: so many, evenly over steps or budget. 0: as every has it
@@ -296,7 +297,7 @@ class Eval:
 
 @dataclass(frozen=True)
 class Budget:
-    """What ends a run before its last step: with the step that reaches it."""
+    """Limits that end a run before its last step, after the step that reaches one."""
 
     tokens: Whole = 0  # sampled in training, those of dropped groups too; 0: no limit
     seconds: NonNegative = 0.0  # of steps, evaluation left out; 0: no limit
@@ -304,7 +305,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run that was stopped goes on from."""
+    """Checkpoints, from which a stopped run continues."""
 
     every_steps: Whole = 50  # 0: not by steps
     every_seconds: NonNegative = 600.0  # 0: not by time
@@ -313,7 +314,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Guard:
-    """When not to go on."""
+    """Limits at which a run stops because something is wrong."""
 
     # mean |sampler − learner| log-probability that the first step may have; 50 times it in bfloat16
     mismatch: NonNegative = 1e-3
@@ -322,7 +323,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Watch:
-    """Health rules, what the run costs, and who else is told."""
+    """Health rules, the cost of the run, and trackers."""
 
     stop: tuple[str, ...] = ()  # rules that stop the run when they fire, by name (docs/health.md)
     snapshot: bool = False  # keep the last checkpoint before a rule fires, in snapshots/
@@ -333,7 +334,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Config:
-    """All of a run. Two numbers set the batch: prompts_per_step and group_size."""
+    """All settings of a run. Two numbers set the batch: prompts_per_step and group_size."""
 
     recipe: Recipe | PairRecipe
     prompts_per_step: Count = 16  # each answered group_size times: the batch of a step

@@ -1,4 +1,4 @@
-"""A configuration from a file, keywords and overrides; each goes over the one before."""
+"""A configuration read from a file, keywords and overrides; each overrides the one before."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def load(
     overrides: Sequence[str] = (),
     **keywords: Any,
 ) -> Config:
-    """The configuration of a run.
+    """Read the configuration of a run.
 
     `source` is a TOML file or a mapping, keywords go over it (`group_size=8`,
     `engine={"max_tokens": 8}`, `**{"optim.learning_rate": 1e-5}`), and overrides in the form of the
@@ -126,7 +126,9 @@ def _from_file(path: Path) -> list[Setting]:
 
 
 def _override(text: str) -> tuple[str, Raw]:
-    """`key=value`. A key may hold quotes and brackets: `reward.parts.format(pattern='a=b')=1`."""
+    """Split `key=value`. A key may hold quotes and brackets:
+    `reward.parts.format(pattern='a=b')=1`.
+    """
     quote, depth = "", 0
     for place, letter in enumerate(text):
         if quote:
@@ -143,13 +145,13 @@ def _override(text: str) -> tuple[str, Raw]:
 
 
 def _layer(pairs: Iterable[tuple[str, Any]]) -> list[Setting]:
-    """All settings of one source, their values checked."""
+    """Return all settings of one source, their values checked."""
     found = [setting for key, value in pairs for setting in _located(str(key), value)]
     return [_checked(setting) for setting in found]
 
 
 def _located(key: str, value: Any) -> Iterator[Setting]:
-    """Which fields a key and its value set: a table sets several."""
+    """Yield the fields that a key and its value set: a table sets several."""
     head, _, rest = key.partition(".")
     if head == "recipe":
         yield from _recipe_settings(rest, value)
@@ -176,7 +178,7 @@ def _unquoted(name: str) -> str:
 
 
 def _recipe_settings(path: str, value: Any) -> Iterator[Setting]:
-    """A recipe's name (no entry), or settings of its slots (`gate`, `gate.high`)."""
+    """Yield a recipe's name (no entry), or settings of its slots (`gate`, `gate.high`)."""
     if isinstance(value, Raw):
         value = value.read()
     if isinstance(value, Mapping):
@@ -200,7 +202,7 @@ def _checked(setting: Setting) -> Setting:
 
 
 def _beside(folder: Path, setting: Setting) -> Setting:
-    """Files that lie beside the configuration are meant, before those of the working folder."""
+    """Resolve paths beside the configuration, before those in the working folder."""
 
     def file(name: str) -> str:
         if name in BUILT_IN:
@@ -305,7 +307,7 @@ def _made(chosen: Any, changes: Mapping[str, Any]) -> Recipe | PairRecipe:
 
 
 def _with_overlong(config: Config) -> Config:
-    """What `overlong` asks for, as visible slots of the recipe ("drop" is the loop's)."""
+    """Add the slots that `overlong` asks for to the recipe ("drop" is done by the loop)."""
     recipe, limit = config.recipe, config.engine.max_tokens
     kind, slot = {
         "mask": ("filter", overlong()),

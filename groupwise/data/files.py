@@ -1,4 +1,4 @@
-"""Rows of files: one small function a format. Rows come as they are read, a few at a time."""
+"""Rows of files: a small function for each format. Rows are read a few at a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 def files_of(name: str) -> list[Path]:
-    """The file of that name, the saved data set in that folder, or all files that fit a pattern.
+    """Return the file of that name, the saved data set in that folder, or all files of a pattern.
 
     What is on a hub is fetched.
 
@@ -62,7 +62,7 @@ def files_of(name: str) -> list[Path]:
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """All rows of a file, malformed ones with the reason; an error where it can't be read on."""
+    """Yield all rows of a file, malformed ones with the reason; raise where it can't be read on."""
     read, place = _reader(path), "its start"
     if path.is_file():
         _check_fetched(path)
@@ -137,7 +137,9 @@ def json_list(path: Path) -> Iterator[Row]:
 
 
 def separated(path: Path, separator: str) -> Iterator[Row]:
-    """Cells are texts, as they stand there: what a number is depends on who reads it."""
+    """Yield the rows of a CSV or TSV file; cells are texts, and whoever reads one may make a
+    number.
+    """
     csv.field_size_limit(MAX_LINE)  # the library's own limit is shorter than many solutions
     taken = 0  # letters of the row at hand: in quotes it may go over many lines
 
@@ -185,7 +187,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Numbered from 1. Only line feeds end one: str.splitlines would cut prompts."""
+    """Yield the lines, numbered from 1. Only line feeds end one: str.splitlines would cut prompts.
+    """
     with _opened(path) as file:
         for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
             if len(raw) > MAX_LINE:
@@ -242,7 +245,9 @@ def parquet(path: Path) -> Iterator[Row]:
 
 
 def arrow(path: Path) -> Iterator[Row]:
-    """Arrow's file format (also Feather's) or its stream format, as the `datasets` library has."""
+    """Read Arrow's file format (also Feather's) or its stream format, as the `datasets` library
+    has.
+    """
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as source:  # not mapped: a batch at a time is in memory
@@ -269,7 +274,7 @@ def arrow(path: Path) -> Iterator[Row]:
 
 
 def saved(folder: Path) -> Iterator[Row]:
-    """A folder that the `datasets` library saved: Arrow streams, and state.json to list them."""
+    """Read a folder that the `datasets` library saved: Arrow streams, listed in state.json."""
     number = 0
     for shard in saved_shards(folder):
         for row in arrow(shard):
@@ -320,7 +325,7 @@ KNOWN = f"{', '.join((*TEXTS, *TABLES))} (texts also {' or '.join(PACKED)})"
 
 
 def format_of(path: Path) -> str:
-    """The suffix that tells the format, without that of the compression."""
+    """Return the suffix that tells the format, without that of the compression."""
     name = path.name.lower()
     for packed in PACKED:
         if name.endswith(packed) and Path(name.removesuffix(packed)).suffix in TEXTS:
@@ -369,7 +374,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """What the libraries raise for files that are torn, or something else than their name says."""
+    """List what the libraries raise for files that are torn, or are not what their name says."""
     import pyarrow as pa
 
     return (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException)

@@ -23,12 +23,12 @@ Keys = NDArray[np.uint64]
 
 
 def numbered(task: Task, first: int, source: str) -> Task:
-    """As one of several sources: behind all tasks of the sources before it."""
+    """Return a task numbered after all tasks of the sources before its own."""
     return replace(task, id=first + task.id, source=source)
 
 
 def interleaved(tasks: Sequence[Task]) -> Sequence[Task]:
-    """The sources by turns, so that the first tasks are of all of them."""
+    """Take from the sources in turns, so that the first tasks are of all of them."""
     places: dict[str, array[int]] = {}
     for place, task in enumerate(tasks):
         places.setdefault(task.source, array("q")).append(place)
@@ -39,12 +39,12 @@ def interleaved(tasks: Sequence[Task]) -> Sequence[Task]:
 
 
 def keys_of(tasks: Sequence[Task]) -> Keys:
-    """Equal for prompts that are the same."""
+    """Return keys that are equal for prompts that are the same."""
     return np.fromiter((_key(normalised(task.prompt)) for task in tasks), np.uint64, len(tasks))
 
 
 def repeats(tasks: Sequence[Task], keys: Keys) -> tuple[Places, int]:
-    """Where tasks are whose prompt an earlier one has, and how many differ from it in answer."""
+    """Find tasks whose prompt an earlier one has, and count those with another answer."""
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     first_of = first[which]
     later = np.flatnonzero(first_of != np.arange(len(keys)))
@@ -53,7 +53,7 @@ def repeats(tasks: Sequence[Task], keys: Keys) -> tuple[Places, int]:
 
 
 def split_by_hash(tasks: Sequence[Task], share: float) -> tuple[Sequence[Task], Sequence[Task]]:
-    """To train on, and to hold out: about this share of the prompts, in an order without meaning.
+    """Split tasks into training and about this share of held-out prompts, in an arbitrary order.
 
     Where a prompt goes depends on its text alone. So equal prompts go to the same side, and one
     that is held out stays so when the data grows, is reordered or comes in another format.

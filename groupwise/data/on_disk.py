@@ -1,8 +1,8 @@
-"""Tasks that memory has no room for: in a temporary file, read again whenever one is drawn.
+"""Tasks that do not fit in memory: kept in a temporary file, read again whenever one is drawn.
 
-In memory are eight bytes a task. The file has no name, so that nothing is left behind however a
-run ends. A shelf is a sequence of tasks like a list: what is done with them, and the order they
-come in, does not depend on which of the two it is.
+In memory are eight bytes a task. The file has no name, so that nothing is left behind however a run
+ends. It is a sequence of tasks like a list: the order they come in, and what is done with them, are
+the same for both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Shelf(Sequence[Task]):
         return int(self._file.ends[-1]) if len(self._file.ends) else 0
 
     def only(self, places: Places) -> Shelf:
-        """The tasks at these places, out of the same file."""
+        """Return the tasks at these places, from the same file."""
         chosen = Shelf.__new__(Shelf)
         chosen._file, chosen._places = self._file, self._places[places]
         return chosen
@@ -65,7 +65,7 @@ class Shelf(Sequence[Task]):
 
 
 class _File:
-    """Records end to end, and where each ends."""
+    """Records one after the other, and the end of each."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self.folder = scratch_folder()
@@ -105,7 +105,8 @@ class _File:
 
 
 def kept(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
-    """A list, or a shelf: where that is asked for (always), or where they are many (auto)."""
+    """Store tasks in a list, or on disk where that is asked for (always) or they are many (auto).
+    """
     if streaming == "never":
         return list(tasks)
     rest, held, size = iter(tasks), deque[Task](), 0
@@ -121,19 +122,19 @@ def kept(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
 
 
 def alike(tasks: Sequence[Task], made: Iterable[Task]) -> Sequence[Task]:
-    """What was made of these tasks, where they are themselves."""
+    """Store what was made of these tasks the way they are stored themselves."""
     return Shelf(made) if isinstance(tasks, Shelf) else list(made)
 
 
 def only(tasks: Sequence[Task], places: Places) -> Sequence[Task]:
-    """The tasks at these places."""
+    """Return the tasks at these places."""
     if isinstance(tasks, Shelf):
         return tasks.only(places)
     return [tasks[place] for place in places.tolist()]
 
 
 def scratch_folder() -> str:
-    """Where large files go for a while. /tmp is a part of memory on many machines."""
+    """Return a folder for large temporary files. /tmp is a part of memory on many machines."""
     asked = os.environ.get("TMPDIR")
     return asked or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir())
 
@@ -151,7 +152,7 @@ def unpacked(record: bytes) -> Task:
 
 
 def _read_at(file: IO[bytes], start: int, length: int) -> bytes:
-    """Without a position of the file's own, which processes and threads would share."""
+    """Read without the file's own position, which processes and threads would share."""
     pieces = []
     while length:
         piece = os.pread(file.fileno(), length, start)
@@ -163,6 +164,6 @@ def _read_at(file: IO[bytes], start: int, length: int) -> bytes:
 
 
 def _taken_from(held: deque[Task]) -> Iterator[Task]:
-    """Each is let go of as it is given out."""
+    """Yield the tasks, and let go of each."""
     while held:
         yield held.popleft()

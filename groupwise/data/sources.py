@@ -1,4 +1,4 @@
-"""What `data.train` and `data.eval` name: generators, files, named sets, several of them."""
+"""The sources that `data.train` and `data.eval` name: generators, files, named sets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Loaded:
 def load(
     data: config.Data, *, seed: int, held_out: int, require_answers: NeedsAnswer = False
 ) -> Loaded:
-    """The tasks that the configuration names.
+    """Load the tasks that the configuration names.
 
     Held out are the tasks of `data.eval`; else a share of the prompts (`data.holdout_share`); else
     `held_out` tasks of a generator.
@@ -71,7 +71,7 @@ def load(
 
 @dataclass
 class Gather:
-    """The tasks of sources, one after the other; what there is to say about them on the way."""
+    """The tasks of sources, one after the other, with notes on them."""
 
     data: config.Data
     seed: int
@@ -81,7 +81,7 @@ class Gather:
     dropped: dict[str, int] = field(default_factory=dict)  # malformed rows left out, by file
 
     def all(self, sources: Mapping[str, Source], size: int) -> Iterator[Task]:
-        """Each task of several sources with its source, no two with the same number."""
+        """Yield each task of several sources with its source, no two with the same number."""
         labels, following = _labels(tuple(sources)), 0
         self.firsts = firsts = {}
         for name, source in sources.items():
@@ -130,7 +130,7 @@ class Gather:
 
 
 def _check_settings(data: config.Data) -> None:
-    """Settings that nothing would use, or that say two things."""
+    """Refuse settings that nothing would use, or that contradict each other."""
     kinds = {name: _kind(name) for name in data.sources}
     check_template(data.template)
     if not kinds:
@@ -165,7 +165,8 @@ def _check_settings(data: config.Data) -> None:
 def _without_repeats(
     data: config.Data, train: Sequence[Task], held: Sequence[Task], notes: list[str]
 ) -> Sequence[Task]:
-    """The tasks to train on; prompts that repeat are reported, and dropped where that is asked."""
+    """Return the training tasks; prompts that repeat are reported, and dropped where that is asked.
+    """
     keys = keys_of(train)
     both = np.intersect1d(keys, keys_of(held))
     later, conflicts = repeats(train, keys)
@@ -190,7 +191,7 @@ def _without_repeats(
 
 
 def _summary(train: Sequence[Task], firsts: Mapping[str, int]) -> str:
-    """How many tasks each source has, and their numbers: messages name tasks by them."""
+    """Return how many tasks each source has, and their numbers: messages name tasks by them."""
     counts = dict.fromkeys(firsts, 0)
     for task in train:
         counts[task.source] += 1
@@ -205,7 +206,7 @@ def _summary(train: Sequence[Task], firsts: Mapping[str, int]) -> str:
 
 
 def _kind(name: str) -> str:
-    """generator, set or file; an error if it is none."""
+    """Return generator, set or file; raise if it is none."""
     if is_generator(name):
         return "generator"
     word, colon, _ = name.partition(":")
@@ -223,7 +224,7 @@ def _kind(name: str) -> str:
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
-    """A short name for each source, for metrics: no two alike."""
+    """Return a short name for each source, for metrics: no two alike."""
     labels: dict[str, str] = {}
     for name in names:
         word, colon, path = name.partition(":")

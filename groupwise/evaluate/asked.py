@@ -1,7 +1,7 @@
-"""What is asked of which models: everything that can be wrong is found before the first is loaded.
+"""A request for an evaluation, checked before the first model is loaded.
 
-Tasks of a suite that is too large are chosen by their text, so that fewer are always a part of
-more.
+Tasks of a suite that is too large are chosen by their text, so that a smaller choice is always part
+of a larger one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN = {"max_tokens": "engine.max_tokens", "template": "data.template", "text": "
 
 @dataclass(frozen=True)
 class Asked:
-    """What to measure."""
+    """The measurements that are asked for."""
 
     tasks: int = 0  # of each suite; 0: all, or 100 of a generator
     samples: int = 1
@@ -50,7 +50,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Basis:
-    """The configuration that holds for all, and which of its settings somebody has set."""
+    """The configuration that holds for all, and the settings in it that somebody has set."""
 
     config: Config
     written: bool = False  # in a file or by a run: all of it holds
@@ -76,7 +76,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to look at."""
+    """A model to evaluate."""
 
     name: str
     path: str  # as it was given
@@ -117,7 +117,7 @@ def check(asked: Asked, config: Config) -> None:
 
 
 def candidates(paths: Sequence[str]) -> list[Candidate]:
-    """What each path is: a model, a run (its best checkpoint, else its latest), a checkpoint.
+    """Find what each path is: a model, a run (its best checkpoint, else its latest), a checkpoint.
 
     An adapter needs its base: that it is there is seen now, and not behind the first model.
     """
@@ -139,7 +139,7 @@ def candidates(paths: Sequence[str]) -> list[Candidate]:
 
 
 def _names(paths: Sequence[str], sources: Sequence[str | Path]) -> list[str]:
-    """Short, and no two alike: `mine/step_40` of a run's checkpoint, else the last part.
+    """Return short names, no two alike: `mine/step_40` of a run's checkpoint, else the last part.
 
     Folders of the same name have what they lie in before it: `grpo/seed_0`, `rloo/seed_0`.
     """
@@ -158,7 +158,7 @@ def _names(paths: Sequence[str], sources: Sequence[str | Path]) -> list[str]:
 
 
 def entries(names: Sequence[str], folder: Path | None, basis: Basis, asked: Asked) -> list[Entry]:
-    """All suites, read and checked, their tasks chosen."""
+    """Return all suites, read and checked, their tasks chosen."""
     check_names(names)
     found = []
     for name in names:

@@ -50,7 +50,7 @@ def described(candidate: Candidate, loaded: Loaded) -> dict[str, Any]:
 
 @dataclass
 class Sitting:
-    """One model in front of one suite; `run` samples and grades."""
+    """The evaluation of one model on one suite; `run` samples and grades."""
 
     entry: Entry
     bench: Bench
@@ -62,7 +62,7 @@ class Sitting:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that samples and verdicts depend on, beside weights and tasks."""
+        """Return all settings that samples and verdicts depend on, beside weights and tasks."""
         config, asked = self.config, self.asked
         found: dict[str, Any] = {
             "samples": asked.samples,
@@ -96,7 +96,7 @@ class Sitting:
 
     @property
     def at_once(self) -> int:
-        """Tasks in one call of the engine: enough to fill its slots."""
+        """Return how many tasks go into one call of the engine: enough to fill its slots."""
         slots = self.config.engine.slots or (GPU_SLOTS if on_gpu(self.config) else SLOTS)
         return max(1, slots // self.asked.samples)
 
@@ -169,7 +169,7 @@ class Sitting:
 
 
 def _digest(tasks: Sequence[Task]) -> str:
-    """Of prompts as the model reads them: a chat template that was edited shows here."""
+    """Hash the prompts as the model reads them: a chat template that was edited shows here."""
     found = hashlib.sha256()
     for task in tasks:
         found.update(f"{list(task.token_ids)}".encode())
@@ -177,7 +177,7 @@ def _digest(tasks: Sequence[Task]) -> str:
 
 
 def sit(suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: Asked) -> list[Sitting]:
-    """The suites' tasks as this model reads them; one engine for all."""
+    """Prepare the suites' tasks as this model reads them; one engine for all."""
     engine = engine_of(basis.config, loaded)
     return [_sit(entry, loaded, engine, basis, asked) for entry in suites]
 
@@ -203,8 +203,9 @@ def _sit(entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: Aske
 def _as_the_suite_says(
     config: Config, basis: Basis, suite: Suite, longest: int, *, chats: str | None
 ) -> tuple[Config, list[str]]:
-    """Where nobody has said otherwise: the chat template if there is one, the suite's words, and
-    room for an answer of its usual length."""
+    """Fill in what nobody has set: the chat template if there is one, the suite's words, and the
+    suite's usual length of an answer.
+    """
     data, engine, notes = config.data, config.engine, []
     if chats and not basis.set_by_user(OWN["template"]):
         data = replace(data, template="chat")

@@ -1,4 +1,4 @@
-"""Figures of a suite from what was right and wrong, task by task.
+"""Figures of a suite, from right and wrong samples of each task.
 
 Every figure is a mean over tasks of a value that each task has, and its standard error is that of
 the spread between tasks: samples of one task are no independent trials.
@@ -21,7 +21,7 @@ NO_VALUE = "none"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one task."""
+    """The result of one task."""
 
     key: str  # of its prompt and answer: the same in every file and run
     id: int
@@ -76,7 +76,7 @@ class Figure:
 
 
 def figure(values: Sequence[float], trials: float) -> Figure:
-    """`trials`: how many independent ones the values could be made of at the most."""
+    """Return the figure; `trials` is the largest number of independent trials behind the values."""
     found = over_prompts(values, trials)
     number = len(values)
     stderr = None
@@ -87,7 +87,7 @@ def figure(values: Sequence[float], trials: float) -> Figure:
 
 
 def average(outcomes: Sequence[Outcome]) -> Figure | None:
-    """The mean share of right samples: avg@n of n samples."""
+    """Return the mean share of right samples: avg@n of n samples."""
     known = [x for x in outcomes if x.accuracy is not None]
     if not known:
         return None
@@ -96,7 +96,7 @@ def average(outcomes: Sequence[Outcome]) -> Figure | None:
 
 
 def pass_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
-    """One of k samples is right, over all k-subsets of the samples: without bias."""
+    """Return the chance that one of k samples is right, over all k-subsets: without bias."""
     counts = [x.count for x in outcomes if x.count.samples >= k]
     if not counts:
         return None
@@ -105,7 +105,9 @@ def pass_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
 
 
 def majority_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
-    """The answer of most of k samples is right, over all k-subsets; ties are split evenly."""
+    """Return the chance that the answer of most of k samples is right, over all k-subsets; ties are
+    split evenly.
+    """
     voted = [x.votes for x in outcomes if x.votes is not None and len(x.votes) >= k]
     if not voted:
         return None
@@ -113,7 +115,7 @@ def majority_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
 
 
 def metrics(outcomes: Sequence[Outcome], samples: int, at: Sequence[int]) -> dict[str, Figure]:
-    """By name: avg@n, pass@k and maj@k."""
+    """Return avg@n, pass@k and maj@k by name."""
     found = {f"avg@{samples}": average(outcomes)}
     for k in at:
         found[f"pass@{k}"] = pass_at(outcomes, k)
@@ -124,7 +126,7 @@ def metrics(outcomes: Sequence[Outcome], samples: int, at: Sequence[int]) -> dic
 
 
 def grouped(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Figure]]:
-    """avg@n by the values of each column, in their order."""
+    """Return avg@n by the values of each column, in their order."""
     found: dict[str, dict[str, Figure]] = {}
     for column in dict.fromkeys(name for x in outcomes for name in x.groups or ()):
         rows: dict[str, list[Outcome]] = {}
@@ -136,7 +138,7 @@ def grouped(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Figure]]:
 
 
 def by_budget(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Accuracy where answers are cut off at growing numbers of tokens."""
+    """Return the accuracy where answers are cut off at growing numbers of tokens."""
     sizes = sorted({size for x in outcomes for size in x.budgets or ()})
     found = []
     for size in sizes:
@@ -161,7 +163,7 @@ def by_budget(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def values_of(columns: Sequence[Mapping[str, Any]], asked: Sequence[str]) -> list[dict[str, str]]:
-    """For each task, its group by each column: those asked for, or known ones with few values."""
+    """Return each task's group by each column: those asked for, or known ones with few values."""
     names = list(asked)
     if not names:
         for name in COLUMNS:
@@ -177,7 +179,7 @@ def _text(value: Any) -> str:
 
 
 def _order(value: str) -> tuple[float, str]:
-    """Numbers as numbers; "Level 5" behind "Level 4"."""
+    """Return a sort key: numbers by value, before texts."""
     try:
         return float(value), value
     except ValueError:

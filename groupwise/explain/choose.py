@@ -1,4 +1,4 @@
-"""Which recipe to reach for: questions, and a decision table that is data.
+"""Recipes recommended by questions and a decision table that is data.
 
 Every row of the table says when it holds, whom it speaks for (or rules out) and why. Points add up;
 what is ruled out stays out. A condition is written `key=value`, alternatives by commas, several
@@ -211,13 +211,13 @@ CHANGES = (
 
 
 def holds(when: str, answers: Mapping[str, str]) -> bool:
-    """Whether all conditions are met; what was not asked meets none."""
+    """Return whether all conditions are met; what was not asked meets none."""
     conditions = (condition.split("=", 1) for condition in when.split())
     return all(answers.get(key) in values.split(",") for key, values in conditions)
 
 
 def next_question(answers: Mapping[str, str]) -> Question | None:
-    """The first question that applies and has no answer yet."""
+    """Return the first question that applies and has no answer yet."""
     open_ = (q for q in QUESTIONS if q.key not in answers and holds(q.when, answers))
     return next(open_, None)
 
@@ -234,7 +234,7 @@ def check(answers: Mapping[str, str]) -> None:
 
 
 def complete(answers: Mapping[str, str]) -> dict[str, str]:
-    """The answers, with defaults for what applies and was left open."""
+    """Return the answers, with defaults for what applies and was left open."""
     check(answers)
     full = dict(answers)
     while (question := next_question(full)) is not None:
@@ -258,7 +258,7 @@ def _changes(name: str, answers: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _idle(name: str, answers: Mapping[str, str]) -> list[str]:
-    """What of a recommended recipe would change no update, under these answers."""
+    """Return the parts of a recommended recipe that would change no update, under these answers."""
     entry = RECIPES[name]
     if not isinstance(entry, Recipe) or lacking(entry):
         return []
@@ -275,7 +275,7 @@ def _told(entry: Recipe, mismatch: bool) -> tuple[str, ...]:
 
 
 def _ranked(answers: Mapping[str, str]) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Points and reasons of all that the answers speak for and do not rule out."""
+    """Return points and reasons of all that the answers speak for and do not rule out."""
     points: dict[str, int] = {}
     reasons: dict[str, list[str]] = {}
     out: set[str] = set()
@@ -297,7 +297,7 @@ def _ranked(answers: Mapping[str, str]) -> tuple[dict[str, int], dict[str, list[
 
 
 def choose(answers: Mapping[str, str], most: int = 5) -> list[dict[str, Any]]:
-    """Recipes to reach for, each with reasons and with what to set besides.
+    """Recommend recipes, each with reasons and further settings.
 
     The best first; behind those that can be trained, those that can't yet, and why.
     """
