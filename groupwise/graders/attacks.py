@@ -1,4 +1,4 @@
-"""What a reward must pass and what it must not: gold answers, wrong ones, and known tricks."""
+"""Attempts that a reward must pass and must not: gold answers, wrong ones, and known tricks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class Finding:
 
 
 def attempts(task: Task, others: Sequence[Task]) -> list[Attempt]:
-    """All that is tried on one row. The forms of a gold answer count as one: the best of them."""
+    """Return all that is tried on one row. The forms of a gold answer count as one: the best of
+    them.
+    """
     golds = _golds(task)
     gold = golds[0] if golds else ""
     found = [Attempt("the gold answer", form, True) for text in golds for form in _forms(text)]
@@ -79,7 +81,7 @@ def attempts(task: Task, others: Sequence[Task]) -> list[Attempt]:
 
 
 def _golds(task: Task) -> list[str]:
-    """A row's answer; of a row without one, its reference solution."""
+    """Return a row's answer; of a row without one, its reference solution."""
     letter = _letter(task)
     if letter and not isinstance(task.answer, str):
         return [letter]  # the number of an option
@@ -91,12 +93,12 @@ def _golds(task: Task) -> list[str]:
 
 
 def _one_of_many(task: Task) -> bool:
-    """Whether the answer is an example: another one may be as right."""
+    """Return whether the answer is an example: another one may be as right."""
     return task.grader == GYM and task.columns.get("task") in gym.UNANSWERED
 
 
 def _letter(task: Task) -> str:
-    """The right option of a multiple-choice question; '' of another."""
+    """Return the right option of a multiple-choice question; '' of another."""
     known = choice.options(task.columns)
     letter = choice.gold_letter(task.answer, known)
     labelled = isinstance(task.answer, str) and re.match(r"\(?[A-Z]\)?(?:$|[ .:])", task.answer)
@@ -114,7 +116,7 @@ def _forms(gold: str) -> list[str]:
 
 
 def _wrong(task: Task, gold: str, others: Sequence[Task]) -> list[str]:
-    """Answers that are not the gold one: of a number, its neighbours; else other rows' answers."""
+    """Return answers that are not the gold one: a number's neighbours, else other rows' answers."""
     number = numbers.gold_number(task.answer)
     if number is not None and not _letter(task):
         value = number.value
@@ -135,7 +137,7 @@ def _written(value: Fraction) -> str:
 
 
 def _all_options(task: Task, gold: str) -> str:
-    """Right somewhere among others: worth nothing, or guessing pays."""
+    """Return the right answer among others, which must be worth nothing, or guessing pays."""
     if _letter(task):
         return " or ".join(choice.options(task.columns).letters[:5])
     if numbers.gold_number(task.answer) is not None:
@@ -145,7 +147,7 @@ def _all_options(task: Task, gold: str) -> str:
 
 
 def audit(grader: Grader, tasks: Sequence[Task]) -> list[Finding]:
-    """Every attempt on every row, graded; what passed that should not have, and the reverse."""
+    """Grade every attempt on every row; return what passed wrongly, and the reverse."""
     findings: dict[str, Finding] = {}
     tried = [
         (number, task, attempt)
@@ -173,7 +175,9 @@ def audit(grader: Grader, tasks: Sequence[Task]) -> list[Finding]:
 
 
 def passes(grade: Grade, gold_reward: float | None) -> bool:
-    """Called correct; or, where nothing says so, worth as much as the gold answer."""
+    """Return whether a grade is correct or, where nothing says so, worth as much as the gold
+    answer.
+    """
     if grade.correct is not None:
         return grade.correct
     if grade.reward is None:
@@ -198,5 +202,5 @@ def _count(finding: Finding, task: Task, attempt: Attempt, grade: Grade, passed:
 
 
 def _sample(task: Task, text: str) -> Sample:
-    """Lengths are counted in tokens; four characters are about one."""
+    """Return the text as a sample; its length in tokens is about a quarter of its characters."""
     return Sample(task, text, tuple(range(len(text) // 4)), "eos")

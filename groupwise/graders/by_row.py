@@ -14,7 +14,7 @@ OTHERWISE = "number"  # for rows that name none
 
 
 class ByRow:
-    """Asks, for each sample, the part that its task names."""
+    """A part that asks, for each sample, the part that its task names."""
 
     decides = True
 
@@ -25,7 +25,7 @@ class ByRow:
             self.part(name)
 
     def part(self, name: str) -> Part:
-        """The part of that name, made when it is first asked for."""
+        """Return the part of that name, made when it is first asked for."""
         name = name or OTHERWISE
         if name == ROW:
             raise RewardError(f"{ROW!r} is no grader: it stands for the one that a row names.")
@@ -44,14 +44,14 @@ class ByRow:
             return str(error).rstrip(".")
 
     def turns(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """As the parts that are asked would have them."""
+        """Split the samples as the parts that grade them do."""
         rows: dict[str, list[Sample]] = {}
         for sample in samples:
             rows.setdefault(sample.task.grader, []).append(sample)
         return [turn for name, own in rows.items() for turn in turns(self.part(name), own)]
 
     def grade(self, samples: Sequence[Sample]) -> list[Mark]:
-        """Marks in order, each with the name of the part that gave it."""
+        """Return marks in order, each with the name of the part that gave it."""
         rows: dict[str, list[int]] = {}
         for row, sample in enumerate(samples):
             rows.setdefault(sample.task.grader or OTHERWISE, []).append(row)

@@ -31,7 +31,7 @@ MAX_CODE = 200_000  # characters
 
 
 def extract(text: str, ends: Sequence[str] = ()) -> str:
-    """The last fenced block of Python behind the thoughts; all of the text if none is fenced.
+    """Return the last fenced block of Python after the thoughts; all of the text if none is fenced.
 
     White space in front stays: a completion may go on inside a function. A block that the end of
     the text cuts off counts if there is no other. Thoughts that do not end hold no program.
@@ -92,7 +92,7 @@ class Code:
 
 
 def examine(worker: Worker, test: Calls | Pairs, limits: Limits, to_the_end: bool) -> Examined:
-    """How many of its tests a program passes; with `to_the_end` all of them are tried."""
+    """Count the tests that a program passes; with `to_the_end` all of them are tried."""
     if isinstance(test, Pairs):
         return _compare(worker, test, limits, to_the_end)
     job = {
@@ -107,7 +107,7 @@ def examine(worker: Worker, test: Calls | Pairs, limits: Limits, to_the_end: boo
 
 
 def _compare(worker: Worker, test: Pairs, limits: Limits, to_the_end: bool) -> Examined:
-    """Expected outputs never enter the sandbox."""
+    """Compare outputs outside: expected ones never enter the sandbox."""
     passed, why, timed_out = 0, "", False
     for number, (given, expected) in enumerate(test.pairs, 1):
         ran = worker.script(test.program, given, limits)
@@ -122,7 +122,7 @@ def _compare(worker: Worker, test: Pairs, limits: Limits, to_the_end: bool) -> E
 
 
 def same_output(found: str, expected: str) -> bool:
-    """Word by word; where a number with a point is wanted, to six digits."""
+    """Return whether two outputs agree word by word; a number with a point to six digits."""
     words, wanted = found.split(), expected.split()
     return len(words) == len(wanted) and all(map(_same_word, words, wanted))
 
@@ -148,7 +148,9 @@ def _reason(found: Examined) -> str:
 
 
 def printable(text: str) -> str:
-    """A program's words for logs and terminals: without control codes and halves of characters."""
+    """Return a program's words for logs and terminals, without control codes and halves of
+    characters.
+    """
     return "".join(
         character if character.isprintable() else ascii(character)[1:-1] for character in text
     )
@@ -156,7 +158,7 @@ def printable(text: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def shared_pool(isolation: str, python: str, process: int) -> Pool:
-    """One for all parts of a process, and a new one in a process that was forked."""
+    """Return the pool that all parts of a process share; a forked process gets a new one."""
     return Pool(isolation, python)
 
 
@@ -172,7 +174,8 @@ def code(
     isolation: str = "",
     python: str = "",
 ) -> Code:
-    """1 if the program of a completion passes all its tests; with `partial`, the share it passes.
+    """Give 1 if the program of a completion passes all its tests; with `partial`, the share it
+    passes.
 
     Refuses to be made where programs can't be isolated.
     """

@@ -1,4 +1,4 @@
-"""Chat completions from an endpoint that speaks OpenAI's protocol: patient, bounded, remembered."""
+"""Chat completions from an endpoint that speaks OpenAI's protocol: retried, limited and cached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EndpointError(RewardError):
 
 @dataclass
 class Pace:
-    """Requests start at least so far apart, whichever thread sends them."""
+    """A rate limit: requests start at least so far apart, whichever thread sends them."""
 
     per_minute: float  # 0: as fast as they come
     next_start: float = 0.0
@@ -49,13 +49,15 @@ class Pace:
 
 @functools.cache
 def _pace(url: str, per_minute: float) -> Pace:
-    """One for all that ask there."""
+    """Return the one limit of all that use this address."""
     return Pace(per_minute)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a model answers. The key is read from an environment variable, never from a file."""
+    """The address where a model answers. The key is read from an environment variable, never a
+    file.
+    """
 
     url: str  # http://127.0.0.1:8000/v1
     model: str
@@ -68,7 +70,7 @@ class Endpoint:
     whole: bool = False  # a reply that max_tokens cut off is none
 
     def replies(self, bodies: Sequence[Mapping[str, Any]]) -> list[str | EndpointError]:
-        """A text for each request, in order, or why there is none."""
+        """Return a text for each request, in order, or why there is none."""
         if not bodies:
             return []
         with ThreadPoolExecutor(min(self.concurrency, len(bodies))) as threads:
@@ -157,7 +159,7 @@ class Endpoint:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """An endpoint that sends elsewhere is not followed: the key would go along."""
+    """A handler that follows no redirect: the key would go along."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -167,7 +169,7 @@ OPENER = urllib.request.build_opener(_Stay)
 
 
 def _remembered(kept: Path) -> str | None:
-    """None where nothing is kept, or what a full disk left of it."""
+    """Return the cached reply; None where there is none, or a full disk cut it off."""
     try:
         found = _read(kept.read_bytes())["reply"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -190,5 +192,7 @@ def _said(error: urllib.error.HTTPError) -> str:
 
 
 def _backoff(attempt: int) -> float:
-    """Twice as long each time, spread, so that many clients do not come back at once."""
+    """Return the seconds to wait: twice as long each time, randomised so that clients do not
+    collide.
+    """
     return min(0.5 * 2.0 ** (attempt - 1), LONGEST_WAIT) * (0.5 + random.random() / 2)

@@ -57,7 +57,7 @@ _NOT_CALLED = Outcome(
 
 
 class Caller(Protocol):
-    """Where a function runs."""
+    """The place where a function runs."""
 
     def signature(self) -> Signature: ...
 
@@ -65,7 +65,7 @@ class Caller(Protocol):
 
 
 class Here:
-    """In this process: for a function that is no file's. It can't be stopped."""
+    """A caller in this process: for a function that is no file's. It can't be stopped."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.reward = rubric_of(function) or function
@@ -78,7 +78,7 @@ class Here:
 
 
 class There:
-    """In a worker, which loads the file and is killed when a call takes too long."""
+    """A caller in a worker, which loads the file and is killed when a call takes too long."""
 
     def __init__(self, file: Path, name: str, timeout: float) -> None:
         self.file, self.name, self.timeout = str(file), name, timeout
@@ -94,7 +94,9 @@ class There:
         return found
 
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
-        """Each call has the time-out for itself; async ones, `together`, share a worker's loop."""
+        """Make the calls, each with its own time-out; async ones, `together`, share a worker's
+        loop.
+        """
         batches = [list(calls)] if together else [[known] for known in calls]
         here = _here()
         items = [("call", here, self.file, self.name, batch, self.timeout) for batch in batches]
@@ -118,7 +120,7 @@ class There:
         return list(outcome.value)
 
     def _run(self, items: Sequence[tuple[Any, ...]], limit: float) -> list[Outcome]:
-        """Loading is not counted against a call: a new worker loads the file first.
+        """Run the calls. Loading is not counted: a new worker loads the file first.
 
         A call that is stopped takes the worker with it, so those behind it are made again. When
         several in a row are lost and none comes through, the rest is not called: they would take
@@ -147,7 +149,7 @@ class There:
 
 
 def _here() -> str:
-    """The folder that this process is in; nothing where that is gone, which must end no run."""
+    """Return the working folder; "" where it was deleted, which must end no run."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -156,8 +158,9 @@ def _here() -> str:
 
 @lru_cache(maxsize=1)  # the last one stays for whoever asks next
 def workers(folder: str) -> Pool:
-    """One process for the reward code of a folder: the functions of a file share its state, and
-    what they import from beside it is never another folder's module of that name."""
+    """Return the process for the reward code of a folder: the functions of a file share its state,
+    and what they import from beside it is never another folder's module of that name.
+    """
     pool = _POOLS.get(folder) or Pool("groupwise.graders.loading:serve", workers=1)
     _POOLS[folder] = pool
     return pool
@@ -169,7 +172,7 @@ class UserFunction:
     decides = False
 
     def __init__(self, caller: Caller, name: str, ends: Sequence[str] = ()) -> None:
-        """`ends` are the texts of tokens that end a completion."""
+        """Set up the function; `ends` are the texts of tokens that end a completion."""
         self.caller, self.name, self.ends = caller, name, ends
         self.wanted, self.takes_rest, self.asynchronous, self.rubric = caller.signature()
         self.shape = self._shape()
@@ -193,11 +196,11 @@ class UserFunction:
 
     @property
     def limit(self) -> float | None:
-        """Seconds that a call may take."""
+        """Return the seconds that a call may take."""
         return getattr(self.caller, "timeout", None)
 
     def turns(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """The samples as they are asked for one after the other, each with the limit for itself."""
+        """Split the samples into calls, each with the limit for itself."""
         if self.shape == "completions" or self.asynchronous:
             return [list(samples)]
         if self.rubric == "groups":
@@ -217,7 +220,7 @@ class UserFunction:
         return [self._mark(value, s) for value, s in zip(returned_N, samples, strict=True)]
 
     def _by_rubric(self, samples: Sequence[Sample]) -> list[Mark]:
-        """By sample, or by group where one of its functions compares the samples of a prompt."""
+        """Grade by sample, or by group where a function compares the samples of a prompt."""
         rows = [self._of_one(sample) for sample in samples]
         together = [
             [row for row, _ in group]
@@ -238,23 +241,23 @@ class UserFunction:
         return marks
 
     def _call(self, known: Sequence[Mapping[str, Any]]) -> list[Returned]:
-        """Each call's result; one that lacks an argument is not made."""
+        """Return each call's result; one that lacks an argument is not made."""
         problems = [self._lacks(each) for each in known]
         ready = [self._arguments(k) for k, why in zip(known, problems, strict=True) if not why]
         told = iter(self.caller.call(ready, self.asynchronous) if ready else [])
         return [Returned("error", why) if why else next(told) for why in problems]
 
     def _text(self, sample: Sample) -> str:
-        """All of it; for a rubric, which reads messages, without the token that ended it."""
+        """Return the text; for a rubric, which reads messages, without the token that ended it."""
         return self._content(sample) if self.shape == "rubric" else sample.text
 
     def _content(self, sample: Sample) -> str:
-        """The text of a message: without the token that ended it."""
+        """Return the text of a message, without the token that ended it."""
         end = next((end for end in self.ends if end and sample.text.endswith(end)), "")
         return sample.text.removesuffix(end) if sample.finish == "eos" else sample.text
 
     def _completion(self, sample: Sample) -> str | list[dict[str, str]]:
-        """As TRL has it: a message where the prompt is a list of messages, else text."""
+        """Return the completion as TRL has it: a message if the prompt is messages, else text."""
         if isinstance(sample.task.prompt, str):
             return sample.text
         return [{"role": "assistant", "content": self._content(sample)}]
@@ -317,7 +320,7 @@ class UserFunction:
         return {name: known[name] for name in self.wanted if name in known}
 
     def _marks(self, returned: Returned, samples: Sequence[Sample]) -> list[Mark]:
-        """A batch's values. A list of another length is never stretched over the samples."""
+        """Return a batch's marks. A list of another length is never stretched over the samples."""
         if returned.status != "ok":
             return [self._failed(returned)] * len(samples)
         listed = returned.value
@@ -363,7 +366,7 @@ class UserFunction:
 
 
 def load_function(text: str, timeout: float = TIMEOUT, ends: Sequence[str] = ()) -> UserFunction:
-    """`file.py:function`."""
+    """Load `file.py:function`."""
     path, _, name = text.rpartition(":")
     file = Path(path).expanduser().resolve()
     if not file.is_file():
@@ -377,7 +380,7 @@ def load_function(text: str, timeout: float = TIMEOUT, ends: Sequence[str] = ())
 def given_function(
     function: Callable[..., Any], name: str, ends: Sequence[str] = ()
 ) -> UserFunction:
-    """A function of this process, such as one of a notebook: it runs here, without a time-out."""
+    """Wrap a function of this process, such as a notebook's: it runs here, without a time-out."""
     return UserFunction(Here(function), name, ends)
 
 
@@ -386,7 +389,7 @@ def _prompt(task: Task) -> str | list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite float of a number or a bool; else None."""
+    """Return a number or a bool as a finite float; else None."""
     if not isinstance(value, (bool, int, float)):
         return None
     return float(value) if math.isfinite(value) else None

@@ -19,7 +19,8 @@ TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
 class GymScorer:
-    """The answer is what stands in the last <answer> tags; without tags, all behind the thoughts.
+    """A grader that scores the text in the last <answer> tags; without tags, all after the
+    thoughts.
 
     A scorer that raises has met a text that it can't read. That is no right answer, and the reason
     is kept. Several evaluate what they are given, so they run in worker processes, and one that
@@ -38,7 +39,7 @@ class GymScorer:
         return "" if named else "it has no column metadata with source_dataset, the task's name"
 
     def grade(self, samples: Sequence[Sample]) -> list[Mark]:
-        """All that needs its scorer at once; the rest is clear."""
+        """Grade all that needs its scorer at once; the rest is clear."""
         clear = [self._clear(sample) for sample in samples]
         asked = [s for s, mark in zip(samples, clear, strict=True) if mark is None]
         told = iter(self._ask(asked))
@@ -92,6 +93,6 @@ def workers() -> Pool:
 
 
 def extracted(text: str) -> str:
-    """What is in the last pair of tags, else all of the text."""
+    """Return the contents of the last pair of tags, else all of the text."""
     pairs = TAGS.findall(text)
     return (pairs[-1] if pairs else text).strip()

@@ -1,4 +1,4 @@
-"""A part of a reward: the built-in ones, and how a part is written in a configuration.
+"""Parts of a reward: the built-in ones, and how a part is written in a configuration.
 
 "math"   "number"   "choice"   "exact"   "countdown"   "instructions"   "language(target='en')"
 "format(pattern='<think>...</think>...')"   "repetition"   "length(target=100)"
@@ -29,7 +29,7 @@ REPEATS = "it repeats the question"
 
 
 class Sample(NamedTuple):
-    """What there is to grade."""
+    """A sample to grade."""
 
     task: Task
     text: str  # the completion's tokens decoded, special tokens included
@@ -38,13 +38,13 @@ class Sample(NamedTuple):
 
     @property
     def cut(self) -> bool:
-        """Whether it hit the limit of tokens."""
+        """Return whether it hit the limit of tokens."""
         return self.finish == "length"
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What one part says about one sample. `value` is None unless the status is ok."""
+    """The mark of one part for one sample. `value` is None unless the status is ok."""
 
     value: float | None = None
     status: Status = "ok"
@@ -56,21 +56,21 @@ class Mark:
 class Part(Protocol):
     @property
     def decides(self) -> bool:
-        """Whether a value of 1 says that the answer is correct."""
+        """Return whether a value of 1 means that the answer is correct."""
         ...
 
     @property
     def needs_answers(self) -> bool: ...
 
     def problem(self, task: Task) -> str:
-        """Why this task can't be graded; '' if it can."""
+        """Return why this task can't be graded; '' if it can."""
         ...
 
     def grade(self, samples: Sequence[Sample]) -> list[Mark]: ...
 
 
 def turns(part: Part, samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The samples as a part would have them, one list after the other; most take all at once."""
+    """Split the samples as a part wants them, one list after the other; most take all at once."""
     own = getattr(part, "turns", None)
     return own(samples) if own is not None else [list(samples)]
 
@@ -138,7 +138,7 @@ class Mathematics:
 
 
 def _question(task: Task) -> str:
-    """What the last message asks."""
+    """Return the text of the last message."""
     if isinstance(task.prompt, str):
         return task.prompt
     return str(task.prompt[-1].get("content", "")) if task.prompt else ""
@@ -151,8 +151,10 @@ def math(
     digits: int | None = 6,
     decimals: int | None = None,
 ) -> Mathematics:
-    """`digits`: so many significant digits of a decimal stand for a number that has more; None:
-    it must be exact. `decimals`: numbers that agree when rounded to so many places are equal."""
+    """Compare by mathematics. `digits`: so many significant digits of a decimal stand for a number
+    that has more; None: it must be exact. `decimals`: numbers that agree when rounded to so many
+    places are equal.
+    """
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise RewardError(f"math: timeout = {timeout!r} must be a number of seconds above 0.")
     for name, count, least, most in (("digits", digits, 2, 50), ("decimals", decimals, 0, 15)):
@@ -182,7 +184,7 @@ def multiple_choice(ends: Sequence[str]) -> BuiltIn:
 
 
 def follow_instructions(ends: Sequence[str], *, partial: bool = False) -> BuiltIn:
-    """1 if all are followed; with `partial`, the share of them."""
+    """Give 1 if all instructions are followed; with `partial`, the share of them."""
 
     def problem(task: Task) -> str:
         try:
@@ -203,7 +205,7 @@ def follow_instructions(ends: Sequence[str], *, partial: bool = False) -> BuiltI
 
 
 def in_language(ends: Sequence[str], *, target: str = "") -> BuiltIn:
-    """The share of a text, thoughts included, that is in a language: the row's, or `target`."""
+    """Give the share of a text, thoughts included, in a language: the row's, or `target`."""
     if target and target not in form.LANGUAGES:
         known = ", ".join(form.LANGUAGES)
         raise RewardError(f"language: target = {target!r} is none of {known}.")
@@ -223,7 +225,7 @@ def in_language(ends: Sequence[str], *, target: str = "") -> BuiltIn:
 
 
 def repetition(ends: Sequence[str], *, words: int = 4) -> BuiltIn:
-    """Minus the share of runs of so many words that stood there before: −1 to 0."""
+    """Give minus the share of runs of so many words that came before: −1 to 0."""
     if isinstance(words, bool) or not isinstance(words, int) or words < 1:
         raise RewardError(f"repetition: words = {words!r} must be a whole number of at least 1.")
     return BuiltIn(lambda sample: -form.repeated_share(without_ends(sample.text, ends), words))
@@ -272,7 +274,7 @@ def countdown(ends: Sequence[str]) -> BuiltIn:
 
 
 def length(ends: Sequence[str], *, target: int = 100) -> BuiltIn:
-    """Grows with the number of tokens, to 1 at the target: shows that a set-up learns at all."""
+    """Give tokens / target, at most 1: shows that a set-up learns at all."""
     if isinstance(target, bool) or not isinstance(target, int) or target < 1:
         raise RewardError(f"length: target = {target!r} must be a whole number of at least 1.")
     return BuiltIn(lambda sample: min(1.0, len(sample.token_ids) / target))
@@ -281,7 +283,7 @@ def length(ends: Sequence[str], *, target: int = 100) -> BuiltIn:
 def in_format(
     ends: Sequence[str], *, pattern: str = answers.THINK_ANSWER, soft: bool = False
 ) -> BuiltIn:
-    """1 for the whole pattern and nothing else; `soft`: the share of its fixed parts in place."""
+    """Give 1 for the whole pattern alone; `soft`: the share of its fixed parts in place."""
     pieces = pattern.split(answers.GAP) if isinstance(pattern, str) else [""]
     if not any(piece.strip() for piece in pieces) or not all(p.strip() for p in pieces[1:-1]):
         raise RewardError(

@@ -45,7 +45,7 @@ LOOK_AGAIN = 0.02  # seconds, at least, between two looks at what a worker has u
 
 
 class Outcome(NamedTuple):
-    """What became of one item. `value` is None unless the status is ok.
+    """The outcome of one item. `value` is None unless the status is ok.
 
     costly: it took more of the processor, or of memory, than it may; timeout: too long by the
     clock, which is the machine's doing, or that of something that hangs.
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a worker says to one item."""
+    """The answer of a worker to one item."""
 
     status: Literal["ok", "error", "costly"]
     value: Any
@@ -83,18 +83,18 @@ class Worker:
         self.asked += 1
 
     def cost(self) -> float:
-        """Seconds of the processor that the item in work has taken; 0 where none can tell."""
+        """Return the processor seconds that the item in work has taken; 0 where none can tell."""
         try:
             return time.clock_gettime((~self.pid << 3) | 2) - self.used  # its CLOCK_PROCESS_CPUTIME
         except (OSError, AttributeError):
             return 0.0
 
     def has_room(self, size: int) -> bool:
-        """Whether an item that takes so many bytes of the pipe may wait in it."""
+        """Return whether an item that takes so many bytes of the pipe may wait in it."""
         return sum(held for _, held in self.line) + size <= AHEAD_BYTES
 
     def answers(self) -> tuple[list[Answer], str]:
-        """Those that are all there, and what is wrong with it, if anything.
+        """Return the answers that are complete, and what is wrong with the worker, if anything.
 
         Nothing waits here for the rest of an answer: that is for the clock.
         """
@@ -111,7 +111,7 @@ class Worker:
         return found, "" if piece else "the process that graded it died"
 
     def _answer(self) -> Answer | None:
-        """The next answer that is all there. Raises ValueError for what is none."""
+        """Return the next answer that is complete. Raises ValueError for what is none."""
         long = self.heard[:4] == LONG
         start = 12 if long else 4
         if len(self.heard) < start:
@@ -136,20 +136,20 @@ Take = Callable[[int, Outcome], None]  # what is done with an outcome
 
 
 class Limits(NamedTuple):
-    """Of one item, in seconds: by the clock, and of the processor."""
+    """The limits of one item, in seconds: by the clock, and of the processor."""
 
     timeout: float
     cost: float
 
     def left(self, worker: Worker) -> float:
-        """How long nothing can be late: nobody takes more of a processor than there is time."""
+        """Return how long nothing can be late: nobody uses more processor time than passes."""
         by_clock = worker.since + self.timeout - time.monotonic()
         if self.cost == math.inf:
             return max(0.0, by_clock)
         return max(0.0, min(by_clock, max(self.cost - worker.cost(), LOOK_AGAIN)))
 
     def passed(self, worker: Worker) -> Outcome | None:
-        """What becomes of the item that a worker has in work, if it is over a limit."""
+        """Return the outcome of the item that a worker has in work, if it is over a limit."""
         seconds = time.monotonic() - worker.since
         if self.cost != math.inf and worker.cost() >= self.cost:
             said = f"it took more than {self.cost:g} s of the processor and was stopped"
@@ -164,7 +164,9 @@ class Pool:
     """Workers that call `target`, a `module:function`, with the parts of an item."""
 
     def __init__(self, target: str, *, workers: int = 0, memory: int = 0) -> None:
-        """`workers`: 0 is one per core. `memory`: bytes that a worker may address, 0 for all."""
+        """Set up the pool. `workers`: 0 is one per core. `memory`: bytes a worker may address, 0
+        for all.
+        """
         self.target, self.memory = target, memory
         self.size = workers or _cores()
         self._forget()
@@ -187,8 +189,8 @@ class Pool:
         *,
         cost: float = math.inf,
     ) -> list[Outcome]:
-        """An outcome for each item, in order. `timeout` in seconds by the clock, and `cost` in
-        seconds of the processor, hold for each on its own.
+        """Return an outcome for each item, in order. `timeout` in seconds by the clock, and `cost`
+        in seconds of the processor, hold for each on its own.
 
         `done` is told of each as it comes, in whatever order.
         """
@@ -214,7 +216,7 @@ class Pool:
         return [found[number] for number in range(len(items))]
 
     def work_out(self, items: Sequence[tuple[Any, ...]], seconds: float) -> list[Outcome]:
-        """An outcome for each item, which may take so many seconds of the processor."""
+        """Return an outcome for each item, which may take so many seconds of the processor."""
         return self.run(items, min(HANGS * seconds, seconds + HANGS_MORE), cost=seconds)
 
     def _hand_out(
@@ -244,7 +246,7 @@ class Pool:
             worker.line.append((waiting.popleft(), size))
 
     def _free(self, busy: Sequence[Worker], size: int) -> Worker | None:
-        """A worker for an item that takes so many bytes of its pipe, if there is one.
+        """Return a worker for an item that takes so many bytes of its pipe, if there is one.
 
         The only worker of a pool has items ahead, so that it never waits for the next one. Of
         several, each has one: behind a slow item others would wait.
@@ -254,7 +256,7 @@ class Pool:
         return self._lease(wanted=not busy)
 
     def _collect(self, busy: list[Worker], waiting: deque[int], limits: Limits, take: Take) -> None:
-        """What is there, or late, after waiting for the first of either."""
+        """Collect what is there, or late, after waiting for the first of either."""
         soonest = min(limits.left(worker) for worker in busy)
         ready = wait([worker.pipe for worker in busy], soonest)
         for worker in list(busy):
@@ -273,8 +275,8 @@ class Pool:
             busy.remove(worker)
 
     def _receive(self, worker: Worker, take: Take) -> bool:
-        """All answers that are there. False if it died over the first item of its line, or says
-        what is no answer.
+        """Take all answers that are there. Return False if the worker died over its first item, or
+        sent what is no answer.
         """
         answers, broken = worker.answers()
         for status, value, used in answers:
@@ -291,7 +293,7 @@ class Pool:
     # --- workers
 
     def _lease(self, wanted: bool) -> Worker | None:
-        """A worker of one's own. None if there is none free and `wanted` does not insist."""
+        """Reserve a worker. None if there is none free and `wanted` does not insist."""
         with self.changed:
             while not self.idle and self.started >= self.size:
                 if not wanted:
@@ -317,7 +319,7 @@ class Pool:
             self.changed.notify()
 
     def _end(self, worker: Worker) -> None:
-        """Kill it. It is dead on return."""
+        """Kill a worker. It is dead on return."""
         worker.pipe.close()
         with self.changed:
             if self.control is not None:
@@ -350,7 +352,7 @@ class Pool:
         return Worker(pipe, pid)
 
     def _control(self) -> socket.socket:
-        """The line to the nursery, which is started where there is none (any more)."""
+        """Return the connection to the forking process, which is started if it does not run."""
         if self.nursery is not None and self.nursery.poll() is None and self.control is not None:
             return self.control
         mine, theirs = socket.socketpair()

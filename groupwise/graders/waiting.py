@@ -1,4 +1,4 @@
-"""A word about what is waited for, and for how long it may still be."""
+"""Messages about a wait, and how long it may still take."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ AGAIN = 10.0  # seconds between two words
 
 
 def nobody(text: str) -> None:
-    """Who is told where nobody asked to be."""
+    """Ignore the message, where nobody asked to be told."""
 
 
 def aloud(text: str) -> None:
-    """To standard error, where no display is."""
+    """Print to standard error, where there is no display."""
     print(f"groupwise: {text}", file=sys.stderr, flush=True)
 
 

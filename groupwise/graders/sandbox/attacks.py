@@ -1,4 +1,4 @@
-"""A way of isolation is believed when it has withstood these, on this machine, just now."""
+"""Attacks that a way of isolation must withstand, on this machine, just now, to be used."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def attempted(worker: Worker) -> tuple[list[str], list[str]]:
 
 @contextlib.contextmanager
 def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
-    """Things to reach for that anyone on this machine can reach, and what was seen of it."""
+    """Make things to reach for that anyone on this machine can reach, and read what was done to
+    them.
+    """
     with contextlib.ExitStack() as stack:
         # The address of a socket has 107 bytes at most, and a long TMPDIR is no hole.
         short = None if len(tempfile.gettempdir()) < 60 else "/tmp"
@@ -163,7 +165,7 @@ def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _remove(files: list[Path]) -> None:
-    """What got through is told, and not left behind."""
+    """Remove what got through, after it was reported."""
     for file in files:
         with contextlib.suppress(OSError):
             file.unlink()

@@ -1,4 +1,4 @@
-"""Sandboxes kept warm, and which way of isolation this machine gets."""
+"""Sandboxes kept warm, and the way of isolation that this machine gets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELP = (
 
 @functools.cache
 def problem(wall: Wall, python: str = "") -> str:
-    """Why this way of isolation can't be used here; '' if it withstood every attack."""
+    """Return why this way of isolation can't be used here; '' if it withstood every attack."""
     try:
         with contextlib.closing(Worker(wall, python=python)) as worker:
             withstood(worker)
@@ -38,12 +38,12 @@ def problem(wall: Wall, python: str = "") -> str:
 
 
 def report() -> dict[Wall, str]:
-    """Every way of isolation and why it can't be used here; '' where it can."""
+    """Return every way of isolation and why it can't be used here; '' where it can."""
     return {wall: problem(wall) for wall in WALLS}
 
 
 def choose(isolation: str = "", python: str = "") -> Wall:
-    """The first way that holds here, or the one that is named if it does. Refuses otherwise."""
+    """Choose the first way that holds here, or the named one if it does. Refuses otherwise."""
     if isolation == TRUST:
         return "none"
     if isolation and isolation not in WALLS:
@@ -60,7 +60,7 @@ def choose(isolation: str = "", python: str = "") -> Wall:
 
 
 class Pool:
-    """So many sandboxes side by side, started when needed and used again and again."""
+    """A number of sandboxes side by side, started when needed and used again and again."""
 
     def __init__(self, isolation: str = "", python: str = "", size: int | None = None) -> None:
         self.wall, self.python = choose(isolation, python), python
@@ -75,7 +75,7 @@ class Pool:
         jobs: Sequence[Job],
         failed: Callable[[SandboxError], Verdict],
     ) -> list[Verdict]:
-        """`work` on every job, in order of the jobs; `failed` where no sandbox could do it."""
+        """Do `work` on every job, in order of the jobs; `failed` where no sandbox could do it."""
 
         def one(job: Job) -> Verdict:
             try:
@@ -87,7 +87,7 @@ class Pool:
             return list(threads.map(one, jobs))
 
     def run(self, work: Callable[[Worker, Job], Verdict], job: Job) -> Verdict:
-        """Once more in a new sandbox if one fails: it is the machine's fault, not a program's."""
+        """Run a job, once more in a new sandbox if one fails: that is not the program's fault."""
         with contextlib.suppress(SandboxError), self._worker() as worker:
             return work(worker, job)
         with self._worker() as worker:
