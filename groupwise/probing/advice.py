@@ -1,4 +1,4 @@
-"""What a probe means, in words: verdicts, a group size, a limit of tokens, and one change to make.
+"""Advice from a probe: verdicts, a group size, a limit of tokens, and one change to make.
 
 Every suggestion is written as it would be set, with its reason.
 """
@@ -28,7 +28,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Case:
-    """What a verdict is about: the setting that would be trained, among all that were tried."""
+    """The subject of a verdict: the setting that would be trained, among all that were tried."""
 
     made: Probe
     found: Finding
@@ -50,12 +50,12 @@ class Advice:
 
     @property
     def first(self) -> str:
-        """The one change to make before all others; "" where nothing has to be changed."""
+        """Return the one change to make before all others; "" where nothing has to be changed."""
         return next((verdict.change for verdict in self.verdicts if verdict.change), "")
 
 
 def advise(made: Probe) -> Advice:
-    """About what would be trained: the first setting; others only where they are better."""
+    """Advise on what would be trained, the first setting; on others only where they are better."""
     found = made.findings[0]
     tokens, size = max_tokens(made, found), group_size(found, made.config.group_size)
     case = Case(made, found, tokens, size)
@@ -70,7 +70,7 @@ def advise(made: Probe) -> Advice:
 
 
 def group_size(found: Finding, current: int) -> Suggestion:
-    """The smallest that makes enough groups useful; else where larger ones hardly help."""
+    """Return the smallest size with enough useful groups; else where larger ones hardly help."""
     by_group = {size: found.useful_by_group[size].value for size in GROUPS}
     sizes = [size for size in GROUPS if size >= SMALLEST_GROUP]
     size = next((size for size in sizes if by_group[size] >= ENOUGH), None)
@@ -236,7 +236,7 @@ def sound(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
 
 
 def _better(made: Probe, found: Finding) -> Finding | None:
-    """Another setting whose groups are useful more often, beyond chance."""
+    """Return another setting whose groups are useful more often, beyond chance."""
     best = max(made.findings, key=lambda each: each.signal.value)
     return best if best.signal.low > found.signal.high else None
 

@@ -1,4 +1,4 @@
-"""What a probe's samples say: pass rates, what groups teach, lengths, failures; by setting."""
+"""Figures of a probe by setting: pass rates, useful groups, lengths, failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
 
 @dataclass
 class Sampled:
-    """One template and temperature: its prompts as the model reads them, and what was written."""
+    """One template and temperature: its prompts as the model reads them, and the samples."""
 
     template: str
     temperature: float
@@ -31,7 +31,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Passing:
-    """What counts as a pass, and in words."""
+    """The rule for a pass, as a function and in words."""
 
     words: str
     passed: Callable[[Grade], bool]
@@ -39,8 +39,9 @@ class Passing:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one template and temperature gave. Samples whose reward failed are left out of all but
-    the lengths; shares are of graded samples unless their names say otherwise."""
+    """The figures of one template and temperature. Samples whose reward failed are left out of all
+    but the lengths; shares are of graded samples unless their names say otherwise.
+    """
 
     template: str
     temperature: float
@@ -78,12 +79,16 @@ class Finding:
 
     @property
     def signal(self) -> Estimate:
-        """Groups that teach something: by passes, or by rewards where those have more values."""
+        """Return the groups that teach something: by passes, or by rewards where those have more
+        values.
+        """
         return self.useful if self.binary else self.spread
 
 
 def passing(grader: Grader, threshold: float | None = None) -> Passing:
-    """A reward of the threshold or more; else what the reward calls correct; else the full mark."""
+    """Choose the rule: a reward of the threshold; else what the reward calls correct; else full
+    marks.
+    """
     if threshold is None and grader.decider is not None:
         judge = "its row's grader" if grader.decider == ROW else grader.decider
         return Passing(f"{judge} gives 1", lambda grade: bool(grade.correct))
@@ -101,7 +106,7 @@ def passing(grader: Grader, threshold: float | None = None) -> Passing:
 
 
 def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
-    """All figures of one setting."""
+    """Compute all figures of one setting."""
     rows = [rollout for rollouts in sampled.groups for rollout in rollouts]
     graded = [[r for r in rollouts if r.grade.reward is not None] for rollouts in sampled.groups]
     counts = [Count(len(g), sum(passing.passed(r.grade) for r in g)) for g in graded]
@@ -143,7 +148,7 @@ def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
 
 
 def histogram(counts: Sequence[Count]) -> dict[str, int]:
-    """Prompts by the share of their samples that passed."""
+    """Count prompts by the share of their samples that passed."""
     bins = {"never": 0, "to 25 %": 0, "to 50 %": 0, "to 75 %": 0, "to 100 %": 0, "always": 0}
     names = list(bins)
     for samples, passed in counts:
@@ -157,7 +162,7 @@ def histogram(counts: Sequence[Count]) -> dict[str, int]:
 
 
 def quantiles(lengths: Sequence[int]) -> dict[str, int]:
-    """The least length that so large a share is no longer than."""
+    """Return the least length that so large a share does not exceed."""
     ordered = sorted(lengths)
     return {
         name: ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
@@ -171,7 +176,7 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def _format_share(rows: Sequence[Rollout], formats: Sequence[str]) -> float | None:
-    """Samples that every part about the format is content with."""
+    """Return the share of samples that every part about the format accepts."""
     if not formats:
         return None
     return sum(all((r.grade.parts[f] or 0) >= 1 for f in formats) for r in rows) / len(rows)

@@ -1,4 +1,4 @@
-"""How often a model gets each row of a file: sampled a few rows at a time, kept as it goes."""
+"""Pass rates of a model for each row of a file: sampled a few rows at a time, saved on the way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(asked: Asked, band: tuple[float, float]) -> None:
 
 
 def open_rows(name: str, basis: Basis, gone: Collection[int]) -> Entry:
-    """The rows that are left, checked against their reward before a model is loaded."""
+    """Return the rows that are left, checked against their reward before a model is loaded."""
     word = name.partition(":")[0]
     suite = Suite(name, source=name, columns=word if word in SETS else "")
     config = config_of(suite, basis.config, 0, own_options=basis.written)
@@ -53,7 +53,9 @@ def rates(
     kept: Path,
     say: Callable[[str], None],
 ) -> dict[int, Count]:
-    """Samples and passes of each row. `kept` holds them line by line, and is gone on with."""
+    """Count samples and passes of each row. `kept` holds them line by line, so that it can
+    continue.
+    """
     loaded = load_candidate(candidate, basis.config)
     [sitting] = sit([entry], loaded, basis, asked)
     for note in sitting.notes:
@@ -78,13 +80,13 @@ def rates(
 
 
 def count_of(group: list[Rollout]) -> Count:
-    """Of the samples that something says to be right or wrong."""
+    """Count the samples that are known to be right or wrong."""
     known = [right for r in group if (right := verdict(r.grade)) is not None]
     return Count(len(known), sum(known))
 
 
 def _before(kept: Path, head: dict[str, Any]) -> dict[int, Count]:
-    """What a run that was stopped has left; an error where it is of something else."""
+    """Read the counts of a run that was stopped; raise where they are of something else."""
     if not kept.exists():
         append_lines(kept, [to_line(head)])
         return {}

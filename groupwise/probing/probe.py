@@ -1,4 +1,4 @@
-"""A look before training: how often prompts pass under the model as it is, and what groups teach.
+"""The probe: how often prompts pass under the model as it is, and which groups are useful.
 
 Prompts are those that training would draw first. Every one is sampled a number of times for each
 template and temperature, a few prompts at a time, so that what was sampled so far can be reported
@@ -49,7 +49,7 @@ GPU_SLOTS = 1024
 
 @dataclass(frozen=True)
 class Asked:
-    """What to try; nothing asked is what the configuration has."""
+    """The prompts, samples and settings to try; what is left out is the configuration's."""
 
     templates: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()
@@ -60,7 +60,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Probe:
-    """All that was found, setting by setting, in the order asked for."""
+    """All findings, setting by setting, in the order asked for."""
 
     config: Config
     passing: Passing
@@ -87,7 +87,7 @@ class Probe:
 
 @dataclass
 class Ready:
-    """Loaded and checked; `run` samples."""
+    """A probe that is loaded and checked; `run` samples."""
 
     config: Config
     bench: Bench
@@ -103,12 +103,12 @@ class Ready:
 
     @property
     def at_once(self) -> int:
-        """Prompts in one call of the engine: enough to fill its slots."""
+        """Return the prompts in one call of the engine: enough to fill its slots."""
         slots = self.config.engine.slots or (GPU_SLOTS if on_gpu(self.config) else SLOTS)
         return max(1, slots // self.samples)
 
     def run(self) -> Probe:
-        """Stopped by Ctrl-C, it reports on what there is: all settings have come as far."""
+        """Sample. Stopped by Ctrl-C, it reports on what there is: all settings have come as far."""
         interrupted, done = False, 0
         prompts = sum(len(each.tasks) for each in self.rollouts)
         try:
@@ -158,8 +158,9 @@ def ready(
     checkpoint: Path | None = None,
     engine: MakeEngine | None = None,
 ) -> Ready:
-    """Everything that can fail, before anything is sampled. `checkpoint`: another model than the
-    configuration's."""
+    """Prepare everything that can fail, before anything is sampled. `checkpoint`: another model
+    than the configuration's.
+    """
     asked, config = asked or Asked(), placed(config)
     templates = asked.templates or (config.data.template,)
     temperatures = asked.temperatures or (config.engine.temperature,)
@@ -224,7 +225,7 @@ def _policy(
 
 
 def _chosen(config: Config, bench: Bench, prompts: int) -> list[Task]:
-    """The first that training would draw, each once."""
+    """Return the first prompts that training would draw, each once."""
     cursor = cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle)
     drawn = cursor.take(min(prompts, len(bench.tasks)))
     return [bench.tasks[place] for place in dict.fromkeys(draw.task for draw in drawn)]

@@ -1,4 +1,4 @@
-"""Which rows of a file are worth training on, and why the others are not.
+"""Rows of a file that are worth training on, and the reasons against the others.
 
 In this order, the first reason counts: copies of earlier rows, copies of evaluation items, rows
 that a blind guesser gets, rows that a model always or never gets. Rows are read one after the
@@ -39,7 +39,7 @@ Show = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to look for."""
+    """The reasons to look for."""
 
     dedup: bool = False
     against: tuple[str, ...] = ()  # suites, or sources
@@ -60,7 +60,7 @@ class Removed:
 
 @dataclass
 class Sieve:
-    """What was found so far."""
+    """The rows that were removed so far, and the counts."""
 
     data: Data
     total: int = 0
@@ -75,7 +75,7 @@ class Sieve:
         return self.data.sources[0]
 
     def kept(self) -> Iterator[Row]:
-        """The rows that stay, as they stand in the file, in order."""
+        """Yield the rows that stay, as they are in the file, in order."""
         word, _, path = self.name.partition(":")
         number = 0
         for file in files_of(path if word in SETS else self.name):
@@ -107,20 +107,22 @@ def check(name: str, wanted: Wanted) -> None:
 
 
 def tasks_of(data: Data, size: int = 1) -> tuple[Iterator[Task], list[str]]:
-    """The tasks of a source, and what there is to say behind the last."""
+    """Return the tasks of a source, and a list that has notes after the last."""
     gather = Gather(data, TASKS_SEED, False)
     return gather.all(data.details, size), gather.notes
 
 
 def asked(task: Task) -> str:
-    """A prompt's text; of messages what they say, so that a chat and a text can be compared."""
+    """Return a prompt's text; of messages their contents, so that a chat and a text can be
+    compared.
+    """
     if isinstance(task.prompt, str):
         return task.prompt
     return "\n".join(str(message["content"]) for message in task.prompt)
 
 
 def evaluations(wanted: Wanted) -> Evaluations:
-    """All items of the evaluation sets."""
+    """Return all items of the evaluation sets."""
     found = Evaluations(wanted.ngram)
     for name in wanted.against:
         if name == HELD_OUT:
@@ -134,7 +136,7 @@ def evaluations(wanted: Wanted) -> Evaluations:
 
 
 def sieve(data: Data, wanted: Wanted, show: Show = lambda rows: None) -> Sieve:
-    """Everything that needs no model; `show` gets the number of rows so far."""
+    """Remove all rows that can be found without a model; `show` gets the number of rows so far."""
     found = Sieve(data)
     items = evaluations(wanted)
     found.items = len(items.items)
@@ -198,7 +200,7 @@ def _near(found: Sieve, copies: Copies) -> None:
 
 
 def _frequent(found: Sieve, answers: Sequence[int], chance: float) -> None:
-    """By the rows that are left: what goes is no longer there to be guessed."""
+    """Remove rows with a frequent answer, counted among the rows that are left."""
     left = {row: answer for row, answer in enumerate(answers) if row not in found.removed}
     counts = Counter(left.values())
     for row, answer in left.items():
@@ -211,7 +213,7 @@ def _frequent(found: Sieve, answers: Sequence[int], chance: float) -> None:
 
 
 def with_prompts(found: Sieve) -> None:
-    """The texts of removed rows that were not known to go when they were read."""
+    """Add the texts of removed rows that were not known to go when they were read."""
     bare = [each for each in found.removed.values() if not each.prompt]
     if not bare:
         return
@@ -233,7 +235,7 @@ def _start(text: str) -> str:
 
 @dataclass(frozen=True)
 class Band:
-    """Pass rates that are worth training on, and what the counts say about the rows."""
+    """The pass rates that are worth training on, and what the counts say about the rows."""
 
     low: float
     high: float
@@ -245,7 +247,7 @@ class Band:
 
 
 def by_band(found: Sieve, counts: Mapping[int, Count], band: Band) -> Band:
-    """Rows go that are more likely outside of the band than in it.
+    """Remove rows that are more likely outside of the band than in it.
 
     A row's rate is not known from a few samples: what counts is how likely it is in the band, given
     its own samples and how all rows came out.
@@ -276,6 +278,6 @@ def by_band(found: Sieve, counts: Mapping[int, Count], band: Band) -> Band:
 
 
 def tally(counts: Iterable[Count]) -> dict[str, int]:
-    """Rows by how many of their samples are right."""
+    """Count rows by how many of their samples are right."""
     found = Counter(f"{count.passed} of {count.samples}" for count in counts if count.samples)
     return dict(sorted(found.items(), key=lambda item: tuple(map(int, item[0].split(" of ")))))

@@ -1,4 +1,4 @@
-"""A run once more: what another method would have made of its rollouts, and whether it repeats.
+"""A run once more: its rollouts under other methods, and a check that it repeats.
 
 recorded    a step read back as the batch that was learned from
 methods     the recipes that are asked about, as they would run here

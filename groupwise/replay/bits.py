@@ -32,7 +32,7 @@ OF_THE_MACHINE = ("time/", "memory/")  # metrics that are not promised to repeat
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing that came out otherwise."""
+    """The first value that differs."""
 
     step: int
     what: str  # a column of the rollouts, a metric, or "the run" where it stopped
@@ -50,7 +50,7 @@ class Difference:
 
 
 def compare_rollouts(step: int, recorded: Path, now: Path) -> Difference | None:
-    """The first value that is not the same bits, in the order in which a step makes them."""
+    """Return the first value that differs in its bits, in the order in which a step makes them."""
     then, here = read(recorded), read(now)
     if then.num_rows != here.num_rows:
         return Difference(step, "the number of samples", then.num_rows, here.num_rows)
@@ -73,7 +73,9 @@ def compare_rollouts(step: int, recorded: Path, now: Path) -> Difference | None:
 
 
 def _equal(old: pa.ChunkedArray, new: pa.ChunkedArray) -> bool:
-    """Whether a column has the same bits: to Arrow 0 is −0. False also where only rows can tell."""
+    """Return whether a column has the same bits: to Arrow 0 is −0. False also where only rows can
+    tell.
+    """
     kind = old.type
     inner = kind.value_type if pa.types.is_list(kind) else kind
     if kind != new.type or pa.types.is_nested(inner):
@@ -91,7 +93,7 @@ def compare_metrics(
     now: Mapping[str, Any],
     left_out: Sequence[str] = (),
 ) -> Difference | None:
-    """The weights first, then the others by name; not what the clock or the machine says."""
+    """Compare the weights, then the others by name; not what depends on clock or machine."""
     names = sorted({*recorded, *now}, key=lambda name: (name != WEIGHTS, name))
     for name in names:
         if name.startswith((*OF_THE_MACHINE, *left_out)):
@@ -102,7 +104,7 @@ def compare_metrics(
 
 
 def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> Difference | None:
-    """What a checkpoint holds against what the second run would write there."""
+    """Compare a checkpoint with what the second run would write there."""
     try:
         then = _tensors(recorded)  # first: a run that goes on may clear it away meanwhile
     except ModelError as error:
@@ -124,7 +126,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Equal, where a NaN equals itself and 0 is not −0."""
+    """Return whether two values are equal, where a NaN equals itself and 0 is not −0."""
     if isinstance(a, float) and isinstance(b, float):
         return struct.pack("<d", a) == struct.pack("<d", b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

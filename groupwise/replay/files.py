@@ -34,7 +34,7 @@ MARKS = 5000  # of a scatter plot; more are not seen
 
 
 class Output:
-    """A folder that a replay is written to; made, or gone over, before anything is computed."""
+    """The folder of a replay's files; made, or cleared, before anything is computed."""
 
     def __init__(self, path: str | Path, replay: Replay) -> None:
         self.path, self.replay = Path(path), replay
@@ -56,7 +56,7 @@ class Output:
             raise RunError(f"Can't write to --out {self.path}: {error}.") from error
 
     def _clear(self) -> None:
-        """What an earlier replay left here, and nothing else."""
+        """Remove what an earlier replay left here, and nothing else."""
         try:
             names = json.loads((self.path / "replay.json").read_bytes())["folders"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -81,7 +81,7 @@ class Output:
             shutil.copyfile(file, folder.path / file.name)
 
     def add(self, seen: Seen) -> None:
-        """A step, for the viewer: the recorded samples with each method's numbers."""
+        """Write a step for the viewer: the recorded samples with each method's numbers."""
         self.last = seen
         recorded = read(seen.record.path)
         for at, method in enumerate(seen.methods):
@@ -91,7 +91,7 @@ class Output:
             folder.add_metrics(to_line(line))
 
     def finish(self, found: Mapping[str, Any]) -> list[Path]:
-        """The page and the pictures; what was written."""
+        """Write the page and the pictures; return what was written."""
         made: dict[str, str | bytes] = {
             "replay.json": to_page({**found, "folders": self.names}),
             "replay.html": page(found),
@@ -104,7 +104,7 @@ class Output:
 
 
 def folder_names(methods: Sequence[str]) -> list[str]:
-    """What a file system takes, each one once."""
+    """Return names that a file system takes, each one once."""
     made: list[str] = []
     for method in methods:
         name = re.sub(r"[^\w.=+-]+", "_", method).strip("._")[:LONGEST]
@@ -114,7 +114,9 @@ def folder_names(methods: Sequence[str]) -> list[str]:
 
 
 def with_method(recorded: pa.Table, seen: Seen, method: Weighed) -> pa.Table:
-    """A rollout file's table with what a method makes of its tokens in place of the run's own."""
+    """Return a rollout file's table with a method's numbers for its tokens in place of the run's
+    own.
+    """
     place_N, mask_NT = seen.record.place_N, seen.record.mask_NT
     length_N = mask_NT.sum(1).tolist()
     kept = set(method.batched.row_N.tolist())
@@ -144,7 +146,7 @@ def with_method(recorded: pa.Table, seen: Seen, method: Weighed) -> pa.Table:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """replay.html: holds all that it shows, without a script."""
+    """Return replay.html, which holds all that it shows, without a script."""
     name = f"Replay of {found['run']}"
     parts = [
         f"<h1>{text(name)}</h1>",
@@ -185,7 +187,7 @@ def _figures(found: Mapping[str, Any]) -> list[str]:
 
 
 def png(found: Mapping[str, Any], last: Seen) -> bytes:
-    """Cosines and norms over the steps, and the weights of one step's tokens beside the run's."""
+    """Draw cosines and norms over the steps, and one step's token weights beside the run's."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -219,7 +221,7 @@ def _colour(at: int) -> str:
 
 
 def _scatter(place: Any, last: Seen) -> None:
-    """A mark a token; crosses are clipped by the method."""
+    """Draw a mark for each token; crosses are clipped by the method."""
     mask_NT = last.record.mask_NT
     every = max(1, int(mask_NT.sum()) // MARKS)
     run = last.methods[0].weight_NT[mask_NT][::every].numpy()

@@ -1,4 +1,4 @@
-"""How methods differ on the same tokens: counts, angles between gradients, and the rare tokens."""
+"""Differences of methods on the same tokens: counts, angles between gradients, and rare tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Angle:
 
 
 def gram(gradients: Sequence[Tensor]) -> Gram:
-    """Inner products of all pairs, summed in float64."""
+    """Return the inner products of all pairs, summed in float64."""
     total = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for parts in zip(*(torch.split(x.flatten(), CHUNK) for x in gradients), strict=True):
         part = torch.stack(parts).double()
@@ -39,7 +39,7 @@ def gram(gradients: Sequence[Tensor]) -> Gram:
 
 
 def summed(grams: Sequence[Gram]) -> Gram:
-    """Of several steps together: the batches one behind the other."""
+    """Sum over several steps: the batches one after the other."""
     size = range(len(grams[0]))
     return [[math.fsum(each[i][j] for each in grams) for j in size] for i in size]
 
@@ -55,7 +55,7 @@ def angle(products: Gram, one: int, other: int) -> Angle:
 
 
 def counts(mine: Weighed, run: Weighed, record: Record) -> dict[str, float]:
-    """Tokens by what the method does with them, and with which the run does otherwise.
+    """Count tokens by what the method does with them, and those that the run treats differently.
 
     Silent: without a weight, whatever the reason.
     """
@@ -94,7 +94,7 @@ def counts(mine: Weighed, run: Weighed, record: Record) -> dict[str, float]:
 
 
 def reproduction(run: Weighed, record: Record) -> dict[str, float]:
-    """How far the run's own recipe, replayed, is from what the run wrote down: 0 if it repeats."""
+    """Return how far the run's own recipe, replayed, is from the record: 0 if it repeats."""
     wrote = record.streams
     own_NT = record.mask_NT
     gap = {
@@ -112,8 +112,8 @@ def rare_tokens(
     piece: Callable[[int], str],
     most: int,
 ) -> list[dict[str, Any]]:
-    """Improbable tokens that some methods clip and others learn from first, then words of second
-    thoughts, then what any of them learns from.
+    """Return improbable tokens that some methods clip and others learn from first, then words of
+    second thoughts, then what any of them learns from.
 
     `piece` gives the text of a token.
     """
@@ -150,7 +150,7 @@ def rare_tokens(
 
 
 def rank(token: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
-    """What to show first."""
+    """Return the sort key of what to show first."""
     differs, reflects, learned = (not token[name] for name in ("differs", "reflects", "learned"))
     return (differs, reflects, learned, token["probability"])
 

@@ -1,4 +1,4 @@
-"""Which methods are asked about: recipes with their settings, as they would run here."""
+"""The methods of a replay: recipes with their settings, as they would run here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN = "run"  # the run's own recipe
 
 @dataclass(frozen=True)
 class Method:
-    """A recipe and what it is called in tables."""
+    """A recipe and its name in tables."""
 
     name: str
     recipe: Recipe
@@ -36,7 +36,7 @@ class Method:
 
 
 def methods_of(run: Recorded, texts: Sequence[str]) -> list[Method]:
-    """The run's own recipe, then those of the texts: `gspo`, `"dapo recipe.gate.high=0.3"`."""
+    """Return the run's own recipe, then those of the texts: `"dapo recipe.gate.high=0.3"`."""
     made = [Method(RUN, run.recipe)]
     for text in texts:
         name, recipe = _read(run.config, text)

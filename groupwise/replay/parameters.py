@@ -33,7 +33,7 @@ from groupwise.replay.weigh import Batched, Weighed
 
 @dataclass(frozen=True)
 class Weights:
-    """A model to take gradients of, and which it is."""
+    """A model to take gradients of, and its description."""
 
     model: Policy
     step: int  # finished steps when they were saved
@@ -45,7 +45,7 @@ class Weights:
 
 
 def place_before(run: Recorded, step: int) -> tuple[int, Path | None]:
-    """The newest checkpoint that the step did not change yet; None: the starting model."""
+    """Return the newest checkpoint that the step did not change yet; None: the starting model."""
     folders = [
         *run.folder.checkpoints.glob("step_*"),
         *(run.folder.path / "snapshots").glob("step_*"),
@@ -59,7 +59,7 @@ def place_before(run: Recorded, step: int) -> tuple[int, Path | None]:
 
 
 def load_weights(run: Recorded, step: int) -> Weights:
-    """Those that the step began with, or the newest before."""
+    """Load the weights that the step began with, or the newest before."""
     number, path = place_before(run, step)
     config = run.config
     check_device(config.model.device)
@@ -81,7 +81,7 @@ def load_weights(run: Recorded, step: int) -> Weights:
 
 
 def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: Batched) -> Tensor:
-    """d loss / d parameters, flat, in float32: summed over passes and micro-batches."""
+    """Return d loss / d parameters, flat, in float32: summed over passes and micro-batches."""
     model, sequences = weights.model, sequences_of(found.groups)
     device, temperature = model.head_weight.device, run.config.engine.temperature
     trained = _cleared(model)
@@ -96,7 +96,7 @@ def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: Batched) ->
 
 
 def pushed(run: Recorded, weights: Weights, mine: Weighed, record: Record) -> Tensor:
-    """Σ weight · d log-probability / d parameters, flat, in float32."""
+    """Return Σ weight · d log-probability / d parameters, flat, in float32."""
     model, sequences = weights.model, sequences_of(record.groups)
     device, temperature = model.head_weight.device, run.config.engine.temperature
     trained = _cleared(model)
@@ -108,7 +108,7 @@ def pushed(run: Recorded, weights: Weights, mine: Weighed, record: Record) -> Te
 
 
 def _cleared(model: Policy) -> list[Tensor]:
-    """What learns, its gradient taken away."""
+    """Return what learns, with its gradient removed."""
     trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.grad = None
@@ -125,7 +125,7 @@ def _flat(parameter: Tensor) -> Tensor:
 
 
 def on_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
-    """The batch where the model is."""
+    """Move the batch to the model's device."""
     if device.type == "cpu":
         return batch
     moved = {

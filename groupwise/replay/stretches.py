@@ -1,4 +1,4 @@
-"""The stretches of a run that were made alike, each with the configuration and code it had."""
+"""Stretches of a run that were made alike, each with the configuration and code it had."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Part:
 def parts_of(
     folder: RunFolder, config: Config, manifest: Mapping[str, Any], last: int
 ) -> list[Part]:
-    """The parts of the steps 1 to `last`, in order; `config` is that of config.toml.
+    """Return the parts of the steps 1 to `last`, in order; `config` is that of config.toml.
 
     config.toml stands for the last start's: whoever moved the data says so there.
     """
@@ -74,7 +74,7 @@ def _read(folder: RunFolder, start: Start) -> Config:
 
 
 def made_alike(run: Recorded, steps: Sequence[int], asked: bool) -> tuple[Recorded, list[int], str]:
-    """The run as it was for these steps, those of them that it holds for, and what is to be said.
+    """Return the run as it was for these steps, those of them that it holds for, and a note.
 
     A method is put beside the run's own, so all steps must be of one: of several, those that were
     asked for are refused, and of all that there are the last stretch is taken.
@@ -118,7 +118,7 @@ def _learned_alike(one: Recorded, two: Recorded) -> bool:
 
 
 def edited(folder: RunFolder, config: Config) -> list[str]:
-    """What config.toml says otherwise than the last start was written down with."""
+    """Return where config.toml differs from the record of the last start."""
     starts = read_starts(folder)
     if not starts:
         return []

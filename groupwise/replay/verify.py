@@ -1,4 +1,4 @@
-"""A run repeated from what its folder says it was made of, and compared with it bit by bit.
+"""A run repeated from the record in its folder, and compared with it bit by bit.
 
 Configuration, seed, data and starting weights are those of the record, or nothing is run. Where
 settings were changed on the way, each stretch is repeated with its own, from the state that the one
@@ -53,7 +53,7 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Verified:
-    """What became of the second run."""
+    """The result of the second run."""
 
     run: str
     steps: int = 0  # that came out the same
@@ -72,7 +72,7 @@ class Verified:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it was repeated, and came out the same."""
+        """Return whether all of it was repeated, and came out the same."""
         return self.same and not self.left_out
 
     def _in_files(self) -> str:
@@ -121,7 +121,7 @@ class Verified:
 
 
 def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text: None) -> Verified:
-    """Run it again, into a folder that is thrown away, and compare step by step."""
+    """Run it again in a folder that is thrown away, and compare step by step."""
     folder = RunFolder(path)
     config = read_config(folder)
     manifest = _manifest(folder)
@@ -150,7 +150,7 @@ def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text:
 
 @dataclass(frozen=True)
 class _Second:
-    """The run, its repetition, and what is found on the way."""
+    """The run, its repetition, and the findings so far."""
 
     folder: RunFolder
     again: RunFolder
@@ -207,7 +207,7 @@ def _other_reward(part: Part, again: RunFolder, changed: set[str]) -> bool:
 
 
 def _look_around(second: _Second, part: Part, changed: set[str]) -> None:
-    """Refuse other data or weights; note what else is otherwise here than when it was made."""
+    """Refuse other data or weights; note what else differs here from when it was made."""
     recorded = {**second.manifest, "threads": part.threads, "origin": part.origin}
     now = second.again.read_manifest()
     _check_origin(second.folder, recorded, now)
@@ -218,7 +218,7 @@ def _look_around(second: _Second, part: Part, changed: set[str]) -> None:
 
 
 def _repeat(second: _Second, run: Run, part: Part, *, last: bool, taken: bool) -> None:
-    """The steps of a part; `taken`: verdicts are those of the record."""
+    """Repeat the steps of a part; `taken`: verdicts are those of the record."""
     folder, again, found = second.folder, second.again, second.found
     opening = 0 if part.first == 1 else part.first  # the step at which the run is opened
     for step in counted("repeating", range(opening, part.last + 1), "steps"):
@@ -285,7 +285,7 @@ def _last_step(folder: RunFolder, metrics: Mapping[int, Any]) -> int:
 
 
 def _check_origin(folder: RunFolder, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Other data or starting weights are another run."""
+    """Refuse other data or starting weights: that is another run."""
     meant = {
         "data": ("data", "data.train and what is read with it"),
         "weights": ("weights", "model.path"),
@@ -304,7 +304,7 @@ def _check_origin(folder: RunFolder, recorded: Mapping[str, Any], now: Mapping[s
 
 
 def _quiet(config: Config) -> Config:
-    """The same computation: nobody else is told, nothing is kept, no rule stops it."""
+    """Return the same computation without trackers, checkpoints and rules that stop it."""
     return replace(
         config,
         watch=replace(config.watch, mirrors=(), stop=(), snapshot=False),
@@ -314,7 +314,7 @@ def _quiet(config: Config) -> Config:
 
 @contextlib.contextmanager
 def _threads(recorded: int | None) -> Iterator[None]:
-    """As many as the run had: another number adds up in another order."""
+    """Use as many threads as the run had: another number adds up in another order."""
     before = torch.get_num_threads()
     if isinstance(recorded, int) and recorded > 0:
         torch.set_num_threads(recorded)
@@ -376,7 +376,7 @@ def _notes(
 def differences(
     recorded: Mapping[str, Any], facts: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """What the manifest names that is otherwise here: versions, machine, threads, code, rewards."""
+    """Return what differs from the manifest: versions, machine, threads, code, rewards."""
     then: dict[str, Any] = {}
     here: dict[str, Any] = {}
     for part, side in ((recorded, then), (facts, here)):

@@ -1,4 +1,4 @@
-"""What a method makes of a recorded batch: advantage, weight and clip state of every token.
+"""The effect of a method on a recorded batch: advantage, weight and clip state of every token.
 
 The weight of a token is d loss / d log-probability: the factor that the gradient of its
 log-probability gets. It comes out of the recipe's own two phases by differentiation, at the
@@ -53,7 +53,7 @@ class Weighed:
 
 
 def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> Batched:
-    """Filters again, then the batch phase, on what was recorded."""
+    """Apply filters, then the batch phase, to what was recorded."""
     own = (
         method.recipe.slots() == run.recipe.slots()
     )  # its filters have been at work: these groups are what stayed
@@ -87,14 +87,14 @@ def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> Ba
 
 
 def _numbers(method: Method, groups: list[Group]) -> list[int]:
-    """As the filters name them: one a group."""
+    """Return the numbers of the groups, as the filters name them."""
     first_row = [sum(map(len, groups[:at])) for at in range(len(groups))]
     every = group_numbers(method.recipe, groups)
     return [every[row] for row in first_row]
 
 
 def _sent_away(run: Recorded, method: Method, groups: list[Group]) -> set[int]:
-    """Groups that the method's dynamic sampling would not learn from."""
+    """Return the groups that the method's dynamic sampling would not learn from."""
     if not method.recipe.refilling:
         return set()
     drop = run.config.overlong == "drop"
