@@ -288,8 +288,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _dry_run(asked: Config, run: Path) -> int:
-    """Print the resolved configuration, in TOML that can be run, with its consequences as comments.
-    """
+    """Print the resolved configuration, in TOML that can be run; its consequences as comments."""
     from groupwise.config import text
     from groupwise.prepare.checks import check_config
     from groupwise.prepare.consequences import describe

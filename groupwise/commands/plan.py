@@ -101,8 +101,7 @@ def named_gpu(name: str) -> Place:
 
 
 def on_named(config: Config, place: Place) -> Config:
-    """Return the configuration as it would run there: this machine may have another GPU, or none.
-    """
+    """Return the configuration as it would run there: this machine may have no such GPU."""
     dtype = config.model.dtype
     if dtype == "auto":
         dtype = "bfloat16" if place.device.bfloat16 else "float32"

@@ -126,8 +126,7 @@ def _ranges(steps: list[int]) -> str:
 
 
 def text(found: dict[str, Any], width: int) -> str:
-    """Return the result for people: the table of methods, the rare tokens, and what can't be known.
-    """
+    """Return the result for people: the table of methods, rare tokens, and what can't be known."""
     from groupwise.explain.render import bullets, wrapped
     from groupwise.replay import words
     from groupwise.replay.methods import RUN

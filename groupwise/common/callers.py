@@ -26,8 +26,7 @@ def own_names(address: str) -> set[str]:
 
 
 def is_meant(host: str, names: Collection[str]) -> bool:
-    """Return whether a request for this host was meant for a server of these names, or any address.
-    """
+    """Return whether a request for this host was meant for one of these names, or any address."""
     name = _name(host)
     try:
         ipaddress.ip_address(name)

@@ -174,8 +174,7 @@ def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence
 
 
 def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[str]) -> None:
-    """Warn that slots set in the configuration's recipe do not hold for an arm of another recipe.
-    """
+    """Warn that slots set in the configuration's recipe do not hold for arms of other recipes."""
     known = RECIPES.get(_name(base.recipe))
     named = [words for words in map(_words, texts) if not _is_file(words[0])]
     if known is None or not named:
@@ -248,8 +247,7 @@ def _named(texts: Sequence[str]) -> list[str]:
 
 
 def swept(text: str) -> list[str]:
-    """Split `key=a,b,c` into a setting for each value; commas in brackets and quotes do not split.
-    """
+    """Split `key=a,b,c` into a setting for each value; not at commas in brackets or quotes."""
     key, equals, listed = text.partition("=")
     values, depth, quote = [""], 0, ""
     for letter in listed:

@@ -25,8 +25,7 @@ def places_for(plan: Plan, jobs: int | None) -> list[Mapping[str, str]]:
 
 
 def _threads(processes: int) -> dict[str, str]:
-    """Return each run's share of the cores, so that together they do not use more than there are.
-    """
+    """Return each run's share of the cores, so that together they use no more than there are."""
     return dict.fromkeys(THREADS, str(max(1, cores() // processes)))
 
 

@@ -65,8 +65,7 @@ class Outcome:
 
 
 def outcomes(plan: Plan, folder: Folder) -> tuple[list[list[Outcome]], dict[Job, str]]:
-    """Return the finished runs of each arm by seed, and the problems in the records of the others.
-    """
+    """Return the finished runs of each arm by seed, and the problems with the others."""
     found: list[list[Outcome]] = [[] for _ in plan.arms]
     damaged: dict[Job, str] = {}
     for job in plan.jobs:

@@ -1,5 +1,4 @@
-"""All runs of a comparison, written down before the first, so that the same command continues it.
-"""
+"""All runs of a comparison, written down before the first: the same command continues it."""
 
 from __future__ import annotations
 
@@ -176,8 +175,7 @@ class Folder:
 
 
 def learned(run: Path) -> bool:
-    """Return whether a run has or had weights of its own: a finished one may have no checkpoints.
-    """
+    """Return whether a run has or had its own weights: a finished one may lack checkpoints."""
     return any(run.glob("checkpoints/step_*")) or RunFolder(run).summary.is_file()
 
 

@@ -122,8 +122,7 @@ FILES = re.compile(r"hub:|.*[./*]")  # and no name of a task
 
 
 def is_generator(name: str) -> bool:
-    """Return whether a name is a generator's; countdown:FILE and reasoning_gym:FILE are named sets.
-    """
+    """Return whether a name is a generator's; countdown:FILE and reasoning_gym:FILE are sets."""
     task = name.removeprefix(f"{GYM}:")
     if task != name:
         return not FILES.match(task)

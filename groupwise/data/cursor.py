@@ -167,8 +167,7 @@ def fingerprint(tasks: Sequence[Task]) -> str:
 
 
 def _text(row: list[Any]) -> str:
-    """Write a task as JSON; keys that are no texts, which a generator's columns may have, by order.
-    """
+    """Write a task as JSON; keys that are no texts, which generators may make, by their order."""
     try:
         return json.dumps(row, sort_keys=True, default=str)
     except TypeError:

@@ -187,8 +187,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines, numbered from 1. Only line feeds end one: str.splitlines would cut prompts.
-    """
+    """Yield the lines, numbered from 1. Only line feeds end one: splitlines would cut prompts."""
     with _opened(path) as file:
         for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
             if len(raw) > MAX_LINE:

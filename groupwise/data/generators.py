@@ -103,8 +103,7 @@ def countdown(
     operations: str = "+-*/",
     max_target: int = 100,
 ) -> list[Task]:
-    """Make tasks such as 'make 26 from 3 5 7:' -> '3*7+5', or any expression with each number once.
-    """
+    """Make tasks: 'make 26 from 3 5 7:' -> '3*7+5', or any expression with each number once."""
     _whole("countdown", "numbers", numbers, 2, 8)
     _whole("countdown", "low", low, 1, 10**6)
     _whole("countdown", "high", high, low, 10**6)

@@ -51,8 +51,7 @@ def _listed(task: Task) -> int:
 
 
 def _in_text(prompt: str, answer: str) -> int:
-    """Count the options that a question lists, A to at least C, with the answer among them; else 0.
-    """
+    """Count the options that a question lists, A to at least C, the answer among them; else 0."""
     wanted = "ABCDEFGHIJ"
     places: list[re.Match[str]] = []
     for match in LABEL.finditer(prompt):

@@ -147,8 +147,7 @@ def names() -> list[str]:
 
 
 def made(name: str, options: Mapping[str, Any]) -> Any:
-    """Make the package's data set of that name with these options, all of them known and checked.
-    """
+    """Make the package's data set of that name with these options, known and checked."""
     factory = _library("factory")
     if name not in factory.DATASETS:
         raise DataError(f"reasoning-gym has no task {name!r}. {nearest(name, names())}")

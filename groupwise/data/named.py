@@ -71,8 +71,7 @@ def dapo17k(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def countdown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the columns `numbers` and `target`, for the reward `countdown`; an answer is optional.
-    """
+    """Read the columns `numbers` and `target`, for the reward `countdown`; no answer needed."""
     given = lookup(row, VERL_ANSWER)
     given = {**given, **row} if isinstance(given, dict) else row
     numbers, target = given.get("numbers", given.get("nums")), given.get("target")
@@ -111,8 +110,7 @@ def mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask for a function to be completed. Columns: `tests` (it defines `check`) and `entry_point`.
-    """
+    """Ask to complete a function. Columns: `tests` (it defines `check`) and `entry_point`."""
     entry = _text(row, "entry_point")
     if not re.search(rf"def {re.escape(entry)}\b", _text(row, "prompt")):
         raise BadRow(f"'prompt' does not define {entry!r}, the 'entry_point'")
@@ -170,8 +168,7 @@ def boxed(solution: str) -> str | None:
 
 
 def _table(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Read a column of keys and values, or of their JSON: Parquet has no columns of several shapes.
-    """
+    """Read a column of keys and values, or of their JSON: Parquet columns have one shape."""
     given = row.get(name)
     if isinstance(given, str):
         try:

@@ -105,8 +105,7 @@ class _File:
 
 
 def kept(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
-    """Store tasks in a list, or on disk where that is asked for (always) or they are many (auto).
-    """
+    """Store tasks in a list, or on disk where that is asked for (always) or they are many."""
     if streaming == "never":
         return list(tasks)
     rest, held, size = iter(tasks), deque[Task](), 0

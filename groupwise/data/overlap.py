@@ -111,7 +111,7 @@ class Evaluations:
 
 
 def covered_share(item_T: Hashes, row_T: Hashes, size: int) -> float:
-    """Return the share of an item's words that lie in runs of `size` words that the row has, too."""
+    """Return the share of an item's words in runs of `size` words that the row has, too."""
     if len(row_T) < size:
         return 0.0
     hits = np.isin(grams(item_T, size), grams(row_T, size))
@@ -215,7 +215,6 @@ class Copies:
 
 
 def _mixed(value_S: Hashes) -> Hashes:
-    """Mix the bits of hashes: the high bits of a product depend on all bits, the low ones do not.
-    """
+    """Mix the bits of hashes: only the high bits of a product depend on all bits."""
     found: Hashes = value_S ^ (value_S >> np.uint64(29))
     return found

@@ -79,8 +79,7 @@ def prepare(
     max_prompt_tokens: int = 0,
     room: int,
 ) -> Prepared:
-    """Return token ids for every task that fits. `room` is what the model holds beside the answer.
-    """
+    """Return token ids for every task that fits. `room` is what the model holds beside answers."""
     _check_settings(tasks, template, system, instruction)
     limit = min(max_prompt_tokens or room, room)
     dropped: list[Dropped] = []

@@ -165,8 +165,7 @@ def _check_settings(data: config.Data) -> None:
 def _without_repeats(
     data: config.Data, train: Sequence[Task], held: Sequence[Task], notes: list[str]
 ) -> Sequence[Task]:
-    """Return the training tasks; prompts that repeat are reported, and dropped where that is asked.
-    """
+    """Return the training tasks; repeated prompts are reported, and dropped if asked."""
     keys = keys_of(train)
     both = np.intersect1d(keys, keys_of(held))
     later, conflicts = repeats(train, keys)

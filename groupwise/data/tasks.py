@@ -203,8 +203,7 @@ def normalised(prompt: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _frozen(prompt: Any) -> str | tuple[Message, ...]:
-    """Return messages without fields that are null: a table gives every message the fields of all.
-    """
+    """Return messages without fields that are null: tables give every message all fields."""
     if isinstance(prompt, str):
         return prompt
     return tuple({key: x for key, x in m.items() if x is not None} for m in prompt)

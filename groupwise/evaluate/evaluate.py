@@ -77,8 +77,7 @@ def evaluate(
     sampling: Sampling,
     samples: int,
 ) -> Evaluation:
-    """Sample every task `samples` times. The draw number is always 0, so that evaluations compare.
-    """
+    """Sample every task `samples` times. The draw number is always 0: evaluations compare."""
     if not tasks:
         return Evaluation(None, None, None, None, None, None, 0, samples, ())
     written = write(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")

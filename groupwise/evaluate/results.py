@@ -166,8 +166,7 @@ class Comparison:
 
 
 def compare(results: Sequence[Result], against: Sequence[Result] = ()) -> list[Comparison]:
-    """Compare all pairs of models on the same suite, and each with those of an earlier evaluation.
-    """
+    """Compare all pairs of models on the same suite, and each with an earlier evaluation."""
     pairs = [(a, b, b.name) for a, b in combinations(results, 2)]
     pairs += [(a, b, f"{b.name} (earlier)") for a in results for b in against]
     found = []

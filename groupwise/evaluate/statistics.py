@@ -374,8 +374,7 @@ def _outside(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=1)
 def _normal_tail() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the tail's logarithm, nearly a parabola: linear interpolation between places will do.
-    """
+    """Return the tail's logarithm, nearly a parabola: linear interpolation will do."""
     places = np.arange(0.0, 37.0, FINE)
     sides = np.fromiter((math.erfc(z / math.sqrt(2)) for z in places), float, len(places))
     return places, np.log(sides)

@@ -55,8 +55,7 @@ class Suite:
 
 
 def _of_math500(task: Task) -> bool:
-    """Return whether a row belongs to it: of a file of MATH that marks them, only those in it.
-    """
+    """Return whether a row belongs to it: of a file of MATH that marks them, only those in it."""
     return task.columns.get("math500_id", "") is not None
 
 
@@ -192,8 +191,7 @@ def config_of(suite: Suite, config: Config, tasks: int, *, own_options: bool) ->
 
 
 def grader_name(decider: str | None, task: Task) -> str:
-    """Return the bare name of the part that decides whether an answer is correct; "" if none does.
-    """
+    """Return the bare name of the part that decides whether answers are correct; "" if none."""
     name = task.grader or "number" if decider == ROW else decider or ""
     return name.partition("(")[0]
 

@@ -50,8 +50,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Idle:
-    """A slot that changes no update, and what would make it act: sets of conditions, each enough.
-    """
+    """A slot that changes no update, and sets of conditions, each of which makes it act."""
 
     slot: Slot
     wakes: tuple[tuple[str, ...], ...]
@@ -172,8 +171,7 @@ class Trial:
     def wakes(
         self, recipe: Recipe, slot: Slot, conditions: Conditions
     ) -> tuple[tuple[str, ...], ...]:
-        """Return the fewest further conditions under which a slot acts; none where it never does.
-        """
+        """Return the fewest further conditions under which a slot acts; none if it never does."""
         missing = conditions.missing()
         for count in range(1, len(missing) + 1):
             found = [
@@ -186,8 +184,7 @@ class Trial:
         return ()
 
     def same(self, one: Recipe, other: Recipe, conditions: Conditions) -> bool:
-        """Return whether two recipes give the same update; False where a function can't be tried.
-        """
+        """Return whether two recipes give the same update; False if a function can't be tried."""
         found = [self._gradients(each, conditions) for each in (one, other)]
         if found[0] is None or found[1] is None:
             return False
@@ -204,8 +201,7 @@ class Trial:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Compare token by token: the gradient of a token whose ratio exploded would hide all others.
-    """
+    """Return whether gradients agree token by token: one exploded ratio would hide the rest."""
     gap, size = (x.abs().amax(-1) for x in (a - b, a))
     return bool((gap <= SAME * size + TINY).all())
 

@@ -31,7 +31,7 @@ Numbers = Any  # one per token of the completion: a list, a numpy array, a CPU t
 
 @dataclass(frozen=True)
 class Row:
-    """One sample. What is None was not computed, or there is none."""
+    """One sample. None is what was not computed, or does not exist."""
 
     prompt_id: int
     draw: int
@@ -66,7 +66,9 @@ class Row:
     def of(
         cls, rollout: Rollout, *, group: int, prompt_text: str, used: bool = True, **streams: Any
     ) -> Row:
-        """From a rollout and what the learner said about its tokens (learner_logp=..., ...)."""
+        """Make a row from a rollout and the learner's numbers for its tokens (learner_logp=...,
+        ...).
+        """
         task, done, grade = rollout.task, rollout.completion, rollout.grade
         return cls(
             prompt_id=task.id,
@@ -113,7 +115,7 @@ def _steps(name: str, rows: Sequence[Row]) -> pa.Array:
 
 
 def _list(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
-    """Lists of numbers, put end to end without a Python object for each."""
+    """Join lists of numbers end to end without a Python object for each."""
     dtype = kind.to_pandas_dtype()
 
     def column(name: str, rows: Sequence[Row]) -> pa.Array:
@@ -181,7 +183,7 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
 
 
 def to_table(rows: Sequence[Row], step: int) -> pa.Table:
-    """The rows as columns, checked: a list per token is as long as its completion."""
+    """Return the rows as columns, checked: a list per token is as long as its completion."""
     for number, row in enumerate(rows):
         for name in PER_TOKEN:
             values = getattr(row, name)
@@ -196,12 +198,12 @@ def to_table(rows: Sequence[Row], step: int) -> pa.Table:
 
 
 def write(path: Path, rows: Sequence[Row], step: int) -> None:
-    """The whole file or none; durable on return."""
+    """Write the whole file or none; durable on return."""
     store(path, to_table(rows, step))
 
 
 def store(path: Path, table: pa.Table) -> None:
-    """A table of `to_table` or `read`, perhaps with other columns, as a file."""
+    """Write a table of `to_table` or `read`, perhaps with other columns, as a file."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
@@ -215,7 +217,7 @@ def store(path: Path, table: pa.Table) -> None:
 
 
 def with_lists(table: pa.Table, columns: Mapping[str, Sequence[Numbers | None]]) -> pa.Table:
-    """The table with these lists per token in place of its own, or beside them; by row."""
+    """Return the table with these lists per token in place of its own, or beside them; by row."""
     for name, lists in columns.items():
         kind = _BOOL if name == "clipped" else _FLOAT32
         dtype = kind.to_pandas_dtype()
@@ -226,7 +228,7 @@ def with_lists(table: pa.Table, columns: Mapping[str, Sequence[Numbers | None]])
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A step's rows, or some columns of them, as far as the file has them."""
+    """Read a step's rows, or some columns of them, as far as the file has them."""
     with _opened(path) as file:
         found = _version(file)
         if found != VERSION:
@@ -240,7 +242,7 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
-    """Some columns of a file of this version or an older one, and its version, for showing.
+    """Read some columns of a file of this version or an older one, and its version, for showing.
 
     What the file does not have is null.
     """
@@ -256,7 +258,7 @@ def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
 
 
 def _some(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
-    """The columns as the schema has them; other types and torn lists are an Arrow error."""
+    """Return the columns as the schema has them; other types and torn lists are an Arrow error."""
     there = file.schema_arrow.names
     table = file.read(columns=[name for name in columns or there if name in there])
     table.validate(full=True)
@@ -271,7 +273,7 @@ def _some(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
 
 @functools.cache
 def _types() -> dict[str, pa.DataType]:
-    """The type of every column; `weight` is in files of a replay."""
+    """Return the type of every column; `weight` is in files of a replay."""
     ours = to_table([], 0).schema
     return {**dict(zip(ours.names, ours.types, strict=True)), "weight": pa.list_(_FLOAT32)}
 
@@ -298,7 +300,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _version(file: pq.ParquetFile) -> int:
-    """0 where the file does not say."""
+    """Return the file's version, 0 where it does not say."""
     said = (file.schema_arrow.metadata or {}).get(VERSION_KEY, b"0")
     return int(said) if said.isdigit() else 0
 

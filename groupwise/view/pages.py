@@ -1,4 +1,4 @@
-"""The pages, as HTML: what the templates get. They escape all of it."""
+"""The pages as HTML: the data of the templates, which escape all of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SORTS = {"spread": "spread", "mean": "reward", "length": "length", "number": "nu
 
 
 def charts(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """The charts of a page by section: those to judge a run by, then all that was measured."""
+    """Return the charts of a page by section: those to judge a run by, then all others."""
     first = [(title, USEFUL if name == "groups/dead_share" else name, share)
              for title, name, share in CURVES]  # fmt: skip
     found = {"Judge by these": [_chart(name, title, share) for title, name, share in first
@@ -75,7 +75,7 @@ def _chart(name: str, title: str, share: bool) -> dict[str, Any]:
 
 
 def _drawn(run: Run, chart: dict[str, Any]) -> dict[str, Any]:
-    """A chart with its picture, to be seen until the one that can be clicked is there."""
+    """Return a chart with a picture that is shown until the interactive one is there."""
     name, at = chart["name"], sorted({event["step"] for event in run.events if is_health(event)})
     curve = Curve(chart["title"], run.points(name), share=chart["share"],
                   sparse=name.startswith("eval/"), events=at)  # fmt: skip
@@ -83,7 +83,7 @@ def _drawn(run: Run, chart: dict[str, Any]) -> dict[str, Any]:
 
 
 def trends(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """Curves and events as data for the charts."""
+    """Return curves and events as data for the charts."""
     about = run.about()
     curves = {}
     for name in names:
@@ -243,14 +243,14 @@ def sample_page(run: Run, step: int, group: int, sample: int) -> str:
 
 
 def judged_pieces(text: str, steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """The pieces of a completion that have a process reward each, and that reward."""
+    """Return the pieces of a completion that have a process reward each, and that reward."""
     starts = [0, *(step["end"] for step in steps)]
     return [(text[start : step["end"]], step["reward"])
             for start, step in zip(starts, steps, strict=False)]  # fmt: skip
 
 
 def sample_text(run: Run, step: int, group: int, sample: int) -> str:
-    """Prompt and completion as they are, for a text viewer."""
+    """Return prompt and completion as they are, for a text viewer."""
     columns = ("group", "sample", "prompt_text", "text")
     rows, _ = rows_of_group(run.folder.rollout(step), group, columns)
     row = rows.slice(place_of(rows, sample), 1).to_pylist()[0]
@@ -258,7 +258,7 @@ def sample_text(run: Run, step: int, group: int, sample: int) -> str:
 
 
 def _samples(rows: pa.Table) -> list[dict[str, Any]]:
-    """Rows with what follows from them. Lists per token stay arrays: they may be very long."""
+    """Return rows with derived values. Lists per token stay arrays: they may be very long."""
     lists = ("token_ids", "advantage", "clipped")
     made = []
     for at, row in enumerate(rows.drop_columns(list(lists)).to_pylist()):
@@ -323,7 +323,7 @@ def plotly() -> bytes:
 
 @functools.cache
 def plotly_styles() -> list[str]:
-    """Ids of the style sheets that plotly's script adds to a page unless it has such an element.
+    """Return ids of style sheets that plotly's script adds to a page unless it has such an element.
 
     They are of maps, which no page has, and the policy stops them with an error on the console.
     """
@@ -339,7 +339,7 @@ def _shown(value: float | None, share: bool = False) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """As much as is shown, control characters spelled out."""
+    """Return as much as is shown, control characters spelled out."""
     return visible(text[:limit])
 
 

@@ -1,4 +1,4 @@
-"""One prompt across the steps: when it was drawn, and how its samples fared each time."""
+"""One prompt across the steps: when it was drawn, and the results of its samples each time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Stamp = tuple[int, int]  # of a file: a resumed run writes a step anew
 
 
 class PromptIndex:
-    """Which steps drew which prompt: a few numbers a step, read once and again when it changes."""
+    """An index from prompts to steps: a few numbers a step, read once and again when it changes."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -43,7 +43,7 @@ class PromptIndex:
             return [step for step in present if prompt_id in self._of_step[step][1]]
 
     def draws(self, prompt_id: int, seen: Partly) -> list[tuple[int, Group, str]]:
-        """Step, group and the text of its first sample, the latest step first."""
+        """Return step, group and the text of its first sample, the latest step first."""
         found = []
         for step in reversed(self.steps(prompt_id)[-SHOWN:]):
             path = self._run.folder.rollout(step)
@@ -53,7 +53,7 @@ class PromptIndex:
 
 
 def _draws(path: Path, prompt_id: int) -> list[tuple[Group, str]]:
-    """Of one step."""
+    """Return a prompt's groups in one step, each with the text of its first sample."""
     table, _ = read_older(path, (*OF_GROUPS, "text"))
     rows = table.filter(pc.equal(table.column("prompt_id"), prompt_id))
     texts = rows.select(["group", "text"]).to_pylist()
@@ -73,7 +73,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _ids(path: Path) -> Any:
-    """Of a step; none of a file that can't be read, which its own page explains."""
+    """Return the prompt ids of a step; none if unreadable, as the step's own page explains."""
     try:
         column = read_older(path, ("prompt_id",))[0].column("prompt_id")
     except RunError:

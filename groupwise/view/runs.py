@@ -83,7 +83,7 @@ class Run:
         self.last = line
 
     def points(self, name: str) -> list[Point]:
-        """A metric where it was measured; held-out ones with their standard error."""
+        """Return a metric where it was measured; held-out ones with their standard error."""
         with self.lock:
             values = self.columns.get(name)
             errors = self.columns.get(f"{name}_stderr")
@@ -96,11 +96,11 @@ class Run:
             ]
 
     def version(self) -> str:
-        """Changes whenever there is something new to show."""
+        """Return a text that changes whenever there is something new to show."""
         return f"{self._metrics.stamp}-{self._events.stamp}"
 
     def about(self) -> About:
-        """Everything beside the curves, as far as it can be read now."""
+        """Return everything beside the curves, as far as it can be read now."""
         self.refresh()
         seen = Partly()
         seen.damage += [x.damage for x in (self._metrics, self._events) if x.damage]
@@ -112,7 +112,7 @@ class Run:
         return About(self._state(summary, settings), config, changed, steps, seen.damage)
 
     def _state(self, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-        """In words: finished, or how far it is and when it was last heard of."""
+        """Describe the state: finished, or how far it is and when it last wrote."""
         if not self.steps:
             return "No step written yet."
         step, total = self.steps[-1], settings.get("steps")
@@ -153,7 +153,9 @@ class Runs:
         self._lock = threading.Lock()
 
     def all(self) -> dict[str, Run]:
-        """In the order given; looks again each time, as runs may have started since."""
+        """Return all runs in the order given; looks again each time, as runs may have started
+        since.
+        """
         with self._lock:
             for place in self.places:
                 for path in runs_in(place):
@@ -162,7 +164,7 @@ class Runs:
             return {run.name: run for path, run in self._known.items() if os.path.isdir(path)}
 
     def _named(self, path: Path, place: Path) -> Run:
-        """By where it lies in the place that was given, as folders of all arms are called alike.
+        """Name a run by its place in the given folder, as folders of all arms are called alike.
 
         A name stays: later runs of the same name have the place's before it, or a number.
         """
@@ -184,7 +186,7 @@ class Runs:
 
 
 def runs_in(place: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The place itself if it is a run, else those in it, in the order of their names.
+    """Yield the place itself if it is a run, else those in it, in the order of their names.
 
     A folder that may not be looked into counts as a run, whose page says so; a run's own folders
     are not looked into.

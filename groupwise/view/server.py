@@ -1,4 +1,4 @@
-"""Who may ask for what: GET only, this machine only unless told otherwise, nothing is changed.
+"""The server: GET only, this machine only unless told otherwise, nothing is changed.
 
 A request must name an address, localhost, or a name of this server's own (callers.py).
 """
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
 
 class Viewer(ThreadingHTTPServer):
-    """`serve_forever()` as usual; `shutdown()` ends it."""
+    """An HTTP server: `serve_forever()` as usual; `shutdown()` ends it."""
 
     daemon_threads = True
 
@@ -71,7 +71,7 @@ class Viewer(ThreadingHTTPServer):
             return self._indices.setdefault(run.name, PromptIndex(run))
 
     def answer(self, target: str) -> Answer:
-        """What stands at an address."""
+        """Return what is found at an address."""
         parts = urlsplit(target)
         words = [unquote(word, errors="surrogateescape") for word in parts.path.split("/") if word]
         asked = parse_qs(parts.query)
@@ -174,4 +174,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal is for what goes wrong."""
+        """Print nothing: the terminal is for what goes wrong."""

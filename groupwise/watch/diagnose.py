@@ -1,4 +1,4 @@
-"""What is wrong with a run: the rules over its metrics, and the samples to read."""
+"""A diagnosis of a run: the rules over its metrics, and the samples to read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GUARDS = ("reward", "not finite", "nothing learned", "pairs")  # events of what 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that can be said of a run."""
+    """All findings of a run."""
 
     path: Path
     tool: str  # that wrote it: groupwise, trl, verl
@@ -48,7 +48,7 @@ class Diagnosis:
 
     @property
     def first(self) -> Finding | None:
-        """What to look at first: later findings may follow from it."""
+        """Return what to look at first: later findings may follow from it."""
         return next(iter(self.sick or self.findings), None)
 
     def points(self, finding: Finding) -> Sequence[Point]:
@@ -82,7 +82,7 @@ class Diagnosis:
 
 
 def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis:
-    """A run folder, live or finished, or a log of TRL or verl."""
+    """Diagnose a run folder, live or finished, or a log of TRL or verl."""
     folder = RunFolder(path)
     tool, lines = (
         ("groupwise", folder.read_metrics()) if _is_ours(folder) else read_log(folder.path)
@@ -106,7 +106,7 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
 
 
 def _is_ours(folder: RunFolder) -> bool:
-    """Whether it is a run folder, be its files damaged or not."""
+    """Return whether it is a run folder, be its files damaged or not."""
     there = os.path.lexists
     return there(folder.metrics) or (there(folder.config) and there(folder.events))
 
@@ -114,7 +114,7 @@ def _is_ours(folder: RunFolder) -> bool:
 def _after_the_end(
     events: Sequence[Mapping[str, Any]], last: int, known: set[str]
 ) -> list[Finding]:
-    """What was found in a step that a guard stopped: it has events and no metrics."""
+    """Return findings in a step that a guard stopped: it has events and no metrics."""
     rules = {rule.name: rule for rule in RULES}
     needed = ("step", "text", "metric", "value", "limit", "first_bad_step")  # of this version
     found = []
@@ -169,7 +169,7 @@ WORST: dict[str, Callable[[Row], Any]] = {
 
 
 def worst_samples(folder: RunFolder, finding: Finding) -> tuple[int | None, list[dict[str, Any]]]:
-    """Of the first bad step whose rollouts are there, or the last before it."""
+    """Return samples of the first bad step whose rollouts are there, or the last before it."""
     steps, first = folder.rollout_steps(), finding.evidence.first
     step = next((s for s in steps if s >= first), steps[-1] if steps else None)
     if step is None:

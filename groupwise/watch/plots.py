@@ -26,7 +26,7 @@ def can_plot() -> bool:
 
 
 def write_plots(path: str | os.PathLike[str]) -> list[Path]:
-    """plots/NAME.png for every curve of the report that has values."""
+    """Write plots/NAME.png for every curve of the report that has values."""
     if not can_plot():
         raise ConfigError(f"PNG plots are drawn by matplotlib: `{install('view')}`")
     folder, seen = RunFolder(path), Partly()  # the report says what is damaged
@@ -45,7 +45,7 @@ def write_plots(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def png(curve: Curve) -> bytes:
-    """One curve: as measured and smoothed, standard errors, and lines where a rule fired."""
+    """Draw one curve: as measured and smoothed, standard errors, and lines where a rule fired."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 

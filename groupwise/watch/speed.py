@@ -1,4 +1,4 @@
-"""How fast a step was, against what its device can do, and what held it up.
+"""The speed of a step, against what its device can do, and what held it up.
 
 Measured seconds over counted work (`groupwise.model.cost`). Where the device's peaks are not
 known, as on a CPU, there are shares of the step and nothing to compare with.
@@ -28,14 +28,14 @@ BUSY = 0.25  # of a peak: below, neither operations nor memory hold a phase up
 def step_speed(
     run: Run, work: Mapping[str, Parts], clock: Clock, step: float
 ) -> dict[str, float | str]:
-    """Of a step that took so many seconds."""
+    """Return the speed of a step that took so many seconds."""
     other = max(step - sum(clock.phases.values()), 0.0)
     seconds = {**clock.phases, "other": other, "step": step}
     return speed(seconds, work, device_of(run.learner.device))
 
 
 def step_work(run: Run, collected: Collected, taught: Taught) -> dict[str, Parts]:
-    """What the phases of a step had to compute and to read."""
+    """Return what the phases of a step had to compute and to read."""
     model = run.loaded.model
     sampled = sequences_of(collected.groups + collected.unused)
     in_flight: int = getattr(run.engine, "places", 0)  # other engines keep that to themselves
@@ -54,7 +54,7 @@ def device_of(device: torch.device) -> Device:
 def speed(
     seconds: Mapping[str, float], work: Mapping[str, Parts], device: Device
 ) -> dict[str, float | str]:
-    """`seconds` by phase and for the whole `step`; `work` of the phases that were counted."""
+    """Return the speed: `seconds` by phase and for the whole `step`, `work` as counted."""
     step = seconds["step"]
     found: dict[str, float | str] = {
         f"time/share/{name}": spent / step for name, spent in seconds.items() if name != "step"
@@ -81,7 +81,7 @@ def speed(
 
 
 def peaks(parts: Parts, seconds: float, device: Device) -> Cost | None:
-    """Shares of the device's operations and of its bandwidth; None where they are not known."""
+    """Return shares of the device's operations and bandwidth; None where they are not known."""
     if device.flops is None or device.bandwidth is None:
         return None
     moved = total(parts).bytes

@@ -49,7 +49,9 @@ class MlflowRun:
         self._set(about, run.data.params)
 
     def _experiment(self, name: str, files: str | None) -> str:
-        """Its id. Two runs may make it at the same time: the second finds it then."""
+        """Return the experiment's id. Two runs may make it at the same time: the second finds it
+        then.
+        """
         for _ in range(2):
             found = self._client.get_experiment_by_name(name)
             if found is not None:
@@ -61,7 +63,7 @@ class MlflowRun:
         raise trouble
 
     def _set(self, about: About, known: Mapping[str, str]) -> None:
-        """A parameter is set once; what a resumed run changes becomes a tag."""
+        """Set the parameters, each once; what a resumed run changes becomes a tag."""
         params = {_name(name): str(x)[:LONGEST_TEXT] for name, x in about.settings.items()}
         new = [Param(name, x) for name, x in params.items() if name not in known]
         for part in _parts(new, PARAMS_AT_ONCE):
@@ -82,12 +84,12 @@ class MlflowRun:
         self._metrics += [Metric(name, x, now, step) for name, x in named.items()]
 
     def note(self, note: Note) -> None:
-        """It has nothing like an alert; tags stand at the top of a run's page."""
+        """Set a tag, as MLflow has no alerts; tags are at the top of a run's page."""
         text = f"step {note.step}: {note.text}"
         self._client.set_tag(self._id, _name(f"event.{note.title}"), text[:LONGEST_TEXT])
 
     def flush(self) -> None:
-        """In few calls: each waits for the store."""
+        """Send in few calls: each waits for the store."""
         for part in _parts(self._metrics, METRICS_AT_ONCE):
             self._client.log_batch(self._id, metrics=part)
         self._metrics = []
@@ -97,7 +99,9 @@ class MlflowRun:
 
 
 def _name(text: str) -> str:
-    """As it takes names: letters, digits and _-./ : alone, and nothing that looks like ../"""
+    """Return a name as MLflow takes it: letters, digits and _-./ : alone, and nothing that looks
+    like ../
+    """
     plain = re.sub(r"[^\w\-./ :]", "_", text)[:LONGEST_NAME]
     return posixpath.normpath(plain).lstrip("./ ") or "_"
 

@@ -1,4 +1,4 @@
-"""Tells a run folder to a tracker: what is there, and while the run is written, what is added.
+"""A mirror of a run folder in a tracker: what is there, and what is added while the run is written.
 
 `mirrors/NAME.json` in the run folder remembers under which id the tracker has the run, and up to
 which step. So it does not matter how often a mirror is stopped, or how late it is started.
@@ -33,7 +33,7 @@ TAKEOVER = 60.0  # seconds that the mirror of a run that was killed has to end
 
 
 def mirror(folder: RunFolder, name: str) -> int:
-    """Bring a tracker up to date, and go on as long as who writes the run now does so.
+    """Bring a tracker up to date, and continue as long as the run's present writer does.
 
     Returns the last step that it has.
     """
@@ -58,7 +58,7 @@ def mirror(folder: RunFolder, name: str) -> int:
 
 
 def up_to_date(folder: RunFolder, name: str) -> bool:
-    """Whether the tracker was told all steps."""
+    """Return whether the tracker has all steps."""
     lines = folder.read_metrics()
     return (
         not lines or _Known(folder.path / FOLDER / f"{name}.json", folder).step == lines[-1]["step"]
@@ -66,7 +66,7 @@ def up_to_date(folder: RunFolder, name: str) -> bool:
 
 
 class Tail:
-    """What was read of the files, and what of it the tracker has."""
+    """The part of the files that was read, and the part of it that the tracker has."""
 
     def __init__(self, folder: RunFolder, tracker: Tracker, known: _Known) -> None:
         self._folder, self._tracker, self._known = folder, tracker, known
@@ -121,7 +121,7 @@ class Tail:
 
 
 def _sound(file: Growing) -> tuple[bool, list[dict[str, Any]]]:
-    """Its news; an error where it is damaged, as a tracker that lacks a step would not say so."""
+    """Return what is new in a file; raise if it is damaged: no step is missed silently."""
     found = file.news()
     if file.damage:
         raise RunError(file.damage)
@@ -129,7 +129,7 @@ def _sound(file: Growing) -> tuple[bool, list[dict[str, Any]]]:
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a line that are numbers; what was not finite is null there, and left out."""
+    """Return the metrics of a line that are numbers; null, for what is not finite, is left out."""
     return {
         name: value
         for name, value in line.items()
@@ -164,7 +164,7 @@ class _Known:
 
 @contextlib.contextmanager
 def _alone(path: Path, name: str) -> Iterator[None]:
-    """Two mirrors to one tracker would send everything twice."""
+    """Lock out a second mirror to the same tracker, which would send everything twice."""
     deadline = time.monotonic() + TAKEOVER
     with open(path, "wb") as lock:
         while True:
@@ -183,7 +183,7 @@ def _alone(path: Path, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patience() -> Iterator[None]:
-    """A client that hangs holds this process for ever, unless the system ends it."""
+    """End this process if a client hangs inside."""
     signal.alarm(PATIENCE)
     try:
         yield

@@ -56,6 +56,6 @@ class EventFiles:
 
 
 def _table(settings: Mapping[str, Setting]) -> str:
-    """Markdown, which the text page shows."""
+    """Write a table in Markdown, which the text page shows."""
     rows = [f"| `{name}` | `{str(x).replace('|', '¦')}` |" for name, x in settings.items()]
     return "\n".join(["| setting | value |", "|---|---|", *rows])

@@ -33,7 +33,7 @@ class TrackioRun:
         )
 
     def reached(self) -> int | None:
-        """It writes from a thread: only its store knows what arrived."""
+        """Ask the store, which alone knows what arrived: trackio writes from a thread."""
         return int(self._run._next_step) - 1
 
     def take_back(self) -> None:
@@ -47,7 +47,7 @@ class TrackioRun:
         self._run.alert(note.title, note.text, level=level, step=note.step)
 
     def flush(self) -> None:
-        """Its thread writes twice a second."""
+        """Do nothing: trackio's thread writes twice a second."""
 
     def close(self, finished: bool) -> None:
         self._run.finish()

@@ -48,7 +48,7 @@ class WandbRun:
         self._run.alert(note.title, f"step {note.step}: {note.text}", level=level)
 
     def flush(self) -> None:
-        """It went to a process of wandb's, which outlives this one."""
+        """Do nothing: all went to a process of wandb's, which outlives this one."""
 
     def close(self, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)
