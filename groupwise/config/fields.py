@@ -153,8 +153,8 @@ class Data:
 
     # tasks to train on: a file, a pattern ("data/*.parquet"), a named set ("gsm8k:FILE") or a
     # generator (arithmetic, countdown, reasoning_gym:TASK); a list of them, or a table:
-    # { "gsm8k:FILE" = 0.7, "FILE" = { weight = 0.3, grader = "number" } } (also size and options, of
-    # a generator; arithmetic:NAME is one). FILE may be on a hub: hub:org/name,
+    # { "gsm8k:FILE" = 0.7, "FILE" = { weight = 0.3, grader = "number" } } (also size and options,
+    # of a generator; arithmetic:NAME is one). FILE may be on a hub: hub:org/name,
     # hub:org/name@revision/train*.parquet
     train: str | tuple[str, ...] | dict[str, Positive | Source] = "arithmetic"
     # held-out tasks, written like data.train but without weights; "": some tasks of a generator are
