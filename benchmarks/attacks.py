@@ -28,7 +28,7 @@ from groupwise.commands import diagnose
 from groupwise.errors import RunError
 from groupwise.graders.rubric import Grader
 from groupwise.graders.sandbox import attacks, pool
-from groupwise.graders.sandbox.walls import WALLS
+from groupwise.graders.sandbox.isolation import WALLS
 from groupwise.graders.sandbox.worker import Worker
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder

@@ -22,7 +22,7 @@ from pathlib import Path
 from programs import tasks
 
 from groupwise.graders.code import examine, extract
-from groupwise.graders.exams import Calls, exam
+from groupwise.graders.program_tests import Calls, exam
 from groupwise.graders.sandbox.limits import Limits
 from groupwise.graders.sandbox.pool import Pool
 from groupwise.graders.sandbox.worker import Worker

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from groupwise.config.fields import Data
-from groupwise.probing.sieve import Wanted, sieve
+from groupwise.probing.row_filter import Wanted, sieve
 
 SETS = (
     ("gsm8k", "gsm8k:", "gsm8k"),

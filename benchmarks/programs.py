@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from groupwise.data.files import rows as read_rows
-from groupwise.data.named import SETS
+from groupwise.data.named_sets import SETS
 from groupwise.graders.code import examine, extract
-from groupwise.graders.exams import exam
+from groupwise.graders.program_tests import exam
 from groupwise.graders.sandbox.limits import Limits
 from groupwise.graders.sandbox.pool import Pool, report
 from groupwise.records import Task

@@ -137,9 +137,9 @@ def default_folder(args: argparse.Namespace, first: str) -> Path:
 
 
 def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, begun: float) -> int:
-    from groupwise.compare import findings, outcomes, starts, words, workers
-    from groupwise.compare.machine import places_for, threads_for
+    from groupwise.compare import findings, outcomes, shared_start, summary, workers
     from groupwise.compare.page import write_all
+    from groupwise.compare.places import places_for, threads_for
 
     places = places_for(plan, args.jobs)
     plan = plan.with_threads(threads_for(folder.read(), places))
@@ -154,10 +154,10 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
     try:
         with interruptible():
             if jobs:
-                starts.prepare(plan, folder, say)
+                shared_start.prepare(plan, folder, say)
                 progress = workers.do(plan, folder, jobs, places, lock, Shown(plan))
             else:
-                starts.check_unchanged(plan, folder)
+                shared_start.check_unchanged(plan, folder)
     except KeyboardInterrupt:
         left = len(folder.undone(plan))
         say(f"stopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
@@ -172,8 +172,8 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
     if args.json:
         print_json(found)
     else:
-        print(words.text(found))
-        print(f"\n{words.cost_line(found['cost'])}; {', '.join(written)} in {folder.path}")
+        print(summary.text(found))
+        print(f"\n{summary.cost_line(found['cost'])}; {', '.join(written)} in {folder.path}")
     if failed:
         say(f"{len(failed)} runs failed; the logs are log.txt in their folders. {go_on(sys.argv)}")
     return 1 if failed else 0

@@ -80,8 +80,8 @@ def text(found: Diagnosis, width: int) -> str:
 def _in_full(found: Diagnosis, finding: Finding, width: int) -> list[str]:
     from groupwise.watch.chart import plot
     from groupwise.watch.display import visible
-    from groupwise.watch.foreign import in_their_words
     from groupwise.watch.health import sentence
+    from groupwise.watch.other_tools import in_their_words
 
     rule, seen = finding.rule, finding.evidence
     lines = [f"Evidence  {seen.text}", f"          (threshold: {rule.threshold})"]

@@ -25,8 +25,8 @@ from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.evaluate.asked import Asked, Basis, Candidate, Entry
     from groupwise.evaluate.examine import Sitting
+    from groupwise.evaluate.request import Asked, Basis, Candidate, Entry
     from groupwise.evaluate.results import Result
     from groupwise.records import Rollout
 
@@ -100,7 +100,7 @@ def side_by_side(
     overrides: Sequence[str],
 ) -> int:
     from groupwise.evaluate import results
-    from groupwise.evaluate.asked import FORCE_TOKENS, Asked, Basis, candidates, check, entries
+    from groupwise.evaluate.request import FORCE_TOKENS, Asked, Basis, candidates, check, entries
     from groupwise.evaluate.suites import HELD_OUT
 
     asked = Asked(

@@ -30,8 +30,8 @@ from groupwise.errors import ConfigError
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.data.files import Row
-    from groupwise.evaluate.asked import Basis
-    from groupwise.probing.sieve import Band, Sieve
+    from groupwise.evaluate.request import Basis
+    from groupwise.probing.row_filter import Band, Sieve
 
 BAND, SAMPLES, TEMPERATURE = "0.1,0.9", 8, 1.0
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -68,8 +68,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from groupwise.data.guessing import CHANCE
     from groupwise.data.overlap import NGRAM
-    from groupwise.evaluate.asked import Basis
-    from groupwise.probing import sieve as sieving
+    from groupwise.evaluate.request import Basis
+    from groupwise.probing import row_filter as sieving
 
     paths, source, overrides = split_models(args.path, args.items)
     if len(paths) > 1:
@@ -119,7 +119,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 def data_of(name: str, config: Config) -> Any:
     from groupwise.config.fields import Data
-    from groupwise.data.named import SETS
+    from groupwise.data.named_sets import SETS
 
     if name.partition(":")[0] in SETS:
         return Data(train=name)
@@ -130,8 +130,8 @@ class Look:
     """The rows of a file with their pass rates under a model."""
 
     def __init__(self, args: argparse.Namespace, basis: Basis) -> None:
-        from groupwise.evaluate.asked import Asked, candidates, check
-        from groupwise.probing import passing
+        from groupwise.evaluate.request import Asked, candidates, check
+        from groupwise.probing import pass_rates
 
         self.name, self.basis = args.path, basis
         ends = words_of(args.band or BAND)
@@ -144,18 +144,18 @@ class Look:
             samples=SAMPLES if args.samples is None else args.samples,
             temperature=TEMPERATURE if args.temperature is None else args.temperature,
         )
-        passing.check(self.asked, self.limits)
+        pass_rates.check(self.asked, self.limits)
         check(self.asked, basis.config)
         [self.candidate] = candidates([args.model])
 
     def band(self, found: Sieve, kept: Path) -> Band:
-        from groupwise.probing import passing, sieve
+        from groupwise.probing import pass_rates, row_filter
 
-        entry = passing.open_rows(self.name, self.basis, found.removed)
-        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, say)
+        entry = pass_rates.open_rows(self.name, self.basis, found.removed)
+        counts = pass_rates.rates(entry, self.candidate, self.basis, self.asked, kept, say)
         low, high = self.limits
-        band = sieve.Band(low, high, self.asked.samples, self.candidate.name, 0.0, 0.0, {})
-        return sieve.by_band(found, counts, band)
+        band = row_filter.Band(low, high, self.asked.samples, self.candidate.name, 0.0, 0.0, {})
+        return row_filter.by_band(found, counts, band)
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from groupwise.compare.coincide import coinciding
+from groupwise.compare.equal_arms import coinciding
 from groupwise.compare.outcomes import (
     CURVES,
     Array,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from groupwise.compare import charts, words
+from groupwise.compare import charts, summary
 from groupwise.compare.charts import Chart, Line
 from groupwise.compare.outcomes import Outcome
 from groupwise.compare.plan import Plan
@@ -51,7 +51,7 @@ def write_all(
         "compare.json": to_page(found),
         "compare.html": page(path.resolve().name, found, plan, drawn),
         "pairs.csv": _csv(_pair_rows(found)),
-        "runs.csv": _csv(_run_rows(plan, done, words.measures(found))),
+        "runs.csv": _csv(_run_rows(plan, done, summary.measures(found))),
         "curves.csv": _csv(_curve_rows(plan, done)),
     }
     if can_plot():
@@ -95,9 +95,9 @@ def charts_of(found: Mapping[str, Any]) -> dict[str, Chart]:
 
 def page(name: str, found: Mapping[str, Any], plan: Plan, drawn: Mapping[str, Chart]) -> str:
     """Return the page, which is self-contained: no script, nothing loaded."""
-    said = [*words.verdicts(found), *filter(None, words.measured(found))]
+    said = [*summary.verdicts(found), *filter(None, summary.measured(found))]
     sentences = "".join(f"<li>{text(each)}</li>" for each in said)
-    troubles = "".join(f"<p>{text(each)}</p>" for each in words.warnings(found) if each)
+    troubles = "".join(f"<p>{text(each)}</p>" for each in summary.warnings(found) if each)
     figures = "".join(
         f"<figure><h3>{text(chart.title)}</h3>{charts.svg(chart)}"
         f"{charts.legend([line.name for line in chart.lines])}"
@@ -113,7 +113,7 @@ def page(name: str, found: Mapping[str, Any], plan: Plan, drawn: Mapping[str, Ch
             f"<p>{len(plan.arms)} arms x {len(plan.seeds)} seeds, {text(plan.budget)} each.</p>",
             troubles,
             section("Verdict", f'<ul class="verdicts">{sentences}</ul>'),
-            section("Arms", table(words.columns(found), words.rows(found))),
+            section("Arms", table(summary.columns(found), summary.rows(found))),
             section("Curves", f'<div class="curves">{figures}</div>'),
             section(
                 "Pairs", pairs + table(PAIR_HEAD, [_shown(row) for row in _pair_rows(found)[1:]])
@@ -143,7 +143,7 @@ PAIR_HEAD = ("a", "b", "of", "difference a − b", "low", "high", "p (corrected)
 def _pair_rows(found: Mapping[str, Any]) -> list[list[Any]]:
     rows: list[list[Any]] = [list(PAIR_HEAD)]
     for pair in found["pairs"]:
-        for of, tested in words.judgements(pair).items():
+        for of, tested in summary.judgements(pair).items():
             if tested is not None:
                 names = ("difference", "low", "high", "p", "p_uncorrected", "separable",
                          "smallest_visible")  # fmt: skip

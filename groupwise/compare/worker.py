@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from groupwise.compare.plan import Folder, Job, Plan
-from groupwise.compare.starts import lay_out, start_of
+from groupwise.compare.shared_start import lay_out, start_of
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, in_short
 from groupwise.training.loop import Stopped, train

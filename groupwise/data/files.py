@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from groupwise.common.globs import fitting
 from groupwise.data.json_lists import NoList, TooLong, elements
-from groupwise.data.unpacked import check_arrow, check_parquet, rows_at_once
+from groupwise.data.unpacked_size import check_arrow, check_parquet, rows_at_once
 from groupwise.errors import DataError, nearest
 from groupwise.hub import fetch_data
 

@@ -16,7 +16,7 @@ from groupwise.data import gym
 from groupwise.data.files import KNOWN
 from groupwise.data.generators import GENERATORS, generate, split
 from groupwise.data.mixing import interleaved, keys_of, numbered, repeats, split_by_hash
-from groupwise.data.named import GRADERS, SETS
+from groupwise.data.named_sets import GRADERS, SETS
 from groupwise.data.on_disk import Shelf, kept, only
 from groupwise.data.tasks import Scan
 from groupwise.data.templates import check_template

@@ -18,8 +18,8 @@ from groupwise.config import Config, load
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.engine.native.engine import SLOTS
 from groupwise.engine.protocol import Engine
-from groupwise.evaluate.asked import OWN, Asked, Basis, Candidate, Entry, check_budgets
 from groupwise.evaluate.budgets import at_budget, room
+from groupwise.evaluate.request import OWN, Asked, Basis, Candidate, Entry, check_budgets
 from groupwise.evaluate.results import Result
 from groupwise.evaluate.scores import Outcome, values_of
 from groupwise.evaluate.suites import Forcing, Suite

@@ -15,7 +15,7 @@ from pathlib import Path
 from groupwise.config import Config
 from groupwise.config.fields import GYM, Reward, is_generator
 from groupwise.data.files import TABLES, TEXTS, format_of
-from groupwise.data.named import SETS
+from groupwise.data.named_sets import SETS
 from groupwise.errors import ConfigError, DataError, nearest
 from groupwise.graders.by_row import ROW
 from groupwise.records import Task

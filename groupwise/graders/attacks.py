@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from groupwise.config.fields import GYM
 from groupwise.data import gym
 from groupwise.data.tasks import prompt_text
-from groupwise.graders import choice, exams
+from groupwise.graders import choice, program_tests
 from groupwise.graders.mathematics import numbers
 from groupwise.graders.mathematics.grader import gold_answer
 from groupwise.graders.parts import Sample
@@ -86,7 +86,7 @@ def _golds(task: Task) -> list[str]:
     if letter and not isinstance(task.answer, str):
         return [letter]  # the number of an option
     if isinstance(task.answer, (str, int, float)) and str(task.answer).strip():
-        program = any(task.columns.get(name) for name in exams.COLUMNS)
+        program = any(task.columns.get(name) for name in program_tests.COLUMNS)
         return [str(task.answer) if program else gold_answer(str(task.answer))]
     given = [task.columns.get(name) for name in SOLUTIONS]
     return [text for text in given if isinstance(text, str) and text.strip()][:1]

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
-from groupwise.graders.exams import Calls, Pairs, Untestable, exam
 from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.program_tests import Calls, Pairs, Untestable, exam
+from groupwise.graders.sandbox.isolation import SandboxError
 from groupwise.graders.sandbox.limits import Limits
 from groupwise.graders.sandbox.pool import Pool
-from groupwise.graders.sandbox.walls import SandboxError
 from groupwise.graders.sandbox.worker import Examined, Worker
 from groupwise.records import Task
 

@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, NamedTuple
 
 from groupwise.errors import RewardError
-from groupwise.graders.nursery import FORK, KILL, MAX_ANSWER, NUMBER, READY
+from groupwise.graders.forkserver import FORK, KILL, MAX_ANSWER, NUMBER, READY
 
 PIECE = 2**20  # bytes that are read at once
 LONG = struct.pack("!i", -1)  # how multiprocessing announces more than 2 GiB
@@ -176,7 +176,7 @@ class Pool:
         self.changed = threading.Condition()
         self.idle: list[Worker] = []
         self.started = 0
-        self.nursery: subprocess.Popen[bytes] | None = None
+        self.forkserver: subprocess.Popen[bytes] | None = None
         self.control: socket.socket | None = None
 
     # --- calling
@@ -333,8 +333,8 @@ class Pool:
         with self.changed, theirs:
             try:
                 socket.send_fds(self._control(), [FORK], [theirs.fileno()])
-            except OSError:  # the nursery has just died
-                self.nursery = None
+            except OSError:  # the forkserver has just died
+                self.forkserver = None
                 socket.send_fds(self._control(), [FORK], [theirs.fileno()])
         pipe = Connection(mine.detach())
         if not pipe.poll(START_SECONDS):
@@ -353,14 +353,19 @@ class Pool:
 
     def _control(self) -> socket.socket:
         """Return the connection to the forking process, which is started if it does not run."""
-        if self.nursery is not None and self.nursery.poll() is None and self.control is not None:
+        if (
+            self.forkserver is not None
+            and self.forkserver.poll() is None
+            and self.control is not None
+        ):
             return self.control
         mine, theirs = socket.socketpair()
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from groupwise.graders.nursery import main; "
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            "from groupwise.graders.forkserver import main; "
             f"main({theirs.fileno()}, {os.getpid()}, {self.target!r}, {self.memory})"
         )
-        self.nursery = subprocess.Popen(
+        self.forkserver = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -369,13 +374,13 @@ class Pool:
         )
         theirs.close()
         self.control = mine
-        weakref.finalize(self, _stop, self.nursery, mine, self.owner)
+        weakref.finalize(self, _stop, self.forkserver, mine, self.owner)
         return mine
 
     def close(self) -> None:
         """End all workers. The pool can be used again, and starts others."""
-        if self.nursery is not None and self.control is not None:
-            _stop(self.nursery, self.control, self.owner)
+        if self.forkserver is not None and self.control is not None:
+            _stop(self.forkserver, self.control, self.owner)
         self._forget()
 
 
@@ -384,12 +389,12 @@ def _cores() -> int:
     return len(able(0)) if able else os.cpu_count() or 1
 
 
-def _stop(nursery: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
+def _stop(forkserver: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
     control.close()
     if os.getpid() != owner:
         return
     try:
-        nursery.wait(5.0)
+        forkserver.wait(5.0)
     except subprocess.TimeoutExpired:
-        nursery.kill()
-        nursery.wait()
+        forkserver.kill()
+        forkserver.wait()

@@ -16,9 +16,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from groupwise import config as configuration
 from groupwise.errors import RunError
 from groupwise.methods.composition import Recipe
-from groupwise.replay import words
-from groupwise.replay.again import Replay, Seen
-from groupwise.replay.weigh import Weighed
+from groupwise.replay import tables
+from groupwise.replay.replay import Replay, Seen
+from groupwise.replay.token_weights import Weighed
 from groupwise.runfiles.files import to_line, to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read, store, with_lists
@@ -150,15 +150,15 @@ def page(found: Mapping[str, Any]) -> str:
     name = f"Replay of {found['run']}"
     parts = [
         f"<h1>{text(name)}</h1>",
-        f"<p>{text(words.scope(found))}</p>",
+        f"<p>{text(tables.scope(found))}</p>",
         section(
             "Methods on the recorded batches",
-            table(*words.methods(found)) + f"<p>{text(words.LEGEND)}.</p>",
+            table(*tables.methods(found)) + f"<p>{text(tables.LEGEND)}.</p>",
         ),
-        section("Angles between methods", table(*words.pairs(found))),
+        section("Angles between methods", table(*tables.pairs(found))),
         section("Step by step", f'<div class="curves">{"".join(_figures(found))}</div>'),
-        section("Rare tokens", table(*words.rare(found, 60))),
-        section("Recipes", table(*words.recipes(found))),
+        section("Rare tokens", table(*tables.rare(found, 60))),
+        section("Recipes", table(*tables.recipes(found))),
         section("What this can't know", "".join(f"<p>{text(x)}</p>" for x in found["notes"])),
     ]
     return (

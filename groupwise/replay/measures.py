@@ -13,7 +13,7 @@ from torch import Tensor
 from groupwise.losses.phase import RARE
 from groupwise.optim.assemble import sequences_of
 from groupwise.replay.recorded import Record, rows_of
-from groupwise.replay.weigh import Weighed
+from groupwise.replay.token_weights import Weighed
 from groupwise.watch.samples import REFLECTION
 
 CHUNK = 2**20  # numbers of each gradient at a time: all in float64 would be many times a model

@@ -28,7 +28,7 @@ from groupwise.prepare.placing import check_device
 from groupwise.prepare.setup import micro_tokens_of
 from groupwise.records import TokenBatch
 from groupwise.replay.recorded import Record, Recorded
-from groupwise.replay.weigh import Batched, Weighed
+from groupwise.replay.token_weights import Batched, Weighed
 
 
 @dataclass(frozen=True)

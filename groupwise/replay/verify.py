@@ -24,7 +24,7 @@ from groupwise.common.progress import counted
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.explain.render import bullets, wrapped
-from groupwise.graders.ledger import recorded as recorded_verdicts
+from groupwise.graders.recorded_verdicts import recorded as recorded_verdicts
 from groupwise.prepare import pins
 from groupwise.prepare.setup import on_gpu
 from groupwise.replay.bits import (

@@ -21,6 +21,7 @@ from typing import Any
 
 from groupwise.errors import DiskError, RunError
 from groupwise.runfiles import shapes
+from groupwise.runfiles.disk_errors import trouble
 from groupwise.runfiles.files import (
     PARTIAL,
     append_lines,
@@ -36,7 +37,6 @@ from groupwise.runfiles.files import (
 )
 from groupwise.runfiles.lock import Lock, writer
 from groupwise.runfiles.manifest import machine_facts
-from groupwise.runfiles.trouble import trouble
 
 FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "evaluations.jsonl",
          "starts.jsonl", "summary.json", "report.html")  # fmt: skip

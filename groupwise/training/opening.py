@@ -25,7 +25,7 @@ from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Engine
 from groupwise.errors import RunError
-from groupwise.graders.ledger import recorded
+from groupwise.graders.recorded_verdicts import recorded
 from groupwise.methods.composition import PairRecipe
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded

@@ -20,7 +20,7 @@ from groupwise.data.cursor import Cursor, MixedCursor
 from groupwise.engine.protocol import Engine
 from groupwise.errors import RunError
 from groupwise.evaluate.evaluate import Evaluation
-from groupwise.graders.ledger import Ledger
+from groupwise.graders.recorded_verdicts import Ledger
 from groupwise.graders.rubric import Grader
 from groupwise.methods.composition import PairRecipe
 from groupwise.model.adapters.lora import adapters, fill

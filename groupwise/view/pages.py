@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from groupwise.errors import RunError
 from groupwise.runfiles.catalogue import SECTIONS, find
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import Partly
 from groupwise.runfiles.rollouts import VERSION, read_older
 from groupwise.view import chat
 from groupwise.view.prompts import PromptIndex

@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from groupwise.errors import RunError
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import Partly
 from groupwise.runfiles.rollouts import read_older
 from groupwise.view.runs import Run
 from groupwise.view.steps import OF_GROUPS, Group, groups_of

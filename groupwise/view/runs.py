@@ -17,7 +17,7 @@ from groupwise.runfiles import shapes
 from groupwise.runfiles.files import Growing
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import comparison_of, told_apart
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import Partly
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
 from groupwise.watch.display import useful_share

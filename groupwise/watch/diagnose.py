@@ -13,13 +13,13 @@ import numpy as np
 from groupwise.errors import RunError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import Partly
 from groupwise.runfiles.rollouts import read_older
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
-from groupwise.watch.foreign import in_their_words, read_log
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.history import Evidence
+from groupwise.watch.other_tools import in_their_words, read_log
 from groupwise.watch.rules import RULES, Rule
 
 SAMPLES = 3  # shown of the worst

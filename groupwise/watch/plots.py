@@ -13,7 +13,7 @@ from groupwise.errors import ConfigError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.files import write_atomic
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import Partly
 from groupwise.watch.chart import Curve, smooth, thin
 from groupwise.watch.report import curves
 

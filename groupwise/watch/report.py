@@ -16,13 +16,13 @@ from groupwise.common.progress import clock
 from groupwise.errors import RunError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.catalogue import find
+from groupwise.runfiles.disk_errors import size
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import run_name
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import Partly
 from groupwise.runfiles.rollouts import read_older
 from groupwise.runfiles.starts import Start, change_words, read_starts
-from groupwise.runfiles.trouble import size
 from groupwise.watch.chart import Curve, Point, description, number, svg
 from groupwise.watch.display import percent, useful_share, visible
 

@@ -27,15 +27,15 @@ import groupwise
 from benchmarks import false_positives
 from groupwise.cli import main
 from groupwise.commands.compare import too_few
-from groupwise.compare import charts, words, workers
+from groupwise.compare import charts, summary, workers
 from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
 from groupwise.compare.findings import findings, pairs
-from groupwise.compare.machine import cores, places_for, room_for, threads_for
 from groupwise.compare.outcomes import Outcome, area, score_curve
 from groupwise.compare.outcomes import outcome as read_outcome
 from groupwise.compare.page import write_all
+from groupwise.compare.places import cores, places_for, room_for, threads_for
 from groupwise.compare.plan import Folder, Job, Plan, changes
-from groupwise.compare.starts import check_unchanged, prepare
+from groupwise.compare.shared_start import check_unchanged, prepare
 from groupwise.config.fields import Adapter
 from groupwise.errors import (
     ConfigError,
@@ -808,15 +808,15 @@ def measured(left: list[float], right: list[float]) -> dict[str, Any]:
 
 
 def test_what_is_said_of_a_measure() -> None:
-    *_, said = words.measured(measured([0.5, 0.62, 0.7], [0.1, 0.21, 0.31]))
+    *_, said = summary.measured(measured([0.5, 0.62, 0.7], [0.1, 0.21, 0.31]))
     assert said.startswith("grpo has more than dapo by 0.4 ")
-    *_, said = words.measured(measured([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]))
+    *_, said = summary.measured(measured([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]))
     assert said == "grpo and dapo are equal in every seed: the difference is exactly 0."
     # Of one seed there is no error, and it is no measure's fault that there is no verdict.
     found = measured([0.5, 0.6, 0.7], [0.5])
-    assert words.measured(found)[-1] == "grpo and dapo: no verdict, as above."
-    at = words.columns(found).index("kl/ref")
-    assert [row[at] for row in words.rows(found)] == ["0.6 ± 0.058", "0.5"]
+    assert summary.measured(found)[-1] == "grpo and dapo: no verdict, as above."
+    at = summary.columns(found).index("kl/ref")
+    assert [row[at] for row in summary.rows(found)] == ["0.6 ± 0.058", "0.5"]
 
 
 def test_a_measure_is_that_of_the_last_tenth_of_the_steps(tmp_path: Path) -> None:
@@ -852,7 +852,7 @@ def test_an_evaluation_that_measured_nothing_is_refused_in_words(
 
 def test_a_difference_is_said_in_points() -> None:
     found = made_up(0.2)
-    (said,) = words.verdicts(found)
+    (said,) = summary.verdicts(found)
     pair = found["pairs"][0]
     assert pair["difference"] < 0 and pair["separable"]
     numbers = re.fullmatch(
@@ -867,7 +867,7 @@ def test_a_difference_is_said_in_points() -> None:
 
 def test_no_difference_is_said_with_what_would_show_it() -> None:
     found = made_up(0.01)
-    (said,) = words.verdicts(found)
+    (said,) = summary.verdicts(found)
     pair = found["pairs"][0]
     assert not pair["separable"]
     assert "not separable at this budget" in said and "this design could have seen" in said
@@ -898,7 +898,7 @@ def test_only_seeds_that_both_finished_are_paired() -> None:
     assert pair["seeds"] == [0, 2]
     expected = values[0][[0, 2]].mean() - values[1][[0, 2]].mean()
     assert pair["difference"] == pytest.approx(expected)
-    said = words.text(found)
+    said = summary.text(found)
     assert "FAILED dapo, seed 1: it broke" in said and "which flatters it" in said
 
 
@@ -907,7 +907,7 @@ def test_a_comparison_of_which_nothing_is_left(tmp_path: Path) -> None:
     found = findings(plan, [[], []], dict.fromkeys(plan.jobs, "no room"))
     found["cost"] = {"wall_seconds": 1.0, "places": 1, "overhead_share": None}
     assert write_all(tmp_path, found, plan, [[], []])[0] == "compare.json"
-    said = words.text(found)
+    said = summary.text(found)
     assert said.count("FAILED") == 4 and "no verdict" in said
     assert result(tmp_path)["pairs"][0]["difference"] is None
 
@@ -936,7 +936,7 @@ def test_where_no_task_has_a_score_in_every_run_there_is_no_verdict() -> None:
     plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
     found = findings(plan, sides, {})
     assert found["pairs"][0]["p"] is None and found["pairs"][0]["area"] is not None
-    assert words.verdicts(found) == [
+    assert summary.verdicts(found) == [
         "grpo and dapo: no verdict, no held-out task has a score in all of their runs."
     ]
 
@@ -957,7 +957,7 @@ def test_a_mean_over_the_budget_is_judged_over_tasks_as_well() -> None:
     ]  # runs that did not keep them
     plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), tuple(range(6)), STEPS)
     found = findings(plan, old, {})
-    assert found["pairs"][0]["area"] is None and "evaluations.jsonl" in words.text(found)
+    assert found["pairs"][0]["area"] is None and "evaluations.jsonl" in summary.text(found)
 
 
 def test_areas_of_tasks_are_those_of_the_evaluations(done: Path) -> None:
@@ -988,7 +988,7 @@ def test_two_seeds_separate_nothing_and_that_is_said_before_and_after(
     pair = found["pairs"][0]
     assert pair["p_uncorrected"] < 0.01 and pair["p"] == pair["area"]["p"] == 0.125
     assert found["fewest_seeds"] == pair["seeds_needed"] == 3 and pair["smallest_visible"] is None
-    (said,) = words.verdicts(found)
+    (said,) = summary.verdicts(found)
     assert "not separable" in said and "2 seeds can't tell arms apart" in said
     assert "3 are the fewest, and may show a difference of this size" in said
     more = [[replace(one, seed=s) for s, one in enumerate([*side, side[0]])] for side in sides]
@@ -1044,7 +1044,7 @@ def test_other_starts_are_noticed() -> None:
     other = replace(one, origin={"weights": "x", "data": "d"})
     plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
     found = findings(plan, [[one], [other]], {})
-    assert not found["same_start"] and "did not all begin" in words.text(found)
+    assert not found["same_start"] and "did not all begin" in summary.text(found)
     later = [replace(each, seed=1) for each in (other, other)]  # the model changed between calls
     found = findings(plan, [[one, later[0]], [one, later[1]]], {})
     assert not found["same_start"]
@@ -1057,9 +1057,9 @@ def test_other_versions_are_noticed() -> None:
     one = replace(outcome(0, np.ones(4)), versions="1")
     other = replace(one, versions="2")
     plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
-    assert "several versions" not in words.text(findings(plan, [[one], [one]], {}))
+    assert "several versions" not in summary.text(findings(plan, [[one], [one]], {}))
     found = findings(plan, [[one], [other]], {})
-    assert found["versions"] == ["1", "2"] and "several versions (1; 2)" in words.text(found)
+    assert found["versions"] == ["1", "2"] and "several versions (1; 2)" in summary.text(found)
 
 
 def test_versions_are_those_of_the_manifests(done: Path) -> None:
@@ -1071,8 +1071,8 @@ def test_versions_are_those_of_the_manifests(done: Path) -> None:
 
 def test_one_process_is_one() -> None:
     cost = {"wall_seconds": 61.0, "places": 1, "overhead_share": None}
-    assert words.cost_line(cost) == "1:01 on 1 process"
-    assert words.cost_line(cost | {"places": 2}) == "1:01 on 2 processes"
+    assert summary.cost_line(cost) == "1:01 on 1 process"
+    assert summary.cost_line(cost | {"places": 2}) == "1:01 on 2 processes"
 
 
 def test_curves_are_read_at_equal_places() -> None:
@@ -1092,7 +1092,7 @@ def test_names_that_would_break_a_page_are_escaped() -> None:
 
 def test_a_process_for_each_core_with_its_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
-    monkeypatch.setattr("groupwise.compare.machine.cores", lambda: 8)
+    monkeypatch.setattr("groupwise.compare.places.cores", lambda: 8)
     assert len(places_for(plan, None)) == 8
     assert places_for(plan, None)[0]["OMP_NUM_THREADS"] == "1"
     assert places_for(plan, 2)[0]["OMP_NUM_THREADS"] == "4"
@@ -1119,7 +1119,7 @@ def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places_for(plan, None)] == ["2", "5"]
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places_for(plan, 3)] == ["2", "5", "2"]
     assert plan.with_threads(3).arms[0].config.model.threads == 1  # set already
-    monkeypatch.setattr("groupwise.compare.machine.cores", lambda: 16)
+    monkeypatch.setattr("groupwise.compare.places.cores", lambda: 16)
     assert [place["OMP_NUM_THREADS"] for place in places_for(plan, 5)] == ["3"] * 5
 
 

@@ -136,7 +136,9 @@ def test_the_text_carries_the_comments_of_the_fields() -> None:
     written = text(load())
     assert 'weights = "shared"  # weights that sample: "shared", the learner\'s own;' in written
     assert "[engine]  # The sampler." in written
-    assert "micro_tokens = 0  # tokens in one forward and backward pass; 0: 1,024 on a CPU" in written
+    assert (
+        "micro_tokens = 0  # tokens in one forward and backward pass; 0: 1,024 on a CPU" in written
+    )
     assert written.count("\neval = ") == 1  # data.eval, which has a table's name
 
 
@@ -147,9 +149,10 @@ def test_the_page_of_settings_has_every_field_with_default_range_meaning_and_res
     assert [row[0].strip("| `") for row in rows] == list(FIELDS)
     assert all(row[3].strip() for row in rows)  # each says what it is
     for row in (
-        "| `engine.exact` | `false` | `true`, `false` | sampler and learner agree to the last bit on a "
-        "GPU, which is slower | yes |",
-        "| `seed` | `0` | a whole number >= 0 | seed of the order of the data and of every sample | no |",
+        "| `engine.top_p` | `1.0` | a number in (0, 1] | sample from the most probable tokens "
+        "with this total probability; below 1 only with a recipe that corrects for it, such as tis | yes |",
+        "| `seed` | `0` | a whole number >= 0 | seed of the order of the data and of every sample "
+        "| no |",
         '| `engine.weights` | `"shared"` | `shared`, `int8`, `stale:K`, `noise:X` | ',
         '| `adapter.targets` | `"all"` | a text or a list | ',
     ):

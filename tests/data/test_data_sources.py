@@ -25,7 +25,7 @@ from groupwise.config.writing import text
 from groupwise.data import Loaded, load
 from groupwise.data.cursor import Cursor, MixedCursor, fingerprint
 from groupwise.data.mixing import split_by_hash
-from groupwise.data.named import GRADERS, SETS, boxed
+from groupwise.data.named_sets import GRADERS, SETS, boxed
 from groupwise.data.templates import CHAT as CHAT_TEMPLATES
 from groupwise.data.templates import TEXTS
 from groupwise.errors import ConfigError, DataError, RunError

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from runs import left_behind, run
 
 from groupwise.config import Data
-from groupwise.data import Loaded, load
-from groupwise.data import on_disk as shelf
+from groupwise.data import Loaded, load, on_disk
 from groupwise.data.cursor import Cursor, _randoms, cursor_of, fingerprint
 from groupwise.data.on_disk import Shelf, kept
 from groupwise.data.prompts import prepare
@@ -155,7 +154,7 @@ def test_auto_goes_by_size_and_leaves_no_file(
     monkeypatch.setenv("TMPDIR", str(scratch))
     WRITERS["data.jsonl"](tmp_path / "x.jsonl", ROWS)
     assert isinstance(loaded(f"{tmp_path}/x.jsonl", "auto").train, list)
-    monkeypatch.setattr(shelf, "IN_MEMORY", 5_000)
+    monkeypatch.setattr(on_disk, "IN_MEMORY", 5_000)
     found = loaded(f"{tmp_path}/x.jsonl", "auto").train
     assert isinstance(found, Shelf) and [t.columns["level"] for t in found] == [
         row["level"] for row in ROWS
@@ -196,10 +195,10 @@ def test_a_malformed_row_far_behind_is_found_before_training(tmp_path: Path) -> 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     WRITERS["data.jsonl"](tmp_path / "x.jsonl", ROWS)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(shelf, "SPARE", 2**70)  # more than there is
+    monkeypatch.setattr(on_disk, "SPARE", 2**70)  # more than there is
     with pytest.raises(DataError, match=rf"does not fit into {tmp_path}.*Set TMPDIR"):
         loaded(f"{tmp_path}/x.jsonl", "always")
-    monkeypatch.setattr(shelf, "SPARE", 0)
+    monkeypatch.setattr(on_disk, "SPARE", 0)
     monkeypatch.setenv("TMPDIR", f"{tmp_path}/none")
     with pytest.raises(DataError, match=r"none can't be written to .*TMPDIR"):
         loaded(f"{tmp_path}/x.jsonl", "always")

@@ -24,17 +24,17 @@ from groupwise.cli import main
 from groupwise.config import load
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ConfigError, DataError
-from groupwise.evaluate import asked as asking
 from groupwise.evaluate import examine, results
-from groupwise.evaluate.asked import Asked
+from groupwise.evaluate import request as asking
 from groupwise.evaluate.budgets import at_budget, cut, room
+from groupwise.evaluate.request import Asked
 from groupwise.evaluate.scores import Outcome, average, by_budget, majority_at, metrics, pass_at
 from groupwise.evaluate.suites import BY_FENCE, Forcing, config_of, find
 from groupwise.evaluate.votes import ballots, majority
 from groupwise.graders import code
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.tokenizer import Tokenizer, character_files
-from groupwise.probing import passing
+from groupwise.probing import pass_rates
 from groupwise.records import Completion, Grade, Rollout, Task
 
 # --- statistics -------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_grading_that_failed_is_no_verdict_at_any_budget(letters: Tokenizer) -
     engine: Any = Answers(letters.encode("5"))
     grader = Grader({"row": 1.0})
     assert at_budget(engine, letters, grader, [group], 9, Forcing("=", ()), 1) == [(None, True)]
-    assert passing.count_of(group) == (1, 1)
+    assert pass_rates.count_of(group) == (1, 1)
 
 
 def test_a_task_of_which_every_grading_failed_has_no_vote(letters: Tokenizer) -> None:

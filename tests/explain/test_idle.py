@@ -13,9 +13,9 @@ from steps import Start, advance, weights
 from torch import Tensor
 
 from groupwise import Recipe, TokenBatch, recipe
-from groupwise.compare import words
+from groupwise.compare import summary
 from groupwise.compare.arms import Budget, arms_of, check
-from groupwise.compare.coincide import coinciding
+from groupwise.compare.equal_arms import coinciding
 from groupwise.compare.findings import findings
 from groupwise.compare.plan import Plan
 from groupwise.config import load
@@ -306,7 +306,7 @@ def test_the_result_of_a_comparison_says_which_arms_had_to_coincide() -> None:
     found = findings(plan, [[], [], []], {})
     (same_arms,) = found["coincide"]
     assert same_arms["arms"] == ["sapo", "gmpo"]
-    assert "sapo and gmpo must coincide" in words.text(found)
+    assert "sapo and gmpo must coincide" in summary.text(found)
 
 
 def test_arms_that_differ_in_what_acts_or_in_a_setting_do_not_coincide() -> None:

@@ -18,7 +18,7 @@ from processes import alive, exit_code, gone
 from runs import left_behind, quiet, run, small, start
 
 from groupwise.engine.protocol import Engine, Sampling
-from groupwise.graders.ledger import Key, recorded
+from groupwise.graders.recorded_verdicts import Key, recorded
 from groupwise.graders.rubric import Grader
 from groupwise.prepare.rollouts import Beside, Written, grade, write
 from groupwise.records import Completion, Task

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from groupwise.errors import RewardError
-from groupwise.graders import exams
+from groupwise.graders import program_tests
 from groupwise.graders.code import code, extract, same_output
 from groupwise.graders.parts import Sample, built_in
 from groupwise.graders.rubric import Grader, check
@@ -597,8 +597,13 @@ def test_a_text_of_a_program_stays_as_it_is(part):
 
 def test_leetcode_names_are_there_only_for_a_solution():
     row = {"tests": [{"fn_name": "f", "input": [1], "output": 1}]}
-    assert "from typing" in exams.exam(Task(0, "", None, row), "class Solution: pass").program
-    assert "from typing" not in exams.exam(Task(0, "", None, row), "def f(x): return x").program
+    assert (
+        "from typing" in program_tests.exam(Task(0, "", None, row), "class Solution: pass").program
+    )
+    assert (
+        "from typing"
+        not in program_tests.exam(Task(0, "", None, row), "def f(x): return x").program
+    )
 
 
 def test_another_system_is_refused_in_words():

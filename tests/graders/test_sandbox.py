@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.graders.sandbox import attacks, pool, walls
+from groupwise.graders.sandbox import attacks, isolation, pool
+from groupwise.graders.sandbox.isolation import TRUST, WALLS, SandboxError
 from groupwise.graders.sandbox.limits import Limits
 from groupwise.graders.sandbox.pool import Pool, choose, problem
-from groupwise.graders.sandbox.walls import TRUST, WALLS, SandboxError
 from groupwise.graders.sandbox.worker import Worker
 
 LIMITS = Limits(seconds=10, memory=256, disk=8, output=64)
@@ -557,12 +557,12 @@ def test_without_any_way_it_refuses(monkeypatch):
 def test_a_cell_that_can_not_be_confined_runs_nothing(monkeypatch):
     """Fail closed: the step that fails stands for any."""
     wall = choose()
-    original = walls.settings
+    original = isolation.settings
 
     def with_missing_folder(*args):
         return {**original(*args), "files": ["/etc/ld.so.cache", "/nowhere"]}
 
-    monkeypatch.setattr(walls, "settings", with_missing_folder)
+    monkeypatch.setattr(isolation, "settings", with_missing_folder)
     with pytest.raises(SandboxError):
         worker = Worker(wall, slot=11)
         worker.script("print('through')", "", LIMITS)
@@ -668,7 +668,7 @@ def environment():
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         place = Path(folder)
         place.chmod(0o755)
-        base = walls.interpreter("", everyone=True).executable
+        base = isolation.interpreter("", everyone=True).executable
         subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)
         (place / "project").mkdir()
         (place / "project" / "answers.py").write_text("SECRET = 41\n")

@@ -209,7 +209,7 @@ def test_data_by_pattern_by_default_and_behind_a_sets_name(hub: Hub) -> None:
 def test_suites_come_from_a_hub_by_their_names(hub: Hub) -> None:
     """In the files and columns of their usual copies; nothing else of them is fetched."""
     from groupwise.config import load as load_config
-    from groupwise.evaluate.asked import Asked, Basis, entries
+    from groupwise.evaluate.request import Asked, Basis, entries
 
     def table(**columns: Any) -> bytes:
         import pyarrow as pa

@@ -21,10 +21,10 @@ from groupwise.data.overlap import ALIKE, Copies, Evaluations, covered_share
 from groupwise.data.words import grams, hashed, numbers, words
 from groupwise.errors import GroupwiseError
 from groupwise.evaluate import examine
-from groupwise.evaluate.asked import Asked
 from groupwise.evaluate.estimates import Count, Rates
-from groupwise.probing import passing
-from groupwise.probing.sieve import Band, Sieve, by_band, tally
+from groupwise.evaluate.request import Asked
+from groupwise.probing import pass_rates
+from groupwise.probing.row_filter import Band, Sieve, by_band, tally
 from groupwise.records import Task
 
 LONG = (
@@ -576,7 +576,7 @@ def test_a_chat_is_compared_by_what_it_says(
 
 def test_limits_of_a_band_are_checked() -> None:
     with pytest.raises(GroupwiseError, match="two shares"):
-        passing.check(Asked(samples=8, temperature=1.0), (0.5, 1.5))
+        pass_rates.check(Asked(samples=8, temperature=1.0), (0.5, 1.5))
 
 
 def test_a_row_with_other_numbers_stays_and_is_counted(

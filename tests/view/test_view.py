@@ -24,7 +24,7 @@ from groupwise.errors import ConfigError, RunError
 from groupwise.runfiles import rollouts
 from groupwise.runfiles.files import append_lines, write_atomic
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import Partly
 from groupwise.runfiles.starts import Start, write_starts
 from groupwise.view import chat, server
 from groupwise.view.prompts import PromptIndex

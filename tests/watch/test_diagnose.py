@@ -15,7 +15,7 @@ from groupwise.config.names import ELSEWHERE
 from groupwise.errors import ConfigError, RunError
 from groupwise.watch.chart import Point, plot
 from groupwise.watch.diagnose import diagnose
-from groupwise.watch.foreign import CALLED, in_their_words, read_log
+from groupwise.watch.other_tools import CALLED, in_their_words, read_log
 
 
 @pytest.fixture(scope="module")

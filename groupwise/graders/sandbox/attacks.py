@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.graders.sandbox.inside.zygote import SCRATCH
+from groupwise.graders.sandbox.isolation import SandboxError
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.walls import SandboxError
 from groupwise.graders.sandbox.worker import Worker
 
 LIMITS = Limits(seconds=20, memory=256, disk=8)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from groupwise.graders.sandbox.attacks import withstood
-from groupwise.graders.sandbox.walls import TRUST, WALLS, SandboxError, Wall
+from groupwise.graders.sandbox.isolation import TRUST, WALLS, SandboxError, Wall
 from groupwise.graders.sandbox.worker import Worker
 
 Job = TypeVar("Job")

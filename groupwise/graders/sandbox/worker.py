@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groupwise.graders.sandbox import walls
+from groupwise.graders.sandbox import isolation
 from groupwise.graders.sandbox.inside import wire
+from groupwise.graders.sandbox.isolation import SandboxError, Wall
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.walls import SandboxError, Wall
 
 START = 20.0  # seconds for a sandbox or a cell to come up, on a busy machine
 ERRORS_SHOWN = 2000  # bytes of standard error
@@ -54,23 +54,23 @@ class Worker:
     """A zygote behind its wall. One job at a time; `slot` numbers those that run side by side."""
 
     def __init__(self, wall: Wall, slot: int = 0, python: str = "") -> None:
-        told = walls.settings(wall, _uid(slot), python)
+        told = isolation.settings(wall, _uid(slot), python)
         self.wall = wall
         self.control, near = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Not 0, 1 or 2, which a daemon may have closed: those are the zygote's own.
         with near, socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD_CLOEXEC, 3)) as inner:
             self.process = subprocess.Popen(
-                walls.command(told, python, inner.fileno()),
+                isolation.command(told, python, inner.fileno()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[inner.fileno()],
-                env=walls.ENVIRONMENT,
+                env=isolation.ENVIRONMENT,
                 cwd="/",
             )
         _open_workers.add(self)
         try:
-            self._greet(walls.boot_data(told, python))
+            self._greet(isolation.boot_data(told, python))
         except BaseException:
             self.close()
             raise

@@ -24,7 +24,7 @@ from groupwise.replay.measures import (
 from groupwise.replay.methods import Method, check
 from groupwise.replay.parameters import Weights, gradient, load_weights, place_before, pushed
 from groupwise.replay.recorded import NothingLearned, Record, Recorded
-from groupwise.replay.weigh import Weighed, batched, weigh
+from groupwise.replay.token_weights import Weighed, batched, weigh
 
 # Where gradients are compared, by what the names of their figures begin with.
 TOKENS, PARAMETERS, MOVED = "", "parameter_", "moved_parameter_"

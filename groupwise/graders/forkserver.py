@@ -155,7 +155,7 @@ def _work(pool: Connection, function: Callable[..., Any] | None, problem: str, m
         try:
             flush()
         finally:
-            os._exit(0)  # whatever happened: behind this stands the nursery's own code
+            os._exit(0)  # whatever happened: behind this stands the forkserver's own code
 
 
 def _limit_memory(memory: int) -> None:

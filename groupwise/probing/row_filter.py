@@ -17,7 +17,7 @@ from typing import Any
 from groupwise.config.fields import Data, is_generator
 from groupwise.data import guessing
 from groupwise.data.files import Row, files_of, rows
-from groupwise.data.named import SETS
+from groupwise.data.named_sets import SETS
 from groupwise.data.overlap import Copies, Evaluations
 from groupwise.data.sources import Gather
 from groupwise.data.words import whole, words

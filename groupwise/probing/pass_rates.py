@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.common.progress import phase
-from groupwise.data.named import SETS
+from groupwise.data.named_sets import SETS
 from groupwise.errors import ConfigError
-from groupwise.evaluate.asked import Asked, Basis, Candidate, Entry
 from groupwise.evaluate.estimates import Count
 from groupwise.evaluate.examine import described, load_candidate, sit
+from groupwise.evaluate.request import Asked, Basis, Candidate, Entry
 from groupwise.evaluate.suites import Suite, config_of
 from groupwise.prepare.rollouts import verdict
 from groupwise.prepare.setup import gather
