@@ -18,7 +18,7 @@ from groupwise.data.named_sets import SETS
 from groupwise.graders.code import examine, extract
 from groupwise.graders.program_tests import exam
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.pool import Pool, report
+from groupwise.graders.sandbox.pool import SandboxPool, report
 from groupwise.records import Task
 
 HOSTILE = {
@@ -41,7 +41,7 @@ def tasks(folder: Path) -> list[Task]:
     ]
 
 
-def references(pool: Pool, folder: Path, limits: Limits) -> None:
+def references(pool: SandboxPool, folder: Path, limits: Limits) -> None:
     found = tasks(folder)
     begun = time.perf_counter()
     marks = pool.map(
@@ -64,7 +64,7 @@ def references(pool: Pool, folder: Path, limits: Limits) -> None:
         print(f"  {task.columns.get('task_id')}: {why}")
 
 
-def trivial(pool: Pool, count: int) -> None:
+def trivial(pool: SandboxPool, count: int) -> None:
     """What isolation itself costs: a program and its tests, both empty."""
     task = Task(0, "", None, {"tests": ["assert f(1) == 2"]})
     test = exam(task, "def f(x): return x + 1")
@@ -75,7 +75,7 @@ def trivial(pool: Pool, count: int) -> None:
     print(f"one-line programs: {count / (time.perf_counter() - begun):.1f} runs/s")
 
 
-def lateness(pool: Pool, limits: Limits, repeats: int) -> None:
+def lateness(pool: SandboxPool, limits: Limits, repeats: int) -> None:
     """How long after its time limit a hostile program is over."""
     late = []
     for code in [*HOSTILE.values()] * repeats:
@@ -98,7 +98,7 @@ def main() -> None:
     given = parser.parse_args()
     for wall, why in report().items():
         print(f"{wall}: {why or 'withstands every attack of the self-test'}")
-    pool = Pool(given.isolation, size=given.workers)
+    pool = SandboxPool(given.isolation, size=given.workers)
     load = os.getloadavg()[0]
     print(f"measured: {pool.wall}, {given.workers} sandboxes, load {load:.1f} before")
     trivial(pool, 200)

@@ -11,7 +11,7 @@ from groupwise.commands.shared import SETTINGS, print_json, read_config, split_s
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.graders.attacks import Finding
+    from groupwise.graders.attacks import AttemptResult
     from groupwise.records import Task
 
 ROWS = 16
@@ -66,7 +66,9 @@ def spread(tasks: Sequence[Task], rows: int) -> list[Task]:
     return [tasks[i] for i in dict.fromkeys(round(n * last / steps) for n in range(rows))]
 
 
-def _print(config: Config, findings: Sequence[Finding], notes: Sequence[str], rows: int) -> None:
+def _print(
+    config: Config, findings: Sequence[AttemptResult], notes: Sequence[str], rows: int
+) -> None:
     print(f"reward {' + '.join(config.reward.parts)} on {rows} rows of the training data\n")
     print(f"{'':<36}{'should':<8}{'passed':>10}  ")
     for finding in findings:

@@ -22,7 +22,7 @@ from groupwise.common.progress import NEXT_AFTER, clock
 from groupwise.errors import ConfigError, RecipeWarning, nearest
 
 if TYPE_CHECKING:
-    from groupwise.compare.plan import Folder, Job, Plan
+    from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
     from groupwise.compare.workers import Progress
 
 ARMS = (
@@ -83,11 +83,11 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs} would run nothing. Take 1 or more.")
-    from groupwise.compare.arms import Budget, arms_of, check
-    from groupwise.compare.plan import Folder, Plan, seeds_from
+    from groupwise.compare.arms import ArmBudget, arms_of, check
+    from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, seeds_from
 
     check_measures(args.measures)
-    budget = Budget.parse(args.budget)
+    budget = ArmBudget.parse(args.budget)
     source = Path(args.config) if args.config else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RecipeWarning)
@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
     said = (*(str(warning.message) for warning in caught), *check(arms))
     for doubt in (*said, *too_few(args.seeds, len(arms))):
         warn(doubt)
-    plan = Plan(tuple(arms), seeds_from(arms[0].config.seed, args.seeds), budget)
-    folder = Folder(Path(args.out) if args.out else default_folder(args, arms[0].folder))
+    plan = ComparisonPlan(tuple(arms), seeds_from(arms[0].config.seed, args.seeds), budget)
+    folder = ComparisonFolder(Path(args.out) if args.out else default_folder(args, arms[0].folder))
     with folder.locked(warn) as lock:
         return _compare(args, plan, folder, lock, begun)
 
@@ -136,7 +136,13 @@ def default_folder(args: argparse.Namespace, first: str) -> Path:
     return Path("runs") / f"compare_{first[:40]}_{mark}"
 
 
-def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, begun: float) -> int:
+def _compare(
+    args: argparse.Namespace,
+    plan: ComparisonPlan,
+    folder: ComparisonFolder,
+    lock: int,
+    begun: float,
+) -> int:
     from groupwise.compare import findings, outcomes, shared_start, summary, workers
     from groupwise.compare.page import write_all
     from groupwise.compare.places import places_for, threads_for
@@ -155,7 +161,7 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
         with interruptible():
             if jobs:
                 shared_start.prepare(plan, folder, say)
-                progress = workers.do(plan, folder, jobs, places, lock, Shown(plan))
+                progress = workers.do(plan, folder, jobs, places, lock, StatusLine(plan))
             else:
                 shared_start.check_unchanged(plan, folder)
     except KeyboardInterrupt:
@@ -220,10 +226,10 @@ def cost(progress: Progress | None, places: int, wall: float) -> dict[str, Any]:
     }
 
 
-class Shown:
+class StatusLine:
     """A line that is written over on a terminal; elsewhere a line now and then."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ComparisonPlan) -> None:
         self._plan = plan
         self._begun, self._shown, self._said = time.perf_counter(), -1, 0.0
         self._failed: set[Job] = set()

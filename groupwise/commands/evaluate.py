@@ -25,8 +25,8 @@ from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.evaluate.examine import Sitting
-    from groupwise.evaluate.request import Asked, Basis, Candidate, Entry
+    from groupwise.evaluate.examine import SuiteEvaluation
+    from groupwise.evaluate.request import Basis, Candidate, Entry, EvalRequest
     from groupwise.evaluate.results import Result
     from groupwise.records import Rollout
 
@@ -100,10 +100,17 @@ def side_by_side(
     overrides: Sequence[str],
 ) -> int:
     from groupwise.evaluate import results
-    from groupwise.evaluate.request import FORCE_TOKENS, Asked, Basis, candidates, check, entries
+    from groupwise.evaluate.request import (
+        FORCE_TOKENS,
+        Basis,
+        EvalRequest,
+        candidates,
+        check,
+        entries,
+    )
     from groupwise.evaluate.suites import HELD_OUT
 
-    asked = Asked(
+    asked = EvalRequest(
         tasks=args.tasks or 0,
         samples=config.eval.samples if args.samples is None else args.samples,
         temperature=config.eval.temperature if args.temperature is None else args.temperature,
@@ -145,7 +152,7 @@ def examined(
     models: Sequence[Candidate],
     suites: Sequence[Entry],
     basis: Basis,
-    asked: Asked,
+    asked: EvalRequest,
     stored: Sequence[Result],
     out: Path | None,
     earlier: Sequence[Result],
@@ -172,7 +179,7 @@ def on_all(
     candidate: Candidate,
     suites: Sequence[Entry],
     basis: Basis,
-    asked: Asked,
+    asked: EvalRequest,
     found: Sequence[Result],
     keep: Callable[[Result, Sequence[Sequence[Rollout]]], None],
 ) -> list[Result]:
@@ -198,7 +205,9 @@ def on_all(
     return own
 
 
-def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) -> Result | None:
+def _stored(
+    found: Sequence[Result], model: dict[str, Any], sitting: SuiteEvaluation
+) -> Result | None:
     """Return the same result from before; raise where another one is in its place."""
     suite = sitting.entry.suite.name
     for result in found:

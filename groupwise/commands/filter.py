@@ -29,9 +29,9 @@ from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.data.files import Row
+    from groupwise.data.files import FileRow
     from groupwise.evaluate.request import Basis
-    from groupwise.probing.row_filter import Band, Sieve
+    from groupwise.probing.row_filter import Band, FilterResult
 
 BAND, SAMPLES, TEMPERATURE = "0.1,0.9", 8, 1.0
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     own = source or (config_of(Path(args.model)) if args.model else None)
     config = read_placed(own, overrides, args.model) if args.model else read_config(own, overrides)
     given = tuple(item.partition("=")[0].strip() for item in overrides)
-    wanted = sieving.Wanted(
+    wanted = sieving.FilterRequest(
         dedup=args.dedup,
         against=words_of(",".join(args.against)),
         ngram=NGRAM if args.ngram is None else args.ngram,
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         folder=Path(args.data) if args.data else None,
     )
     sieving.check(args.path, wanted)
-    looked = Look(args, Basis(config, own is not None, given)) if args.model else None
+    looked = PassRates(args, Basis(config, own is not None, given)) if args.model else None
     with phase("looking at", things="rows") as told:
         found = sieving.sieve(data_of(args.path, config), wanted, told)
     band = looked.band(found, out.rates) if looked else None
@@ -126,11 +126,11 @@ def data_of(name: str, config: Config) -> Any:
     return Data(train=name, prompt_key=config.data.prompt_key, answer_key=config.data.answer_key)
 
 
-class Look:
+class PassRates:
     """The rows of a file with their pass rates under a model."""
 
     def __init__(self, args: argparse.Namespace, basis: Basis) -> None:
-        from groupwise.evaluate.request import Asked, candidates, check
+        from groupwise.evaluate.request import EvalRequest, candidates, check
         from groupwise.probing import pass_rates
 
         self.name, self.basis = args.path, basis
@@ -140,7 +140,7 @@ class Look:
         except ValueError:
             raise ConfigError(f"--band {args.band}: write two shares, 0.1,0.9.") from None
         self.limits = (low, high)
-        self.asked = Asked(
+        self.asked = EvalRequest(
             samples=SAMPLES if args.samples is None else args.samples,
             temperature=TEMPERATURE if args.temperature is None else args.temperature,
         )
@@ -148,7 +148,7 @@ class Look:
         check(self.asked, basis.config)
         [self.candidate] = candidates([args.model])
 
-    def band(self, found: Sieve, kept: Path) -> Band:
+    def band(self, found: FilterResult, kept: Path) -> Band:
         from groupwise.probing import pass_rates, row_filter
 
         entry = pass_rates.open_rows(self.name, self.basis, found.removed)
@@ -182,7 +182,7 @@ class Outputs:
                 )
 
 
-def write(out: Outputs, found: Sieve, report: dict[str, Any]) -> None:
+def write(out: Outputs, found: FilterResult, report: dict[str, Any]) -> None:
     from groupwise.runfiles.files import to_line, to_page, write_atomic
 
     try:
@@ -197,7 +197,7 @@ def write(out: Outputs, found: Sieve, report: dict[str, Any]) -> None:
         raise ConfigError(f"{out.rows} can't be written: {error}. Choose another --out.") from None
 
 
-def as_line(row: Row) -> str:
+def as_line(row: FileRow) -> str:
     """Return a line of JSON as it is in the file; a row of a table as JSON."""
     if row.text:
         return row.text
@@ -221,7 +221,7 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
 # --- for people -------------------------------------------------------------------------------
 
 
-def report_of(found: Sieve, args: argparse.Namespace, band: Band | None) -> dict[str, Any]:
+def report_of(found: FilterResult, args: argparse.Namespace, band: Band | None) -> dict[str, Any]:
     asked = ("dedup", "against", "ngram", "guessable", "chance", "model", "band", "samples")
     return {
         "format": 1,
@@ -240,7 +240,7 @@ def report_of(found: Sieve, args: argparse.Namespace, band: Band | None) -> dict
     }
 
 
-def text(found: Sieve, report: dict[str, Any], band: Band | None) -> str:
+def text(found: FilterResult, report: dict[str, Any], band: Band | None) -> str:
     kept = report["kept"]
     lines = [f"{found.name}: {kept:,} of {found.total:,} rows stay ({kept / found.total:.1%})", ""]
     if report["removed"]:

@@ -84,11 +84,11 @@ def _batches(stream: TextIO) -> Iterator[list[tuple[int, str]]]:
 
 def grade_line(grader: Grader, number: int, line: str) -> dict[str, Any]:
     """Return a verdict; a line that can't be read gets one too, with its number."""
-    from groupwise.graders.parts import Sample
+    from groupwise.graders.parts import SampleToGrade
 
     start = time.perf_counter()
     try:
-        sample = Sample(*_read(line, number))
+        sample = SampleToGrade(*_read(line, number))
     except (ValueError, RecursionError) as error:
         said = f"line {number}: {error}"
         return {"line": number, "score": None, "status": "error", "why": said, "seconds": 0.0}

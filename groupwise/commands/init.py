@@ -23,20 +23,22 @@ INSTRUCTION = "{prompt} Think step by step, and end with the answer."
 
 
 @dataclass(frozen=True)
-class Question:
+class InitQuestion:
     key: str
     text: str
 
 
 QUESTIONS = (
-    Question(
+    InitQuestion(
         "model",
         "Which model? A Hugging Face folder, a .gguf file, an id such as Qwen/Qwen2.5-0.5B, or "
         "tiny (made here).",
     ),
-    Question("data", "Which prompts? A file with prompts and answers, arithmetic, or countdown."),
-    Question("reward", "What is right? number, exact, countdown, or your file.py:function."),
-    Question("device", "Where? auto (a GPU if there is one), cpu or cuda."),
+    InitQuestion(
+        "data", "Which prompts? A file with prompts and answers, arithmetic, or countdown."
+    ),
+    InitQuestion("reward", "What is right? number, exact, countdown, or your file.py:function."),
+    InitQuestion("device", "Where? auto (a GPU if there is one), cpu or cuda."),
 )
 
 
@@ -104,7 +106,7 @@ def default(key: str, answers: dict[str, str]) -> str:
     return "cpu" if answers["model"] == TINY else "auto"
 
 
-def ask(question: Question, usual: str) -> str:
+def ask(question: InitQuestion, usual: str) -> str:
     """Ask until the answer is possible; a file that is missing must be named twice."""
     before = ""
     while True:

@@ -26,8 +26,8 @@ from groupwise.errors import ConfigError
 if TYPE_CHECKING:
     from groupwise.evaluate.estimates import Estimate
     from groupwise.probing.advice import Advice
-    from groupwise.probing.findings import Finding
-    from groupwise.probing.probe import Probe, Ready
+    from groupwise.probing.findings import SettingFigures
+    from groupwise.probing.probe import PreparedProbe, Probe
 
 BAR = 40  # characters of the longest bar
 SHOWN = 160  # characters of an example's end
@@ -78,12 +78,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--samples {args.samples} is too few. Take 2 or more.")
     from groupwise.prepare.checks import check_config
     from groupwise.probing.advice import advise
-    from groupwise.probing.probe import Asked, ready
+    from groupwise.probing.probe import ProbeRequest, ready
     from groupwise.sync.export import checkpoint_in
 
     for doubt in check_config(config):
         warn(doubt)
-    asked = Asked(
+    asked = ProbeRequest(
         templates=tuple(args.template),
         temperatures=tuple(args.temperature),
         prompts=args.prompts,
@@ -149,7 +149,7 @@ def write(out: Path, made: Probe, data: dict[str, Any]) -> None:
 # --- while it runs ----------------------------------------------------------------------------
 
 
-def expected(prepared: Ready) -> str:
+def expected(prepared: PreparedProbe) -> str:
     """Describe how much will be sampled, and the longest it can take by the cost model."""
     from groupwise.commands.plan import duration, here
     from groupwise.model.cost import Group
@@ -209,7 +209,7 @@ def text(made: Probe, advice: Advice, width: int) -> str:
     return "\n".join(lines)
 
 
-def table(findings: list[Finding], group: int) -> list[str]:
+def table(findings: list[SettingFigures], group: int) -> list[str]:
     """Return a line for each setting; shares with their 95 % intervals."""
     rows = [
         ["template", "temperature", "pass", "pass@8", f"useful of {group}", "rewards differ",
@@ -246,7 +246,7 @@ def bars(counts: dict[str, int]) -> list[str]:
     ]
 
 
-def useful_bars(found: Finding) -> list[str]:
+def useful_bars(found: SettingFigures) -> list[str]:
     return [
         f"  {size:<9}{'█' * round(BAR * share.value)} {_interval(share)}"
         for size, share in found.useful_by_group.items()
@@ -265,7 +265,7 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if 0 < share < 0.1 else f"{share:.0%}"
 
 
-def _lengths(found: Finding) -> str:
+def _lengths(found: SettingFigures) -> str:
     values = "  ".join(f"{name} {number}" for name, number in found.lengths.items())
     return f"  {found.name}: {values}  cut off {found.truncated_share:.0%}"
 

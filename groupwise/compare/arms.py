@@ -62,14 +62,14 @@ OWN = ("recipe", "steps", "budget.", "checkpoint.", "watch.")
 
 
 @dataclass(frozen=True)
-class Budget:
+class ArmBudget:
     """The most that each run may spend."""
 
     unit: str  # tokens, seconds or steps
     amount: int
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
+    def parse(cls, text: str) -> ArmBudget:
         unit, _, number = (part.strip() for part in text.partition("="))
         try:
             amount = float(number)
@@ -115,7 +115,7 @@ class Arm:
 
 def arms_of(
     texts: Sequence[str],
-    budget: Budget,
+    budget: ArmBudget,
     *,
     source: Path | None = None,
     settings: Sequence[str] = (),
@@ -307,7 +307,7 @@ def _sets(asked: str, key: str) -> bool:
     return asked.startswith("recipe.") and kind == own_kind and (not rest or rest[-1] == own[-1])
 
 
-def prepared(config: Config, budget: Budget) -> Config:
+def prepared(config: Config, budget: ArmBudget) -> Config:
     """Return the configuration with its budget, evaluations and places, the same for every run."""
     config = placed(config)
     points = config.eval.points or POINTS

@@ -14,12 +14,12 @@ from groupwise.compare.equal_arms import coinciding
 from groupwise.compare.outcomes import (
     CURVES,
     Array,
-    Outcome,
+    RunOutcome,
     grid,
     score_curve,
     training_curve,
 )
-from groupwise.compare.plan import Job, Plan
+from groupwise.compare.plan import ComparisonPlan, Job
 from groupwise.evaluate import statistics
 from groupwise.evaluate.statistics import ALPHA, POWER, Difference
 
@@ -32,8 +32,8 @@ TESTED = ("difference", "low", "high", "p", "p_uncorrected", "separable", "stder
 
 
 def findings(
-    plan: Plan,
-    done: Sequence[Sequence[Outcome]],
+    plan: ComparisonPlan,
+    done: Sequence[Sequence[RunOutcome]],
     failed: Mapping[Job, str],
     measures: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -65,9 +65,9 @@ def findings(
 
 
 def _arm(
-    plan: Plan,
+    plan: ComparisonPlan,
     number: int,
-    runs: Sequence[Outcome],
+    runs: Sequence[RunOutcome],
     failed: Mapping[Job, str],
     measures: Sequence[str],
 ) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def curves(plan: Plan, runs: Sequence[Outcome]) -> dict[str, Any]:
+def curves(plan: ComparisonPlan, runs: Sequence[RunOutcome]) -> dict[str, Any]:
     """Return means over seeds at equal places of the budget, and their standard errors."""
     found: dict[str, Any] = {"at": [round(float(x), 3) for x in grid(plan.budget)]}
     found["score"] = _band([score_curve(one, plan.budget) for one in runs])
@@ -149,8 +149,8 @@ class Pair:
 
     a: str
     b: str
-    left: tuple[Outcome, ...]
-    right: tuple[Outcome, ...]
+    left: tuple[RunOutcome, ...]
+    right: tuple[RunOutcome, ...]
 
     def by(self, measure: str) -> Difference | None:
         """Compare by `final` or `area` score or a metric; None where it can't be told."""
@@ -192,13 +192,13 @@ class Judgement(NamedTuple):
     level: float  # that the uncorrected one must stay below, where seeds are not too few
 
 
-def _of_tasks(one: Outcome, measure: str) -> Sequence[float | None]:
+def _of_tasks(one: RunOutcome, measure: str) -> Sequence[float | None]:
     known = {"final": one.scores, "area": one.areas}
     return known[measure] if measure in known else one.by_task.get(measure, ())
 
 
 def pairs(
-    names: Sequence[str], done: Sequence[Sequence[Outcome]], measures: Sequence[str] = ()
+    names: Sequence[str], done: Sequence[Sequence[RunOutcome]], measures: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Compare every two arms; p-values are corrected over all pairs and measures together."""
     found = [pair_of(names, done, *two) for two in combinations(range(len(names)), 2)]
@@ -226,7 +226,7 @@ def judgements(found: Sequence[Pair], kinds: Sequence[str]) -> list[dict[str, Ju
 
 
 def pair_of(
-    names: Sequence[str], done: Sequence[Sequence[Outcome]], first: int, second: int
+    names: Sequence[str], done: Sequence[Sequence[RunOutcome]], first: int, second: int
 ) -> Pair:
     sides = [{one.seed: one for one in done[number]} for number in (first, second)]
     both = sorted(sides[0].keys() & sides[1].keys())
@@ -286,7 +286,7 @@ def _of_shares(tested: dict[str, Any] | None) -> dict[str, Any] | None:
     return tested | {"low": max(tested["low"], -1.0), "high": min(tested["high"], 1.0)}
 
 
-def same_start(done: Sequence[Sequence[Outcome]], by_seed: bool) -> bool:
+def same_start(done: Sequence[Sequence[RunOutcome]], by_seed: bool) -> bool:
     """Return whether all runs began with the same data and weights, by their hashes; seed by seed
     where a seed has weights of its own.
     """
@@ -298,6 +298,6 @@ def same_start(done: Sequence[Sequence[Outcome]], by_seed: bool) -> bool:
     return all(len(hashes) == 1 for hashes in begun.values())
 
 
-def versions(done: Sequence[Sequence[Outcome]]) -> list[str]:
+def versions(done: Sequence[Sequence[RunOutcome]]) -> list[str]:
     """Return the versions of groupwise and PyTorch that made the runs: one if all agree."""
     return sorted({one.versions for runs in done for one in runs})

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from groupwise.compare.arms import Budget
-from groupwise.compare.plan import Folder, Job, Plan
+from groupwise.compare.arms import ArmBudget
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
 from groupwise.config import difference
 from groupwise.errors import RunError
 from groupwise.runfiles.folder import RunFolder
@@ -29,7 +29,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """One finished run."""
 
     seed: int
@@ -64,9 +64,11 @@ class Outcome:
         return self.ends.get("entropy/mean")
 
 
-def outcomes(plan: Plan, folder: Folder) -> tuple[list[list[Outcome]], dict[Job, str]]:
+def outcomes(
+    plan: ComparisonPlan, folder: ComparisonFolder
+) -> tuple[list[list[RunOutcome]], dict[Job, str]]:
     """Return the finished runs of each arm by seed, and the problems with the others."""
-    found: list[list[Outcome]] = [[] for _ in plan.arms]
+    found: list[list[RunOutcome]] = [[] for _ in plan.arms]
     damaged: dict[Job, str] = {}
     for job in plan.jobs:
         path = folder.run(plan, job)
@@ -80,7 +82,7 @@ def outcomes(plan: Plan, folder: Folder) -> tuple[list[list[Outcome]], dict[Job,
     return found, damaged
 
 
-def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) -> Outcome:
+def outcome(path: Path, job: Job, budget: ArmBudget, summary: Mapping[str, Any]) -> RunOutcome:
     """Read one run folder."""
     _check_unchanged(RunFolder(path), summary["steps"])
     lines = _with_seconds(_all_steps(RunFolder(path), summary["steps"]))
@@ -102,7 +104,7 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         raise RunError(f"{path} has no evaluations to compare.")
     unit = _unit(budget)
     made_by = manifest.get("versions", {})
-    return Outcome(
+    return RunOutcome(
         seed=job.seed,
         measure=measure,
         points=points,
@@ -151,7 +153,7 @@ def _areas(
     evaluations: Sequence[Mapping[str, Any]],
     points: Sequence[Mapping[str, float]],
     metric: str,
-    budget: Budget,
+    budget: ArmBudget,
 ) -> tuple[float | None, ...]:
     """Return each task's area; None where a score is missing, () without an evaluation."""
     tables = {line["step"]: line.get(metric) for line in evaluations}
@@ -171,7 +173,7 @@ def _last_by_task(
     return {name: values for name, values in own[-1].items() if name != "step"} if own else {}
 
 
-def _unit(budget: Budget) -> str:
+def _unit(budget: ArmBudget) -> str:
     """Return the name of the unit in which the budget is counted."""
     return {"steps": "step"}.get(budget.unit, budget.unit)
 
@@ -222,18 +224,18 @@ def area(places: Sequence[float], scores: Sequence[float], budget: float) -> flo
     return float(np.trapezoid(values, grid) / budget)
 
 
-def grid(budget: Budget) -> Array:
+def grid(budget: ArmBudget) -> Array:
     return np.linspace(0.0, budget.amount, GRID + 1)
 
 
-def score_curve(one: Outcome, budget: Budget) -> Array:
+def score_curve(one: RunOutcome, budget: ArmBudget) -> Array:
     """Return the score at every place of the grid."""
     unit = _unit(budget)
     places, scores = ([p[name] for p in one.points] for name in (unit, "score"))
     return np.interp(grid(budget), places, scores)
 
 
-def training_curve(one: Outcome, name: str, budget: Budget) -> Array | None:
+def training_curve(one: RunOutcome, name: str, budget: ArmBudget) -> Array | None:
     """Return the mean of a training metric in the stretch that ends at each place of the grid."""
     places, values = one.curves[name]
     if not len(places):

@@ -10,8 +10,8 @@ from typing import Any
 
 from groupwise.compare import charts, summary
 from groupwise.compare.charts import Chart, Line
-from groupwise.compare.outcomes import Outcome
-from groupwise.compare.plan import Plan
+from groupwise.compare.outcomes import RunOutcome
+from groupwise.compare.plan import ComparisonPlan
 from groupwise.errors import RunError
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.watch.plots import can_plot
@@ -43,7 +43,7 @@ METHOD = (
 
 
 def write_all(
-    path: Path, found: Mapping[str, Any], plan: Plan, done: Sequence[Sequence[Outcome]]
+    path: Path, found: Mapping[str, Any], plan: ComparisonPlan, done: Sequence[Sequence[RunOutcome]]
 ) -> list[str]:
     """Write all files; return their names."""
     drawn = charts_of(found)
@@ -93,7 +93,9 @@ def charts_of(found: Mapping[str, Any]) -> dict[str, Chart]:
 # --- the page ---------------------------------------------------------------------------------
 
 
-def page(name: str, found: Mapping[str, Any], plan: Plan, drawn: Mapping[str, Chart]) -> str:
+def page(
+    name: str, found: Mapping[str, Any], plan: ComparisonPlan, drawn: Mapping[str, Chart]
+) -> str:
     """Return the page, which is self-contained: no script, nothing loaded."""
     said = [*summary.verdicts(found), *filter(None, summary.measured(found))]
     sentences = "".join(f"<li>{text(each)}</li>" for each in said)
@@ -165,7 +167,7 @@ def _shown(row: Sequence[Any]) -> list[str]:
 
 
 def _run_rows(
-    plan: Plan, done: Sequence[Sequence[Outcome]], measures: Sequence[str]
+    plan: ComparisonPlan, done: Sequence[Sequence[RunOutcome]], measures: Sequence[str]
 ) -> list[list[Any]]:
     names = ("seed", "start", "final", "area", "steps", "tokens", "seconds", "length", "entropy")
     rows: list[list[Any]] = [["arm", *names, *measures]]
@@ -176,7 +178,7 @@ def _run_rows(
     return rows
 
 
-def _curve_rows(plan: Plan, done: Sequence[Sequence[Outcome]]) -> list[list[Any]]:
+def _curve_rows(plan: ComparisonPlan, done: Sequence[Sequence[RunOutcome]]) -> list[list[Any]]:
     """Return every evaluation as it was measured."""
     names = ("step", "tokens", "seconds", "score")
     rows: list[list[Any]] = [["arm", "seed", *names]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from groupwise.compare.plan import Plan
+from groupwise.compare.plan import ComparisonPlan
 from groupwise.config import Config
 from groupwise.model.cost import peak
 
@@ -14,7 +14,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 MEMORY = 0.8  # of the machine's, that runs may take together
 
 
-def places_for(plan: Plan, jobs: int | None) -> list[Mapping[str, str]]:
+def places_for(plan: ComparisonPlan, jobs: int | None) -> list[Mapping[str, str]]:
     """Return the environment of each process; `jobs` at a time, or as many as there is room for."""
     if any(arm.config.model.device.startswith("cuda") for arm in plan.arms):
         gpus = visible_gpus()
@@ -44,7 +44,7 @@ def room_for(config: Config) -> int:
     return max(1, int(MEMORY * device_bytes("cpu") // peak(parts)))
 
 
-def threads_for(before: Plan | None, places: Sequence[Mapping[str, str]]) -> int:
+def threads_for(before: ComparisonPlan | None, places: Sequence[Mapping[str, str]]) -> int:
     """Return the threads of each run, where its configuration leaves them open; a resumed run keeps
     its number.
     """

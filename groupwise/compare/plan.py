@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import config as configuration
-from groupwise.compare.arms import Arm, Budget
+from groupwise.compare.arms import Arm, ArmBudget
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RecipeWarning, RunError
 from groupwise.runfiles.files import to_page, write_atomic
@@ -37,12 +37,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """The arms and seeds of a comparison, and how much each run may spend."""
 
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    budget: Budget
+    budget: ArmBudget
 
     @property
     def jobs(self) -> list[Job]:
@@ -52,7 +52,7 @@ class Plan:
     def config(self, job: Job) -> Config:
         return replace(self.arms[job.arm].config, seed=job.seed)
 
-    def with_threads(self, threads: int) -> Plan:
+    def with_threads(self, threads: int) -> ComparisonPlan:
         """Fix the threads where the configuration leaves them open: another number changes the last
         bits.
         """
@@ -74,18 +74,18 @@ class Plan:
         return {"format": FORMAT, "budget": budget, "seeds": list(self.seeds), "arms": arms}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> Plan:
+    def from_dict(cls, stored: dict[str, Any]) -> ComparisonPlan:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RecipeWarning)
             arms = tuple(
                 Arm(each["name"], configuration.load(tomllib.loads(each["config"])))
                 for each in stored["arms"]
             )
-        return cls(arms, tuple(stored["seeds"]), Budget(**stored["budget"]))
+        return cls(arms, tuple(stored["seeds"]), ArmBudget(**stored["budget"]))
 
 
 @dataclass(frozen=True)
-class Folder:
+class ComparisonFolder:
     """The folder of a comparison."""
 
     path: Path
@@ -104,13 +104,13 @@ class Folder:
         """Return the folder of the embedded models."""
         return self.path / "start"
 
-    def run(self, plan: Plan, job: Job) -> Path:
+    def run(self, plan: ComparisonPlan, job: Job) -> Path:
         return self.path / "runs" / plan.arms[job.arm].folder / f"seed_{job.seed}"
 
-    def log(self, plan: Plan, job: Job) -> Path:
+    def log(self, plan: ComparisonPlan, job: Job) -> Path:
         return self.run(plan, job) / "log.txt"
 
-    def read(self) -> Plan | None:
+    def read(self) -> ComparisonPlan | None:
         """Read the plan of the comparison in this folder; None where there is none."""
         if not self.plan.is_file():
             if self.path.is_dir() and any(name != ".lock" for name in os.listdir(self.path)):
@@ -120,7 +120,7 @@ class Folder:
             return None
         try:
             stored = json.loads(self.plan.read_bytes())
-            return Plan.from_dict(stored)
+            return ComparisonPlan.from_dict(stored)
         except GroupwiseError as error:  # a file of recipes that was moved
             raise RunError(
                 f"{self.path} holds a comparison that can't be gone on with here: {error} Put "
@@ -132,7 +132,7 @@ class Folder:
                 "edited or comes from another version. Take another folder: --out"
             ) from error
 
-    def take(self, plan: Plan) -> None:
+    def take(self, plan: ComparisonPlan) -> None:
         """Write the plan down. A plan with runs may only gain arms and seeds."""
         before = self.read()
         if before is not None and not (self.path / "runs").is_dir():
@@ -153,7 +153,7 @@ class Folder:
         except OSError as error:
             raise RunError(f"{self.path} can't be written: {error}. Take another: --out") from None
 
-    def undone(self, plan: Plan) -> list[Job]:
+    def undone(self, plan: ComparisonPlan) -> list[Job]:
         return [job for job in plan.jobs if finished(plan.config(job), self.run(plan, job)) is None]
 
     @contextlib.contextmanager
@@ -200,7 +200,7 @@ def _wait_for(descriptor: int, path: Path, tell: Callable[[str], None]) -> None:
             time.sleep(0.2)
 
 
-def changes(before: Plan, after: Plan) -> list[str]:
+def changes(before: ComparisonPlan, after: ComparisonPlan) -> list[str]:
     """Return in words the changes that a comparison can't continue with."""
     found = []
     if before.budget != after.budget:
@@ -221,7 +221,7 @@ def changes(before: Plan, after: Plan) -> list[str]:
     return found
 
 
-def _short(change: configuration.Change) -> str:
+def _short(change: configuration.SettingChange) -> str:
     return str(change).rpartition(" (")[0]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from groupwise.common.progress import phase
 from groupwise.compare.arms import Arm
-from groupwise.compare.plan import Folder, Plan, learned
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, learned
 from groupwise.config import Config
 from groupwise.data.cursor import fingerprint
 from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
@@ -35,7 +35,7 @@ from groupwise.runfiles.folder import RunFolder
 from groupwise.training.opening import COLD_START
 
 
-def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
+def prepare(plan: ComparisonPlan, folder: ComparisonFolder, say: Callable[[str], None]) -> None:
     """Refuse what no run could use or compare, and make the starting models that are missing.
 
     The embedded model is made once, whatever the number of arms and seeds.
@@ -60,7 +60,7 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
         _check_shared(*fitting[0], arm, own, say)
 
 
-def check_unchanged(plan: Plan, folder: Folder) -> None:
+def check_unchanged(plan: ComparisonPlan, folder: ComparisonFolder) -> None:
     """Refuse to continue where data or code have changed since the finished runs. No model, device
     or judge is needed.
     """
@@ -85,7 +85,7 @@ def told_of(arm: Arm) -> Iterator[None]:
         raise type(error)(f"{arm.name}: {error}") from None
 
 
-def _prepare_one(config: Config, folder: Folder) -> Gathered:
+def _prepare_one(config: Config, folder: ComparisonFolder) -> Gathered:
     with phase("reading data"):
         found = gather(config)
     check_held_out(found.held_out[: config.eval.tasks])
@@ -102,7 +102,7 @@ def _prepare_one(config: Config, folder: Folder) -> Gathered:
     return found
 
 
-def _fitting(config: Config, folder: Folder, found: Gathered) -> Fitting:
+def _fitting(config: Config, folder: ComparisonFolder, found: Gathered) -> Fitting:
     """Return the tasks that a run of this arm will have."""
     path = start_of(config, folder) or config.model.path
     shape = stored_shape(path)
@@ -132,7 +132,7 @@ def _check_shared(
 
 
 def _check_data(
-    config: Config, folder: Folder, tasks: Sequence[Task], held_out: Sequence[Task]
+    config: Config, folder: ComparisonFolder, tasks: Sequence[Task], held_out: Sequence[Task]
 ) -> None:
     """Refuse files that changed since the first run: no arm or seed could be compared."""
     known = _known_data(folder)
@@ -149,7 +149,7 @@ def _check_data(
     write_atomic(folder.data, to_page(known))
 
 
-def _known_data(folder: Folder) -> dict[str, list[str]]:
+def _known_data(folder: ComparisonFolder) -> dict[str, list[str]]:
     try:
         known: dict[str, list[str]] = json.loads(folder.data.read_bytes())
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def _known_data(folder: Folder) -> dict[str, list[str]]:
     return known
 
 
-def _check_code(plan: Plan, folder: Folder, arm: Arm) -> None:
+def _check_code(plan: ComparisonPlan, folder: ComparisonFolder, arm: Arm) -> None:
     """Refuse an arm whose finished runs used other code of the user's than the next would."""
     reward = Grader(arm.config.reward.parts, graders=arm.config.data.graders)
     for kind, code in (("recipe", arm.config.recipe.code()), ("reward", reward.code())):
@@ -178,7 +178,7 @@ def _check_code(plan: Plan, folder: Folder, arm: Arm) -> None:
                 )
 
 
-def start_of(config: Config, folder: Folder) -> Path | None:
+def start_of(config: Config, folder: ComparisonFolder) -> Path | None:
     """Return the embedded model's folder; None where the configuration names a model of its own."""
     if config.model.path != "tiny":
         return None

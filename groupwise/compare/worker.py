@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from groupwise.compare.plan import Folder, Job, Plan
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
 from groupwise.compare.shared_start import lay_out, start_of
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, in_short
@@ -31,7 +31,7 @@ from groupwise.watch.display import Display
 _OWN = os.getpid()
 
 
-class Reporting(Display):
+class WorkerDisplay(Display):
     """A display that writes a run's words to its log, and its progress to the parent."""
 
     def __init__(self, log: TextIO, config: Config, out: TextIO) -> None:
@@ -64,7 +64,7 @@ def main(path: str) -> int:
     asked: queue.Queue[str] = queue.Queue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(asked, busy), daemon=True).start()
-    folder = Folder(Path(path))
+    folder = ComparisonFolder(Path(path))
     plan = folder.read()
     assert plan is not None
     going_on = True
@@ -83,7 +83,7 @@ def _listen(asked: queue.Queue[str], busy: threading.Event) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # the run under way saves itself and stops
 
 
-def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
+def _serve(folder: ComparisonFolder, plan: ComparisonPlan, job: Job, out: TextIO) -> bool:
     """Do one run; return False if it was asked to stop."""
     config, run = plan.config(job), folder.run(plan, job)
     try:
@@ -92,7 +92,7 @@ def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
         with folder.log(plan, job).open("a", encoding="utf-8") as log:
             begun = time.perf_counter()
             try:
-                train(config, run, Reporting(log, config, out))
+                train(config, run, WorkerDisplay(log, config, out))
                 shed(run)
             except Exception:
                 traceback.print_exc(file=log)

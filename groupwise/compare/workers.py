@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from groupwise.compare.plan import Folder, Job, Plan
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
 
 LOG = "workers.log"  # what processes say beside their answers: prints of rewards, last words
 
@@ -39,8 +39,8 @@ class Progress:
 
 
 def do(
-    plan: Plan,
-    folder: Folder,
+    plan: ComparisonPlan,
+    folder: ComparisonFolder,
     jobs: Sequence[Job],
     places: Sequence[Mapping[str, str]],
     lock: int,
@@ -98,7 +98,7 @@ class _Worker(threading.Thread):
 
     def __init__(
         self,
-        folder: Folder,
+        folder: ComparisonFolder,
         place: Mapping[str, str],
         lock: int,
         waiting: queue.Queue[Job],

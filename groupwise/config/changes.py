@@ -65,7 +65,7 @@ _STATEFUL = "its state is part of the checkpoint"
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """One setting that differs; None where there was, or is, no such setting."""
 
     key: str
@@ -81,7 +81,7 @@ class Change:
 
 def difference(
     old: Config | str | Mapping[str, Any], new: Config | str | Mapping[str, Any]
-) -> list[Change]:
+) -> list[SettingChange]:
     """Return the changes from one resolved configuration to another; texts are those of `text`.
 
     A setting that one of them does not have, because it was made by another version, counts as its
@@ -92,7 +92,7 @@ def difference(
     for key in dict.fromkeys([*before, *after]):
         was, now = (found.get(key, defaults.get(key)) for found in (before, after))
         if was != now and not (key == "recipe.name" and _same_name(was, now)):
-            changes.append(Change(key, was, now, *_verdict(key, was, now)))
+            changes.append(SettingChange(key, was, now, *_verdict(key, was, now)))
     return changes
 
 

@@ -136,7 +136,7 @@ def is_generator(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceSettings:
     """An entry of a table in data.train or data.eval."""
 
     weight: Positive = 1.0  # how often its tasks are drawn, relative to the other sources
@@ -156,10 +156,10 @@ class Data:
     # { "gsm8k:FILE" = 0.7, "FILE" = { weight = 0.3, grader = "number" } } (also size and options,
     # of a generator; arithmetic:NAME is one). FILE may be on a hub: hub:org/name,
     # hub:org/name@revision/train*.parquet
-    train: str | tuple[str, ...] | dict[str, Positive | Source] = "arithmetic"
+    train: str | tuple[str, ...] | dict[str, Positive | SourceSettings] = "arithmetic"
     # held-out tasks, written like data.train but without weights; "": some tasks of a generator are
     # held out, none of a file
-    eval: str | tuple[str, ...] | dict[str, Source] = ""
+    eval: str | tuple[str, ...] | dict[str, SourceSettings] = ""
     # share of the prompts of data.train that is held out for evaluation, chosen by their text; not
     # together with data.eval
     holdout_share: Fraction = 0.0
@@ -195,12 +195,12 @@ class Data:
         return _names(self.eval)
 
     @property
-    def details(self) -> dict[str, Source]:
+    def details(self) -> dict[str, SourceSettings]:
         """Return all settings of each source of training, by its name."""
         return _details(self.train)
 
     @property
-    def eval_details(self) -> dict[str, Source]:
+    def eval_details(self) -> dict[str, SourceSettings]:
         return _details(self.eval)
 
     @property
@@ -226,7 +226,7 @@ class Data:
         return bool(self.eval_sources or self.holdout_share or self.holds_out)
 
 
-_Named = str | tuple[str, ...] | Mapping[str, float | Source]
+_Named = str | tuple[str, ...] | Mapping[str, float | SourceSettings]
 
 
 def _names(source: _Named) -> tuple[str, ...]:
@@ -235,11 +235,11 @@ def _names(source: _Named) -> tuple[str, ...]:
     return tuple(source)
 
 
-def _details(source: _Named) -> dict[str, Source]:
+def _details(source: _Named) -> dict[str, SourceSettings]:
     if not isinstance(source, Mapping):
-        return {name: Source() for name in _names(source)}
+        return {name: SourceSettings() for name in _names(source)}
     return {
-        name: entry if isinstance(entry, Source) else Source(weight=entry)
+        name: entry if isinstance(entry, SourceSettings) else SourceSettings(weight=entry)
         for name, entry in source.items()
     }
 
@@ -257,7 +257,7 @@ class Reward:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineSettings:
     """The sampler."""
 
     max_tokens: Count = 64  # the most tokens of an answer
@@ -301,7 +301,7 @@ class Optim:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceSettings:
     """The policy that KL terms compare with, for recipes that have them."""
 
     # the reference policy: "frozen", the starting policy; "ema:0.99", a moving average of the
@@ -389,9 +389,9 @@ class Config:
     tiny: Tiny = field(default_factory=Tiny)
     data: Data = field(default_factory=Data)
     reward: Reward = field(default_factory=Reward)
-    engine: Engine = field(default_factory=Engine)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     optim: Optim = field(default_factory=Optim)
-    reference: Reference = field(default_factory=Reference)
+    reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     eval: Eval = field(default_factory=Eval)
     budget: Budget = field(default_factory=Budget)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

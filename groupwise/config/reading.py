@@ -14,7 +14,7 @@ from typing import Any
 
 from groupwise import recipes as _recipes  # noqa: F401 - fills RECIPES
 from groupwise.common.globs import fitting
-from groupwise.config.fields import GENERATORS, Config, Source, is_generator
+from groupwise.config.fields import GENERATORS, Config, SourceSettings, is_generator
 from groupwise.config.names import unknown
 from groupwise.config.values import FIELDS, OPEN, TABLES, Raw, checked, flat
 from groupwise.errors import ConfigError, RecipeWarning
@@ -224,7 +224,11 @@ def _beside(folder: Path, setting: Setting) -> Setting:
         return f"{file(path)}:{word}" if colon and path.endswith(".py") else name
 
     def details(given: Any) -> Any:
-        return replace(given, grader=member(given.grader)) if isinstance(given, Source) else given
+        return (
+            replace(given, grader=member(given.grader))
+            if isinstance(given, SourceSettings)
+            else given
+        )
 
     field, entry, value = setting.field, setting.entry, setting.value
     if field in ("model.path", "adapter.path", "data.template"):

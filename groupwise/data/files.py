@@ -26,7 +26,7 @@ LFS = b"version https://git-lfs"  # what stands in the place of a file that Git 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of every whole Arrow stream
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     place: str  # "line 7" of a text, from 1; "row 7" of a table, from 0
     values: dict[str, Any]  # by column; empty where the row is malformed
     why: str = ""  # what is wrong with it
@@ -61,7 +61,7 @@ def files_of(name: str) -> list[Path]:
     raise DataError(f"There is no file {path}.{hint}")
 
 
-def rows(path: Path) -> Iterator[Row]:
+def rows(path: Path) -> Iterator[FileRow]:
     """Yield all rows of a file, malformed ones with the reason; raise where it can't be read on."""
     read, place = _reader(path), "its start"
     if path.is_file():
@@ -85,7 +85,7 @@ def rows(path: Path) -> Iterator[Row]:
 # --- texts ------------------------------------------------------------------------------------
 
 
-def json_lines(path: Path) -> Iterator[Row]:
+def json_lines(path: Path) -> Iterator[FileRow]:
     for number, raw in _raw_lines(path):
         place = f"line {number}"
         try:
@@ -93,21 +93,21 @@ def json_lines(path: Path) -> Iterator[Row]:
         except DataError as error:
             if number == 1:  # another encoding, not a row that was damaged
                 raise
-            yield Row(place, {}, "no UTF-8", repr(raw), error)
+            yield FileRow(place, {}, "no UTF-8", repr(raw), error)
             continue
         if not line:
             continue
         try:
             yield _object(place, json.loads(line), line)
         except json.JSONDecodeError as error:
-            yield Row(
+            yield FileRow(
                 place, {}, f"no JSON, {error.msg.removesuffix(' at')} at column {error.colno}", line
             )
         except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-            yield Row(place, {}, f"no JSON ({error})", line)
+            yield FileRow(place, {}, f"no JSON ({error})", line)
 
 
-def json_list(path: Path) -> Iterator[Row]:
+def json_list(path: Path) -> Iterator[FileRow]:
     number = -1
     try:
         with _opened(path) as file:
@@ -136,7 +136,7 @@ def json_list(path: Path) -> Iterator[Row]:
         raise DataError(f"{path} can't be read as JSON: {error}.") from error
 
 
-def separated(path: Path, separator: str) -> Iterator[Row]:
+def separated(path: Path, separator: str) -> Iterator[FileRow]:
     """Yield the rows of a CSV or TSV file; cells are texts, and whoever reads one may make a
     number.
     """
@@ -168,18 +168,18 @@ def separated(path: Path, separator: str) -> Iterator[Row]:
             continue
         nul = next((name for name, cell in zip(header, cells, strict=False) if "\0" in cell), None)
         if nul is not None:  # a torn file, or UTF-16
-            yield Row(place, {}, f"a NUL byte in {nul!r}", separator.join(cells))
+            yield FileRow(place, {}, f"a NUL byte in {nul!r}", separator.join(cells))
         elif len(cells) != len(header):
             why = f"{len(cells)} cells under {len(header)} columns"
-            yield Row(place, {}, why, separator.join(cells))
+            yield FileRow(place, {}, why, separator.join(cells))
         else:
-            yield Row(place, dict(zip(header, cells, strict=True)))
+            yield FileRow(place, dict(zip(header, cells, strict=True)))
 
 
-def _object(place: str, found: Any, text: str) -> Row:
+def _object(place: str, found: Any, text: str) -> FileRow:
     if isinstance(found, dict):
-        return Row(place, found, text=text)
-    return Row(place, {}, f"a JSON {type(found).__name__} instead of an object", text)
+        return FileRow(place, found, text=text)
+    return FileRow(place, {}, f"a JSON {type(found).__name__} instead of an object", text)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -231,7 +231,7 @@ def _opened(path: Path) -> io.BufferedIOBase:
 # --- tables -----------------------------------------------------------------------------------
 
 
-def parquet(path: Path) -> Iterator[Row]:
+def parquet(path: Path) -> Iterator[FileRow]:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     # Column chunks are read through a buffer, not as a whole: a row group may be all of the file.
@@ -243,7 +243,7 @@ def parquet(path: Path) -> Iterator[Row]:
         yield from _of_batches(file.iter_batches(few))
 
 
-def arrow(path: Path) -> Iterator[Row]:
+def arrow(path: Path) -> Iterator[FileRow]:
     """Read Arrow's file format (also Feather's) or its stream format, as the `datasets` library
     has.
     """
@@ -272,7 +272,7 @@ def arrow(path: Path) -> Iterator[Row]:
         yield from _of_batches(stream)
 
 
-def saved(folder: Path) -> Iterator[Row]:
+def saved(folder: Path) -> Iterator[FileRow]:
     """Read a folder that the `datasets` library saved: Arrow streams, listed in state.json."""
     number = 0
     for shard in saved_shards(folder):
@@ -295,26 +295,26 @@ def saved_shards(folder: Path) -> list[Path]:
     return shards
 
 
-def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[FileRow]:
     number = 0
     for batch in batches:
         batch.validate(full=True)  # offsets that lead out of a torn file would crash the process
         few = rows_at_once(batch)
         for start in range(0, batch.num_rows, few):
             for values in batch.slice(start, few).to_pylist():
-                yield Row(f"row {number}", values)
+                yield FileRow(f"row {number}", values)
                 number += 1
 
 
 # --- which ------------------------------------------------------------------------------------
 
-TEXTS: dict[str, Callable[[Path], Iterator[Row]]] = {
+TEXTS: dict[str, Callable[[Path], Iterator[FileRow]]] = {
     ".jsonl": json_lines,
     ".json": json_list,
     ".csv": lambda path: separated(path, ","),
     ".tsv": lambda path: separated(path, "\t"),
 }
-TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
+TABLES: dict[str, Callable[[Path], Iterator[FileRow]]] = {
     ".parquet": parquet,
     ".arrow": arrow,
     ".feather": arrow,
@@ -332,7 +332,7 @@ def format_of(path: Path) -> str:
     return Path(name).suffix
 
 
-def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
+def _reader(path: Path) -> Callable[[Path], Iterator[FileRow]]:
     if path.is_dir():
         return saved
     suffix = format_of(path)

@@ -31,7 +31,7 @@ LOOK = 64 * 2**20  # bytes between two looks at the disk
 Places = NDArray[np.int64]
 
 
-class Shelf(Sequence[Task]):
+class DiskTasks(Sequence[Task]):
     """Tasks in a temporary file, or some of them, in any order."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -42,9 +42,9 @@ class Shelf(Sequence[Task]):
     def bytes(self) -> int:
         return int(self._file.ends[-1]) if len(self._file.ends) else 0
 
-    def only(self, places: Places) -> Shelf:
+    def only(self, places: Places) -> DiskTasks:
         """Return the tasks at these places, from the same file."""
-        chosen = Shelf.__new__(Shelf)
+        chosen = DiskTasks.__new__(DiskTasks)
         chosen._file, chosen._places = self._file, self._places[places]
         return chosen
 
@@ -54,8 +54,8 @@ class Shelf(Sequence[Task]):
     @overload
     def __getitem__(self, place: int) -> Task: ...
     @overload
-    def __getitem__(self, place: slice) -> Shelf: ...
-    def __getitem__(self, place: int | slice) -> Task | Shelf:
+    def __getitem__(self, place: slice) -> DiskTasks: ...
+    def __getitem__(self, place: int | slice) -> Task | DiskTasks:
         if isinstance(place, slice):
             return self.only(np.arange(len(self))[place])
         return self._file.read(int(self._places[place]))
@@ -117,17 +117,17 @@ def kept(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
                 break
         else:
             return list(held)
-    return Shelf(chain(_taken_from(held), rest))
+    return DiskTasks(chain(_taken_from(held), rest))
 
 
 def alike(tasks: Sequence[Task], made: Iterable[Task]) -> Sequence[Task]:
     """Store what was made of these tasks the way they are stored themselves."""
-    return Shelf(made) if isinstance(tasks, Shelf) else list(made)
+    return DiskTasks(made) if isinstance(tasks, DiskTasks) else list(made)
 
 
 def only(tasks: Sequence[Task], places: Places) -> Sequence[Task]:
     """Return the tasks at these places."""
-    if isinstance(tasks, Shelf):
+    if isinstance(tasks, DiskTasks):
         return tasks.only(places)
     return [tasks[place] for place in places.tolist()]
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from groupwise import config
-from groupwise.config.fields import GYM, Source, is_generator
+from groupwise.config.fields import GYM, SourceSettings, is_generator
 from groupwise.data import gym
 from groupwise.data.files import KNOWN
 from groupwise.data.generators import GENERATORS, generate, split
 from groupwise.data.mixing import interleaved, keys_of, numbered, repeats, split_by_hash
 from groupwise.data.named_sets import GRADERS, SETS
-from groupwise.data.on_disk import Shelf, kept, only
+from groupwise.data.on_disk import DiskTasks, kept, only
 from groupwise.data.tasks import Scan
 from groupwise.data.templates import check_template
 from groupwise.errors import DataError, nearest
@@ -27,7 +27,7 @@ NeedsAnswer = bool | Callable[[str], bool]  # of all rows, or of those with a gr
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedTasks:
     train: Sequence[Task]
     eval: Sequence[Task]
     notes: list[str]  # what a person should know about them
@@ -37,14 +37,14 @@ class Loaded:
 
 def load(
     data: config.Data, *, seed: int, held_out: int, require_answers: NeedsAnswer = False
-) -> Loaded:
+) -> LoadedTasks:
     """Load the tasks that the configuration names.
 
     Held out are the tasks of `data.eval`; else a share of the prompts (`data.holdout_share`); else
     `held_out` tasks of a generator.
     """
     _check_settings(data)
-    gather = Gather(data, seed, require_answers)
+    gather = SourceReader(data, seed, require_answers)
     streaming = "never" if data.holds_out else data.streaming  # a generator makes them in memory
     train = kept(gather.all(data.details, data.size), streaming)
     firsts, notes = gather.firsts, gather.notes
@@ -59,18 +59,18 @@ def load(
         train, held = split(train, held_out, seed)
     if len(firsts) > 1:
         notes.append(_summary(train, firsts))
-    if isinstance(train, Shelf):
+    if isinstance(train, DiskTasks):
         notes.append(
             f"streaming: {len(train):,} tasks are read from a temporary file of "
             f"{train.bytes / 2**20:,.0f} MiB as they are drawn; memory holds their places."
         )
     labels = _labels(data.sources)
     weights = {labels[name]: weight for name, weight in data.weights.items()}
-    return Loaded(train, held, notes, weights, gather.dropped)
+    return LoadedTasks(train, held, notes, weights, gather.dropped)
 
 
 @dataclass
-class Gather:
+class SourceReader:
     """The tasks of sources, one after the other, with notes on them."""
 
     data: config.Data
@@ -80,7 +80,7 @@ class Gather:
     firsts: dict[str, int] = field(default_factory=dict)  # of the last call: by label, in order
     dropped: dict[str, int] = field(default_factory=dict)  # malformed rows left out, by file
 
-    def all(self, sources: Mapping[str, Source], size: int) -> Iterator[Task]:
+    def all(self, sources: Mapping[str, SourceSettings], size: int) -> Iterator[Task]:
         """Yield each task of several sources with its source, no two with the same number."""
         labels, following = _labels(tuple(sources)), 0
         self.firsts = firsts = {}
@@ -90,7 +90,7 @@ class Gather:
                 following = first + task.id + 1
                 yield numbered(task, first, labels[name]) if len(sources) > 1 else task
 
-    def _one(self, name: str, source: Source, size: int) -> Iterator[Task]:
+    def _one(self, name: str, source: SourceSettings, size: int) -> Iterator[Task]:
         if is_generator(name):
             trained = name in self.data.sources  # evaluation of another one has its own options
             options = source.options or (self.data.options if trained else {})

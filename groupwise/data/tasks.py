@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.data.columns import MISSING, PROMPTS, Layout, lookup, names_in, recognise, tidy
-from groupwise.data.files import Row, files_of, format_of, rows
+from groupwise.data.files import FileRow, files_of, format_of, rows
 from groupwise.errors import DataError, nearest
 from groupwise.records import Message, Task
 
@@ -109,7 +109,7 @@ class Scan:
             found.append(f"answers are of several kinds, first seen so: {kinds}.")
         return found
 
-    def _converted(self, row: Row) -> tuple[dict[str, Any], str]:
+    def _converted(self, row: FileRow) -> tuple[dict[str, Any], str]:
         if row.why:
             return {}, row.why
         values = tidy(row.values)

@@ -29,7 +29,7 @@ LEAST_ALIKE, MOST_ALIKE = 0.1, 100.0
 NEGLIGIBLE = 1e-6
 
 
-class Count(NamedTuple):
+class PassCount(NamedTuple):
     """The graded samples of one prompt, and how many of them passed."""
 
     samples: int
@@ -58,7 +58,7 @@ def all_alike(values: Sequence[Hashable], group: int) -> float:
     return sum(comb(number, group) for number in Counter(values).values()) / subsets
 
 
-def none_pass(count: Count, group: int) -> float:
+def none_pass(count: PassCount, group: int) -> float:
     """Estimate (1-p)^G without bias; the group is no larger than the samples."""
     return comb(count.samples - count.passed, group) / comb(count.samples, group)
 
@@ -69,7 +69,7 @@ def none_pass(count: Count, group: int) -> float:
 class Rates:
     """Counts of several prompts, and what follows from them."""
 
-    def __init__(self, counts: Iterable[Count]) -> None:
+    def __init__(self, counts: Iterable[PassCount]) -> None:
         self.counts = [count for count in counts if count.samples]
 
     @property
@@ -94,7 +94,7 @@ class Rates:
             lambda a, b: 1 - _moment(a, b, group) - _moment(b, a, group),
         )
 
-    def below(self, count: Count, p: float) -> float:
+    def below(self, count: PassCount, p: float) -> float:
         """Return how sure it is that a prompt with this count passes less often than p.
 
         By the model: what all prompts show says how much a few samples of one are worth.
@@ -109,7 +109,7 @@ class Rates:
     def _of(
         self,
         group: int,
-        direct: Callable[[Count], float],
+        direct: Callable[[PassCount], float],
         modelled: Callable[[float, float], float],
     ) -> Estimate:
         large = [count for count in self.counts if count.samples >= group]
@@ -159,8 +159,8 @@ def wilson(share: float, trials: float) -> tuple[float, float]:
     return min(max(middle - half, 0.0), share), max(min(middle + half, 1.0), share)
 
 
-def _turned(count: Count) -> Count:
-    return Count(count.samples, count.samples - count.passed)
+def _turned(count: PassCount) -> PassCount:
+    return PassCount(count.samples, count.samples - count.passed)
 
 
 def _means() -> list[float]:

@@ -19,9 +19,9 @@ from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.engine.native.engine import SLOTS
 from groupwise.engine.protocol import Engine
 from groupwise.evaluate.budgets import at_budget, room
-from groupwise.evaluate.request import OWN, Asked, Basis, Candidate, Entry, check_budgets
+from groupwise.evaluate.request import OWN, Basis, Candidate, Entry, EvalRequest, check_budgets
 from groupwise.evaluate.results import Result
-from groupwise.evaluate.scores import Outcome, values_of
+from groupwise.evaluate.scores import TaskOutcome, values_of
 from groupwise.evaluate.suites import Forcing, Suite
 from groupwise.evaluate.votes import ballots
 from groupwise.model.fingerprint import fingerprint
@@ -49,14 +49,14 @@ def described(candidate: Candidate, loaded: Loaded) -> dict[str, Any]:
 
 
 @dataclass
-class Sitting:
+class SuiteEvaluation:
     """The evaluation of one model on one suite; `run` samples and grades."""
 
     entry: Entry
     bench: Bench
     engine: Engine
     config: Config
-    asked: Asked
+    asked: EvalRequest
     forcing: Forcing
     notes: list[str]
 
@@ -133,7 +133,7 @@ class Sitting:
         written = write(self.engine, named, self.asked.samples, sampling, stream="eval")
         return grade(self.bench.grader, self.bench.loaded.tokenizer, written)
 
-    def _outcomes(self, groups: Sequence[Sequence[Rollout]]) -> list[Outcome]:
+    def _outcomes(self, groups: Sequence[Sequence[Rollout]]) -> list[TaskOutcome]:
         graded = [[r for r in group if not failed(r.grade)] or list(group) for group in groups]
         tokenizer = self.bench.loaded.tokenizer
         ends = [*(tokenizer.decode([x]) for x in tokenizer.eos_ids), *self.config.engine.stop]
@@ -152,7 +152,7 @@ class Sitting:
             for size in sorted(self.asked.budgets)
         }
         return [
-            Outcome(
+            TaskOutcome(
                 key=self.entry.keys[group[0].task.id],
                 id=group[0].task.id,
                 correct=tuple(verdict(r.grade) for r in group),
@@ -176,13 +176,17 @@ def _digest(tasks: Sequence[Task]) -> str:
     return found.hexdigest()[:16]
 
 
-def sit(suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: Asked) -> list[Sitting]:
+def sit(
+    suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: EvalRequest
+) -> list[SuiteEvaluation]:
     """Prepare the suites' tasks as this model reads them; one engine for all."""
     engine = engine_of(basis.config, loaded)
     return [_sit(entry, loaded, engine, basis, asked) for entry in suites]
 
 
-def _sit(entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: Asked) -> Sitting:
+def _sit(
+    entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: EvalRequest
+) -> SuiteEvaluation:
     suite, config = entry.suite, entry.config
     notes: list[str] = []
     shape, tokenizer = loaded.model.config, loaded.tokenizer
@@ -197,7 +201,7 @@ def _sit(entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: Aske
     wide = replace(config.engine, max_tokens=most + extra)
     bench = seat(replace(config, engine=wide, recipe=load().recipe), entry.found, loaded)
     notes = list(dict.fromkeys([*bench.notes, *notes]))
-    return Sitting(entry, bench, engine, config, asked, forcing, notes)
+    return SuiteEvaluation(entry, bench, engine, config, asked, forcing, notes)
 
 
 def _as_the_suite_says(

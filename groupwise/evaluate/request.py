@@ -28,7 +28,7 @@ OWN = {"max_tokens": "engine.max_tokens", "template": "data.template", "text": "
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvalRequest:
     """The measurements that are asked for."""
 
     tasks: int = 0  # of each suite; 0: all, or 100 of a generator
@@ -83,7 +83,7 @@ class Candidate:
     source: str | Path  # a folder, a file or an id
 
 
-def check(asked: Asked, config: Config) -> None:
+def check(asked: EvalRequest, config: Config) -> None:
     """Refuse what would tell nothing."""
     for name, value, least in (
         ("tasks", asked.tasks, 0),
@@ -157,7 +157,9 @@ def _names(paths: Sequence[str], sources: Sequence[str | Path]) -> list[str]:
     return found
 
 
-def entries(names: Sequence[str], folder: Path | None, basis: Basis, asked: Asked) -> list[Entry]:
+def entries(
+    names: Sequence[str], folder: Path | None, basis: Basis, asked: EvalRequest
+) -> list[Entry]:
     """Return all suites, read and checked, their tasks chosen."""
     check_names(names)
     found = []
@@ -174,7 +176,7 @@ def entries(names: Sequence[str], folder: Path | None, basis: Basis, asked: Aske
     return found
 
 
-def check_budgets(asked: Asked, most: int) -> None:
+def check_budgets(asked: EvalRequest, most: int) -> None:
     if asked.budgets and max(asked.budgets) > most:
         raise ConfigError(
             f"--budgets {max(asked.budgets)} is more than engine.max_tokens={most}: no answer is "
@@ -182,7 +184,7 @@ def check_budgets(asked: Asked, most: int) -> None:
         )
 
 
-def _entry(suite: Suite, config: Config, asked: Asked) -> Entry:
+def _entry(suite: Suite, config: Config, asked: EvalRequest) -> Entry:
     gathered = gather(config, learns=False)
     every = gathered.train if suite.source else gathered.held_out
     tasks = [task for task in every if suite.keep(task)]

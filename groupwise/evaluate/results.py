@@ -17,7 +17,7 @@ from typing import Any
 
 from groupwise.data.tasks import normalised
 from groupwise.errors import ConfigError, RunError
-from groupwise.evaluate.scores import Outcome, by_budget, grouped, metrics
+from groupwise.evaluate.scores import TaskOutcome, by_budget, grouped, metrics
 from groupwise.evaluate.statistics import corrected, paired_difference
 from groupwise.records import Task
 from groupwise.runfiles.files import plain, to_line, to_page, write_atomic
@@ -40,7 +40,7 @@ class Result:
     model: Mapping[str, Any]  # name, path, weights (their fingerprint)
     suite: Mapping[str, Any]  # name, source, data (hash), tasks, dropped
     settings: Mapping[str, Any]  # all that the samples depend on beside model and data
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[TaskOutcome]
     notes: Sequence[str] = ()
     time: Mapping[str, float] = field(default_factory=dict)  # depends on the clock
 
@@ -88,7 +88,7 @@ class Result:
             model=stored["model"],
             suite=stored["suite"],
             settings=stored["settings"],
-            outcomes=[Outcome.from_dict(each) for each in stored["tasks"]],
+            outcomes=[TaskOutcome.from_dict(each) for each in stored["tasks"]],
             notes=stored["notes"],
             time=stored["time"],
         )
@@ -200,7 +200,7 @@ def compare(results: Sequence[Result], against: Sequence[Result] = ()) -> list[C
     ]
 
 
-def _accuracies(outcomes: Sequence[Outcome]) -> dict[tuple[str, int], float]:
+def _accuracies(outcomes: Sequence[TaskOutcome]) -> dict[tuple[str, int], float]:
     """Return accuracies by key; where a set repeats a task, the first is paired with the first."""
     times: Counter[str] = Counter()
     found: dict[tuple[str, int], float] = {}

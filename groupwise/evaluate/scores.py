@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from groupwise.evaluate.estimates import Count, none_pass, over_prompts
+from groupwise.evaluate.estimates import PassCount, none_pass, over_prompts
 from groupwise.evaluate.votes import majority
 
 COLUMNS = ("level", "difficulty", "subject", "type", "category", "task")  # looked at by themselves
@@ -20,7 +20,7 @@ NO_VALUE = "none"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """The result of one task."""
 
     key: str  # of its prompt and answer: the same in every file and run
@@ -36,9 +36,9 @@ class Outcome:
     budgets: Mapping[int, tuple[bool | None, ...]] | None = None  # correct with so many tokens
 
     @property
-    def count(self) -> Count:
+    def count(self) -> PassCount:
         known = [right for right in self.correct if right is not None]
-        return Count(len(known), sum(known))
+        return PassCount(len(known), sum(known))
 
     @property
     def accuracy(self) -> float | None:
@@ -48,7 +48,7 @@ class Outcome:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Outcome:
+    def from_dict(cls, stored: Mapping[str, Any]) -> TaskOutcome:
         budgets = stored.get("budgets")
         votes = stored.get("votes")
         return cls(
@@ -86,7 +86,7 @@ def figure(values: Sequence[float], trials: float) -> Figure:
     return Figure(found.value, stderr, found.low, found.high, number)
 
 
-def average(outcomes: Sequence[Outcome]) -> Figure | None:
+def average(outcomes: Sequence[TaskOutcome]) -> Figure | None:
     """Return the mean share of right samples: avg@n of n samples."""
     known = [x for x in outcomes if x.accuracy is not None]
     if not known:
@@ -95,7 +95,7 @@ def average(outcomes: Sequence[Outcome]) -> Figure | None:
     return figure([x.accuracy for x in known if x.accuracy is not None], samples)
 
 
-def pass_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
+def pass_at(outcomes: Sequence[TaskOutcome], k: int) -> Figure | None:
     """Return the chance that one of k samples is right, over all k-subsets: without bias."""
     counts = [x.count for x in outcomes if x.count.samples >= k]
     if not counts:
@@ -104,7 +104,7 @@ def pass_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
     return figure([1 - none_pass(count, k) for count in counts], trials)
 
 
-def majority_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
+def majority_at(outcomes: Sequence[TaskOutcome], k: int) -> Figure | None:
     """Return the chance that the answer of most of k samples is right, over all k-subsets; ties are
     split evenly.
     """
@@ -114,7 +114,7 @@ def majority_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
     return figure([majority(votes, k) for votes in voted], sum(map(len, voted)) // k)
 
 
-def metrics(outcomes: Sequence[Outcome], samples: int, at: Sequence[int]) -> dict[str, Figure]:
+def metrics(outcomes: Sequence[TaskOutcome], samples: int, at: Sequence[int]) -> dict[str, Figure]:
     """Return avg@n, pass@k and maj@k by name."""
     found = {f"avg@{samples}": average(outcomes)}
     for k in at:
@@ -125,11 +125,11 @@ def metrics(outcomes: Sequence[Outcome], samples: int, at: Sequence[int]) -> dic
     return {name: each for name, each in found.items() if each is not None}
 
 
-def grouped(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Figure]]:
+def grouped(outcomes: Sequence[TaskOutcome]) -> dict[str, dict[str, Figure]]:
     """Return avg@n by the values of each column, in their order."""
     found: dict[str, dict[str, Figure]] = {}
     for column in dict.fromkeys(name for x in outcomes for name in x.groups or ()):
-        rows: dict[str, list[Outcome]] = {}
+        rows: dict[str, list[TaskOutcome]] = {}
         for outcome in outcomes:
             rows.setdefault((outcome.groups or {}).get(column, NO_VALUE), []).append(outcome)
         figures = {value: average(rows[value]) for value in sorted(rows, key=_order)}
@@ -137,13 +137,15 @@ def grouped(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Figure]]:
     return found
 
 
-def by_budget(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def by_budget(outcomes: Sequence[TaskOutcome]) -> list[dict[str, Any]]:
     """Return the accuracy where answers are cut off at growing numbers of tokens."""
     sizes = sorted({size for x in outcomes for size in x.budgets or ()})
     found = []
     for size in sizes:
         cut = [
-            Outcome(x.key, x.id, x.budgets[size], x.tokens, (), 0) for x in outcomes if x.budgets
+            TaskOutcome(x.key, x.id, x.budgets[size], x.tokens, (), 0)
+            for x in outcomes
+            if x.budgets
         ]
         lengths = [min(tokens, size) for x in outcomes for tokens in x.tokens]
         forced = [

@@ -19,7 +19,7 @@ from groupwise.graders.mathematics import numbers
 from groupwise.graders.mathematics.extract import end_of, find
 from groupwise.graders.mathematics.formulas import last_formula
 from groupwise.graders.mathematics.notation import MAX_LENGTH, read
-from groupwise.graders.parts import Part, Sample, built_in
+from groupwise.graders.parts import RewardPart, SampleToGrade, built_in
 from groupwise.records import Rollout, Task
 
 VOTING = ("number", "math", "choice", "exact")
@@ -94,7 +94,7 @@ def _classes(
     In rounds over all groups: the first answer that is left stands for its class, and the grader is
     asked once which of the others equal it.
     """
-    parts: dict[str, Part] = {}
+    parts: dict[str, RewardPart] = {}
     classes: dict[tuple[int, str], int] = {}
     left = dict(pending)
     number = 0
@@ -110,7 +110,9 @@ def _classes(
             part = parts.setdefault(grader, built_in(grader, ()))
             asked = [key for key, name in left.items() if name == grader]
             samples = [
-                Sample(_stand_in(groups[at][0].task, first[at]), _said(grader, answer), (), "eos")
+                SampleToGrade(
+                    _stand_in(groups[at][0].task, first[at]), _said(grader, answer), (), "eos"
+                )
                 for at, answer in asked
             ]
             for key, mark in zip(asked, part.grade(samples), strict=True):

@@ -14,7 +14,7 @@ from groupwise.data.tasks import prompt_text
 from groupwise.graders import choice, program_tests
 from groupwise.graders.mathematics import numbers
 from groupwise.graders.mathematics.grader import gold_answer
-from groupwise.graders.parts import Sample
+from groupwise.graders.parts import SampleToGrade
 from groupwise.graders.rubric import Grader
 from groupwise.records import Grade, Task
 
@@ -35,7 +35,7 @@ class Attempt(NamedTuple):
 
 
 @dataclass
-class Finding:
+class AttemptResult:
     """One kind of attempt over all rows."""
 
     kind: str
@@ -146,9 +146,9 @@ def _all_options(task: Task, gold: str) -> str:
     return f"{gold} or something else or neither"
 
 
-def audit(grader: Grader, tasks: Sequence[Task]) -> list[Finding]:
+def audit(grader: Grader, tasks: Sequence[Task]) -> list[AttemptResult]:
     """Grade every attempt on every row; return what passed wrongly, and the reverse."""
-    findings: dict[str, Finding] = {}
+    findings: dict[str, AttemptResult] = {}
     tried = [
         (number, task, attempt)
         for number, task in enumerate(tasks)
@@ -164,9 +164,9 @@ def audit(grader: Grader, tasks: Sequence[Task]) -> list[Finding]:
         if attempt.passes:
             golds.setdefault(number, []).append((task, attempt, grade))
             continue
-        finding = findings.setdefault(attempt.kind, Finding(attempt.kind, False))
+        finding = findings.setdefault(attempt.kind, AttemptResult(attempt.kind, False))
         _count(finding, task, attempt, grade, passes(grade, best.get(number)))
-    gold = Finding("the gold answer", True)
+    gold = AttemptResult("the gold answer", True)
     for forms in golds.values():
         good = next((each for each in forms if passes(each[2], None)), None)
         task, attempt, grade = good or forms[0]
@@ -185,7 +185,9 @@ def passes(grade: Grade, gold_reward: float | None) -> bool:
     return grade.reward > 0 if gold_reward is None else grade.reward >= gold_reward
 
 
-def _count(finding: Finding, task: Task, attempt: Attempt, grade: Grade, passed: bool) -> None:
+def _count(
+    finding: AttemptResult, task: Task, attempt: Attempt, grade: Grade, passed: bool
+) -> None:
     finding.rows += 1
     finding.passed += passed
     failed = grade.status in ("error", "timeout")
@@ -201,6 +203,6 @@ def _count(finding: Finding, task: Task, attempt: Attempt, grade: Grade, passed:
         }
 
 
-def _sample(task: Task, text: str) -> Sample:
+def _sample(task: Task, text: str) -> SampleToGrade:
     """Return the text as a sample; its length in tokens is about a quarter of its characters."""
-    return Sample(task, text, tuple(range(len(text) // 4)), "eos")
+    return SampleToGrade(task, text, tuple(range(len(text) // 4)), "eos")

@@ -38,7 +38,7 @@ class Returned(NamedTuple):
     value: Any  # plain; of an error, what to say
 
 
-class Odd(NamedTuple):
+class OddValue(NamedTuple):
     """A value that is no number, list or dict, kept as its printed form."""
 
     shown: str
@@ -155,7 +155,7 @@ def plain(value: Any) -> Any:
         return _plain_number(value)
     if hasattr(value, "tolist") and hasattr(value, "shape") and not date:
         return plain(value.tolist())
-    return Odd(_short(repr(value)), type(value).__name__)
+    return OddValue(_short(repr(value)), type(value).__name__)
 
 
 def _plain_number(value: Any) -> Any:
@@ -163,7 +163,7 @@ def _plain_number(value: Any) -> Any:
     try:
         number = float(value)
     except (OverflowError, ValueError):  # 10**400, Decimal("sNaN")
-        return Odd("a number too large for a float, or none", type(value).__name__)
+        return OddValue("a number too large for a float, or none", type(value).__name__)
     return int(value) if isinstance(value, numbers.Integral) else number
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
-from groupwise.graders.parts import Mark, Sample
-from groupwise.graders.program_tests import Calls, Pairs, Untestable, exam
+from groupwise.graders.parts import Mark, SampleToGrade
+from groupwise.graders.program_tests import FunctionTests, InputOutput, Untestable, exam
 from groupwise.graders.sandbox.isolation import SandboxError
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.pool import Pool
-from groupwise.graders.sandbox.worker import Examined, Worker
+from groupwise.graders.sandbox.pool import SandboxPool
+from groupwise.graders.sandbox.worker import Examined, Sandbox
 from groupwise.records import Task
 
 FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
@@ -71,11 +71,11 @@ class Code:
             return str(error)
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         pool = shared_pool(self.isolation, self.python, os.getpid())
         return pool.map(self._mark, samples, lambda error: Mark(status="error", reason=str(error)))
 
-    def _mark(self, worker: Worker, sample: Sample) -> Mark:
+    def _mark(self, worker: Sandbox, sample: SampleToGrade) -> Mark:
         code = extract(sample.text, self.ends)
         if not code.strip():
             return Mark(0.0, reason="no program")
@@ -91,9 +91,11 @@ class Code:
         return Mark(value, reason=_reason(found))
 
 
-def examine(worker: Worker, test: Calls | Pairs, limits: Limits, to_the_end: bool) -> Examined:
+def examine(
+    worker: Sandbox, test: FunctionTests | InputOutput, limits: Limits, to_the_end: bool
+) -> Examined:
     """Count the tests that a program passes; with `to_the_end` all of them are tried."""
-    if isinstance(test, Pairs):
+    if isinstance(test, InputOutput):
         return _compare(worker, test, limits, to_the_end)
     job = {
         "helpers": test.helpers,
@@ -106,7 +108,7 @@ def examine(worker: Worker, test: Calls | Pairs, limits: Limits, to_the_end: boo
     return worker.examine(test.program, job, limits)
 
 
-def _compare(worker: Worker, test: Pairs, limits: Limits, to_the_end: bool) -> Examined:
+def _compare(worker: Sandbox, test: InputOutput, limits: Limits, to_the_end: bool) -> Examined:
     """Compare outputs outside: expected ones never enter the sandbox."""
     passed, why, timed_out = 0, "", False
     for number, (given, expected) in enumerate(test.pairs, 1):
@@ -157,9 +159,9 @@ def printable(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def shared_pool(isolation: str, python: str, process: int) -> Pool:
+def shared_pool(isolation: str, python: str, process: int) -> SandboxPool:
     """Return the pool that all parts of a process share; a forked process gets a new one."""
-    return Pool(isolation, python)
+    return SandboxPool(isolation, python)
 
 
 def code(

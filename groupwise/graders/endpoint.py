@@ -31,7 +31,7 @@ class EndpointError(RewardError):
 
 
 @dataclass
-class Pace:
+class RateLimit:
     """A rate limit: requests start at least so far apart, whichever thread sends them."""
 
     per_minute: float  # 0: as fast as they come
@@ -48,9 +48,9 @@ class Pace:
 
 
 @functools.cache
-def _pace(url: str, per_minute: float) -> Pace:
+def _pace(url: str, per_minute: float) -> RateLimit:
     """Return the one limit of all that use this address."""
-    return Pace(per_minute)
+    return RateLimit(per_minute)
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,14 @@ class Endpoint:
         return content
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A handler that follows no redirect: the key would go along."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
-OPENER = urllib.request.build_opener(_Stay)
+OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def _remembered(kept: Path) -> str | None:

@@ -34,11 +34,11 @@ from weakref import WeakValueDictionary
 
 from groupwise.errors import RewardError, nearest
 from groupwise.graders import loading
-from groupwise.graders.calling import TOOLS, Odd, Returned, Signature
+from groupwise.graders.calling import TOOLS, OddValue, Returned, Signature
 from groupwise.graders.environments import rubric_of
 from groupwise.graders.loading import NOT_LOADED
 from groupwise.graders.mathematics.extract import find
-from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.parts import Mark, SampleToGrade
 from groupwise.graders.pool import START_SECONDS, Outcome, Pool
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Caller(Protocol):
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]: ...
 
 
-class Here:
+class LocalCaller:
     """A caller in this process: for a function that is no file's. It can't be stopped."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -77,7 +77,7 @@ class Here:
         return loading.call(self.reward, calls, 0.0)
 
 
-class There:
+class WorkerCaller:
     """A caller in a worker, which loads the file and is killed when a call takes too long."""
 
     def __init__(self, file: Path, name: str, timeout: float) -> None:
@@ -199,7 +199,7 @@ class UserFunction:
         """Return the seconds that a call may take."""
         return getattr(self.caller, "timeout", None)
 
-    def turns(self, samples: Sequence[Sample]) -> list[list[Sample]]:
+    def turns(self, samples: Sequence[SampleToGrade]) -> list[list[SampleToGrade]]:
         """Split the samples into calls, each with the limit for itself."""
         if self.shape == "completions" or self.asynchronous:
             return [list(samples)]
@@ -210,7 +210,7 @@ class UserFunction:
     def problem(self, task: Task) -> str:
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         if self.shape == "completions":
             (returned,) = self._call([self._of_batch(samples)])
             return self._marks(returned, samples)
@@ -219,7 +219,7 @@ class UserFunction:
         returned_N = self._call([self._of_one(sample) for sample in samples])
         return [self._mark(value, s) for value, s in zip(returned_N, samples, strict=True)]
 
-    def _by_rubric(self, samples: Sequence[Sample]) -> list[Mark]:
+    def _by_rubric(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         """Grade by sample, or by group where a function compares the samples of a prompt."""
         rows = [self._of_one(sample) for sample in samples]
         together = [
@@ -247,22 +247,22 @@ class UserFunction:
         told = iter(self.caller.call(ready, self.asynchronous) if ready else [])
         return [Returned("error", why) if why else next(told) for why in problems]
 
-    def _text(self, sample: Sample) -> str:
+    def _text(self, sample: SampleToGrade) -> str:
         """Return the text; for a rubric, which reads messages, without the token that ended it."""
         return self._content(sample) if self.shape == "rubric" else sample.text
 
-    def _content(self, sample: Sample) -> str:
+    def _content(self, sample: SampleToGrade) -> str:
         """Return the text of a message, without the token that ended it."""
         end = next((end for end in self.ends if end and sample.text.endswith(end)), "")
         return sample.text.removesuffix(end) if sample.finish == "eos" else sample.text
 
-    def _completion(self, sample: Sample) -> str | list[dict[str, str]]:
+    def _completion(self, sample: SampleToGrade) -> str | list[dict[str, str]]:
         """Return the completion as TRL has it: a message if the prompt is messages, else text."""
         if isinstance(sample.task.prompt, str):
             return sample.text
         return [{"role": "assistant", "content": self._content(sample)}]
 
-    def _of_one(self, sample: Sample) -> dict[str, Any]:
+    def _of_one(self, sample: SampleToGrade) -> dict[str, Any]:
         task, prompt, text = sample.task, _prompt(sample.task), self._text(sample)
         if self.shape == "entry":
             entry = {"question": prompt, "answer": task.answer, "metadata": dict(task.columns)}
@@ -292,7 +292,7 @@ class UserFunction:
             own["state"] = {**own, "responses": [text], "turn": 1}
         return {**task.columns, **own}
 
-    def _of_batch(self, samples: Sequence[Sample]) -> dict[str, Any]:
+    def _of_batch(self, samples: Sequence[SampleToGrade]) -> dict[str, Any]:
         columns = {key: None for sample in samples for key in sample.task.columns}
         return {
             **{key: [sample.task.columns.get(key) for sample in samples] for key in columns},
@@ -319,12 +319,12 @@ class UserFunction:
             return dict(known)
         return {name: known[name] for name in self.wanted if name in known}
 
-    def _marks(self, returned: Returned, samples: Sequence[Sample]) -> list[Mark]:
+    def _marks(self, returned: Returned, samples: Sequence[SampleToGrade]) -> list[Mark]:
         """Return a batch's marks. A list of another length is never stretched over the samples."""
         if returned.status != "ok":
             return [self._failed(returned)] * len(samples)
         listed = returned.value
-        if not isinstance(listed, (list, tuple)) or isinstance(listed, Odd):
+        if not isinstance(listed, (list, tuple)) or isinstance(listed, OddValue):
             forgot = ": did you forget return?" if listed is None else ""
             why = f"returned {_show(listed)} instead of a list{forgot}"
             return [self._error(why)] * len(samples)
@@ -336,7 +336,7 @@ class UserFunction:
             for value, sample in zip(listed, samples, strict=True)
         ]
 
-    def _mark(self, returned: Returned, sample: Sample) -> Mark:
+    def _mark(self, returned: Returned, sample: SampleToGrade) -> Mark:
         if returned.status != "ok":
             return self._failed(returned)
         value = returned.value
@@ -374,14 +374,14 @@ def load_function(text: str, timeout: float = TIMEOUT, ends: Sequence[str] = ())
             f"There is no file {path!r} to take a reward function from. Paths are relative to "
             f"{Path.cwd()}."
         )
-    return UserFunction(There(file, name, timeout), text, ends)
+    return UserFunction(WorkerCaller(file, name, timeout), text, ends)
 
 
 def given_function(
     function: Callable[..., Any], name: str, ends: Sequence[str] = ()
 ) -> UserFunction:
     """Wrap a function of this process, such as a notebook's: it runs here, without a time-out."""
-    return UserFunction(Here(function), name, ends)
+    return UserFunction(LocalCaller(function), name, ends)
 
 
 def _prompt(task: Task) -> str | list[dict[str, Any]]:
@@ -410,7 +410,7 @@ def _steps(steps: Any, length: int) -> tuple[tuple[int, float], ...]:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, Odd):
+    if isinstance(value, OddValue):
         return f"{value.shown} ({value.kind})"
     return f"{_short(repr(value))} ({type(value).__name__})"
 

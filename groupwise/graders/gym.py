@@ -10,7 +10,7 @@ from typing import Any
 from groupwise.data.tasks import prompt_text
 from groupwise.graders import answers
 from groupwise.graders.functions import TIMEOUT
-from groupwise.graders.parts import REPEATS, Mark, Sample
+from groupwise.graders.parts import REPEATS, Mark, SampleToGrade
 from groupwise.graders.pool import WORK_MEMORY, Outcome, Pool
 from groupwise.records import Task
 
@@ -38,14 +38,14 @@ class GymScorer:
         named = isinstance(metadata, Mapping) and metadata.get("source_dataset")
         return "" if named else "it has no column metadata with source_dataset, the task's name"
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         """Grade all that needs its scorer at once; the rest is clear."""
         clear = [self._clear(sample) for sample in samples]
         asked = [s for s, mark in zip(samples, clear, strict=True) if mark is None]
         told = iter(self._ask(asked))
         return [next(told) if mark is None else mark for mark in clear]
 
-    def _clear(self, sample: Sample) -> Mark | None:
+    def _clear(self, sample: SampleToGrade) -> Mark | None:
         if why := self.problem(sample.task):
             return Mark(status="abstained", reason=why)
         answer = self._answer(sample)
@@ -55,10 +55,10 @@ class GymScorer:
             return Mark(0.0, reason=REPEATS)  # some give a part for names that stand there
         return None
 
-    def _answer(self, sample: Sample) -> str:
+    def _answer(self, sample: SampleToGrade) -> str:
         return extracted(answers.final(sample.text, self.ends))
 
-    def _ask(self, samples: Sequence[Sample]) -> list[Mark]:
+    def _ask(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         items = [_item(sample.task, self._answer(sample)) for sample in samples]
         if not items:
             return []

@@ -21,7 +21,7 @@ from groupwise.data.tasks import prompt_text
 from groupwise.errors import RewardError
 from groupwise.graders.answers import final
 from groupwise.graders.endpoint import Endpoint, EndpointError
-from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.parts import Mark, SampleToGrade
 from groupwise.records import Task
 
 Form = Literal["points", "pairwise"]
@@ -76,7 +76,7 @@ class Judge:
             return "it has no answer to compare with"
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         """Return points from 0 to 1; pairwise, against the row's answer: 1 better, 0.5 equal, 0
         worse.
         """

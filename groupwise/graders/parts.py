@@ -28,7 +28,7 @@ Status = Literal["ok", "abstained", "error", "timeout"]
 REPEATS = "it repeats the question"
 
 
-class Sample(NamedTuple):
+class SampleToGrade(NamedTuple):
     """A sample to grade."""
 
     task: Task
@@ -53,7 +53,7 @@ class Mark:
     part: str = ""  # whose mark it is, where a part asks others
 
 
-class Part(Protocol):
+class RewardPart(Protocol):
     @property
     def decides(self) -> bool:
         """Return whether a value of 1 means that the answer is correct."""
@@ -66,10 +66,10 @@ class Part(Protocol):
         """Return why this task can't be graded; '' if it can."""
         ...
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]: ...
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]: ...
 
 
-def turns(part: Part, samples: Sequence[Sample]) -> list[list[Sample]]:
+def turns(part: RewardPart, samples: Sequence[SampleToGrade]) -> list[list[SampleToGrade]]:
     """Split the samples as a part wants them, one list after the other; most take all at once."""
     own = getattr(part, "turns", None)
     return own(samples) if own is not None else [list(samples)]
@@ -79,15 +79,17 @@ def turns(part: Part, samples: Sequence[Sample]) -> list[list[Sample]]:
 class BuiltIn:
     """A check of the package, sample by sample. Without what it checks with, it abstains."""
 
-    score: Callable[[Sample], float | tuple[float, str]]  # the value, or with how it came about
+    score: Callable[
+        [SampleToGrade], float | tuple[float, str]
+    ]  # the value, or with how it came about
     problem: Callable[[Task], str] = field(default=lambda task: "")
     decides: bool = False
     needs_answers: bool = False
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         return [self._mark(sample) for sample in samples]
 
-    def _mark(self, sample: Sample) -> Mark:
+    def _mark(self, sample: SampleToGrade) -> Mark:
         why = self.problem(sample.task)
         if why:
             return Mark(status="abstained", reason=why)
@@ -111,7 +113,7 @@ class Mathematics:
         good = plain and mathematics.gold_answer(str(task.answer))
         return "" if good else f"the answer {task.answer!r} is no text or number"
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         problems = [self.problem(sample.task) for sample in samples]
         good = [s for s, why in zip(samples, problems, strict=True) if not why]
         told = iter(
@@ -129,7 +131,7 @@ class Mathematics:
             for sample, why in zip(samples, problems, strict=True)
         ]
 
-    def _mark(self, verdict: mathematics.Verdict, sample: Sample) -> Mark:
+    def _mark(self, verdict: mathematics.Verdict, sample: SampleToGrade) -> Mark:
         if verdict.score == 1.0:
             question, gold = _question(sample.task), str(sample.task.answer)
             if mathematics.repeats(sample.text, gold, question, self.ends):
@@ -174,7 +176,7 @@ def multiple_choice(ends: Sequence[str]) -> BuiltIn:
     def problem(task: Task) -> str:
         return "" if gold(task) else f"the answer {task.answer!r} names no single option"
 
-    def score(sample: Sample) -> tuple[float, str]:
+    def score(sample: SampleToGrade) -> tuple[float, str]:
         known = choice.options(sample.task.columns)
         if answers.echoes(answers.final(sample.text, ends), _question(sample.task)):
             return 0.0, REPEATS
@@ -193,7 +195,7 @@ def follow_instructions(ends: Sequence[str], *, partial: bool = False) -> BuiltI
             return str(error)
         return ""
 
-    def score(sample: Sample) -> tuple[float, str]:
+    def score(sample: SampleToGrade) -> tuple[float, str]:
         checks = instructions.asked(sample.task.columns)
         found = instructions.followed(answers.final(sample.text, ends), checks)
         missed = [name for (name, _), good in zip(checks, found, strict=True) if not good]
@@ -217,7 +219,7 @@ def in_language(ends: Sequence[str], *, target: str = "") -> BuiltIn:
         given = wanted(task)
         return "" if given in form.LANGUAGES else f"its column language, {given!r}, is not known"
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         text = without_ends(sample.text, ends)
         return form.language_share(text, wanted(sample.task))
 
@@ -236,7 +238,7 @@ def exact(ends: Sequence[str]) -> BuiltIn:
         plain = isinstance(task.answer, (str, int, float)) and str(task.answer).strip()
         return "" if plain else f"the answer {task.answer!r} is no text"
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         return answers.exact(answers.final(sample.text, ends), sample.task.answer)
 
     return BuiltIn(score, problem, decides=True, needs_answers=True)
@@ -247,7 +249,7 @@ def number(ends: Sequence[str]) -> BuiltIn:
         known = numbers.gold_number(task.answer) is not None
         return "" if known else f"the answer {task.answer!r} holds no number"
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         gold = numbers.gold_number(sample.task.answer)
         assert gold is not None  # `problem` has looked
         text = answers.final(sample.text, ends)
@@ -267,7 +269,7 @@ def countdown(ends: Sequence[str]) -> BuiltIn:
         whole = isinstance(numbers, list) and all(isinstance(x, int) for x in [*numbers, target])
         return "" if whole else "it has no columns numbers (a list) and target of whole numbers"
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         return answers.countdown(answers.final(sample.text, ends), *given(sample.task))
 
     return BuiltIn(score, problem, decides=True)
@@ -291,14 +293,14 @@ def in_format(
             "as '<think>...</think>...'."
         )
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         text = without_ends(sample.text, ends)
         return (answers.format_share if soft else answers.in_format)(text, pattern)
 
     return BuiltIn(score)
 
 
-BUILT_IN: Mapping[str, Callable[..., Part]] = {
+BUILT_IN: Mapping[str, Callable[..., RewardPart]] = {
     "math": math,
     "number": number,
     "choice": multiple_choice,
@@ -318,13 +320,13 @@ ELSEWHERE = {  # imported when asked for
 }
 
 
-def _find(name: str) -> Callable[..., Part]:
+def _find(name: str) -> Callable[..., RewardPart]:
     if name in ELSEWHERE:
         return getattr(importlib.import_module(ELSEWHERE[name]), name)
     return BUILT_IN[name]
 
 
-def built_in(text: str, ends: Sequence[str]) -> Part:
+def built_in(text: str, ends: Sequence[str]) -> RewardPart:
     """Read `name` or `name(option=value)`."""
     try:
         node = ast.parse(text.strip(), mode="eval").body

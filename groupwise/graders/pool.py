@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     seconds: float = 0.0
 
 
-class Answer(NamedTuple):
+class WorkerAnswer(NamedTuple):
     """The answer of a worker to one item."""
 
     status: Literal["ok", "error", "costly"]
@@ -93,12 +93,12 @@ class Worker:
         """Return whether an item that takes so many bytes of the pipe may wait in it."""
         return sum(held for _, held in self.line) + size <= AHEAD_BYTES
 
-    def answers(self) -> tuple[list[Answer], str]:
+    def answers(self) -> tuple[list[WorkerAnswer], str]:
         """Return the answers that are complete, and what is wrong with the worker, if anything.
 
         Nothing waits here for the rest of an answer: that is for the clock.
         """
-        found: list[Answer] = []
+        found: list[WorkerAnswer] = []
         try:
             piece = os.read(self.pipe.fileno(), PIECE)
             self.heard += piece
@@ -110,7 +110,7 @@ class Worker:
             piece = b""
         return found, "" if piece else "the process that graded it died"
 
-    def _answer(self) -> Answer | None:
+    def _answer(self) -> WorkerAnswer | None:
         """Return the next answer that is complete. Raises ValueError for what is none."""
         long = self.heard[:4] == LONG
         start = 12 if long else 4
@@ -127,7 +127,7 @@ class Worker:
             raise ValueError("it answers what it was not asked")
         self.answered += 1
         try:
-            return Answer(*pickle.loads(whole[NUMBER.size :]))
+            return WorkerAnswer(*pickle.loads(whole[NUMBER.size :]))
         except Exception as error:  # whatever a broken message may raise
             raise ValueError(f"its answer can't be read: {error}") from error
 
@@ -135,7 +135,7 @@ class Worker:
 Take = Callable[[int, Outcome], None]  # what is done with an outcome
 
 
-class Limits(NamedTuple):
+class ItemLimits(NamedTuple):
     """The limits of one item, in seconds: by the clock, and of the processor."""
 
     timeout: float
@@ -209,7 +209,7 @@ class Pool:
             while waiting or busy:
                 self._hand_out(items, waiting, busy, take)
                 if busy:
-                    self._collect(busy, waiting, Limits(timeout, cost), take)
+                    self._collect(busy, waiting, ItemLimits(timeout, cost), take)
         finally:
             for worker in busy:  # something was raised here: their answers are nobody's
                 self._end(worker)
@@ -255,7 +255,9 @@ class Pool:
             return busy[0] if busy[0].has_room(size) else None
         return self._lease(wanted=not busy)
 
-    def _collect(self, busy: list[Worker], waiting: deque[int], limits: Limits, take: Take) -> None:
+    def _collect(
+        self, busy: list[Worker], waiting: deque[int], limits: ItemLimits, take: Take
+    ) -> None:
         """Collect what is there, or late, after waiting for the first of either."""
         soonest = min(limits.left(worker) for worker in busy)
         ready = wait([worker.pipe for worker in busy], soonest)

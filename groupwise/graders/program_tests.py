@@ -43,7 +43,7 @@ class Untestable(ValueError):
 
 
 @dataclass(frozen=True)
-class Calls:
+class FunctionTests:
     """Tests that call the program's functions. `helpers` are the tests' own."""
 
     program: str
@@ -55,7 +55,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class InputOutput:
     """Standard input and the expected output."""
 
     program: str
@@ -66,7 +66,7 @@ class Pairs:
         return self.pairs
 
 
-def exam(task: Task, code: str) -> Calls | Pairs:
+def exam(task: Task, code: str) -> FunctionTests | InputOutput:
     """Return the program to run, and its tests. Raises Untestable if the row has nothing to run."""
     given = _given(task)
     entry = str(_column(task, "entry_point", "fn_name", "func_name") or "")
@@ -113,7 +113,7 @@ def _loaded(value: Any) -> Any:
     return value
 
 
-def _asserts(task: Task, tests: Sequence[str], code: str) -> Calls:
+def _asserts(task: Task, tests: Sequence[str], code: str) -> FunctionTests:
     setup = _column(task, "test_setup", "test_setup_code", "setup_code")
     if setup is None:
         setup = "\n".join(_column(task, "test_imports") or [])
@@ -121,10 +121,10 @@ def _asserts(task: Task, tests: Sequence[str], code: str) -> Calls:
     called = tuple(map(_called, tests))
     _check_calls("\n".join(called))
     classes = _classes(names, prompt_text(task.prompt), "\n".join(tests))
-    return Calls(code, names, called, helpers=modules, setup=str(setup), classes=classes)
+    return FunctionTests(code, names, called, helpers=modules, setup=str(setup), classes=classes)
 
 
-def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
+def _checked(task: Task, tests: str, entry: str, code: str) -> FunctionTests:
     prompt = prompt_text(task.prompt)
     start = prompt if _is_code(prompt) else ""
     defines = entry and _defines(code, entry.partition("(")[0].partition(".")[0])
@@ -144,7 +144,7 @@ def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
     _check_calls(run)
     classes = _classes(names, prompt, tests)
     whole = _hoisted(_with_imports(program))
-    return Calls(whole, names, (run,), helpers=modules + start, classes=classes)
+    return FunctionTests(whole, names, (run,), helpers=modules + start, classes=classes)
 
 
 def _called(test: str) -> str:
@@ -170,14 +170,14 @@ def _body(source: str) -> list[ast.stmt]:
         raise Untestable(f"its tests are no Python: {error}") from None
 
 
-def _paired(given: Mapping[str, Any], entry: str, code: str) -> Calls | Pairs:
+def _paired(given: Mapping[str, Any], entry: str, code: str) -> FunctionTests | InputOutput:
     inputs, outputs = given.get("inputs"), given.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs:
         raise Untestable("its inputs and outputs are no lists")
     if len(inputs) != len(outputs):
         raise Untestable(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
     if not entry:
-        return Pairs(code, tuple(map(_texts, inputs, outputs)))
+        return InputOutput(code, tuple(map(_texts, inputs, outputs)))
     call = _call(entry, code)
     # APPS puts every result into a list of its own; elsewhere a list of one is what it is.
     boxed = not given.get("lines") and all(isinstance(o, list) and len(o) == 1 for o in outputs)
@@ -191,7 +191,7 @@ def _paired(given: Mapping[str, Any], entry: str, code: str) -> Calls | Pairs:
         written = f"**{arguments!r}" if isinstance(arguments, dict) else f"*{_listed(arguments)!r}"
         also = f" or __same__(found, {expected[0]!r})" if boxed else ""
         tests.append(f"found = {call}({written})\nassert __same__(found, {expected!r}){also}")
-    return Calls(
+    return FunctionTests(
         _hoisted(_with_imports(code)), (call.partition("(")[0],), tuple(tests), helpers=NUMBERS
     )
 

@@ -16,7 +16,7 @@ from groupwise.errors import RewardError
 from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
 from groupwise.graders.functions import TIMEOUT, UserFunction, given_function, load_function
 from groupwise.graders.gym import GymScorer
-from groupwise.graders.parts import Mark, Part, Sample, built_in, turns
+from groupwise.graders.parts import Mark, RewardPart, SampleToGrade, built_in, turns
 from groupwise.graders.waiting import Tell, nobody, waiting
 from groupwise.records import Grade, Task
 
@@ -63,7 +63,7 @@ class Grader:
                 "other parts beside it."
             )
 
-        def part(name: str) -> Part:
+        def part(name: str) -> RewardPart:
             if name == GYM:
                 return GymScorer(ends, timeout)
             if name in self.given:
@@ -72,7 +72,7 @@ class Grader:
                 return load_function(name, timeout, ends)
             return built_in(name, ends)
 
-        self.parts: dict[str, Part] = {
+        self.parts: dict[str, RewardPart] = {
             name: ByRow(part, graders) if name == ROW else part(name) for name in parts
         }
         own = [name for name, part in self.parts.items() if part.decides]
@@ -108,10 +108,10 @@ class Grader:
         return any(part.needs_answers for part in parts)
 
     def grade(
-        self, samples: Sequence[Sample | tuple[Task, str, Sequence[int], str]]
+        self, samples: Sequence[SampleToGrade | tuple[Task, str, Sequence[int], str]]
     ) -> list[Grade]:
         """Return a grade for each (task, text, token ids, finish), in order."""
-        given = [Sample(*sample) for sample in samples]
+        given = [SampleToGrade(*sample) for sample in samples]
         if not given:
             return []
         marks = {name: part.grade(given) for name, part in self.parts.items()}
@@ -178,7 +178,7 @@ class Tried:
     """An answer that a part was tried on, and its mark."""
 
     kind: str  # what answer it was
-    sample: Sample
+    sample: SampleToGrade
     mark: Mark
 
 
@@ -222,7 +222,7 @@ def check(
     return notes
 
 
-def _forms(name: str, part: Part, tasks: Sequence[Task]) -> list[str]:
+def _forms(name: str, part: RewardPart, tasks: Sequence[Task]) -> list[str]:
     """Note in what form a function is given completions, where that depends on the data."""
     inner = [note for key, each in _inner(part).items() for note in _forms(key, each, tasks)]
     if not isinstance(part, UserFunction) or part.shape != "completions":
@@ -237,18 +237,20 @@ def _forms(name: str, part: Part, tasks: Sequence[Task]) -> list[str]:
 
 def _answers(
     tasks: Sequence[Task], rows: int, encode: Callable[[str], Sequence[int]] | None
-) -> list[tuple[str, Sample]]:
+) -> list[tuple[str, SampleToGrade]]:
     """Return the answers to try on so many rows, from the first to the last, each with its kind."""
     last = len(tasks) - 1
     places = dict.fromkeys(round(i * last / (rows - 1)) for i in range(rows))
     return [
-        (kind, Sample(task, text, tuple(encode(text)) if encode else (), "eos"))
+        (kind, SampleToGrade(task, text, tuple(encode(text)) if encode else (), "eos"))
         for task in (tasks[place] for place in places)
         for kind, text in _attempts(task).items()
     ]
 
 
-def _try(name: str, part: Part, answers: Sequence[tuple[str, Sample]], tell: Tell) -> list[Tried]:
+def _try(
+    name: str, part: RewardPart, answers: Sequence[tuple[str, SampleToGrade]], tell: Tell
+) -> list[Tried]:
     """Return a part's mark of each answer. The first failure ends it: one limit in all."""
     kinds = {id(sample): kind for kind, sample in answers}
     found: list[Tried] = []
@@ -325,7 +327,7 @@ def _check_streams(
         )
 
 
-def _check_tasks(name: str, part: Part, tasks: Sequence[Task], data: str) -> None:
+def _check_tasks(name: str, part: RewardPart, tasks: Sequence[Task], data: str) -> None:
     if not tasks:
         raise RewardError(f"There are no tasks to check the reward with. Check {data}.")
     first: tuple[Task, str] | None = None
@@ -361,16 +363,16 @@ def _notes(name: str, values: Mapping[str, Sequence[float]], judges: bool) -> li
     return notes
 
 
-def _wants_batch(part: Part) -> bool:
+def _wants_batch(part: RewardPart) -> bool:
     """Return whether it is a function for batches, or a part that asks one."""
     if isinstance(part, UserFunction):
         return part.shape == "completions"
     return any(_wants_batch(each) for each in _inner(part).values())
 
 
-def _inner(part: Part) -> Mapping[str, Part]:
+def _inner(part: RewardPart) -> Mapping[str, RewardPart]:
     """Return the parts that a part asks."""
-    found: Mapping[str, Part] = getattr(part, "parts", {})
+    found: Mapping[str, RewardPart] = getattr(part, "parts", {})
     return found
 
 

@@ -19,7 +19,7 @@ from groupwise.common.extras import install
 from groupwise.data.tasks import prompt_text
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
-from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.parts import Mark, SampleToGrade
 from groupwise.records import Task
 
 Squash = Literal["none", "sigmoid"]
@@ -110,7 +110,7 @@ class RewardModel:
     def problem(self, task: Task) -> str:
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         rows = [self.scorer.encode(s.task, without_ends(s.text, self.ends))[0] for s in samples]
         return [
             _too_long(row, self.scorer) if out is None else _mark(self._value(out))
@@ -137,7 +137,7 @@ class ProcessRewardModel:
     def problem(self, task: Task) -> str:
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         texts = [without_ends(sample.text, self.ends) for sample in samples]
         steps_N = [step_ends(text, self.separator) for text in texts]
         # The last step gets the separator that every other one has: its score stands there.

@@ -18,7 +18,7 @@ from groupwise.config import Config
 from groupwise.data import load as load_data
 from groupwise.data.on_disk import only
 from groupwise.data.prompts import Prepared, prepare
-from groupwise.data.sources import Loaded as LoadedData
+from groupwise.data.sources import LoadedTasks as LoadedData
 from groupwise.data.tasks import SHOWN
 from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Sampling

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from groupwise.errors import ConfigError
-from groupwise.evaluate.estimates import SUBSETS, Count, Estimate, Rates, all_alike, over_prompts
+from groupwise.evaluate.estimates import (
+    SUBSETS,
+    Estimate,
+    PassCount,
+    Rates,
+    all_alike,
+    over_prompts,
+)
 from groupwise.graders.by_row import ROW
 from groupwise.graders.rubric import Grader
 from groupwise.prepare.rollouts import failed
@@ -30,7 +37,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Passing:
+class PassRule:
     """The rule for a pass, as a function and in words."""
 
     words: str
@@ -38,7 +45,7 @@ class Passing:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SettingFigures:
     """The figures of one template and temperature. Samples whose reward failed are left out of all
     but the lengths; shares are of graded samples unless their names say otherwise.
     """
@@ -85,13 +92,13 @@ class Finding:
         return self.useful if self.binary else self.spread
 
 
-def passing(grader: Grader, threshold: float | None = None) -> Passing:
+def passing(grader: Grader, threshold: float | None = None) -> PassRule:
     """Choose the rule: a reward of the threshold; else what the reward calls correct; else full
     marks.
     """
     if threshold is None and grader.decider is not None:
         judge = "its row's grader" if grader.decider == ROW else grader.decider
-        return Passing(f"{judge} gives 1", lambda grade: bool(grade.correct))
+        return PassRule(f"{judge} gives 1", lambda grade: bool(grade.correct))
     if threshold is None:
         threshold = sum(max(weight, 0.0) for weight in grader.weights.values())
         words = f"a reward of {threshold:g}, which all parts give together, or more"
@@ -102,14 +109,14 @@ def passing(grader: Grader, threshold: float | None = None) -> Passing:
     def passed(grade: Grade) -> bool:
         return grade.reward is not None and grade.reward >= least
 
-    return Passing(words, passed)
+    return PassRule(words, passed)
 
 
-def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
+def finding(sampled: Sampled, passing: PassRule, group: int) -> SettingFigures:
     """Compute all figures of one setting."""
     rows = [rollout for rollouts in sampled.groups for rollout in rollouts]
     graded = [[r for r in rollouts if r.grade.reward is not None] for rollouts in sampled.groups]
-    counts = [Count(len(g), sum(passing.passed(r.grade) for r in g)) for g in graded]
+    counts = [PassCount(len(g), sum(passing.passed(r.grade) for r in g)) for g in graded]
     rates = Rates(counts)
     if not rates.counts:
         raise ConfigError(
@@ -122,7 +129,7 @@ def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
     ok = [r for g in graded for r in g]
     parts = {name: _mean([r.grade.parts.get(name) for r in ok]) for name in rows[0].grade.parts}
     formats = [name for name in parts if name.startswith("format(")]
-    return Finding(
+    return SettingFigures(
         template=sampled.template,
         temperature=sampled.temperature,
         prompts=len(sampled.groups),
@@ -147,7 +154,7 @@ def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
     )
 
 
-def histogram(counts: Sequence[Count]) -> dict[str, int]:
+def histogram(counts: Sequence[PassCount]) -> dict[str, int]:
     """Count prompts by the share of their samples that passed."""
     bins = {"never": 0, "to 25 %": 0, "to 50 %": 0, "to 75 %": 0, "to 100 %": 0, "always": 0}
     names = list(bins)
@@ -188,7 +195,7 @@ def _reason(rows: Sequence[Rollout]) -> str:
     return found.most_common(1)[0][0] if found else ""
 
 
-def _example(rows: Sequence[Rollout], passing: Passing) -> dict[str, Any]:
+def _example(rows: Sequence[Rollout], passing: PassRule) -> dict[str, Any]:
     shown = next((r for r in rows if not passing.passed(r.grade)), rows[0])
     return {
         "prompt_id": shown.task.id,

@@ -11,9 +11,9 @@ from typing import Any
 from groupwise.common.progress import phase
 from groupwise.data.named_sets import SETS
 from groupwise.errors import ConfigError
-from groupwise.evaluate.estimates import Count
+from groupwise.evaluate.estimates import PassCount
 from groupwise.evaluate.examine import described, load_candidate, sit
-from groupwise.evaluate.request import Asked, Basis, Candidate, Entry
+from groupwise.evaluate.request import Basis, Candidate, Entry, EvalRequest
 from groupwise.evaluate.suites import Suite, config_of
 from groupwise.prepare.rollouts import verdict
 from groupwise.prepare.setup import gather
@@ -21,7 +21,7 @@ from groupwise.records import Rollout
 from groupwise.runfiles.files import append_lines, read_lines, to_line
 
 
-def check(asked: Asked, band: tuple[float, float]) -> None:
+def check(asked: EvalRequest, band: tuple[float, float]) -> None:
     low, high = band
     if not 0 <= low < high <= 1:
         raise ConfigError(f"--band {low:g},{high:g}: write two shares, the lower one first.")
@@ -49,10 +49,10 @@ def rates(
     entry: Entry,
     candidate: Candidate,
     basis: Basis,
-    asked: Asked,
+    asked: EvalRequest,
     kept: Path,
     say: Callable[[str], None],
-) -> dict[int, Count]:
+) -> dict[int, PassCount]:
     """Count samples and passes of each row. `kept` holds them line by line, so that it can
     continue.
     """
@@ -79,13 +79,13 @@ def rates(
     return found
 
 
-def count_of(group: list[Rollout]) -> Count:
+def count_of(group: list[Rollout]) -> PassCount:
     """Count the samples that are known to be right or wrong."""
     known = [right for r in group if (right := verdict(r.grade)) is not None]
-    return Count(len(known), sum(known))
+    return PassCount(len(known), sum(known))
 
 
-def _before(kept: Path, head: dict[str, Any]) -> dict[int, Count]:
+def _before(kept: Path, head: dict[str, Any]) -> dict[int, PassCount]:
     """Read the counts of a run that was stopped; raise where they are of something else."""
     if not kept.exists():
         append_lines(kept, [to_line(head)])
@@ -96,4 +96,4 @@ def _before(kept: Path, head: dict[str, Any]) -> dict[int, Count]:
             f"{kept} is of another model, other rows or other settings. Delete it, or choose "
             "another --out."
         )
-    return {line["row"]: Count(line["samples"], line["passed"]) for line in lines[1:]}
+    return {line["row"]: PassCount(line["samples"], line["passed"]) for line in lines[1:]}

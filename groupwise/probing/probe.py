@@ -38,7 +38,7 @@ from groupwise.prepare.setup import (
     sampling_of,
     set_up,
 )
-from groupwise.probing.findings import Finding, Passing, Sampled, finding, passing
+from groupwise.probing.findings import PassRule, Sampled, SettingFigures, finding, passing
 from groupwise.records import Rollout, Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.training.opening import MakeEngine, starting_model
@@ -48,7 +48,7 @@ GPU_SLOTS = 1024
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProbeRequest:
     """The prompts, samples and settings to try; what is left out is the configuration's."""
 
     templates: tuple[str, ...] = ()
@@ -58,14 +58,17 @@ class Asked:
     threshold: float | None = None  # reward that passes; None: the full mark
 
 
+Asked = ProbeRequest  # files of users import it by this name
+
+
 @dataclass(frozen=True)
 class Probe:
     """All findings, setting by setting, in the order asked for."""
 
     config: Config
-    passing: Passing
+    passing: PassRule
     samples: int  # of each prompt
-    findings: list[Finding]
+    findings: list[SettingFigures]
     notes: list[str]
     interrupted: bool
     most_tokens: int  # that an answer can have with this model and these prompts
@@ -86,13 +89,13 @@ class Probe:
 
 
 @dataclass
-class Ready:
+class PreparedProbe:
     """A probe that is loaded and checked; `run` samples."""
 
     config: Config
     bench: Bench
     engine: Engine
-    passing: Passing
+    passing: PassRule
     samples: int
     rollouts: list[Sampled]
     notes: list[str]
@@ -146,22 +149,24 @@ class Ready:
         return grade(self.bench.grader, self.bench.loaded.tokenizer, written)
 
 
-def probe(config: Config, asked: Asked | None = None, engine: MakeEngine | None = None) -> Probe:
+def probe(
+    config: Config, asked: ProbeRequest | None = None, engine: MakeEngine | None = None
+) -> Probe:
     """Sample and judge; `engine` as in `train`."""
     return ready(config, asked, engine=engine).run()
 
 
 def ready(
     config: Config,
-    asked: Asked | None = None,
+    asked: ProbeRequest | None = None,
     *,
     checkpoint: Path | None = None,
     engine: MakeEngine | None = None,
-) -> Ready:
+) -> PreparedProbe:
     """Prepare everything that can fail, before anything is sampled. `checkpoint`: another model
     than the configuration's.
     """
-    asked, config = asked or Asked(), placed(config)
+    asked, config = asked or ProbeRequest(), placed(config)
     templates = asked.templates or (config.data.template,)
     temperatures = asked.temperatures or (config.engine.temperature,)
     check(config, templates, temperatures, asked)
@@ -175,7 +180,7 @@ def ready(
         known = {task.id: task for task in other.tasks if task.id in wanted}
         by_template[template] = [known[task.id] for task in chosen if task.id in known]
         notes += [f"with template {template}: {x}" for x in other.notes if x not in notes]
-    return Ready(
+    return PreparedProbe(
         config=config,
         bench=bench,
         engine=(engine or (lambda loaded: engine_of(config, loaded)))(bench.loaded),
@@ -187,7 +192,7 @@ def ready(
 
 
 def check(
-    config: Config, templates: Sequence[str], temperatures: Sequence[float], asked: Asked
+    config: Config, templates: Sequence[str], temperatures: Sequence[float], asked: ProbeRequest
 ) -> None:
     """Refuse what would tell nothing, before a model is loaded."""
     check_config(config)

@@ -16,13 +16,13 @@ from typing import Any
 
 from groupwise.config.fields import Data, is_generator
 from groupwise.data import guessing
-from groupwise.data.files import Row, files_of, rows
+from groupwise.data.files import FileRow, files_of, rows
 from groupwise.data.named_sets import SETS
 from groupwise.data.overlap import Copies, Evaluations
-from groupwise.data.sources import Gather
+from groupwise.data.sources import SourceReader
 from groupwise.data.words import whole, words
 from groupwise.errors import ConfigError
-from groupwise.evaluate.estimates import Count, Rates
+from groupwise.evaluate.estimates import PassCount, Rates
 from groupwise.evaluate.suites import GENERATED, HELD_OUT, find
 from groupwise.prepare.setup import TASKS_SEED
 from groupwise.records import Task
@@ -38,7 +38,7 @@ Show = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FilterRequest:
     """The reasons to look for."""
 
     dedup: bool = False
@@ -59,7 +59,7 @@ class Removed:
 
 
 @dataclass
-class Sieve:
+class FilterResult:
     """The rows that were removed so far, and the counts."""
 
     data: Data
@@ -74,7 +74,7 @@ class Sieve:
     def name(self) -> str:
         return self.data.sources[0]
 
-    def kept(self) -> Iterator[Row]:
+    def kept(self) -> Iterator[FileRow]:
         """Yield the rows that stay, as they are in the file, in order."""
         word, _, path = self.name.partition(":")
         number = 0
@@ -97,7 +97,7 @@ class Sieve:
         return {reason: found[reason] for reason in REASONS if reason in found}
 
 
-def check(name: str, wanted: Wanted) -> None:
+def check(name: str, wanted: FilterRequest) -> None:
     if is_generator(name):
         raise ConfigError(f"{name} is a generator, and a filter reads a file. Name one.")
     if wanted.ngram < 4:
@@ -108,7 +108,7 @@ def check(name: str, wanted: Wanted) -> None:
 
 def tasks_of(data: Data, size: int = 1) -> tuple[Iterator[Task], list[str]]:
     """Return the tasks of a source, and a list that has notes after the last."""
-    gather = Gather(data, TASKS_SEED, False)
+    gather = SourceReader(data, TASKS_SEED, False)
     return gather.all(data.details, size), gather.notes
 
 
@@ -121,7 +121,7 @@ def asked(task: Task) -> str:
     return "\n".join(str(message["content"]) for message in task.prompt)
 
 
-def evaluations(wanted: Wanted) -> Evaluations:
+def evaluations(wanted: FilterRequest) -> Evaluations:
     """Return all items of the evaluation sets."""
     found = Evaluations(wanted.ngram)
     for name in wanted.against:
@@ -135,9 +135,9 @@ def evaluations(wanted: Wanted) -> Evaluations:
     return found
 
 
-def sieve(data: Data, wanted: Wanted, show: Show = lambda rows: None) -> Sieve:
+def sieve(data: Data, wanted: FilterRequest, show: Show = lambda rows: None) -> FilterResult:
     """Remove all rows that can be found without a model; `show` gets the number of rows so far."""
-    found = Sieve(data)
+    found = FilterResult(data)
     items = evaluations(wanted)
     found.items = len(items.items)
     copies, answers = Copies(), array("Q")
@@ -167,7 +167,7 @@ def sieve(data: Data, wanted: Wanted, show: Show = lambda rows: None) -> Sieve:
 
 
 def _copy(
-    found: Sieve, copies: Copies, task: Task, own: Sequence[str], answers: Sequence[int]
+    found: FilterResult, copies: Copies, task: Task, own: Sequence[str], answers: Sequence[int]
 ) -> Removed | None:
     earlier = copies.add(task.id, own, guessing.plain(task.answer))
     if earlier is None:
@@ -179,7 +179,7 @@ def _copy(
 
 
 def _contamination(
-    found: Sieve, items: Evaluations, task: Task, own: Sequence[str]
+    found: FilterResult, items: Evaluations, task: Task, own: Sequence[str]
 ) -> Removed | None:
     if not items.items:
         return None
@@ -193,13 +193,13 @@ def _contamination(
     return Removed(task.id, CONTAMINATED, why, start, _start(item.text))
 
 
-def _near(found: Sieve, copies: Copies) -> None:
+def _near(found: FilterResult, copies: Copies) -> None:
     for row, (earlier, share) in copies.near(found.removed).items():
         why = f"{share:.0%} of the words of row {earlier}, the same numbers and answer"
         found.removed[row] = Removed(row, NEARLY, why, copy_of=earlier)
 
 
-def _frequent(found: Sieve, answers: Sequence[int], chance: float) -> None:
+def _frequent(found: FilterResult, answers: Sequence[int], chance: float) -> None:
     """Remove rows with a frequent answer, counted among the rows that are left."""
     left = {row: answer for row, answer in enumerate(answers) if row not in found.removed}
     counts = Counter(left.values())
@@ -212,7 +212,7 @@ def _frequent(found: Sieve, answers: Sequence[int], chance: float) -> None:
             found.removed[row] = Removed(row, GUESSABLE, why)
 
 
-def with_prompts(found: Sieve) -> None:
+def with_prompts(found: FilterResult) -> None:
     """Add the texts of removed rows that were not known to go when they were read."""
     bare = [each for each in found.removed.values() if not each.prompt]
     if not bare:
@@ -246,7 +246,7 @@ class Band:
     histogram: dict[str, int]
 
 
-def by_band(found: Sieve, counts: Mapping[int, Count], band: Band) -> Band:
+def by_band(found: FilterResult, counts: Mapping[int, PassCount], band: Band) -> Band:
     """Remove rows that are more likely outside of the band than in it.
 
     A row's rate is not known from a few samples: what counts is how likely it is in the band, given
@@ -259,7 +259,7 @@ def by_band(found: Sieve, counts: Mapping[int, Count], band: Band) -> Band:
     }
     kept = gone = 0.0
     for row in range(found.total):
-        count = counts.get(row, Count(0, 0))
+        count = counts.get(row, PassCount(0, 0))
         if row in found.removed:
             continue
         if not count.samples:
@@ -277,7 +277,7 @@ def by_band(found: Sieve, counts: Mapping[int, Count], band: Band) -> Band:
     return replace(band, inside_kept=kept, inside_removed=gone, histogram=tally(counts.values()))
 
 
-def tally(counts: Iterable[Count]) -> dict[str, int]:
+def tally(counts: Iterable[PassCount]) -> dict[str, int]:
     """Count rows by how many of their samples are right."""
     found = Counter(f"{count.passed} of {count.samples}" for count in counts if count.samples)
     return dict(sorted(found.items(), key=lambda item: tuple(map(int, item[0].split(" of ")))))

@@ -31,7 +31,7 @@ OF_THE_MACHINE = ("time/", "memory/")  # metrics that are not promised to repeat
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first value that differs."""
 
     step: int
@@ -49,11 +49,11 @@ class Difference:
         return f"{', '.join(place)}: {self.what} was {short(self.recorded)}, is {short(self.now)}"
 
 
-def compare_rollouts(step: int, recorded: Path, now: Path) -> Difference | None:
+def compare_rollouts(step: int, recorded: Path, now: Path) -> FirstDifference | None:
     """Return the first value that differs in its bits, in the order in which a step makes them."""
     then, here = read(recorded), read(now)
     if then.num_rows != here.num_rows:
-        return Difference(step, "the number of samples", then.num_rows, here.num_rows)
+        return FirstDifference(step, "the number of samples", then.num_rows, here.num_rows)
     place = then.select(["group", "sample"]).to_pylist()
     for name in ORDER:
         if name not in then.column_names or name not in here.column_names:
@@ -67,8 +67,8 @@ def compare_rollouts(step: int, recorded: Path, now: Path) -> Difference | None:
             where = (place[row]["group"], place[row]["sample"])
             token = first_unequal(a, b) if isinstance(a, list) and isinstance(b, list) else None
             if token is None or name in ("reward_parts", "reward_steps"):
-                return Difference(step, name, a, b, *where)
-            return Difference(step, name, _at(a, token), _at(b, token), *where, token)
+                return FirstDifference(step, name, a, b, *where)
+            return FirstDifference(step, name, _at(a, token), _at(b, token), *where, token)
     return None
 
 
@@ -92,23 +92,23 @@ def compare_metrics(
     recorded: Mapping[str, Any],
     now: Mapping[str, Any],
     left_out: Sequence[str] = (),
-) -> Difference | None:
+) -> FirstDifference | None:
     """Compare the weights, then the others by name; not what depends on clock or machine."""
     names = sorted({*recorded, *now}, key=lambda name: (name != WEIGHTS, name))
     for name in names:
         if name.startswith((*OF_THE_MACHINE, *left_out)):
             continue
         if not same_bits(recorded.get(name), now.get(name)):
-            return Difference(step, name, recorded.get(name), now.get(name))
+            return FirstDifference(step, name, recorded.get(name), now.get(name))
     return None
 
 
-def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> Difference | None:
+def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> FirstDifference | None:
     """Compare a checkpoint with what the second run would write there."""
     try:
         then = _tensors(recorded)  # first: a run that goes on may clear it away meanwhile
     except ModelError as error:
-        return Difference(step, f"the weights in {name}", str(error), "whole")
+        return FirstDifference(step, f"the weights in {name}", str(error), "whole")
     with tempfile.TemporaryDirectory(prefix="groupwise_verify_") as place:
         again = Path(place) / recorded.name
         (peft_files if adapters(now.model) else checkpoint).save(now.model, again, now.files)
@@ -117,7 +117,7 @@ def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> Differ
     if why is None:
         return None
     before, after = (fingerprint(side.items()) for side in (then, here))
-    return Difference(step, f"the weights in {name} ({why})", before, after)
+    return FirstDifference(step, f"the weights in {name} ({why})", before, after)
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from groupwise import config as configuration
 from groupwise.errors import RunError
 from groupwise.methods.composition import Recipe
 from groupwise.replay import tables
-from groupwise.replay.replay import Replay, Seen
-from groupwise.replay.token_weights import Weighed
+from groupwise.replay.replay import Replay, StepResult
+from groupwise.replay.token_weights import MethodWeights
 from groupwise.runfiles.files import to_line, to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read, store, with_lists
@@ -38,7 +38,7 @@ class Output:
 
     def __init__(self, path: str | Path, replay: Replay) -> None:
         self.path, self.replay = Path(path), replay
-        self.last: Seen | None = None
+        self.last: StepResult | None = None
         self.names = folder_names([method.name for method in replay.methods])
         run = replay.run.folder.path.resolve()
         if self.path.resolve() == run or (self.path / "config.toml").exists():
@@ -80,7 +80,7 @@ class Output:
         for file in place.glob("tokenizer*") if place else ():  # the viewer reads tokens with it
             shutil.copyfile(file, folder.path / file.name)
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: StepResult) -> None:
         """Write a step for the viewer: the recorded samples with each method's numbers."""
         self.last = seen
         recorded = read(seen.record.path)
@@ -113,7 +113,7 @@ def folder_names(methods: Sequence[str]) -> list[str]:
     return made
 
 
-def with_method(recorded: pa.Table, seen: Seen, method: Weighed) -> pa.Table:
+def with_method(recorded: pa.Table, seen: StepResult, method: MethodWeights) -> pa.Table:
     """Return a rollout file's table with a method's numbers for its tokens in place of the run's
     own.
     """
@@ -186,7 +186,7 @@ def _figures(found: Mapping[str, Any]) -> list[str]:
 # --- the picture --------------------------------------------------------------------------------
 
 
-def png(found: Mapping[str, Any], last: Seen) -> bytes:
+def png(found: Mapping[str, Any], last: StepResult) -> bytes:
     """Draw cosines and norms over the steps, and one step's token weights beside the run's."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -220,7 +220,7 @@ def _colour(at: int) -> str:
     return COLOURS[(at - 1) % len(COLOURS)]
 
 
-def _scatter(place: Any, last: Seen) -> None:
+def _scatter(place: Any, last: StepResult) -> None:
     """Draw a mark for each token; crosses are clipped by the method."""
     mask_NT = last.record.mask_NT
     every = max(1, int(mask_NT.sum()) // MARKS)

@@ -13,7 +13,7 @@ from torch import Tensor
 from groupwise.losses.phase import RARE
 from groupwise.optim.assemble import sequences_of
 from groupwise.replay.recorded import Record, rows_of
-from groupwise.replay.token_weights import Weighed
+from groupwise.replay.token_weights import MethodWeights
 from groupwise.watch.samples import REFLECTION
 
 CHUNK = 2**20  # numbers of each gradient at a time: all in float64 would be many times a model
@@ -54,7 +54,7 @@ def angle(products: Gram, one: int, other: int) -> Angle:
     return Angle(1.0 if one == other else max(-1.0, min(1.0, cosine)), mine / theirs)
 
 
-def counts(mine: Weighed, run: Weighed, record: Record) -> dict[str, float]:
+def counts(mine: MethodWeights, run: MethodWeights, record: Record) -> dict[str, float]:
     """Count tokens by what the method does with them, and those that the run treats differently.
 
     Silent: without a weight, whatever the reason.
@@ -93,7 +93,7 @@ def counts(mine: Weighed, run: Weighed, record: Record) -> dict[str, float]:
     }
 
 
-def reproduction(run: Weighed, record: Record) -> dict[str, float]:
+def reproduction(run: MethodWeights, record: Record) -> dict[str, float]:
     """Return how far the run's own recipe, replayed, is from the record: 0 if it repeats."""
     wrote = record.streams
     own_NT = record.mask_NT
@@ -107,7 +107,7 @@ def reproduction(run: Weighed, record: Record) -> dict[str, float]:
 
 
 def rare_tokens(
-    methods: Sequence[Weighed],
+    methods: Sequence[MethodWeights],
     record: Record,
     piece: Callable[[int], str],
     most: int,
@@ -155,7 +155,7 @@ def rank(token: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
     return (differs, reflects, learned, token["probability"])
 
 
-def _token(method: Weighed, row: int, at: int) -> Mapping[str, Any]:
+def _token(method: MethodWeights, row: int, at: int) -> Mapping[str, Any]:
     return {
         "advantage": float(method.advantage_NT[row, at]),
         "ratio": float(method.ratio_NT[row, at]),

@@ -28,7 +28,7 @@ from groupwise.prepare.placing import check_device
 from groupwise.prepare.setup import micro_tokens_of
 from groupwise.records import TokenBatch
 from groupwise.replay.recorded import Record, Recorded
-from groupwise.replay.token_weights import Batched, Weighed
+from groupwise.replay.token_weights import MethodBatch, MethodWeights
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def load_weights(run: Recorded, step: int) -> Weights:
     return Weights(loaded.model, number, str(path))
 
 
-def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: Batched) -> Tensor:
+def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: MethodBatch) -> Tensor:
     """Return d loss / d parameters, flat, in float32: summed over passes and micro-batches."""
     model, sequences = weights.model, sequences_of(found.groups)
     device, temperature = model.head_weight.device, run.config.engine.temperature
@@ -95,7 +95,7 @@ def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: Batched) ->
     return torch.cat([_flat(parameter) for parameter in trained])
 
 
-def pushed(run: Recorded, weights: Weights, mine: Weighed, record: Record) -> Tensor:
+def pushed(run: Recorded, weights: Weights, mine: MethodWeights, record: Record) -> Tensor:
     """Return Σ weight · d log-probability / d parameters, flat, in float32."""
     model, sequences = weights.model, sequences_of(record.groups)
     device, temperature = model.head_weight.device, run.config.engine.temperature

@@ -24,7 +24,7 @@ from groupwise.replay.measures import (
 from groupwise.replay.methods import Method, check
 from groupwise.replay.parameters import Weights, gradient, load_weights, place_before, pushed
 from groupwise.replay.recorded import NothingLearned, Record, Recorded
-from groupwise.replay.token_weights import Weighed, batched, weigh
+from groupwise.replay.token_weights import MethodWeights, batched, weigh
 
 # Where gradients are compared, by what the names of their figures begin with.
 TOKENS, PARAMETERS, MOVED = "", "parameter_", "moved_parameter_"
@@ -33,11 +33,11 @@ RARE_SHOWN = 200  # tokens of the whole replay that are written down
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepResult:
     """One step under all methods; the run's own is the first."""
 
     record: Record
-    methods: list[Weighed]
+    methods: list[MethodWeights]
     products: Mapping[str, Gram]  # of the gradients by their space, as in `SPACES`
     weights: str = ""  # which model's gradients there are
 
@@ -70,7 +70,7 @@ class Replay:
         if self._with_gradients:
             self.weights = self._weights(self._with_gradients[0])
 
-    def __iter__(self) -> Iterator[Seen]:
+    def __iter__(self) -> Iterator[StepResult]:
         """Yield every step that was asked for, in order; methods with a memory see earlier ones."""
         memories = [Memory() for _ in self.methods]
         for step in counted("replaying", self._needed(), "steps"):
@@ -92,7 +92,7 @@ class Replay:
                 self.weights = self._weights(step)
                 products |= self._parameters(record, seen, self.weights)
                 which = str(self.weights)
-            now = Seen(record, seen, products, which)
+            now = StepResult(record, seen, products, which)
             self._add(now)
             yield now
 
@@ -107,7 +107,7 @@ class Replay:
             return None
 
     def _parameters(
-        self, record: Record, seen: Sequence[Weighed], weights: Weights
+        self, record: Record, seen: Sequence[MethodWeights], weights: Weights
     ) -> dict[str, Gram]:
         run = self.run
         exact = [gradient(run, weights, each.method.recipe, each.batched) for each in seen]
@@ -149,7 +149,7 @@ class Replay:
         before = self.weights
         return before if before and before.step == number else load_weights(self.run, step)
 
-    def _add(self, now: Seen) -> None:
+    def _add(self, now: StepResult) -> None:
         """Add the figures of a step to those before it."""
         tokenizer = self.run.tokenizer
 
@@ -175,7 +175,7 @@ class Replay:
         )
         self._doubt(now.record, now.methods)
 
-    def _doubt(self, record: Record, seen: Sequence[Weighed]) -> None:
+    def _doubt(self, record: Record, seen: Sequence[MethodWeights]) -> None:
         """Note once what can't be known of this step."""
         run = self.run
         said = [

@@ -19,7 +19,7 @@ from groupwise.runfiles.starts import Start, changes_on_the_way, read_starts, st
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """Steps that were made under one configuration, with one number of threads and one code."""
 
     config: Config
@@ -33,7 +33,7 @@ class Part:
             f"step {self.first}" if self.first == self.last else f"steps {self.first}..{self.last}"
         )
 
-    def alike(self, other: Part) -> bool:
+    def alike(self, other: RunPart) -> bool:
         return (
             not configuration.difference(self.config, other.config)
             and self.threads == other.threads
@@ -43,7 +43,7 @@ class Part:
 
 def parts_of(
     folder: RunFolder, config: Config, manifest: Mapping[str, Any], last: int
-) -> list[Part]:
+) -> list[RunPart]:
     """Return the parts of the steps 1 to `last`, in order; `config` is that of config.toml.
 
     config.toml stands for the last start's: whoever moved the data says so there.
@@ -51,14 +51,14 @@ def parts_of(
     starts = read_starts(folder)
     if not starts:  # an older groupwise wrote none down: one configuration is all there is
         origin = manifest.get("origin") or {}
-        return [Part(config, 1, last, manifest.get("threads"), origin)]
-    found: list[Part] = []
+        return [RunPart(config, 1, last, manifest.get("threads"), origin)]
+    found: list[RunPart] = []
     for each in stretches(starts, last):
         own = config if each.start is starts[-1] else _read(folder, each.start)
-        part = Part(own, each.first, each.last, each.start.threads, each.start.origin)
+        part = RunPart(own, each.first, each.last, each.start.threads, each.start.origin)
         if found and found[-1].alike(part):
             before = found.pop()
-            part = Part(part.config, before.first, part.last, part.threads, part.origin)
+            part = RunPart(part.config, before.first, part.last, part.threads, part.origin)
         found.append(part)
     return found
 

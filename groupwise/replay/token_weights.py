@@ -23,7 +23,7 @@ from groupwise.replay.recorded import Record, Recorded, rows_of
 
 
 @dataclass(frozen=True)
-class Batched:
+class MethodBatch:
     """The batch that a method would have learned from, after its batch phase."""
 
     groups: list[Group]
@@ -38,11 +38,11 @@ class Batched:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class MethodWeights:
     """A method on one step; rows and tokens are those of the record, 0 where it does not learn."""
 
     method: Method
-    batched: Batched
+    batched: MethodBatch
     advantage_NT: Tensor
     coefficient_NT: Tensor
     ratio_NT: Tensor
@@ -52,7 +52,7 @@ class Weighed:
     metrics: dict[str, float]
 
 
-def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> Batched:
+def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> MethodBatch:
     """Apply filters, then the batch phase, to what was recorded."""
     own = (
         method.recipe.slots() == run.recipe.slots()
@@ -81,7 +81,7 @@ def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> Ba
     )
     result = batch_phase(method.recipe, batch)
     turned = _sent_away(run, method, record.dropped) if record.dropped else set()
-    return Batched(
+    return MethodBatch(
         kept, row_N, result, len(record.groups) - len(kept), len(record.dropped) - len(turned)
     )
 
@@ -108,7 +108,7 @@ def _baselines(method: Method, record: Record, groups: list[Group]) -> list[floa
     return [record.greedy.get((group[0].task.id, group[0].draw)) for group in groups]
 
 
-def weigh(method: Method, record: Record, found: Batched) -> Weighed:
+def weigh(method: Method, record: Record, found: MethodBatch) -> MethodWeights:
     """Differentiate the method's loss in the log-probabilities that the recorded update saw."""
     recipe, row_N = method.recipe, found.row_N
     width = found.batch.mask_NT.shape[1]
@@ -138,7 +138,7 @@ def weigh(method: Method, record: Record, found: Batched) -> Weighed:
         out_NT[row_N, :width] = x_NT
         return out_NT
 
-    return Weighed(
+    return MethodWeights(
         method=method,
         batched=found,
         advantage_NT=whole(batch.stream("advantage_NT", "a replay")),

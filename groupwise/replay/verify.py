@@ -29,14 +29,14 @@ from groupwise.prepare import pins
 from groupwise.prepare.setup import on_gpu
 from groupwise.replay.bits import (
     WEIGHTS,
-    Difference,
+    FirstDifference,
     compare_metrics,
     compare_rollouts,
     compare_weights,
     short,
 )
 from groupwise.replay.recorded import read_config
-from groupwise.replay.stretches import Part, edited, lay_out_checkpoint, parts_of
+from groupwise.replay.stretches import RunPart, edited, lay_out_checkpoint, parts_of
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.manifest import machine_facts
 from groupwise.runfiles.starts import CODE, changes_on_the_way, read_starts
@@ -57,7 +57,7 @@ class Verified:
 
     run: str
     steps: int = 0  # that came out the same
-    difference: Difference | None = None
+    difference: FirstDifference | None = None
     changed: list[str] = field(default_factory=list)  # settings and code, on the way
     left_out: list[str] = field(default_factory=list)  # steps that could not be repeated, and why
     unwritten: bool = False  # changes are not known: an older groupwise did not write them down
@@ -142,14 +142,14 @@ def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text:
         again.path.mkdir()
         if config.model.path == "tiny" and (folder.path / COLD_START).is_dir():
             (again.path / COLD_START).symlink_to((folder.path / COLD_START).resolve())
-        _repeat_parts(_Second(folder, again, manifest, metrics, found, tell), parts)
+        _repeat_parts(_Repetition(folder, again, manifest, metrics, found, tell), parts)
     if not found.steps and found.left_out and found.same:
         raise RunError(f"{folder.path} can't be repeated here: {' '.join(found.left_out)}")
     return found
 
 
 @dataclass(frozen=True)
-class _Second:
+class _Repetition:
     """The run, its repetition, and the findings so far."""
 
     folder: RunFolder
@@ -160,7 +160,7 @@ class _Second:
     tell: Tell
 
 
-def _repeat_parts(second: _Second, parts: list[Part]) -> None:
+def _repeat_parts(second: _Repetition, parts: list[RunPart]) -> None:
     folder, again, found = second.folder, second.again, second.found
     changed = {kind for kind in CODE if len({part.origin.get(kind) for part in parts}) > 1}
     reached = 0
@@ -201,12 +201,12 @@ def _repeat_parts(second: _Second, parts: list[Part]) -> None:
                 run.save()
 
 
-def _other_reward(part: Part, again: RunFolder, changed: set[str]) -> bool:
+def _other_reward(part: RunPart, again: RunFolder, changed: set[str]) -> bool:
     now = again.read_manifest()["origin"].get("reward")
     return "reward" in changed and part.origin.get("reward") != now
 
 
-def _look_around(second: _Second, part: Part, changed: set[str]) -> None:
+def _look_around(second: _Repetition, part: RunPart, changed: set[str]) -> None:
     """Refuse other data or weights; note what else differs here from when it was made."""
     recorded = {**second.manifest, "threads": part.threads, "origin": part.origin}
     now = second.again.read_manifest()
@@ -217,7 +217,7 @@ def _look_around(second: _Second, part: Part, changed: set[str]) -> None:
               if x not in known and x["what"] not in told]  # fmt: skip
 
 
-def _repeat(second: _Second, run: Run, part: Part, *, last: bool, taken: bool) -> None:
+def _repeat(second: _Repetition, run: Run, part: RunPart, *, last: bool, taken: bool) -> None:
     """Repeat the steps of a part; `taken`: verdicts are those of the record."""
     folder, again, found = second.folder, second.again, second.found
     opening = 0 if part.first == 1 else part.first  # the step at which the run is opened
@@ -233,7 +233,7 @@ def _repeat(second: _Second, run: Run, part: Part, *, last: bool, taken: bool) -
         run.recorder.flush()
         now = {int(line["step"]): line for line in again.read_metrics()}.get(step)
         if now is None:
-            found.difference = Difference(step, "the run", "a finished step", stopped)
+            found.difference = FirstDifference(step, "the run", "a finished step", stopped)
             return
         rollouts = (folder.rollout(step), again.rollout(step))
         difference = compare_rollouts(step, *rollouts) if rollouts[0].is_file() else None

@@ -249,7 +249,7 @@ def read_lines(path: Path, fits: Shape = any_object) -> list[tuple[bytes, dict[s
     return lines.found
 
 
-class Growing:
+class GrowingFile:
     """A .jsonl file of which only the new lines are read; a rewound file is read again."""
 
     def __init__(self, path: Path, fits: Shape = any_object) -> None:

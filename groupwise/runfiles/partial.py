@@ -14,7 +14,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Partly:
+class PartialReader:
     """A reader of several files; a damaged one does not stop the others."""
 
     def __init__(self) -> None:

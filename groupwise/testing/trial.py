@@ -47,7 +47,7 @@ def try_slots(recipe: Recipe | PairRecipe) -> list[str]:
 
 
 def _try_recipe(recipe: Recipe) -> list[str]:
-    watch = Watch()
+    watch = SlotWatch()
     watched = watch.over(recipe)
     flows = False
     for spread in SPREADS:
@@ -66,7 +66,7 @@ def _try_recipe(recipe: Recipe) -> list[str]:
     return _without_a_grade(recipe, watched, watch)
 
 
-def _without_a_grade(recipe: Recipe, watched: Recipe, watch: Watch) -> list[str]:
+def _without_a_grade(recipe: Recipe, watched: Recipe, watch: SlotWatch) -> list[str]:
     """Try a batch where one answer has no reward: the others must not be lost with it."""
     toy = random_toy(SEED, dtype=torch.float32)
     toy.streams["reward_N"][0] = torch.nan
@@ -165,7 +165,7 @@ def _differs(whole: list[Tensor] | None, parts: list[Tensor] | None) -> bool:
 
 
 @dataclass
-class Watch:
+class SlotWatch:
     """A watcher of all that a user's slots return, which keeps the values of the token phase."""
 
     seen: dict[str, list[Tensor]] = field(default_factory=dict)

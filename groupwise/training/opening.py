@@ -286,7 +286,7 @@ def placed_for(config: Config, path: str | Path) -> Config:
     return placed(config, Model(**before) if len(before) == 2 else None)
 
 
-def _changes(config: Config, folder: RunFolder) -> list[configuration.Change]:
+def _changes(config: Config, folder: RunFolder) -> list[configuration.SettingChange]:
     with _readable(folder):
         before = _last_start(folder)
         return [] if before is None else configuration.difference(before.config, config)

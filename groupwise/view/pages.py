@@ -16,16 +16,16 @@ from markupsafe import Markup
 
 from groupwise.errors import RunError
 from groupwise.runfiles.catalogue import SECTIONS, find
-from groupwise.runfiles.partial import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import VERSION, read_older
 from groupwise.view import chat
 from groupwise.view.prompts import PromptIndex
-from groupwise.view.runs import USEFUL, Run
+from groupwise.view.runs import USEFUL, ViewedRun
 from groupwise.view.steps import (
     FILTERS,
     OF_GROUPS,
     OF_SAMPLES,
-    Group,
+    PromptGroup,
     found_in,
     groups_of,
     mark,
@@ -74,7 +74,7 @@ def _chart(name: str, title: str, share: bool) -> dict[str, Any]:
     return {"name": name, "title": title, "share": share, "about": about, "picture": ""}
 
 
-def _drawn(run: Run, chart: dict[str, Any]) -> dict[str, Any]:
+def _drawn(run: ViewedRun, chart: dict[str, Any]) -> dict[str, Any]:
     """Return a chart with a picture that is shown until the interactive one is there."""
     name, at = chart["name"], sorted({event["step"] for event in run.events if is_health(event)})
     curve = Curve(chart["title"], run.points(name), share=chart["share"],
@@ -82,7 +82,7 @@ def _drawn(run: Run, chart: dict[str, Any]) -> dict[str, Any]:
     return {**chart, "picture": Markup(svg(curve))}  # markup of our own, its words escaped
 
 
-def trends(run: Run, names: Sequence[str]) -> dict[str, Any]:
+def trends(run: ViewedRun, names: Sequence[str]) -> dict[str, Any]:
     """Return curves and events as data for the charts."""
     about = run.about()
     curves = {}
@@ -117,7 +117,7 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
 # --- pages ------------------------------------------------------------------------------------
 
 
-def home(runs: Mapping[str, Run], places: Sequence[Path]) -> str:
+def home(runs: Mapping[str, ViewedRun], places: Sequence[Path]) -> str:
     rows = []
     for run in runs.values():
         entry: dict[str, Any] = {"run": run, "about": run.about()}
@@ -131,7 +131,7 @@ def home(runs: Mapping[str, Run], places: Sequence[Path]) -> str:
     return _render("home.html", tables=tables, places=[str(place) for place in places])
 
 
-def run_page(run: Run, others: Sequence[str]) -> str:
+def run_page(run: ViewedRun, others: Sequence[str]) -> str:
     about = run.about()
     sections = charts(list(run.columns))
     for name in list(sections)[:1]:  # the one that is open
@@ -147,7 +147,7 @@ def run_page(run: Run, others: Sequence[str]) -> str:
     )
 
 
-def compare_page(one: Run, two: Run) -> str:
+def compare_page(one: ViewedRun, two: ViewedRun) -> str:
     from groupwise.config import difference  # heavy: it knows every recipe
 
     known = [(run, run.about()) for run in (one, two)]
@@ -167,7 +167,7 @@ def compare_page(one: Run, two: Run) -> str:
                    styles=plotly_styles())  # fmt: skip
 
 
-def step_page(run: Run, step: int, asked: Mapping[str, str]) -> str:
+def step_page(run: ViewedRun, step: int, asked: Mapping[str, str]) -> str:
     path = run.folder.rollout(step)
     table, version = read_older(path, OF_GROUPS)
     everything = groups_of(table)
@@ -202,7 +202,7 @@ def step_page(run: Run, step: int, asked: Mapping[str, str]) -> str:
     )
 
 
-def _sort_key(group: Group, sort: str) -> tuple[float, int]:
+def _sort_key(group: PromptGroup, sort: str) -> tuple[float, int]:
     keys = {
         "spread": -group.spread,
         "mean": -(group.mean if group.mean is not None else float("-inf")),
@@ -212,7 +212,7 @@ def _sort_key(group: Group, sort: str) -> tuple[float, int]:
     return keys[sort], group.number
 
 
-def group_page(run: Run, step: int, group: int) -> str:
+def group_page(run: ViewedRun, step: int, group: int) -> str:
     rows, version = rows_of_group(run.folder.rollout(step), group, OF_SAMPLES)
     samples = _samples(rows)
     return _render("group.html", run=run, step=step, group=group, samples=samples,
@@ -220,7 +220,7 @@ def group_page(run: Run, step: int, group: int) -> str:
                    excerpt=EXCERPT)  # fmt: skip
 
 
-def sample_page(run: Run, step: int, group: int, sample: int) -> str:
+def sample_page(run: ViewedRun, step: int, group: int, sample: int) -> str:
     rows, version = rows_of_group(run.folder.rollout(step), group, OF_SAMPLES)
     samples = _samples(rows)
     numbers, at = [each["sample"] for each in samples], place_of(rows, sample)
@@ -249,7 +249,7 @@ def judged_pieces(text: str, steps: Sequence[Mapping[str, Any]]) -> list[tuple[s
             for start, step in zip(starts, steps, strict=False)]  # fmt: skip
 
 
-def sample_text(run: Run, step: int, group: int, sample: int) -> str:
+def sample_text(run: ViewedRun, step: int, group: int, sample: int) -> str:
     """Return prompt and completion as they are, for a text viewer."""
     columns = ("group", "sample", "prompt_text", "text")
     rows, _ = rows_of_group(run.folder.rollout(step), group, columns)
@@ -282,8 +282,8 @@ def _samples(rows: pa.Table) -> list[dict[str, Any]]:
     return made
 
 
-def prompt_page(run: Run, prompt_id: int, index: PromptIndex) -> str:
-    seen = Partly()
+def prompt_page(run: ViewedRun, prompt_id: int, index: PromptIndex) -> str:
+    seen = PartialReader()
     draws = index.draws(prompt_id, seen)
     if not draws:
         unread = f" {seen.damage[0]}" if seen.damage else ""
@@ -299,7 +299,7 @@ def trouble_page(title: str, words: str) -> str:
 # --- helpers ----------------------------------------------------------------------------------
 
 
-def _neighbours(run: Run, step: int) -> dict[str, int | None]:
+def _neighbours(run: ViewedRun, step: int) -> dict[str, int | None]:
     steps = run.folder.rollout_steps()
     return {
         "before": max((s for s in steps if s < step), default=None),

@@ -12,10 +12,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from groupwise.errors import RunError
-from groupwise.runfiles.partial import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_older
-from groupwise.view.runs import Run
-from groupwise.view.steps import OF_GROUPS, Group, groups_of
+from groupwise.view.runs import ViewedRun
+from groupwise.view.steps import OF_GROUPS, PromptGroup, groups_of
 
 SHOWN = 200  # draws of a prompt on one page, the latest
 
@@ -25,7 +25,7 @@ Stamp = tuple[int, int]  # of a file: a resumed run writes a step anew
 class PromptIndex:
     """An index from prompts to steps: a few numbers a step, read once and again when it changes."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ViewedRun) -> None:
         self._run = run
         self._lock = threading.Lock()
         self._of_step: dict[int, tuple[Stamp, Any]] = {}
@@ -42,7 +42,7 @@ class PromptIndex:
                 self._of_step[step] = (stamps[step], ids)
             return [step for step in present if prompt_id in self._of_step[step][1]]
 
-    def draws(self, prompt_id: int, seen: Partly) -> list[tuple[int, Group, str]]:
+    def draws(self, prompt_id: int, seen: PartialReader) -> list[tuple[int, PromptGroup, str]]:
         """Return step, group and the text of its first sample, the latest step first."""
         found = []
         for step in reversed(self.steps(prompt_id)[-SHOWN:]):
@@ -52,7 +52,7 @@ class PromptIndex:
         return found
 
 
-def _draws(path: Path, prompt_id: int) -> list[tuple[Group, str]]:
+def _draws(path: Path, prompt_id: int) -> list[tuple[PromptGroup, str]]:
     """Return a prompt's groups in one step, each with the text of its first sample."""
     table, _ = read_older(path, (*OF_GROUPS, "text"))
     rows = table.filter(pc.equal(table.column("prompt_id"), prompt_id))

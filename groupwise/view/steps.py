@@ -34,7 +34,7 @@ FILTERS = {
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """One prompt of a step and the results of its samples. The greedy completion does not count."""
 
     number: int
@@ -84,7 +84,7 @@ def mark(correct: bool | None, reward: float | None) -> str:
     return "open" if correct is None else "right" if correct else "wrong"
 
 
-def groups_of(table: pa.Table) -> list[Group]:
+def groups_of(table: pa.Table) -> list[PromptGroup]:
     """Make groups from the columns `OF_GROUPS`, in the order of their numbers."""
     lengths = _lengths(table.column("token_ids"))
     rows = table.drop_columns(["token_ids"]).to_pylist()
@@ -94,11 +94,11 @@ def groups_of(table: pa.Table) -> list[Group]:
     return [_group(number, by_number[number]) for number in sorted(by_number)]
 
 
-def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> Group:
+def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> PromptGroup:
     sampled = [(row, length) for row, length in members if (row["sample"] or 0) >= 0] or members
     first = members[0][0]
     rewards = [_finite(row["reward"]) for row, _ in sampled]
-    return Group(
+    return PromptGroup(
         number=number,
         prompt_id=-1 if first["prompt_id"] is None else first["prompt_id"],
         draw=first["draw"] or 0,

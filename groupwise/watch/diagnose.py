@@ -13,7 +13,7 @@ import numpy as np
 from groupwise.errors import RunError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.partial import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_older
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
@@ -87,7 +87,7 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
     tool, lines = (
         ("groupwise", folder.read_metrics()) if _is_ours(folder) else read_log(folder.path)
     )
-    seen, ours = Partly(), tool == "groupwise"
+    seen, ours = PartialReader(), tool == "groupwise"
     events = seen.lines(folder.events, shapes.events) if ours else []
     health = Health(rules)
     findings = health.see_all(lines)

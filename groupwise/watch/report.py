@@ -20,7 +20,7 @@ from groupwise.runfiles.disk_errors import size
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import run_name
-from groupwise.runfiles.partial import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_older
 from groupwise.runfiles.starts import Start, change_words, read_starts
 from groupwise.watch.chart import Curve, Point, description, number, svg
@@ -99,7 +99,7 @@ def write_report(path: str | os.PathLike[str]) -> Path:
 
 
 def report_page(folder: RunFolder) -> str:
-    seen = Partly()
+    seen = PartialReader()
     metrics = seen.lines(folder.metrics, shapes.metrics)
     config = seen.get(folder.read_config)
     if not metrics and config is None and not seen.damage:
@@ -238,7 +238,7 @@ def _figures(
 # --- samples ----------------------------------------------------------------------------------
 
 
-def _samples(folder: RunFolder, summary: Mapping[str, Any], seen: Partly) -> str:
+def _samples(folder: RunFolder, summary: Mapping[str, Any], seen: PartialReader) -> str:
     """Show the same held-out tasks before and after; until there are any, training's samples."""
     pairs = summary.get("samples") or []
     if pairs:

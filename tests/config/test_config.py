@@ -150,7 +150,8 @@ def test_the_page_of_settings_has_every_field_with_default_range_meaning_and_res
     assert all(row[3].strip() for row in rows)  # each says what it is
     for row in (
         "| `engine.top_p` | `1.0` | a number in (0, 1] | sample from the most probable tokens "
-        "with this total probability; below 1 only with a recipe that corrects for it, such as tis | yes |",
+        "with this total probability; below 1 only with a recipe that corrects for it, such as tis "
+        "| yes |",
         "| `seed` | `0` | a whole number >= 0 | seed of the order of the data and of every sample "
         "| no |",
         '| `engine.weights` | `"shared"` | `shared`, `int8`, `stale:K`, `noise:X` | ',

@@ -335,7 +335,7 @@ def test_bombs_end_at_the_edge_of_the_disk(tmp_path: Path, monkeypatch: pytest.M
     assert path.stat().st_size < 50_000
     read_rows = 0
 
-    def rows(path: Path) -> Iterator[files.Row]:
+    def rows(path: Path) -> Iterator[files.FileRow]:
         nonlocal read_rows
         for row in files.json_lines(path):
             read_rows += 1

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from runs import left_behind, run
 
 from groupwise.config import Data
-from groupwise.data import Loaded, load, on_disk
+from groupwise.data import LoadedTasks, load, on_disk
 from groupwise.data.cursor import Cursor, _randoms, cursor_of, fingerprint
-from groupwise.data.on_disk import Shelf, kept
+from groupwise.data.on_disk import DiskTasks, kept
 from groupwise.data.prompts import prepare
 from groupwise.errors import DataError
 from groupwise.records import Task
@@ -38,7 +38,7 @@ ROWS = [
 ]
 
 
-def loaded(train: Any, streaming: str, **changes: Any) -> Loaded:
+def loaded(train: Any, streaming: str, **changes: Any) -> LoadedTasks:
     data = Data(train=train, streaming=streaming, **changes)  # type: ignore[arg-type]
     return load(data, seed=0, held_out=0, require_answers=True)
 
@@ -47,11 +47,11 @@ def said(notes: list[str]) -> list[str]:
     return [note for note in notes if not note.startswith("streaming")]
 
 
-def same(train: Any, **changes: Any) -> tuple[Loaded, Loaded]:
+def same(train: Any, **changes: Any) -> tuple[LoadedTasks, LoadedTasks]:
     """In memory and streamed: equal in everything but where the tasks are."""
     found = loaded(train, "never", **changes), loaded(train, "always", **changes)
     memory, streamed = found
-    assert isinstance(memory.train, list) and isinstance(streamed.train, Shelf)
+    assert isinstance(memory.train, list) and isinstance(streamed.train, DiskTasks)
     assert memory.train == list(streamed.train) and list(memory.eval) == list(streamed.eval)
     assert memory.notes == said(streamed.notes) and memory.weights == streamed.weights
     assert fingerprint(memory.train) == fingerprint(streamed.train)
@@ -117,7 +117,7 @@ def test_token_ids_and_odd_values_come_back(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
     memory, streamed = same(f"{tmp_path}/x.parquet")
     ready = [prepare(x.train, tokenizer(), room=100) for x in (memory, streamed)]
-    assert isinstance(ready[1].tasks, Shelf) and ready[0].tasks == list(ready[1].tasks)
+    assert isinstance(ready[1].tasks, DiskTasks) and ready[0].tasks == list(ready[1].tasks)
     assert ready[1].tasks[-1] == ready[0].tasks[4] and len(ready[1].tasks[1].token_ids) > 5
     assert list(ready[1].tasks[1:4:2]) == ready[0].tasks[1:4:2]
     with pytest.raises(IndexError):
@@ -156,7 +156,7 @@ def test_auto_goes_by_size_and_leaves_no_file(
     assert isinstance(loaded(f"{tmp_path}/x.jsonl", "auto").train, list)
     monkeypatch.setattr(on_disk, "IN_MEMORY", 5_000)
     found = loaded(f"{tmp_path}/x.jsonl", "auto").train
-    assert isinstance(found, Shelf) and [t.columns["level"] for t in found] == [
+    assert isinstance(found, DiskTasks) and [t.columns["level"] for t in found] == [
         row["level"] for row in ROWS
     ]
     assert list(scratch.iterdir()) == []  # it has no name: nothing to clean up, even when killed
@@ -178,7 +178,7 @@ def test_rows_are_let_go_of_as_they_are_written() -> None:
             assert len(alive) < 10
             yield Task(number, "q", source="s", columns={}, answer=number, grader=Counted("x"))
 
-    made = Shelf(Task(t.id, t.prompt, t.answer) for t in tasks())
+    made = DiskTasks(Task(t.id, t.prompt, t.answer) for t in tasks())
     assert len(made) == 3_000 and made[2_999].answer == 2_999
 
 

@@ -27,8 +27,8 @@ from groupwise.errors import ConfigError, DataError
 from groupwise.evaluate import examine, results
 from groupwise.evaluate import request as asking
 from groupwise.evaluate.budgets import at_budget, cut, room
-from groupwise.evaluate.request import Asked
-from groupwise.evaluate.scores import Outcome, average, by_budget, majority_at, metrics, pass_at
+from groupwise.evaluate.request import EvalRequest
+from groupwise.evaluate.scores import TaskOutcome, average, by_budget, majority_at, metrics, pass_at
 from groupwise.evaluate.suites import BY_FENCE, Forcing, config_of, find
 from groupwise.evaluate.votes import ballots, majority
 from groupwise.graders import code
@@ -66,9 +66,9 @@ def test_majority_of_many_samples_is_quick_and_sure() -> None:
     assert majority([0] * 600 + [1] * 600, 599) == pytest.approx(0.5)  # numbers beyond floats
 
 
-def outcome(*right: bool | None, key: str = "", **more: Any) -> Outcome:
+def outcome(*right: bool | None, key: str = "", **more: Any) -> TaskOutcome:
     number = len(right)
-    return Outcome(key, 0, right, (4,) * number, (False,) * number, right.count(None), **more)
+    return TaskOutcome(key, 0, right, (4,) * number, (False,) * number, right.count(None), **more)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
@@ -253,7 +253,9 @@ def test_a_task_of_which_every_grading_failed_has_no_vote(letters: Tokenizer) ->
                                  grader=SimpleNamespace(decider="number"))  # fmt: skip
     entry: Any = SimpleNamespace(keys={0: "k"})
     engine: Any = None
-    sitting = examine.Sitting(entry, bench, engine, load(), Asked(samples=2), Forcing("", ()), [])
+    sitting = examine.SuiteEvaluation(
+        entry, bench, engine, load(), EvalRequest(samples=2), Forcing("", ()), []
+    )
     [found] = sitting._outcomes([[lost, lost]])
     assert found.failed == 2 and majority_at([found], 2) is None
 
@@ -316,7 +318,7 @@ def test_an_unknown_suite_is_refused_with_the_nearest(wrong: str) -> None:
 
 
 def tasks_of(name: str, **settings: Any) -> list[Task]:
-    asked = Asked(**settings)
+    asked = EvalRequest(**settings)
     [entry] = asking.entries([name], None, asking.Basis(load()), asked)
     return list(entry.tasks)
 
@@ -585,15 +587,15 @@ def test_an_evaluation_goes_on_where_it_was_stopped(
     argv = (model, worse, "--suite", f"arithmetic,{file}", *ARITHMETIC[1:], "--tasks", "5")
     whole = without_clock(evaluated(capsys, *argv))
     out, calls = tmp_path / "out", []
-    run = examine.Sitting.run
+    run = examine.SuiteEvaluation.run
 
-    def stopped(self: examine.Sitting, *given: Any) -> Any:
+    def stopped(self: examine.SuiteEvaluation, *given: Any) -> Any:
         if len(calls) == 3:
             raise KeyboardInterrupt
         calls.append(self.entry.suite.name)
         return run(self, *given)
 
-    monkeypatch.setattr(examine.Sitting, "run", stopped)
+    monkeypatch.setattr(examine.SuiteEvaluation, "run", stopped)
     assert main(["eval", *argv, "--out", str(out)]) == 130
     assert len(json.loads((out / "results.json").read_text())["results"]) == 3
     calls.clear()
@@ -728,9 +730,9 @@ def test_a_suites_own_settings_hold_where_nothing_else_was_said() -> None:
 
 
 def test_metrics_of_one_sample_are_its_accuracy_alone() -> None:
-    assert list(metrics([outcome(True), outcome(False)], 1, Asked().sizes)) == ["avg@1"]
+    assert list(metrics([outcome(True), outcome(False)], 1, EvalRequest().sizes)) == ["avg@1"]
     with pytest.raises(ConfigError):
-        asking.check(Asked(samples=2), load())
+        asking.check(EvalRequest(samples=2), load())
 
 
 def test_answers_of_models_with_like_names_have_files_of_their_own(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from groupwise import Recipe, TokenBatch, recipe
 from groupwise.compare import summary
-from groupwise.compare.arms import Budget, arms_of, check
+from groupwise.compare.arms import ArmBudget, arms_of, check
 from groupwise.compare.equal_arms import coinciding
 from groupwise.compare.findings import findings
-from groupwise.compare.plan import Plan
+from groupwise.compare.plan import ComparisonPlan
 from groupwise.config import load
 from groupwise.errors import RecipeError
 from groupwise.explain.idle import (
@@ -288,7 +288,7 @@ def test_idle_recipes_train_to_the_same_weights_and_awake_ones_do_not(
 
 
 def arms(*texts: str, **options: Any) -> list[Any]:
-    return arms_of(list(texts), Budget("steps", 20), **options)
+    return arms_of(list(texts), ArmBudget("steps", 20), **options)
 
 
 def test_arms_that_must_coincide_are_named_before_anything_is_spent() -> None:
@@ -302,7 +302,7 @@ def test_arms_that_must_coincide_are_named_before_anything_is_spent() -> None:
 
 def test_the_result_of_a_comparison_says_which_arms_had_to_coincide() -> None:
     made = arms("sapo", "gmpo", "simko", settings=["recipe.schedule.updates=1"])
-    plan = Plan(tuple(made), (0, 1), Budget("steps", 20))
+    plan = ComparisonPlan(tuple(made), (0, 1), ArmBudget("steps", 20))
     found = findings(plan, [[], [], []], {})
     (same_arms,) = found["coincide"]
     assert same_arms["arms"] == ["sapo", "gmpo"]

@@ -21,7 +21,7 @@ from groupwise.commands.shared import config_of
 from groupwise.config import load
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.runfiles import files, rollouts
-from groupwise.runfiles.files import Growing, append_lines
+from groupwise.runfiles.files import GrowingFile, append_lines
 from groupwise.runfiles.folder import RunFolder
 from groupwise.view.runs import Runs, runs_in
 from groupwise.view.server import Viewer
@@ -168,7 +168,7 @@ def test_what_is_sound_of_a_damaged_file_is_shown(
 
 
 def test_numbers_of_lines_are_those_of_the_file(tmp_path: Path) -> None:
-    growing = Growing(tmp_path / "x.jsonl")
+    growing = GrowingFile(tmp_path / "x.jsonl")
     append_lines(growing.path, ['{"step": 1}', '{"step": 2}'])
     assert growing.news() == (False, [{"step": 1}, {"step": 2}]) and not growing.damage
     append_lines(growing.path, ["?", '{"step": 4}', "?", "[]"])

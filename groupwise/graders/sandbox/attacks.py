@@ -14,7 +14,7 @@ from typing import Any
 from groupwise.graders.sandbox.inside.zygote import SCRATCH
 from groupwise.graders.sandbox.isolation import SandboxError
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.worker import Worker
+from groupwise.graders.sandbox.worker import Sandbox
 
 LIMITS = Limits(seconds=20, memory=256, disk=8)
 PROGRAM = r"""
@@ -91,14 +91,14 @@ print(json.dumps([tried, through]))
 """
 
 
-def withstood(worker: Worker) -> None:
+def withstood(worker: Sandbox) -> None:
     """Raise a SandboxError that names what got through, if anything did."""
     _, through = attempted(worker)
     if through:
         raise SandboxError(f"{worker.wall} is not tight here: a program could {through[0]}")
 
 
-def attempted(worker: Worker) -> tuple[list[str], list[str]]:
+def attempted(worker: Sandbox) -> tuple[list[str], list[str]]:
     """Return what a program in there tried, and what of it got through."""
     with _targets() as (given, evidence):
         ran = worker.script(PROGRAM, json.dumps(given), LIMITS)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from groupwise.graders.sandbox.attacks import withstood
 from groupwise.graders.sandbox.isolation import TRUST, WALLS, SandboxError, Wall
-from groupwise.graders.sandbox.worker import Worker
+from groupwise.graders.sandbox.worker import Sandbox
 
 Job = TypeVar("Job")
 Verdict = TypeVar("Verdict")
@@ -30,7 +30,7 @@ HELP = (
 def problem(wall: Wall, python: str = "") -> str:
     """Return why this way of isolation can't be used here; '' if it withstood every attack."""
     try:
-        with contextlib.closing(Worker(wall, python=python)) as worker:
+        with contextlib.closing(Sandbox(wall, python=python)) as worker:
             withstood(worker)
     except (SandboxError, OSError) as error:
         return str(error)
@@ -59,19 +59,19 @@ def choose(isolation: str = "", python: str = "") -> Wall:
     raise SandboxError(f"No isolation for programs holds on this machine ({whys}). {HELP}")
 
 
-class Pool:
+class SandboxPool:
     """A number of sandboxes side by side, started when needed and used again and again."""
 
     def __init__(self, isolation: str = "", python: str = "", size: int | None = None) -> None:
         self.wall, self.python = choose(isolation, python), python
         self.size = size or len(os.sched_getaffinity(0))
-        self.slots: queue.Queue[tuple[int, Worker | None]] = queue.Queue()
+        self.slots: queue.Queue[tuple[int, Sandbox | None]] = queue.Queue()
         for slot in range(self.size):
             self.slots.put((slot, None))
 
     def map(
         self,
-        work: Callable[[Worker, Job], Verdict],
+        work: Callable[[Sandbox, Job], Verdict],
         jobs: Sequence[Job],
         failed: Callable[[SandboxError], Verdict],
     ) -> list[Verdict]:
@@ -86,7 +86,7 @@ class Pool:
         with ThreadPoolExecutor(self.size) as threads:
             return list(threads.map(one, jobs))
 
-    def run(self, work: Callable[[Worker, Job], Verdict], job: Job) -> Verdict:
+    def run(self, work: Callable[[Sandbox, Job], Verdict], job: Job) -> Verdict:
         """Run a job, once more in a new sandbox if one fails: that is not the program's fault."""
         with contextlib.suppress(SandboxError), self._worker() as worker:
             return work(worker, job)
@@ -94,10 +94,10 @@ class Pool:
             return work(worker, job)
 
     @contextlib.contextmanager
-    def _worker(self) -> Iterator[Worker]:
+    def _worker(self) -> Iterator[Sandbox]:
         slot, worker = self.slots.get()
         try:
-            worker = worker or Worker(self.wall, slot, self.python)
+            worker = worker or Sandbox(self.wall, slot, self.python)
             yield worker
         except BaseException:
             if worker is not None:

@@ -25,7 +25,7 @@ START = 20.0  # seconds for a sandbox or a cell to come up, on a busy machine
 ERRORS_SHOWN = 2000  # bytes of standard error
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
-_open_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_open_workers: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 
 
 class Overtime(Exception):
@@ -50,7 +50,7 @@ class Examined:
     timed_out: bool = False
 
 
-class Worker:
+class Sandbox:
     """A zygote behind its wall. One job at a time; `slot` numbers those that run side by side."""
 
     def __init__(self, wall: Wall, slot: int = 0, python: str = "") -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from groupwise.common.extras import install
 from groupwise.errors import ConfigError, nearest
-from groupwise.watch.mirrors.tracker import About, Tracker
+from groupwise.watch.mirrors.tracker import TrackedRun, Tracker
 
 # Trackers, and what must be there to import: each is also the name of an extra and of a module.
 NEEDS = {
@@ -47,7 +47,7 @@ def _installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
-def open_tracker(name: str, about: About) -> Tracker:
+def open_tracker(name: str, about: TrackedRun) -> Tracker:
     opened: Tracker = importlib.import_module(f"{__name__}.{name}").open_tracker(about)
     return opened
 

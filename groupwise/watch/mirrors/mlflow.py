@@ -15,21 +15,21 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from groupwise.watch.mirrors.tracker import PROJECT, About, Note
+from groupwise.watch.mirrors.tracker import PROJECT, Note, TrackedRun
 
 TAG = "groupwise.id"  # by which a run is found again
 PARAMS_AT_ONCE, METRICS_AT_ONCE = 100, 1000  # what its servers take
 LONGEST_NAME, LONGEST_TEXT = 250, 5000
 
 
-def open_tracker(about: About) -> MlflowRun:
+def open_tracker(about: TrackedRun) -> MlflowRun:
     return MlflowRun(about)
 
 
 class MlflowRun:
     takes_back = False  # a second value of a step would stand beside the first
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         address, files = os.environ.get("MLFLOW_TRACKING_URI"), None
         if not address:
             place = about.place.resolve()
@@ -62,7 +62,7 @@ class MlflowRun:
                 trouble = error
         raise trouble
 
-    def _set(self, about: About, known: Mapping[str, str]) -> None:
+    def _set(self, about: TrackedRun, known: Mapping[str, str]) -> None:
         """Set the parameters, each once; what a resumed run changes becomes a tag."""
         params = {_name(name): str(x)[:LONGEST_TEXT] for name, x in about.settings.items()}
         new = [Param(name, x) for name, x in params.items() if name not in known]

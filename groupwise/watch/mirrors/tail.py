@@ -19,12 +19,12 @@ from typing import Any
 
 from groupwise.errors import RunError
 from groupwise.runfiles import shapes
-from groupwise.runfiles.files import Growing, to_line, write_atomic
+from groupwise.runfiles.files import GrowingFile, to_line, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import run_name
 from groupwise.watch.mirrors import FOLDER, open_tracker
 from groupwise.watch.mirrors.settings import hide, settings_of
-from groupwise.watch.mirrors.tracker import About, Note, Tracker, note_of
+from groupwise.watch.mirrors.tracker import Note, TrackedRun, Tracker, note_of
 
 POLL = 0.5  # seconds between two looks at the files
 AT_ONCE = 100  # steps that are sent before it is written down that they were
@@ -42,7 +42,7 @@ def mirror(folder: RunFolder, name: str) -> int:
         place.mkdir(exist_ok=True)
     with _alone(place / f".{name}.lock", name):
         known = _Known(place / f"{name}.json", folder)
-        about = About(known.name, known.id, settings_of(folder), place / name)
+        about = TrackedRun(known.name, known.id, settings_of(folder), place / name)
         writer = folder.writer()
         with _patience():
             tail = Tail(folder, open_tracker(name, about), known)
@@ -77,8 +77,8 @@ class Tail:
             self._again()
 
     def _open(self) -> None:
-        self._metrics = Growing(self._folder.metrics, shapes.metrics)
-        self._events = Growing(self._folder.events, shapes.events)
+        self._metrics = GrowingFile(self._folder.metrics, shapes.metrics)
+        self._events = GrowingFile(self._folder.events, shapes.events)
         self._waiting: list[Note] = []  # for the metrics line of their step
 
     def _again(self) -> None:
@@ -120,7 +120,7 @@ class Tail:
         self._tracker.close(finished=summary.get("steps", math.nan) == self._sent)
 
 
-def _sound(file: Growing) -> tuple[bool, list[dict[str, Any]]]:
+def _sound(file: GrowingFile) -> tuple[bool, list[dict[str, Any]]]:
     """Return what is new in a file; raise if it is damaged: no step is missed silently."""
     found = file.news()
     if file.damage:

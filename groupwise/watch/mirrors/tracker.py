@@ -13,7 +13,7 @@ Setting = str | bool | int | float
 
 
 @dataclass(frozen=True)
-class About:
+class TrackedRun:
     """The facts of a run that do not change from step to step."""
 
     name: str

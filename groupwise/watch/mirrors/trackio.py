@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from groupwise.watch.mirrors.tracker import PROJECT, About, Note
+from groupwise.watch.mirrors.tracker import PROJECT, Note, TrackedRun
 
 REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
-def open_tracker(about: About) -> TrackioRun:
+def open_tracker(about: TrackedRun) -> TrackioRun:
     if not any(os.environ.get(name) for name in REMOTE):
         os.environ.setdefault("TRACKIO_DIR", str(about.place))  # read on import, as is the next
         os.environ["HF_HUB_OFFLINE"] = "1"  # else it asks the hub who the user is
@@ -20,7 +20,7 @@ def open_tracker(about: About) -> TrackioRun:
 class TrackioRun:
     takes_back = False
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         import trackio
 
         self._levels = trackio.AlertLevel

@@ -24,7 +24,7 @@ SWALLOWED = (*ENDINGS, AttributeError, LookupError, TypeError)
 CATCHERS = ("unittest", "pytest", "_pytest", "asyncio", "concurrent", "contextlib", "threading")
 
 
-class Count:
+class AssertCount:
     """The count of asserts: which held. Changes in place are seen when an assert is over.
 
     Else `assert f(xs) == sorted(xs)` would hold for a program that empties `xs`. An assert in a
@@ -45,7 +45,7 @@ class Count:
     def passed(self) -> int:
         return sum(held for (test, _, _), held in self.held.items() if test)
 
-    def __call__(self, source: int, number: int) -> Count:
+    def __call__(self, source: int, number: int) -> AssertCount:
         self.within.append(((self.test, source, number), self.peer.holds_back))
         return self
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from groupwise.graders.sandbox.inside import values, wire
-from groupwise.graders.sandbox.inside.counting import NAME, Count, compiled, said
-from groupwise.graders.sandbox.inside.peer import Peer, There
+from groupwise.graders.sandbox.inside.counting import NAME, AssertCount, compiled, said
+from groupwise.graders.sandbox.inside.peer import Peer, RemoteObject
 
 UNREACHED = "no assert was reached"
 # Classes of Python whose objects a program may use by their public names when it is given one.
@@ -31,7 +31,7 @@ def examine(job: dict[str, Any], link: socket.socket) -> dict[str, Any]:
 
     Returns how many asserts held, of how many, and what the first that did not hold said.
     """
-    count = Count(job["to_the_end"])
+    count = AssertCount(job["to_the_end"])
     peer = count.peer = Peer(link, may=_may, raised=count.raised)
     total, harmless = len(job["tests"]), 0
     try:
@@ -84,7 +84,7 @@ def _report(passed: int, total: int, why: str) -> dict[str, Any]:
     return {"passed": passed, "total": total, "why": why[:500]}
 
 
-def _scope(job: dict[str, Any], peer: Peer, count: Count) -> dict[str, Any]:
+def _scope(job: dict[str, Any], peer: Peer, count: AssertCount) -> dict[str, Any]:
     """Return the names of the tests: their own helpers, then those the program has to define."""
     module = types.ModuleType("tests")
     sys.modules["tests"] = module
@@ -94,7 +94,7 @@ def _scope(job: dict[str, Any], peer: Peer, count: Count) -> dict[str, Any]:
     for name in job["names"]:
         scope.pop(name, None)
         with contextlib.suppress(AttributeError):  # then it stays undefined: a NameError
-            scope[name] = peer.ask("getattr", There(0), name)
+            scope[name] = peer.ask("getattr", RemoteObject(0), name)
             if name in job["classes"]:
                 peer.named_classes.add(id(scope[name]))
     return scope

@@ -23,7 +23,7 @@ from groupwise.graders.sandbox.inside.operations import NATURAL, OPERATIONS, has
 
 
 @dataclass
-class There:
+class RemoteObject:
     """An object in the other process, by its number."""
 
     number: int
@@ -42,7 +42,7 @@ class Twin:
         return len(now) != len(self.synced) or not all(map(operator.is_, now, self.synced))
 
 
-KINDS: dict[type, tuple[str, Callable[[Any, There], Any]]] = {
+KINDS: dict[type, tuple[str, Callable[[Any, RemoteObject], Any]]] = {
     types.GeneratorType: ("generator", mirrors.generator),
     types.CoroutineType: ("coroutine", mirrors.coroutine),
     types.AsyncGeneratorType: ("async generator", mirrors.async_generator),
@@ -283,7 +283,7 @@ class Peer:
             return self._pack_container(value)
         if kind in values.IMMUTABLE.values():
             return {kind.__name__: [self.pack(item) for item in value]}
-        if kind is There:
+        if kind is RemoteObject:
             return {"yours": value.number}
         if id(value) in self.numbers:
             return {"yours": self.numbers[id(value)]}
@@ -372,7 +372,7 @@ class Peer:
         if "error" in packed:
             return self._error(*map(self.unpack, packed["error"]))
         if "is" in packed:
-            return MAKERS[packed["is"]](self, There(packed["mine"]))
+            return MAKERS[packed["is"]](self, RemoteObject(packed["mine"]))
         kind = self.unpack(packed["of"])
         if "value" not in packed:
             return object.__new__(kind)
