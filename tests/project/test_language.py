@@ -9,143 +9,23 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "groupwise"
 # Folders and modules whose docstrings have been gone over. Others are added as they are done.
-DONE = [
-    "cli",
-    "commands",
-    "common",
-    "compare",
-    "config",
-    "data",
-    "dialects",
-    "errors",
-    "evaluate",
-    "explain",
-    "graders",
-    "hub",
-    "plan",
-    "probing",
-    "recipes",
-    "replay",
-    "runfiles",
-    "testing",
-    "view",
-    "watch",
-]
+DONE = {
+    "cli", "commands", "common", "compare", "config", "data", "dialects", "errors", "evaluate",
+    "explain", "graders", "hub", "plan", "probing", "recipes", "replay", "runfiles", "testing",
+    "view", "watch",
+}  # fmt: skip
 NOT_YET = {"graders/mathematics"}  # folders within those above
-NO_VERBS = set(
-    [
-        "A",
-        "After",
-        "All",
-        "Also",
-        "An",
-        "And",
-        "Another",
-        "Any",
-        "As",
-        "At",
-        "Because",
-        "Before",
-        "Behind",
-        "Beside",
-        "Both",
-        "But",
-        "By",
-        "Each",
-        "Either",
-        "Else",
-        "Every",
-        "Everything",
-        "Exactly",
-        "False",
-        "Few",
-        "For",
-        "From",
-        "Here",
-        "How",
-        "If",
-        "In",
-        "Inside",
-        "Into",
-        "Is",
-        "It",
-        "Its",
-        "Just",
-        "Last",
-        "Less",
-        "Like",
-        "Many",
-        "May",
-        "More",
-        "Most",
-        "Much",
-        "Must",
-        "Never",
-        "New",
-        "Next",
-        "No",
-        "Nobody",
-        "None",
-        "Not",
-        "Nothing",
-        "Now",
-        "Of",
-        "On",
-        "Once",
-        "One",
-        "Only",
-        "Or",
-        "Other",
-        "Others",
-        "Our",
-        "Out",
-        "Over",
-        "Same",
-        "Several",
-        "Since",
-        "So",
-        "Some",
-        "Somebody",
-        "Something",
-        "Such",
-        "Than",
-        "That",
-        "The",
-        "Their",
-        "Them",
-        "Then",
-        "There",
-        "These",
-        "They",
-        "This",
-        "Those",
-        "Three",
-        "To",
-        "True",
-        "Two",
-        "Under",
-        "Until",
-        "Up",
-        "What",
-        "Whatever",
-        "When",
-        "Where",
-        "Whether",
-        "Which",
-        "While",
-        "Who",
-        "Whoever",
-        "Whose",
-        "Why",
-        "With",
-        "Within",
-        "Without",
-        "You",
-        "Your",
-    ]
+NO_VERBS = """
+    A After All Also An And Another Any As At Because Before Behind Beside Both But By Each Either
+    Else Every Everything Exactly False Few For From Here How If In Inside Into Is It Its Just Last
+    Less Like Many May More Most Much Must Never New Next No Nobody None Not Nothing Now Of On Once
+    One Only Or Other Others Our Out Over Same Several Since So Some Somebody Something Such Than
+    That The Their Them Then There These They This Those Three To True Two Under Until Up What
+    Whatever When Where Whether Which While Who Whoever Whose Why With Within Without You Your
+"""
+ENDS_IN_S = (
+    "Address Assess Bypass Compress Discuss Dismiss Express Guess Pass Press Process Suppress"
 )
-ENDS_IN_S = {"Address", "Assess", "Bypass", "Compress", "Discuss", "Dismiss", "Express", "Focus",
-             "Guess", "Pass", "Press", "Process", "Suppress"}  # fmt: skip
 # Nouns that begin sentences about a class or a module may do; these words may not.
 NO_SUBJECTS = {"Of", "What", "Whether", "As"}
 # Class names that two modules still define: of folders that are not done yet, and of no others.
@@ -170,7 +50,9 @@ def is_imperative(word: str) -> bool:
     """A rule that knows no dictionary: what it lets through may still be no verb."""
     if not (word.isalpha() and word[0].isupper() and word[1:].islower()):
         return False
-    return word not in NO_VERBS and (not word.endswith("s") or word in ENDS_IN_S)
+    if word.endswith("s"):
+        return word in ENDS_IN_S.split()
+    return word not in NO_VERBS.split()
 
 
 def test_the_rule_tells_verbs_from_other_words() -> None:
@@ -207,7 +89,7 @@ def test_docstrings_of_classes_and_modules_name_their_subject() -> None:
 
 def test_what_is_done_exists() -> None:
     rooms = {name.split("/")[0].removesuffix(".py") for name, _ in modules()}
-    assert set(DONE) <= rooms
+    assert rooms >= DONE
     assert all((PACKAGE / folder).is_dir() for folder in NOT_YET)
 
 
