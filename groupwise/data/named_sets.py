@@ -153,7 +153,7 @@ GRADERS = {
 
 
 def boxed(solution: str) -> str | None:
-    """Return the contents of the last \\boxed{} or \\fbox{}, with inner braces; None without one."""
+    """Return the contents of the last \\boxed{} or \\fbox{}, with inner braces; else None."""
     boxes = list(BOX.finditer(solution))
     if not boxes:
         return None
