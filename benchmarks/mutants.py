@@ -22,7 +22,7 @@ from pathlib import Path
 from programs import tasks
 
 from groupwise.graders.code import examine, extract
-from groupwise.graders.program_tests import FunctionTests, exam
+from groupwise.graders.program_tests import FunctionTests, read_tests
 from groupwise.graders.sandbox.limits import Limits
 from groupwise.graders.sandbox.pool import SandboxPool
 from groupwise.graders.sandbox.worker import Sandbox
@@ -181,7 +181,7 @@ for _name in {test.names!r}:
 
 def work(worker: Sandbox, job: tuple[Task, str, str]) -> tuple[str, bool, bool, str]:
     task, form, source = job
-    test = exam(task, source)
+    test = read_tests(task, source)
     assert isinstance(test, FunctionTests)
     found = examine(worker, test, LIMITS, False)
     return form, in_one_process(worker, test), found.passed == found.total, found.why
@@ -191,7 +191,7 @@ def function_of(task: Task) -> str:
     """The function that the tests call."""
     if name := task.columns.get("entry_point"):
         return str(name)
-    test = exam(task, extract(task.answer))
+    test = read_tests(task, extract(task.answer))
     assert isinstance(test, FunctionTests)
     return next(name for name in test.names if f"def {name}" in task.answer)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from groupwise.data.files import rows as read_rows
 from groupwise.data.named_sets import SETS
 from groupwise.graders.code import examine, extract
-from groupwise.graders.program_tests import exam
+from groupwise.graders.program_tests import read_tests
 from groupwise.graders.sandbox.limits import Limits
 from groupwise.graders.sandbox.pool import SandboxPool, report
 from groupwise.records import Task
@@ -45,7 +45,7 @@ def references(pool: SandboxPool, folder: Path, limits: Limits) -> None:
     found = tasks(folder)
     begun = time.perf_counter()
     marks = pool.map(
-        lambda worker, task: examine(worker, exam(task, extract(task.answer)), limits, False),
+        lambda worker, task: examine(worker, read_tests(task, extract(task.answer)), limits, False),
         found,
         failed=lambda error: error,
     )
@@ -67,7 +67,7 @@ def references(pool: SandboxPool, folder: Path, limits: Limits) -> None:
 def trivial(pool: SandboxPool, count: int) -> None:
     """What isolation itself costs: a program and its tests, both empty."""
     task = Task(0, "", None, {"tests": ["assert f(1) == 2"]})
-    test = exam(task, "def f(x): return x + 1")
+    test = read_tests(task, "def f(x): return x + 1")
     begun = time.perf_counter()
     pool.map(
         lambda worker, _: examine(worker, test, Limits(), False), range(count), lambda error: error

@@ -52,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
 def _prepared(config: Config, rows: int) -> tuple[Any, list[Task], list[str]]:
     """Return the grader, some rows spread over the data, and the notes of the quick check."""
     from groupwise.graders.rubric import check
-    from groupwise.graders.waiting import aloud
+    from groupwise.graders.waiting import say_on_stderr
     from groupwise.prepare.setup import read_data
 
     grader, found = read_data(config)
-    notes = check(grader, found.train, tell=aloud)
+    notes = check(grader, found.train, tell=say_on_stderr)
     return grader, spread(found.train, rows), notes
 
 

@@ -161,7 +161,7 @@ def _compare(
         with interruptible():
             if jobs:
                 shared_start.prepare(plan, folder, say)
-                progress = workers.do(plan, folder, jobs, places, lock, StatusLine(plan))
+                progress = workers.run_jobs(plan, folder, jobs, places, lock, StatusLine(plan))
             else:
                 shared_start.check_unchanged(plan, folder)
     except KeyboardInterrupt:

@@ -137,7 +137,7 @@ def side_by_side(
             warn(note)
     for note in other_settings(paths, source, config):
         warn(note)
-    found = examined(models, suites, basis, asked, stored, out, earlier)
+    found = evaluate_all(models, suites, basis, asked, stored, out, earlier)
     page = results.page(found, earlier)
     if args.json:
         print_json(page)
@@ -148,7 +148,7 @@ def side_by_side(
     return 0
 
 
-def examined(
+def evaluate_all(
     models: Sequence[Candidate],
     suites: Sequence[Entry],
     basis: Basis,
@@ -171,11 +171,11 @@ def examined(
     return [
         result
         for candidate in models
-        for result in on_all(candidate, suites, basis, asked, found, keep)
+        for result in evaluate_one(candidate, suites, basis, asked, found, keep)
     ]
 
 
-def on_all(
+def evaluate_one(
     candidate: Candidate,
     suites: Sequence[Entry],
     basis: Basis,
@@ -189,7 +189,7 @@ def on_all(
     loaded = examine.load_candidate(candidate, basis.config)
     model = examine.described(candidate, loaded)
     # All of them first: what does not fit this model is told before it has sampled for hours.
-    sittings = examine.sit(suites, loaded, basis, asked)
+    sittings = examine.prepare_suites(suites, loaded, basis, asked)
     before = [_stored(found, model, sitting) for sitting in sittings]
     own: list[Result] = []
     for sitting, done in zip(sittings, before, strict=True):

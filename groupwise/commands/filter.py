@@ -89,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
     sieving.check(args.path, wanted)
     looked = PassRates(args, Basis(config, own is not None, given)) if args.model else None
     with phase("looking at", things="rows") as told:
-        found = sieving.sieve(data_of(args.path, config), wanted, told)
+        found = sieving.filter_rows(data_of(args.path, config), wanted, told)
     band = looked.band(found, out.rates) if looked else None
-    sieving.with_prompts(found)
+    sieving.add_prompts(found)
     report = report_of(found, args, band)
     write(out, found, report)
     if args.json:

@@ -219,7 +219,7 @@ def _data_lines(model: str, data: str) -> list[str]:
         found.append(_line("options = { digits = 1, terms = 3 }", "7+5+9= -> 21"))
     if not generated(data):
         found.append(_line("holdout_share = 0.05", "for accuracy; or eval = a file of its own"))
-    if model != TINY and speaks(model):
+    if model != TINY and has_chat_template(model):
         found.append(_line('template = "chat"', "the model's own, applied once"))
         if data in GENERATORS:
             found.append(f"instruction = {toml(INSTRUCTION)}")
@@ -264,7 +264,7 @@ def _line(setting: str, comment: str) -> str:
     return f"{setting:<34} # {comment}"
 
 
-def speaks(name: str) -> bool:
+def has_chat_template(name: str) -> bool:
     """Return whether a model has a chat template, by its files or else by its name."""
     from groupwise.hub import names_model
 

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--samples {args.samples} is too few. Take 2 or more.")
     from groupwise.prepare.checks import check_config
     from groupwise.probing.advice import advise
-    from groupwise.probing.probe import ProbeRequest, ready
+    from groupwise.probing.probe import ProbeRequest, prepare_probe
     from groupwise.sync.export import checkpoint_in
 
     for doubt in check_config(config):
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         threshold=args.threshold,
     )
     checkpoint = Path(checkpoint_in(source, "latest")) if source and is_run else None
-    prepared = ready(config, asked, checkpoint=checkpoint)
+    prepared = prepare_probe(config, asked, checkpoint=checkpoint)
     for note in prepared.notes:
         say(note)
     say(expected(prepared))

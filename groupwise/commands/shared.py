@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.common.progress import Watcher, heard, phase
 from groupwise.errors import ConfigError, RecipeWarning
-from groupwise.runfiles.files import ordinary
+from groupwise.runfiles.files import file_status
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -49,7 +49,7 @@ def config_of(path: Path) -> Path | None:
     folder = path.resolve()
     for each in (folder, *folder.parents[:2]):
         if (each / "checkpoints").is_dir():
-            ordinary(each / "config.toml")  # of a run: what is there must be readable
+            file_status(each / "config.toml")  # of a run: what is there must be readable
         if (each / "config.toml").is_file():
             return each / "config.toml"
     return None

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def fitting(pattern: str) -> list[str]:
+def matching_files(pattern: str) -> list[str]:
     """Return the files that match, sorted by name; a file that several links lead to comes once."""
     before, deep, behind = pattern.partition("**/")
     if not deep:

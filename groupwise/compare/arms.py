@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import config as configuration
-from groupwise.compare.equal_arms import coinciding
+from groupwise.compare.equal_arms import find_equal_arms
 from groupwise.config import Config
 from groupwise.config.values import flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning
@@ -139,7 +139,7 @@ def arms_of(
     as_it_is = bool(sweep) and not texts
     texts = list(texts) or ([shlex.quote(_name(base.recipe))] if sweep else [])
     if sweep:
-        texts = [f"{text} {knob}" for text in texts for knob in swept(sweep)]
+        texts = [f"{text} {knob}" for text in texts for knob in sweep_values(sweep)]
     if len(texts) < 2:
         raise ConfigError(
             "A comparison has two arms or more: `groupwise compare grpo dapo`, or one knob: "
@@ -170,7 +170,7 @@ def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence
         )
     made = _load(source, [f"recipe={first}", *settings, *own], text)
     asked = [key.partition("=")[0].strip() for key in (*settings, *own)]
-    return replace(made, recipe=fitted(made, base.recipe, asked))
+    return replace(made, recipe=without_paper_sizes(made, base.recipe, asked))
 
 
 def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[st
     if known is None or not named:
         return
     plain, own = (
-        fitted(replace(base, recipe=recipe), base.recipe, ()).text()
+        without_paper_sizes(replace(base, recipe=recipe), base.recipe, ()).text()
         for recipe in (known, base.recipe)
     )
     said = [set(map(_kind, [*settings, *words[1:]])) for words in named]
@@ -246,7 +246,7 @@ def _named(texts: Sequence[str]) -> list[str]:
     return names
 
 
-def swept(text: str) -> list[str]:
+def sweep_values(text: str) -> list[str]:
     """Split `key=a,b,c` into a setting for each value; not at commas in brackets or quotes."""
     key, equals, listed = text.partition("=")
     values, depth, quote = [""], 0, ""
@@ -274,7 +274,9 @@ def swept(text: str) -> list[str]:
 # --- equal conditions -------------------------------------------------------------------------
 
 
-def fitted(config: Config, base: Recipe | PairRecipe, asked: Sequence[str]) -> Recipe | PairRecipe:
+def without_paper_sizes(
+    config: Config, base: Recipe | PairRecipe, asked: Sequence[str]
+) -> Recipe | PairRecipe:
     """Return a recipe without the run sizes of its paper, except those that were asked for.
 
     Updates a batch are the configuration's, one where the recipe has no ratio to correct for more.
@@ -334,7 +336,7 @@ def check(arms: Sequence[Arm]) -> list[str]:
     return (
         found
         + _unequal(arms)
-        + [each.text for each in coinciding({arm.name: arm.config for arm in arms})]
+        + [each.text for each in find_equal_arms({arm.name: arm.config for arm in arms})]
     )
 
 

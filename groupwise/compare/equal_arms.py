@@ -21,7 +21,7 @@ class EqualArms:
     text: str
 
 
-def coinciding(arms: Mapping[str, Config]) -> list[EqualArms]:
+def find_equal_arms(arms: Mapping[str, Config]) -> list[EqualArms]:
     """Return the arms, by name, that differ in nothing that acts under their settings.
 
     Functions of the user's are tried in their run's own process alone, which they may end: here

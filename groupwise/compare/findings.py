@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from groupwise.compare.equal_arms import coinciding
+from groupwise.compare.equal_arms import find_equal_arms
 from groupwise.compare.outcomes import (
     CURVES,
     Array,
@@ -56,7 +56,7 @@ def findings(
         "versions": versions(done),
         "coincide": [
             {"arms": list(each.arms), "why": each.text}
-            for each in coinciding({arm.name: arm.config for arm in plan.arms})
+            for each in find_equal_arms({arm.name: arm.config for arm in plan.arms})
         ],
     }
 

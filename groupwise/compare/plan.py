@@ -174,7 +174,7 @@ class ComparisonFolder:
             os.close(descriptor)
 
 
-def learned(run: Path) -> bool:
+def has_weights(run: Path) -> bool:
     """Return whether a run has or had its own weights: a finished one may lack checkpoints."""
     return any(run.glob("checkpoints/step_*")) or RunFolder(run).summary.is_file()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from groupwise.common.progress import phase
 from groupwise.compare.arms import Arm
-from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, learned
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, has_weights
 from groupwise.config import Config
 from groupwise.data.cursor import fingerprint
 from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
@@ -52,7 +52,7 @@ def prepare(plan: ComparisonPlan, folder: ComparisonFolder, say: Callable[[str],
         _check_code(plan, folder, arm)
     fitting: list[tuple[Arm, Fitting]] = []
     for arm in first.values():
-        with told_of(arm):
+        with naming_arm(arm):
             found = _prepare_one(arm.config, folder)
             if len(first) > 1:
                 fitting.append((arm, _fitting(arm.config, folder, found)))
@@ -71,13 +71,13 @@ def check_unchanged(plan: ComparisonPlan, folder: ComparisonFolder) -> None:
         if parts in looked_at:
             continue
         looked_at.append(parts)
-        with told_of(arm):
+        with naming_arm(arm):
             found = read_data(arm.config)[1]
             _check_data(arm.config, folder, found.train, found.eval)
 
 
 @contextmanager
-def told_of(arm: Arm) -> Iterator[None]:
+def naming_arm(arm: Arm) -> Iterator[None]:
     """Name the arm in any error raised inside."""
     try:
         yield
@@ -169,7 +169,7 @@ def _check_code(plan: ComparisonPlan, folder: ComparisonFolder, arm: Arm) -> Non
         for job in (job for job in plan.jobs if plan.arms[job.arm] is arm):
             run = folder.run(plan, job)
             before = RunFolder(run).read_manifest().get("origin", {}).get(kind, code)
-            if before != code and learned(run):
+            if before != code and has_weights(run):
                 raise RunError(
                     f"{arm.name}: the file that its {kind} comes from was changed since {run} was "
                     "run: seeds and arms of other code can't be compared. Remove "
@@ -190,7 +190,7 @@ def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
-def lay_out(start: Path | None, run: Path) -> None:
+def copy_start(start: Path | None, run: Path) -> None:
     """Copy the shared start to where the run looks for its own."""
     kept = run / COLD_START
     if start is None or kept.is_dir():

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
-from groupwise.compare.shared_start import lay_out, start_of
+from groupwise.compare.shared_start import copy_start, start_of
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, in_short
 from groupwise.training.loop import Stopped, train
@@ -88,12 +88,12 @@ def _serve(folder: ComparisonFolder, plan: ComparisonPlan, job: Job, out: TextIO
     config, run = plan.config(job), folder.run(plan, job)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        lay_out(start_of(config, folder), run)
+        copy_start(start_of(config, folder), run)
         with folder.log(plan, job).open("a", encoding="utf-8") as log:
             begun = time.perf_counter()
             try:
                 train(config, run, WorkerDisplay(log, config, out))
-                shed(run)
+                delete_optimizer_state(run)
             except Exception:
                 traceback.print_exc(file=log)
                 raise
@@ -108,7 +108,7 @@ def _serve(folder: ComparisonFolder, plan: ComparisonPlan, job: Job, out: TextIO
     return True
 
 
-def shed(run: Path) -> None:
+def delete_optimizer_state(run: Path) -> None:
     """Delete the optimizer's state of a run that spent its budget; its weights stay.
 
     Those are three times as large, and a comparison has many runs.

@@ -38,7 +38,7 @@ class Progress:
         return done / len(self.jobs)
 
 
-def do(
+def run_jobs(
     plan: ComparisonPlan,
     folder: ComparisonFolder,
     jobs: Sequence[Job],

@@ -235,7 +235,7 @@ NOWHERE = {
 }
 
 
-def unknown(key: str) -> ConfigError:
+def unknown_setting(key: str) -> ConfigError:
     """Return the error for a setting that does not exist, with the nearest one."""
     return ConfigError(f"There is no setting {key!r}. {_advice(key)}")
 

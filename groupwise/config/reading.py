@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import recipes as _recipes  # noqa: F401 - fills RECIPES
-from groupwise.common.globs import fitting
+from groupwise.common.globs import matching_files
 from groupwise.config.fields import GENERATORS, Config, SourceSettings, is_generator
-from groupwise.config.names import unknown
+from groupwise.config.names import unknown_setting
 from groupwise.config.values import FIELDS, OPEN, TABLES, Raw, checked, flat
 from groupwise.errors import ConfigError, RecipeWarning
 from groupwise.groups.filters import overlong
@@ -169,7 +169,7 @@ def _located(key: str, value: Any) -> Iterator[Setting]:
             if key.startswith(f"{field}."):
                 yield Setting(field, _unquoted(key.removeprefix(f"{field}.")), value)
                 return
-        raise unknown(key)
+        raise unknown_setting(key)
 
 
 def _unquoted(name: str) -> str:
@@ -210,7 +210,7 @@ def _beside(folder: Path, setting: Setting) -> Setting:
         if os.path.exists(folder / name):  # False, too, for what can be no name at all
             return os.path.normpath(folder / name)
         pattern = os.path.normpath(os.path.join(glob.escape(str(folder)), name))
-        fits = glob.has_magic(name) and fitting(pattern)
+        fits = glob.has_magic(name) and matching_files(pattern)
         return pattern if fits else name
 
     def source(name: str) -> str:  # a generator, a file, a pattern, or set:file

@@ -55,7 +55,7 @@ def names_in(row: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-def tidy(row: dict[str, Any]) -> dict[str, Any]:
+def parse_info(row: dict[str, Any]) -> dict[str, Any]:
     """Read `info` from JSON, as verifiers stores it so that different ones fit one table."""
     info = row.get("info")
     if isinstance(info, str) and info.lstrip().startswith("{"):

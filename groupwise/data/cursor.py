@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from groupwise.data.on_disk import Places, only
+from groupwise.data.on_disk import Places, tasks_at
 from groupwise.errors import DataError
 from groupwise.records import Task
 
@@ -111,7 +111,7 @@ class MixedCursor:
                 raise DataError(f"There are no tasks of {source} to draw from. Check data.train.")
         self._places = {source: np.array(places) for source, places in found.items()}
         self.parts = {
-            source: Cursor(only(tasks, places), f"{seed}/{source}", shuffle)
+            source: Cursor(tasks_at(tasks, places), f"{seed}/{source}", shuffle)
             for source, places in self._places.items()
         }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from groupwise.common.globs import fitting
+from groupwise.common.globs import matching_files
 from groupwise.data.json_lists import NoList, TooLong, elements
 from groupwise.data.unpacked_size import check_arrow, check_parquet, rows_at_once
 from groupwise.errors import DataError, nearest
@@ -50,7 +50,7 @@ def files_of(name: str) -> list[Path]:
     if path.is_file():
         return [path]
     if glob.has_magic(name):
-        files = [Path(each) for each in fitting(str(path))]
+        files = [Path(each) for each in matching_files(str(path))]
         if not files:
             raise DataError(f"No file fits {name!r}. The working folder is {Path.cwd()}.")
         return files

@@ -43,7 +43,7 @@ def generate(
     """Make tasks whose prompts differ, and notes. `options` are the task's configuration, and
     `seed`.
     """
-    maker = made(name, {"seed": seed, **options, "size": size})
+    maker = make_dataset(name, {"seed": seed, **options, "size": size})
     tasks: dict[str, Task] = {}
     began, told = time.monotonic(), False
     for number in range(size):
@@ -72,7 +72,7 @@ def generate(
     return list(tasks.values()), notes
 
 
-def sound(tasks: Iterable[Task], notes: list[str]) -> Iterator[Task]:
+def without_fooled(tasks: Iterable[Task], notes: list[str]) -> Iterator[Task]:
     """Yield the rows of a file without those whose scorer is easily fooled, which `notes` count."""
     fooled: Counter[str] = Counter()
     for task in tasks:
@@ -146,7 +146,7 @@ def names() -> list[str]:
     return sorted(_library("factory").DATASETS)
 
 
-def made(name: str, options: Mapping[str, Any]) -> Any:
+def make_dataset(name: str, options: Mapping[str, Any]) -> Any:
     """Make the package's data set of that name with these options, known and checked."""
     factory = _library("factory")
     if name not in factory.DATASETS:
@@ -190,7 +190,7 @@ def _specifications(given: Any) -> list[Any]:
         unknown = set(each) - {"name", "weight", "config"}
         if unknown or "name" not in each:
             raise DataError(f"{form} Got {dict(each)!r}.")
-        made(each["name"], each.get("config", {}))  # its options, checked one by one
+        make_dataset(each["name"], each.get("config", {}))  # its options, checked one by one
         found.append(
             specification(
                 each["name"], float(each.get("weight", 1.0)), dict(each.get("config", {}))
@@ -202,7 +202,7 @@ def _specifications(given: Any) -> list[Any]:
 @lru_cache(maxsize=256)
 def _scorer(name: str, options: str) -> Any:
     """Return a task's scorer; some read the options that their tasks were made with."""
-    return made(name, {"size": 1, "seed": 0, **json.loads(options)})
+    return make_dataset(name, {"size": 1, "seed": 0, **json.loads(options)})
 
 
 @lru_cache

@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from groupwise.data.on_disk import Places, only
+from groupwise.data.on_disk import Places, tasks_at
 from groupwise.data.tasks import normalised
 from groupwise.errors import DataError
 from groupwise.records import Task
@@ -22,7 +22,7 @@ from groupwise.records import Task
 Keys = NDArray[np.uint64]
 
 
-def numbered(task: Task, first: int, source: str) -> Task:
+def renumber(task: Task, first: int, source: str) -> Task:
     """Return a task numbered after all tasks of the sources before its own."""
     return replace(task, id=first + task.id, source=source)
 
@@ -35,7 +35,7 @@ def interleaved(tasks: Sequence[Task]) -> Sequence[Task]:
     if len(places) == 1:
         return tasks
     turns = (place for turn in zip_longest(*places.values()) for place in turn if place is not None)
-    return only(tasks, np.fromiter(turns, np.int64, len(tasks)))
+    return tasks_at(tasks, np.fromiter(turns, np.int64, len(tasks)))
 
 
 def keys_of(tasks: Sequence[Task]) -> Keys:
@@ -67,7 +67,7 @@ def split_by_hash(tasks: Sequence[Task], share: float) -> tuple[Sequence[Task], 
             "or name another file in data.eval."
         )
     held = held[np.argsort(place[held], kind="stable")]
-    return only(tasks, train), only(tasks, held)
+    return tasks_at(tasks, train), tasks_at(tasks, held)
 
 
 def _key(text: str) -> int:

@@ -42,7 +42,7 @@ class DiskTasks(Sequence[Task]):
     def bytes(self) -> int:
         return int(self._file.ends[-1]) if len(self._file.ends) else 0
 
-    def only(self, places: Places) -> DiskTasks:
+    def tasks_at(self, places: Places) -> DiskTasks:
         """Return the tasks at these places, from the same file."""
         chosen = DiskTasks.__new__(DiskTasks)
         chosen._file, chosen._places = self._file, self._places[places]
@@ -57,7 +57,7 @@ class DiskTasks(Sequence[Task]):
     def __getitem__(self, place: slice) -> DiskTasks: ...
     def __getitem__(self, place: int | slice) -> Task | DiskTasks:
         if isinstance(place, slice):
-            return self.only(np.arange(len(self))[place])
+            return self.tasks_at(np.arange(len(self))[place])
         return self._file.read(int(self._places[place]))
 
     def __iter__(self) -> Iterator[Task]:
@@ -104,7 +104,7 @@ class _File:
         )
 
 
-def kept(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
+def store_tasks(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
     """Store tasks in a list, or on disk where that is asked for (always) or they are many."""
     if streaming == "never":
         return list(tasks)
@@ -120,15 +120,15 @@ def kept(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
     return DiskTasks(chain(_taken_from(held), rest))
 
 
-def alike(tasks: Sequence[Task], made: Iterable[Task]) -> Sequence[Task]:
+def store_alike(tasks: Sequence[Task], made: Iterable[Task]) -> Sequence[Task]:
     """Store what was made of these tasks the way they are stored themselves."""
     return DiskTasks(made) if isinstance(tasks, DiskTasks) else list(made)
 
 
-def only(tasks: Sequence[Task], places: Places) -> Sequence[Task]:
+def tasks_at(tasks: Sequence[Task], places: Places) -> Sequence[Task]:
     """Return the tasks at these places."""
     if isinstance(tasks, DiskTasks):
-        return tasks.only(places)
+        return tasks.tasks_at(places)
     return [tasks[place] for place in places.tolist()]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from groupwise.data.on_disk import alike
+from groupwise.data.on_disk import store_alike
 from groupwise.data.tasks import prompt_text
 from groupwise.data.templates import CHAT, PROMPT, template_text
 from groupwise.errors import DataError, ModelError
@@ -98,7 +98,7 @@ def prepare(
             else:
                 yield replace(task, token_ids=tuple(ids))
 
-    kept = alike(tasks, fitting())
+    kept = store_alike(tasks, fitting())
     lost = [row for row in dropped if not row.tokens]
     if len(lost) > MAX_LOST * len(tasks):
         raise DataError(

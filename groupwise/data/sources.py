@@ -15,9 +15,9 @@ from groupwise.config.fields import GYM, SourceSettings, is_generator
 from groupwise.data import gym
 from groupwise.data.files import KNOWN
 from groupwise.data.generators import GENERATORS, generate, split
-from groupwise.data.mixing import interleaved, keys_of, numbered, repeats, split_by_hash
+from groupwise.data.mixing import interleaved, keys_of, renumber, repeats, split_by_hash
 from groupwise.data.named_sets import GRADERS, SETS
-from groupwise.data.on_disk import DiskTasks, kept, only
+from groupwise.data.on_disk import DiskTasks, store_tasks, tasks_at
 from groupwise.data.tasks import Scan
 from groupwise.data.templates import check_template
 from groupwise.errors import DataError, nearest
@@ -46,11 +46,11 @@ def load(
     _check_settings(data)
     gather = SourceReader(data, seed, require_answers)
     streaming = "never" if data.holds_out else data.streaming  # a generator makes them in memory
-    train = kept(gather.all(data.details, data.size), streaming)
+    train = store_tasks(gather.all(data.details, data.size), streaming)
     firsts, notes = gather.firsts, gather.notes
     held: Sequence[Task] = []
     if data.eval and not data.holds_out:
-        held = interleaved(kept(gather.all(data.eval_details, held_out), streaming))
+        held = interleaved(store_tasks(gather.all(data.eval_details, held_out), streaming))
     train = _without_repeats(data, train, held, notes)
     if data.holdout_share:
         train, held = split_by_hash(train, data.holdout_share)
@@ -88,7 +88,7 @@ class SourceReader:
             first = firsts[labels[name]] = following
             for task in self._one(name, source, source.size or size):
                 following = first + task.id + 1
-                yield numbered(task, first, labels[name]) if len(sources) > 1 else task
+                yield renumber(task, first, labels[name]) if len(sources) > 1 else task
 
     def _one(self, name: str, source: SourceSettings, size: int) -> Iterator[Task]:
         if is_generator(name):
@@ -114,7 +114,9 @@ class SourceReader:
             self.dropped,
         )
         rows = scan.of(path if own else name)
-        yield from gym.sound(rows, self.notes) if word == GYM and not source.grader else rows
+        yield from (
+            gym.without_fooled(rows, self.notes) if word == GYM and not source.grader else rows
+        )
 
     def _generated(self, name: str, size: int, options: Mapping[str, Any]) -> list[Task]:
         word, colon, task = name.partition(":")
@@ -186,7 +188,7 @@ def _without_repeats(
     wanted[later] = False
     if not wanted.any():
         raise DataError("Every prompt of data.train is one of data.eval too. Name another file.")
-    return only(train, np.flatnonzero(wanted))
+    return tasks_at(train, np.flatnonzero(wanted))
 
 
 def _summary(train: Sequence[Task], firsts: Mapping[str, int]) -> str:

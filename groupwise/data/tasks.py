@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groupwise.data.columns import MISSING, PROMPTS, Layout, lookup, names_in, recognise, tidy
+from groupwise.data.columns import MISSING, PROMPTS, Layout, lookup, names_in, parse_info, recognise
 from groupwise.data.files import FileRow, files_of, format_of, rows
 from groupwise.errors import DataError, nearest
 from groupwise.records import Message, Task
@@ -112,7 +112,7 @@ class Scan:
     def _converted(self, row: FileRow) -> tuple[dict[str, Any], str]:
         if row.why:
             return {}, row.why
-        values = tidy(row.values)
+        values = parse_info(row.values)
         if self.convert is not None:
             try:
                 values = self.convert(values)

@@ -176,15 +176,15 @@ def _digest(tasks: Sequence[Task]) -> str:
     return found.hexdigest()[:16]
 
 
-def sit(
+def prepare_suites(
     suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: EvalRequest
 ) -> list[SuiteEvaluation]:
     """Prepare the suites' tasks as this model reads them; one engine for all."""
     engine = engine_of(basis.config, loaded)
-    return [_sit(entry, loaded, engine, basis, asked) for entry in suites]
+    return [_prepare_suite(entry, loaded, engine, basis, asked) for entry in suites]
 
 
-def _sit(
+def _prepare_suite(
     entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: EvalRequest
 ) -> SuiteEvaluation:
     suite, config = entry.suite, entry.config
@@ -192,7 +192,9 @@ def _sit(
     shape, tokenizer = loaded.model.config, loaded.tokenizer
     if suite.source and not basis.written:
         longest = shape.context
-        config, notes = _as_the_suite_says(config, basis, suite, longest, chats=tokenizer.template)
+        config, notes = _with_suite_defaults(
+            config, basis, suite, longest, chats=tokenizer.template
+        )
     forcing = suite.forcing if asked.force is None else replace(suite.forcing, text=asked.force)
     most = config.engine.max_tokens
     check_budgets(asked, most)
@@ -204,7 +206,7 @@ def _sit(
     return SuiteEvaluation(entry, bench, engine, config, asked, forcing, notes)
 
 
-def _as_the_suite_says(
+def _with_suite_defaults(
     config: Config, basis: Basis, suite: Suite, longest: int, *, chats: str | None
 ) -> tuple[Config, list[str]]:
     """Fill in what nobody has set: the chat template if there is one, the suite's words, and the

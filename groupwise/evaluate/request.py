@@ -19,7 +19,7 @@ from groupwise.model.adapters.peft_files import is_adapter
 from groupwise.model.policy import base_of
 from groupwise.prepare.setup import Gathered, gather, learns_from_labels
 from groupwise.records import Task
-from groupwise.runfiles.naming import told_apart
+from groupwise.runfiles.naming import distinct_names
 from groupwise.sync.export import checkpoint_in
 
 FORCE_TOKENS = 32
@@ -150,7 +150,7 @@ def _names(paths: Sequence[str], sources: Sequence[str | Path]) -> list[str]:
         wholes.append(parts[:-2] if kept else Path(path).parts or (path,))
         ends.append(parts[-1:] if kept else ())
     found: list[str] = []
-    for short, end in zip(told_apart(wholes), ends, strict=True):
+    for short, end in zip(distinct_names(wholes), ends, strict=True):
         name = "/".join((short, *end))
         count = sum(each == name or each.startswith(f"{name}#") for each in found)
         found.append(f"{name}#{count + 1}" if count else name)

@@ -116,7 +116,7 @@ def find(text: str, folder: Path | None = None) -> Suite:
     if word in KNOWN and colon:
         return replace(KNOWN[word], source=f"{KNOWN[word].columns}:{rest}")
     if text in KNOWN:
-        return _at_home(KNOWN[text], folder)
+        return _find_data(KNOWN[text], folder)
     if is_generator(text):
         return Suite(text, source=text)
     if word in SETS and colon:  # dapo17k:FILE
@@ -131,7 +131,7 @@ def find(text: str, folder: Path | None = None) -> Suite:
     )
 
 
-def _at_home(suite: Suite, folder: Path | None) -> Suite:
+def _find_data(suite: Suite, folder: Path | None) -> Suite:
     """Find `FOLDER/gsm8k/test.jsonl.gz`, `FOLDER/gsm8k.jsonl`; else the hub, or a generator."""
     if folder is not None:
         if not folder.is_dir():

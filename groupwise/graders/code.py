@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
 from groupwise.graders.parts import Mark, SampleToGrade
-from groupwise.graders.program_tests import FunctionTests, InputOutput, Untestable, exam
+from groupwise.graders.program_tests import FunctionTests, InputOutput, Untestable, read_tests
 from groupwise.graders.sandbox.isolation import SandboxError
 from groupwise.graders.sandbox.limits import Limits
 from groupwise.graders.sandbox.pool import SandboxPool
@@ -66,7 +66,7 @@ class Code:
 
     def problem(self, task: Task) -> str:
         try:
-            exam(task, "")
+            read_tests(task, "")
         except Untestable as error:
             return str(error)
         return ""
@@ -82,7 +82,7 @@ class Code:
         if len(code) > MAX_CODE:
             return Mark(0.0, reason=f"a program of more than {MAX_CODE} characters")
         try:
-            test = exam(sample.task, code.replace("\0", ""))
+            test = read_tests(sample.task, code.replace("\0", ""))
         except Untestable as error:
             return Mark(status="abstained", reason=str(error))
         found = examine(worker, test, self.limits, self.partial)

@@ -48,7 +48,7 @@ class RateLimit:
 
 
 @functools.cache
-def _pace(url: str, per_minute: float) -> RateLimit:
+def _rate_limit(url: str, per_minute: float) -> RateLimit:
     """Return the one limit of all that use this address."""
     return RateLimit(per_minute)
 
@@ -79,7 +79,7 @@ class Endpoint:
     def _reply(self, body: Mapping[str, Any]) -> str | EndpointError:
         whole = {"model": self.model, **body}
         kept = self._place(whole)
-        if kept is not None and (known := _remembered(kept)) is not None:
+        if kept is not None and (known := _cached_reply(kept)) is not None:
             return known
         try:
             reply = self._ask(whole)
@@ -103,7 +103,7 @@ class Endpoint:
         for attempt in range(self.retries + 1):
             if attempt:
                 time.sleep(_backoff(attempt))
-            _pace(self.url, self.per_minute).wait()
+            _rate_limit(self.url, self.per_minute).wait()
             try:
                 return self._post(body)
             except EndpointError as error:  # another try would end like this one
@@ -168,7 +168,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 OPENER = urllib.request.build_opener(_NoRedirects)
 
 
-def _remembered(kept: Path) -> str | None:
+def _cached_reply(kept: Path) -> str | None:
     """Return the cached reply; None where there is none, or a full disk cut it off."""
     try:
         found = _read(kept.read_bytes())["reply"]

@@ -47,7 +47,7 @@ def main(control_fd: int, parent: int, target: str, memory: int) -> None:
     try:
         while os.getppid() == parent:
             readable, _, _ = select.select([control], [], [], LOOK_EVERY)
-            _bury(workers)
+            _reap(workers)
             if not readable:
                 continue
             message, fds, _, _ = socket.recv_fds(control, 16, 1)
@@ -88,15 +88,15 @@ def _load(target: str) -> tuple[str, Callable[..., Any] | None]:
         return f"{type(error).__name__}: {error}", None
 
 
-def _bury(workers: set[int]) -> None:
+def _reap(workers: set[int]) -> None:
     """Forget the workers that have ended, and end what they left behind."""
     with suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             workers.discard(pid)
-    _end_strangers(workers)
+    _kill_orphans(workers)
 
 
-def _end_strangers(workers: set[int]) -> None:
+def _kill_orphans(workers: set[int]) -> None:
     """Kill what dead workers left: it is ours now. Each that dies leaves its own to us."""
     while strangers := _children() - workers:
         for pid in strangers:
@@ -128,7 +128,7 @@ def _kill(pid: int, workers: set[int]) -> None:
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
     workers.discard(pid)
-    _end_strangers(workers)
+    _kill_orphans(workers)
 
 
 # --- the worker's side

@@ -85,7 +85,9 @@ class WorkerCaller:
         self.workers = workers(str(file.parent))
 
     def signature(self) -> Signature:
-        (outcome,) = self._run([("describe", _here(), self.file, self.name)], START_SECONDS)
+        (outcome,) = self._run(
+            [("describe", _working_folder(), self.file, self.name)], START_SECONDS
+        )
         found = outcome.value
         if isinstance(found, RewardError):
             raise found
@@ -98,7 +100,7 @@ class WorkerCaller:
         loop.
         """
         batches = [list(calls)] if together else [[known] for known in calls]
-        here = _here()
+        here = _working_folder()
         items = [("call", here, self.file, self.name, batch, self.timeout) for batch in batches]
         limit = self.timeout + (GRACE if together else 0.0)
         found: list[Returned] = []
@@ -141,14 +143,14 @@ class WorkerCaller:
                 break
             if lost >= TRIES:
                 return [found[n] if n not in missing else _NOT_CALLED for n in range(len(items))]
-            load = ("load", _here(), self.file, self.name)
+            load = ("load", _working_folder(), self.file, self.name)
             (loaded,) = self.workers.run([load], START_SECONDS)
             if loaded.status != "ok" or loaded.value is not None:
                 return [found[n] if n not in missing else loaded for n in range(len(items))]
         return [found[number] for number in range(len(items))]
 
 
-def _here() -> str:
+def _working_folder() -> str:
     """Return the working folder; "" where it was deleted, which must end no run."""
     try:
         return os.getcwd()

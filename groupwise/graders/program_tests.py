@@ -66,7 +66,7 @@ class InputOutput:
         return self.pairs
 
 
-def exam(task: Task, code: str) -> FunctionTests | InputOutput:
+def read_tests(task: Task, code: str) -> FunctionTests | InputOutput:
     """Return the program to run, and its tests. Raises Untestable if the row has nothing to run."""
     given = _given(task)
     entry = str(_column(task, "entry_point", "fn_name", "func_name") or "")

@@ -17,7 +17,7 @@ from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
 from groupwise.graders.functions import TIMEOUT, UserFunction, given_function, load_function
 from groupwise.graders.gym import GymScorer
 from groupwise.graders.parts import Mark, RewardPart, SampleToGrade, built_in, turns
-from groupwise.graders.waiting import Tell, nobody, waiting
+from groupwise.graders.waiting import Tell, say_nothing, waiting
 from groupwise.records import Grade, Task
 
 CHECKED_ROWS = 4
@@ -189,7 +189,7 @@ def check(
     *,
     data: str = "data.train",
     streams: Sequence[str] = (),
-    tell: Tell = nobody,
+    tell: Tell = say_nothing,
 ) -> list[str]:
     """Try every part on a few real rows before a run; return notes on what looks odd.
 

@@ -13,11 +13,11 @@ PATIENCE = 2.0  # seconds of silence before the first word
 AGAIN = 10.0  # seconds between two words
 
 
-def nobody(text: str) -> None:
+def say_nothing(text: str) -> None:
     """Ignore the message, where nobody asked to be told."""
 
 
-def aloud(text: str) -> None:
+def say_on_stderr(text: str) -> None:
     """Print to standard error, where there is no display."""
     print(f"groupwise: {text}", file=sys.stderr, flush=True)
 
@@ -25,7 +25,7 @@ def aloud(text: str) -> None:
 @contextmanager
 def waiting(tell: Tell, what: str, limit: float | None = None, setting: str = "") -> Iterator[None]:
     """Say now and then what is waited for; with a `limit` in seconds, how long at most."""
-    if tell is nobody:
+    if tell is say_nothing:
         yield
         return
     done, start = threading.Event(), time.monotonic()

@@ -12,7 +12,7 @@ from groupwise.common.progress import phase
 from groupwise.data.named_sets import SETS
 from groupwise.errors import ConfigError
 from groupwise.evaluate.estimates import PassCount
-from groupwise.evaluate.examine import described, load_candidate, sit
+from groupwise.evaluate.examine import described, load_candidate, prepare_suites
 from groupwise.evaluate.request import Basis, Candidate, Entry, EvalRequest
 from groupwise.evaluate.suites import Suite, config_of
 from groupwise.prepare.rollouts import verdict
@@ -57,7 +57,7 @@ def rates(
     continue.
     """
     loaded = load_candidate(candidate, basis.config)
-    [sitting] = sit([entry], loaded, basis, asked)
+    [sitting] = prepare_suites([entry], loaded, basis, asked)
     for note in sitting.notes:
         say(note)
     head = {

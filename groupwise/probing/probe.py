@@ -153,10 +153,10 @@ def probe(
     config: Config, asked: ProbeRequest | None = None, engine: MakeEngine | None = None
 ) -> Probe:
     """Sample and judge; `engine` as in `train`."""
-    return ready(config, asked, engine=engine).run()
+    return prepare_probe(config, asked, engine=engine).run()
 
 
-def ready(
+def prepare_probe(
     config: Config,
     asked: ProbeRequest | None = None,
     *,

@@ -135,7 +135,7 @@ def evaluations(wanted: FilterRequest) -> Evaluations:
     return found
 
 
-def sieve(data: Data, wanted: FilterRequest, show: Show = lambda rows: None) -> FilterResult:
+def filter_rows(data: Data, wanted: FilterRequest, show: Show = lambda rows: None) -> FilterResult:
     """Remove all rows that can be found without a model; `show` gets the number of rows so far."""
     found = FilterResult(data)
     items = evaluations(wanted)
@@ -212,7 +212,7 @@ def _frequent(found: FilterResult, answers: Sequence[int], chance: float) -> Non
             found.removed[row] = Removed(row, GUESSABLE, why)
 
 
-def with_prompts(found: FilterResult) -> None:
+def add_prompts(found: FilterResult) -> None:
     """Add the texts of removed rows that were not known to go when they were read."""
     bare = [each for each in found.removed.values() if not each.prompt]
     if not bare:

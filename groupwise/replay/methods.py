@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groupwise.compare.arms import fitted
+from groupwise.compare.arms import without_paper_sizes
 from groupwise.config import Config
 from groupwise.errors import RecipeError, RecipeWarning
 from groupwise.methods.composition import PairRecipe, Recipe
@@ -68,7 +68,7 @@ def _read(config: Config, text: str) -> tuple[str, Recipe]:
                 "`groupwise recipes`."
             )
         asked = replace(config, recipe=found.configure(pairs))
-        made = fitted(asked, config.recipe, [f"recipe.{key}" for key in pairs])
+        made = without_paper_sizes(asked, config.recipe, [f"recipe.{key}" for key in pairs])
     short = " ".join([first.rpartition(".py:")[2], *(f"{k}={v}" for k, v in pairs.items())])
     assert isinstance(made, Recipe)
     return short, anchored(config, made)

@@ -183,7 +183,7 @@ def _repeat_parts(second: _Repetition, parts: list[RunPart]) -> None:
             _threads(part.threads),
             open_run(start, again.path, Display(io.StringIO(), live=False)) as run,
         ):
-            _look_around(second, part, changed)
+            _check_environment(second, part, changed)
             run.best = math.inf  # no evaluation is the best one: nothing needs saving
             taken = _other_reward(part, again, changed)
             if taken:
@@ -206,7 +206,7 @@ def _other_reward(part: RunPart, again: RunFolder, changed: set[str]) -> bool:
     return "reward" in changed and part.origin.get("reward") != now
 
 
-def _look_around(second: _Repetition, part: RunPart, changed: set[str]) -> None:
+def _check_environment(second: _Repetition, part: RunPart, changed: set[str]) -> None:
     """Refuse other data or weights; note what else differs here from when it was made."""
     recorded = {**second.manifest, "threads": part.threads, "origin": part.origin}
     now = second.again.read_manifest()

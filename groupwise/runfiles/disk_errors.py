@@ -8,7 +8,7 @@ from pathlib import Path
 from groupwise.errors import DiskError, RunError
 
 
-def trouble(what: str, folder: Path, error: OSError) -> RunError:
+def disk_error(what: str, folder: Path, error: OSError) -> RunError:
     """Return the error to show where a file of a run folder can't be written."""
     place = f"{what} of the run folder {folder}"
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):

@@ -29,7 +29,7 @@ HALF = re.compile(
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write the new file as a whole, or leave the old one, whatever happens; durable on return."""
     data = data.encode() if isinstance(data, str) else data
-    beside, descriptor = _open_half(path)
+    beside, descriptor = _open_temporary(path)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
@@ -43,7 +43,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     sync_folder(path.parent)
 
 
-def _open_half(path: Path) -> tuple[Path, int]:
+def _open_temporary(path: Path) -> tuple[Path, int]:
     """Make a temporary file in the same folder, locked for as long as its writer lives."""
     while True:
         half = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")
@@ -55,7 +55,7 @@ def _open_half(path: Path) -> tuple[Path, int]:
         os.close(descriptor)  # tidied away before it was locked
 
 
-def remove_halves(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove what dead processes left half written; what a living one writes is left alone."""
     for half in folder.glob(f".*{PARTIAL}"):
         with contextlib.suppress(OSError):  # locked by its writer, or gone by now
@@ -111,7 +111,7 @@ def _end_of_whole_lines(path: Path, block: int = 65536) -> int:
     return 0
 
 
-def ordinary(path: Path) -> os.stat_result | None:
+def file_status(path: Path) -> os.stat_result | None:
     """Return the facts of a file that may be read, None if there is none.
 
     A folder, a pipe or a device is refused, and so is a link that leads out of the folder that the
@@ -138,7 +138,7 @@ def unreadable(path: Path, why: str) -> RunError:
 
 def read_bytes(path: Path, start: int = 0) -> bytes | None:
     """Return what an ordinary file holds from a byte on; None if there is none."""
-    if ordinary(path) is None:
+    if file_status(path) is None:
         return None
     try:
         with open(path, "rb") as file:
@@ -270,7 +270,7 @@ class GrowingFile:
     def news(self) -> tuple[bool, list[dict[str, Any]]]:
         """Return whether all that was read before is void, and the lines to add."""
         try:
-            found = ordinary(self.path)
+            found = file_status(self.path)
             size, file = (0, 0) if found is None else (found.st_size, found.st_ino)
             void = self._end > 0 and (file != self._file or size < self._end)
             if void or not file:

@@ -21,14 +21,14 @@ from typing import Any
 
 from groupwise.errors import DiskError, RunError
 from groupwise.runfiles import shapes
-from groupwise.runfiles.disk_errors import trouble
+from groupwise.runfiles.disk_errors import disk_error
 from groupwise.runfiles.files import (
     PARTIAL,
     append_lines,
     read_bytes,
     read_lines,
     read_object,
-    remove_halves,
+    remove_unfinished,
     sync_folder,
     to_line,
     to_page,
@@ -151,7 +151,7 @@ class RunFolder:
             self.check_place()
             yield
         except OSError as error:
-            raise trouble(what, self.path, error) from error
+            raise disk_error(what, self.path, error) from error
 
     @contextlib.contextmanager
     def saying_what_is_left(self) -> Iterator[None]:
@@ -191,7 +191,7 @@ class RunFolder:
                 elif path.name.startswith(PROBE):
                     path.unlink()
                 else:
-                    remove_halves(path.parent)
+                    remove_unfinished(path.parent)
 
     # --- writing ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 SEEDS = "runs"  # a comparison has its runs in runs/ARM/seed_N beside plan.json
 
 
-def told_apart(wholes: Sequence[Sequence[str]]) -> list[str]:
+def distinct_names(wholes: Sequence[Sequence[str]]) -> list[str]:
     """Return the last part of each path, after the folder above it where others end alike."""
     found = []
     for whole in wholes:

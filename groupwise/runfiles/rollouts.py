@@ -19,7 +19,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from groupwise.errors import RunError, in_short
-from groupwise.runfiles.files import ordinary, storable, write_atomic
+from groupwise.runfiles.files import file_status, storable, write_atomic
 
 if TYPE_CHECKING:
     from groupwise.records import Rollout
@@ -283,7 +283,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     nothing = RunError(
         f"There are no rollouts at {path}: the step was not reached, or the file was removed."
     )
-    if ordinary(path) is None:
+    if file_status(path) is None:
         raise nothing
     try:
         # Opened here: Arrow takes no name that is not UTF-8.

@@ -188,7 +188,7 @@ class SlotWatch:
         function = slot.definition.function
 
         def called(*arguments: Any, **params: Any) -> Any:
-            value = guarded(slot, function, *arguments, **params)
+            value = call_slot(slot, function, *arguments, **params)
             batch = next(each for each in arguments if isinstance(each, TokenBatch))
             main = _looked_at(slot, value, batch)
             if slot.kind in TOKEN_KINDS:
@@ -198,12 +198,12 @@ class SlotWatch:
         definition.function = called
         prepare = definition.traits.prepare
         definition.traits = replace(
-            definition.traits, prepare=lambda *arguments: guarded(slot, prepare, *arguments)
+            definition.traits, prepare=lambda *arguments: call_slot(slot, prepare, *arguments)
         )
         return replace(slot, definition=definition)
 
 
-def guarded(slot: Slot, function: Callable[..., Any], *arguments: Any, **params: Any) -> Any:
+def call_slot(slot: Slot, function: Callable[..., Any], *arguments: Any, **params: Any) -> Any:
     """Call the slot's function; report what it raises with its line."""
     try:
         return function(*arguments, **params)
@@ -348,7 +348,7 @@ def _try_pairs(recipe: PairRecipe) -> None:
     policy = [x.requires_grad_() for x in logp[:2]]
     slot = recipe.preference
     if _is_own(slot):
-        found = guarded(slot, slot, Pairs(*policy, *logp[2:]))
+        found = call_slot(slot, slot, Pairs(*policy, *logp[2:]))
         if not isinstance(found, PairLoss):
             raise _fault(slot, f"returned {_shape(found)} instead of a PairLoss")
         _finite(slot, _shaped(slot, found.loss_N, [logp[0]]), torch.ones(6, dtype=torch.bool))
@@ -356,6 +356,6 @@ def _try_pairs(recipe: PairRecipe) -> None:
             raise _fault(slot, "returned a loss without a gradient: something in it is detached")
     slot = recipe.pairing
     if _is_own(slot):
-        choice = guarded(slot, slot, torch.tensor([0.0, 1.0, 0.5, 0.25]))
+        choice = call_slot(slot, slot, torch.tensor([0.0, 1.0, 0.5, 0.25]))
         if not isinstance(choice, Choice) or not {choice.chosen, choice.rejected} <= {0, 1, 2, 3}:
             raise _fault(slot, f"returned {choice!r} instead of a Choice of two of the candidates")

@@ -16,7 +16,7 @@ from groupwise.errors import ConfigError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.files import GrowingFile
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.naming import comparison_of, told_apart
+from groupwise.runfiles.naming import comparison_of, distinct_names
 from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
@@ -148,7 +148,7 @@ class Runs:
                     "groupwise view runs"
                 )
         wholes = [place.resolve().parts for place in self.places]
-        self._labels = dict(zip(self.places, told_apart(wholes), strict=True))
+        self._labels = dict(zip(self.places, distinct_names(wholes), strict=True))
         self._known: dict[Path, ViewedRun] = {}
         self._lock = threading.Lock()
 

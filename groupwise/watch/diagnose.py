@@ -19,7 +19,7 @@ from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.history import Evidence
-from groupwise.watch.other_tools import in_their_words, read_log
+from groupwise.watch.other_tools import names_in_tool, read_log
 from groupwise.watch.rules import RULES, Rule
 
 SAMPLES = 3  # shown of the worst
@@ -66,7 +66,7 @@ class Diagnosis:
                     "step": finding.step,
                     "evidence": finding.evidence.text,
                     "means": finding.rule.means,
-                    "in_their_words": in_their_words(finding.rule.change, self.tool),
+                    "in_their_words": names_in_tool(finding.rule.change, self.tool),
                     "threshold": finding.rule.threshold,
                     "source": finding.rule.source,
                 }

@@ -76,7 +76,7 @@ def noise(points: Sequence[Point]) -> float:
     return SIGMA * median(abs(x - centre) for x in steps) / math.sqrt(2)
 
 
-def known_as(history: History, *names: str) -> str:
+def first_known(history: History, *names: str) -> str:
     """Return the first of the names that the run has."""
     return next((name for name in names if history.all(name)), names[0])
 
@@ -92,7 +92,7 @@ def above(*names: str, limit: float, steps: int) -> Test:
         if not points or middle(points) <= limit:
             return None
         bad = next(point.step for point in points if point.value > limit)
-        return _seen(known_as(history, *names), middle(points), limit, bad, steps, "above")
+        return _seen(first_known(history, *names), middle(points), limit, bad, steps, "above")
 
     return test
 
@@ -105,7 +105,7 @@ def below(*names: str, limit: float, steps: int) -> Test:
         if not points or middle(points) >= limit:
             return None
         bad = next(point.step for point in points if point.value < limit)
-        return _seen(known_as(history, *names), middle(points), limit, bad, steps, "below")
+        return _seen(first_known(history, *names), middle(points), limit, bad, steps, "below")
 
     return test
 

@@ -137,7 +137,7 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
-def in_their_words(change: str, tool: str) -> str:
+def names_in_tool(change: str, tool: str) -> str:
     """Return another tool's names of the settings in a rule's advice; "" for ours."""
     named = [f"{ours} is {theirs}" for ours, theirs in CALLED.get(tool, {}).items()
              if re.search(rf"(?<![\w.]){re.escape(ours)}(?![\w.]*\w)", change)]  # fmt: skip

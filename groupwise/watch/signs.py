@@ -13,8 +13,8 @@ from groupwise.watch.history import (
     History,
     above,
     below,
+    first_known,
     grows,
-    known_as,
     middle,
     noise,
 )
@@ -220,7 +220,7 @@ def reward_falls(history: History) -> Evidence | None:
             best, limit = highest, middle(highest) - fall
     if middle(now) >= limit:
         return None
-    name = known_as(history, *REWARD)
+    name = first_known(history, *REWARD)
     text = f"{name} {middle(now):.3g}, was {middle(best):.3g} at step {best[0].step}"
     first = next(p.step for p in points if p.step > best[-1].step and p.value < limit)
     return Evidence(name, middle(now), limit, first, text)
@@ -243,7 +243,7 @@ def everything_passes(history: History) -> Evidence | None:
 
 def no_reward(history: History) -> Evidence | None:
     """Detect that no answer has a reward: from the first step on, or in most of the last three."""
-    metric = known_as(history, *MISSING)
+    metric = first_known(history, *MISSING)
     every, last = history.all(*MISSING), history.last(3, *MISSING)
     if last and middle(last) >= 1.0:
         bad = next(point.step for point in last if point.value >= 1.0)
@@ -302,7 +302,7 @@ def no_gain(history: History) -> Evidence | None:
     better = len(held_out) > 1 and held_out[-1].value > held_out[0].value + 0.05
     if now - start + chance >= worthwhile or better or _used_up(history):
         return None
-    name = known_as(history, *REWARD)
+    name = first_known(history, *REWARD)
     text = f"{name} {now:.3g} in the last {size} steps, {start:.3g} in the first {size}"
     return Evidence(name, now, start + worthwhile, points[size].step, text)
 

@@ -28,7 +28,7 @@ from benchmarks import false_positives
 from groupwise.cli import main
 from groupwise.commands.compare import too_few
 from groupwise.compare import charts, summary, workers
-from groupwise.compare.arms import Arm, ArmBudget, arms_of, check, swept
+from groupwise.compare.arms import Arm, ArmBudget, arms_of, check, sweep_values
 from groupwise.compare.findings import findings, pairs
 from groupwise.compare.outcomes import RunOutcome, area, score_curve
 from groupwise.compare.outcomes import outcome as read_outcome
@@ -649,8 +649,8 @@ def test_what_no_arm_takes_from_the_configuration_is_said_on_the_command_line(
 
 
 def test_a_sweep_splits_at_its_own_commas() -> None:
-    assert swept("a=1,2") == ["a=1", "a=2"]
-    assert swept("recipe.gate=clip(low=0.1, high=0.2),score()") == [
+    assert sweep_values("a=1,2") == ["a=1", "a=2"]
+    assert sweep_values("recipe.gate=clip(low=0.1, high=0.2),score()") == [
         "'recipe.gate=clip(low=0.1, high=0.2)'", "'recipe.gate=score()'"
     ]  # fmt: skip
 
@@ -1241,7 +1241,7 @@ def test_a_process_that_can_not_be_started_is_a_failed_run(
 
     monkeypatch.setattr("groupwise.compare.workers.subprocess.Popen", refuse)
     plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
-    done = workers.do(
+    done = workers.run_jobs(
         plan, ComparisonFolder(tmp_path), plan.jobs, [{}, {}], 0, lambda progress: None
     )
     assert done.failed.keys() == set(plan.jobs)

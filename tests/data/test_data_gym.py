@@ -79,7 +79,7 @@ def test_tasks_that_give_no_answer_are_the_known_ones() -> None:
         "rush_hour",
     }
     for name in gym.UNANSWERED:
-        assert gym.made(name, {"size": 1, "seed": 0})[0]["answer"] is None
+        assert gym.make_dataset(name, {"size": 1, "seed": 0})[0]["answer"] is None
 
 
 def test_a_source_by_name() -> None:
@@ -90,7 +90,7 @@ def test_a_source_by_name() -> None:
     options = {"min_terms": 6, "max_terms": 6, "seed": 5}
     (task,) = loaded("reasoning_gym:chain_sum", size=1, held_out=0, options=options).train
     assert task.columns["metadata"]["num_terms"] == 6
-    expected = gym.made("chain_sum", {**options, "size": 1})[0]
+    expected = gym.make_dataset("chain_sum", {**options, "size": 1})[0]
     assert (task.prompt, task.answer) == (expected["question"], expected["answer"])
     few = loaded("reasoning_gym:chain_sum", size=400, options={"min_terms": 2, "max_terms": 2,
         "min_digits": 1, "max_digits": 1})  # fmt: skip
@@ -236,7 +236,9 @@ def test_rows_of_a_file_can_name_it(tmp_path: Path) -> None:
 
 def made_rows(*names: str) -> list[dict[str, Any]]:
     """As the package makes them."""
-    return [dict(entry) for name in names for entry in gym.made(name, {"size": 3, "seed": 5})]
+    return [
+        dict(entry) for name in names for entry in gym.make_dataset(name, {"size": 3, "seed": 5})
+    ]
 
 
 def as_lines(rows: list[dict[str, Any]], file: Path) -> None:

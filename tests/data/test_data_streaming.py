@@ -27,7 +27,7 @@ from runs import left_behind, run
 from groupwise.config import Data
 from groupwise.data import LoadedTasks, load, on_disk
 from groupwise.data.cursor import Cursor, _randoms, cursor_of, fingerprint
-from groupwise.data.on_disk import DiskTasks, kept
+from groupwise.data.on_disk import DiskTasks, store_tasks
 from groupwise.data.prompts import prepare
 from groupwise.errors import DataError
 from groupwise.records import Task
@@ -212,8 +212,8 @@ def test_orders_are_those_of_the_standard_library(seed: str) -> None:
 
 
 def test_nothing_and_one() -> None:
-    assert list(kept([], "always")) == [] and kept([], "auto") == []
-    (one,) = kept([Task(0, "q", token_ids=(1, 2**31))], "always")
+    assert list(store_tasks([], "always")) == [] and store_tasks([], "auto") == []
+    (one,) = store_tasks([Task(0, "q", token_ids=(1, 2**31))], "always")
     assert one.token_ids == (1, 2**31)
 
 

@@ -719,13 +719,13 @@ def test_a_suites_own_settings_hold_where_nothing_else_was_said() -> None:
     suite = replace(find("gsm8k:x"), max_tokens=512)
     config = load()
     bare = asking.Basis(config)
-    found, notes = examine._as_the_suite_says(config, bare, suite, 8192, chats="{{ messages }}")
+    found, notes = examine._with_suite_defaults(config, bare, suite, 8192, chats="{{ messages }}")
     assert (found.data.template, found.engine.max_tokens) == ("chat", 512)
     assert "step by step" in found.data.instruction and len(notes) == 3
-    small, _ = examine._as_the_suite_says(config, bare, suite, 600, chats=None)
+    small, _ = examine._with_suite_defaults(config, bare, suite, 600, chats=None)
     assert (small.data.template, small.engine.max_tokens) == ("auto", 300)
     said = asking.Basis(config, given=("engine.max_tokens", "data"))
-    same, notes = examine._as_the_suite_says(config, said, suite, 8192, chats="{{ messages }}")
+    same, notes = examine._with_suite_defaults(config, said, suite, 8192, chats="{{ messages }}")
     assert same == config and not notes
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from groupwise import Recipe, TokenBatch, recipe
 from groupwise.compare import summary
 from groupwise.compare.arms import ArmBudget, arms_of, check
-from groupwise.compare.equal_arms import coinciding
+from groupwise.compare.equal_arms import find_equal_arms
 from groupwise.compare.findings import findings
 from groupwise.compare.plan import ComparisonPlan
 from groupwise.config import load
@@ -312,7 +312,8 @@ def test_the_result_of_a_comparison_says_which_arms_had_to_coincide() -> None:
 def test_arms_that_differ_in_what_acts_or_in_a_setting_do_not_coincide() -> None:
     def named(*texts: str, **options: Any) -> list[tuple[str, ...]]:
         return [
-            each.arms for each in coinciding({a.name: a.config for a in arms(*texts, **options)})
+            each.arms
+            for each in find_equal_arms({a.name: a.config for a in arms(*texts, **options)})
         ]
 
     one = {"settings": ["recipe.schedule.updates=1"]}

@@ -600,11 +600,12 @@ def test_a_text_of_a_program_stays_as_it_is(part):
 def test_leetcode_names_are_there_only_for_a_solution():
     row = {"tests": [{"fn_name": "f", "input": [1], "output": 1}]}
     assert (
-        "from typing" in program_tests.exam(Task(0, "", None, row), "class Solution: pass").program
+        "from typing"
+        in program_tests.read_tests(Task(0, "", None, row), "class Solution: pass").program
     )
     assert (
         "from typing"
-        not in program_tests.exam(Task(0, "", None, row), "def f(x): return x").program
+        not in program_tests.read_tests(Task(0, "", None, row), "def f(x): return x").program
     )
 
 

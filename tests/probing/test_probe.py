@@ -22,7 +22,7 @@ from groupwise.errors import ConfigError, DataError
 from groupwise.evaluate.estimates import MODEL, SUBSETS, PassCount, Rates, all_alike, wilson
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.probing import advice, findings, probe
-from groupwise.probing.probe import PreparedProbe, ProbeRequest, ready
+from groupwise.probing.probe import PreparedProbe, ProbeRequest, prepare_probe
 from groupwise.records import Completion
 
 # --- estimators -------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Known(Engine):
 def known(rates: float | tuple[float, ...], asked: ProbeRequest, **changes: Any) -> PreparedProbe:
     """Prompts with these rates, turn by turn, instead of the model's own."""
     config = small(tiny__cold_start_steps=0, **changes)
-    prepared = ready(config, asked)
+    prepared = prepare_probe(config, asked)
     tasks = prepared.rollouts[0].tasks
     answers = {task.id: str(task.answer) for task in tasks}
     by_task = {
@@ -318,7 +318,7 @@ def _stop() -> Any:
 )
 def test_what_would_tell_nothing_is_refused(asked: ProbeRequest, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        ready(small(), asked)
+        prepare_probe(small(), asked)
 
 
 def test_a_template_that_is_not_there_is_refused_before_a_model_is_made(
@@ -326,7 +326,7 @@ def test_a_template_that_is_not_there_is_refused_before_a_model_is_made(
 ) -> None:
     monkeypatch.setattr(probe, "starting_model", lambda *_: pytest.fail("too late"))
     with pytest.raises(DataError, match="r1_zero"):
-        ready(small(), ProbeRequest(templates=("auto", "r1zero")))
+        prepare_probe(small(), ProbeRequest(templates=("auto", "r1zero")))
 
 
 def test_recipes_that_sample_nothing(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_recipes_that_sample_nothing(tmp_path: Path) -> None:
     data.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     config = load(recipe="dpo", **{"data.train": str(data), "model.path": "nowhere"})
     with pytest.raises(ConfigError, match="nothing to probe"):
-        ready(config)
+        prepare_probe(config)
 
 
 # --- the command, with a real model -----------------------------------------------------------

@@ -183,7 +183,7 @@ def test_files_that_vanish_while_they_are_read(
 ) -> None:
     """Each file is there when it is looked for, and gone when it is opened."""
     run = copy(whole, tmp_path / "bad")
-    there = files.ordinary
+    there = files.file_status
 
     def vanishing(path: Path) -> os.stat_result | None:
         found = there(path)
@@ -191,8 +191,8 @@ def test_files_that_vanish_while_they_are_read(
             path.unlink()
         return found
 
-    monkeypatch.setattr(files, "ordinary", vanishing)
-    monkeypatch.setattr(rollouts, "ordinary", vanishing)
+    monkeypatch.setattr(files, "file_status", vanishing)
+    monkeypatch.setattr(rollouts, "file_status", vanishing)
     pages = pages_of(run, PAGES)
     assert "No step written yet" in pages[""] and "There are no rollouts" in pages["/step/1"]
 
