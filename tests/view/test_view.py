@@ -28,7 +28,7 @@ from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.starts import Start, write_starts
 from groupwise.view import chat, server
 from groupwise.view.prompts import PromptIndex
-from groupwise.view.runs import Growing, Runs, ViewedRun
+from groupwise.view.runs import GrowingFile, Runs, ViewedRun
 from groupwise.view.steps import OF_GROUPS, found_in, groups_of
 from groupwise.view.tokens import PAGE, pieces, token_page, tokenizer_of
 from groupwise.watch.plots import write_plots
@@ -72,7 +72,7 @@ class Text(HTMLParser):
 
 def test_only_new_lines_are_read_and_a_torn_one_later(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    growing = Growing(path)
+    growing = GrowingFile(path)
     assert growing.news() == (False, [])
     path.write_bytes(b'{"step": 1}\n{"step": 2, "a"')
     assert growing.news() == (False, [{"step": 1}])
@@ -85,7 +85,7 @@ def test_only_new_lines_are_read_and_a_torn_one_later(tmp_path: Path) -> None:
 def test_a_rewound_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     append_lines(path, ['{"step": 1}', '{"step": 2}'])
-    growing = Growing(path)
+    growing = GrowingFile(path)
     growing.news()
     write_atomic(path, '{"step": 1}\n{"step": 2, "anew": 1}\n')  # longer, and yet another file
     assert growing.news() == (True, [{"step": 1}, {"step": 2, "anew": 1}])
