@@ -28,8 +28,8 @@ from groupwise.commands import diagnose
 from groupwise.errors import RunError
 from groupwise.graders.rubric import Grader
 from groupwise.graders.sandbox import attacks, pool
-from groupwise.graders.sandbox.walls import WALLS
-from groupwise.graders.sandbox.worker import Worker
+from groupwise.graders.sandbox.isolation import WALLS
+from groupwise.graders.sandbox.worker import Sandbox
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.view.runs import Runs
@@ -112,7 +112,7 @@ def escapes(share: float) -> Iterator[Attack]:
         if why := pool.problem(wall):
             yield Attack(f"escapes: {wall}", 0, 0, why)
             continue
-        worker = Worker(wall, slot=20 + slot)
+        worker = Sandbox(wall, slot=20 + slot)
         try:
             tried, through = attacks.attempted(worker)
         finally:

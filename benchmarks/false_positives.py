@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from groupwise.compare.findings import SCORES, judgements, pair_of
-from groupwise.compare.outcomes import Outcome
+from groupwise.compare.outcomes import RunOutcome
 from groupwise.evaluate.statistics import ALPHA
 
 SEEDS = (2, 3, 5, 8)
@@ -117,7 +117,7 @@ BETTER = {
 }
 
 
-def simulate(setting: Setting, seeds: int, draw: Drawn) -> list[list[Outcome]]:
+def simulate(setting: Setting, seeds: int, draw: Drawn) -> list[list[RunOutcome]]:
     """Of each arm the runs. All begin with the same scores, and a seed is easier for all arms."""
     tasks, places = setting.tasks, np.linspace(0.0, 1.0, setting.evaluations + 1)
     easy = draw.normal(setting.level, setting.by_task, tasks)
@@ -144,8 +144,8 @@ def simulate(setting: Setting, seeds: int, draw: Drawn) -> list[list[Outcome]]:
     return done
 
 
-def _outcome(seed: int, scores: Array, areas: Array, measured: Sequence[float]) -> Outcome:
-    return Outcome(
+def _outcome(seed: int, scores: Array, areas: Array, measured: Sequence[float]) -> RunOutcome:
+    return RunOutcome(
         seed=seed, measure="accuracy", points=(), final=float(scores.mean()),
         area=float(areas.mean()), scores=tuple(scores.tolist()), areas=tuple(areas.tolist()),
         by_task={}, steps=0, tokens=0, seconds=0.0, length=0.0,
@@ -153,7 +153,7 @@ def _outcome(seed: int, scores: Array, areas: Array, measured: Sequence[float]) 
     )  # fmt: skip
 
 
-def told_apart(done: Sequence[Sequence[Outcome]]) -> list[str]:
+def told_apart(done: Sequence[Sequence[RunOutcome]]) -> list[str]:
     """What at least one pair of these arms is called separable by."""
     names = [str(arm) for arm in range(len(done))]
     pairs = [pair_of(names, done, *two) for two in combinations(range(len(done)), 2)]

@@ -22,10 +22,10 @@ from pathlib import Path
 from programs import tasks
 
 from groupwise.graders.code import examine, extract
-from groupwise.graders.exams import Calls, exam
+from groupwise.graders.program_tests import FunctionTests, read_tests
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.pool import Pool
-from groupwise.graders.sandbox.worker import Worker
+from groupwise.graders.sandbox.pool import SandboxPool
+from groupwise.graders.sandbox.worker import Sandbox
 from groupwise.records import Task
 
 LIMITS = Limits(seconds=5)
@@ -164,7 +164,7 @@ def forms(source: str, name: str, number: int) -> Iterator[tuple[str, str]]:
     yield "agrees with everything", AGREES.replace("NAME", name)
 
 
-def in_one_process(worker: Worker, test: Calls) -> bool:
+def in_one_process(worker: Sandbox, test: FunctionTests) -> bool:
     """Whether a script of the program and, behind it, its tests comes to its end."""
     script = f"""
 import sys, types
@@ -179,10 +179,10 @@ for _name in {test.names!r}:
     return not ran.why and ran.output.endswith(DONE + "\n")
 
 
-def work(worker: Worker, job: tuple[Task, str, str]) -> tuple[str, bool, bool, str]:
+def work(worker: Sandbox, job: tuple[Task, str, str]) -> tuple[str, bool, bool, str]:
     task, form, source = job
-    test = exam(task, source)
-    assert isinstance(test, Calls)
+    test = read_tests(task, source)
+    assert isinstance(test, FunctionTests)
     found = examine(worker, test, LIMITS, False)
     return form, in_one_process(worker, test), found.passed == found.total, found.why
 
@@ -191,8 +191,8 @@ def function_of(task: Task) -> str:
     """The function that the tests call."""
     if name := task.columns.get("entry_point"):
         return str(name)
-    test = exam(task, extract(task.answer))
-    assert isinstance(test, Calls)
+    test = read_tests(task, extract(task.answer))
+    assert isinstance(test, FunctionTests)
     return next(name for name in test.names if f"def {name}" in task.answer)
 
 
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--isolation", default="")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
-    pool = Pool(given.isolation, size=given.workers)
+    pool = SandboxPool(given.isolation, size=given.workers)
     for name in ("humaneval", "mbpp"):
         todo = list(jobs(given.folder / name, given.every))
         found = pool.map(work, todo, failed=lambda error: ("error", False, False, str(error)))

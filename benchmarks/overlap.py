@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from groupwise.config.fields import Data
-from groupwise.probing.sieve import Wanted, sieve
+from groupwise.probing.row_filter import FilterRequest, filter_rows
 
 SETS = (
     ("gsm8k", "gsm8k:", "gsm8k"),
@@ -35,7 +35,9 @@ def main(folder: Path) -> None:
     for name, prefix, suite in SETS:
         file = folder / name / "train.jsonl.gz"
         begun = time.perf_counter()
-        found = sieve(Data(train=f"{prefix}{file}"), Wanted(against=(suite,), folder=folder))
+        found = filter_rows(
+            Data(train=f"{prefix}{file}"), FilterRequest(against=(suite,), folder=folder)
+        )
         took = time.perf_counter() - begun
         gone = set(found.removed)
         told = f"{name}: {len(gone)} of {found.total} rows, {found.variants} with other numbers"

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from groupwise.data.files import rows as read_rows
-from groupwise.data.named import SETS
+from groupwise.data.named_sets import SETS
 from groupwise.graders.code import examine, extract
-from groupwise.graders.exams import exam
+from groupwise.graders.program_tests import read_tests
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.pool import Pool, report
+from groupwise.graders.sandbox.pool import SandboxPool, report
 from groupwise.records import Task
 
 HOSTILE = {
@@ -41,11 +41,11 @@ def tasks(folder: Path) -> list[Task]:
     ]
 
 
-def references(pool: Pool, folder: Path, limits: Limits) -> None:
+def references(pool: SandboxPool, folder: Path, limits: Limits) -> None:
     found = tasks(folder)
     begun = time.perf_counter()
     marks = pool.map(
-        lambda worker, task: examine(worker, exam(task, extract(task.answer)), limits, False),
+        lambda worker, task: examine(worker, read_tests(task, extract(task.answer)), limits, False),
         found,
         failed=lambda error: error,
     )
@@ -64,10 +64,10 @@ def references(pool: Pool, folder: Path, limits: Limits) -> None:
         print(f"  {task.columns.get('task_id')}: {why}")
 
 
-def trivial(pool: Pool, count: int) -> None:
+def trivial(pool: SandboxPool, count: int) -> None:
     """What isolation itself costs: a program and its tests, both empty."""
     task = Task(0, "", None, {"tests": ["assert f(1) == 2"]})
-    test = exam(task, "def f(x): return x + 1")
+    test = read_tests(task, "def f(x): return x + 1")
     begun = time.perf_counter()
     pool.map(
         lambda worker, _: examine(worker, test, Limits(), False), range(count), lambda error: error
@@ -75,7 +75,7 @@ def trivial(pool: Pool, count: int) -> None:
     print(f"one-line programs: {count / (time.perf_counter() - begun):.1f} runs/s")
 
 
-def lateness(pool: Pool, limits: Limits, repeats: int) -> None:
+def lateness(pool: SandboxPool, limits: Limits, repeats: int) -> None:
     """How long after its time limit a hostile program is over."""
     late = []
     for code in [*HOSTILE.values()] * repeats:
@@ -98,7 +98,7 @@ def main() -> None:
     given = parser.parse_args()
     for wall, why in report().items():
         print(f"{wall}: {why or 'withstands every attack of the self-test'}")
-    pool = Pool(given.isolation, size=given.workers)
+    pool = SandboxPool(given.isolation, size=given.workers)
     load = os.getloadavg()[0]
     print(f"measured: {pool.wall}, {given.workers} sandboxes, load {load:.1f} before")
     trivial(pool, 200)

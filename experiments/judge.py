@@ -14,14 +14,14 @@ import numpy as np
 
 from experiments.claim import MINUS, SCORES, Claim, Expectation
 from groupwise.compare.findings import family, pair_of
-from groupwise.compare.outcomes import Outcome
+from groupwise.compare.outcomes import RunOutcome
 from groupwise.evaluate import statistics
 from groupwise.evaluate.statistics import ALPHA, Difference, paired_difference
 
 PAIRED_BY_TASK = {"accuracy": "final", "area": "area"}  # a claim's word for it, and compare's
 FIGURES = ("difference", "low", "high", "smallest_visible")
 
-Runs = Mapping[str, Sequence[Outcome]]  # of each arm
+Runs = Mapping[str, Sequence[RunOutcome]]  # of each arm
 Arms = Mapping[str, Mapping[str, Any]]  # of each arm: estimates by measure
 
 
@@ -34,7 +34,7 @@ def figures(claim: Claim, runs: Runs) -> dict[str, Any]:
     return {"arms": table, "expectations": differences(claim, runs, table)}
 
 
-def arm(claim: Claim, runs: Sequence[Outcome]) -> dict[str, Any]:
+def arm(claim: Claim, runs: Sequence[RunOutcome]) -> dict[str, Any]:
     """What the claim speaks of, as mean and standard error over seeds."""
     found: dict[str, Any] = {"steps": mean(one.steps for one in runs)}
     for measure in (*SCORES, *claim.measures):
@@ -50,7 +50,7 @@ def estimate(values: Sequence[float]) -> dict[str, float]:
     return {"mean": mean(values), "low": low, "high": high, "stderr": error}
 
 
-def value(one: Outcome, measure: str) -> float | None:
+def value(one: RunOutcome, measure: str) -> float | None:
     """Of one run; a difference of two measures where the text names two."""
     scores = {"accuracy": one.final, "area": one.area, "start": one.start}
     parts = [scores.get(part, one.ends.get(part)) for part in measure.split(MINUS)]

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.claim import Claim
-from groupwise.compare.outcomes import Outcome
+from groupwise.compare.outcomes import RunOutcome
 
 
 def path_of(folder: Path, claim: Claim) -> Path:
     return folder / f"{claim.name}.runs.jsonl"
 
 
-def write(folder: Path, claim: Claim, runs: Mapping[str, Sequence[Outcome]]) -> None:
+def write(folder: Path, claim: Claim, runs: Mapping[str, Sequence[RunOutcome]]) -> None:
     lines = []
     for arm in claim.arms:
         for one in runs[arm]:
@@ -31,12 +31,12 @@ def write(folder: Path, claim: Claim, runs: Mapping[str, Sequence[Outcome]]) -> 
     path_of(folder, claim).write_text("".join(lines), "utf-8")
 
 
-def read(folder: Path, claim: Claim) -> dict[str, list[Outcome]] | None:
+def read(folder: Path, claim: Claim) -> dict[str, list[RunOutcome]] | None:
     """The runs of each arm; None where none were kept, or an arm or a seed has none."""
     file = path_of(folder, claim)
     if not file.is_file():
         return None
-    runs: dict[str, list[Outcome]] = {arm: [] for arm in claim.arms}
+    runs: dict[str, list[RunOutcome]] = {arm: [] for arm in claim.arms}
     for line in file.read_text("utf-8").splitlines():
         kept = json.loads(line)
         arm = kept.pop("arm")
@@ -44,5 +44,5 @@ def read(folder: Path, claim: Claim) -> dict[str, list[Outcome]] | None:
             fields: dict[str, Any] = {
                 name: tuple(x) if isinstance(x, list) else x for name, x in kept.items()
             }
-            runs[arm].append(Outcome(**fields, curves={}))
+            runs[arm].append(RunOutcome(**fields, curves={}))
     return runs if all(len(own) == claim.seeds for own in runs.values()) else None

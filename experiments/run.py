@@ -30,7 +30,7 @@ from experiments.claim import Claim, names, read
 from experiments.judge import figures
 from groupwise.cli import main as groupwise
 from groupwise.compare.outcomes import outcomes
-from groupwise.compare.plan import Folder
+from groupwise.compare.plan import ComparisonFolder
 
 
 def command(claim: Claim, out: Path, more: Sequence[str]) -> list[str]:
@@ -49,7 +49,7 @@ def do(claim: Claim, root: Path, more: Sequence[str]) -> int:
     status = groupwise(command(claim, root / claim.name, more))
     if status:
         return status
-    folder = Folder(root / claim.name)
+    folder = ComparisonFolder(root / claim.name)
     plan = folder.read()
     assert plan is not None
     done, _ = outcomes(plan, folder)  # none is damaged: the status would say so

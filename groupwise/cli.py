@@ -1,4 +1,4 @@
-"""The command line: reads arguments, calls, prints. All that is said comes from other modules."""
+"""The command line: read arguments, call, print. All that is said comes from other modules."""
 
 from __future__ import annotations
 
@@ -156,8 +156,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _drop_output() -> None:
-    """What is left of it would fail once more when the process ends. Output that can be written is
-    left alone: a full disk may be another, and who called from Python still has something to say.
+    """Throw away what is left of the output, which would fail once more when the process ends.
+    Output that can be written is left alone: a full disk may be another, and a caller from Python
+    still has something to say.
     """
     try:
         sys.stdout.flush()
@@ -287,7 +288,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _dry_run(asked: Config, run: Path) -> int:
-    """The resolved configuration, in TOML that can be run; what follows from it as comments."""
+    """Print the resolved configuration, in TOML that can be run; its consequences as comments."""
     from groupwise.config import text
     from groupwise.prepare.placing import place_line
     from groupwise.stages import stage_of

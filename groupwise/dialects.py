@@ -1,4 +1,4 @@
-"""What other tools compute when asked for "GRPO", so that you can move with the loss you had.
+"""The losses that other tools compute when asked for "GRPO", so that you can keep the one you had.
 
 Each note names the version and the files that were read. Where a number could not be read in the
 tool's own code the note says so, and the house default stands.

@@ -1,4 +1,4 @@
-"""One base, one type per boundary. Every message says what, why and what to do instead."""
+"""Errors: one base, one type per boundary. Every message says what, why and what to do instead."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class EngineWarning(RuntimeWarning):
 
 
 def in_short(error: BaseException) -> str:
-    """Its kind and the first line of what it says: compilers go on for pages."""
+    """Return an error's kind and the first line of its message: compilers go on for pages."""
     said = str(error).strip().splitlines()
     return ": ".join([type(error).__name__, *said[:1]])
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A tail for 'unknown name' messages: the closest names, or all of them if few."""
+    """Return the end of an 'unknown name' message: the closest names, or all of them if few."""
     known = sorted(known)
     by_letters = {name.lower(): name for name in known}  # in capitals, too, it is the same word
     close = difflib.get_close_matches(word.lower(), by_letters, n=3, cutoff=0.5)

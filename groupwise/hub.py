@@ -45,7 +45,7 @@ SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".cs
 
 @dataclass(frozen=True)
 class Fetched:
-    """Where it lies on this disk, and the commit that it is."""
+    """The place of a download on this disk, and its commit."""
 
     name: str
     path: str
@@ -56,18 +56,18 @@ class Fetched:
 
 
 def names_model(text: str) -> bool:
-    """Whether a model's path is an id. What exists on this disk is no id."""
+    """Return whether a model's path is an id. What exists on this disk is no id."""
     return ID.fullmatch(text) is not None and not os.path.exists(text)
 
 
 def names_data(text: str) -> bool:
-    """Whether a data source is on a hub, plain or behind a set's name: `gsm8k:hub:org/name`."""
+    """Return whether a data source is on a hub, plain or as a set: `gsm8k:hub:org/name`."""
     return text.startswith("hub:") or ":hub:" in text
 
 
 @functools.lru_cache(maxsize=64)
 def fetch_model(text: str, *, weights: bool = True) -> Fetched:
-    """A model's folder in the cache; its configuration and tokenizer alone without weights."""
+    """Fetch a model's folder into the cache; without weights, its configuration and tokenizer."""
     found = ID.fullmatch(text)
     assert found is not None
     name, revision = found["name"], found["revision"]
@@ -85,7 +85,7 @@ def fetch_model(text: str, *, weights: bool = True) -> Fetched:
 
 @functools.lru_cache(maxsize=64)
 def fetch_adapter(text: str) -> Fetched:
-    """The folder of an adapter of PEFT's in the cache."""
+    """Fetch the folder of an adapter of PEFT's into the cache."""
     found = ID.fullmatch(text)
     assert found is not None
     folder = _snapshot("model", found["name"], found["revision"], ADAPTER, None)
@@ -98,7 +98,7 @@ def fetch_adapter(text: str) -> Fetched:
 
 @functools.lru_cache(maxsize=64)
 def fetch_data(text: str) -> Fetched:
-    """Files of a data set, as a pattern over the cache.
+    """Fetch files of a data set; return a pattern over the cache.
 
     Without files in its name: those with "train" in theirs, else all; of one folder and one format.
     """
@@ -123,7 +123,7 @@ def fetch_data(text: str) -> Fetched:
 
 
 def _one_set(text: str, folder: Path, patterns: Sequence[str]) -> str | None:
-    """The pattern over the files that fit, if they are one set; None without any."""
+    """Return the pattern over the files that fit, if they are one set; None without any."""
     suffixes = sorted(SUFFIXES, key=len, reverse=True)
     sets: set[tuple[str, str]] = set()
     train = "train" in patterns[0]
@@ -145,21 +145,21 @@ def _one_set(text: str, folder: Path, patterns: Sequence[str]) -> str | None:
 
 
 def local_model(text: str | Path, *, weights: bool = True) -> Path:
-    """Where a model lies on this disk: a path as it is, a text that is an id fetched."""
+    """Return where a model lies on this disk: a path as it is; an id is fetched."""
     if isinstance(text, Path) or not names_model(text):
         return Path(text).expanduser()
     return Path(fetch_model(text, weights=weights).path)
 
 
 def local_adapter(text: str | Path) -> Path:
-    """The same for an adapter."""
+    """Return where an adapter lies on this disk: a path as it is; an id is fetched."""
     if isinstance(text, Path) or not names_model(text):
         return Path(text).expanduser()
     return Path(fetch_adapter(text).path)
 
 
 def lasting(text: str | Path, fetch: Callable[[str], Fetched] = fetch_model) -> str:
-    """What means the same from any folder and on any day: a whole path, an id with its commit."""
+    """Return a name that stays valid anywhere, any day: a whole path, an id with its commit."""
     if isinstance(text, str) and names_model(text):
         return str(fetch(text))
     path = Path(text).expanduser()
@@ -202,7 +202,7 @@ def _in_words(
     errors: Any,
     constants: Any,
 ) -> GroupwiseError:
-    """What went wrong, why, and what to do instead. Causes lie behind one another."""
+    """Explain what went wrong, why, and what to do instead. Causes lie behind one another."""
     chain: list[BaseException] = []
     at: BaseException | None = error
     while at is not None:

@@ -11,7 +11,7 @@ from groupwise.commands.shared import SETTINGS, print_json, read_config, split_s
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.graders.attacks import Finding
+    from groupwise.graders.attacks import AttemptResult
     from groupwise.records import Task
 
 ROWS = 16
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if something passes that should not, or the reverse."""
+    """Check the reward; return 1 if something passes that should not, or the reverse."""
     from groupwise.errors import ConfigError
     from groupwise.graders.attacks import audit
 
@@ -50,23 +50,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepared(config: Config, rows: int) -> tuple[Any, list[Task], list[str]]:
-    """The grader, some rows over the whole of the data, and what the quick check notes."""
+    """Return the grader, some rows spread over the data, and the notes of the quick check."""
     from groupwise.graders.rubric import check
-    from groupwise.graders.waiting import aloud
+    from groupwise.graders.waiting import say_on_stderr
     from groupwise.prepare.setup import read_data
 
     grader, found = read_data(config)
-    notes = check(grader, found.train, tell=aloud)
+    notes = check(grader, found.train, tell=say_on_stderr)
     return grader, spread(found.train, rows), notes
 
 
 def spread(tasks: Sequence[Task], rows: int) -> list[Task]:
-    """So many of them, from the first to the last."""
+    """Return so many of the items, spread from the first to the last."""
     last, steps = len(tasks) - 1, max(rows - 1, 1)
     return [tasks[i] for i in dict.fromkeys(round(n * last / steps) for n in range(rows))]
 
 
-def _print(config: Config, findings: Sequence[Finding], notes: Sequence[str], rows: int) -> None:
+def _print(
+    config: Config, findings: Sequence[AttemptResult], notes: Sequence[str], rows: int
+) -> None:
     print(f"reward {' + '.join(config.reward.parts)} on {rows} rows of the training data\n")
     print(f"{'':<36}{'should':<8}{'passed':>10}  ")
     for finding in findings:

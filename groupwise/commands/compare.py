@@ -22,7 +22,7 @@ from groupwise.common.progress import NEXT_AFTER, clock
 from groupwise.errors import ConfigError, RecipeWarning, nearest
 
 if TYPE_CHECKING:
-    from groupwise.compare.plan import Folder, Job, Plan
+    from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
     from groupwise.compare.workers import Progress
 
 ARMS = (
@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 where a run failed; 130 where it was stopped."""
+    """Run the comparison; return 0, 1 where a run failed, 130 where it was stopped."""
     begun = time.perf_counter()
     if args.seeds < 2:
         raise ConfigError(
@@ -83,11 +83,11 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs} would run nothing. Take 1 or more.")
-    from groupwise.compare.arms import Budget, arms_of, check
-    from groupwise.compare.plan import Folder, Plan, seeds_from
+    from groupwise.compare.arms import ArmBudget, arms_of, check
+    from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, seeds_from
 
     check_measures(args.measures)
-    budget = Budget.parse(args.budget)
+    budget = ArmBudget.parse(args.budget)
     source = Path(args.config) if args.config else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RecipeWarning)
@@ -95,14 +95,14 @@ def run(args: argparse.Namespace) -> int:
     said = (*(str(warning.message) for warning in caught), *check(arms))
     for doubt in (*said, *too_few(args.seeds, len(arms))):
         warn(doubt)
-    plan = Plan(tuple(arms), seeds_from(arms[0].config.seed, args.seeds), budget)
-    folder = Folder(Path(args.out) if args.out else default_folder(args, arms[0].folder))
+    plan = ComparisonPlan(tuple(arms), seeds_from(arms[0].config.seed, args.seeds), budget)
+    folder = ComparisonFolder(Path(args.out) if args.out else default_folder(args, arms[0].folder))
     with folder.locked(warn) as lock:
         return _compare(args, plan, folder, lock, begun)
 
 
 def too_few(seeds: int, arms: int) -> Iterator[str]:
-    """Said before the runs: what they cost is lost on whoever wants a verdict."""
+    """Warn before the runs if there are too few seeds for a verdict."""
     from groupwise.evaluate.statistics import fewest_units
 
     fewest = fewest_units(math.comb(arms, 2))
@@ -128,7 +128,7 @@ def check_measures(names: Sequence[str]) -> None:
 
 
 def default_folder(args: argparse.Namespace, first: str) -> Path:
-    """A name that says what is in it, short enough for a file system."""
+    """Return a folder name that tells what is compared, short enough for a file system."""
     import hashlib
 
     said = [*args.items, args.sweep, args.budget, args.config or "", *sorted(args.settings)]
@@ -136,10 +136,16 @@ def default_folder(args: argparse.Namespace, first: str) -> Path:
     return Path("runs") / f"compare_{first[:40]}_{mark}"
 
 
-def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, begun: float) -> int:
-    from groupwise.compare import findings, outcomes, starts, words, workers
-    from groupwise.compare.machine import places_for, threads_for
+def _compare(
+    args: argparse.Namespace,
+    plan: ComparisonPlan,
+    folder: ComparisonFolder,
+    lock: int,
+    begun: float,
+) -> int:
+    from groupwise.compare import findings, outcomes, shared_start, summary, workers
     from groupwise.compare.page import write_all
+    from groupwise.compare.places import places_for, threads_for
 
     places = places_for(plan, args.jobs)
     plan = plan.with_threads(threads_for(folder.read(), places))
@@ -154,10 +160,10 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
     try:
         with interruptible():
             if jobs:
-                starts.prepare(plan, folder, say)
-                progress = workers.do(plan, folder, jobs, places, lock, Shown(plan))
+                shared_start.prepare(plan, folder, say)
+                progress = workers.run_jobs(plan, folder, jobs, places, lock, StatusLine(plan))
             else:
-                starts.check_unchanged(plan, folder)
+                shared_start.check_unchanged(plan, folder)
     except KeyboardInterrupt:
         left = len(folder.undone(plan))
         say(f"stopped: {left} of {len(plan.jobs)} runs are left. {go_on(sys.argv)}")
@@ -172,8 +178,8 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
     if args.json:
         print_json(found)
     else:
-        print(words.text(found))
-        print(f"\n{words.cost_line(found['cost'])}; {', '.join(written)} in {folder.path}")
+        print(summary.text(found))
+        print(f"\n{summary.cost_line(found['cost'])}; {', '.join(written)} in {folder.path}")
     if failed:
         say(f"{len(failed)} runs failed; the logs are log.txt in their folders. {go_on(sys.argv)}")
     return 1 if failed else 0
@@ -181,7 +187,7 @@ def _compare(args: argparse.Namespace, plan: Plan, folder: Folder, lock: int, be
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """A request to end the process is a KeyboardInterrupt, whoever sends it."""
+    """Turn a request to end the process into a KeyboardInterrupt, whoever sends it."""
 
     def interrupt(number: int, frame: object) -> None:
         say("\nsaving the runs under way (once more ends them where they are) ...")
@@ -205,7 +211,7 @@ def go_on(command: Sequence[str]) -> str:
 
 
 def cost(progress: Progress | None, places: int, wall: float) -> dict[str, Any]:
-    """Of this call: seconds by the clock, those of the runs, and what is beside them.
+    """Return the cost of this call: seconds by the clock, those of the runs, and the overhead.
 
     The share is of the processes' time, over the sum of the runs.
     """
@@ -220,10 +226,10 @@ def cost(progress: Progress | None, places: int, wall: float) -> dict[str, Any]:
     }
 
 
-class Shown:
-    """One line that is written over on a terminal; elsewhere a line now and then."""
+class StatusLine:
+    """A line that is written over on a terminal; elsewhere a line now and then."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ComparisonPlan) -> None:
         self._plan = plan
         self._begun, self._shown, self._said = time.perf_counter(), -1, 0.0
         self._failed: set[Job] = set()

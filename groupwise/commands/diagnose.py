@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text(found: Diagnosis, width: int) -> str:
-    """For people: the first finding in full, the others in a line."""
+    """Return the diagnosis for people: the first finding in full, the others in a line."""
     from groupwise.watch.display import visible
 
     of = "" if found.tool == "groupwise" else f" ({found.tool})"
@@ -80,8 +80,8 @@ def text(found: Diagnosis, width: int) -> str:
 def _in_full(found: Diagnosis, finding: Finding, width: int) -> list[str]:
     from groupwise.watch.chart import plot
     from groupwise.watch.display import visible
-    from groupwise.watch.foreign import in_their_words
     from groupwise.watch.health import sentence
+    from groupwise.watch.other_tools import names_in_tool
 
     rule, seen = finding.rule, finding.evidence
     lines = [f"Evidence  {seen.text}", f"          (threshold: {rule.threshold})"]
@@ -95,7 +95,7 @@ def _in_full(found: Diagnosis, finding: Finding, width: int) -> list[str]:
     lines += [
         "",
         f"Meaning   {sentence(rule.means)} ({rule.sure})",
-        f"Try       {sentence(rule.change)} {in_their_words(rule.change, found.tool)}".rstrip(),
+        f"Try       {sentence(rule.change)} {names_in_tool(rule.change, found.tool)}".rstrip(),
         f"Source    {rule.source}",
     ]
     if found.samples:

@@ -1,7 +1,7 @@
-"""`groupwise doctor`: what this machine has, what is missing for what, and what mends it.
+"""`groupwise doctor`: what this machine has, what is missing for what, and how to mend it.
 
 Works without PyTorch, and says so. Packages are looked up in the installation's own records;
-PyTorch is tried in a process of its own, since a broken one can take down whoever imports it.
+PyTorch is tried in a process of its own, since a broken one can crash whoever imports it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ print(json.dumps({"cuda": torch.version.cuda, "gpus": gpus}))
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line: what there is, and where something is wrong, what mends it."""
+class Check:
+    """One line of the report: what there is and, where something is wrong, how to mend it."""
 
     about: str
     status: Literal["ok", "missing", "broken"]  # missing is optional; broken stops training
@@ -93,7 +93,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 where training can run, 1 where it can't."""
+    """Print the report; return 0 where training can run, 1 where it can't."""
     found = list(examine(Path(args.runs), args.items))
     healthy = all(each.status != "broken" for each in found)
     if args.json:
@@ -103,12 +103,12 @@ def run(args: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def examine(runs: Path, items: Sequence[str] = ()) -> Iterator[Finding]:
+def examine(runs: Path, items: Sequence[str] = ()) -> Iterator[Check]:
     yield python()
     for name, least in REQUIRED.items():
         yield required(name, least)
-    yield Finding("cpu", "ok", f"{machine.cores()} cores, {machine.processor()}")
-    yield Finding("memory", "ok", _size(machine.memory_bytes()))
+    yield Check("cpu", "ok", f"{machine.cores()} cores, {machine.processor()}")
+    yield Check("memory", "ok", _size(machine.memory_bytes()))
     yield from devices(machine.gpus(), try_torch() if version("torch") else None)
     yield disk(runs)
     if items:
@@ -120,7 +120,7 @@ def examine(runs: Path, items: Sequence[str] = ()) -> Iterator[Finding]:
         yield optional(name, purpose)
 
 
-def text(found: list[Finding]) -> str:
+def text(found: list[Check]) -> str:
     marks = {"ok": "ok", "missing": "-", "broken": "NO"}
     lines = [
         f"{marks[each.status]:<3} {each.about:<16} {each.text}"
@@ -135,42 +135,42 @@ def text(found: list[Finding]) -> str:
 # --- one thing each ---------------------------------------------------------------------------
 
 
-def python() -> Finding:
+def python() -> Check:
     have = platform.python_version()
     if sys.version_info[:2] >= LEAST_PYTHON:
-        return Finding("python", "ok", f"{have}, {platform.system()} {platform.machine()}")
+        return Check("python", "ok", f"{have}, {platform.system()} {platform.machine()}")
     least = ".".join(map(str, LEAST_PYTHON))
-    return Finding(
+    return Check(
         "python", "broken", f"{have}; {least} or newer is needed", "make setup PYTHON=python3.12"
     )
 
 
 def version(name: str) -> str | None:
-    """Of an installed package; None if it is not there."""
+    """Return the version of an installed package; None if it is not there."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def required(name: str, least: str) -> Finding:
+def required(name: str, least: str) -> Check:
     have, mend = version(name), f"pip install '{name}>={least}'"
     if have is None:
-        return Finding(name, "broken", "not installed; nothing trains without it", mend)
+        return Check(name, "broken", "not installed; nothing trains without it", mend)
     if _numbers(have) < _numbers(least):
-        return Finding(name, "broken", f"{have}; {least} or newer is needed", mend)
-    return Finding(name, "ok", have)
+        return Check(name, "broken", f"{have}; {least} or newer is needed", mend)
+    return Check(name, "ok", have)
 
 
-def optional(name: str, purpose: str) -> Finding:
+def optional(name: str, purpose: str) -> Check:
     have = version(name)
     if have is None:
-        return Finding(name, "missing", f"not installed; for {purpose}", f"pip install {name}")
-    return Finding(name, "ok", f"{have}; for {purpose}")
+        return Check(name, "missing", f"not installed; for {purpose}", f"pip install {name}")
+    return Check(name, "ok", f"{have}; for {purpose}")
 
 
 def try_torch(command: str = sys.executable) -> dict[str, Any] | str:
-    """What PyTorch sees, or why it can't be imported."""
+    """Return what PyTorch sees, or why it can't be imported."""
     try:
         done = subprocess.run(
             [command, "-c", TRY_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS
@@ -184,44 +184,44 @@ def try_torch(command: str = sys.executable) -> dict[str, Any] | str:
         return said[-1] if said else f"it ended with status {done.returncode}"
 
 
-def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> Iterator[Finding]:
-    """GPUs as the driver has them beside those that PyTorch can use."""
+def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> Iterator[Check]:
+    """Compare the GPUs that the driver lists with those that PyTorch can use."""
     if isinstance(torch, str):
         mend = "pip install --force-reinstall torch"
-        yield Finding("torch import", "broken", f"it can't be imported: {torch}", mend)
+        yield Check("torch import", "broken", f"it can't be imported: {torch}", mend)
         torch = None
     usable = [] if torch is None else torch["gpus"]
     for gpu in usable:
         kind = "bfloat16" if gpu["bfloat16"] else "no bfloat16: float32 is taken"
         what = f"{gpu['name']}, {_size(gpu['memory'])}, compute capability {gpu['capability']}"
-        yield Finding("gpu", "ok", f"{what}, {kind}")
+        yield Check("gpu", "ok", f"{what}, {kind}")
     if usable or torch is None:
         return
     if not driver:
-        yield Finding("gpu", "ok", "none; training runs on the CPU")
+        yield Check("gpu", "ok", "none; training runs on the CPU")
     for seen in driver:
         why = "this PyTorch is built without CUDA"
         mend = f"pip install --force-reinstall torch --index-url {CUDA_WHEELS}"
         if torch["cuda"]:
             why = f"PyTorch's CUDA {torch['cuda']} can't use it with driver {seen.driver}"
             mend = "install a newer driver, or a torch for an older CUDA"
-        yield Finding("gpu", "broken", f"{seen.name}, {_size(seen.memory)}: {why}", mend)
+        yield Check("gpu", "broken", f"{seen.name}, {_size(seen.memory)}: {why}", mend)
 
 
-def disk(runs: Path) -> Finding:
-    """Room where runs go, and whether they can be written."""
+def disk(runs: Path) -> Check:
+    """Check the free space where runs are written, and that they can be written."""
     there = machine.existing(runs)
     free = shutil.disk_usage(there).free
     mend = "groupwise train CONFIG --run FOLDER_ON_ANOTHER_DISK"
     if not there.is_dir() or not os.access(there, os.W_OK):
-        return Finding("disk", "broken", f"{there} can't be written to", mend)
+        return Check("disk", "broken", f"{there} can't be written to", mend)
     if free < LEAST_DISK:
-        return Finding("disk", "broken", f"{_size(free)} free in {there}, too little", mend)
-    return Finding("disk", "ok", f"{_size(free)} free in {there}")
+        return Check("disk", "broken", f"{_size(free)} free in {there}, too little", mend)
+    return Check("disk", "ok", f"{_size(free)} free in {there}")
 
 
-def checkpoints(runs: Path, items: Sequence[str]) -> Finding:
-    """What the checkpoints of a configuration take, beside what is free. Never raises."""
+def checkpoints(runs: Path, items: Sequence[str]) -> Check:
+    """Compare the size of a configuration's checkpoints with what is free. Never raises."""
     mend = "free some space, checkpoint.keep=1, or --run FOLDER_ON_ANOTHER_DISK"
     try:
         from groupwise.plan.estimate import space_of
@@ -232,22 +232,22 @@ def checkpoints(runs: Path, items: Sequence[str]) -> Finding:
         space = space_of(config, sizes_of(config)[0])
     except Exception as error:  # a configuration or an installation that can't be used
         why = " ".join(str(error).split())
-        return Finding("checkpoints", "broken", f"they can't be counted: {why}")
+        return Check("checkpoints", "broken", f"they can't be counted: {why}")
     there = machine.existing(runs)
     free = shutil.disk_usage(there).free
     words = f"{space.words}; {_size(free)} free in {there}"
     if space.missing(free):
-        return Finding("checkpoints", "broken", f"{words}, too little for one", mend)
+        return Check("checkpoints", "broken", f"{words}, too little for one", mend)
     if space.tight(free):
-        return Finding("checkpoints", "missing", f"{words}, too little for all", mend)
-    return Finding("checkpoints", "ok", words)
+        return Check("checkpoints", "missing", f"{words}, too little for all", mend)
+    return Check("checkpoints", "ok", words)
 
 
-def shared_memory(size: int) -> Finding:
-    """One process needs none; those that talk to each other do."""
+def shared_memory(size: int) -> Check:
+    """Check shared memory: one process needs none, several that exchange data do."""
     if size >= LEAST_SHARED:
-        return Finding("shared memory", "ok", _size(size))
-    return Finding(
+        return Check("shared memory", "ok", _size(size))
+    return Check(
         "shared memory",
         "missing",
         f"{_size(size)}; too little for several GPUs or a vLLM beside it",
@@ -255,24 +255,24 @@ def shared_memory(size: int) -> Finding:
     )
 
 
-def programs() -> Finding:
-    """Whether programs of a model can be run where they can reach nothing. Never raises."""
+def programs() -> Check:
+    """Check whether a model's programs can be run in isolation. Never raises."""
     try:
         from groupwise.graders.sandbox.pool import HELP, report  # refuses to load on other systems
 
         whys = report()
     except Exception as error:  # a machine that can't even be asked
-        return Finding("programs", "missing", f"the reward code can't be used: {error}")
+        return Check("programs", "missing", f"the reward code can't be used: {error}")
     holds = [wall for wall, why in whys.items() if not why]
     if holds:
-        return Finding("programs", "ok", f"isolated by {holds[0]}; holds here: {', '.join(holds)}")
+        return Check("programs", "ok", f"isolated by {holds[0]}; holds here: {', '.join(holds)}")
     told = "; ".join(f"{wall}: {why}" for wall, why in whys.items())
     said = f"no isolation holds, so the reward code refuses to run ({told})"
-    return Finding("programs", "missing", said, HELP)
+    return Check("programs", "missing", said, HELP)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 2.13.0+cpu -> (2, 13, 0)."""
+    """Return the leading numbers of a version: 2.13.0+cpu -> (2, 13, 0)."""
     found = []
     for part in text.split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]

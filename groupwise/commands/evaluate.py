@@ -25,8 +25,8 @@ from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.evaluate.asked import Asked, Basis, Candidate, Entry
-    from groupwise.evaluate.examine import Sitting
+    from groupwise.evaluate.examine import SuiteEvaluation
+    from groupwise.evaluate.request import Basis, Candidate, Entry, EvalRequest
     from groupwise.evaluate.results import Result
     from groupwise.records import Rollout
 
@@ -100,10 +100,17 @@ def side_by_side(
     overrides: Sequence[str],
 ) -> int:
     from groupwise.evaluate import results
-    from groupwise.evaluate.asked import FORCE_TOKENS, Asked, Basis, candidates, check, entries
+    from groupwise.evaluate.request import (
+        FORCE_TOKENS,
+        Basis,
+        EvalRequest,
+        candidates,
+        check,
+        entries,
+    )
     from groupwise.evaluate.suites import HELD_OUT
 
-    asked = Asked(
+    asked = EvalRequest(
         tasks=args.tasks or 0,
         samples=config.eval.samples if args.samples is None else args.samples,
         temperature=config.eval.temperature if args.temperature is None else args.temperature,
@@ -130,7 +137,7 @@ def side_by_side(
             warn(note)
     for note in other_settings(paths, source, config):
         warn(note)
-    found = examined(models, suites, basis, asked, stored, out, earlier)
+    found = evaluate_all(models, suites, basis, asked, stored, out, earlier)
     page = results.page(found, earlier)
     if args.json:
         print_json(page)
@@ -141,16 +148,16 @@ def side_by_side(
     return 0
 
 
-def examined(
+def evaluate_all(
     models: Sequence[Candidate],
     suites: Sequence[Entry],
     basis: Basis,
-    asked: Asked,
+    asked: EvalRequest,
     stored: Sequence[Result],
     out: Path | None,
     earlier: Sequence[Result],
 ) -> list[Result]:
-    """One model after the other, on all suites; what is done is on the disk at once."""
+    """Evaluate one model after the other on all suites; each result is saved at once."""
     from groupwise.evaluate import results
 
     found = list(stored)
@@ -164,25 +171,25 @@ def examined(
     return [
         result
         for candidate in models
-        for result in on_all(candidate, suites, basis, asked, found, keep)
+        for result in evaluate_one(candidate, suites, basis, asked, found, keep)
     ]
 
 
-def on_all(
+def evaluate_one(
     candidate: Candidate,
     suites: Sequence[Entry],
     basis: Basis,
-    asked: Asked,
+    asked: EvalRequest,
     found: Sequence[Result],
     keep: Callable[[Result, Sequence[Sequence[Rollout]]], None],
 ) -> list[Result]:
-    """One model, which is gone from memory when this returns."""
+    """Evaluate one model on all suites; it is gone from memory when this returns."""
     from groupwise.evaluate import examine
 
     loaded = examine.load_candidate(candidate, basis.config)
     model = examine.described(candidate, loaded)
     # All of them first: what does not fit this model is told before it has sampled for hours.
-    sittings = examine.sit(suites, loaded, basis, asked)
+    sittings = examine.prepare_suites(suites, loaded, basis, asked)
     before = [_stored(found, model, sitting) for sitting in sittings]
     own: list[Result] = []
     for sitting, done in zip(sittings, before, strict=True):
@@ -198,8 +205,10 @@ def on_all(
     return own
 
 
-def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) -> Result | None:
-    """The same from before; an error where something else has its place."""
+def _stored(
+    found: Sequence[Result], model: dict[str, Any], sitting: SuiteEvaluation
+) -> Result | None:
+    """Return the same result from before; raise where another one is in its place."""
     suite = sitting.entry.suite.name
     for result in found:
         if result.same_as(model, sitting.data, sitting.settings) and result.suite["name"] == suite:
@@ -218,7 +227,7 @@ def _stored(found: Sequence[Result], model: dict[str, Any], sitting: Sitting) ->
 
 
 def write_samples(out: Path, result: Result, groups: Sequence[Sequence[Rollout]]) -> None:
-    """Every answer, to be read."""
+    """Write every answer to a file, to be read."""
     from groupwise.runfiles.files import to_line, write_atomic
 
     name = quote(f"{result.name}.{result.suite['name']}", safe="")  # no two of them alike
@@ -248,7 +257,7 @@ def write_samples(out: Path, result: Result, groups: Sequence[Sequence[Rollout]]
 
 
 def other_settings(paths: Sequence[str], source: Path | None, config: Config) -> list[str]:
-    """Runs whose own configuration asks otherwise than the one that is used for all."""
+    """Return notes on runs whose own configuration differs from the one used for all."""
     notes = []
     for path in paths:
         own = config_of(Path(path))

@@ -29,9 +29,9 @@ from groupwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.data.files import Row
-    from groupwise.evaluate.asked import Basis
-    from groupwise.probing.sieve import Band, Sieve
+    from groupwise.data.files import FileRow
+    from groupwise.evaluate.request import Basis
+    from groupwise.probing.row_filter import Band, FilterResult
 
 BAND, SAMPLES, TEMPERATURE = "0.1,0.9", 8, 1.0
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -68,8 +68,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from groupwise.data.guessing import CHANCE
     from groupwise.data.overlap import NGRAM
-    from groupwise.evaluate.asked import Basis
-    from groupwise.probing import sieve as sieving
+    from groupwise.evaluate.request import Basis
+    from groupwise.probing import row_filter as sieving
 
     paths, source, overrides = split_models(args.path, args.items)
     if len(paths) > 1:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     own = source or (config_of(Path(args.model)) if args.model else None)
     config = read_placed(own, overrides, args.model) if args.model else read_config(own, overrides)
     given = tuple(item.partition("=")[0].strip() for item in overrides)
-    wanted = sieving.Wanted(
+    wanted = sieving.FilterRequest(
         dedup=args.dedup,
         against=words_of(",".join(args.against)),
         ngram=NGRAM if args.ngram is None else args.ngram,
@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
         folder=Path(args.data) if args.data else None,
     )
     sieving.check(args.path, wanted)
-    looked = Look(args, Basis(config, own is not None, given)) if args.model else None
+    looked = PassRates(args, Basis(config, own is not None, given)) if args.model else None
     with phase("looking at", things="rows") as told:
-        found = sieving.sieve(data_of(args.path, config), wanted, told)
+        found = sieving.filter_rows(data_of(args.path, config), wanted, told)
     band = looked.band(found, out.rates) if looked else None
-    sieving.with_prompts(found)
+    sieving.add_prompts(found)
     report = report_of(found, args, band)
     write(out, found, report)
     if args.json:
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Options that nothing would use, and a filter that filters nothing."""
+    """Refuse options that nothing would use, and a filter that filters nothing."""
     for option, needs in (
         ("data", "against"), ("ngram", "against"), ("chance", "guessable"), ("band", "model"),
         ("samples", "model"), ("temperature", "model"),
@@ -119,19 +119,19 @@ def check_options(args: argparse.Namespace) -> None:
 
 def data_of(name: str, config: Config) -> Any:
     from groupwise.config.fields import Data
-    from groupwise.data.named import SETS
+    from groupwise.data.named_sets import SETS
 
     if name.partition(":")[0] in SETS:
         return Data(train=name)
     return Data(train=name, prompt_key=config.data.prompt_key, answer_key=config.data.answer_key)
 
 
-class Look:
-    """Pass rates under a model."""
+class PassRates:
+    """The rows of a file with their pass rates under a model."""
 
     def __init__(self, args: argparse.Namespace, basis: Basis) -> None:
-        from groupwise.evaluate.asked import Asked, candidates, check
-        from groupwise.probing import passing
+        from groupwise.evaluate.request import EvalRequest, candidates, check
+        from groupwise.probing import pass_rates
 
         self.name, self.basis = args.path, basis
         ends = words_of(args.band or BAND)
@@ -140,29 +140,29 @@ class Look:
         except ValueError:
             raise ConfigError(f"--band {args.band}: write two shares, 0.1,0.9.") from None
         self.limits = (low, high)
-        self.asked = Asked(
+        self.asked = EvalRequest(
             samples=SAMPLES if args.samples is None else args.samples,
             temperature=TEMPERATURE if args.temperature is None else args.temperature,
         )
-        passing.check(self.asked, self.limits)
+        pass_rates.check(self.asked, self.limits)
         check(self.asked, basis.config)
         [self.candidate] = candidates([args.model])
 
-    def band(self, found: Sieve, kept: Path) -> Band:
-        from groupwise.probing import passing, sieve
+    def band(self, found: FilterResult, kept: Path) -> Band:
+        from groupwise.probing import pass_rates, row_filter
 
-        entry = passing.open_rows(self.name, self.basis, found.removed)
-        counts = passing.rates(entry, self.candidate, self.basis, self.asked, kept, say)
+        entry = pass_rates.open_rows(self.name, self.basis, found.removed)
+        counts = pass_rates.rates(entry, self.candidate, self.basis, self.asked, kept, say)
         low, high = self.limits
-        band = sieve.Band(low, high, self.asked.samples, self.candidate.name, 0.0, 0.0, {})
-        return sieve.by_band(found, counts, band)
+        band = row_filter.Band(low, high, self.asked.samples, self.candidate.name, 0.0, 0.0, {})
+        return row_filter.by_band(found, counts, band)
 
 
 # --- files ------------------------------------------------------------------------------------
 
 
 class Outputs:
-    """What is written, and nothing over anything."""
+    """The files that are written; none replaces another."""
 
     def __init__(self, rows: Path, sampled: bool) -> None:
         suffix = next((x for x in SUFFIXES if rows.name.endswith(x)), None)
@@ -182,7 +182,7 @@ class Outputs:
                 )
 
 
-def write(out: Outputs, found: Sieve, report: dict[str, Any]) -> None:
+def write(out: Outputs, found: FilterResult, report: dict[str, Any]) -> None:
     from groupwise.runfiles.files import to_line, to_page, write_atomic
 
     try:
@@ -197,8 +197,8 @@ def write(out: Outputs, found: Sieve, report: dict[str, Any]) -> None:
         raise ConfigError(f"{out.rows} can't be written: {error}. Choose another --out.") from None
 
 
-def as_line(row: Row) -> str:
-    """A line of JSON as it stands in the file; a row of a table as JSON."""
+def as_line(row: FileRow) -> str:
+    """Return a line of JSON as it is in the file; a row of a table as JSON."""
     if row.text:
         return row.text
     line = json.dumps(row.values, ensure_ascii=False, default=str)
@@ -207,7 +207,7 @@ def as_line(row: Row) -> str:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is there when it is whole."""
+    """Write a file that appears under its name only when it is complete."""
     beside = path.with_name(f".{path.name}.partial")
     opened = gzip.open if path.suffix == ".gz" else open
     try:
@@ -221,7 +221,7 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
 # --- for people -------------------------------------------------------------------------------
 
 
-def report_of(found: Sieve, args: argparse.Namespace, band: Band | None) -> dict[str, Any]:
+def report_of(found: FilterResult, args: argparse.Namespace, band: Band | None) -> dict[str, Any]:
     asked = ("dedup", "against", "ngram", "guessable", "chance", "model", "band", "samples")
     return {
         "format": 1,
@@ -240,7 +240,7 @@ def report_of(found: Sieve, args: argparse.Namespace, band: Band | None) -> dict
     }
 
 
-def text(found: Sieve, report: dict[str, Any], band: Band | None) -> str:
+def text(found: FilterResult, report: dict[str, Any], band: Band | None) -> str:
     kept = report["kept"]
     lines = [f"{found.name}: {kept:,} of {found.total:,} rows stay ({kept / found.total:.1%})", ""]
     if report["removed"]:

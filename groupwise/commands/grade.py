@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _batches(stream: TextIO) -> Iterator[list[tuple[int, str]]]:
-    """What has come so far, at least a line: one who waits for an answer gets it."""
+    """Yield the lines that have come so far, at least one: no answer waits for later lines."""
     waiting: queue.Queue[tuple[int, str] | None] = queue.Queue(maxsize=4 * AT_ONCE)
 
     def read() -> None:
@@ -83,12 +83,12 @@ def _batches(stream: TextIO) -> Iterator[list[tuple[int, str]]]:
 
 
 def grade_line(grader: Grader, number: int, line: str) -> dict[str, Any]:
-    """A verdict; a line that can't be read is one, with its number."""
-    from groupwise.graders.parts import Sample
+    """Return a verdict; a line that can't be read gets one too, with its number."""
+    from groupwise.graders.parts import SampleToGrade
 
     start = time.perf_counter()
     try:
-        sample = Sample(*_read(line, number))
+        sample = SampleToGrade(*_read(line, number))
     except (ValueError, RecursionError) as error:
         said = f"line {number}: {error}"
         return {"line": number, "score": None, "status": "error", "why": said, "seconds": 0.0}
@@ -120,7 +120,7 @@ def _read(line: str, number: int) -> tuple[Any, str, tuple[int, ...], str]:
 
 
 def _text(given: Any) -> str:
-    """A completion as text; of a chat, what its last message says."""
+    """Return a completion as text: of a chat, its last message."""
     if isinstance(given, list) and given and isinstance(given[-1], dict):
         given = given[-1].get("content")
     if not isinstance(given, str):

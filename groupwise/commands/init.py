@@ -23,20 +23,22 @@ INSTRUCTION = "{prompt} Think step by step, and end with the answer."
 
 
 @dataclass(frozen=True)
-class Question:
+class InitQuestion:
     key: str
     text: str
 
 
 QUESTIONS = (
-    Question(
+    InitQuestion(
         "model",
         "Which model? A Hugging Face folder, a .gguf file, an id such as Qwen/Qwen2.5-0.5B, or "
         "tiny (made here).",
     ),
-    Question("data", "Which prompts? A file with prompts and answers, arithmetic, or countdown."),
-    Question("reward", "What is right? number, exact, countdown, or your file.py:function."),
-    Question("device", "Where? auto (a GPU if there is one), cpu or cuda."),
+    InitQuestion(
+        "data", "Which prompts? A file with prompts and answers, arithmetic, or countdown."
+    ),
+    InitQuestion("reward", "What is right? number, exact, countdown, or your file.py:function."),
+    InitQuestion("device", "Where? auto (a GPU if there is one), cpu or cuda."),
 )
 
 
@@ -77,7 +79,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def complete(given: dict[str, str]) -> dict[str, str]:
-    """All four answers: given, asked for on a terminal, or by default (which is said)."""
+    """Return all four answers: given, asked for on a terminal, or by default (which is said)."""
     answers = dict(given)
     for question in QUESTIONS:
         if question.key in answers:
@@ -94,7 +96,7 @@ def complete(given: dict[str, str]) -> dict[str, str]:
 
 
 def default(key: str, answers: dict[str, str]) -> str:
-    """What fits to the answers so far."""
+    """Return the default that fits the answers so far."""
     if key == "model":
         return TINY
     if key == "data":
@@ -104,8 +106,8 @@ def default(key: str, answers: dict[str, str]) -> str:
     return "cpu" if answers["model"] == TINY else "auto"
 
 
-def ask(question: Question, usual: str) -> str:
-    """The answer, asked for again where it can't be; what is not there may be given twice."""
+def ask(question: InitQuestion, usual: str) -> str:
+    """Ask until the answer is possible; a file that is missing must be named twice."""
     before = ""
     while True:
         print(f"{question.text} [{usual}]\n> ", end="", file=sys.stderr, flush=True)
@@ -142,7 +144,7 @@ def generated(data: str) -> bool:
 
 
 def missing(answers: dict[str, str]) -> list[str]:
-    """Files that are named and not there; ids are on a hub."""
+    """Return the files that are named and missing; ids are on a hub."""
     from groupwise.hub import names_data, names_model
 
     model, data, reward = (answers.get(key, "") for key in ("model", "data", "reward"))
@@ -161,7 +163,7 @@ def there(name: str) -> bool:
 
 
 def configuration(answers: dict[str, str]) -> str:
-    """Every setting that a first run may want to change, with why."""
+    """Write every setting that a first run may want to change, with its reason."""
     from groupwise.config.writing import toml
 
     model, data, device = answers["model"], answers["data"], answers["device"]
@@ -217,7 +219,7 @@ def _data_lines(model: str, data: str) -> list[str]:
         found.append(_line("options = { digits = 1, terms = 3 }", "7+5+9= -> 21"))
     if not generated(data):
         found.append(_line("holdout_share = 0.05", "for accuracy; or eval = a file of its own"))
-    if model != TINY and speaks(model):
+    if model != TINY and has_chat_template(model):
         found.append(_line('template = "chat"', "the model's own, applied once"))
         if data in GENERATORS:
             found.append(f"instruction = {toml(INSTRUCTION)}")
@@ -225,7 +227,7 @@ def _data_lines(model: str, data: str) -> list[str]:
 
 
 def _rate_lines(model: str) -> list[str]:
-    """The smaller a model, the larger the steps that it takes."""
+    """Return the learning rate with its comment: small models take larger steps."""
     if model == TINY:
         return [_line("learning_rate = 7e-4", "so small a model takes large steps")]
     count = parameters(model)
@@ -238,7 +240,7 @@ def _rate_lines(model: str) -> list[str]:
 
 
 def parameters(model: str) -> float | None:
-    """Of a model on this disk by its shape, of others by what their name says."""
+    """Count the parameters: of a model on this disk by its shape, of others by their name."""
     from groupwise.errors import ModelError
     from groupwise.model.cost import parameters as counted
     from groupwise.model.formats.checkpoint import stored_shape
@@ -262,8 +264,8 @@ def _line(setting: str, comment: str) -> str:
     return f"{setting:<34} # {comment}"
 
 
-def speaks(name: str) -> bool:
-    """Whether a model has a chat template, as far as its files tell, or its name."""
+def has_chat_template(name: str) -> bool:
+    """Return whether a model has a chat template, by its files or else by its name."""
     from groupwise.hub import names_model
 
     model = Path(name).expanduser()
@@ -277,7 +279,7 @@ def speaks(name: str) -> bool:
 
 
 def check(text: str) -> None:
-    """As `groupwise train --dry-run` would."""
+    """Check the configuration as `groupwise train --dry-run` would."""
     from groupwise import config
     from groupwise.stages.checks import check_config
 

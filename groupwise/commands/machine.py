@@ -1,4 +1,4 @@
-"""What this machine has, found out without PyTorch: cores, memory, GPUs, disk.
+"""The hardware of this machine, found without PyTorch: cores, memory, GPUs, disk.
 
 In a container the limits of its control group count, not what the host has.
 """
@@ -31,7 +31,7 @@ class Gpu:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Count the cores that this process may use."""
     try:
         allowed = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -43,7 +43,7 @@ def cores() -> int:
 
 
 def memory_bytes() -> int:
-    """All of the memory that this process may have."""
+    """Return the bytes of memory that this process may have."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     words = _words(CGROUP / "memory.max")
     return min(there, int(words[0])) if words and words[0].isdigit() else there
@@ -59,7 +59,7 @@ def processor() -> str:
 
 
 def gpus(timeout: float = 5.0) -> list[Gpu]:
-    """Those that NVIDIA's driver knows; none where its tool is not there or fails."""
+    """List the GPUs that NVIDIA's driver knows; none where its tool is missing or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -81,7 +81,7 @@ def _gpu(line: str) -> Gpu | None:
 
 
 def existing(path: Path) -> Path:
-    """The folder itself, or the nearest one above it that exists."""
+    """Return the folder itself, or the nearest one above it that exists."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if each.exists())
 

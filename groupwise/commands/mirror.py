@@ -1,4 +1,4 @@
-"""`groupwise mirror`: a run told to a tracker, finished or live."""
+"""`groupwise mirror`: copy a run to a tracker, finished or live."""
 
 from __future__ import annotations
 

@@ -45,7 +45,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 where it fits, or where there is no telling; 1 where it does not, on device or disk."""
+    """Print the plan; return 0 where it fits or nobody can tell, 1 where device or disk is too
+    small.
+    """
     from groupwise.plan.estimate import plan
     from groupwise.prepare.placing import placed
     from groupwise.stages.checks import check_config
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def host_of(runs: Path) -> Host:
-    """This machine's disk where runs go, and its memory, as they are now."""
+    """Return this machine's disk where runs are written, and its memory, as they are now."""
     from groupwise.plan.estimate import Host
     from groupwise.sync.host import free_memory
 
@@ -79,7 +81,7 @@ def host_of(runs: Path) -> Host:
 
 
 def named_gpu(name: str) -> Place:
-    """By its name, which may say how much memory it has: `A100 40GB`, `a100-40`, `RTX 4090`."""
+    """Find a GPU by name, which may tell its memory: `A100 40GB`, `a100-40`, `RTX 4090`."""
     from groupwise.model.devices import KNOWN
     from groupwise.plan.estimate import Place
 
@@ -99,7 +101,7 @@ def named_gpu(name: str) -> Place:
 
 
 def on_named(config: Config, place: Place) -> Config:
-    """As it would run there: this machine may have another GPU, or none."""
+    """Return the configuration as it would run there: this machine may have no such GPU."""
     dtype = config.model.dtype
     if dtype == "auto":
         dtype = "bfloat16" if place.device.bfloat16 else "float32"
@@ -111,12 +113,12 @@ def _plain(name: str) -> str:
 
 
 def _has(words: str, name: str) -> bool:
-    """As whole words: an A1000 is no A100."""
+    """Return whether the words are there as whole words: an A1000 is no A100."""
     return re.search(rf"\b{re.escape(name)}\b", words) is not None
 
 
 def here(config: Config) -> Place:
-    """This machine's device that the configuration asks for."""
+    """Return this machine's device that the configuration asks for."""
     import torch
 
     from groupwise.model.devices import KNOWN, device_named
@@ -140,7 +142,7 @@ def here(config: Config) -> Place:
 
 
 def _measured_cpu(dtype: Any, memory: int) -> Device:
-    """Operations and bandwidth of this CPU as it is now: a matrix product and a copy."""
+    """Measure this CPU as it is now, with a matrix product and a copy: operations and bandwidth."""
     import torch
 
     from groupwise.model.devices import Device
@@ -220,7 +222,7 @@ def _verdict(made: Plan) -> str:
 
 
 def _checkpoints(made: Plan) -> list[str]:
-    """On the disk, and on the host on their way there."""
+    """Describe the checkpoints: their bytes on the disk, and in memory before they are written."""
     from groupwise.model.room import size
 
     space, host = made.space, made.host

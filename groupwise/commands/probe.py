@@ -26,8 +26,8 @@ from groupwise.errors import ConfigError
 if TYPE_CHECKING:
     from groupwise.evaluate.estimates import Estimate
     from groupwise.probing.advice import Advice
-    from groupwise.probing.findings import Finding
-    from groupwise.probing.probe import Probe, Ready
+    from groupwise.probing.findings import SettingFigures
+    from groupwise.probing.probe import PreparedProbe, Probe
 
 BAR = 40  # characters of the longest bar
 SHOWN = 160  # characters of an example's end
@@ -65,7 +65,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, or 130 where it was stopped; what was sampled until then is reported."""
+    """Run the probe; return 0, or 130 where it was stopped. What was sampled is reported either
+    way.
+    """
     source, overrides = split_settings(args.items)
     is_run = source is not None and (source / "config.toml").is_file()
     config = read_placed(source / "config.toml" if source and is_run else source, overrides)
@@ -75,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
     if args.samples is not None and args.samples < 2:
         raise ConfigError(f"--samples {args.samples} is too few. Take 2 or more.")
     from groupwise.probing.advice import advise
-    from groupwise.probing.probe import Asked, ready
+    from groupwise.probing.probe import ProbeRequest, prepare_probe
     from groupwise.stages.checks import check_config
     from groupwise.sync.export import checkpoint_in
 
     for doubt in check_config(config):
         warn(doubt)
-    asked = Asked(
+    asked = ProbeRequest(
         templates=tuple(args.template),
         temperatures=tuple(args.temperature),
         prompts=args.prompts,
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         threshold=args.threshold,
     )
     checkpoint = Path(checkpoint_in(source, "latest")) if source and is_run else None
-    prepared = ready(config, asked, checkpoint=checkpoint)
+    prepared = prepare_probe(config, asked, checkpoint=checkpoint)
     for note in prepared.notes:
         say(note)
     say(expected(prepared))
@@ -114,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(out: Path, made: Probe, data: dict[str, Any]) -> None:
-    """The figures, and every sample to be read."""
+    """Write the figures, and every sample to be read."""
     try:
         out.mkdir(parents=True)
         (out / "probe.json").write_text(
@@ -147,8 +149,8 @@ def write(out: Path, made: Probe, data: dict[str, Any]) -> None:
 # --- while it runs ----------------------------------------------------------------------------
 
 
-def expected(prepared: Ready) -> str:
-    """What will be sampled, and how long that takes at the most, by the cost model."""
+def expected(prepared: PreparedProbe) -> str:
+    """Describe how much will be sampled, and the longest it can take by the cost model."""
     from groupwise.commands.plan import duration, here
     from groupwise.model.cost import Group
     from groupwise.plan.estimate import rollout_seconds
@@ -207,8 +209,8 @@ def text(made: Probe, advice: Advice, width: int) -> str:
     return "\n".join(lines)
 
 
-def table(findings: list[Finding], group: int) -> list[str]:
-    """One line a setting; shares with their 95 % intervals."""
+def table(findings: list[SettingFigures], group: int) -> list[str]:
+    """Return a line for each setting; shares with their 95 % intervals."""
     rows = [
         ["template", "temperature", "pass", "pass@8", f"useful of {group}", "rewards differ",
          "cut off", "format", "failed"]
@@ -244,7 +246,7 @@ def bars(counts: dict[str, int]) -> list[str]:
     ]
 
 
-def useful_bars(found: Finding) -> list[str]:
+def useful_bars(found: SettingFigures) -> list[str]:
     return [
         f"  {size:<9}{'█' * round(BAR * share.value)} {_interval(share)}"
         for size, share in found.useful_by_group.items()
@@ -263,7 +265,7 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if 0 < share < 0.1 else f"{share:.0%}"
 
 
-def _lengths(found: Finding) -> str:
+def _lengths(found: SettingFigures) -> str:
     values = "  ".join(f"{name} {number}" for name, number in found.lengths.items())
     return f"  {found.name}: {values}  cut off {found.truncated_share:.0%}"
 

@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
             "Which method? Write --recipe gspo (`groupwise recipes` lists them), or --verify to "
             "run it again."
         )
-    from groupwise.replay.again import Replay
     from groupwise.replay.files import Output
     from groupwise.replay.methods import methods_of
     from groupwise.replay.recorded import open_recorded
+    from groupwise.replay.replay import Replay
     from groupwise.replay.stretches import made_alike
 
     recorded = open_recorded(args.path)
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def steps_of(asked: str | None, recorded: Recorded) -> list[int]:
-    """`N` or `N..M` as steps that are there."""
+    """Return the steps that `N` or `N..M` names and that are there."""
     there = recorded.steps
     if asked is None:
         return there
@@ -115,7 +115,7 @@ def _ends(asked: str) -> tuple[int, int]:
 
 
 def _ranges(steps: list[int]) -> str:
-    """1..4, 8, 10..12."""
+    """Write numbers as ranges: 1..4, 8, 10..12."""
     parts: list[list[int]] = []
     for step in steps:
         if parts and step == parts[-1][-1] + 1:
@@ -126,23 +126,23 @@ def _ranges(steps: list[int]) -> str:
 
 
 def text(found: dict[str, Any], width: int) -> str:
-    """For people: the table of methods, the rare tokens, and what can't be known."""
+    """Return the result for people: the table of methods, rare tokens, and what can't be known."""
     from groupwise.explain.render import bullets, wrapped
-    from groupwise.replay import words
+    from groupwise.replay import tables
     from groupwise.replay.methods import RUN
 
-    lines = wrapped(f"{found['run']}, {words.scope(found)}", width, indent=0)
-    lines += ["", *words.lines(words.methods(found)), ""]
+    lines = wrapped(f"{found['run']}, {tables.scope(found)}", width, indent=0)
+    lines += ["", *tables.lines(tables.methods(found)), ""]
     true = "parameter_cosine" in found["methods"][0]
     more = "; ∇θ: the same of the model's weights." if true else "."
-    lines += wrapped(words.LEGEND + more, width, indent=0)
+    lines += wrapped(tables.LEGEND + more, width, indent=0)
     others = [pair for pair in found["pairs"] if pair["a"] != RUN]
     if others:
-        lines += ["", *words.lines(words.pairs({**found, "pairs": others}))]
+        lines += ["", *tables.lines(tables.pairs({**found, "pairs": others}))]
     if found["rare_tokens"]:
         lines += ["", "Rare tokens and their weights (negative: made likelier), first those that "
                   "some clip and others learn from"]  # fmt: skip
-        lines += words.lines(words.rare(found, RARE_SHOWN))
+        lines += tables.lines(tables.rare(found, RARE_SHOWN))
     lines += bullets("To bear in mind", found["notes"], width)
     return "\n".join(lines)
 

@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _key() -> str:
-    """What clients must send; "" where nobody set it."""
+    """Return the key that clients must send; "" where nobody set it."""
     key = os.environ.get(KEY, "").strip()
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"The key in {KEY} has characters that no header can hold.")

@@ -1,4 +1,4 @@
-"""What several commands do alike: read settings, warn, print data."""
+"""Functions that several commands share: read settings, warn, print data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.common.progress import Watcher, heard, phase
 from groupwise.errors import ConfigError, RecipeWarning
-from groupwise.runfiles.files import ordinary
+from groupwise.runfiles.files import file_status
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -23,14 +23,14 @@ SETTINGS = "a file of settings, and settings that go over it: group_size=8 recip
 
 
 def split_settings(items: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
-    """A file, if one stands first, and the settings that go over it."""
+    """Split arguments into a file, if one is first, and the settings that override it."""
     if items and ("=" not in items[0] or Path(items[0]).is_file()):
         return Path(items[0]), items[1:]
     return None, items
 
 
 def split_models(path: str, items: Sequence[str]) -> tuple[list[str], Path | None, list[str]]:
-    """Models, a configuration (.toml), and settings."""
+    """Split arguments into models, a configuration (.toml), and settings."""
     models, settings, source = [path], [], None
     for item in items:
         if item.endswith(".toml") and ("=" not in item or Path(item).is_file()):
@@ -45,11 +45,11 @@ def split_models(path: str, items: Sequence[str]) -> tuple[list[str], Path | Non
 
 
 def config_of(path: Path) -> Path | None:
-    """The configuration of the run that a path is, or is a checkpoint of."""
+    """Return the configuration of the run that a path is, or is a checkpoint of."""
     folder = path.resolve()
     for each in (folder, *folder.parents[:2]):
         if (each / "checkpoints").is_dir():
-            ordinary(each / "config.toml")  # of a run: what is there must be readable
+            file_status(each / "config.toml")  # of a run: what is there must be readable
         if (each / "config.toml").is_file():
             return each / "config.toml"
     return None
@@ -60,7 +60,7 @@ def words_of(text: str | None) -> tuple[str, ...]:
 
 
 def read_config(source: Path | None, overrides: Sequence[str]) -> Config:
-    """The configuration; what `load` warns of is printed."""
+    """Read the configuration; what `load` warns of is printed."""
     with phase("starting PyTorch"):
         from groupwise.config import load
     with warnings.catch_warnings(record=True) as caught:
@@ -72,7 +72,7 @@ def read_config(source: Path | None, overrides: Sequence[str]) -> Config:
 
 
 def read_placed(source: Path | None, overrides: Sequence[str], path: str = "") -> Config:
-    """The configuration for a model that is loaded here, its own or that of `path`."""
+    """Read the configuration for a model that is loaded here, its own or that of `path`."""
     from groupwise.prepare.placing import passed_over, placed
 
     asked = read_config(source, overrides)
@@ -89,7 +89,7 @@ def warn(text: str) -> None:
 
 
 def say(line: str) -> None:
-    """To people, beside the data on standard output."""
+    """Print to standard error: standard output is for the data."""
     heard()
     print(line, file=sys.stderr, flush=True)
 
@@ -99,7 +99,7 @@ def print_json(data: Any) -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table of texts, its columns side by side."""
+    """Return a table of texts with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in rows]
     return [line.rstrip() for line in lines]
@@ -111,8 +111,9 @@ def terminal_width() -> int:
 
 @contextmanager
 def progress() -> Iterator[None]:
-    """What is under way is shown on standard error: on a terminal as a line that is written over,
-    elsewhere as a line now and then."""
+    """Show on standard error what is under way: on a terminal as a line that is written over,
+    elsewhere as a line now and then.
+    """
     live = sys.stderr.isatty()
 
     def show(line: str) -> None:

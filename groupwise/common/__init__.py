@@ -1,1 +1,1 @@
-"""What every layer may use: waits that are shown, files of users, optional packages."""
+"""Helpers that every layer may use: progress lines, users' files, optional packages."""

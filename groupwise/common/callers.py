@@ -1,9 +1,9 @@
-"""Who may call a server on this machine, and how long and how much it may say.
+"""Checks of who calls a server on this machine, and limits on time and size of a request.
 
 A page of another site can reach a server on this machine in two ways: through a name that it makes
-point here (DNS rebinding), and by a request that it has the browser send (its answer stays unread,
-and yet it was worked on). The first is known by the name that was asked for, the second by the
-browser's word of where it comes from.
+point here (DNS rebinding), and by a request that it makes the browser send (it can't read the
+answer, but the request was served). The first is recognised by the name that was asked for, the
+second by the origin that the browser reports.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MOST_HEAD = 128 * 1024  # bytes of a request before its body
 
 
 def own_names(address: str) -> set[str]:
-    """What this machine may be called, beside its addresses."""
+    """Return the names of this machine, beside its addresses."""
     return {"localhost", platform.node().lower(), address.lower()}
 
 
 def is_meant(host: str, names: Collection[str]) -> bool:
-    """Whether a request to this host was meant for a server of these names, or of any address."""
+    """Return whether a request for this host was meant for one of these names, or any address."""
     name = _name(host)
     try:
         ipaddress.ip_address(name)
@@ -36,7 +36,7 @@ def is_meant(host: str, names: Collection[str]) -> bool:
 
 
 def is_own_page(origin: str, host: str) -> bool:
-    """Whether the page that sent a request came from the host that it was sent to."""
+    """Return whether the page that sent a request came from the host that it was sent to."""
     try:
         return urlsplit(origin).netloc.lower() == host.lower() != ""
     except ValueError:
@@ -44,7 +44,7 @@ def is_own_page(origin: str, host: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches a server that listens here."""
+    """Return whether only this machine reaches a server that listens here."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -56,7 +56,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def shown(address: str, port: int) -> str:
-    """As it stands in a URL."""
+    """Return a host as it is written in a URL."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
@@ -68,7 +68,7 @@ def _name(host: str) -> str:
 
 
 class Incoming(io.RawIOBase):
-    """What a client sends, read with patience for the whole of a request, not for each byte of it.
+    """A client's input, with a time limit for the whole request, not for each byte of it.
 
     A client that sends a byte a minute would hold its thread for ever.
     """
@@ -78,12 +78,12 @@ class Incoming(io.RawIOBase):
         self.begin()
 
     def begin(self) -> None:
-        """Wait for a request; its time begins with its first byte."""
+        """Wait for a request; its time starts with its first byte."""
         self._deadline: float | None = None
         self._head: int | None = 0
 
     def body(self) -> None:
-        """What comes from now on is no head: how much it may be is the caller's to say."""
+        """Start reading the body, whose size the caller limits, not this class."""
         self._head = None
 
     def readable(self) -> bool:

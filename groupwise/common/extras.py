@@ -1,4 +1,4 @@
-"""What only some runs need: the command that installs it, from wherever it is read."""
+"""Optional packages, and the command that installs each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"  # of a checkou
 
 
 def install(extra: str) -> str:
-    """`pip install plotly matplotlib`: the packages of an extra by name, as no index has groupwise.
+    """Return the command that installs an extra's packages, which no index lists under groupwise.
 
     With the Python that runs this, which need not be the one that `pip` belongs to.
     """
@@ -25,8 +25,9 @@ def install(extra: str) -> str:
 
 
 def packages(extra: str) -> list[str]:
-    """Those of an extra: as a checkout has them, whose installed record may be older, or else as
-    the installed groupwise does."""
+    """Return the packages of an extra: from the checkout, as its installed record may be older, or
+    else from the installed groupwise.
+    """
     if PROJECT.is_file():
         project = tomllib.loads(PROJECT.read_text("utf-8")).get("project", {})
         if project.get("name") == "groupwise":

@@ -1,4 +1,4 @@
-"""A process that others' code has forked is theirs: it must not go on as a second one of ours."""
+"""Protection from forks in users' code: a forked child must not go on as a second groupwise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _leave(error: BaseException | None) -> None:
 
 
 def flush() -> None:
-    """Write what was printed and is still held, whatever became of where it goes."""
+    """Write what was printed and is still buffered, even if its target is gone."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

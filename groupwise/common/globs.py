@@ -1,4 +1,4 @@
-"""Files that fit a pattern, and what is in files, in short.
+"""Files that match a pattern, and a hash of their contents.
 
 Links to folders are not followed by `**`: they may lead in circles.
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def fitting(pattern: str) -> list[str]:
-    """Sorted by name, the same on every machine; a file that several links lead to comes once."""
+def matching_files(pattern: str) -> list[str]:
+    """Return the files that match, sorted by name; a file that several links lead to comes once."""
     before, deep, behind = pattern.partition("**/")
     if not deep:
         found = glob.glob(pattern)
@@ -29,13 +29,13 @@ def fitting(pattern: str) -> list[str]:
 
 
 def digest(files: Iterable[str]) -> str:
-    """Changes with any byte of the files; nothing without files."""
+    """Return a hash that changes with any byte of the files; "" without files."""
     sources = [Path(file).expanduser().read_bytes() for file in sorted(set(files))]
     return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16] if sources else ""
 
 
 def _folders(root: str) -> list[str]:
-    """The folder and all in it, but hidden ones."""
+    """Return the folder and all folders in it, except hidden ones."""
     found = []
     for folder, inner, _ in os.walk(root):
         inner[:] = [name for name in inner if not name.startswith(".")]

@@ -1,6 +1,6 @@
-"""What is under way, for whoever waits: a phase, how far it is, and for how long.
+"""Progress for whoever waits: a phase, how far it is, and for how long.
 
-Those who do the work name their phase and leave counts that they have anyway. A thread of its own
+Code that does the work names its phase and leaves counts that it has anyway. A separate thread
 looks at them now and then and shows them, so the work never asks the clock, waits for a device or
 writes to a terminal. Where nobody watches, phases cost nothing.
 """
@@ -24,7 +24,7 @@ SHARE = 0.1  # of a phase that must be done before the time left is told from it
 
 
 class Phase:
-    """Something that takes time. Called with counts as it goes on: done, and tokens so far."""
+    """Work that takes time. Called with counts as it goes on: done, and tokens so far."""
 
     def __init__(self, name: str, total: int, things: str, begun: float) -> None:
         self.name, self.total, self.things, self.begun = name, total, things, begun
@@ -35,7 +35,7 @@ class Phase:
         self.done, self.tokens = done, tokens
 
     def text(self, now: float) -> str:
-        """sampling 12 of 64 completions, 585 tokens/s, 0:14, 0:50 left"""
+        """Return a line such as `sampling 12 of 64 completions, 585 tokens/s, 0:14, 0:50 left`."""
         took, done = now - self.begun, self.done
         counts = [f"{number:,}" for number in (done, self.total or None) if number is not None]
         count = f"{' of '.join(counts)} {self.things}" if counts else ""
@@ -49,8 +49,9 @@ class Phase:
 
 
 class Watcher:
-    """Shows what is under way: on a terminal a line that is kept up to date, else a line now and
-    then. `show` gets the line, "" where there is none any more."""
+    """A thread that shows what is under way: on a terminal a line that is kept up to date, else a
+    line now and then. `show` gets the line, "" where there is none any more.
+    """
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Watcher:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Phases that begin meanwhile, in this thread, are shown."""
+        """Show the phases that begin meanwhile in this thread."""
         before = _WATCHER.set(self)
         if self._thread is None:
             self.heard()
@@ -83,12 +84,13 @@ class Watcher:
             _WATCHER.reset(before)
 
     def announce(self, event: threading.Event, say: Callable[[], None]) -> None:
-        """Have something said once the event is set. A handler of signals may set it: it must
-        neither write nor wait by itself."""
+        """Say something once the event is set. A signal handler may set it: it must neither write
+        nor wait itself.
+        """
         self._announced.append((event, say))
 
     def heard(self) -> None:
-        """Something else is said: a line on a terminal makes room, and silence begins anew."""
+        """Make room on the terminal for another line; the time until the next one starts anew."""
         with self._lock:
             self._heard = self.now()
             self._clear()
@@ -123,7 +125,7 @@ class Watcher:
                 self._heard, self._patience = now, NEXT_AFTER
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._closed.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -151,7 +153,7 @@ _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 @contextmanager
 def phase(name: str, total: int = 0, things: str = "") -> Iterator[Phase]:
-    """What is done as long as this lasts; call what it yields with counts."""
+    """Name what is done inside the `with`; call what it yields with counts."""
     watcher = _WATCHER.get()
     if watcher is None:
         yield Phase(name, total, things, 0.0)
@@ -165,7 +167,7 @@ def phase(name: str, total: int = 0, things: str = "") -> Iterator[Phase]:
 
 
 def counted(name: str, items: Sequence[Item], things: str) -> Iterator[Item]:
-    """One after the other, counted, as a phase."""
+    """Yield the items one by one, counted, as a phase."""
     with phase(name, len(items), things) as told:
         for number, item in enumerate(items):
             told(number)
@@ -173,14 +175,14 @@ def counted(name: str, items: Sequence[Item], things: str) -> Iterator[Item]:
 
 
 def heard() -> None:
-    """Something is about to be said to whoever watches this thread's phases."""
+    """Announce that something is about to be printed, to the watcher of this thread's phases."""
     watcher = _WATCHER.get()
     if watcher is not None:
         watcher.heard()
 
 
 def clock(seconds: float) -> str:
-    """2:10, or 1:02:10."""
+    """Return seconds as 2:10, or 1:02:10."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""A user's file may import modules that lie beside it: they are a part of its code."""
+"""Users' files, and the modules beside them that they import as part of their code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FOLDERS: set[str] = set()  # of those files
 
 
 def code_files(file: str | Path) -> list[str]:
-    """The file, the files beside it that it imports, those that these import, and so on."""
+    """Return the file, the files beside it that it imports, those that these import, and so on."""
     first = Path(file)
     found: set[Path] = set()
     ahead = [first]
@@ -26,8 +26,9 @@ def code_files(file: str | Path) -> list[str]:
 
 
 def make_importable(file: str | Path, shadows: bool = False) -> None:
-    """Its folder comes before those of other files, and behind what is installed, unless this
-    process is the file's alone, which may then shadow as a script may."""
+    """Put the file's folder before those of other files and after installed packages; but first of
+    all where this process serves that file alone, as for a script.
+    """
     folder = str(Path(file).parent)
     for name, module in list(sys.modules.items()):  # another folder's module of the same name
         if _HELPERS.get(getattr(module, "__file__", None) or "", folder) != folder:
@@ -40,7 +41,7 @@ def make_importable(file: str | Path, shadows: bool = False) -> None:
 
 
 def forget(file: str | Path) -> None:
-    """What it has imported is read again the next time."""
+    """Forget the modules that the file imported, so that they are read again."""
     files = set(code_files(file))
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) in files:
@@ -49,7 +50,7 @@ def forget(file: str | Path) -> None:
 
 
 def _imported(path: Path, root: Path) -> Iterator[Path]:
-    """Imports anywhere in it, in functions too. A file that can't be read says so when loaded."""
+    """Yield the imports anywhere in the file, in functions too; none if it can't be parsed."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -68,7 +69,7 @@ def _imported(path: Path, root: Path) -> Iterator[Path]:
 
 
 def _files_of(name: str, base: Path) -> Iterator[Path]:
-    """Those of a module and of the packages that it is in."""
+    """Yield the files of a module and of the packages that contain it."""
     parts = name.split(".") if name else []
     for depth in range(1, len(parts) + 1):
         place = base.joinpath(*parts[:depth])

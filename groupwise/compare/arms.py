@@ -1,4 +1,4 @@
-"""What is compared: configurations that differ in what they are named for, and in nothing else."""
+"""The arms of a comparison: configurations that differ in what they are named for, and no more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import config as configuration
-from groupwise.compare.coincide import coinciding
+from groupwise.compare.equal_arms import find_equal_arms
 from groupwise.config import Config
 from groupwise.config.values import flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning
@@ -64,14 +64,14 @@ OWN = ("recipe", "steps", "budget.", "checkpoint.", "watch.")
 
 
 @dataclass(frozen=True)
-class Budget:
-    """How much each run may spend."""
+class ArmBudget:
+    """The most that each run may spend."""
 
     unit: str  # tokens, seconds or steps
     amount: int
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
+    def parse(cls, text: str) -> ArmBudget:
         unit, _, number = (part.strip() for part in text.partition("="))
         try:
             amount = float(number)
@@ -88,7 +88,7 @@ class Budget:
         return f"{self.amount:,} {self.unit}"
 
     def given_to(self, config: Config) -> Config:
-        """The configuration of a run that ends with it."""
+        """Return the configuration of a run that ends with this budget."""
         if self.unit == "steps":
             return replace(config, steps=self.amount, budget=configuration.Budget())
         if self.unit == "seconds":
@@ -108,7 +108,7 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """Its name as that of a folder."""
+        """Return its name as that of a folder."""
         plain = re.sub(r"[^\w.=+-]+", "_", self.name).strip("._") or "arm"
         if len(plain) <= LONGEST:
             return plain
@@ -117,13 +117,13 @@ class Arm:
 
 def arms_of(
     texts: Sequence[str],
-    budget: Budget,
+    budget: ArmBudget,
     *,
     source: Path | None = None,
     settings: Sequence[str] = (),
     sweep: str = "",
 ) -> list[Arm]:
-    """What the texts name, each under the same configuration and budget.
+    """Return the arms that the texts name, each under the same configuration and budget.
 
     A text is a recipe, a file of settings, or either with settings behind it: `grpo`,
     `"grpo recipe.gate.high=0.3 group_size=16"`, `mine.toml`, `mine.py:method`.
@@ -141,7 +141,7 @@ def arms_of(
     as_it_is = bool(sweep) and not texts
     texts = list(texts) or ([shlex.quote(_name(base.recipe))] if sweep else [])
     if sweep:
-        texts = [f"{text} {knob}" for text in texts for knob in swept(sweep)]
+        texts = [f"{text} {knob}" for text in texts for knob in sweep_values(sweep)]
     if len(texts) < 2:
         raise ConfigError(
             "A comparison has two arms or more: `groupwise compare grpo dapo`, or one knob: "
@@ -172,17 +172,17 @@ def _arm_config(text: str, base: Config, source: Path | None, settings: Sequence
         )
     made = _load(source, [f"recipe={first}", *settings, *own], text)
     asked = [key.partition("=")[0].strip() for key in (*settings, *own)]
-    return replace(made, recipe=fitted(made, base.recipe, asked))
+    return replace(made, recipe=without_paper_sizes(made, base.recipe, asked))
 
 
 def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[str]) -> None:
-    """What the configuration sets in its recipe is not what an arm of another name has."""
+    """Warn that slots set in the configuration's recipe do not hold for arms of other recipes."""
     known = RECIPES.get(_name(base.recipe))
     named = [words for words in map(_words, texts) if not _is_file(words[0])]
     if known is None or not named:
         return
     plain, own = (
-        fitted(replace(base, recipe=recipe), base.recipe, ()).text()
+        without_paper_sizes(replace(base, recipe=recipe), base.recipe, ()).text()
         for recipe in (known, base.recipe)
     )
     said = [set(map(_kind, [*settings, *words[1:]])) for words in named]
@@ -202,7 +202,7 @@ def _warn_of_own_slots(base: Config, settings: Sequence[str], texts: Sequence[st
 
 
 def _kind(setting: str) -> str:
-    """The slot that it sets, if any."""
+    """Return the slot that it sets, if any."""
     return re.split(r"[.=]", setting.removeprefix("recipe."))[0].strip()
 
 
@@ -234,7 +234,7 @@ def _name(recipe: Method) -> str:
 
 
 def _named(texts: Sequence[str]) -> list[str]:
-    """Arms as they were written, without what every recipe's setting begins with.
+    """Name the arms as they were written, without the prefix of every recipe's setting.
 
     A method may be compared with itself: the second is told apart by a number.
     """
@@ -248,8 +248,8 @@ def _named(texts: Sequence[str]) -> list[str]:
     return names
 
 
-def swept(text: str) -> list[str]:
-    """`key=a,b,c` as a setting for each value; commas inside brackets and quotes are a value's."""
+def sweep_values(text: str) -> list[str]:
+    """Split `key=a,b,c` into a setting for each value; not at commas in brackets or quotes."""
     key, equals, listed = text.partition("=")
     values, depth, quote = [""], 0, ""
     for letter in listed:
@@ -276,8 +276,8 @@ def swept(text: str) -> list[str]:
 # --- equal conditions -------------------------------------------------------------------------
 
 
-def fitted(config: Config, base: Method, asked: Sequence[str]) -> Method:
-    """A recipe without the sizes of the run that its paper describes; those asked for stay.
+def without_paper_sizes(config: Config, base: Method, asked: Sequence[str]) -> Method:
+    """Return a recipe without the run sizes of its paper, except those that were asked for.
 
     Updates a batch are the configuration's, one where the recipe has no ratio to correct for more.
     Lengths that stand for the longest answer are this run's.
@@ -293,14 +293,14 @@ def fitted(config: Config, base: Method, asked: Sequence[str]) -> Method:
 
 
 def _sets(asked: str, key: str) -> bool:
-    """Whether what was asked for says this, as a whole slot or by the name of the number."""
+    """Return whether the settings name this, as a whole slot or by the name of the number."""
     kind, *rest = asked.removeprefix("recipe.").split(".")
     own_kind, *own = key.split(".")
     return asked.startswith("recipe.") and kind == own_kind and (not rest or rest[-1] == own[-1])
 
 
-def prepared(config: Config, budget: Budget) -> Config:
-    """With its budget, evaluations on the way, and a place: the same for every run."""
+def prepared(config: Config, budget: ArmBudget) -> Config:
+    """Return the configuration with its budget, evaluations and places, the same for every run."""
     config = placed(config)
     points = config.eval.points or POINTS
     every = configuration.Eval().every  # evaluations go by the budget
@@ -308,7 +308,7 @@ def prepared(config: Config, budget: Budget) -> Config:
 
 
 def check(arms: Sequence[Arm]) -> list[str]:
-    """Refuse what can't be run or compared, before anything expensive; say what is doubtful."""
+    """Refuse what can't be run or compared, before anything expensive; return what is doubtful."""
     doubts: dict[str, list[str]] = {}
     for arm in arms:
         try:
@@ -326,7 +326,7 @@ def check(arms: Sequence[Arm]) -> list[str]:
     return (
         found
         + _unequal(arms)
-        + [each.text for each in coinciding({arm.name: arm.config for arm in arms})]
+        + [each.text for each in find_equal_arms({arm.name: arm.config for arm in arms})]
     )
 
 
@@ -335,7 +335,7 @@ def _said_of(text: str, names: Sequence[str], all_of_them: int) -> str:
 
 
 def _unequal(arms: Sequence[Arm]) -> list[str]:
-    """Refuse arms that are measured otherwise; say what else differs and may be the cause."""
+    """Refuse arms that are measured differently; return what else differs and may be the cause."""
     first, notes = arms[0], list[str]()
     measure = MEASURE + (HELD_OUT_OF if not first.config.data.eval_sources else ())
     one = flat(first.config)

@@ -60,7 +60,7 @@ def dash(at: int) -> str:
 
 
 def svg(chart: Chart) -> str:
-    """A screen reader hears title and description."""
+    """Return the chart as SVG; a screen reader gets title and description."""
     bottom, top = chart.range()
     last = chart.places[-1]
 

@@ -1,4 +1,4 @@
-"""Arms and pairs with their intervals: what compare.json holds (docs/compare.md)."""
+"""Arms and pairs with their intervals: the contents of compare.json (docs/compare.md)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from groupwise.compare.coincide import coinciding
+from groupwise.compare.equal_arms import find_equal_arms
 from groupwise.compare.outcomes import (
     CURVES,
     Array,
-    Outcome,
+    RunOutcome,
     grid,
     score_curve,
     training_curve,
 )
-from groupwise.compare.plan import Job, Plan
+from groupwise.compare.plan import ComparisonPlan, Job
 from groupwise.evaluate import statistics
 from groupwise.evaluate.statistics import ALPHA, POWER, Difference
 
@@ -32,12 +32,12 @@ TESTED = ("difference", "low", "high", "p", "p_uncorrected", "separable", "stder
 
 
 def findings(
-    plan: Plan,
-    done: Sequence[Sequence[Outcome]],
+    plan: ComparisonPlan,
+    done: Sequence[Sequence[RunOutcome]],
     failed: Mapping[Job, str],
     measures: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The whole result. Differences are a − b, in shares (0.031 is 3.1 points).
+    """Return the whole result. Differences are a − b, in shares (0.031 is 3.1 points).
 
     `measures` are those of metrics.jsonl that arms are compared by as well.
     """
@@ -56,7 +56,7 @@ def findings(
         "versions": versions(done),
         "coincide": [
             {"arms": list(each.arms), "why": each.text}
-            for each in coinciding({arm.name: arm.config for arm in plan.arms})
+            for each in find_equal_arms({arm.name: arm.config for arm in plan.arms})
         ],
     }
 
@@ -65,9 +65,9 @@ def findings(
 
 
 def _arm(
-    plan: Plan,
+    plan: ComparisonPlan,
     number: int,
-    runs: Sequence[Outcome],
+    runs: Sequence[RunOutcome],
     failed: Mapping[Job, str],
     measures: Sequence[str],
 ) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _arm(
 
 
 def _estimate(values: Sequence[float], share: bool) -> dict[str, Any]:
-    """The mean over seeds, its interval (None of one seed), and what each seed gave."""
+    """Return the mean over seeds, its interval (None of one seed), and the value of each seed."""
     low = high = error = None
     if len(values) > 1:
         low, high = statistics.bootstrap_interval(values)
@@ -120,8 +120,8 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def curves(plan: Plan, runs: Sequence[Outcome]) -> dict[str, Any]:
-    """Means over seeds at equal places of the budget, and their standard errors."""
+def curves(plan: ComparisonPlan, runs: Sequence[RunOutcome]) -> dict[str, Any]:
+    """Return means over seeds at equal places of the budget, and their standard errors."""
     found: dict[str, Any] = {"at": [round(float(x), 3) for x in grid(plan.budget)]}
     found["score"] = _band([score_curve(one, plan.budget) for one in runs])
     for name in CURVES:
@@ -149,16 +149,17 @@ class Pair:
 
     a: str
     b: str
-    left: tuple[Outcome, ...]
-    right: tuple[Outcome, ...]
+    left: tuple[RunOutcome, ...]
+    right: tuple[RunOutcome, ...]
 
     def by(self, measure: str) -> Difference | None:
-        """By `final` or `area` score or a measure of metrics.jsonl; None where it can't be told."""
+        """Compare by `final` or `area` score or a metric; None where it can't be told."""
         sides = self.values(measure)
         return None if sides is None else statistics.paired_difference(*sides)
 
     def values(self, measure: str) -> tuple[Array, Array] | None:
-        """Of both sides: by seed and task where tasks are what it is a mean over, else by seed.
+        """Return the values of both sides: by seed and task where it is a mean over tasks, else by
+        seed.
 
         Tasks without a value in some run are left out. What tasks were asked is luck as well, so
         without values by task there is no judgement of what was measured on them.
@@ -184,22 +185,22 @@ class Pair:
 
 
 class Judgement(NamedTuple):
-    """A difference among others that are judged with it."""
+    """A difference among others that are judged together with it."""
 
     found: Difference
     p: float  # corrected
     level: float  # that the uncorrected one must stay below, where seeds are not too few
 
 
-def _of_tasks(one: Outcome, measure: str) -> Sequence[float | None]:
+def _of_tasks(one: RunOutcome, measure: str) -> Sequence[float | None]:
     known = {"final": one.scores, "area": one.areas}
     return known[measure] if measure in known else one.by_task.get(measure, ())
 
 
 def pairs(
-    names: Sequence[str], done: Sequence[Sequence[Outcome]], measures: Sequence[str] = ()
+    names: Sequence[str], done: Sequence[Sequence[RunOutcome]], measures: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Every two arms; p-values corrected over all pairs and measures, which are judged together."""
+    """Compare every two arms; p-values are corrected over all pairs and measures together."""
     found = [pair_of(names, done, *two) for two in combinations(range(len(names)), 2)]
     judged = judgements(found, (*SCORES, *measures))
     fewest = statistics.fewest_units(len(found))
@@ -217,7 +218,7 @@ def pairs(
 
 
 def judgements(found: Sequence[Pair], kinds: Sequence[str]) -> list[dict[str, Judgement | None]]:
-    """All that is said of these pairs, each by each kind, as one family."""
+    """Return the judgements of these pairs, each by each measure, as one family."""
     testable = [(pair, kind) for pair in found if len(pair.left) > 1 for kind in kinds]
     judged = judge([pair.by(kind) for pair, kind in testable], len(found))
     known = {(id(pair), kind): one for (pair, kind), one in zip(testable, judged, strict=True)}
@@ -225,7 +226,7 @@ def judgements(found: Sequence[Pair], kinds: Sequence[str]) -> list[dict[str, Ju
 
 
 def pair_of(
-    names: Sequence[str], done: Sequence[Sequence[Outcome]], first: int, second: int
+    names: Sequence[str], done: Sequence[Sequence[RunOutcome]], first: int, second: int
 ) -> Pair:
     sides = [{one.seed: one for one in done[number]} for number in (first, second)]
     both = sorted(sides[0].keys() & sides[1].keys())
@@ -234,13 +235,13 @@ def pair_of(
 
 
 def family(differences: Sequence[Difference | None], pairs: int) -> list[dict[str, Any] | None]:
-    """Judgements that are made together, of so many pairs, as compare.json has them."""
+    """Return judgements that are made together, of so many pairs, as compare.json has them."""
     fewest = statistics.fewest_units(pairs)
     return [_tested(each, fewest) for each in judge(differences, pairs)]
 
 
 def judge(differences: Sequence[Difference | None], pairs: int) -> list[Judgement | None]:
-    """Each must hold against all of them; None where there is nothing to judge."""
+    """Correct each judgement for all of them; None where there is nothing to judge."""
     known = [each for each in differences if each is not None]
     raw = [each.p for each in known]
     p = statistics.corrected(raw, [each.spread.units for each in known], pairs)
@@ -279,15 +280,16 @@ def _tested(judged: Judgement | None, fewest: int) -> dict[str, Any] | None:
 
 
 def _of_shares(tested: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Shares can't differ by more than 1, whatever the width of an interval."""
+    """Cut an interval of shares at ±1: they can't differ by more."""
     if tested is None:
         return None
     return tested | {"low": max(tested["low"], -1.0), "high": min(tested["high"], 1.0)}
 
 
-def same_start(done: Sequence[Sequence[Outcome]], by_seed: bool) -> bool:
-    """Whether all runs began with the same data and weights, by their hashes; those of each seed
-    where a seed has weights of its own."""
+def same_start(done: Sequence[Sequence[RunOutcome]], by_seed: bool) -> bool:
+    """Return whether all runs began with the same data and weights, by their hashes; seed by seed
+    where a seed has weights of its own.
+    """
     begun: dict[int, set[tuple[str | None, ...]]] = {}
     for runs in done:
         for one in runs:
@@ -296,6 +298,6 @@ def same_start(done: Sequence[Sequence[Outcome]], by_seed: bool) -> bool:
     return all(len(hashes) == 1 for hashes in begun.values())
 
 
-def versions(done: Sequence[Sequence[Outcome]]) -> list[str]:
-    """Of groupwise and PyTorch that runs were made with: one, if all were made with the same."""
+def versions(done: Sequence[Sequence[RunOutcome]]) -> list[str]:
+    """Return the versions of groupwise and PyTorch that made the runs: one if all agree."""
     return sorted({one.versions for runs in done for one in runs})

@@ -1,4 +1,4 @@
-"""What the run folders of a comparison say: curves over the budget, and where they ended."""
+"""The run folders of a comparison read back: curves over the budget, and final values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from groupwise.compare.arms import Budget
-from groupwise.compare.plan import Folder, Job, Plan
+from groupwise.compare.arms import ArmBudget
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
 from groupwise.config import difference
 from groupwise.errors import RunError
 from groupwise.runfiles.folder import RunFolder
@@ -29,7 +29,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """One finished run."""
 
     seed: int
@@ -55,7 +55,7 @@ class Outcome:
         return self.points[0]["score"]
 
     def value(self, measure: str) -> float | None:
-        """The `final` or `area` score, or a measure of metrics.jsonl at the end."""
+        """Return the `final` or `area` score, or a metric at the end."""
         scores = {"final": self.final, "area": self.area}
         return scores[measure] if measure in scores else self.ends.get(measure)
 
@@ -64,9 +64,11 @@ class Outcome:
         return self.ends.get("entropy/mean")
 
 
-def outcomes(plan: Plan, folder: Folder) -> tuple[list[list[Outcome]], dict[Job, str]]:
-    """Of each arm the finished runs, by seed; and what is wrong with the records of others."""
-    found: list[list[Outcome]] = [[] for _ in plan.arms]
+def outcomes(
+    plan: ComparisonPlan, folder: ComparisonFolder
+) -> tuple[list[list[RunOutcome]], dict[Job, str]]:
+    """Return the finished runs of each arm by seed, and the problems with the others."""
+    found: list[list[RunOutcome]] = [[] for _ in plan.arms]
     damaged: dict[Job, str] = {}
     for job in plan.jobs:
         path = folder.run(plan, job)
@@ -80,8 +82,8 @@ def outcomes(plan: Plan, folder: Folder) -> tuple[list[list[Outcome]], dict[Job,
     return found, damaged
 
 
-def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) -> Outcome:
-    """What one run folder says."""
+def outcome(path: Path, job: Job, budget: ArmBudget, summary: Mapping[str, Any]) -> RunOutcome:
+    """Read one run folder."""
     _check_unchanged(RunFolder(path), summary["steps"])
     lines = _with_seconds(_all_steps(RunFolder(path), summary["steps"]))
     measure = "accuracy" if any("eval/accuracy" in line for line in lines) else "reward"
@@ -102,7 +104,7 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
         raise RunError(f"{path} has no evaluations to compare.")
     unit = _unit(budget)
     made_by = manifest.get("versions", {})
-    return Outcome(
+    return RunOutcome(
         seed=job.seed,
         measure=measure,
         points=points,
@@ -123,7 +125,7 @@ def outcome(path: Path, job: Job, budget: Budget, summary: Mapping[str, Any]) ->
 
 
 def _check_unchanged(run: RunFolder, last: int) -> None:
-    """Refuse a run that somebody went on with otherwise: its end is not its arm's alone."""
+    """Refuse a run that was continued with other settings: its end is not that of its arm."""
     made = [each.start for each in stretches(read_starts(run), last)]
     for one, two in pairwise(made):
         changed = [str(change).rpartition(" (")[0] for change in difference(one.config, two.config)
@@ -137,7 +139,7 @@ def _check_unchanged(run: RunFolder, last: int) -> None:
 
 
 def _all_steps(run: RunFolder, last: int) -> list[dict[str, Any]]:
-    """The metrics of every step. With a gap, areas and costs would be those of another run."""
+    """Return the metrics of every step. With a gap, areas and costs would be wrong."""
     lines = run.read_metrics()
     if [line.get("step") for line in lines] != list(range(last + 1)):
         raise RunError(
@@ -151,9 +153,9 @@ def _areas(
     evaluations: Sequence[Mapping[str, Any]],
     points: Sequence[Mapping[str, float]],
     metric: str,
-    budget: Budget,
+    budget: ArmBudget,
 ) -> tuple[float | None, ...]:
-    """Of each task; None where an evaluation has no score of it, nothing where one is missing."""
+    """Return each task's area; None where a score is missing, () without an evaluation."""
     tables = {line["step"]: line.get(metric) for line in evaluations}
     rows = [tables.get(point["step"]) for point in points]
     if any(row is None or len(row) != len(rows[0] or ()) for row in rows):
@@ -171,13 +173,13 @@ def _last_by_task(
     return {name: values for name, values in own[-1].items() if name != "step"} if own else {}
 
 
-def _unit(budget: Budget) -> str:
-    """What a point's place on the budget is called."""
+def _unit(budget: ArmBudget) -> str:
+    """Return the name of the unit in which the budget is counted."""
     return {"steps": "step"}.get(budget.unit, budget.unit)
 
 
 def _with_seconds(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With the seconds that steps took so far, without those of evaluations."""
+    """Add the seconds that steps took so far, without those of evaluations."""
     found, spent = [], 0.0
     for line in lines:
         spent += (line.get("time/step") or 0.0) - (line.get("time/eval") or 0.0)
@@ -194,7 +196,7 @@ def _series(lines: Sequence[Mapping[str, Any]], metric: str, unit: str) -> tuple
 
 
 def _ends(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of each measure the mean over the last tenth of the steps, or the last evaluation.
+    """Return the mean of each metric over the last tenth of the steps, or the last evaluation.
 
     A step may lack one (no wrong answer has a length). What none of these steps has is not there:
     what it was before is not how the run ended.
@@ -213,26 +215,28 @@ def _ends(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def area(places: Sequence[float], scores: Sequence[float], budget: float) -> float:
-    """The mean of a curve over the budget, straight between its points, level behind the last."""
+    """Return the mean of a curve over the budget, linear between its points, constant after the
+    last.
+    """
     inner = [place for place in places if 0 < place < budget]
     grid = np.unique(np.array([0.0, *inner, float(budget)]))
     values = np.interp(grid, places, scores)
     return float(np.trapezoid(values, grid) / budget)
 
 
-def grid(budget: Budget) -> Array:
+def grid(budget: ArmBudget) -> Array:
     return np.linspace(0.0, budget.amount, GRID + 1)
 
 
-def score_curve(one: Outcome, budget: Budget) -> Array:
-    """The score at every place of the grid."""
+def score_curve(one: RunOutcome, budget: ArmBudget) -> Array:
+    """Return the score at every place of the grid."""
     unit = _unit(budget)
     places, scores = ([p[name] for p in one.points] for name in (unit, "score"))
     return np.interp(grid(budget), places, scores)
 
 
-def training_curve(one: Outcome, name: str, budget: Budget) -> Array | None:
-    """The mean of what training measured in the stretch that ends at each place of the grid."""
+def training_curve(one: RunOutcome, name: str, budget: ArmBudget) -> Array | None:
+    """Return the mean of a training metric in the stretch that ends at each place of the grid."""
     places, values = one.curves[name]
     if not len(places):
         return None

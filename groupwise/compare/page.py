@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from groupwise.compare import charts, words
+from groupwise.compare import charts, summary
 from groupwise.compare.charts import Chart, Line
-from groupwise.compare.outcomes import Outcome
-from groupwise.compare.plan import Plan
+from groupwise.compare.outcomes import RunOutcome
+from groupwise.compare.plan import ComparisonPlan
 from groupwise.errors import RunError
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.watch.plots import can_plot
@@ -43,15 +43,15 @@ METHOD = (
 
 
 def write_all(
-    path: Path, found: Mapping[str, Any], plan: Plan, done: Sequence[Sequence[Outcome]]
+    path: Path, found: Mapping[str, Any], plan: ComparisonPlan, done: Sequence[Sequence[RunOutcome]]
 ) -> list[str]:
-    """Their names."""
+    """Write all files; return their names."""
     drawn = charts_of(found)
     files: dict[str, bytes | str] = {
         "compare.json": to_page(found),
         "compare.html": page(path.resolve().name, found, plan, drawn),
         "pairs.csv": _csv(_pair_rows(found)),
-        "runs.csv": _csv(_run_rows(plan, done, words.measures(found))),
+        "runs.csv": _csv(_run_rows(plan, done, summary.measures(found))),
         "curves.csv": _csv(_curve_rows(plan, done)),
     }
     if can_plot():
@@ -68,7 +68,7 @@ def write_all(
 
 
 def charts_of(found: Mapping[str, Any]) -> dict[str, Chart]:
-    """By file name: the score first."""
+    """Return the charts by file name, the score first."""
     arms = [arm for arm in found["arms"] if arm["seeds"]]
     made = {}
     for name, title in TITLES.items():
@@ -93,11 +93,13 @@ def charts_of(found: Mapping[str, Any]) -> dict[str, Chart]:
 # --- the page ---------------------------------------------------------------------------------
 
 
-def page(name: str, found: Mapping[str, Any], plan: Plan, drawn: Mapping[str, Chart]) -> str:
-    """Self-contained: no script, nothing loaded."""
-    said = [*words.verdicts(found), *filter(None, words.measured(found))]
+def page(
+    name: str, found: Mapping[str, Any], plan: ComparisonPlan, drawn: Mapping[str, Chart]
+) -> str:
+    """Return the page, which is self-contained: no script, nothing loaded."""
+    said = [*summary.verdicts(found), *filter(None, summary.measured(found))]
     sentences = "".join(f"<li>{text(each)}</li>" for each in said)
-    troubles = "".join(f"<p>{text(each)}</p>" for each in words.warnings(found) if each)
+    troubles = "".join(f"<p>{text(each)}</p>" for each in summary.warnings(found) if each)
     figures = "".join(
         f"<figure><h3>{text(chart.title)}</h3>{charts.svg(chart)}"
         f"{charts.legend([line.name for line in chart.lines])}"
@@ -113,7 +115,7 @@ def page(name: str, found: Mapping[str, Any], plan: Plan, drawn: Mapping[str, Ch
             f"<p>{len(plan.arms)} arms x {len(plan.seeds)} seeds, {text(plan.budget)} each.</p>",
             troubles,
             section("Verdict", f'<ul class="verdicts">{sentences}</ul>'),
-            section("Arms", table(words.columns(found), words.rows(found))),
+            section("Arms", table(summary.columns(found), summary.rows(found))),
             section("Curves", f'<div class="curves">{figures}</div>'),
             section(
                 "Pairs", pairs + table(PAIR_HEAD, [_shown(row) for row in _pair_rows(found)[1:]])
@@ -143,7 +145,7 @@ PAIR_HEAD = ("a", "b", "of", "difference a − b", "low", "high", "p (corrected)
 def _pair_rows(found: Mapping[str, Any]) -> list[list[Any]]:
     rows: list[list[Any]] = [list(PAIR_HEAD)]
     for pair in found["pairs"]:
-        for of, tested in words.judgements(pair).items():
+        for of, tested in summary.judgements(pair).items():
             if tested is not None:
                 names = ("difference", "low", "high", "p", "p_uncorrected", "separable",
                          "smallest_visible")  # fmt: skip
@@ -154,7 +156,7 @@ def _pair_rows(found: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _shown(row: Sequence[Any]) -> list[str]:
-    """A row for people: short numbers."""
+    """Return a row for people, with short numbers."""
     return [
         "" if cell is None
         else ("yes" if cell else "no") if isinstance(cell, bool)
@@ -165,7 +167,7 @@ def _shown(row: Sequence[Any]) -> list[str]:
 
 
 def _run_rows(
-    plan: Plan, done: Sequence[Sequence[Outcome]], measures: Sequence[str]
+    plan: ComparisonPlan, done: Sequence[Sequence[RunOutcome]], measures: Sequence[str]
 ) -> list[list[Any]]:
     names = ("seed", "start", "final", "area", "steps", "tokens", "seconds", "length", "entropy")
     rows: list[list[Any]] = [["arm", *names, *measures]]
@@ -176,8 +178,8 @@ def _run_rows(
     return rows
 
 
-def _curve_rows(plan: Plan, done: Sequence[Sequence[Outcome]]) -> list[list[Any]]:
-    """Every evaluation as it was measured."""
+def _curve_rows(plan: ComparisonPlan, done: Sequence[Sequence[RunOutcome]]) -> list[list[Any]]:
+    """Return every evaluation as it was measured."""
     names = ("step", "tokens", "seconds", "score")
     rows: list[list[Any]] = [["arm", "seed", *names]]
     for arm, runs in zip(plan.arms, done, strict=True):

@@ -1,4 +1,4 @@
-"""All runs of a comparison, written down before the first: the same command goes on with them."""
+"""All runs of a comparison, written down before the first: the same command continues it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import config as configuration
-from groupwise.compare.arms import Arm, Budget
+from groupwise.compare.arms import Arm, ArmBudget
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RecipeWarning, RunError
 from groupwise.runfiles.files import to_page, write_atomic
@@ -37,23 +37,25 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is compared, how often, and how much each run may spend."""
+class ComparisonPlan:
+    """The arms and seeds of a comparison, and how much each run may spend."""
 
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    budget: Budget
+    budget: ArmBudget
 
     @property
     def jobs(self) -> list[Job]:
-        """A seed of every arm before the next seed: what is there early can be compared."""
+        """Return the runs, a seed of every arm before the next seed: early ones can be compared."""
         return [Job(arm, seed) for seed in self.seeds for arm in range(len(self.arms))]
 
     def config(self, job: Job) -> Config:
         return replace(self.arms[job.arm].config, seed=job.seed)
 
-    def with_threads(self, threads: int) -> Plan:
-        """Where the configuration leaves them open: other numbers give other last bits."""
+    def with_threads(self, threads: int) -> ComparisonPlan:
+        """Fix the threads where the configuration leaves them open: another number changes the last
+        bits.
+        """
         arms = [
             arm
             if arm.config.model.threads or arm.config.model.device != "cpu"
@@ -72,19 +74,19 @@ class Plan:
         return {"format": FORMAT, "budget": budget, "seeds": list(self.seeds), "arms": arms}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> Plan:
+    def from_dict(cls, stored: dict[str, Any]) -> ComparisonPlan:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RecipeWarning)
             arms = tuple(
                 Arm(each["name"], configuration.load(tomllib.loads(each["config"])))
                 for each in stored["arms"]
             )
-        return cls(arms, tuple(stored["seeds"]), Budget(**stored["budget"]))
+        return cls(arms, tuple(stored["seeds"]), ArmBudget(**stored["budget"]))
 
 
 @dataclass(frozen=True)
-class Folder:
-    """Where a comparison lies."""
+class ComparisonFolder:
+    """The folder of a comparison."""
 
     path: Path
 
@@ -94,22 +96,22 @@ class Folder:
 
     @property
     def data(self) -> Path:
-        """Hashes of the tasks."""
+        """Return the file with the hashes of the tasks."""
         return self.path / "data.json"
 
     @property
     def starts(self) -> Path:
-        """Embedded models."""
+        """Return the folder of the embedded models."""
         return self.path / "start"
 
-    def run(self, plan: Plan, job: Job) -> Path:
+    def run(self, plan: ComparisonPlan, job: Job) -> Path:
         return self.path / "runs" / plan.arms[job.arm].folder / f"seed_{job.seed}"
 
-    def log(self, plan: Plan, job: Job) -> Path:
+    def log(self, plan: ComparisonPlan, job: Job) -> Path:
         return self.run(plan, job) / "log.txt"
 
-    def read(self) -> Plan | None:
-        """The plan of the comparison that lies here; None where there is nothing."""
+    def read(self) -> ComparisonPlan | None:
+        """Read the plan of the comparison in this folder; None where there is none."""
         if not self.plan.is_file():
             if self.path.is_dir() and any(name != ".lock" for name in os.listdir(self.path)):
                 raise RunError(
@@ -118,7 +120,7 @@ class Folder:
             return None
         try:
             stored = json.loads(self.plan.read_bytes())
-            return Plan.from_dict(stored)
+            return ComparisonPlan.from_dict(stored)
         except GroupwiseError as error:  # a file of recipes that was moved
             raise RunError(
                 f"{self.path} holds a comparison that can't be gone on with here: {error} Put "
@@ -130,8 +132,8 @@ class Folder:
                 "edited or comes from another version. Take another folder: --out"
             ) from error
 
-    def take(self, plan: Plan) -> None:
-        """Write the plan down. One that has runs already may grow by arms and seeds, no more."""
+    def take(self, plan: ComparisonPlan) -> None:
+        """Write the plan down. A plan with runs may only gain arms and seeds."""
         before = self.read()
         if before is not None and not (self.path / "runs").is_dir():
             # It was refused or stopped before its first run: whatever was mended since holds.
@@ -151,12 +153,14 @@ class Folder:
         except OSError as error:
             raise RunError(f"{self.path} can't be written: {error}. Take another: --out") from None
 
-    def undone(self, plan: Plan) -> list[Job]:
+    def undone(self, plan: ComparisonPlan) -> list[Job]:
         return [job for job in plan.jobs if finished(plan.config(job), self.run(plan, job)) is None]
 
     @contextlib.contextmanager
     def locked(self, tell: Callable[[str], None]) -> Iterator[int]:
-        """Held for this process and for those that inherit the descriptor; waiting is told."""
+        """Lock the folder for this process and those that inherit the descriptor; a wait is
+        announced.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -170,8 +174,8 @@ class Folder:
             os.close(descriptor)
 
 
-def learned(run: Path) -> bool:
-    """Whether a run has weights of its own, or had: a finished one may go without checkpoints."""
+def has_weights(run: Path) -> bool:
+    """Return whether a run has or had its own weights: a finished one may lack checkpoints."""
     return any(run.glob("checkpoints/step_*")) or RunFolder(run).summary.is_file()
 
 
@@ -196,8 +200,8 @@ def _wait_for(descriptor: int, path: Path, tell: Callable[[str], None]) -> None:
             time.sleep(0.2)
 
 
-def changes(before: Plan, after: Plan) -> list[str]:
-    """What can't be gone on with, in words."""
+def changes(before: ComparisonPlan, after: ComparisonPlan) -> list[str]:
+    """Return in words the changes that a comparison can't continue with."""
     found = []
     if before.budget != after.budget:
         found.append(f"its budget is {before.budget}, not {after.budget}")
@@ -217,7 +221,7 @@ def changes(before: Plan, after: Plan) -> list[str]:
     return found
 
 
-def _short(change: configuration.Change) -> str:
+def _short(change: configuration.SettingChange) -> str:
     return str(change).rpartition(" (")[0]
 
 

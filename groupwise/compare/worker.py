@@ -1,8 +1,8 @@
-"""What a process of a comparison does: runs, one after the other, as it is told on stdin.
+"""The process of a comparison that does runs, one after the other, as it is told on stdin.
 
-A line in is {"arm": 0, "seed": 3}; lines out are {"share": 0.4} on the way, and then
-{"done": seconds}, {"failed": words} or {"stopped": true}. When stdin ends, whoever asked is gone:
-the run is saved, and the process ends.
+A line in is {"arm": 0, "seed": 3}; lines out are {"share": 0.4} on the way, and then {"done":
+seconds}, {"failed": words} or {"stopped": true}. When stdin ends, the parent is gone: the run is
+saved, and the process ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from groupwise.compare.plan import Folder, Job, Plan
-from groupwise.compare.starts import lay_out, start_of
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
+from groupwise.compare.shared_start import copy_start, start_of
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, in_short
 from groupwise.training.loop import Stopped, train
@@ -31,8 +31,8 @@ from groupwise.watch.display import Display
 _OWN = os.getpid()
 
 
-class Reporting(Display):
-    """A run's own words go to its log; how far it is, to whoever asked for it."""
+class WorkerDisplay(Display):
+    """A display that writes a run's words to its log, and its progress to the parent."""
 
     def __init__(self, log: TextIO, config: Config, out: TextIO) -> None:
         super().__init__(log, live=False)
@@ -64,7 +64,7 @@ def main(path: str) -> int:
     asked: queue.Queue[str] = queue.Queue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(asked, busy), daemon=True).start()
-    folder = Folder(Path(path))
+    folder = ComparisonFolder(Path(path))
     plan = folder.read()
     assert plan is not None
     going_on = True
@@ -83,17 +83,17 @@ def _listen(asked: queue.Queue[str], busy: threading.Event) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # the run under way saves itself and stops
 
 
-def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
-    """One run; False if it was asked to stop."""
+def _serve(folder: ComparisonFolder, plan: ComparisonPlan, job: Job, out: TextIO) -> bool:
+    """Do one run; return False if it was asked to stop."""
     config, run = plan.config(job), folder.run(plan, job)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        lay_out(start_of(config, folder), run)
+        copy_start(start_of(config, folder), run)
         with folder.log(plan, job).open("a", encoding="utf-8") as log:
             begun = time.perf_counter()
             try:
-                train(config, run, Reporting(log, config, out))
-                shed(run)
+                train(config, run, WorkerDisplay(log, config, out))
+                delete_optimizer_state(run)
             except Exception:
                 traceback.print_exc(file=log)
                 raise
@@ -108,8 +108,8 @@ def _serve(folder: Folder, plan: Plan, job: Job, out: TextIO) -> bool:
     return True
 
 
-def shed(run: Path) -> None:
-    """A run that spent its budget is not gone on with: it keeps its weights and no optimizer.
+def delete_optimizer_state(run: Path) -> None:
+    """Delete the optimizer's state of a run that spent its budget; its weights stay.
 
     Those are three times as large, and a comparison has many runs.
     """

@@ -1,4 +1,4 @@
-"""Runs on all cores or GPUs there are: a process for each, which does one run after the other.
+"""Runs on all cores or GPUs: a process for each, which does one run after the other.
 
 Starting a process costs seconds, so it is kept; if it dies, its run has failed and the next one
 gets a new process.
@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from groupwise.compare.plan import Folder, Job, Plan
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
 
 LOG = "workers.log"  # what processes say beside their answers: prints of rewards, last words
 
 
 @dataclass
 class Progress:
-    """What was done so far, by this call."""
+    """The work that this call has done so far."""
 
     jobs: Sequence[Job]
     shares: dict[Job, float] = field(default_factory=dict)  # of those under way
@@ -38,15 +38,15 @@ class Progress:
         return done / len(self.jobs)
 
 
-def do(
-    plan: Plan,
-    folder: Folder,
+def run_jobs(
+    plan: ComparisonPlan,
+    folder: ComparisonFolder,
     jobs: Sequence[Job],
     places: Sequence[Mapping[str, str]],
     lock: int,
     show: Callable[[Progress], None],
 ) -> Progress:
-    """All jobs, one process for each place; a place is what its environment says.
+    """Do all jobs, one process for each place; a place is the environment of its process.
 
     Asked to stop (KeyboardInterrupt), it has the runs under way saved, and raises it again. Asked
     twice, it ends them where they are: they go on from their last checkpoints.
@@ -94,11 +94,11 @@ def _note(progress: Progress, job: Job, said: dict[str, Any]) -> None:
 
 
 class _Worker(threading.Thread):
-    """One place: takes jobs as long as there are any, and passes on what its process says."""
+    """A place that takes jobs as long as there are any, and passes on what its process reports."""
 
     def __init__(
         self,
-        folder: Folder,
+        folder: ComparisonFolder,
         place: Mapping[str, str],
         lock: int,
         waiting: queue.Queue[Job],
@@ -155,7 +155,7 @@ class _Worker(threading.Thread):
             self._heard.put((job, {"failed": f"its process ended {how}{why}; see {LOG}"}))
 
     def _ready(self) -> subprocess.Popen[str] | None:
-        """The process, a new one if there is none; None if it is time to stop."""
+        """Return the process, a new one if there is none; None if it is time to stop."""
         with self._starting:
             if self._stopping:
                 return None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from groupwise.config.changes import Change, difference
+from groupwise.config.changes import SettingChange, difference
 from groupwise.config.fields import (
     Budget,
     Checkpoint,
     Config,
     Data,
-    Engine,
+    EngineSettings,
     Eval,
     Guard,
     Model,
     Optim,
-    Reference,
+    ReferenceSettings,
     Reward,
     Tiny,
 )
@@ -22,17 +22,17 @@ from groupwise.config.writing import text
 
 __all__ = [
     "Budget",
-    "Change",
     "Checkpoint",
     "Config",
     "Data",
-    "Engine",
+    "EngineSettings",
     "Eval",
     "Guard",
     "Model",
     "Optim",
-    "Reference",
+    "ReferenceSettings",
     "Reward",
+    "SettingChange",
     "Tiny",
     "difference",
     "load",

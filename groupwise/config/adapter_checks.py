@@ -1,4 +1,4 @@
-"""What an adapter's settings can't do, and what they do that its user may not expect."""
+"""Checks of an adapter's settings: what they can't do, and effects that may surprise."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def exact_beside_an_adapter(config: Config, recipe: Method) -> Iterator[str]:
 
 
 def dropout_in_a_sequence_ratio(config: Config, recipe: Recipe) -> Iterator[str]:
-    """Whose noise adds up over an answer, and is far wider than such a clip range."""
+    """Warn of dropout's noise, which adds up over an answer and exceeds such a clip range."""
     share, ratio = config.adapter.dropout, recipe.ratio
     compared = recipe.schedule["updates"] > 1 or ratio.get("anchor") == "sampler"
     if share and compared and ratio.definition.traits.level == "sequence":

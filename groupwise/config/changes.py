@@ -1,4 +1,4 @@
-"""What a resumed run may change. The rest would make it another run under the same name."""
+"""The settings that a resumed run may change. Others would make it another run of the same name."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _STATEFUL = "its state is part of the checkpoint"
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """One setting that differs; None where there was, or is, no such setting."""
 
     key: str
@@ -82,8 +82,8 @@ class Change:
 
 def difference(
     old: Config | str | Mapping[str, Any], new: Config | str | Mapping[str, Any]
-) -> list[Change]:
-    """What changed from one resolved configuration to another; texts are those of `text`.
+) -> list[SettingChange]:
+    """Return the changes from one resolved configuration to another; texts are those of `text`.
 
     A setting that one of them does not have, because it was made by another version, counts as its
     default.
@@ -93,7 +93,7 @@ def difference(
     for key in dict.fromkeys([*before, *after]):
         was, now = (found.get(key, defaults.get(key)) for found in (before, after))
         if was != now and not (key == "recipe.name" and _same_name(was, now)):
-            changes.append(Change(key, was, now, *_verdict(key, was, now)))
+            changes.append(SettingChange(key, was, now, *_verdict(key, was, now)))
     return changes
 
 
@@ -106,7 +106,7 @@ def _entries(source: Config | str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defaults() -> dict[str, Any]:
-    """Of the fields; a recipe, and entries that the user names, have none."""
+    """Return the defaults of the fields; a recipe, and entries that the user names, have none."""
     named = tuple(f"{field}." for field in ("recipe", *OPEN))
     return {key: each for key, each in _entries(load()).items() if not key.startswith(named)}
 
@@ -120,7 +120,9 @@ def _flattened(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _same_name(old: str | None, new: str | None) -> bool:
-    """`dapo*` is a changed `dapo`: which slots changed is told beside it. Files may move."""
+    """Return whether two recipes have the same name: `dapo*` is a changed `dapo`, and files may
+    move.
+    """
     words = [(name or "").rpartition(":")[2].removesuffix("*") for name in (old, new)]
     return words[0] == words[1]
 
@@ -133,7 +135,7 @@ def _verdict(key: str, old: Any, new: Any) -> tuple[bool, str]:
 
 
 def resume_rule(key: str) -> tuple[bool, str]:
-    """Whether a setting beside the recipe may change in a run that goes on, and why (not)."""
+    """Return whether a setting beside the recipe may change in a resumed run, and the reason."""
     fitting = [name for name in RESUME if f"{key}.".startswith(f"{name}.")]
     if not fitting:
         return False, "this version does not know it"
@@ -141,7 +143,7 @@ def resume_rule(key: str) -> tuple[bool, str]:
 
 
 def _recipe_verdict(kind: str, old: str, new: str) -> tuple[bool, str]:
-    """Numbers may change, functions may not: what they hold and mean would not fit."""
+    """Return whether a recipe's setting may change: numbers may, functions may not."""
     functions = [re.findall(r"(\w+)\(", slots) for slots in (old, new)]
     if kind == "name" or functions[0] != functions[1]:
         return False, _OTHER_FUNCTIONS

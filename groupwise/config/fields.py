@@ -1,4 +1,4 @@
-"""Every setting, its type, its range, its default and what it is for: the one place that says so.
+"""Every setting with its type, range, default and purpose: the one place that defines them.
 
 The comment beside a field is also what `text` writes beside it in a resolved configuration.
 """
@@ -37,7 +37,7 @@ class Forms:
         return False
 
     def nearest(self, text: str) -> str | None:
-        """What was probably meant by a text that is not admitted."""
+        """Return what was probably meant by a text that is not admitted."""
         word, colon, digits = text.strip().lower().partition(":")
         word = dict(self.meant).get(word, word)
         return next((x for x in (f"{word}{colon}{digits}", word) if self.admits(x)), None)
@@ -73,30 +73,35 @@ ReferenceUpdate = Annotated[str, Forms(("frozen",), (("ema", float, _DECAY), ("r
 class Model:
     """The policy."""
 
-    # a Hugging Face folder, a .gguf file, an id on a hub ("org/name", "org/name@revision"), or
-    # "tiny": made on the spot
+    # the model to train: a Hugging Face folder, a .gguf file, an id on a hub ("org/name",
+    # "org/name@revision"), or "tiny", the embedded model, which is made on the spot
     path: str = "tiny"
-    # "auto": bfloat16 on a GPU that computes in it, else float32; masters are float32 anyway
+    # precision of the forward and backward pass; "auto": bfloat16 on a GPU that computes in it,
+    # else float32. The optimizer's copy of the weights is float32 in any case
     dtype: Precision = AUTO
-    # "cpu", "cuda", "cuda:1"; "auto": a GPU if PyTorch can use one, the CPU for the embedded model.
-    # A run keeps what it was started with
+    # where the model runs: "cpu", "cuda", "cuda:1"; "auto": a GPU if PyTorch can use one, the CPU
+    # for the embedded model. A resumed run keeps its device
     device: Device = AUTO
-    adapters: tuple[str, ...] = ()  # of PEFT's, folded into it: part of the starting policy
-    quantize: Literal["none", "int8", "nf4"] = "none"  # the frozen weights beside an adapter
-    threads: Whole = 0  # of the CPU; 0: as PyTorch has it. Other numbers give other last bits
+    adapters: tuple[str, ...] = ()  # PEFT adapters, merged into the model before training starts
+    # storage of the frozen weights when an adapter is trained; int8 and nf4 take less memory
+    quantize: Literal["none", "int8", "nf4"] = "none"
+    # CPU threads; 0: PyTorch's default. Another number changes the last bits of results
+    threads: Whole = 0
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """LoRA: what is trained instead of the weights, which stay as they are."""
+    """LoRA: an adapter that is trained instead of the weights, which stay as they are."""
 
-    rank: Whole = 0  # 0: none, all weights are trained; 8 to 64 are usual
-    alpha: NonNegative = 0.0  # its output is scaled by alpha / rank; 0: 32
-    # "all" linear layers, names or their ends ["q_proj", "mlp.up_proj"], or a regular expression
+    rank: Whole = 0  # rank of the LoRA adapter; 8 to 64 are usual. 0: no adapter, all weights learn
+    alpha: NonNegative = 0.0  # the adapter's output is scaled by alpha / rank; 0: alpha is 32
+    # layers that get an adapter: "all" linear ones, a list of names or their ends ["q_proj",
+    # "mlp.up_proj"], or a regular expression
     targets: str | tuple[str, ...] = "all"
-    dropout: Annotated[float, Range(0.0, 0.9)] = 0.0  # in updates alone: never when sampling
-    rslora: bool = False  # scaled by alpha / √rank
-    path: str = ""  # an adapter of PEFT's to train further, with its rank, alpha and targets
+    # dropout of the adapter's input during updates; never when sampling
+    dropout: Annotated[float, Range(0.0, 0.9)] = 0.0
+    rslora: bool = False  # scale the adapter's output by alpha / √rank instead of alpha / rank
+    path: str = ""  # a PEFT adapter to train further, with its own rank, alpha and targets
 
     @property
     def used(self) -> bool:
@@ -107,13 +112,14 @@ class Adapter:
 class Tiny:
     """The embedded model: a small transformer over characters with a supervised cold start."""
 
-    width: Count = 128  # of the hidden states
-    layers: Count = 4  # of attention and feed-forward
-    heads: Count = 4  # of attention
-    cold_start_accuracy: Fraction = 0.3  # supervised learning on the task's solutions up to here
-    cold_start_steps: Whole = 3000  # of it at most
-    cold_start_batch: Count = 64  # solutions a step
-    cold_start_rate: Positive = 3e-3  # its learning rate
+    width: Count = 128  # width of the embedded model's hidden states
+    layers: Count = 4  # layers of the embedded model
+    heads: Count = 4  # attention heads of the embedded model
+    # before training, the embedded model learns solutions, supervised, up to this accuracy
+    cold_start_accuracy: Fraction = 0.3
+    cold_start_steps: Whole = 3000  # the most steps of that supervised cold start
+    cold_start_batch: Count = 64  # solutions in each step of the cold start
+    cold_start_rate: Positive = 3e-3  # learning rate of the cold start
 
 
 GENERATORS = ("arithmetic", "countdown")
@@ -122,7 +128,7 @@ FILES = re.compile(r"hub:|.*[./*]")  # and no name of a task
 
 
 def is_generator(name: str) -> bool:
-    """countdown:FILE and reasoning_gym:FILE are named sets."""
+    """Return whether a name is a generator's; countdown:FILE and reasoning_gym:FILE are sets."""
     task = name.removeprefix(f"{GYM}:")
     if task != name:
         return not FILES.match(task)
@@ -130,44 +136,55 @@ def is_generator(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceSettings:
     """An entry of a table in data.train or data.eval."""
 
-    weight: Positive = 1.0  # against the other sources
-    grader: str = ""  # of its rows, for the part `row` of the reward; "": the set's own, or number
+    weight: Positive = 1.0  # how often its tasks are drawn, relative to the other sources
+    # grader of its rows, for the part `row` of the reward; "": the set's own, or number
+    grader: str = ""
     size: Whole = 0  # tasks that a generator makes; 0: data.size
-    options: dict[str, Any] = field(default_factory=dict)  # of a generator; data.options else
+    # options of a generator; {}: data.options
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Prompts."""
+    """The prompts."""
 
-    # a file, a pattern ("data/*.parquet"), a named set ("gsm8k:FILE") or a generator (arithmetic,
-    # countdown, reasoning_gym:TASK); a list of them, or a table: { "gsm8k:FILE" = 0.7, "FILE" =
-    # { weight = 0.3, grader = "number" } } (also size and options, of a generator; arithmetic:NAME
-    # is one). FILE may be on a hub: hub:org/name, hub:org/name@revision/train*.parquet
-    train: str | tuple[str, ...] | dict[str, Positive | Source] = "arithmetic"
-    # the same without weights; "" holds tasks out of a generator, and none of a file
-    eval: str | tuple[str, ...] | dict[str, Source] = ""
-    # of the prompts of data.train, held out for evaluation, chosen by their text; not with eval
+    # tasks to train on: a file, a pattern ("data/*.parquet"), a named set ("gsm8k:FILE") or a
+    # generator (arithmetic, countdown, reasoning_gym:TASK); a list of them, or a table:
+    # { "gsm8k:FILE" = 0.7, "FILE" = { weight = 0.3, grader = "number" } } (also size and options,
+    # of a generator; arithmetic:NAME is one). FILE may be on a hub: hub:org/name,
+    # hub:org/name@revision/train*.parquet
+    train: str | tuple[str, ...] | dict[str, Positive | SourceSettings] = "arithmetic"
+    # held-out tasks, written like data.train but without weights; "": some tasks of a generator are
+    # held out, none of a file
+    eval: str | tuple[str, ...] | dict[str, SourceSettings] = ""
+    # share of the prompts of data.train that is held out for evaluation, chosen by their text; not
+    # together with data.eval
     holdout_share: Fraction = 0.0
-    duplicates: Literal["keep", "drop"] = "keep"  # drop also leaves prompts of data.eval out
-    prompt_key: str = ""  # a column, or a path such as extra_info.question; "": recognised
-    answer_key: str = ""  # the same: reward_model.ground_truth
-    grader_key: str = ""  # a column with the row's own grader, for the part `row` of the reward
-    # leave malformed rows out, counted and told, instead of refusing their file
+    # what happens to prompts that repeat; drop also removes training prompts that data.eval has
+    duplicates: Literal["keep", "drop"] = "keep"
+    # column of the prompt, or a path such as extra_info.question; "": recognised
+    prompt_key: str = ""
+    # column of the answer, or a path such as reward_model.ground_truth; "": recognised
+    answer_key: str = ""
+    grader_key: str = ""  # column that names a row's own grader, for the part `row` of the reward
+    # leave out malformed rows and report their number, instead of refusing the file
     drop_bad: bool = False
-    # tasks in a temporary file and not in memory: auto (those that are large), always, never
+    # keep tasks in a temporary file instead of memory: auto (where they are large), always, never
     streaming: Literal["auto", "always", "never"] = "auto"
-    # auto (chat for messages, else plain), chat, plain, r1_zero, qwen_math, a file with {prompt}
+    # template of prompts: auto (chat for messages, else plain), chat, plain, r1_zero, qwen_math, or
+    # a file with {prompt} in it
     template: str = "auto"
-    system: str = ""  # a system message in front of chat prompts
-    instruction: str = "{prompt}"  # what a string prompt becomes
-    max_prompt_tokens: Whole = 0  # longer ones are dropped, and reported; 0: what the model holds
+    system: str = ""  # a system message in front of chat prompts; "": none
+    instruction: str = "{prompt}"  # text around a prompt that is a string, with {prompt} in it
+    # longer prompts are dropped, and reported; 0: the limit is what the model holds
+    max_prompt_tokens: Whole = 0
     size: Count = 10_000  # tasks that a generator makes; fewer where it has no more different ones
-    options: dict[str, Any] = field(default_factory=dict)  # of a generator, such as digits = 2
-    shuffle: bool = True  # each pass in an order of its own; else as the rows stand
+    options: dict[str, Any] = field(default_factory=dict)  # options of a generator, as digits = 2
+    # every pass over the tasks in a new order; false: in the order of the rows
+    shuffle: bool = True
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -178,29 +195,29 @@ class Data:
         return _names(self.eval)
 
     @property
-    def details(self) -> dict[str, Source]:
-        """All that is said about each source of training, by its name."""
+    def details(self) -> dict[str, SourceSettings]:
+        """Return all settings of each source of training, by its name."""
         return _details(self.train)
 
     @property
-    def eval_details(self) -> dict[str, Source]:
+    def eval_details(self) -> dict[str, SourceSettings]:
         return _details(self.eval)
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of a mixture; none where all tasks are drawn alike."""
+        """Return the weights of a mixture; none where all tasks are drawn alike."""
         mixed = self.details if isinstance(self.train, dict) else {}
         return {name: source.weight for name, source in mixed.items()}
 
     @property
     def graders(self) -> tuple[str, ...]:
-        """Those that the configuration names for sources."""
+        """Return the graders that the configuration names for sources."""
         entries = [*self.details.values(), *self.eval_details.values()]
         return tuple(dict.fromkeys(entry.grader for entry in entries if entry.grader))
 
     @property
     def holds_out(self) -> bool:
-        """Whether a number of tasks is held out of the generator that is trained on."""
+        """Return whether a number of tasks is held out of the generator that is trained on."""
         alone = len(self.sources) == 1 and is_generator(self.sources[0])
         return alone and not self.holdout_share and self.eval_sources in ((), self.sources)
 
@@ -209,7 +226,7 @@ class Data:
         return bool(self.eval_sources or self.holdout_share or self.holds_out)
 
 
-_Named = str | tuple[str, ...] | Mapping[str, float | Source]
+_Named = str | tuple[str, ...] | Mapping[str, float | SourceSettings]
 
 
 def _names(source: _Named) -> tuple[str, ...]:
@@ -218,43 +235,49 @@ def _names(source: _Named) -> tuple[str, ...]:
     return tuple(source)
 
 
-def _details(source: _Named) -> dict[str, Source]:
+def _details(source: _Named) -> dict[str, SourceSettings]:
     if not isinstance(source, Mapping):
-        return {name: Source() for name in _names(source)}
+        return {name: SourceSettings() for name in _names(source)}
     return {
-        name: entry if isinstance(entry, Source) else Source(weight=entry)
+        name: entry if isinstance(entry, SourceSettings) else SourceSettings(weight=entry)
         for name, entry in source.items()
     }
 
 
 @dataclass(frozen=True)
 class Reward:
-    """What an answer is worth: a weighted sum of parts."""
+    """The reward of an answer: a weighted sum of parts."""
 
-    # name -> weight: "math", "number", "choice", "format(pattern=...)", "code", ...,
-    # "judge(url=..., model=...)", "rm(path=...)", "file.py:function";
-    # "row": what the row, its source or its set names (data.grader_key, data.train), else number
+    # parts of the reward, name -> weight: "math", "number", "choice", "format(pattern=...)",
+    # "code", ..., "judge(url=..., model=...)", "rm(path=...)", "file.py:function"; "row": what the
+    # row, its source or its set names (data.grader_key, data.train), else number
     parts: dict[str, float] = field(default_factory=lambda: {"row": 1.0})
-    max_failed_share: Fraction = 0.05  # of a step's rewards that may fail before the run stops
-    timeout: Positive = 60.0  # seconds that a call of a function in a file may take
+    max_failed_share: Fraction = 0.05  # share of a step's rewards above which failures stop the run
+    timeout: Positive = 60.0  # seconds that a call of a reward function in a file may take
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineSettings:
     """The sampler."""
 
     # who samples: "native", or "file.py:Class" for an engine of one's own (docs/engines.md)
     backend: str = "native"
-    max_tokens: Count = 64  # of an answer
-    # before an answer may end; above 0, only with a recipe that corrects for it, such as tis
+    max_tokens: Count = 64  # the most tokens of an answer
+    # the fewest tokens of an answer; above 0 only with a recipe that corrects for it, such as tis
     min_tokens: Whole = 0
     temperature: NonNegative = 1.0  # of sampling, and of the learner that scores the samples
-    top_p: PositiveFraction = 1.0  # below 1, only with such a recipe
-    top_k: Whole = 0  # 0: all tokens; above 0, only with such a recipe
+    # sample from the most probable tokens with this total probability; below 1 only with a recipe
+    # that corrects for it, such as tis
+    top_p: PositiveFraction = 1.0
+    # sample from so many of the most probable tokens, 0: from all; above 0 only with a recipe that
+    # corrects for it, such as tis
+    top_k: Whole = 0
     stop: tuple[str, ...] = ()  # texts that end an answer
-    slots: Whole = 0  # sequences in flight; 0: 64 on a CPU, up to 1,024 on a GPU as memory allows
-    exact: bool = False  # sampler and learner equal to the last bit on a GPU, at a price in speed
-    # "shared": the learner's own. To study a mismatch, a copy: "int8", "stale:K" updates, "noise:S"
+    # sequences sampled at the same time; 0: 64 on a CPU, up to 1,024 on a GPU as memory allows
+    slots: Whole = 0
+    exact: bool = False  # sampler and learner agree to the last bit on a GPU, which is slower
+    # weights that sample: "shared", the learner's own; or, to study a mismatch, a copy: "int8",
+    # "stale:K" updates old, with "noise:S" added
     weights: SamplingWeights = "shared"
 
 
@@ -262,101 +285,115 @@ class Engine:
 class Optim:
     """The update."""
 
-    learning_rate: NonNegative = 1e-6  # with an adapter 1e-5, unless you set it
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # the last two: down to 0
-    warmup_steps: Whole = 0  # in which the rate rises to its full height
-    weight_decay: NonNegative = 0.0  # not of norms and biases
-    beta1: Fraction = 0.9  # of AdamW
-    beta2: Fraction = 0.999  # of AdamW
-    eps: Positive = 1e-8  # of AdamW
-    clip_norm: NonNegative = 1.0  # of the gradient; 0: no clipping
-    # in one forward and backward pass; 0: 1,024 on a CPU, as memory allows on a GPU. It changes
-    # memory and speed, not the update
+    learning_rate: NonNegative = 1e-6  # learning rate; with an adapter 1e-5, unless you set it
+    # course of the learning rate after the warm-up; linear and cosine end at 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Whole = 0  # steps in which the learning rate rises from 0 to its full value
+    weight_decay: NonNegative = 0.0  # AdamW's weight decay; norms and biases have none
+    beta1: Fraction = 0.9  # AdamW's decay of the mean of gradients
+    beta2: Fraction = 0.999  # AdamW's decay of the mean of squared gradients
+    eps: Positive = 1e-8  # AdamW's ε, added to the root of the mean of squares
+    clip_norm: NonNegative = 1.0  # gradients with a larger norm are scaled down to it; 0: none are
+    # tokens in one forward and backward pass; 0: 1,024 on a CPU, as memory allows on a GPU. It
+    # changes memory and speed, not the update
     micro_tokens: Whole = 0
-    recompute: bool = False  # activations in the backward pass: less memory, a third more time
-    exponent_rate: NonNegative = 1e-2  # of the length exponent, where the recipe learns one
+    # compute activations again in the backward pass: less memory, a third more time
+    recompute: bool = False
+    exponent_rate: NonNegative = 1e-2  # learning rate of the length exponent, if the recipe has one
 
 
 @dataclass(frozen=True)
-class Reference:
-    """What KL terms hold on to, for recipes that have them."""
+class ReferenceSettings:
+    """The policy that KL terms compare with, for recipes that have them."""
 
-    # "frozen": the starting policy; "ema:0.99": a moving average; "reset:100": every 100 steps
+    # the reference policy: "frozen", the starting policy; "ema:0.99", a moving average of the
+    # policy; "reset:100", the policy as it was at every 100th step
     update: ReferenceUpdate = "frozen"
 
 
 @dataclass(frozen=True)
 class Eval:
-    """Held-out accuracy."""
+    """The evaluation on held-out tasks."""
 
-    every: Whole = 10  # steps; also before the first and after the last. 0: only those two
-    points: Whole = 0  # in place of it: so many, evenly over steps or budget. 0: as every has it
-    tasks: Whole = 128  # 0: no evaluation
-    samples: Count = 1  # of each task
-    temperature: NonNegative = 0.0  # 0: greedy
+    # steps between evaluations; there is one before the first and after the last step, too. 0: only
+    # those two
+    every: Whole = 10
+    # number of evaluations, evenly over steps or budget, in place of eval.every; 0: eval.every
+    # holds
+    points: Whole = 0
+    tasks: Whole = 128  # held-out tasks of an evaluation; 0: no evaluation
+    samples: Count = 1  # samples of each held-out task
+    temperature: NonNegative = 0.0  # temperature of sampling in evaluations; 0: greedy
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What ends a run before its last step: with the step that reaches it."""
+    """Limits that end a run before its last step, after the step that reaches one."""
 
-    tokens: Whole = 0  # sampled in training, those of dropped groups too; 0: no limit
-    seconds: NonNegative = 0.0  # of steps, evaluation left out; 0: no limit
+    # the run ends when training has sampled so many tokens, dropped groups included; 0: no limit
+    tokens: Whole = 0
+    # the run ends after so many seconds of steps, without evaluations; 0: no limit
+    seconds: NonNegative = 0.0
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run that was stopped goes on from."""
+    """Checkpoints, from which a stopped run continues."""
 
-    every_steps: Whole = 50  # 0: not by steps
-    every_seconds: NonNegative = 600.0  # 0: not by time
-    keep: Count = 2  # how many of the latest stay; the best is kept beside them, as weights alone
+    every_steps: Whole = 50  # steps between checkpoints; 0: not by steps
+    every_seconds: NonNegative = 600.0  # seconds between checkpoints; 0: not by time
+    keep: Count = 2  # latest checkpoints that are kept; the best one stays, too, as weights alone
 
 
 @dataclass(frozen=True)
 class Guard:
-    """When not to go on."""
+    """Limits at which a run stops because something is wrong."""
 
-    # mean |sampler − learner| log-probability that the first step may have; 50 times it in bfloat16
+    # the first step stops the run if the mean |sampler − learner| of log-probabilities is larger;
+    # 50 times as much is allowed in bfloat16
     mismatch: NonNegative = 1e-3
-    max_skipped: Whole = 3  # updates in a row that may be skipped because they are not finite
+    max_skipped: Whole = 3  # updates in a row that may be skipped as not finite before a run stops
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Health rules, what the run costs, and who else is told."""
+    """Health rules, the cost of the run, and trackers."""
 
-    stop: tuple[str, ...] = ()  # rules that stop the run when they fire, by name (docs/health.md)
-    snapshot: bool = False  # keep the last checkpoint before a rule fires, in snapshots/
-    price: NonNegative = 0.0  # of an hour of the device, in any currency: costs are in it
-    # trackers that are told, too: tensorboard, wandb, trackio, mlflow (docs/mirrors.md)
+    stop: tuple[str, ...] = ()  # health rules that stop the run when they fire (docs/health.md)
+    # keep the last checkpoint before a health rule fires, in snapshots/
+    snapshot: bool = False
+    # price of an hour of the device, in the currency that costs are shown in; 0: not known
+    price: NonNegative = 0.0
+    # trackers that get a copy of the run: tensorboard, wandb, trackio, mlflow (docs/mirrors.md)
     mirrors: tuple[Mirror, ...] = ()
 
 
 @dataclass(frozen=True)
 class Config:
-    """All of a run. Two numbers set the batch: prompts_per_step and group_size."""
+    """All settings of a run. Two numbers set the batch: prompts_per_step and group_size."""
 
     recipe: Method
-    prompts_per_step: Count = 16  # each answered group_size times: the batch of a step
-    group_size: Count = 8  # completions of each prompt
-    steps: Count = 100  # batches to sample and learn from
-    seed: Whole = 0  # of the data's order and of every sample
-    # answers that hit the limit: as the recipe has it, left out, masked in the loss, or penalised
+    prompts_per_step: Count = 16  # prompts in the batch of a step, each answered group_size times
+    group_size: Count = 8  # answers to each prompt
+    steps: Count = 100  # steps of the run: batches to sample and learn from
+    seed: Whole = 0  # seed of the order of the data and of every sample
+    # answers cut off at engine.max_tokens: as the recipe has it, left out, masked in the loss, or
+    # penalised
     overlong: Literal["recipe", "drop", "mask", "penalise"] = "recipe"
-    # rounds of dynamic sampling before a smaller batch is taken, or "until full"
+    # rounds in which dynamic sampling replaces dropped groups before it takes a smaller batch, or
+    # "until full"
     refills: Whole | Literal["until full"] = 3
-    # sampled in refills, the most in a step; 0: no such limit, with "until full" ten times what the
-    # step's first draw sampled
+    # the most tokens that dynamic sampling may sample in a step's refills; 0: no limit, but with
+    # "until full" ten times what the step's first draw sampled
     refill_tokens: Whole = 0
     model: Model = field(default_factory=Model)
     adapter: Adapter = field(default_factory=Adapter)
     tiny: Tiny = field(default_factory=Tiny)
     data: Data = field(default_factory=Data)
     reward: Reward = field(default_factory=Reward)
-    engine: Engine = field(default_factory=Engine)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     optim: Optim = field(default_factory=Optim)
-    reference: Reference = field(default_factory=Reference)
+    reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     eval: Eval = field(default_factory=Eval)
     budget: Budget = field(default_factory=Budget)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

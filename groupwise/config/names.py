@@ -235,8 +235,8 @@ NOWHERE = {
 }
 
 
-def unknown(key: str) -> ConfigError:
-    """There is no such setting; the nearest is this one."""
+def unknown_setting(key: str) -> ConfigError:
+    """Return the error for a setting that does not exist, with the nearest one."""
     return ConfigError(f"There is no setting {key!r}. {_advice(key)}")
 
 
@@ -257,7 +257,9 @@ def _advice(key: str) -> str:
 
 
 def _likeness(key: str, leaf: str, name: str) -> float:
-    """Of the whole names or, a little less, of their ends: people forget the table."""
+    """Return the likeness of the whole names or, a little less, of their ends: people forget the
+    table.
+    """
     whole = SequenceMatcher(None, key, name).ratio()
     end = SequenceMatcher(None, leaf, name.rpartition(".")[2]).ratio()
     return max(whole, 0.9 * end)

@@ -38,7 +38,7 @@ HEAD = ("setting", "default", "may be", "what it is", "later")
 
 
 def settings_page() -> str:
-    """The whole of docs/settings.md."""
+    """Return the whole of docs/settings.md."""
     parts = [INTRO.rstrip()]
     for table, (title, rows) in _tables().items():
         cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
@@ -49,7 +49,7 @@ def settings_page() -> str:
 
 
 def _tables() -> dict[str, tuple[str, list[tuple[str, ...]]]]:
-    """Name of a table -> what it is for, and its rows."""
+    """Return each table's purpose and rows, by its name."""
     found = {"": (inspect.getdoc(Config) or "", list(_rows("", Config)))}
     for name, kind in typing.get_type_hints(Config).items():
         if is_dataclass(kind) and name != "recipe":
@@ -74,7 +74,7 @@ def _rows(prefix: str, kind: type) -> Iterator[tuple[str, ...]]:
 
 
 def may_be(hint: Any) -> str:
-    """What a field holds, in words."""
+    """Describe the values of a field in words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(dict.fromkeys(map(may_be, args)))

@@ -1,4 +1,4 @@
-"""A configuration from a file, keywords and overrides; each goes over the one before."""
+"""A configuration read from a file, keywords and overrides; each overrides the one before."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import recipes as _recipes  # noqa: F401 - fills RECIPES
-from groupwise.common.globs import fitting
-from groupwise.config.fields import GENERATORS, Config, Source, is_generator
-from groupwise.config.names import unknown
+from groupwise.common.globs import matching_files
+from groupwise.config.fields import GENERATORS, Config, SourceSettings, is_generator
+from groupwise.config.names import unknown_setting
 from groupwise.config.values import FIELDS, OPEN, TABLES, Raw, checked, flat
 from groupwise.errors import ConfigError, RecipeWarning
 from groupwise.groups.filters import overlong
@@ -55,7 +55,7 @@ def load(
     overrides: Sequence[str] = (),
     **keywords: Any,
 ) -> Config:
-    """The configuration of a run.
+    """Read the configuration of a run.
 
     `source` is a TOML file or a mapping, keywords go over it (`group_size=8`,
     `engine={"max_tokens": 8}`, `**{"optim.learning_rate": 1e-5}`), and overrides in the form of the
@@ -126,7 +126,9 @@ def _from_file(path: Path) -> list[Setting]:
 
 
 def _override(text: str) -> tuple[str, Raw]:
-    """`key=value`. A key may hold quotes and brackets: `reward.parts.format(pattern='a=b')=1`."""
+    """Split `key=value`. A key may hold quotes and brackets:
+    `reward.parts.format(pattern='a=b')=1`.
+    """
     quote, depth = "", 0
     for place, letter in enumerate(text):
         if quote:
@@ -143,13 +145,13 @@ def _override(text: str) -> tuple[str, Raw]:
 
 
 def _layer(pairs: Iterable[tuple[str, Any]]) -> list[Setting]:
-    """All settings of one source, their values checked."""
+    """Return all settings of one source, their values checked."""
     found = [setting for key, value in pairs for setting in _located(str(key), value)]
     return [_checked(setting) for setting in found]
 
 
 def _located(key: str, value: Any) -> Iterator[Setting]:
-    """Which fields a key and its value set: a table sets several."""
+    """Yield the fields that a key and its value set: a table sets several."""
     head, _, rest = key.partition(".")
     if head == "recipe":
         yield from _recipe_settings(rest, value)
@@ -167,7 +169,7 @@ def _located(key: str, value: Any) -> Iterator[Setting]:
             if key.startswith(f"{field}."):
                 yield Setting(field, _unquoted(key.removeprefix(f"{field}.")), value)
                 return
-        raise unknown(key)
+        raise unknown_setting(key)
 
 
 def _unquoted(name: str) -> str:
@@ -176,7 +178,7 @@ def _unquoted(name: str) -> str:
 
 
 def _recipe_settings(path: str, value: Any) -> Iterator[Setting]:
-    """A recipe's name (no entry), or settings of its slots (`gate`, `gate.high`)."""
+    """Yield a recipe's name (no entry), or settings of its slots (`gate`, `gate.high`)."""
     if isinstance(value, Raw):
         value = value.read()
     if isinstance(value, Mapping):
@@ -200,7 +202,7 @@ def _checked(setting: Setting) -> Setting:
 
 
 def _beside(folder: Path, setting: Setting) -> Setting:
-    """Files that lie beside the configuration are meant, before those of the working folder."""
+    """Resolve paths beside the configuration, before those in the working folder."""
 
     def file(name: str) -> str:
         if name in BUILT_IN:
@@ -208,7 +210,7 @@ def _beside(folder: Path, setting: Setting) -> Setting:
         if os.path.exists(folder / name):  # False, too, for what can be no name at all
             return os.path.normpath(folder / name)
         pattern = os.path.normpath(os.path.join(glob.escape(str(folder)), name))
-        fits = glob.has_magic(name) and fitting(pattern)
+        fits = glob.has_magic(name) and matching_files(pattern)
         return pattern if fits else name
 
     def source(name: str) -> str:  # a generator, a file, a pattern, or set:file
@@ -222,7 +224,11 @@ def _beside(folder: Path, setting: Setting) -> Setting:
         return f"{file(path)}:{word}" if colon and path.endswith(".py") else name
 
     def details(given: Any) -> Any:
-        return replace(given, grader=member(given.grader)) if isinstance(given, Source) else given
+        return (
+            replace(given, grader=member(given.grader))
+            if isinstance(given, SourceSettings)
+            else given
+        )
 
     field, entry, value = setting.field, setting.entry, setting.value
     if field in ("model.path", "adapter.path", "data.template"):
@@ -307,7 +313,7 @@ def _made(chosen: Any, changes: Mapping[str, Any]) -> Method:
 
 
 def _with_overlong(config: Config) -> Config:
-    """What `overlong` asks for, as visible slots of the recipe ("drop" is the loop's)."""
+    """Add the slots that `overlong` asks for to the recipe ("drop" is done by the loop)."""
     recipe, limit = config.recipe, config.engine.max_tokens
     kind, slot = {
         "mask": ("filter", overlong()),

@@ -1,4 +1,4 @@
-"""Single values: which settings there are, and what each may hold."""
+"""Single values: the settings that exist, and what each may hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPEN = tuple(name for name, hint in FIELDS.items() if typing.get_origin(hint) is
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """The value of every field, by its dotted name."""
+    """Return the value of every field, by its dotted name."""
     found: dict[str, Any] = {}
     for item in fields(config):
         value = getattr(config, item.name)
@@ -44,10 +44,10 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 class Raw(str):
-    """A value as typed on a command line: what it is depends on who wants it."""
+    """A value as typed on a command line: its type depends on the field."""
 
     def read(self) -> Any:
-        """A TOML value, a Python literal, or else the text itself."""
+        """Read a TOML value, a Python literal, or else the text itself."""
         try:
             found = tomllib.loads(f"value = {self}")
         except tomllib.TOMLDecodeError:
@@ -63,7 +63,7 @@ class Raw(str):
 
 
 def checked(where: str, hint: Any, value: Any) -> Any:
-    """The value as its field holds it, or an error that says what the field holds."""
+    """Return the value as its field holds it, or raise an error that says what the field holds."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return checked(where, _form(where, args, value), value)
@@ -92,7 +92,7 @@ def checked(where: str, hint: Any, value: Any) -> Any:
 
 
 def _form(where: str, forms: tuple[Any, ...], value: Any) -> Any:
-    """Which form of a setting that has several is meant: a table, a list, a word, or the first."""
+    """Choose the form of a setting that has several: a table, a list, a word, or the first."""
     if isinstance(value, Raw):
         value = value.read()
     words = [form for form in forms if typing.get_origin(form) is Literal]
@@ -113,7 +113,7 @@ def _form(where: str, forms: tuple[Any, ...], value: Any) -> Any:
 
 
 def _record(where: str, kind: type, value: Any) -> Any:
-    """A table whose entries are the fields of a record."""
+    """Read a table whose entries are the fields of a record."""
     if isinstance(value, kind):
         return value
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -170,7 +170,7 @@ def _text(where: str, forms: Forms | None, value: Any) -> str:
 
 
 def _plain(where: str, value: Any) -> Any:
-    """A value that TOML can hold, whatever it is."""
+    """Return a value that TOML can hold."""
     if isinstance(value, str):
         return _text(where, None, value)
     if isinstance(value, bool):

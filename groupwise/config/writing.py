@@ -16,7 +16,7 @@ from groupwise.methods.composition import Method
 
 
 def text(config: Config) -> str:
-    """The resolved configuration: what was set, and the default of everything else."""
+    """Return the resolved configuration: what was set, and the default of everything else."""
     lines = [*_lines(config), "", "[recipe]", f"name = {toml(_name(config.recipe))}"]
     lines += [f"{kind} = {toml(slots)}" for kind, slots in config.recipe.text().items()]
     for name in (key for key in vars(config) if key in TABLES):
@@ -35,7 +35,7 @@ def _lines(table: Any) -> list[str]:
 
 
 def toml(thing: Any) -> str:
-    """One value in TOML."""
+    """Write one value in TOML."""
     if isinstance(thing, bool):
         return "true" if thing else "false"
     if isinstance(thing, str):  # TOML's escapes are JSON's, and it wants one more
@@ -56,7 +56,7 @@ def _key(name: str) -> str:
 
 
 def _name(recipe: Method) -> str:
-    """The recipe's name, with the file that its slots come from if they are the user's."""
+    """Return the recipe's name, with the file that its slots come from if they are the user's."""
     for slot in recipe.slots():
         function = slot.definition.function
         if function.__module__.startswith("groupwise_plugin_"):
@@ -66,7 +66,7 @@ def _name(recipe: Method) -> str:
 
 @cache
 def comments(kind: type[Any]) -> dict[str, str]:
-    """The comment of each field in config/fields.py, behind it or above it."""
+    """Return the comment of each field in config/fields.py, behind it or above it."""
     found: dict[str, str] = {}
     above = ""
     for line in inspect.getsource(kind).splitlines():

@@ -4,6 +4,6 @@
 learner alike, `cursor.Cursor` says which prompt comes next and can be saved.
 """
 
-from groupwise.data.sources import Loaded, load
+from groupwise.data.sources import LoadedTasks, load
 
-__all__ = ["Loaded", "load"]
+__all__ = ["LoadedTasks", "load"]

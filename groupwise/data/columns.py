@@ -1,4 +1,4 @@
-"""Which columns of a row are the prompt and the answer: named by the user, or recognised."""
+"""The columns of a row that are prompt and answer: named by the user, or recognised."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Layout:
 
 
 def recognise(row: Mapping[str, Any], prompt_key: str = "", answer_key: str = "") -> Layout:
-    """The layout of rows like this one. What the user names goes before what is recognised."""
+    """Recognise the layout of rows like this one. What the user names takes precedence."""
     prompt = prompt_key or _first(row, PROMPTS)
     verl = lookup(row, VERL_ANSWER) is not MISSING
     answer = answer_key or (VERL_ANSWER if verl else _first(row, ANSWERS))
@@ -37,7 +37,7 @@ def recognise(row: Mapping[str, Any], prompt_key: str = "", answer_key: str = ""
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
-    """A column by its name, or what a dotted path leads to; MISSING if there is none."""
+    """Return a column by its name, or the value at a dotted path; MISSING if there is none."""
     if key in row:
         return row[key]
     head, dot, rest = key.partition(".")
@@ -46,7 +46,7 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
 
 
 def names_in(row: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Every name that `lookup` finds something by."""
+    """Return every name by which `lookup` finds something."""
     found = []
     for key, value in row.items():
         found.append(prefix + key)
@@ -55,8 +55,8 @@ def names_in(row: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-def tidy(row: dict[str, Any]) -> dict[str, Any]:
-    """verifiers keeps `info` as JSON, so that rows with different ones fit one table."""
+def parse_info(row: dict[str, Any]) -> dict[str, Any]:
+    """Read `info` from JSON, as verifiers stores it so that different ones fit one table."""
     info = row.get("info")
     if isinstance(info, str) and info.lstrip().startswith("{"):
         try:

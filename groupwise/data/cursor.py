@@ -1,4 +1,4 @@
-"""Which prompt comes next. The cursor is saved with a run and continues where it stood."""
+"""The order of prompts. The cursor is saved with a run and continues where it stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from groupwise.data.on_disk import Places, only
+from groupwise.data.on_disk import Places, tasks_at
 from groupwise.errors import DataError
 from groupwise.records import Task
 
@@ -38,7 +38,7 @@ class Cursor:
         self._order = self._order_of(0)
 
     def take(self, n: int) -> list[Draw]:
-        """The next n draws, over the end of a pass where that is near."""
+        """Return the next n draws, continuing with the next pass where one ends."""
         drawn = []
         for _ in range(n):
             if self.position == self.count:
@@ -49,7 +49,7 @@ class Cursor:
         return drawn
 
     def state(self) -> dict[str, Any]:
-        """All that `restore` needs, as JSON."""
+        """Return all that `restore` needs, as JSON."""
         return {"epoch": self.epoch, "position": self.position, **self._identity()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Cursor:
 
 
 class MixedCursor:
-    """A cursor for each of several sources, and whose turn it is.
+    """A cursor for each of several sources, taken in turns.
 
     The turn goes to the source that is furthest behind its share, so that none is ever a whole
     draw ahead of it: batches have the shares too, not only the run. Each source has passes of its
@@ -111,17 +111,17 @@ class MixedCursor:
                 raise DataError(f"There are no tasks of {source} to draw from. Check data.train.")
         self._places = {source: np.array(places) for source, places in found.items()}
         self.parts = {
-            source: Cursor(only(tasks, places), f"{seed}/{source}", shuffle)
+            source: Cursor(tasks_at(tasks, places), f"{seed}/{source}", shuffle)
             for source, places in self._places.items()
         }
 
     @property
     def epoch(self) -> int:
-        """Of the source that has come round most often."""
+        """Return the number of passes of the source that is furthest ahead."""
         return max(part.epoch for part in self.parts.values())
 
     def take(self, n: int) -> list[Draw]:
-        """The next n draws."""
+        """Return the next n draws."""
         drawn = []
         counts = {s: part.epoch * part.count + part.position for s, part in self.parts.items()}
         for number in range(sum(counts.values()) + 1, sum(counts.values()) + n + 1):
@@ -132,7 +132,7 @@ class MixedCursor:
         return drawn
 
     def state(self) -> dict[str, Any]:
-        """All that `restore` needs, as JSON."""
+        """Return all that `restore` needs, as JSON."""
         parts = {source: part.state() for source, part in self.parts.items()}
         return {"shares": dict(self.shares), "parts": parts}
 
@@ -154,12 +154,12 @@ TaskCursor = Cursor | MixedCursor
 def cursor_of(
     tasks: Sequence[Task], weights: Mapping[str, float], seed: int, shuffle: bool
 ) -> TaskCursor:
-    """By the weights of the sources, where they have any."""
+    """Make a cursor, by the weights of the sources where they have any."""
     return MixedCursor(tasks, weights, seed, shuffle) if weights else Cursor(tasks, seed, shuffle)
 
 
 def fingerprint(tasks: Sequence[Task]) -> str:
-    """A hash of all of every row, in order: equal for the same data, and for no other."""
+    """Return a hash of all of every row, in order: equal for the same data, and for no other."""
     digest = hashlib.sha256()
     for task in tasks:
         prompt = task.prompt if isinstance(task.prompt, str) else [dict(m) for m in task.prompt]
@@ -170,7 +170,7 @@ def fingerprint(tasks: Sequence[Task]) -> str:
 
 
 def _text(row: list[Any]) -> str:
-    """As JSON; keys that are no texts, which a generator's columns may have, by their order."""
+    """Write a task as JSON; keys that are no texts, which generators may make, by their order."""
     try:
         return json.dumps(row, sort_keys=True, default=str)
     except TypeError:
@@ -178,7 +178,7 @@ def _text(row: list[Any]) -> str:
 
 
 def _randoms(seed: str, count: int) -> NDArray[np.float64]:
-    """What random.Random(seed).random() gives, `count` times, in eight bytes each."""
+    """Return `count` values of random.Random(seed).random(), in eight bytes each."""
     _, state, _ = random.Random(seed).getstate()
     twin = np.random.RandomState()
     twin.set_state(("MT19937", np.array(state[:-1], np.uint32), state[-1], 0, 0.0))

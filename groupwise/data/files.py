@@ -1,4 +1,4 @@
-"""Rows of files: one small function a format. Rows come as they are read, a few at a time."""
+"""Rows of files: a small function for each format. Rows are read a few at a time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from groupwise.common.globs import fitting
+from groupwise.common.globs import matching_files
 from groupwise.data.json_lists import NoList, TooLong, elements
-from groupwise.data.unpacked import check_arrow, check_parquet, rows_at_once
+from groupwise.data.unpacked_size import check_arrow, check_parquet, rows_at_once
 from groupwise.errors import DataError, nearest
 from groupwise.hub import fetch_data
 
@@ -26,7 +26,7 @@ LFS = b"version https://git-lfs"  # what stands in the place of a file that Git 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of every whole Arrow stream
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     place: str  # "line 7" of a text, from 1; "row 7" of a table, from 0
     values: dict[str, Any]  # by column; empty where the row is malformed
     why: str = ""  # what is wrong with it
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 def files_of(name: str) -> list[Path]:
-    """The file of that name, the saved data set in that folder, or all files that fit a pattern.
+    """Return the file of that name, the saved data set in that folder, or all files of a pattern.
 
     What is on a hub is fetched.
 
@@ -50,7 +50,7 @@ def files_of(name: str) -> list[Path]:
     if path.is_file():
         return [path]
     if glob.has_magic(name):
-        files = [Path(each) for each in fitting(str(path))]
+        files = [Path(each) for each in matching_files(str(path))]
         if not files:
             raise DataError(f"No file fits {name!r}. The working folder is {Path.cwd()}.")
         return files
@@ -61,8 +61,8 @@ def files_of(name: str) -> list[Path]:
     raise DataError(f"There is no file {path}.{hint}")
 
 
-def rows(path: Path) -> Iterator[Row]:
-    """All rows of a file, malformed ones with the reason; an error where it can't be read on."""
+def rows(path: Path) -> Iterator[FileRow]:
+    """Yield all rows of a file, malformed ones with the reason; raise where it can't be read on."""
     read, place = _reader(path), "its start"
     if path.is_file():
         _check_fetched(path)
@@ -85,7 +85,7 @@ def rows(path: Path) -> Iterator[Row]:
 # --- texts ------------------------------------------------------------------------------------
 
 
-def json_lines(path: Path) -> Iterator[Row]:
+def json_lines(path: Path) -> Iterator[FileRow]:
     for number, raw in _raw_lines(path):
         place = f"line {number}"
         try:
@@ -93,21 +93,21 @@ def json_lines(path: Path) -> Iterator[Row]:
         except DataError as error:
             if number == 1:  # another encoding, not a row that was damaged
                 raise
-            yield Row(place, {}, "no UTF-8", repr(raw), error)
+            yield FileRow(place, {}, "no UTF-8", repr(raw), error)
             continue
         if not line:
             continue
         try:
             yield _object(place, json.loads(line), line)
         except json.JSONDecodeError as error:
-            yield Row(
+            yield FileRow(
                 place, {}, f"no JSON, {error.msg.removesuffix(' at')} at column {error.colno}", line
             )
         except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-            yield Row(place, {}, f"no JSON ({error})", line)
+            yield FileRow(place, {}, f"no JSON ({error})", line)
 
 
-def json_list(path: Path) -> Iterator[Row]:
+def json_list(path: Path) -> Iterator[FileRow]:
     number = -1
     try:
         with _opened(path) as file:
@@ -136,8 +136,10 @@ def json_list(path: Path) -> Iterator[Row]:
         raise DataError(f"{path} can't be read as JSON: {error}.") from error
 
 
-def separated(path: Path, separator: str) -> Iterator[Row]:
-    """Cells are texts, as they stand there: what a number is depends on who reads it."""
+def separated(path: Path, separator: str) -> Iterator[FileRow]:
+    """Yield the rows of a CSV or TSV file; cells are texts, and whoever reads one may make a
+    number.
+    """
     csv.field_size_limit(MAX_LINE)  # the library's own limit is shorter than many solutions
     taken = 0  # letters of the row at hand: in quotes it may go over many lines
 
@@ -166,18 +168,18 @@ def separated(path: Path, separator: str) -> Iterator[Row]:
             continue
         nul = next((name for name, cell in zip(header, cells, strict=False) if "\0" in cell), None)
         if nul is not None:  # a torn file, or UTF-16
-            yield Row(place, {}, f"a NUL byte in {nul!r}", separator.join(cells))
+            yield FileRow(place, {}, f"a NUL byte in {nul!r}", separator.join(cells))
         elif len(cells) != len(header):
             why = f"{len(cells)} cells under {len(header)} columns"
-            yield Row(place, {}, why, separator.join(cells))
+            yield FileRow(place, {}, why, separator.join(cells))
         else:
-            yield Row(place, dict(zip(header, cells, strict=True)))
+            yield FileRow(place, dict(zip(header, cells, strict=True)))
 
 
-def _object(place: str, found: Any, text: str) -> Row:
+def _object(place: str, found: Any, text: str) -> FileRow:
     if isinstance(found, dict):
-        return Row(place, found, text=text)
-    return Row(place, {}, f"a JSON {type(found).__name__} instead of an object", text)
+        return FileRow(place, found, text=text)
+    return FileRow(place, {}, f"a JSON {type(found).__name__} instead of an object", text)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -185,7 +187,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Numbered from 1. Only line feeds end one: str.splitlines would cut prompts."""
+    """Yield the lines, numbered from 1. Only line feeds end one: splitlines would cut prompts."""
     with _opened(path) as file:
         for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
             if len(raw) > MAX_LINE:
@@ -229,7 +231,7 @@ def _opened(path: Path) -> io.BufferedIOBase:
 # --- tables -----------------------------------------------------------------------------------
 
 
-def parquet(path: Path) -> Iterator[Row]:
+def parquet(path: Path) -> Iterator[FileRow]:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     # Column chunks are read through a buffer, not as a whole: a row group may be all of the file.
@@ -241,8 +243,10 @@ def parquet(path: Path) -> Iterator[Row]:
         yield from _of_batches(file.iter_batches(few))
 
 
-def arrow(path: Path) -> Iterator[Row]:
-    """Arrow's file format (also Feather's) or its stream format, as the `datasets` library has."""
+def arrow(path: Path) -> Iterator[FileRow]:
+    """Read Arrow's file format (also Feather's) or its stream format, as the `datasets` library
+    has.
+    """
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as source:  # not mapped: a batch at a time is in memory
@@ -268,8 +272,8 @@ def arrow(path: Path) -> Iterator[Row]:
         yield from _of_batches(stream)
 
 
-def saved(folder: Path) -> Iterator[Row]:
-    """A folder that the `datasets` library saved: Arrow streams, and state.json to list them."""
+def saved(folder: Path) -> Iterator[FileRow]:
+    """Read a folder that the `datasets` library saved: Arrow streams, listed in state.json."""
     number = 0
     for shard in saved_shards(folder):
         for row in arrow(shard):
@@ -291,26 +295,26 @@ def saved_shards(folder: Path) -> list[Path]:
     return shards
 
 
-def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[FileRow]:
     number = 0
     for batch in batches:
         batch.validate(full=True)  # offsets that lead out of a torn file would crash the process
         few = rows_at_once(batch)
         for start in range(0, batch.num_rows, few):
             for values in batch.slice(start, few).to_pylist():
-                yield Row(f"row {number}", values)
+                yield FileRow(f"row {number}", values)
                 number += 1
 
 
 # --- which ------------------------------------------------------------------------------------
 
-TEXTS: dict[str, Callable[[Path], Iterator[Row]]] = {
+TEXTS: dict[str, Callable[[Path], Iterator[FileRow]]] = {
     ".jsonl": json_lines,
     ".json": json_list,
     ".csv": lambda path: separated(path, ","),
     ".tsv": lambda path: separated(path, "\t"),
 }
-TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
+TABLES: dict[str, Callable[[Path], Iterator[FileRow]]] = {
     ".parquet": parquet,
     ".arrow": arrow,
     ".feather": arrow,
@@ -320,7 +324,7 @@ KNOWN = f"{', '.join((*TEXTS, *TABLES))} (texts also {' or '.join(PACKED)})"
 
 
 def format_of(path: Path) -> str:
-    """The suffix that tells the format, without that of the compression."""
+    """Return the suffix that tells the format, without that of the compression."""
     name = path.name.lower()
     for packed in PACKED:
         if name.endswith(packed) and Path(name.removesuffix(packed)).suffix in TEXTS:
@@ -328,7 +332,7 @@ def format_of(path: Path) -> str:
     return Path(name).suffix
 
 
-def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
+def _reader(path: Path) -> Callable[[Path], Iterator[FileRow]]:
     if path.is_dir():
         return saved
     suffix = format_of(path)
@@ -369,7 +373,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """What the libraries raise for files that are torn, or something else than their name says."""
+    """List what the libraries raise for files that are torn, or are not what their name says."""
     import pyarrow as pa
 
     return (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException)

@@ -25,7 +25,7 @@ FILLER = ";"
 
 
 def generate(name: str, size: int, seed: int, options: Mapping[str, Any]) -> list[Task]:
-    """Tasks of a generator by name. There are fewer than `size` if it has no more prompts.
+    """Make tasks with a generator by name. There are fewer than `size` if it has no more prompts.
 
     `arithmetic:easy` is arithmetic under a name of its own, so that one table can have several.
     """
@@ -43,7 +43,7 @@ def generate(name: str, size: int, seed: int, options: Mapping[str, Any]) -> lis
 
 
 def split(tasks: Sequence[Task], held_out: int, seed: int) -> tuple[list[Task], list[Task]]:
-    """To train on, and to hold out: at least `held_out` tasks, no prompt on both sides."""
+    """Split tasks into training and at least `held_out` held-out ones, no prompt on both sides."""
     if held_out <= 0:
         return list(tasks), []
     by_prompt: dict[str, list[Task]] = {}
@@ -73,7 +73,7 @@ def arithmetic(
     terms: int = 2,
     filler: int = 0,
 ) -> list[Task]:
-    """'37+58=' -> '95'. Numbers of 1 to `digits` digits, products before sums.
+    """Make tasks such as '37+58=' -> '95'. Numbers have 1 to `digits` digits, products before sums.
 
     Solutions to learn from begin with up to `filler` signs without meaning: ';;;95'. Length is then
     free, as it is in reasoning.
@@ -103,7 +103,7 @@ def countdown(
     operations: str = "+-*/",
     max_target: int = 100,
 ) -> list[Task]:
-    """'make 26 from 3 5 7:' -> '3*7+5', or any other expression with each number once."""
+    """Make tasks: 'make 26 from 3 5 7:' -> '3*7+5', or any expression with each number once."""
     _whole("countdown", "numbers", numbers, 2, 8)
     _whole("countdown", "low", low, 1, 10**6)
     _whole("countdown", "high", high, low, 10**6)
@@ -144,7 +144,7 @@ GENERATORS: dict[str, Callable[..., list[Task]]] = {
 
 
 def _distinct(space: int, size: int, stream: random.Random) -> list[int]:
-    """Different numbers below `space`, in random order."""
+    """Return different numbers below `space`, in random order."""
     if 2 * size >= space:
         return stream.sample(range(space), min(size, space))
     drawn: dict[int, None] = {}
@@ -161,7 +161,7 @@ def _product(numbers: Sequence[int]) -> int:
 
 
 def _digits(code: int, bases: Sequence[int]) -> list[int]:
-    """A number written in mixed bases: every code is another list."""
+    """Write a number in mixed bases: every code is another list."""
     digits = []
     for base in bases:
         code, digit = divmod(code, base)
@@ -182,7 +182,7 @@ def _sum_of_products(numbers: Sequence[int], operations: Sequence[str]) -> int:
 def _expression(
     numbers: Sequence[int], operations: str, stream: random.Random
 ) -> tuple[int, str] | None:
-    """All numbers joined at random; None unless every step is a whole number above 0."""
+    """Join all numbers at random; None unless every step is a whole number above 0."""
     parts = [(number, str(number), ATOM) for number in numbers]
     while len(parts) > 1:
         a, a_text, a_binding = parts.pop(stream.randrange(len(parts)))

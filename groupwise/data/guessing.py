@@ -1,4 +1,4 @@
-"""How often a blind guesser is right: by options, by yes or no, by what the data answers most.
+"""The success rate of a blind guesser: by options, by yes or no, by the most frequent answer.
 
 A guess that is right is rewarded like a solution, and teaches guessing.
 """
@@ -28,14 +28,14 @@ MOST_OPTIONS, LEAST_OPTIONS = 10, 3
 
 @dataclass(frozen=True)
 class Guess:
-    """A way to be right without the question, and how often it is."""
+    """A way to be right without the question, and how often it is right."""
 
     how: str
     chance: float
 
 
 def by_form(task: Task) -> Guess | None:
-    """What the row itself tells: options, or an answer that is one of two."""
+    """Return the guess that the row itself allows: options, or an answer that is one of two."""
     answer = plain(task.answer)
     if isinstance(task.answer, bool) or answer in TWO_WAYS:
         return Guess("an answer of two, such as yes or no", 1 / 2)
@@ -51,7 +51,7 @@ def _listed(task: Task) -> int:
 
 
 def _in_text(prompt: str, answer: str) -> int:
-    """How many options a question lists, A to at least C, with the answer among them; else 0."""
+    """Count the options that a question lists, A to at least C, the answer among them; else 0."""
     wanted = "ABCDEFGHIJ"
     places: list[re.Match[str]] = []
     for match in LABEL.finditer(prompt):
@@ -68,12 +68,12 @@ def _in_text(prompt: str, answer: str) -> int:
 
 
 def plain(answer: Any) -> str:
-    """An answer for counting: what only looks different is the same."""
+    """Return an answer for counting: those that only look different become equal."""
     return PLAIN.sub("", str(answer)).casefold() if answer is not None else ""
 
 
 def by_frequency(times: int, rows: int) -> Guess | None:
-    """An answer that so many of the rows have: what one who always gives it gets of the others."""
+    """Return the success rate of always giving the most frequent answer, on the other rows."""
     if rows < LEAST_ROWS:
         return None
     return Guess("an answer that many rows have", (times - 1) / (rows - 1))

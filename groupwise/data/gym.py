@@ -40,8 +40,10 @@ UNANSWERED = {
 def generate(
     name: str, size: int, seed: int, options: Mapping[str, Any]
 ) -> tuple[list[Task], list[str]]:
-    """Tasks whose prompts differ, and notes. `options` are the task's configuration, and `seed`."""
-    maker = made(name, {"seed": seed, **options, "size": size})
+    """Make tasks whose prompts differ, and notes. `options` are the task's configuration, and
+    `seed`.
+    """
+    maker = make_dataset(name, {"seed": seed, **options, "size": size})
     tasks: dict[str, Task] = {}
     began, told = time.monotonic(), False
     for number in range(size):
@@ -70,8 +72,8 @@ def generate(
     return list(tasks.values()), notes
 
 
-def sound(tasks: Iterable[Task], notes: list[str]) -> Iterator[Task]:
-    """The rows of a file without those whose scorer is easily fooled, which `notes` count."""
+def without_fooled(tasks: Iterable[Task], notes: list[str]) -> Iterator[Task]:
+    """Yield the rows of a file without those whose scorer is easily fooled, which `notes` count."""
     fooled: Counter[str] = Counter()
     for task in tasks:
         name = str(task.columns["task"])
@@ -102,12 +104,14 @@ def check_scorers(tasks: Sequence[Task]) -> None:
 
 @lru_cache
 def _fools(name: str) -> str:
-    """What fools the scorer of a task, tried on rows that are made for it."""
+    """Return what fools the scorer of a task, tried on rows that are made for it."""
     return _fooled_by(name, generate(name, TRIED, 0, {})[0])
 
 
 def _fooled_by(name: str, tasks: Sequence[Task]) -> str:
-    """A text that mostly gets full marks where it is wrong; nothing if none does that was tried."""
+    """Return a text that mostly gets full marks where it is wrong; "" if no text that was tried
+    does.
+    """
     for text in (NONSENSE, "0"):
         wrong = [task for task in tasks[:TRIED] if not _is_zero(task.answer)]
         if 2 * sum(_full_marks(name, task, text) for task in wrong) > len(wrong):
@@ -131,19 +135,19 @@ def _full_marks(name: str, task: Task, text: str) -> bool:
 
 
 def score(name: str, options: Mapping[str, Any], answer: str, entry: Mapping[str, Any]) -> float:
-    """What the task's own scorer gives, from 0 to 1."""
+    """Return the score by the task's own scorer, from 0 to 1."""
     if name in ("arc_agi", "rearc"):  # it compares with tuples, and files have none
         entry = {**entry, "metadata": _tuples(entry["metadata"])}
     return float(_scorer(name, json.dumps(options, sort_keys=True)).score_answer(answer, entry))
 
 
 def names() -> list[str]:
-    """All tasks, and `composite`."""
+    """List all tasks, and `composite`."""
     return sorted(_library("factory").DATASETS)
 
 
-def made(name: str, options: Mapping[str, Any]) -> Any:
-    """The package's data set of that name with these options, all of them known and checked."""
+def make_dataset(name: str, options: Mapping[str, Any]) -> Any:
+    """Make the package's data set of that name with these options, known and checked."""
     factory = _library("factory")
     if name not in factory.DATASETS:
         raise DataError(f"reasoning-gym has no task {name!r}. {nearest(name, names())}")
@@ -186,7 +190,7 @@ def _specifications(given: Any) -> list[Any]:
         unknown = set(each) - {"name", "weight", "config"}
         if unknown or "name" not in each:
             raise DataError(f"{form} Got {dict(each)!r}.")
-        made(each["name"], each.get("config", {}))  # its options, checked one by one
+        make_dataset(each["name"], each.get("config", {}))  # its options, checked one by one
         found.append(
             specification(
                 each["name"], float(each.get("weight", 1.0)), dict(each.get("config", {}))
@@ -197,8 +201,8 @@ def _specifications(given: Any) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _scorer(name: str, options: str) -> Any:
-    """Some scorers read the options that their tasks were made with."""
-    return made(name, {"size": 1, "seed": 0, **json.loads(options)})
+    """Return a task's scorer; some read the options that their tasks were made with."""
+    return make_dataset(name, {"size": 1, "seed": 0, **json.loads(options)})
 
 
 @lru_cache
@@ -213,7 +217,7 @@ def _library(module: str) -> ModuleType:
 
 
 def _like(default: Any, value: Any) -> Any:
-    """Configurations have lists, where the package may want a tuple."""
+    """Turn a list into a tuple where the package wants one."""
     return tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
 
 

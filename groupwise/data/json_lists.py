@@ -1,4 +1,4 @@
-"""A JSON list, one element at a time: no more of it is in memory than the element at hand."""
+"""A JSON list read one element at a time: only that element is in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPACES = re.compile(r"[ \t\r\n]*")
 
 
 class NoList(ValueError):
-    """The file is something else than a list; `found` is its kind."""
+    """The file holds something else than a list; `found` is its kind."""
 
     def __init__(self, found: str) -> None:
         super().__init__(found)
@@ -63,7 +63,7 @@ class _Text:
         self._parse = json.JSONDecoder().raw_decode
 
     def next_letter(self) -> str:
-        """The next letter that is no space, which stays; "" at the end."""
+        """Return the next letter that is no space, without taking it; "" at the end."""
         while True:
             self._at = SPACES.match(self._window, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._window):
@@ -76,7 +76,7 @@ class _Text:
         self._at += 1
 
     def value(self) -> Any:
-        """The next value, whole."""
+        """Read the next value completely."""
         self.next_letter()
         while True:
             try:
@@ -111,7 +111,9 @@ class _Text:
         self._read += len(raw)
 
     def error(self, message: str, at: int | None = None) -> json.JSONDecodeError:
-        """An error at the letter at hand, or at one of the window, with its place in the file."""
+        """Return an error at the current letter, or at one of the window, with its place in the
+        file.
+        """
         before = self._window[: self._at if at is None else at]
         made = json.JSONDecodeError(message, "", 0)
         lines = before.count("\n")

@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from groupwise.data.on_disk import Places, only
+from groupwise.data.on_disk import Places, tasks_at
 from groupwise.data.tasks import normalised
 from groupwise.errors import DataError
 from groupwise.records import Task
@@ -22,29 +22,29 @@ from groupwise.records import Task
 Keys = NDArray[np.uint64]
 
 
-def numbered(task: Task, first: int, source: str) -> Task:
-    """As one of several sources: behind all tasks of the sources before it."""
+def renumber(task: Task, first: int, source: str) -> Task:
+    """Return a task numbered after all tasks of the sources before its own."""
     return replace(task, id=first + task.id, source=source)
 
 
 def interleaved(tasks: Sequence[Task]) -> Sequence[Task]:
-    """The sources by turns, so that the first tasks are of all of them."""
+    """Take from the sources in turns, so that the first tasks are of all of them."""
     places: dict[str, array[int]] = {}
     for place, task in enumerate(tasks):
         places.setdefault(task.source, array("q")).append(place)
     if len(places) == 1:
         return tasks
     turns = (place for turn in zip_longest(*places.values()) for place in turn if place is not None)
-    return only(tasks, np.fromiter(turns, np.int64, len(tasks)))
+    return tasks_at(tasks, np.fromiter(turns, np.int64, len(tasks)))
 
 
 def keys_of(tasks: Sequence[Task]) -> Keys:
-    """Equal for prompts that are the same."""
+    """Return keys that are equal for prompts that are the same."""
     return np.fromiter((_key(normalised(task.prompt)) for task in tasks), np.uint64, len(tasks))
 
 
 def repeats(tasks: Sequence[Task], keys: Keys) -> tuple[Places, int]:
-    """Where tasks are whose prompt an earlier one has, and how many differ from it in answer."""
+    """Find tasks whose prompt an earlier one has, and count those with another answer."""
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     first_of = first[which]
     later = np.flatnonzero(first_of != np.arange(len(keys)))
@@ -53,7 +53,7 @@ def repeats(tasks: Sequence[Task], keys: Keys) -> tuple[Places, int]:
 
 
 def split_by_hash(tasks: Sequence[Task], share: float) -> tuple[Sequence[Task], Sequence[Task]]:
-    """To train on, and to hold out: about this share of the prompts, in an order without meaning.
+    """Split tasks into training and about this share of held-out prompts, in an arbitrary order.
 
     Where a prompt goes depends on its text alone. So equal prompts go to the same side, and one
     that is held out stays so when the data grows, is reordered or comes in another format.
@@ -67,7 +67,7 @@ def split_by_hash(tasks: Sequence[Task], share: float) -> tuple[Sequence[Task], 
             "or name another file in data.eval."
         )
     held = held[np.argsort(place[held], kind="stable")]
-    return only(tasks, train), only(tasks, held)
+    return tasks_at(tasks, train), tasks_at(tasks, held)
 
 
 def _key(text: str) -> int:

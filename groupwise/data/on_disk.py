@@ -1,8 +1,8 @@
-"""Tasks that memory has no room for: in a temporary file, read again whenever one is drawn.
+"""Tasks that do not fit in memory: kept in a temporary file, read again whenever one is drawn.
 
-In memory are eight bytes a task. The file has no name, so that nothing is left behind however a
-run ends. A shelf is a sequence of tasks like a list: what is done with them, and the order they
-come in, does not depend on which of the two it is.
+In memory are eight bytes a task. The file has no name, so that nothing is left behind however a run
+ends. It is a sequence of tasks like a list: the order they come in, and what is done with them, are
+the same for both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK = 64 * 2**20  # bytes between two looks at the disk
 Places = NDArray[np.int64]
 
 
-class Shelf(Sequence[Task]):
+class DiskTasks(Sequence[Task]):
     """Tasks in a temporary file, or some of them, in any order."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -42,9 +42,9 @@ class Shelf(Sequence[Task]):
     def bytes(self) -> int:
         return int(self._file.ends[-1]) if len(self._file.ends) else 0
 
-    def only(self, places: Places) -> Shelf:
-        """The tasks at these places, out of the same file."""
-        chosen = Shelf.__new__(Shelf)
+    def tasks_at(self, places: Places) -> DiskTasks:
+        """Return the tasks at these places, from the same file."""
+        chosen = DiskTasks.__new__(DiskTasks)
         chosen._file, chosen._places = self._file, self._places[places]
         return chosen
 
@@ -54,10 +54,10 @@ class Shelf(Sequence[Task]):
     @overload
     def __getitem__(self, place: int) -> Task: ...
     @overload
-    def __getitem__(self, place: slice) -> Shelf: ...
-    def __getitem__(self, place: int | slice) -> Task | Shelf:
+    def __getitem__(self, place: slice) -> DiskTasks: ...
+    def __getitem__(self, place: int | slice) -> Task | DiskTasks:
         if isinstance(place, slice):
-            return self.only(np.arange(len(self))[place])
+            return self.tasks_at(np.arange(len(self))[place])
         return self._file.read(int(self._places[place]))
 
     def __iter__(self) -> Iterator[Task]:
@@ -65,7 +65,7 @@ class Shelf(Sequence[Task]):
 
 
 class _File:
-    """Records end to end, and where each ends."""
+    """Records one after the other, and the end of each."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self.folder = scratch_folder()
@@ -104,8 +104,8 @@ class _File:
         )
 
 
-def kept(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
-    """A list, or a shelf: where that is asked for (always), or where they are many (auto)."""
+def store_tasks(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
+    """Store tasks in a list, or on disk where that is asked for (always) or they are many."""
     if streaming == "never":
         return list(tasks)
     rest, held, size = iter(tasks), deque[Task](), 0
@@ -117,23 +117,23 @@ def kept(tasks: Iterable[Task], streaming: str) -> Sequence[Task]:
                 break
         else:
             return list(held)
-    return Shelf(chain(_taken_from(held), rest))
+    return DiskTasks(chain(_taken_from(held), rest))
 
 
-def alike(tasks: Sequence[Task], made: Iterable[Task]) -> Sequence[Task]:
-    """What was made of these tasks, where they are themselves."""
-    return Shelf(made) if isinstance(tasks, Shelf) else list(made)
+def store_alike(tasks: Sequence[Task], made: Iterable[Task]) -> Sequence[Task]:
+    """Store what was made of these tasks the way they are stored themselves."""
+    return DiskTasks(made) if isinstance(tasks, DiskTasks) else list(made)
 
 
-def only(tasks: Sequence[Task], places: Places) -> Sequence[Task]:
-    """The tasks at these places."""
-    if isinstance(tasks, Shelf):
-        return tasks.only(places)
+def tasks_at(tasks: Sequence[Task], places: Places) -> Sequence[Task]:
+    """Return the tasks at these places."""
+    if isinstance(tasks, DiskTasks):
+        return tasks.tasks_at(places)
     return [tasks[place] for place in places.tolist()]
 
 
 def scratch_folder() -> str:
-    """Where large files go for a while. /tmp is a part of memory on many machines."""
+    """Return a folder for large temporary files. /tmp is a part of memory on many machines."""
     asked = os.environ.get("TMPDIR")
     return asked or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir())
 
@@ -151,7 +151,7 @@ def unpacked(record: bytes) -> Task:
 
 
 def _read_at(file: IO[bytes], start: int, length: int) -> bytes:
-    """Without a position of the file's own, which processes and threads would share."""
+    """Read without the file's own position, which processes and threads would share."""
     pieces = []
     while length:
         piece = os.pread(file.fileno(), length, start)
@@ -163,6 +163,6 @@ def _read_at(file: IO[bytes], start: int, length: int) -> bytes:
 
 
 def _taken_from(held: deque[Task]) -> Iterator[Task]:
-    """Each is let go of as it is given out."""
+    """Yield the tasks, and let go of each."""
     while held:
         yield held.popleft()

@@ -1,4 +1,4 @@
-"""Which rows are copies: of evaluation items, or of earlier rows.
+"""Rows that are copies: of evaluation items, or of earlier rows.
 
 Lexical, and with one rule from mathematics: the same words with other numbers are another problem.
 So the numbers of an item must all stand in the row, in order.
@@ -47,7 +47,7 @@ class Match:
 
 
 class Evaluations:
-    """All evaluation items, to look rows up in."""
+    """All evaluation items, with an index to look rows up."""
 
     def __init__(self, ngram: int = NGRAM) -> None:
         self.ngram = ngram
@@ -69,7 +69,9 @@ class Evaluations:
                 having.append(number)
 
     def find(self, row: Sequence[str]) -> tuple[Match | None, bool]:
-        """What a row is a copy of, if it is; else whether it is one but for its numbers."""
+        """Return the item that a row copies, if any; else whether it copies one except for its
+        numbers.
+        """
         if (same := self._same.get(whole(row))) is not None:
             return Match(self.items[same], "the same words", 1.0), False
         if len(row) < LEAST:
@@ -109,7 +111,7 @@ class Evaluations:
 
 
 def covered_share(item_T: Hashes, row_T: Hashes, size: int) -> float:
-    """The share of an item's words that lie in runs of so many that the row has, too."""
+    """Return the share of an item's words in runs of `size` words that the row has, too."""
     if len(row_T) < size:
         return 0.0
     hits = np.isin(grams(item_T, size), grams(row_T, size))
@@ -120,7 +122,7 @@ def covered_share(item_T: Hashes, row_T: Hashes, size: int) -> float:
 
 
 def _within(few: Sequence[str], many: Sequence[str]) -> bool:
-    """Whether all of the first stand in the second, in order."""
+    """Return whether all of the first are in the second, in order."""
     rest = iter(many)
     return all(each in rest for each in few)
 
@@ -133,7 +135,7 @@ def _within_run(few: Sequence[str], many: Sequence[str]) -> bool:
 
 
 class Copies:
-    """Rows, one after the other; then which of them repeat an earlier one.
+    """A search for rows that repeat an earlier one.
 
     In memory are the hashes of a row's shingles, eight bytes a word.
     """
@@ -145,7 +147,7 @@ class Copies:
         self._meaning = array("Q")  # what near-duplicates must have in common
 
     def add(self, row: int, own: Sequence[str], answer: str = "") -> int | None:
-        """The earlier row with the same words, if there is one."""
+        """Return the earlier row with the same words, if there is one."""
         earlier = self._first.setdefault(whole(own), row)
         if earlier != row:
             return earlier
@@ -159,7 +161,8 @@ class Copies:
     def near(
         self, removed: Container[int] = (), alike: float = ALIKE
     ) -> dict[int, tuple[int, float]]:
-        """Row -> the earlier row that it nearly repeats, and how nearly; of those that are left.
+        """Map a row to the earlier row that it nearly repeats, and how nearly; of those that are
+        left.
 
         With the same numbers and the same answer: "find x" and "find y" are two problems.
         """
@@ -188,7 +191,7 @@ class Copies:
         return found
 
     def _compare(self, meet_N: Hashes, pairs: dict[int, dict[int, float]]) -> None:
-        """Rows that meet, each with the first few of them."""
+        """Compare rows with equal keys, each with the first few of them."""
         order = np.argsort(meet_N, kind="stable")
         same = np.flatnonzero(meet_N[order][1:] == meet_N[order][:-1])
         groups: dict[int, list[int]] = {}
@@ -203,7 +206,7 @@ class Copies:
                         known[first] = self._alike(first, later)
 
     def _alike(self, one: int, other: int) -> float:
-        """Jaccard's: shingles of both over those of either."""
+        """Return Jaccard's likeness: shingles of both over those of either."""
         every = np.frombuffer(self._shingles, np.uint64)
         first = every[self._ends[one] : self._ends[one + 1]]
         second = every[self._ends[other] : self._ends[other + 1]]
@@ -212,6 +215,6 @@ class Copies:
 
 
 def _mixed(value_S: Hashes) -> Hashes:
-    """The high bits of a product depend on all bits; the low ones do not."""
+    """Mix the bits of hashes: only the high bits of a product depend on all bits."""
     found: Hashes = value_S ^ (value_S >> np.uint64(29))
     return found

@@ -1,4 +1,4 @@
-"""From prompts to token ids: once, up front, for sampler and learner alike.
+"""Token ids of prompts: made once, up front, for sampler and learner alike.
 
 The template is applied once, exactly one BOS stands in front, and every prompt must come back from
 its ids as it went in: otherwise the model would answer another prompt than the one in the data. A
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from groupwise.data.on_disk import alike
+from groupwise.data.on_disk import store_alike
 from groupwise.data.tasks import prompt_text
 from groupwise.data.templates import CHAT, PROMPT, template_text
 from groupwise.errors import DataError, ModelError
@@ -33,7 +33,7 @@ class Dropped:
 
 
 class _Lost(DataError):
-    """A prompt that does not come back from its ids."""
+    """A prompt that can't be decoded back from its ids."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Prepared:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know about the rows that are not there."""
+        """Return notes on the rows that were left out."""
         total = len(self.dropped) + len(self.tasks)
         long = [row for row in self.dropped if row.tokens]
         lost = [row for row in self.dropped if not row.tokens]
@@ -79,7 +79,7 @@ def prepare(
     max_prompt_tokens: int = 0,
     room: int,
 ) -> Prepared:
-    """Token ids for every task that fits. `room` is what the model holds beside the answer."""
+    """Return token ids for every task that fits. `room` is what the model holds beside answers."""
     _check_settings(tasks, template, system, instruction)
     limit = min(max_prompt_tokens or room, room)
     dropped: list[Dropped] = []
@@ -98,7 +98,7 @@ def prepare(
             else:
                 yield replace(task, token_ids=tuple(ids))
 
-    kept = alike(tasks, fitting())
+    kept = store_alike(tasks, fitting())
     lost = [row for row in dropped if not row.tokens]
     if len(lost) > MAX_LOST * len(tasks):
         raise DataError(
@@ -118,7 +118,7 @@ def prepare(
 
 
 class Wording:
-    """How a prompt is put to the model: as plain text, or as messages for its chat template."""
+    """The form of a prompt for the model: plain text, or messages for its chat template."""
 
     def __init__(self, template: str, system: str, instruction: str) -> None:
         self.template, self.system, self.instruction = template, system, instruction
@@ -148,7 +148,7 @@ class Wording:
         return text.replace(PROMPT, prompt)
 
     def _question(self, task: Task) -> str:
-        """A single message of the user is a question, and has room in a text."""
+        """Return the text of a single user message, which fits into a text template."""
         if isinstance(task.prompt, str):
             return task.prompt
         if len(task.prompt) == 1 and task.prompt[0]["role"] == "user":
@@ -160,7 +160,7 @@ class Wording:
 
 
 def _check_settings(tasks: Sequence[Task], template: str, system: str, instruction: str) -> None:
-    """Settings that no prompt would use are mistakes."""
+    """Refuse settings that no prompt would use."""
     if not tasks:
         raise DataError("There are no prompts. Check data.train and data.size.")
     strings = sum(isinstance(task.prompt, str) for task in tasks)
@@ -188,7 +188,7 @@ def _check_settings(tasks: Sequence[Task], template: str, system: str, instructi
 
 
 class Reader:
-    """A task to ids, checked."""
+    """A converter from a task to checked ids."""
 
     def __init__(self, tokenizer: Tokenizer, wording: Wording) -> None:
         self.tokenizer, self.wording = tokenizer, wording
@@ -236,7 +236,7 @@ class Reader:
         return ids
 
     def _check_untouched(self, task: Task, written: str | list[dict[str, Any]]) -> None:
-        """A prompt that has been through a template must not go through another."""
+        """Refuse a prompt that has been through a template already."""
         around, prompt = self.wording.around, prompt_text(task.prompt)
         if isinstance(written, list):  # the chat template writes special tokens, the prompt may not
             marks = self._special_tokens
@@ -253,7 +253,7 @@ class Reader:
             )
 
     def _check_contents(self, task: Task, messages: Sequence[Mapping[str, Any]], text: str) -> None:
-        """Every message must be in the text as it is in the data, in order.
+        """Check that every message is in the text as it is in the data, in order.
 
         Templates of reasoning models drop the thoughts of earlier turns, or write them anew; others
         know no system message. The model would then answer another conversation, and none that it
@@ -273,7 +273,9 @@ class Reader:
                 at = found + len(content)
 
     def _stranger(self, text: str) -> str:
-        """The first character that the tokenizer refuses, or the text if it is none alone."""
+        """Return the first character that the tokenizer refuses, or the text if no single one is
+        refused.
+        """
         for character in text:
             try:
                 self.tokenizer.encode(character)
@@ -296,7 +298,7 @@ class Reader:
         )
 
     def _settled(self, text: str) -> str:
-        """Without what tokenizers of sound models may change.
+        """Return the text without what tokenizers of sound models may change.
 
         That is composed accents, and white space in front and beside special tokens.
         """
@@ -305,7 +307,7 @@ class Reader:
 
     @cached_property
     def _special_tokens(self) -> set[str]:
-        """Those that say where turns begin and end."""
+        """Return the special tokens that mark where turns begin and end."""
         added = self.tokenizer.backend.get_added_tokens_decoder().values()
         return {token.content for token in added if token.special}
 

@@ -1,4 +1,4 @@
-"""What `data.train` and `data.eval` name: generators, files, named sets, several of them."""
+"""The sources that `data.train` and `data.eval` name: generators, files, named sets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from groupwise import config
-from groupwise.config.fields import GYM, Source, is_generator
+from groupwise.config.fields import GYM, SourceSettings, is_generator
 from groupwise.data import gym
 from groupwise.data.files import KNOWN
 from groupwise.data.generators import GENERATORS, generate, split
-from groupwise.data.mixing import interleaved, keys_of, numbered, repeats, split_by_hash
-from groupwise.data.named import GRADERS, SETS
-from groupwise.data.on_disk import Shelf, kept, only
+from groupwise.data.mixing import interleaved, keys_of, renumber, repeats, split_by_hash
+from groupwise.data.named_sets import GRADERS, SETS
+from groupwise.data.on_disk import DiskTasks, store_tasks, tasks_at
 from groupwise.data.tasks import Scan
 from groupwise.data.templates import check_template
 from groupwise.errors import DataError, nearest
@@ -27,7 +27,7 @@ NeedsAnswer = bool | Callable[[str], bool]  # of all rows, or of those with a gr
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedTasks:
     train: Sequence[Task]
     eval: Sequence[Task]
     notes: list[str]  # what a person should know about them
@@ -37,20 +37,20 @@ class Loaded:
 
 def load(
     data: config.Data, *, seed: int, held_out: int, require_answers: NeedsAnswer = False
-) -> Loaded:
-    """The tasks that the configuration names.
+) -> LoadedTasks:
+    """Load the tasks that the configuration names.
 
     Held out are the tasks of `data.eval`; else a share of the prompts (`data.holdout_share`); else
     `held_out` tasks of a generator.
     """
     _check_settings(data)
-    gather = Gather(data, seed, require_answers)
+    gather = SourceReader(data, seed, require_answers)
     streaming = "never" if data.holds_out else data.streaming  # a generator makes them in memory
-    train = kept(gather.all(data.details, data.size), streaming)
+    train = store_tasks(gather.all(data.details, data.size), streaming)
     firsts, notes = gather.firsts, gather.notes
     held: Sequence[Task] = []
     if data.eval and not data.holds_out:
-        held = interleaved(kept(gather.all(data.eval_details, held_out), streaming))
+        held = interleaved(store_tasks(gather.all(data.eval_details, held_out), streaming))
     train = _without_repeats(data, train, held, notes)
     if data.holdout_share:
         train, held = split_by_hash(train, data.holdout_share)
@@ -59,19 +59,19 @@ def load(
         train, held = split(train, held_out, seed)
     if len(firsts) > 1:
         notes.append(_summary(train, firsts))
-    if isinstance(train, Shelf):
+    if isinstance(train, DiskTasks):
         notes.append(
             f"streaming: {len(train):,} tasks are read from a temporary file of "
             f"{train.bytes / 2**20:,.0f} MiB as they are drawn; memory holds their places."
         )
     labels = _labels(data.sources)
     weights = {labels[name]: weight for name, weight in data.weights.items()}
-    return Loaded(train, held, notes, weights, gather.dropped)
+    return LoadedTasks(train, held, notes, weights, gather.dropped)
 
 
 @dataclass
-class Gather:
-    """The tasks of sources, one after the other; what there is to say about them on the way."""
+class SourceReader:
+    """The tasks of sources, one after the other, with notes on them."""
 
     data: config.Data
     seed: int
@@ -80,17 +80,17 @@ class Gather:
     firsts: dict[str, int] = field(default_factory=dict)  # of the last call: by label, in order
     dropped: dict[str, int] = field(default_factory=dict)  # malformed rows left out, by file
 
-    def all(self, sources: Mapping[str, Source], size: int) -> Iterator[Task]:
-        """Each task of several sources with its source, no two with the same number."""
+    def all(self, sources: Mapping[str, SourceSettings], size: int) -> Iterator[Task]:
+        """Yield each task of several sources with its source, no two with the same number."""
         labels, following = _labels(tuple(sources)), 0
         self.firsts = firsts = {}
         for name, source in sources.items():
             first = firsts[labels[name]] = following
             for task in self._one(name, source, source.size or size):
                 following = first + task.id + 1
-                yield numbered(task, first, labels[name]) if len(sources) > 1 else task
+                yield renumber(task, first, labels[name]) if len(sources) > 1 else task
 
-    def _one(self, name: str, source: Source, size: int) -> Iterator[Task]:
+    def _one(self, name: str, source: SourceSettings, size: int) -> Iterator[Task]:
         if is_generator(name):
             trained = name in self.data.sources  # evaluation of another one has its own options
             options = source.options or (self.data.options if trained else {})
@@ -114,7 +114,9 @@ class Gather:
             self.dropped,
         )
         rows = scan.of(path if own else name)
-        yield from gym.sound(rows, self.notes) if word == GYM and not source.grader else rows
+        yield from (
+            gym.without_fooled(rows, self.notes) if word == GYM and not source.grader else rows
+        )
 
     def _generated(self, name: str, size: int, options: Mapping[str, Any]) -> list[Task]:
         word, colon, task = name.partition(":")
@@ -130,7 +132,7 @@ class Gather:
 
 
 def _check_settings(data: config.Data) -> None:
-    """Settings that nothing would use, or that say two things."""
+    """Refuse settings that nothing would use, or that contradict each other."""
     kinds = {name: _kind(name) for name in data.sources}
     check_template(data.template)
     if not kinds:
@@ -165,7 +167,7 @@ def _check_settings(data: config.Data) -> None:
 def _without_repeats(
     data: config.Data, train: Sequence[Task], held: Sequence[Task], notes: list[str]
 ) -> Sequence[Task]:
-    """The tasks to train on; prompts that repeat are reported, and dropped where that is asked."""
+    """Return the training tasks; repeated prompts are reported, and dropped if asked."""
     keys = keys_of(train)
     both = np.intersect1d(keys, keys_of(held))
     later, conflicts = repeats(train, keys)
@@ -186,11 +188,11 @@ def _without_repeats(
     wanted[later] = False
     if not wanted.any():
         raise DataError("Every prompt of data.train is one of data.eval too. Name another file.")
-    return only(train, np.flatnonzero(wanted))
+    return tasks_at(train, np.flatnonzero(wanted))
 
 
 def _summary(train: Sequence[Task], firsts: Mapping[str, int]) -> str:
-    """How many tasks each source has, and their numbers: messages name tasks by them."""
+    """Return how many tasks each source has, and their numbers: messages name tasks by them."""
     counts = dict.fromkeys(firsts, 0)
     for task in train:
         counts[task.source] += 1
@@ -205,7 +207,7 @@ def _summary(train: Sequence[Task], firsts: Mapping[str, int]) -> str:
 
 
 def _kind(name: str) -> str:
-    """generator, set or file; an error if it is none."""
+    """Return generator, set or file; raise if it is none."""
     if is_generator(name):
         return "generator"
     word, colon, _ = name.partition(":")
@@ -223,7 +225,7 @@ def _kind(name: str) -> str:
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
-    """A short name for each source, for metrics: no two alike."""
+    """Return a short name for each source, for metrics: no two alike."""
     labels: dict[str, str] = {}
     for name in names:
         word, colon, path = name.partition(":")

@@ -1,5 +1,8 @@
-"""Tasks from files. A file with malformed rows is refused as a whole, its lines or rows named; or
-these rows are left out, and counted."""
+"""Tasks from files.
+
+A file with malformed rows is refused as a whole, its lines or rows named; or these rows are left
+out, and counted.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groupwise.data.columns import MISSING, PROMPTS, Layout, lookup, names_in, recognise, tidy
-from groupwise.data.files import Row, files_of, format_of, rows
+from groupwise.data.columns import MISSING, PROMPTS, Layout, lookup, names_in, parse_info, recognise
+from groupwise.data.files import FileRow, files_of, format_of, rows
 from groupwise.errors import DataError, nearest
 from groupwise.records import Message, Task
 
@@ -22,7 +25,7 @@ Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class BadRow(ValueError):
-    """What is wrong with a row of a named set."""
+    """A malformed row of a named set."""
 
 
 @dataclass
@@ -49,8 +52,9 @@ class Scan:
     kinds: dict[str, str] = field(default_factory=dict)  # of answers -> where the first one is
 
     def of(self, name: str | Path) -> Iterator[Task]:
-        """The tasks of all files of that name, numbered through: a row keeps its number whatever
-        is left out before it."""
+        """Yield the tasks of all files of that name, numbered through: a row keeps its number
+        whatever is left out before it.
+        """
         first = 0
         for path in files_of(str(name)):
             yield from self.tasks(path, first)
@@ -58,8 +62,9 @@ class Scan:
         self.notes += [f"{Path(name).name}: {note}" for note in self._found()]
 
     def tasks(self, path: Path, first: int = 0) -> Iterator[Task]:
-        """The file's tasks, numbered from `first`; an error behind the last if any is malformed, or
-        all are where such rows are left out."""
+        """Yield the file's tasks, numbered from `first`; raise after the last if any is malformed,
+        or if all are where such rows are left out.
+        """
         problems: list[tuple[str, str, str]] = []  # place, what is wrong, the row
         there: dict[str, bool] = {}  # whether any row has the column of the prompt, the answer
         names: set[str] = set()
@@ -104,10 +109,10 @@ class Scan:
             found.append(f"answers are of several kinds, first seen so: {kinds}.")
         return found
 
-    def _converted(self, row: Row) -> tuple[dict[str, Any], str]:
+    def _converted(self, row: FileRow) -> tuple[dict[str, Any], str]:
         if row.why:
             return {}, row.why
-        values = tidy(row.values)
+        values = parse_info(row.values)
         if self.convert is not None:
             try:
                 values = self.convert(values)
@@ -140,7 +145,7 @@ class Scan:
         return ""
 
     def _grader(self, values: Mapping[str, Any]) -> tuple[str, str]:
-        """The row's own grader, or what is wrong with its name."""
+        """Return the row's own grader, or the problem with its name."""
         named = lookup(values, self.grader_key) if self.grader_key else None
         if named is MISSING or named is None or named == "":
             return self.grader, ""
@@ -184,19 +189,21 @@ class Scan:
 
 
 def prompt_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """A prompt as one string, for comparing and showing; never for the model."""
+    """Return a prompt as one string, for comparing and showing; never for the model."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
 def normalised(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """Equal for prompts that differ in case, white space or composed accents only."""
+    """Return texts that are equal for prompts that differ in case, white space or accents' form
+    only.
+    """
     return " ".join(unicodedata.normalize("NFC", prompt_text(prompt)).casefold().split())
 
 
 def _frozen(prompt: Any) -> str | tuple[Message, ...]:
-    """Messages without fields that are null: a table gives every message the fields of all."""
+    """Return messages without fields that are null: tables give every message all fields."""
     if isinstance(prompt, str):
         return prompt
     return tuple({key: x for key, x in m.items() if x is not None} for m in prompt)
@@ -271,6 +278,6 @@ def _left_out(path: Path, problems: Problems, malformed: int, count: int) -> str
 
 
 def _short(text: str, width: int = 100) -> str:
-    """Its start, in characters that do nothing to a terminal."""
+    """Return the text's start, in characters that do nothing to a terminal."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:width])
     return shown if len(text) <= width else f"{shown}..."

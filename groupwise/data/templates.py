@@ -1,4 +1,4 @@
-"""Templates that are plain text: what stands around a prompt.
+"""Templates in plain text: the words around a prompt.
 
 `chat` is none of them: it is the model's own, applied to messages by the tokenizer.
 """
@@ -29,7 +29,7 @@ TEXTS = {"plain": PROMPT, "r1_zero": R1_ZERO, "qwen_math": QWEN_MATH}
 
 
 def template_text(name: str) -> str:
-    """The text with `{prompt}` in it, of a template that is not `chat`; or a file's.
+    """Return the text with `{prompt}` in it, of a template that is not `chat`; or a file's.
 
     A line feed at the very end of a file is its editor's, not the prompt's.
     """

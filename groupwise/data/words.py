@@ -1,4 +1,4 @@
-"""Texts as words, the same for copies that differ in case, punctuation, white space or typography.
+"""Texts as words, equal for copies that differ in case, punctuation, white space or typography.
 
 What changes a problem stays: numbers, and the signs between them. Scripts without spaces are cut
 into characters, and LaTeX loses what only moves things on the page.
@@ -51,17 +51,17 @@ def words(text: str) -> list[str]:
 
 
 def numbers(some: Sequence[str]) -> list[str]:
-    """The numbers among words, in order."""
+    """Return the numbers among words, in order."""
     return [word for word in some if word[0].isdecimal()]
 
 
 def hashed(some: Sequence[str]) -> Hashes:
-    """A number of 64 bits a word, the same in every process."""
+    """Return a 64-bit number for each word, the same in every process."""
     return np.fromiter((_hash(word) for word in some), np.uint64, len(some))
 
 
 def grams(hash_T: Hashes, size: int) -> Hashes:
-    """One for each run of so many words; of a shorter text, one for all of it."""
+    """Return a hash for each run of `size` words; of a shorter text, one for all of it."""
     size = min(size, len(hash_T))
     count = len(hash_T) - size + 1
     found = np.full(count, np.uint64(size))
@@ -72,7 +72,7 @@ def grams(hash_T: Hashes, size: int) -> Hashes:
 
 
 def whole(some: Sequence[str]) -> int:
-    """One number for all words in order."""
+    """Return one hash for all words in order."""
     return _hash(" ".join(some))
 
 

@@ -50,7 +50,7 @@ class EngineSetup:
     """What an engine is made from."""
 
     loaded: Loaded  # the policy that learns, its tokenizer, and the files of its folder
-    settings: config.Engine  # all of [engine]
+    settings: config.EngineSettings  # all of [engine]
     seed: int
     tell: Tell = warn
 
@@ -81,7 +81,7 @@ def backend(name: str) -> type[Engine]:
     return _checked(name, vars(importlib.import_module(module))[member])
 
 
-def capabilities_of(settings: config.Engine) -> Capabilities:
+def capabilities_of(settings: config.EngineSettings) -> Capabilities:
     """Return what the engine of these settings can do, without making one."""
     return backend(settings.backend).capabilities_for(settings)
 

@@ -132,7 +132,7 @@ class Engine(ABC):
         return make(setup)
 
     @classmethod
-    def capabilities_for(cls, settings: config.Engine) -> Capabilities:
+    def capabilities_for(cls, settings: config.EngineSettings) -> Capabilities:
         """Return what one made with these settings can do."""
         return cls.capabilities
 

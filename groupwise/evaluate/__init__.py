@@ -1,1 +1,1 @@
-"""How good a model is: held-out accuracy, suites, and what differences mean."""
+"""Evaluation of models: held-out accuracy, suites, and the significance of differences."""

@@ -44,7 +44,7 @@ def at_budget(
     forcing: Forcing,
     tokens: int,
 ) -> list[tuple[bool | None, ...]]:
-    """Which samples of each task are right with so many tokens, and a few for the answer."""
+    """Return which samples of each task are right with so many tokens, and a few for the answer."""
     verdicts: list[list[bool | None]] = [[verdict(r.grade) for r in group] for group in groups]
     places = [
         (at, number)
@@ -75,7 +75,7 @@ def at_budget(
 
 
 def too_long(rollout: Rollout, budget: int) -> bool:
-    """Longer than the budget, or cut off by the limit of tokens within it."""
+    """Return whether a sample exceeds the budget, or hit the limit of tokens within it."""
     length = len(rollout.completion.token_ids)
     return length > budget or rollout.completion.truncated
 
@@ -92,13 +92,13 @@ def cut(rollout: Rollout, budget: int, forcing: Forcing, tokenizer: Tokenizer) -
 
 
 def _in_program(text: str) -> bool:
-    """Whether a fence is open: one more would be a line of that program."""
+    """Return whether a fence is open: one more would be a line of that program."""
     lines = text.rpartition(THOUGHTS_END)[2].split("\n")
     return sum(line.lstrip().startswith(FENCE) for line in lines) % 2 == 1
 
 
 def room(tokenizer: Tokenizer, forcing: Forcing, tokens: int) -> int:
-    """Tokens that a forced answer takes behind the longest budget, at the most."""
+    """Return the tokens that a forced answer takes after the longest budget, at most."""
     closing = 0
     for end in (THOUGHTS_END, FENCE):
         # A vocabulary without such characters opens no thoughts and no program either.

@@ -1,4 +1,4 @@
-"""What counts of passes say about groups: pass@k, useful groups, with intervals.
+"""Estimates for groups from counts of passes: pass@k, useful groups, with intervals.
 
 A prompt passes with an unknown probability p; of n samples c passed. Putting c/n in the place of p
 is biased: 0 of 8 would say that no group of 8 is ever of use. Where a group is no larger than n,
@@ -29,8 +29,8 @@ LEAST_ALIKE, MOST_ALIKE = 0.1, 100.0
 NEGLIGIBLE = 1e-6
 
 
-class Count(NamedTuple):
-    """Of one prompt: samples that were graded, and how many of them passed."""
+class PassCount(NamedTuple):
+    """The graded samples of one prompt, and how many of them passed."""
 
     samples: int
     passed: int
@@ -50,7 +50,7 @@ class Estimate:
 
 
 def all_alike(values: Sequence[Hashable], group: int) -> float:
-    """The chance that a group drawn from these values has no two that differ.
+    """Return the chance that a group drawn from these values has no two that differ.
 
     Without bias for any values: of passes and failures it is that of p^G + (1-p)^G.
     """
@@ -58,8 +58,8 @@ def all_alike(values: Sequence[Hashable], group: int) -> float:
     return sum(comb(number, group) for number in Counter(values).values()) / subsets
 
 
-def none_pass(count: Count, group: int) -> float:
-    """Without bias for (1-p)^G; the group is no larger than the samples."""
+def none_pass(count: PassCount, group: int) -> float:
+    """Estimate (1-p)^G without bias; the group is no larger than the samples."""
     return comb(count.samples - count.passed, group) / comb(count.samples, group)
 
 
@@ -69,17 +69,17 @@ def none_pass(count: Count, group: int) -> float:
 class Rates:
     """Counts of several prompts, and what follows from them."""
 
-    def __init__(self, counts: Iterable[Count]) -> None:
+    def __init__(self, counts: Iterable[PassCount]) -> None:
         self.counts = [count for count in counts if count.samples]
 
     @property
     def passing(self) -> Estimate:
-        """The mean of p."""
+        """Return the mean of p."""
         shares = [count.passed / count.samples for count in self.counts]
         return over_prompts(shares, sum(count.samples for count in self.counts))
 
     def pass_at(self, k: int) -> Estimate:
-        """The share of prompts of which one of k samples passes."""
+        """Return the share of prompts of which one of k samples passes."""
         return self._of(
             k,
             lambda count: 1 - none_pass(count, k),
@@ -87,15 +87,15 @@ class Rates:
         )
 
     def useful(self, group: int) -> Estimate:
-        """The share of groups with passes and failures: 1 - p^G - (1-p)^G over prompts."""
+        """Return the share of groups with passes and failures: 1 - p^G - (1-p)^G over prompts."""
         return self._of(
             group,
             lambda count: 1 - none_pass(count, group) - none_pass(_turned(count), group),
             lambda a, b: 1 - _moment(a, b, group) - _moment(b, a, group),
         )
 
-    def below(self, count: Count, p: float) -> float:
-        """How sure it is that a prompt with this count passes less often than p.
+    def below(self, count: PassCount, p: float) -> float:
+        """Return how sure it is that a prompt with this count passes less often than p.
 
         By the model: what all prompts show says how much a few samples of one are worth.
         """
@@ -109,7 +109,7 @@ class Rates:
     def _of(
         self,
         group: int,
-        direct: Callable[[Count], float],
+        direct: Callable[[PassCount], float],
         modelled: Callable[[float, float], float],
     ) -> Estimate:
         large = [count for count in self.counts if count.samples >= group]
@@ -122,7 +122,7 @@ class Rates:
 
     @cached_property
     def _model(self) -> list[tuple[float, float, float]]:
-        """Beta distributions of p, (a, b), and how much each is to be believed."""
+        """Return Beta distributions of p, (a, b), and the weight of each."""
         tally = Counter(self.counts)
         grid = [
             (mean * alike, (1 - mean) * alike) for mean in _means() for alike in _concentrations()
@@ -138,7 +138,7 @@ class Rates:
 
 
 def over_prompts(values: Sequence[float], trials: float, how: str = SUBSETS) -> Estimate:
-    """The mean of values from 0 to 1 and Wilson's interval around it.
+    """Return the mean of values from 0 to 1 and Wilson's interval around it.
 
     With as many trials as the spread between prompts says: no fewer than there are prompts, no more
     than samples. So it does not shrink to nothing where all prompts happen to agree.
@@ -159,8 +159,8 @@ def wilson(share: float, trials: float) -> tuple[float, float]:
     return min(max(middle - half, 0.0), share), max(min(middle + half, 1.0), share)
 
 
-def _turned(count: Count) -> Count:
-    return Count(count.samples, count.samples - count.passed)
+def _turned(count: PassCount) -> PassCount:
+    return PassCount(count.samples, count.samples - count.passed)
 
 
 def _means() -> list[float]:
@@ -177,17 +177,19 @@ def _log_beta(a: float, b: float) -> float:
 
 
 def _log_chance(a: float, b: float, samples: int, passed: int) -> float:
-    """Of a count under a Beta distribution of p; the number of orders is left out."""
+    """Return the log-chance of a count under a Beta distribution of p, without the number of
+    orders.
+    """
     return _log_beta(a + passed, b + samples - passed) - _log_beta(a, b)
 
 
 def _moment(a: float, b: float, power: int) -> float:
-    """The mean of p^power where p is Beta(a, b)."""
+    """Return the mean of p^power where p is Beta(a, b)."""
     return math.exp(_log_beta(a + power, b) - _log_beta(a, b))
 
 
 def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
-    """Of values in order with their weights."""
+    """Return a quantile of values in order with their weights."""
     reached = 0.0
     for value, weight in weighted:
         reached += weight

@@ -61,7 +61,7 @@ class Evaluation:
         return {name: value for name, value in found.items() if value is not None}
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the values by task, which a run has in a file of their own."""
+        """Return all but the values by task, which a run has in a separate file."""
         return {name: value for name, value in asdict(self).items() if name != "by_task"}
 
     @classmethod
@@ -78,7 +78,7 @@ def evaluate(
     sampling: Sampling,
     samples: int,
 ) -> Evaluation:
-    """Every task `samples` times. The draw number is always 0, so that evaluations compare."""
+    """Sample every task `samples` times. The draw number is always 0: evaluations compare."""
     if not tasks:
         return Evaluation(None, None, None, None, None, None, 0, samples, ())
     written = write(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")
@@ -114,7 +114,7 @@ def _by_task(
     right: Sequence[float | None],
     rewards: Sequence[float | None],
 ) -> dict[str, list[float | None]]:
-    """By the names of metrics that are their means; None for a task that has no part in one."""
+    """Return the values by task that each metric is the mean of; None where a task has none."""
     found = {
         "eval/accuracy": list(right),
         "eval/reward": list(rewards),
@@ -134,7 +134,7 @@ def _by_task(
 def _by_source(
     tasks: Sequence[Task], right: Sequence[float | None], rewards: Sequence[float | None]
 ) -> dict[str, dict[str, float]]:
-    """Means over the tasks of each source, where there are several."""
+    """Return means over the tasks of each source, where there are several."""
     rows: dict[str, list[int]] = {}
     for row, task in enumerate(tasks):
         if task.source:
@@ -166,7 +166,9 @@ def _example(rollout: Rollout) -> dict[str, Any]:
 
 
 def evaluate_path(path: str | Path, config: Config) -> Evaluation:
-    """A model's folder or file, a checkpoint, or a run (its best checkpoint, else its latest)."""
+    """Evaluate a model's folder or file, a checkpoint, or a run (its best checkpoint, else its
+    latest).
+    """
     model, config = checkpoint_in(path), placed(config, path=path)
 
     def policy(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:

@@ -18,10 +18,10 @@ from groupwise.config import Config, load
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.engine.native.engine import SLOTS
 from groupwise.engine.protocol import Engine
-from groupwise.evaluate.asked import OWN, Asked, Basis, Candidate, Entry, check_budgets
 from groupwise.evaluate.budgets import at_budget, room
+from groupwise.evaluate.request import OWN, Basis, Candidate, Entry, EvalRequest, check_budgets
 from groupwise.evaluate.results import Result
-from groupwise.evaluate.scores import Outcome, values_of
+from groupwise.evaluate.scores import TaskOutcome, values_of
 from groupwise.evaluate.suites import Forcing, Suite
 from groupwise.evaluate.votes import ballots
 from groupwise.model.fingerprint import fingerprint
@@ -50,20 +50,20 @@ def described(candidate: Candidate, loaded: Loaded) -> dict[str, Any]:
 
 
 @dataclass
-class Sitting:
-    """One model in front of one suite; `run` samples and grades."""
+class SuiteEvaluation:
+    """The evaluation of one model on one suite; `run` samples and grades."""
 
     entry: Entry
     bench: Bench
     engine: Engine
     config: Config
-    asked: Asked
+    asked: EvalRequest
     forcing: Forcing
     notes: list[str]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that samples and verdicts depend on, beside weights and tasks."""
+        """Return all settings that samples and verdicts depend on, beside weights and tasks."""
         config, asked = self.config, self.asked
         found: dict[str, Any] = {
             "samples": asked.samples,
@@ -99,7 +99,7 @@ class Sitting:
 
     @property
     def at_once(self) -> int:
-        """Tasks in one call of the engine: enough to fill its slots."""
+        """Return how many tasks go into one call of the engine: enough to fill its slots."""
         slots = self.config.engine.slots or (GPU_SLOTS if on_gpu(self.config) else SLOTS)
         return max(1, slots // self.asked.samples)
 
@@ -136,7 +136,7 @@ class Sitting:
         written = write(self.engine, named, self.asked.samples, sampling, stream="eval")
         return grade(self.bench.grader, self.bench.loaded.tokenizer, written)
 
-    def _outcomes(self, groups: Sequence[Sequence[Rollout]]) -> list[Outcome]:
+    def _outcomes(self, groups: Sequence[Sequence[Rollout]]) -> list[TaskOutcome]:
         graded = [[r for r in group if not failed(r.grade)] or list(group) for group in groups]
         tokenizer = self.bench.loaded.tokenizer
         ends = [*(tokenizer.decode([x]) for x in tokenizer.eos_ids), *self.config.engine.stop]
@@ -155,7 +155,7 @@ class Sitting:
             for size in sorted(self.asked.budgets)
         }
         return [
-            Outcome(
+            TaskOutcome(
                 key=self.entry.keys[group[0].task.id],
                 id=group[0].task.id,
                 correct=tuple(verdict(r.grade) for r in group),
@@ -172,26 +172,32 @@ class Sitting:
 
 
 def _digest(tasks: Sequence[Task]) -> str:
-    """Of prompts as the model reads them: a chat template that was edited shows here."""
+    """Hash the prompts as the model reads them: a chat template that was edited shows here."""
     found = hashlib.sha256()
     for task in tasks:
         found.update(f"{list(task.token_ids)}".encode())
     return found.hexdigest()[:16]
 
 
-def sit(suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: Asked) -> list[Sitting]:
-    """The suites' tasks as this model reads them; one engine for all."""
+def prepare_suites(
+    suites: Sequence[Entry], loaded: Loaded, basis: Basis, asked: EvalRequest
+) -> list[SuiteEvaluation]:
+    """Prepare the suites' tasks as this model reads them; one engine for all."""
     engine = judge_of(basis.config, loaded)
-    return [_sit(entry, loaded, engine, basis, asked) for entry in suites]
+    return [_prepare_suite(entry, loaded, engine, basis, asked) for entry in suites]
 
 
-def _sit(entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: Asked) -> Sitting:
+def _prepare_suite(
+    entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: EvalRequest
+) -> SuiteEvaluation:
     suite, config = entry.suite, entry.config
     notes: list[str] = []
     shape, tokenizer = loaded.model.config, loaded.tokenizer
     if suite.source and not basis.written:
         longest = shape.context
-        config, notes = _as_the_suite_says(config, basis, suite, longest, chats=tokenizer.template)
+        config, notes = _with_suite_defaults(
+            config, basis, suite, longest, chats=tokenizer.template
+        )
     forcing = suite.forcing if asked.force is None else replace(suite.forcing, text=asked.force)
     most = config.engine.max_tokens
     check_budgets(asked, most)
@@ -200,14 +206,15 @@ def _sit(entry: Entry, loaded: Loaded, engine: Engine, basis: Basis, asked: Aske
     wide = replace(config.engine, max_tokens=most + extra)
     bench = seat(replace(config, engine=wide, recipe=load().recipe), entry.found, loaded)
     notes = list(dict.fromkeys([*bench.notes, *notes]))
-    return Sitting(entry, bench, engine, config, asked, forcing, notes)
+    return SuiteEvaluation(entry, bench, engine, config, asked, forcing, notes)
 
 
-def _as_the_suite_says(
+def _with_suite_defaults(
     config: Config, basis: Basis, suite: Suite, longest: int, *, chats: str | None
 ) -> tuple[Config, list[str]]:
-    """Where nobody has said otherwise: the chat template if there is one, the suite's words, and
-    room for an answer of its usual length."""
+    """Fill in what nobody has set: the chat template if there is one, the suite's words, and the
+    suite's usual length of an answer.
+    """
     data, engine, notes = config.data, config.engine, []
     if chats and not basis.set_by_user(OWN["template"]):
         data = replace(data, template="chat")

@@ -1,4 +1,4 @@
-"""Results of evaluations as a file, and what two of them say about a difference.
+"""Results of evaluations as files, and the differences between them.
 
 The schema is in docs/eval.md. Tasks go by a key of prompt and answer, so results of other files,
 orders and runs can be paired with them.
@@ -17,7 +17,7 @@ from typing import Any
 
 from groupwise.data.tasks import normalised
 from groupwise.errors import ConfigError, RunError
-from groupwise.evaluate.scores import Outcome, by_budget, grouped, metrics
+from groupwise.evaluate.scores import TaskOutcome, by_budget, grouped, metrics
 from groupwise.evaluate.statistics import corrected, paired_difference
 from groupwise.records import Task
 from groupwise.runfiles.files import plain, to_line, to_page, write_atomic
@@ -28,7 +28,7 @@ LEAST_TASKS = 2  # that a difference can be told from
 
 
 def key_of(task: Task) -> str:
-    """The same for the same prompt and answer, wherever they stand."""
+    """Return a key that is the same for the same prompt and answer, wherever they are."""
     text = f"{normalised(task.prompt)}\0{json.dumps(task.answer, sort_keys=True, default=str)}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -40,7 +40,7 @@ class Result:
     model: Mapping[str, Any]  # name, path, weights (their fingerprint)
     suite: Mapping[str, Any]  # name, source, data (hash), tasks, dropped
     settings: Mapping[str, Any]  # all that the samples depend on beside model and data
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[TaskOutcome]
     notes: Sequence[str] = ()
     time: Mapping[str, float] = field(default_factory=dict)  # depends on the clock
 
@@ -53,7 +53,7 @@ class Result:
         return int(self.settings["samples"])
 
     def same_as(self, model: Mapping[str, Any], data: str, settings: Mapping[str, Any]) -> bool:
-        """Whether sampling again would give the same."""
+        """Return whether sampling again would give the same."""
         mine = (self.model["weights"], self.suite["data"], plain(self.settings))
         return mine == (model["weights"], data, plain(settings))
 
@@ -88,7 +88,7 @@ class Result:
             model=stored["model"],
             suite=stored["suite"],
             settings=stored["settings"],
-            outcomes=[Outcome.from_dict(each) for each in stored["tasks"]],
+            outcomes=[TaskOutcome.from_dict(each) for each in stored["tasks"]],
             notes=stored["notes"],
             time=stored["time"],
         )
@@ -115,7 +115,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def text(content: Mapping[str, Any]) -> str:
-    """JSON with a line for each task: a file of thousands of them can still be read."""
+    """Write JSON with a line for each task: a file of thousands of them can still be read."""
     short = [each | {"tasks": f"{KIND} {at}"} for at, each in enumerate(content["results"])]
     whole = to_page({**content, "results": short})
     for at, each in enumerate(content["results"]):
@@ -125,7 +125,7 @@ def text(content: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> list[Result]:
-    """Of a file, or of the folder that an evaluation wrote."""
+    """Read a file, or the folder that an evaluation wrote."""
     file = path / NAME if path.is_dir() else path
     try:
         stored = json.loads(file.read_text("utf-8"))
@@ -166,7 +166,7 @@ class Comparison:
 
 
 def compare(results: Sequence[Result], against: Sequence[Result] = ()) -> list[Comparison]:
-    """All pairs of models on the same suite, and each with those of an earlier evaluation."""
+    """Compare all pairs of models on the same suite, and each with an earlier evaluation."""
     pairs = [(a, b, b.name) for a, b in combinations(results, 2)]
     pairs += [(a, b, f"{b.name} (earlier)") for a in results for b in against]
     found = []
@@ -200,8 +200,8 @@ def compare(results: Sequence[Result], against: Sequence[Result] = ()) -> list[C
     ]
 
 
-def _accuracies(outcomes: Sequence[Outcome]) -> dict[tuple[str, int], float]:
-    """By key; where a set repeats a task, the first is paired with the first."""
+def _accuracies(outcomes: Sequence[TaskOutcome]) -> dict[tuple[str, int], float]:
+    """Return accuracies by key; where a set repeats a task, the first is paired with the first."""
     times: Counter[str] = Counter()
     found: dict[tuple[str, int], float] = {}
     for outcome in outcomes:
@@ -212,7 +212,7 @@ def _accuracies(outcomes: Sequence[Outcome]) -> dict[tuple[str, int], float]:
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings that are not the same, but for those that say what is computed from the samples.
+    """Return the settings that differ, without those that say what is computed from the samples.
 
     And but for the prompts: other tokenizers write them otherwise.
     """
@@ -221,8 +221,9 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ..
 
 
 def check_against(stored: Sequence[Result], suites: Mapping[str, Sequence[str]]) -> list[str]:
-    """Refuse results that have nothing in common with these suites (name -> keys of tasks); notes
-    on what they lack."""
+    """Refuse results that have nothing in common with these suites (name -> keys of tasks); return
+    notes on what they lack.
+    """
     notes = []
     earlier: dict[str, set[str]] = {}
     for result in stored:

@@ -1,4 +1,4 @@
-"""Figures of a suite from what was right and wrong, task by task.
+"""Figures of a suite, from right and wrong samples of each task.
 
 Every figure is a mean over tasks of a value that each task has, and its standard error is that of
 the spread between tasks: samples of one task are no independent trials.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from groupwise.evaluate.estimates import Count, none_pass, over_prompts
+from groupwise.evaluate.estimates import PassCount, none_pass, over_prompts
 from groupwise.evaluate.votes import majority
 
 COLUMNS = ("level", "difficulty", "subject", "type", "category", "task")  # looked at by themselves
@@ -20,8 +20,8 @@ NO_VALUE = "none"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of one task."""
+class TaskOutcome:
+    """The result of one task."""
 
     key: str  # of its prompt and answer: the same in every file and run
     id: int
@@ -36,9 +36,9 @@ class Outcome:
     budgets: Mapping[int, tuple[bool | None, ...]] | None = None  # correct with so many tokens
 
     @property
-    def count(self) -> Count:
+    def count(self) -> PassCount:
         known = [right for right in self.correct if right is not None]
-        return Count(len(known), sum(known))
+        return PassCount(len(known), sum(known))
 
     @property
     def accuracy(self) -> float | None:
@@ -48,7 +48,7 @@ class Outcome:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Outcome:
+    def from_dict(cls, stored: Mapping[str, Any]) -> TaskOutcome:
         budgets = stored.get("budgets")
         votes = stored.get("votes")
         return cls(
@@ -76,7 +76,7 @@ class Figure:
 
 
 def figure(values: Sequence[float], trials: float) -> Figure:
-    """`trials`: how many independent ones the values could be made of at the most."""
+    """Return the figure; `trials` is the largest number of independent trials behind the values."""
     found = over_prompts(values, trials)
     number = len(values)
     stderr = None
@@ -86,8 +86,8 @@ def figure(values: Sequence[float], trials: float) -> Figure:
     return Figure(found.value, stderr, found.low, found.high, number)
 
 
-def average(outcomes: Sequence[Outcome]) -> Figure | None:
-    """The mean share of right samples: avg@n of n samples."""
+def average(outcomes: Sequence[TaskOutcome]) -> Figure | None:
+    """Return the mean share of right samples: avg@n of n samples."""
     known = [x for x in outcomes if x.accuracy is not None]
     if not known:
         return None
@@ -95,8 +95,8 @@ def average(outcomes: Sequence[Outcome]) -> Figure | None:
     return figure([x.accuracy for x in known if x.accuracy is not None], samples)
 
 
-def pass_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
-    """One of k samples is right, over all k-subsets of the samples: without bias."""
+def pass_at(outcomes: Sequence[TaskOutcome], k: int) -> Figure | None:
+    """Return the chance that one of k samples is right, over all k-subsets: without bias."""
     counts = [x.count for x in outcomes if x.count.samples >= k]
     if not counts:
         return None
@@ -104,16 +104,18 @@ def pass_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
     return figure([1 - none_pass(count, k) for count in counts], trials)
 
 
-def majority_at(outcomes: Sequence[Outcome], k: int) -> Figure | None:
-    """The answer of most of k samples is right, over all k-subsets; ties are split evenly."""
+def majority_at(outcomes: Sequence[TaskOutcome], k: int) -> Figure | None:
+    """Return the chance that the answer of most of k samples is right, over all k-subsets; ties are
+    split evenly.
+    """
     voted = [x.votes for x in outcomes if x.votes is not None and len(x.votes) >= k]
     if not voted:
         return None
     return figure([majority(votes, k) for votes in voted], sum(map(len, voted)) // k)
 
 
-def metrics(outcomes: Sequence[Outcome], samples: int, at: Sequence[int]) -> dict[str, Figure]:
-    """By name: avg@n, pass@k and maj@k."""
+def metrics(outcomes: Sequence[TaskOutcome], samples: int, at: Sequence[int]) -> dict[str, Figure]:
+    """Return avg@n, pass@k and maj@k by name."""
     found = {f"avg@{samples}": average(outcomes)}
     for k in at:
         found[f"pass@{k}"] = pass_at(outcomes, k)
@@ -123,11 +125,11 @@ def metrics(outcomes: Sequence[Outcome], samples: int, at: Sequence[int]) -> dic
     return {name: each for name, each in found.items() if each is not None}
 
 
-def grouped(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Figure]]:
-    """avg@n by the values of each column, in their order."""
+def grouped(outcomes: Sequence[TaskOutcome]) -> dict[str, dict[str, Figure]]:
+    """Return avg@n by the values of each column, in their order."""
     found: dict[str, dict[str, Figure]] = {}
     for column in dict.fromkeys(name for x in outcomes for name in x.groups or ()):
-        rows: dict[str, list[Outcome]] = {}
+        rows: dict[str, list[TaskOutcome]] = {}
         for outcome in outcomes:
             rows.setdefault((outcome.groups or {}).get(column, NO_VALUE), []).append(outcome)
         figures = {value: average(rows[value]) for value in sorted(rows, key=_order)}
@@ -135,13 +137,15 @@ def grouped(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Figure]]:
     return found
 
 
-def by_budget(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Accuracy where answers are cut off at growing numbers of tokens."""
+def by_budget(outcomes: Sequence[TaskOutcome]) -> list[dict[str, Any]]:
+    """Return the accuracy where answers are cut off at growing numbers of tokens."""
     sizes = sorted({size for x in outcomes for size in x.budgets or ()})
     found = []
     for size in sizes:
         cut = [
-            Outcome(x.key, x.id, x.budgets[size], x.tokens, (), 0) for x in outcomes if x.budgets
+            TaskOutcome(x.key, x.id, x.budgets[size], x.tokens, (), 0)
+            for x in outcomes
+            if x.budgets
         ]
         lengths = [min(tokens, size) for x in outcomes for tokens in x.tokens]
         forced = [
@@ -161,7 +165,7 @@ def by_budget(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def values_of(columns: Sequence[Mapping[str, Any]], asked: Sequence[str]) -> list[dict[str, str]]:
-    """For each task, its group by each column: those asked for, or known ones with few values."""
+    """Return each task's group by each column: those asked for, or known ones with few values."""
     names = list(asked)
     if not names:
         for name in COLUMNS:
@@ -177,7 +181,7 @@ def _text(value: Any) -> str:
 
 
 def _order(value: str) -> tuple[float, str]:
-    """Numbers as numbers; "Level 5" behind "Level 4"."""
+    """Return a sort key: numbers by value, before texts."""
     try:
         return float(value), value
     except ValueError:

@@ -46,7 +46,7 @@ Values = Sequence[float] | Sequence[Sequence[float]] | npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """How far a mean may be off: the variance by where it comes from.
+    """The uncertainty of a mean: its variance by where it comes from.
 
     What seeds add is estimated from a few of them, what tasks add from as many as there are: each
     follows Student's distribution. Their sum has the tails of both: a spread that is small by the
@@ -65,7 +65,7 @@ class Spread:
         return math.sqrt(self.from_units + self.from_tasks)
 
     def tail(self, size: float) -> float:
-        """The chance of an error as large as this, in either direction."""
+        """Return the chance of an error as large as this, in either direction."""
         if not self.from_tasks:
             by_units = math.sqrt(self.from_units)
             return two_sided(size / by_units, self.units - 1) if by_units else float(size == 0)
@@ -76,7 +76,7 @@ class Spread:
         return min(float(sides), 1.0)
 
     def quantile(self, share: float) -> float:
-        """The error below which this share lies, from 0.5 on."""
+        """Return the error below which this share lies, from 0.5 on."""
         if not self.from_tasks:
             return student_quantile(share, self.units - 1) * self.stderr
         return _where(lambda size: self.tail(size) <= 2 * (1 - share), self.stderr)
@@ -84,7 +84,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two methods, a − b: the mean, its 95 % interval, and how likely so much is by chance."""
+    """The difference of two methods, a − b: mean, 95 % interval, and its probability by chance."""
 
     values: npt.NDArray[np.float64]
     p: float  # two-sided; not corrected for other comparisons
@@ -108,7 +108,7 @@ class Difference:
 
 
 def paired_difference(a: Values, b: Values) -> Difference:
-    """a − b; both of the same shape, `[unit]` or `[seed, task]`."""
+    """Compare a − b; both of the same shape, `[unit]` or `[seed, task]`."""
     first, second = np.asarray(a, float), np.asarray(b, float)
     if first.shape != second.shape:
         raise ValueError(f"Pairs must have the same shape, got {first.shape} and {second.shape}.")
@@ -120,12 +120,12 @@ def paired_difference(a: Values, b: Values) -> Difference:
 
 
 def stderr(values: Values) -> float:
-    """Of the mean: over units, or over seeds and tasks."""
+    """Return the standard error of the mean: over units, or over seeds and tasks."""
     return spread(values).stderr
 
 
 def spread(values: Values) -> Spread:
-    """The variance of the mean. Over seeds and tasks: σ²_seed/n + σ²_task/m + σ²_rest/(n·m).
+    """Return the variance of the mean. Over seeds and tasks: σ²_seed/n + σ²_task/m + σ²_rest/(n·m).
 
     From the mean squares of the two-way analysis of variance; that of seeds holds the rest.
     """
@@ -149,12 +149,14 @@ def spread(values: Values) -> Spread:
 
 
 def _variance(values: npt.NDArray[np.float64], least: float) -> float:
-    """Exactly 0 where values differ by less than this: 0.8 − 0.7 and 0.7 − 0.6 are the same."""
+    """Return the variance, exactly 0 where values differ by rounding only, as 0.8 − 0.7 and 0.7 −
+    0.6.
+    """
     return 0.0 if float(np.ptp(values)) <= least else float(values.var(ddof=1))
 
 
 def t_test(values: Values) -> float:
-    """The two-sided p of a mean of 0."""
+    """Return the two-sided p of a mean of 0."""
     mean, known = float(_table(values).mean()), spread(values)
     if mean == 0.0:
         return 1.0
@@ -166,7 +168,7 @@ def t_test(values: Values) -> float:
 def bootstrap_interval(
     values: Values, *, level: float = 1 - ALPHA, draws: int = DRAWS, seed: int = 0
 ) -> tuple[float, float]:
-    """Of the mean. Seeds and tasks are drawn again, apart from each other.
+    """Return an interval of the mean. Seeds and tasks are drawn again, apart from each other.
 
     Deviations are scaled to the variance that `spread` finds, and by its quantile over the normal
     one: drawn from five values, they are too small on average, and not known to be.
@@ -188,7 +190,7 @@ def bootstrap_interval(
 def _drawn_means(
     values: npt.NDArray[np.float64], variance: float, draws: int, drawn: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Deviations of the mean of as many draws with replacement, of this variance."""
+    """Return deviations of the mean of as many draws with replacement, of this variance."""
     own = values - values.mean()
     natural = float(own.var()) / len(own)
     if np.ptp(values) <= ROUNDING * np.abs(values).max():  # they have no shape to draw from
@@ -202,7 +204,7 @@ def _drawn_means(
 
 
 def _table(values: Values) -> npt.NDArray[np.float64]:
-    """As rows of units; one value a unit is one column."""
+    """Return the values as rows of units; one value a unit is one column."""
     found = np.asarray(values, float)
     found = found[:, None] if found.ndim == 1 else found
     if found.ndim != 2 or found.shape[0] < 2 or found.shape[1] < 1:
@@ -216,7 +218,7 @@ def _table(values: Values) -> npt.NDArray[np.float64]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Corrected for all comparisons: below 0.05 for a true null in at most 5 % of all families."""
+    """Correct p for all comparisons: below 0.05 for a true null in at most 5 % of all families."""
     corrected, worst = [0.0] * len(p), 0.0
     for rank, at in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
         worst = max(worst, min(1.0, (len(p) - rank) * p[at]))
@@ -225,7 +227,8 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def by_luck(units: int, comparisons: int = 1) -> float:
-    """The chance that in one of so many comparisons all units agree, though no side is better.
+    """Return the chance that in one of so many comparisons all units agree, though no side is
+    better.
 
     Whoever fails half of the time and succeeds otherwise has, in one unit, a chance of 1/4 to
     succeed where its equal fails. In a few units, all of them may come out so, for either side.
@@ -234,7 +237,7 @@ def by_luck(units: int, comparisons: int = 1) -> float:
 
 
 def fewest_units(comparisons: int, alpha: float = ALPHA) -> int:
-    """That can tell anything apart in so many comparisons."""
+    """Return the fewest units that can tell anything apart in so many comparisons."""
     units = 2
     while by_luck(units, comparisons) >= alpha:
         units += 1
@@ -242,7 +245,8 @@ def fewest_units(comparisons: int, alpha: float = ALPHA) -> int:
 
 
 def corrected(p: Sequence[float], units: Sequence[int], comparisons: int) -> list[float]:
-    """Of judgements that are made together: in at most 5 % of all families a true null is rejected.
+    """Correct judgements that are made together: in at most 5 % of all families a true null is
+    rejected.
 
     `units` are those of each judgement, `comparisons` the pairs that are judged. Judgements of one
     pair (accuracy, area) go wrong together where its units agree by luck, so that is counted by
@@ -252,7 +256,7 @@ def corrected(p: Sequence[float], units: Sequence[int], comparisons: int) -> lis
 
 
 def holm_levels(p: Sequence[float], alpha: float = ALPHA) -> list[float]:
-    """What each p must stay below to count, the smaller ones counting already."""
+    """Return the level that each p must stay below to count, given that the smaller ones count."""
     levels = [0.0] * len(p)
     for rank, at in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
         levels[at] = alpha / (len(p) - rank)
@@ -263,7 +267,7 @@ def holm_levels(p: Sequence[float], alpha: float = ALPHA) -> list[float]:
 
 
 def smallest_visible_effect(known: Spread, *, alpha: float = ALPHA, power: float = POWER) -> float:
-    """The true difference that this design would call one with this power."""
+    """Return the true difference that this design would detect with this power."""
     return known.quantile(1 - alpha / 2) + known.quantile(power)
 
 
@@ -275,7 +279,8 @@ def seeds_needed(
     power: float = POWER,
     fewest: int = 2,
 ) -> int | None:
-    """Seeds in all, at this spread, to see such an effect; None if no number of seeds would do.
+    """Return the seeds in all, at this spread, that show such an effect; None if no number would
+    do.
 
     What the choice of tasks adds stays, however many seeds there are. Fewer than `fewest` do not
     count, whatever they show.
@@ -292,7 +297,7 @@ def seeds_needed(
 def tasks_needed(
     effect: float, known: Spread, *, alpha: float = ALPHA, power: float = POWER
 ) -> int | None:
-    """Held-out tasks in all, with the same seeds; None if no number of tasks would do.
+    """Return the held-out tasks in all, with the same seeds; None if no number of tasks would do.
 
     What seeds add for all tasks alike stays, however many tasks there are.
     """
@@ -307,7 +312,7 @@ def tasks_needed(
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The smallest number from which on it holds; None if it does not hold at the last."""
+    """Return the smallest number from which on it holds; None if it does not hold at the last."""
     if not holds(high):
         return None
     while low < high:
@@ -320,7 +325,7 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def two_sided(t: float, df: float) -> float:
-    """The chance of a value as far from 0 as this, in either direction."""
+    """Return the chance of a value as far from 0 as this, in either direction."""
     if math.isinf(df):
         return math.erfc(abs(t) / math.sqrt(2))
     return beta_share(df / (df + t * t), df / 2, 0.5)
@@ -328,14 +333,14 @@ def two_sided(t: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def student_quantile(share: float, df: float) -> float:
-    """The value below which this share lies."""
+    """Return the value below which this share lies."""
     if share < 0.5:
         return -student_quantile(1 - share, df)
     return _where(lambda t: two_sided(t, df) <= 2 * (1 - share), 1.0)
 
 
 def _where(holds: Callable[[float], bool], scale: float) -> float:
-    """The positive number from which on it holds."""
+    """Return the positive number from which on it holds."""
     low, high = 0.0, scale
     while not holds(high):
         low, high = high, 2 * high
@@ -347,7 +352,7 @@ def _where(holds: Callable[[float], bool], scale: float) -> float:
 
 @lru_cache(maxsize=64)
 def _student_variances(df: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Student's distribution as normal ones: their variances, and the weight of each.
+    """Write Student's distribution as normal ones: their variances, and the weight of each.
 
     With V of chi-square, it is normal with a variance of df / V. So a sum with another such number
     is a mixture of normal ones, too, and smooth whichever of the two is the smaller. In
@@ -362,21 +367,21 @@ def _student_variances(df: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[
 
 
 def _outside(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The chance that a normal number is as far from 0 as these, in either direction."""
+    """Return the chance that a normal number is as far from 0 as these, in either direction."""
     places, logs = _normal_tail()
     return np.exp(np.interp(z, places, logs, right=-math.inf))
 
 
 @lru_cache(maxsize=1)
 def _normal_tail() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Its logarithm, which is nearly a parabola: straight lines between these places will do."""
+    """Return the tail's logarithm, nearly a parabola: linear interpolation will do."""
     places = np.arange(0.0, 37.0, FINE)
     sides = np.fromiter((math.erfc(z / math.sqrt(2)) for z in places), float, len(places))
     return places, np.log(sides)
 
 
 def beta_share(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function, by its continued fraction (Lentz)."""
+    """Compute the regularised incomplete beta function, by its continued fraction (Lentz)."""
     if x <= 0.0 or x >= 1.0:
         return float(x >= 1.0)
     if x > (a + 1) / (a + b + 2):  # there the fraction of the other side converges fast

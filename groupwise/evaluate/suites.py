@@ -1,4 +1,4 @@
-"""Evaluation suites by name: where their tasks come from, and how a model is asked.
+"""Evaluation suites by name: the source of their tasks, and the words for a model.
 
 A suite is written `gsm8k`, `gsm8k:FILE`, `gsm8k:hub:org/name/FILES`, a source as `data.train` takes
 it (a file, `reasoning_gym:chain_sum`, `arithmetic`), or `held_out`: what the configuration has.
@@ -15,7 +15,7 @@ from pathlib import Path
 from groupwise.config import Config
 from groupwise.config.fields import GYM, Reward, is_generator
 from groupwise.data.files import TABLES, TEXTS, format_of
-from groupwise.data.named import SETS
+from groupwise.data.named_sets import SETS
 from groupwise.errors import ConfigError, DataError, nearest
 from groupwise.graders.by_row import ROW
 from groupwise.records import Task
@@ -26,7 +26,7 @@ GENERATED = 100  # tasks of a generator, unless --tasks says how many
 
 @dataclass(frozen=True)
 class Forcing:
-    """How an answer is asked for behind thoughts that were cut off."""
+    """The text that asks for an answer after thoughts that were cut off."""
 
     text: str
     stop: tuple[str, ...]
@@ -42,7 +42,7 @@ WRITE = "{prompt}\nAnswer with the program alone, in a Python code block."
 
 @dataclass(frozen=True)
 class Suite:
-    """A name, its data, and what a model is told where no configuration says otherwise."""
+    """A name, its data, and the words for a model where no configuration says otherwise."""
 
     name: str
     source: str = ""  # as data.train would have it; "": the configuration's held-out tasks
@@ -55,7 +55,7 @@ class Suite:
 
 
 def _of_math500(task: Task) -> bool:
-    """All rows of the set itself; of a file of MATH that marks them, those that are in it."""
+    """Return whether a row belongs to it: of a file of MATH that marks them, only those in it."""
     return task.columns.get("math500_id", "") is not None
 
 
@@ -107,7 +107,7 @@ KNOWN = {
 
 
 def find(text: str, folder: Path | None = None) -> Suite:
-    """The suite that is meant, with its source. `folder` holds the data of bare names."""
+    """Find the suite that is meant, with its source. `folder` holds the data of bare names."""
     word, colon, rest = text.partition(":")
     if text == HELD_OUT:
         return Suite(HELD_OUT)
@@ -116,7 +116,7 @@ def find(text: str, folder: Path | None = None) -> Suite:
     if word in KNOWN and colon:
         return replace(KNOWN[word], source=f"{KNOWN[word].columns}:{rest}")
     if text in KNOWN:
-        return _at_home(KNOWN[text], folder)
+        return _find_data(KNOWN[text], folder)
     if is_generator(text):
         return Suite(text, source=text)
     if word in SETS and colon:  # dapo17k:FILE
@@ -131,8 +131,8 @@ def find(text: str, folder: Path | None = None) -> Suite:
     )
 
 
-def _at_home(suite: Suite, folder: Path | None) -> Suite:
-    """`FOLDER/gsm8k/test.jsonl.gz`, `FOLDER/gsm8k.jsonl`; else the hub, or a generator."""
+def _find_data(suite: Suite, folder: Path | None) -> Suite:
+    """Find `FOLDER/gsm8k/test.jsonl.gz`, `FOLDER/gsm8k.jsonl`; else the hub, or a generator."""
     if folder is not None:
         if not folder.is_dir():
             raise ConfigError(f"--data {folder} is no folder.")
@@ -159,7 +159,7 @@ def _stem(text: str) -> str:
 
 
 def config_of(suite: Suite, config: Config, tasks: int, *, own_options: bool) -> Config:
-    """The configuration that a suite's tasks are read, asked and graded with.
+    """Return the configuration that a suite's tasks are read, asked and graded with.
 
     `own_options`: data.options were written for the configuration's own generator alone.
     """
@@ -191,7 +191,7 @@ def config_of(suite: Suite, config: Config, tasks: int, *, own_options: bool) ->
 
 
 def grader_name(decider: str | None, task: Task) -> str:
-    """The bare name of the part that says whether a task's answer is correct; "" if none does."""
+    """Return the bare name of the part that decides whether answers are correct; "" if none."""
     name = task.grader or "number" if decider == ROW else decider or ""
     return name.partition("(")[0]
 

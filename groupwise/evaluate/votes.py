@@ -1,9 +1,9 @@
-"""Which answers of a task are the same, by its grader's own notion, and what a majority says.
+"""Majority votes: which answers of a task are the same, by its own grader.
 
 An answer is found as the grader finds it. Right ones are all the same: they equal the gold answer.
 Wrong ones are compared with each other by the grader, one in the place of the gold answer. A sample
 without an answer does not vote. Where many answers can be right (programs, countdown), or where a
-function of the user's decides, there is no notion of equal answers, and no vote.
+function of the user's decides, equality of answers is not defined, and there is no vote.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from groupwise.graders.mathematics import numbers
 from groupwise.graders.mathematics.extract import end_of, find
 from groupwise.graders.mathematics.formulas import last_formula
 from groupwise.graders.mathematics.notation import MAX_LENGTH, read
-from groupwise.graders.parts import Part, Sample, built_in
+from groupwise.graders.parts import RewardPart, SampleToGrade, built_in
 from groupwise.records import Rollout, Task
 
 VOTING = ("number", "math", "choice", "exact")
@@ -28,7 +28,7 @@ VOTING = ("number", "math", "choice", "exact")
 def answer_of(
     grader: str, text: str, task: Task, ends: Sequence[str], *, cut: bool = False
 ) -> str | None:
-    """What a completion gives as its answer, in a form that the grader reads; None without one."""
+    """Return a completion's answer, in a form that the grader reads; None without one."""
     if grader == "number":
         found = numbers.answer_number(answers.final(text, ends), cut=cut)
         return None if found is None else f"{found.value}{'%' if found.percent else ''}"
@@ -56,7 +56,7 @@ def _expression(text: str, ends: tuple[str, ...], cut: bool) -> str | None:
 def ballots(
     groups: Sequence[Sequence[Rollout]], decider: str | None, ends: Sequence[str]
 ) -> list[list[int] | None]:
-    """For each task, the number of each graded sample's answer: 0 is right, −1 abstains.
+    """Return for each task the number of each graded sample's answer: 0 is right, −1 abstains.
 
     None for a task without a notion of equal answers.
     """
@@ -89,12 +89,12 @@ def ballots(
 def _classes(
     pending: Mapping[tuple[int, str], str], groups: Sequence[Sequence[Rollout]]
 ) -> dict[tuple[int, str], int]:
-    """Numbers from 1, the same for equal answers of a group.
+    """Number the answers from 1, the same for equal answers of a group.
 
     In rounds over all groups: the first answer that is left stands for its class, and the grader is
     asked once which of the others equal it.
     """
-    parts: dict[str, Part] = {}
+    parts: dict[str, RewardPart] = {}
     classes: dict[tuple[int, str], int] = {}
     left = dict(pending)
     number = 0
@@ -110,7 +110,9 @@ def _classes(
             part = parts.setdefault(grader, built_in(grader, ()))
             asked = [key for key, name in left.items() if name == grader]
             samples = [
-                Sample(_stand_in(groups[at][0].task, first[at]), _said(grader, answer), (), "eos")
+                SampleToGrade(
+                    _stand_in(groups[at][0].task, first[at]), _said(grader, answer), (), "eos"
+                )
                 for at, answer in asked
             ]
             for key, mark in zip(asked, part.grade(samples), strict=True):
@@ -121,7 +123,7 @@ def _classes(
 
 
 def _stand_in(task: Task, answer: str) -> Task:
-    """The task with another gold answer. Nothing is asked, so that nothing can be repeated."""
+    """Return the task with another gold answer and no question, so that nothing can be repeated."""
     return replace(task, prompt="", answer=answer)
 
 
@@ -130,7 +132,8 @@ def _said(grader: str, answer: str) -> str:
 
 
 def majority(votes: Iterable[int], k: int) -> float:
-    """The chance that the answer with the most votes of k samples is right, over all k-subsets.
+    """Return the chance that the answer with the most votes of k samples is right, over all
+    k-subsets.
 
     Votes are numbers of answers, 0 the right one, −1 none. Among answers with equally many votes
     each is as likely to be taken; where nobody votes, nothing is right. Exact: of every number j of

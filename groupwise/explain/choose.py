@@ -1,4 +1,4 @@
-"""Which recipe to reach for: questions, and a decision table that is data.
+"""Recipes recommended by questions and a decision table that is data.
 
 Every row of the table says when it holds, whom it speaks for (or rules out) and why. Points add up;
 what is ruled out stays out. A condition is written `key=value`, alternatives by commas, several
@@ -22,7 +22,7 @@ from groupwise.recipes import RECIPES
 
 
 @dataclass(frozen=True)
-class Question:
+class RecipeQuestion:
     key: str
     text: str
     options: Mapping[str, str]  # the answer and what it means; the first is the default
@@ -35,12 +35,12 @@ class Question:
 
 NO_YES = {"no": "", "yes": ""}
 QUESTIONS = (
-    Question(
+    RecipeQuestion(
         "verifiable",
         "Can answers be graded by a program, or by a reward you trust?",
         {"yes": "", "no": "only preferences or examples"},
     ),
-    Question(
+    RecipeQuestion(
         "data",
         "What is there instead?",
         {
@@ -50,34 +50,36 @@ QUESTIONS = (
         },
         when="verifiable=no",
     ),
-    Question("steps", "Is there a trustworthy reward per step?", NO_YES, when="verifiable=yes"),
-    Question("critic", "Is there memory for a critic?", NO_YES, when="verifiable=yes"),
-    Question(
+    RecipeQuestion(
+        "steps", "Is there a trustworthy reward per step?", NO_YES, when="verifiable=yes"
+    ),
+    RecipeQuestion("critic", "Is there memory for a critic?", NO_YES, when="verifiable=yes"),
+    RecipeQuestion(
         "length",
         "How long are the answers?",
         {"short": "up to about a thousand tokens", "long": "thousands of tokens"},
         when="verifiable=yes",
     ),
-    Question("moe", "Is the model a mixture of experts?", NO_YES, when="verifiable=yes"),
-    Question(
+    RecipeQuestion("moe", "Is the model a mixture of experts?", NO_YES, when="verifiable=yes"),
+    RecipeQuestion(
         "group",
         "How many samples per prompt can you afford?",
         {"8+": "", "2-4": "", "1": ""},
         when="verifiable=yes",
     ),
-    Question(
+    RecipeQuestion(
         "updates",
         "How many updates per batch of samples?",
         {"one": "strictly on-policy", "several": "reuse the samples"},
         when="verifiable=yes",
     ),
-    Question(
+    RecipeQuestion(
         "engine",
         "Does a separate inference engine sample?",
         {"same": "learner and sampler agree", "separate": "they differ, or lag behind each other"},
         when="verifiable=yes",
     ),
-    Question(
+    RecipeQuestion(
         "goal",
         "What should rise?",
         {"pass@1": "one answer is right", "pass@k": "one of k answers is right"},
@@ -87,7 +89,7 @@ QUESTIONS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class DecisionRow:
     when: str
     recipes: str  # one or several names
     points: int  # 0 rules them out
@@ -100,67 +102,87 @@ GROUPED = (
 )
 ROWS = (
     # no verifier: preference pairs
-    Row("data=pairs", "dpo", 10, "labelled pairs are all that it needs"),
-    Row("data=pairs", "self_rewarding", 4, "goes on where the pairs end, with a judge of yours"),
-    Row("data=answers", "spin", 10, "sets your answers against the model's own"),
-    Row("data=answers", "self_rewarding", 4, "as a next round, with a judge of yours"),
-    Row("data=prompts", "self_rewarding", 10, "pairs need no verifier, but a judge of yours"),
+    DecisionRow("data=pairs", "dpo", 10, "labelled pairs are all that it needs"),
+    DecisionRow(
+        "data=pairs", "self_rewarding", 4, "goes on where the pairs end, with a judge of yours"
+    ),
+    DecisionRow("data=answers", "spin", 10, "sets your answers against the model's own"),
+    DecisionRow("data=answers", "self_rewarding", 4, "as a next round, with a judge of yours"),
+    DecisionRow(
+        "data=prompts", "self_rewarding", 10, "pairs need no verifier, but a judge of yours"
+    ),
     # samples per prompt
-    Row("group=1", "reinforce_pp", 6, "needs no group: the batch is its baseline"),
-    Row("group=1", "remax", 5, "a greedy completion is the baseline of a single sample"),
-    Row("group=1 critic=yes", "ppo", 7, "a critic gives single samples a baseline"),
-    Row("group=1", GROUPED, 0, "has no baseline with one sample per prompt"),
-    Row("group=2-4", "rloo", 5, "leave-one-out is unbiased from two samples on"),
-    Row(
+    DecisionRow("group=1", "reinforce_pp", 6, "needs no group: the batch is its baseline"),
+    DecisionRow("group=1", "remax", 5, "a greedy completion is the baseline of a single sample"),
+    DecisionRow("group=1 critic=yes", "ppo", 7, "a critic gives single samples a baseline"),
+    DecisionRow("group=1", GROUPED, 0, "has no baseline with one sample per prompt"),
+    DecisionRow("group=2-4", "rloo", 5, "leave-one-out is unbiased from two samples on"),
+    DecisionRow(
         "group=2-4", "reinforce_pp_baseline", 4, "takes its scale from the batch, not a tiny group"
     ),
-    Row("group=2-4", "dr_grpo", 3, "does not divide by a σ that few samples can't estimate"),
-    Row("group=8+", "dr_grpo", 3, "proportional to the true gradient, on a fixed scale"),
-    Row("group=8+", "lite_ppo", 2, "a plain default: batch std and token mean"),
-    Row("group=8+", "grpo", 1, "the reference point to compare with"),
+    DecisionRow(
+        "group=2-4", "dr_grpo", 3, "does not divide by a σ that few samples can't estimate"
+    ),
+    DecisionRow("group=8+", "dr_grpo", 3, "proportional to the true gradient, on a fixed scale"),
+    DecisionRow("group=8+", "lite_ppo", 2, "a plain default: batch std and token mean"),
+    DecisionRow("group=8+", "grpo", 1, "the reference point to compare with"),
     # rewards per step, critics
-    Row("steps=yes critic=no", "grpo_process", 12, "credits steps without a critic"),
-    Row("steps=yes critic=yes", "ppo", 12, "a critic spreads rewards over steps and tokens"),
-    Row("steps=yes critic=yes", "grpo_process", 10, "credits steps without a critic"),
-    Row("steps=yes moe=yes", "gspo_token", 7, "one ratio per answer, an advantage per step"),
-    Row(
+    DecisionRow("steps=yes critic=no", "grpo_process", 12, "credits steps without a critic"),
+    DecisionRow(
+        "steps=yes critic=yes", "ppo", 12, "a critic spreads rewards over steps and tokens"
+    ),
+    DecisionRow("steps=yes critic=yes", "grpo_process", 10, "credits steps without a critic"),
+    DecisionRow(
+        "steps=yes moe=yes", "gspo_token", 7, "one ratio per answer, an advantage per step"
+    ),
+    DecisionRow(
         "steps=yes group=1", "reinforce_pp", 5, "sums token rewards still to come, without a group"
     ),
-    Row("critic=yes steps=no", "ppo", 3, "credit per token from the critic"),
-    Row("critic=yes length=long", "vapo", 8, "λ by length keeps a critic useful on long answers"),
-    Row("critic=no", "ppo vapo", 0, "holds a critic in memory"),
+    DecisionRow("critic=yes steps=no", "ppo", 3, "credit per token from the critic"),
+    DecisionRow(
+        "critic=yes length=long", "vapo", 8, "λ by length keeps a critic useful on long answers"
+    ),
+    DecisionRow("critic=no", "ppo vapo", 0, "holds a critic in memory"),
     # long answers, mixtures of experts
-    Row(
+    DecisionRow(
         "length=long",
         "dapo",
         5,
         "made for long chains of thought: truncation, dead groups, entropy",
     ),
-    Row("length=long", "gspo", 4, "one ratio per answer: no noisier as answers grow"),
-    Row(
+    DecisionRow("length=long", "gspo", 4, "one ratio per answer: no noisier as answers grow"),
+    DecisionRow(
         "moe=yes",
         "gspo",
         6,
         "its ratio outlives changed experts (it acts from the second update on)",
     ),
-    Row("moe=yes", "rspo", 4, "weighs tokens down whose routing moved"),
-    Row("moe=yes engine=same", "routing_replay", 3, "keeps the learner's own routing"),
-    Row("moe=yes engine=separate", "routing_replay_r3", 4, "keeps the engine's routing"),
+    DecisionRow("moe=yes", "rspo", 4, "weighs tokens down whose routing moved"),
+    DecisionRow("moe=yes engine=same", "routing_replay", 3, "keeps the learner's own routing"),
+    DecisionRow("moe=yes engine=separate", "routing_replay_r3", 4, "keeps the engine's routing"),
     # samples that are not the learner's own, or no longer
-    Row("updates=several", "cispo", 4, "rare tokens keep their gradient over many updates"),
-    Row("updates=several", "gspo dapo", 1, "published with several updates per batch"),
-    Row("updates=several", "rloo remax gpg", 0, "has no ratio: only the first update is right"),
-    Row("engine=separate", "olmo3", 5, "carries a correction for the engine's own probabilities"),
-    Row("engine=separate", "dppo", 4, "keeps its trust region around the engine that sampled"),
+    DecisionRow("updates=several", "cispo", 4, "rare tokens keep their gradient over many updates"),
+    DecisionRow("updates=several", "gspo dapo", 1, "published with several updates per batch"),
+    DecisionRow(
+        "updates=several", "rloo remax gpg", 0, "has no ratio: only the first update is right"
+    ),
+    DecisionRow(
+        "engine=separate", "olmo3", 5, "carries a correction for the engine's own probabilities"
+    ),
+    DecisionRow(
+        "engine=separate", "dppo", 4, "keeps its trust region around the engine that sampled"
+    ),
     # the goal
-    Row("goal=pass@k", "simko", 8, "keeps candidates besides the first alive"),
-    Row("goal=pass@k", "maxrl", 7, "weighs hard prompts by 1/p (0/1 rewards)"),
-    Row("goal=pass@k updates=several", "dapo", 2, "its higher upper clip is to keep entropy up"),
+    DecisionRow("goal=pass@k", "simko", 8, "keeps candidates besides the first alive"),
+    DecisionRow("goal=pass@k", "maxrl", 7, "weighs hard prompts by 1/p (0/1 rewards)"),
+    DecisionRow(
+        "goal=pass@k updates=several", "dapo", 2, "its higher upper clip is to keep entropy up"
+    ),
 )
 
 
 @dataclass(frozen=True)
-class Change:
+class SuggestedSetting:
     """A setting to add to a recommended recipe."""
 
     when: str
@@ -171,21 +193,21 @@ class Change:
 
 
 CHANGES = (
-    Change(
+    SuggestedSetting(
         "engine=separate",
         "correction",
         "tis_token(cap=2.0)",
         "the engine's probabilities are not the learner's",
         lambda entry: not entry.correction and entry.ratio.get("anchor") != "sampler",
     ),
-    Change(
+    SuggestedSetting(
         "updates=several",
         "schedule.updates",
         4,
         "reuses each batch",
         lambda entry: entry.schedule["updates"] == 1,
     ),
-    Change(
+    SuggestedSetting(
         "updates=one",
         "schedule.updates",
         1,
@@ -193,14 +215,14 @@ CHANGES = (
         # A ratio per answer is the point of GSPO, and with one update it is 1: leave that choice.
         lambda entry: entry.schedule["updates"] > 1 and entry.ratio.name == "token",
     ),
-    Change(
+    SuggestedSetting(
         "goal=pass@k updates=several",  # with one, every ratio is 1 and no clip acts
         "gate.high",
         0.28,
         "clip-higher leaves room to explore",
         lambda entry: entry.gate.name == "clip" and entry.gate["low"] == entry.gate["high"],
     ),
-    Change(
+    SuggestedSetting(
         "steps=yes",
         "advantage",
         "group_process_zscore()",
@@ -211,13 +233,13 @@ CHANGES = (
 
 
 def holds(when: str, answers: Mapping[str, str]) -> bool:
-    """Whether all conditions are met; what was not asked meets none."""
+    """Return whether all conditions are met; what was not asked meets none."""
     conditions = (condition.split("=", 1) for condition in when.split())
     return all(answers.get(key) in values.split(",") for key, values in conditions)
 
 
-def next_question(answers: Mapping[str, str]) -> Question | None:
-    """The first question that applies and has no answer yet."""
+def next_question(answers: Mapping[str, str]) -> RecipeQuestion | None:
+    """Return the first question that applies and has no answer yet."""
     open_ = (q for q in QUESTIONS if q.key not in answers and holds(q.when, answers))
     return next(open_, None)
 
@@ -234,7 +256,7 @@ def check(answers: Mapping[str, str]) -> None:
 
 
 def complete(answers: Mapping[str, str]) -> dict[str, str]:
-    """The answers, with defaults for what applies and was left open."""
+    """Return the answers, with defaults for what applies and was left open."""
     check(answers)
     full = dict(answers)
     while (question := next_question(full)) is not None:
@@ -258,7 +280,7 @@ def _changes(name: str, answers: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _idle(name: str, answers: Mapping[str, str]) -> list[str]:
-    """What of a recommended recipe would change no update, under these answers."""
+    """Return the parts of a recommended recipe that would change no update, under these answers."""
     entry = RECIPES[name]
     if lacking(entry):
         return []
@@ -275,7 +297,7 @@ def _told(entry: Method, mismatch: bool) -> tuple[str, ...]:
 
 
 def _ranked(answers: Mapping[str, str]) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Points and reasons of all that the answers speak for and do not rule out."""
+    """Return points and reasons of all that the answers speak for and do not rule out."""
     points: dict[str, int] = {}
     reasons: dict[str, list[str]] = {}
     out: set[str] = set()
@@ -297,7 +319,7 @@ def _ranked(answers: Mapping[str, str]) -> tuple[dict[str, int], dict[str, list[
 
 
 def choose(answers: Mapping[str, str], most: int = 5) -> list[dict[str, Any]]:
-    """Recipes to reach for, each with reasons and with what to set besides.
+    """Recommend recipes, each with reasons and further settings.
 
     The best first; behind those that can be trained, those that can't yet, and why.
     """

@@ -1,4 +1,4 @@
-"""What a recipe is, as data: for the terminal, for JSON and for docs/algorithms.md.
+"""A recipe described as data: for the terminal, for JSON and for docs/algorithms.md.
 
 Equations, needs and trade-offs are read off the slots, so that no page can say what the code does
 not do. Only pitfalls and disagreements are written by hand, in notes.toml.
@@ -51,19 +51,19 @@ SLOT_MEANING = {
 
 @functools.cache
 def notes() -> dict[str, dict[str, list[str]]]:
-    """Pitfalls and disagreements by recipe."""
+    """Return pitfalls and disagreements by recipe."""
     return tomllib.loads(
         resources.files("groupwise.explain").joinpath("notes.toml").read_text("utf-8")
     )
 
 
 def undocumented() -> list[str]:
-    """Recipes without notes: in a process without plug-ins there must be none."""
+    """Return the recipes without notes: in a process without plug-ins there must be none."""
     return [name for name in RECIPES if name not in notes()]
 
 
 def short(slot: Slot) -> str:
-    """The text form without what is default anyway; it reads back as the same slot."""
+    """Return the text form without defaults; it reads back as the same slot."""
     shown = [
         f"{key}={value if isinstance(value, Slot) else repr(value)}"
         for key, value in slot.params
@@ -84,7 +84,7 @@ def _text(slots: Sequence[Slot]) -> str:
 
 
 def equation(entry: Method) -> list[dict[str, str]]:
-    """The loss, then a line per slot, from the outside in."""
+    """Return the loss, then a line per slot, from the outside in."""
     slots = by_kind(entry)
     lines = [{"slot": "loss", "equation": entry.loss}]
     for kind in READING_ORDER:
@@ -96,7 +96,7 @@ def equation(entry: Method) -> list[dict[str, str]]:
 
 
 def _function(slot: Slot, level: str = "") -> dict[str, str]:
-    """What a slot is; `level` is that of the ratio beside it, which some drawbacks go by."""
+    """Describe a slot; `level` is that of the ratio beside it, which some drawbacks depend on."""
     about = slot.definition
     at_level = about.traits.breaks_at.get(level, "")
     return {
@@ -109,12 +109,12 @@ def _function(slot: Slot, level: str = "") -> dict[str, str]:
 
 
 def _untrainable(entry: Method) -> list[str]:
-    """Why a recipe can't be trained here, and what to take instead."""
+    """Say why a recipe can't be trained here, and what to take instead."""
     return [f"{entry.name} can't be trained here: it {lack}" for lack in lacking(entry)]
 
 
 def _idle(entry: Method) -> list[str]:
-    """What changes no update with the recipe's own schedule and a sampler that is the learner."""
+    """Return what is idle with the recipe's own schedule and a sampler that is the learner."""
     return told(idle(entry, Conditions(moved=updates_of(entry) > 1)))
 
 
@@ -123,7 +123,7 @@ def _streams(names: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _demands(entry: Method) -> dict[str, Any]:
-    """What a recipe asks of the trainer: models, streams, outputs, parts with parameters."""
+    """Return what a recipe asks of the trainer: models, streams, outputs, parts with parameters."""
     beside = [ROLE_FACTS[name] for name in entry.roles]
     parts = [{"name": x.title, "start": x.start, "note": x.note} for x in beside if x.learns]
     return {
@@ -150,7 +150,7 @@ def _head(entry: Method) -> dict[str, Any]:
 
 
 def _derived(entry: Method) -> dict[str, Any] | None:
-    """What a changed recipe was made from, and what differs; None for one that stands alone."""
+    """Return what a changed recipe was made from, and what differs; None if it stands alone."""
     base = entry.about.base
     if base is None:
         return None
@@ -160,7 +160,7 @@ def _derived(entry: Method) -> dict[str, Any] | None:
 
 
 def explain(name: str | Method) -> dict[str, Any]:
-    """All there is to know about a recipe (`name`, `file.py:name`, or the recipe itself)."""
+    """Return all there is to know about a recipe (`name`, `file.py:name`, or the recipe itself)."""
     entry: Method = name if isinstance(name, Method) else recipe(name)
     found = notes().get(entry.name, {})
     return {
@@ -182,7 +182,7 @@ def explain(name: str | Method) -> dict[str, Any]:
 
 
 def table() -> list[dict[str, Any]]:
-    """A row per recipe, in the order in which they were registered."""
+    """Return a row per recipe, in the order in which they were registered."""
     return [
         {
             **_head(entry),
@@ -199,13 +199,13 @@ def table() -> list[dict[str, Any]]:
 
 
 def _changed(ours: Sequence[Slot], theirs: Sequence[Slot]) -> list[dict[str, str]]:
-    """The functions that only one side has; all of them where only the order differs."""
+    """Return the functions that only one side has; all of them where only the order differs."""
     only = [slot for slot in ours if slot not in theirs]
     return [_function(slot) for slot in (only if set(ours) != set(theirs) else ours)]
 
 
 def _parameters(ours: Sequence[Slot], theirs: Sequence[Slot]) -> dict[str, dict[str, Any]]:
-    """Hyper-parameters of functions that both have, where they differ."""
+    """Return the hyper-parameters of shared functions, where they differ."""
     known = {slot.name: slot for slot in theirs}
     return {
         f"{slot.name}.{key}": {"a": _plain(value), "b": _plain(known[slot.name][key])}
@@ -244,7 +244,7 @@ def _apart(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, dict[str
 
 
 def difference(a: str, b: str) -> dict[str, Any]:
-    """What differs between two recipes, and nothing else: slots, settings, demands."""
+    """Return only what differs between two recipes: slots, settings, demands."""
     first: Method = recipe(a)
     second: Method = recipe(b)
     sides = [{**_demands(entry), **entry.fixed} for entry in (first, second)]
@@ -261,7 +261,7 @@ def difference(a: str, b: str) -> dict[str, Any]:
 
 
 def _admits(definition: Definition, key: str) -> str:
-    """The values that a hyper-parameter may take, in words."""
+    """Describe the values that a hyper-parameter may take."""
     hint = definition.hints[key]
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
@@ -285,7 +285,9 @@ def _default(value: Any) -> str:
 
 
 def slot_functions(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Every slot function of the package, and which of the named recipes (default: all) use it."""
+    """List every slot function of the package, and which of the named recipes (default: all) use
+    it.
+    """
     entries = [RECIPES[name] for name in (RECIPES if names is None else names)]
     return [
         {
@@ -306,7 +308,7 @@ def slot_functions(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 
 def _by_level(definition: Definition) -> list[str]:
-    """Drawbacks that go by what one ratio stands for."""
+    """Return drawbacks by the level of the ratio."""
     drawbacks = definition.traits.breaks_at
     return [f"with a ratio per {level}: {text}" for level, text in drawbacks.items()]
 
@@ -317,7 +319,7 @@ def _uses(slot: Slot, definition: Definition) -> bool:
 
 
 def markdown() -> str:
-    """docs/algorithms.md: the recipes of the package (those with notes; plug-ins have none)."""
+    """Return docs/algorithms.md: the package's recipes (those with notes; plug-ins have none)."""
     names = [name for name in RECIPES if name in notes()]
     rows = [row for row in table() if row["name"] in notes()]
     dialects = {

@@ -1,11 +1,12 @@
-"""What of a recipe can't act under given conditions: found by trying it, not declared.
+"""Idle slots of a recipe: those that can't act under given conditions, found by trying them.
 
 With one update a batch and a sampler that is the learner, every ratio is exactly 1. A clip, a soft
 gate, a mean of ratios or a correction then gives the very update that the plain policy gradient
 gives, and a comparison of two of them compares nothing. Each slot that compares two policies is
 tried on a toy batch against its neutral counterpart, in float64: it is idle where the gradients are
-the same. A trial knows functions of the user's as well as the package's own, hyper-parameters and
-company included, and can't go stale as a declaration can; it takes some milliseconds.
+the same. A trial knows functions of the user's as well as the package's own, with their
+hyper-parameters and the slots around them, and can't go stale as a declaration can; it takes some
+milliseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SAME, TINY = 1e-9, 1e-15
 
 @dataclass(frozen=True)
 class Conditions:
-    """Which policies of one batch may differ from each other."""
+    """The policies of one batch that may differ from each other."""
 
     moved: bool = False  # the policy from the one that was sampled from, by updates on this batch
     mismatch: bool = False  # the sampler's probabilities from the learner's of the same weights
@@ -49,14 +50,14 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Idle:
-    """A slot that changes no update, and what would wake it: sets of conditions, each enough."""
+    """A slot that changes no update, and sets of conditions, each of which makes it act."""
 
     slot: Slot
     wakes: tuple[tuple[str, ...], ...]
 
 
 def idle(recipe: Method, conditions: Conditions) -> list[Idle]:
-    """The slots of a recipe that change no update here, and would under other conditions."""
+    """Return the slots of a recipe that change no update here, and would under other conditions."""
     trial, found = Trial(), list[Idle]()
     for slot in comparing(recipe):
         if not trial.acts(recipe, slot, conditions):
@@ -66,7 +67,7 @@ def idle(recipe: Method, conditions: Conditions) -> list[Idle]:
 
 
 def acting(recipe: Method, conditions: Conditions) -> tuple[Slot, ...]:
-    """The slots without what is idle: recipes that have these in common make the same updates."""
+    """Return the slots that act: recipes that have these in common make the same updates."""
     plain, trial = recipe, Trial()
     for slot in dict.fromkeys((*recipe.of("gate"), *comparing(recipe))):
         without = neutral(plain, slot)
@@ -81,7 +82,7 @@ def acting(recipe: Method, conditions: Conditions) -> tuple[Slot, ...]:
 
 
 def comparing(recipe: Method) -> Iterator[Slot]:
-    """The slots that compare two policies, by a ratio or by the streams that they read."""
+    """Yield the slots that compare two policies, by a ratio or by the streams that they read."""
     if _has_ratio(recipe):
         yield from recipe.of("gate")
         yield from recipe.of("ratio")
@@ -106,7 +107,7 @@ def updates_of(recipe: Method) -> int:
 
 
 def neutral(recipe: Method, slot: Slot) -> Method | None:
-    """The recipe with what does nothing in the slot's place; None where there is no such one."""
+    """Return the recipe with a slot that does nothing in a slot's place; None without such."""
     changes: dict[str, Any] = {slot.kind: tuple(x for x in recipe.of(slot.kind) if x != slot)}
     if slot.kind == "gate":
         changes = {"gate": unclipped()} | ({} if _has_ratio(recipe) else {"ratio": token()})
@@ -140,7 +141,7 @@ WHY = {
 
 
 def told(found: Sequence[Idle]) -> list[str]:
-    """A sentence for all slots that the same conditions would wake."""
+    """Return a sentence for all slots that the same conditions would make act."""
     by_wakes: dict[tuple[tuple[str, ...], ...], list[Slot]] = {}
     for each in found:
         by_wakes.setdefault(each.wakes, []).append(each.slot)
@@ -163,7 +164,7 @@ class Trial:
         self._known: dict[Any, list[Tensor] | None] = {}
 
     def acts(self, recipe: Method, slot: Slot, conditions: Conditions) -> bool:
-        """Whether the update is another without the slot; True where that can't be tried."""
+        """Return whether the update differs without the slot; True where that can't be tried."""
         if slot.kind == "ratio":
             # A gate may want just this ratio. Where it acts itself, so does what it reads.
             (gate,) = recipe.of("gate")
@@ -177,7 +178,7 @@ class Trial:
     def wakes(
         self, recipe: Method, slot: Slot, conditions: Conditions
     ) -> tuple[tuple[str, ...], ...]:
-        """The fewest further conditions under which a slot acts; none where it never does."""
+        """Return the fewest further conditions under which a slot acts; none if it never does."""
         missing = conditions.missing()
         for count in range(1, len(missing) + 1):
             found = [
@@ -190,7 +191,7 @@ class Trial:
         return ()
 
     def same(self, one: Method, other: Method, conditions: Conditions) -> bool:
-        """Whether two recipes give the same update; False where a function can't be tried."""
+        """Return whether two recipes give the same update; False if a function can't be tried."""
         found = [self._gradients(each, conditions) for each in (one, other)]
         if found[0] is None or found[1] is None:
             return False
@@ -207,13 +208,15 @@ class Trial:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Token by token: the gradient of a token whose ratio exploded would hide all others."""
+    """Return whether gradients agree token by token: one exploded ratio would hide the rest."""
     gap, size = (x.abs().amax(-1) for x in (a - b, a))
     return bool((gap <= SAME * size + TINY).all())
 
 
 def toy_under(conditions: Conditions) -> Toy:
-    """A batch whose rows move by a thousandth of a nat to several: all ranges are left, or none."""
+    """Make a batch whose rows move by a thousandth of a nat to several: all ranges are left, or
+    none.
+    """
     sizes_N = torch.logspace(-3, 0.9, GROUP_SIZE, dtype=torch.float64).repeat(GROUPS)
     return random_toy(
         0,
@@ -227,7 +230,7 @@ def toy_under(conditions: Conditions) -> Toy:
 
 
 def gradients(recipe: Any, toy: Toy) -> list[Tensor]:
-    """Of the recipe's loss, in everything that learns; no update is made."""
+    """Return the gradients of the recipe's loss in everything that learns; update nothing."""
     leaf = leaves(toy)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():  # draws of plug-ins stay here
         done = batch_phase(recipe, toy.build(**extra_streams(recipe, leaf))).batch

@@ -1,4 +1,4 @@
-"""docs/algorithms.md, made of the data that explain.py gathers. Nothing here prints."""
+"""Pages of docs/, made of the data that explain.py gathers. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def link(name: str) -> str:
 
 
 def source(row: Data) -> str:
-    """The paper, linked where it is an arXiv id, and the year."""
+    """Return the paper, linked where it is an arXiv id, and the year."""
     paper, year = row["paper"], row["year"]
     digits = paper.replace(".", "")
     shown = f"[{paper}](https://arxiv.org/abs/{paper})" if digits.isdecimal() else paper
@@ -145,7 +145,7 @@ def section(data: Data) -> str:
 
 
 def dialects_part(dialects: Mapping[str, Data], recipes: Mapping[str, Data]) -> str:
-    """What differs from the paper's grpo, slot by slot, then the notes of each tool."""
+    """Return what differs from the paper's grpo, slot by slot, then the notes of each tool."""
     differing = [k for k in SLOT_COLUMNS if any(k in d["slots"] for d in dialects.values())]
     rows = [
         [
@@ -200,7 +200,7 @@ def algorithms_page(
     functions: Sequence[Data],
     meaning: Mapping[str, str],
 ) -> str:
-    """The whole of docs/algorithms.md."""
+    """Return the whole of docs/algorithms.md."""
     sections = [section(data) for data in recipes if data["name"] not in dialects]
     parts = [
         INTRO.rstrip(),

@@ -1,4 +1,4 @@
-"""From data to the text that the terminal shows. Nothing here prints."""
+"""Text for the terminal, made of data. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IDLE = "idle with its own schedule and a sampler that is the learner"
 
 
 def wrapped(text: str, width: int, label: str = "", indent: int = 2) -> list[str]:
-    """A labelled paragraph that hangs under its own start."""
+    """Return a labelled paragraph with a hanging indent."""
     head = " " * indent + label.ljust(LABEL if label else 0)
     lines = textwrap.wrap(
         text,
@@ -34,7 +34,7 @@ def bullets(title: str, items: Sequence[str], width: int) -> list[str]:
 
 
 def source(row: Mapping[str, Any]) -> str:
-    """Paper and year, the year not twice."""
+    """Return paper and year, the year not twice."""
     paper, year = str(row["paper"]), str(row["year"] or "")
     if not paper or year in paper:
         return paper or year
@@ -49,7 +49,9 @@ def _value(value: Any) -> str:
 
 
 def recipes_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
-    """A block per recipe: one aligned head line, then slots and trade-offs under their labels."""
+    """Return a block per recipe: an aligned head line, then slots and trade-offs under their
+    labels.
+    """
     names = max(len(row["name"]) for row in rows) + 2
     papers = max(len(source(row)) for row in rows) + 2
     lines = [f"{'METHOD'.ljust(names)}{'PAPER'.ljust(papers)}MODELS IN MEMORY", ""]
@@ -84,14 +86,14 @@ def _slots_text(functions: Iterable[Mapping[str, str]], width: int) -> list[str]
 
 
 def _source_after(data: Mapping[str, Any]) -> str:
-    """Behind the title: the recipe's own source, or that of the recipe it was changed from."""
+    """Return the recipe's own source, or that of the recipe it was changed from, for the title."""
     if data["derived"]:
         return f" ({data['derived']['paper']})" if data["derived"]["paper"] else ""
     return f", {source(data)}" if source(data) else ""
 
 
 def explain_text(data: Mapping[str, Any], width: int) -> str:
-    """One recipe: trade-offs, equation, slots, demands, notes."""
+    """Describe one recipe: trade-offs, equation, slots, demands, notes."""
     lines = wrapped(f"{data['name']}: {data['title']}{_source_after(data)}", width, indent=0)
     for text in data["untrainable"]:
         lines += wrapped(text, width, "refused")
@@ -127,7 +129,7 @@ def explain_text(data: Mapping[str, Any], width: int) -> str:
 
 
 def difference_text(data: Mapping[str, Any], width: int) -> str:
-    """Two recipes: only what differs."""
+    """Describe only what differs between two recipes."""
     a, b = data["a"], data["b"]
     if not any(data[key] for key in ("slots", "settings", "demands")):
         return f"{a} and {b} do not differ."
@@ -165,7 +167,7 @@ def choice_text(
     found: Sequence[Mapping[str, Any]],
     width: int,
 ) -> str:
-    """Recommendations, the best first."""
+    """Return recommendations, the best first."""
     given = ", ".join(
         f"{key}={value}" + (" (assumed)" if key in assumed else "")
         for key, value in answers.items()

@@ -1,1 +1,1 @@
-"""Stage 3, rewards: what a completion is worth, and how that came about."""
+"""Stage 3, rewards: the worth of a completion, and the reasons for it."""

@@ -35,7 +35,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 
 def final(text: str, ends: Sequence[str] = ()) -> str:
-    """What a completion says in the end: behind its thoughts, without end tokens.
+    """Return the final text of a completion: after its thoughts, without end tokens.
 
     Thoughts that do not end say nothing, but for an answer between tags.
     """
@@ -48,18 +48,18 @@ def final(text: str, ends: Sequence[str] = ()) -> str:
 
 
 def echoes(text: str, question: str) -> bool:
-    """Whether a completion is the question, or a piece of it longer than any answer in it."""
+    """Return whether a completion is the question, or a piece of it longer than its answers."""
     said = text.strip()
     return said == question.strip() or (len(said) > ECHO and said in question)
 
 
 def exact(text: str, answer: str | int | float) -> float:
-    """1 if the text is the answer, character by character."""
+    """Return 1 if the text is the answer, character by character."""
     return float(text.strip() == str(answer).strip())
 
 
 def marked_answer(text: str) -> str | None:
-    """What stands behind the last marker, on its line or the next; None without a marker."""
+    """Return the text after the last marker, on its line or the next; None without a marker."""
     folded = text.casefold()
     if not any(word in folded for word in MARKER_WORDS):
         return None
@@ -77,7 +77,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def countdown(text: str, numbers: Sequence[int], target: int) -> float:
-    """1 if the text's expression uses each number exactly once and gives the target.
+    """Return 1 if the text's expression uses each number exactly once and gives the target.
 
     It stands behind the last marker, else on the last line; what follows '=' must be true as well.
     """
@@ -93,7 +93,9 @@ def countdown(text: str, numbers: Sequence[int], target: int) -> float:
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
-    """Value and numbers of an expression of whole numbers with + - * / and brackets, or None."""
+    """Return value and numbers of an expression of whole numbers with + - * / and brackets, or
+    None.
+    """
     expression = expression.translate(SIGNS).strip()
     if len(expression) > MAX_EXPRESSION or not re.fullmatch(r"[\d+\-*/() ]+", expression):
         return None
@@ -114,7 +116,8 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
 
 
 def in_format(text: str, pattern: str) -> float:
-    """1 if the whole text is the pattern, in which '...' stands for any text that is not blank.
+    """Return 1 if the whole text is the pattern, in which '...' stands for any text that is not
+    blank.
 
     No part of the pattern may come up again inside such a text, so that a tag opens and closes
     once. Runs of white space count as one space. Linear, unlike a regular expression.
@@ -133,7 +136,7 @@ def in_format(text: str, pattern: str) -> float:
 
 
 def format_share(text: str, pattern: str) -> float:
-    """The share of a pattern's fixed parts that stand there once, each behind the one before."""
+    """Return the share of a pattern's fixed parts that are there once, in order."""
     said, at, good = _one_space(text), 0, 0
     tags = TAGS.findall(_one_space(pattern)) or _one_space(pattern).split(GAP)
     wanted = [tag.strip() for tag in tags if tag.strip()]
@@ -145,5 +148,5 @@ def format_share(text: str, pattern: str) -> float:
 
 
 def _one_space(text: str) -> str:
-    """Space between two tags is no text."""
+    """Reduce runs of space to one; space between two tags is no text."""
     return BETWEEN_TAGS.sub("><", " ".join(text.split()))

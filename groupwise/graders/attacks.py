@@ -1,4 +1,4 @@
-"""What a reward must pass and what it must not: gold answers, wrong ones, and known tricks."""
+"""Attempts that a reward must pass and must not: gold answers, wrong ones, and known tricks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from groupwise.config.fields import GYM
 from groupwise.data import gym
 from groupwise.data.tasks import prompt_text
-from groupwise.graders import choice, exams
+from groupwise.graders import choice, program_tests
 from groupwise.graders.mathematics import numbers
 from groupwise.graders.mathematics.grader import gold_answer
-from groupwise.graders.parts import Sample
+from groupwise.graders.parts import SampleToGrade
 from groupwise.graders.rubric import Grader
 from groupwise.records import Grade, Task
 
@@ -35,7 +35,7 @@ class Attempt(NamedTuple):
 
 
 @dataclass
-class Finding:
+class AttemptResult:
     """One kind of attempt over all rows."""
 
     kind: str
@@ -52,7 +52,9 @@ class Finding:
 
 
 def attempts(task: Task, others: Sequence[Task]) -> list[Attempt]:
-    """All that is tried on one row. The forms of a gold answer count as one: the best of them."""
+    """Return all that is tried on one row. The forms of a gold answer count as one: the best of
+    them.
+    """
     golds = _golds(task)
     gold = golds[0] if golds else ""
     found = [Attempt("the gold answer", form, True) for text in golds for form in _forms(text)]
@@ -79,24 +81,24 @@ def attempts(task: Task, others: Sequence[Task]) -> list[Attempt]:
 
 
 def _golds(task: Task) -> list[str]:
-    """A row's answer; of a row without one, its reference solution."""
+    """Return a row's answer; of a row without one, its reference solution."""
     letter = _letter(task)
     if letter and not isinstance(task.answer, str):
         return [letter]  # the number of an option
     if isinstance(task.answer, (str, int, float)) and str(task.answer).strip():
-        program = any(task.columns.get(name) for name in exams.COLUMNS)
+        program = any(task.columns.get(name) for name in program_tests.COLUMNS)
         return [str(task.answer) if program else gold_answer(str(task.answer))]
     given = [task.columns.get(name) for name in SOLUTIONS]
     return [text for text in given if isinstance(text, str) and text.strip()][:1]
 
 
 def _one_of_many(task: Task) -> bool:
-    """Whether the answer is an example: another one may be as right."""
+    """Return whether the answer is an example: another one may be as right."""
     return task.grader == GYM and task.columns.get("task") in gym.UNANSWERED
 
 
 def _letter(task: Task) -> str:
-    """The right option of a multiple-choice question; '' of another."""
+    """Return the right option of a multiple-choice question; '' of another."""
     known = choice.options(task.columns)
     letter = choice.gold_letter(task.answer, known)
     labelled = isinstance(task.answer, str) and re.match(r"\(?[A-Z]\)?(?:$|[ .:])", task.answer)
@@ -114,7 +116,7 @@ def _forms(gold: str) -> list[str]:
 
 
 def _wrong(task: Task, gold: str, others: Sequence[Task]) -> list[str]:
-    """Answers that are not the gold one: of a number, its neighbours; else other rows' answers."""
+    """Return answers that are not the gold one: a number's neighbours, else other rows' answers."""
     number = numbers.gold_number(task.answer)
     if number is not None and not _letter(task):
         value = number.value
@@ -135,7 +137,7 @@ def _written(value: Fraction) -> str:
 
 
 def _all_options(task: Task, gold: str) -> str:
-    """Right somewhere among others: worth nothing, or guessing pays."""
+    """Return the right answer among others, which must be worth nothing, or guessing pays."""
     if _letter(task):
         return " or ".join(choice.options(task.columns).letters[:5])
     if numbers.gold_number(task.answer) is not None:
@@ -144,9 +146,9 @@ def _all_options(task: Task, gold: str) -> str:
     return f"{gold} or something else or neither"
 
 
-def audit(grader: Grader, tasks: Sequence[Task]) -> list[Finding]:
-    """Every attempt on every row, graded; what passed that should not have, and the reverse."""
-    findings: dict[str, Finding] = {}
+def audit(grader: Grader, tasks: Sequence[Task]) -> list[AttemptResult]:
+    """Grade every attempt on every row; return what passed wrongly, and the reverse."""
+    findings: dict[str, AttemptResult] = {}
     tried = [
         (number, task, attempt)
         for number, task in enumerate(tasks)
@@ -162,9 +164,9 @@ def audit(grader: Grader, tasks: Sequence[Task]) -> list[Finding]:
         if attempt.passes:
             golds.setdefault(number, []).append((task, attempt, grade))
             continue
-        finding = findings.setdefault(attempt.kind, Finding(attempt.kind, False))
+        finding = findings.setdefault(attempt.kind, AttemptResult(attempt.kind, False))
         _count(finding, task, attempt, grade, passes(grade, best.get(number)))
-    gold = Finding("the gold answer", True)
+    gold = AttemptResult("the gold answer", True)
     for forms in golds.values():
         good = next((each for each in forms if passes(each[2], None)), None)
         task, attempt, grade = good or forms[0]
@@ -173,7 +175,9 @@ def audit(grader: Grader, tasks: Sequence[Task]) -> list[Finding]:
 
 
 def passes(grade: Grade, gold_reward: float | None) -> bool:
-    """Called correct; or, where nothing says so, worth as much as the gold answer."""
+    """Return whether a grade is correct or, where nothing says so, worth as much as the gold
+    answer.
+    """
     if grade.correct is not None:
         return grade.correct
     if grade.reward is None:
@@ -181,7 +185,9 @@ def passes(grade: Grade, gold_reward: float | None) -> bool:
     return grade.reward > 0 if gold_reward is None else grade.reward >= gold_reward
 
 
-def _count(finding: Finding, task: Task, attempt: Attempt, grade: Grade, passed: bool) -> None:
+def _count(
+    finding: AttemptResult, task: Task, attempt: Attempt, grade: Grade, passed: bool
+) -> None:
     finding.rows += 1
     finding.passed += passed
     failed = grade.status in ("error", "timeout")
@@ -197,6 +203,6 @@ def _count(finding: Finding, task: Task, attempt: Attempt, grade: Grade, passed:
         }
 
 
-def _sample(task: Task, text: str) -> Sample:
-    """Lengths are counted in tokens; four characters are about one."""
-    return Sample(task, text, tuple(range(len(text) // 4)), "eos")
+def _sample(task: Task, text: str) -> SampleToGrade:
+    """Return the text as a sample; its length in tokens is about a quarter of its characters."""
+    return SampleToGrade(task, text, tuple(range(len(text) // 4)), "eos")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from groupwise.errors import RewardError
-from groupwise.graders.parts import Mark, Part, Sample, turns
+from groupwise.graders.parts import Mark, RewardPart, SampleToGrade, turns
 from groupwise.records import Task
 
 ROW = "row"
@@ -14,18 +14,18 @@ OTHERWISE = "number"  # for rows that name none
 
 
 class ByRow:
-    """Asks, for each sample, the part that its task names."""
+    """A part that asks, for each sample, the part that its task names."""
 
     decides = True
 
-    def __init__(self, make: Callable[[str], Part], known: Iterable[str] = ()) -> None:
+    def __init__(self, make: Callable[[str], RewardPart], known: Iterable[str] = ()) -> None:
         self._make = make
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, RewardPart] = {}
         for name in known:
             self.part(name)
 
-    def part(self, name: str) -> Part:
-        """The part of that name, made when it is first asked for."""
+    def part(self, name: str) -> RewardPart:
+        """Return the part of that name, made when it is first asked for."""
         name = name or OTHERWISE
         if name == ROW:
             raise RewardError(f"{ROW!r} is no grader: it stands for the one that a row names.")
@@ -43,15 +43,15 @@ class ByRow:
         except RewardError as error:
             return str(error).rstrip(".")
 
-    def turns(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """As the parts that are asked would have them."""
-        rows: dict[str, list[Sample]] = {}
+    def turns(self, samples: Sequence[SampleToGrade]) -> list[list[SampleToGrade]]:
+        """Split the samples as the parts that grade them do."""
+        rows: dict[str, list[SampleToGrade]] = {}
         for sample in samples:
             rows.setdefault(sample.task.grader, []).append(sample)
         return [turn for name, own in rows.items() for turn in turns(self.part(name), own)]
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
-        """Marks in order, each with the name of the part that gave it."""
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
+        """Return marks in order, each with the name of the part that gave it."""
         rows: dict[str, list[int]] = {}
         for row, sample in enumerate(samples):
             rows.setdefault(sample.task.grader or OTHERWISE, []).append(row)

@@ -1,4 +1,4 @@
-"""Calls of a user's reward function, and what they came to.
+"""Calls of a user's reward function, and their results.
 
 They are made in a worker process (`loading.serve`), or here for a function that is no file's.
 Nothing but plain values goes back, so that both sides agree on what was returned.
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Signature(NamedTuple):
-    """What a function asks for: name -> whether it must be given."""
+    """The arguments of a function: name -> whether it must be given."""
 
     wanted: dict[str, bool]
     takes_rest: bool
@@ -32,21 +32,21 @@ class Signature(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """What one call came to."""
+    """The result of one call."""
 
     status: Literal["ok", "error", "timeout"]
     value: Any  # plain; of an error, what to say
 
 
-class Odd(NamedTuple):
-    """A value that is no number, list or dict: what it looks like."""
+class OddValue(NamedTuple):
+    """A value that is no number, list or dict, kept as its printed form."""
 
     shown: str
     kind: str
 
 
 class Parser:
-    """What a function of the `verifiers` kind may ask for: the answer in a completion."""
+    """A parser for functions of the `verifiers` kind: finds the answer in a completion."""
 
     def parse(self, text: str) -> str:
         return find(text).text
@@ -57,7 +57,7 @@ class Parser:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """For functions that log through what they are handed."""
+    """Do nothing; for functions that log through an argument."""
 
 
 # What other tools hand over and that can't cross to another process.
@@ -81,7 +81,9 @@ def signature(function: Callable[..., Any]) -> Signature:
 def call(
     function: Callable[..., Any], calls: Sequence[Mapping[str, Any]], limit: float
 ) -> list[Returned]:
-    """What each call returned, or how it failed. Async ones run together, each within `limit`."""
+    """Return what each call returned, or how it failed. Async ones run together, each within
+    `limit`.
+    """
     ready = [_with_tools(function, known) for known in calls]
     if not inspect.iscoroutinefunction(function):
         return [_call_one(function, known) for known in ready]
@@ -133,7 +135,8 @@ async def _await_one(
 
 
 def plain(value: Any) -> Any:
-    """Numbers of array libraries as Python's, lists and dicts of them; else how it looks.
+    """Turn numbers of array libraries, and lists and dicts of them, into Python's; else keep the
+    looks.
 
     A reward is no text: of a long one the beginning will do, for words about it.
     """
@@ -152,22 +155,22 @@ def plain(value: Any) -> Any:
         return _plain_number(value)
     if hasattr(value, "tolist") and hasattr(value, "shape") and not date:
         return plain(value.tolist())
-    return Odd(_short(repr(value)), type(value).__name__)
+    return OddValue(_short(repr(value)), type(value).__name__)
 
 
 def _plain_number(value: Any) -> Any:
-    """An int stays one: it may be a place in a text. One too large for a float is no reward."""
+    """Keep an int: it may be a place in a text. One too large for a float is no reward."""
     try:
         number = float(value)
     except (OverflowError, ValueError):  # 10**400, Decimal("sNaN")
-        return Odd("a number too large for a float, or none", type(value).__name__)
+        return OddValue("a number too large for a float, or none", type(value).__name__)
     return int(value) if isinstance(value, numbers.Integral) else number
 
 
 def failure(
     function: Callable[..., Any], error: BaseException, known: Mapping[str, Any] | None = None
 ) -> str:
-    """The exception, its message, and the line of the user's file that led to it.
+    """Return the exception, its message, and the line of the user's file that led to it.
 
     `known` are the arguments that it was called with.
     """
@@ -180,7 +183,9 @@ def failure(
 
 
 def _hint(error: BaseException, known: Mapping[str, Any]) -> str:
-    """What the function was given, where it took texts for messages or messages for texts."""
+    """Explain the form of completions, where a function took texts for messages or messages for
+    texts.
+    """
     said = str(error)
     wants_messages = (
         isinstance(error, TypeError) and "string indices must be integers" in said

@@ -1,4 +1,4 @@
-"""Multiple choice: which letter a completion settles on. Naming several is naming none."""
+"""Multiple choice: the letter that a completion settles on. Naming several is naming none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Options(NamedTuple):
 
 
 def options(columns: Any) -> Options:
-    """The options of a row: its column `choices` or `options`, a list or a dict by letter."""
+    """Return the options of a row: its column `choices` or `options`, a list or a dict."""
     given = columns.get("choices", columns.get("options"))
     if isinstance(given, dict) and isinstance(given.get("text"), list):  # as in ARC
         given = given["text"]
@@ -42,7 +42,7 @@ def options(columns: Any) -> Options:
 
 
 def gold_letter(answer: Any, known: Options) -> str | None:
-    """'C', '(C) Cecile', the number of an option (from 0), or its text."""
+    """Read the right letter from 'C', '(C) Cecile', an option's number (from 0), or its text."""
     if isinstance(answer, int) and not isinstance(answer, bool):
         return known.letters[answer] if 0 <= answer < len(known.texts) else None
     if not isinstance(answer, str) or not answer.strip():
@@ -53,7 +53,7 @@ def gold_letter(answer: Any, known: Options) -> str | None:
 def chosen(
     text: str, known: Options, ends: tuple[str, ...] = (), *, cut: bool = False
 ) -> str | None:
-    """The one letter that a completion gives as its answer, or None."""
+    """Return the one letter that a completion gives as its answer, or None."""
     found = find(text, ends, cut=cut)
     said = TEXT.sub(r" \1 ", found.text)
     if found.how == "whole":
@@ -85,7 +85,7 @@ def _named(text: str, known: Options) -> list[str]:
 
 
 def _sure(text: str, match: re.Match[str]) -> bool:
-    """'answer is A because', 'A or B': the option, though a word follows."""
+    """Return whether a letter is an option though a word follows: 'is A because', 'A or B'."""
     behind = text[match.end() : match.end() + 9].split()
     return bool(behind) and behind[0] in ("or", "and", "because", "is", "since", "as", "but")
 
@@ -96,7 +96,7 @@ def _labels(text: str) -> list[str]:
 
 
 def _by_text(said: str, known: Options) -> str | None:
-    """The option whose text this is; '' if its label is another's."""
+    """Return the option whose text this is; '' if its label is another's."""
     if not known.texts:
         return None
     plain = _plain(LABEL.sub("", said, count=1) if LABEL.match(said) else said)
@@ -117,7 +117,7 @@ def _plain(text: str) -> str:
 def verdict(
     text: str, gold: str, known: Options, ends: Sequence[str] = (), *, cut: bool = False
 ) -> tuple[float, str]:
-    """1 for the right letter alone."""
+    """Return 1 for the right letter alone."""
     letter = chosen(text, known, tuple(ends), cut=cut)
     if letter is None:
         return 0.0, "no single option is named"

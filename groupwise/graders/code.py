@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
-from groupwise.graders.exams import Calls, Pairs, Untestable, exam
-from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.parts import Mark, SampleToGrade
+from groupwise.graders.program_tests import FunctionTests, InputOutput, Untestable, read_tests
+from groupwise.graders.sandbox.isolation import SandboxError
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.pool import Pool
-from groupwise.graders.sandbox.walls import SandboxError
-from groupwise.graders.sandbox.worker import Examined, Worker
+from groupwise.graders.sandbox.pool import SandboxPool
+from groupwise.graders.sandbox.worker import Examined, Sandbox
 from groupwise.records import Task
 
 FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
@@ -31,7 +31,7 @@ MAX_CODE = 200_000  # characters
 
 
 def extract(text: str, ends: Sequence[str] = ()) -> str:
-    """The last fenced block of Python behind the thoughts; all of the text if none is fenced.
+    """Return the last fenced block of Python after the thoughts; all of the text if none is fenced.
 
     White space in front stays: a completion may go on inside a function. A block that the end of
     the text cuts off counts if there is no other. Thoughts that do not end hold no program.
@@ -66,23 +66,23 @@ class Code:
 
     def problem(self, task: Task) -> str:
         try:
-            exam(task, "")
+            read_tests(task, "")
         except Untestable as error:
             return str(error)
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         pool = shared_pool(self.isolation, self.python, os.getpid())
         return pool.map(self._mark, samples, lambda error: Mark(status="error", reason=str(error)))
 
-    def _mark(self, worker: Worker, sample: Sample) -> Mark:
+    def _mark(self, worker: Sandbox, sample: SampleToGrade) -> Mark:
         code = extract(sample.text, self.ends)
         if not code.strip():
             return Mark(0.0, reason="no program")
         if len(code) > MAX_CODE:
             return Mark(0.0, reason=f"a program of more than {MAX_CODE} characters")
         try:
-            test = exam(sample.task, code.replace("\0", ""))
+            test = read_tests(sample.task, code.replace("\0", ""))
         except Untestable as error:
             return Mark(status="abstained", reason=str(error))
         found = examine(worker, test, self.limits, self.partial)
@@ -91,9 +91,11 @@ class Code:
         return Mark(value, reason=_reason(found))
 
 
-def examine(worker: Worker, test: Calls | Pairs, limits: Limits, to_the_end: bool) -> Examined:
-    """How many of its tests a program passes; with `to_the_end` all of them are tried."""
-    if isinstance(test, Pairs):
+def examine(
+    worker: Sandbox, test: FunctionTests | InputOutput, limits: Limits, to_the_end: bool
+) -> Examined:
+    """Count the tests that a program passes; with `to_the_end` all of them are tried."""
+    if isinstance(test, InputOutput):
         return _compare(worker, test, limits, to_the_end)
     job = {
         "helpers": test.helpers,
@@ -106,8 +108,8 @@ def examine(worker: Worker, test: Calls | Pairs, limits: Limits, to_the_end: boo
     return worker.examine(test.program, job, limits)
 
 
-def _compare(worker: Worker, test: Pairs, limits: Limits, to_the_end: bool) -> Examined:
-    """Expected outputs never enter the sandbox."""
+def _compare(worker: Sandbox, test: InputOutput, limits: Limits, to_the_end: bool) -> Examined:
+    """Compare outputs outside: expected ones never enter the sandbox."""
     passed, why, timed_out = 0, "", False
     for number, (given, expected) in enumerate(test.pairs, 1):
         ran = worker.script(test.program, given, limits)
@@ -122,7 +124,7 @@ def _compare(worker: Worker, test: Pairs, limits: Limits, to_the_end: bool) -> E
 
 
 def same_output(found: str, expected: str) -> bool:
-    """Word by word; where a number with a point is wanted, to six digits."""
+    """Return whether two outputs agree word by word; a number with a point to six digits."""
     words, wanted = found.split(), expected.split()
     return len(words) == len(wanted) and all(map(_same_word, words, wanted))
 
@@ -148,16 +150,18 @@ def _reason(found: Examined) -> str:
 
 
 def printable(text: str) -> str:
-    """A program's words for logs and terminals: without control codes and halves of characters."""
+    """Return a program's words for logs and terminals, without control codes and halves of
+    characters.
+    """
     return "".join(
         character if character.isprintable() else ascii(character)[1:-1] for character in text
     )
 
 
 @functools.lru_cache(maxsize=4)
-def shared_pool(isolation: str, python: str, process: int) -> Pool:
-    """One for all parts of a process, and a new one in a process that was forked."""
-    return Pool(isolation, python)
+def shared_pool(isolation: str, python: str, process: int) -> SandboxPool:
+    """Return the pool that all parts of a process share; a forked process gets a new one."""
+    return SandboxPool(isolation, python)
 
 
 def code(
@@ -172,7 +176,8 @@ def code(
     isolation: str = "",
     python: str = "",
 ) -> Code:
-    """1 if the program of a completion passes all its tests; with `partial`, the share it passes.
+    """Give 1 if the program of a completion passes all its tests; with `partial`, the share it
+    passes.
 
     Refuses to be made where programs can't be isolated.
     """

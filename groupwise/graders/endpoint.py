@@ -1,4 +1,4 @@
-"""Chat completions from an endpoint that speaks OpenAI's protocol: patient, bounded, remembered."""
+"""Chat completions from an endpoint that speaks OpenAI's protocol: retried, limited and cached."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class EndpointError(RewardError):
 
 
 @dataclass
-class Pace:
-    """Requests start at least so far apart, whichever thread sends them."""
+class RateLimit:
+    """A rate limit: requests start at least so far apart, whichever thread sends them."""
 
     per_minute: float  # 0: as fast as they come
     next_start: float = 0.0
@@ -48,14 +48,16 @@ class Pace:
 
 
 @functools.cache
-def _pace(url: str, per_minute: float) -> Pace:
-    """One for all that ask there."""
-    return Pace(per_minute)
+def _rate_limit(url: str, per_minute: float) -> RateLimit:
+    """Return the one limit of all that use this address."""
+    return RateLimit(per_minute)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a model answers. The key is read from an environment variable, never from a file."""
+    """The address where a model answers. The key is read from an environment variable, never a
+    file.
+    """
 
     url: str  # http://127.0.0.1:8000/v1
     model: str
@@ -68,7 +70,7 @@ class Endpoint:
     whole: bool = False  # a reply that max_tokens cut off is none
 
     def replies(self, bodies: Sequence[Mapping[str, Any]]) -> list[str | EndpointError]:
-        """A text for each request, in order, or why there is none."""
+        """Return a text for each request, in order, or why there is none."""
         if not bodies:
             return []
         with ThreadPoolExecutor(min(self.concurrency, len(bodies))) as threads:
@@ -77,7 +79,7 @@ class Endpoint:
     def _reply(self, body: Mapping[str, Any]) -> str | EndpointError:
         whole = {"model": self.model, **body}
         kept = self._place(whole)
-        if kept is not None and (known := _remembered(kept)) is not None:
+        if kept is not None and (known := _cached_reply(kept)) is not None:
             return known
         try:
             reply = self._ask(whole)
@@ -101,7 +103,7 @@ class Endpoint:
         for attempt in range(self.retries + 1):
             if attempt:
                 time.sleep(_backoff(attempt))
-            _pace(self.url, self.per_minute).wait()
+            _rate_limit(self.url, self.per_minute).wait()
             try:
                 return self._post(body)
             except EndpointError as error:  # another try would end like this one
@@ -156,18 +158,18 @@ class Endpoint:
         return content
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """An endpoint that sends elsewhere is not followed: the key would go along."""
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A handler that follows no redirect: the key would go along."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
-OPENER = urllib.request.build_opener(_Stay)
+OPENER = urllib.request.build_opener(_NoRedirects)
 
 
-def _remembered(kept: Path) -> str | None:
-    """None where nothing is kept, or what a full disk left of it."""
+def _cached_reply(kept: Path) -> str | None:
+    """Return the cached reply; None where there is none, or a full disk cut it off."""
     try:
         found = _read(kept.read_bytes())["reply"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -190,5 +192,7 @@ def _said(error: urllib.error.HTTPError) -> str:
 
 
 def _backoff(attempt: int) -> float:
-    """Twice as long each time, spread, so that many clients do not come back at once."""
+    """Return the seconds to wait: twice as long each time, randomised so that clients do not
+    collide.
+    """
     return min(0.5 * 2.0 ** (attempt - 1), LONGEST_WAIT) * (0.5 + random.random() / 2)

@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
 
 def rubric_of(thing: Any) -> Rubric | None:
-    """What scores with this: a rubric, a group of them, an environment. None for anything else."""
+    """Return the rubric of a rubric, a group of them or an environment. None for others."""
     kinds = [] if isinstance(thing, type) else type(thing).__mro__
     names = {kind.__name__ for kind in kinds}
     if "EnvGroup" in names or ("MultiTurnEnv" in names and "SingleTurnEnv" not in names):
@@ -91,7 +91,7 @@ def _pieces(rubric: Any) -> Iterator[Piece]:
 
 
 class Rubric:
-    """The weighted sum of what its functions return."""
+    """A weighted sum of its functions' values."""
 
     def __init__(self, pieces: Sequence[Piece], chat: bool) -> None:
         self.pieces, self.chat = pieces, chat
@@ -110,7 +110,7 @@ class Rubric:
         return Signature(wanted, True, waits, "groups" if grouped else "samples")
 
     def call(self, calls: Sequence[Mapping[str, Any]], limit: float) -> list[Returned]:
-        """Each call has `samples`; its value is what each of them came to."""
+        """Score the `samples` of each call; the value is a result for each of them."""
 
         async def together() -> list[Returned]:
             return await asyncio.gather(*(self._within(each["samples"], limit) for each in calls))
@@ -141,7 +141,7 @@ class Rubric:
         ]
 
     def _known(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """All that a function may ask for by name; the state is one for all functions."""
+        """Return all that a function may ask for by name; the state is shared by all functions."""
         known = dict(sample)
         if self.chat:
             asked = known["prompt"]
@@ -169,7 +169,7 @@ class Rubric:
 
 
 async def _ask(piece: Piece, known_N: Sequence[Mapping[str, Any]]) -> list[Returned]:
-    """What the function says about each sample: finite numbers, or None."""
+    """Return the function's value for each sample: finite numbers, or None."""
     if not piece.of_group:
         asked = [_value(piece, {**TOOLS, **known, **piece.objects}) for known in known_N]
         return [_number(piece, each) for each in await asyncio.gather(*asked)]

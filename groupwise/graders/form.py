@@ -47,7 +47,7 @@ WORDS = {name: frozenset(words.split()) for name, words in COMMON.items()}
 
 
 def language_share(text: str, target: str) -> float:
-    """How much of the text is in a language, 0 to 1. Code, formulas and tags do not count.
+    """Return the share of the text that is in a language. Code, formulas and tags do not count.
 
     Of the words, those in its script; of them, for languages that share the Latin script, the part
     of the frequent words that are its own. A text without words is in no language: 0.
@@ -74,13 +74,13 @@ UNSPACED = frozenset({"CJK", "HIRAGANA", "KATAKANA", "THAI"})
 
 
 def _script(word: str) -> str:
-    """Of the word's letters, where they are one; the first letter's else."""
+    """Return the script of the word's letters, where they share one; else the first letter's."""
     kana = next((c for c in word if "\u3040" <= c <= "\u30ff"), word[0])
     return unicodedata.name(kana, "?").split()[0]
 
 
 def _own_part(words: list[str], target: str) -> float:
-    """Frequent words of the target, of all that are frequent in some language."""
+    """Return the share of the target's frequent words among those of all languages."""
     frequent = [word for word in words if any(word in own for own in WORDS.values())]
     if not frequent:
         return 1.0  # too short to tell: the script is all there is
@@ -88,12 +88,12 @@ def _own_part(words: list[str], target: str) -> float:
 
 
 def repeated_share(text: str, words: int) -> float:
-    """The share of runs of so many words that have stood there before; 0 of a short text."""
+    """Return the share of runs of so many words that came before; 0 of a short text."""
     found = [piece for word in WORD.findall(text.lower()) for piece in _pieces(word)]
     runs = [tuple(found[i : i + words]) for i in range(len(found) - words + 1)]
     return 1.0 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def _pieces(word: str) -> list[str]:
-    """Scripts without spaces have no words to see: their characters count."""
+    """Split a text into words; scripts without spaces into characters."""
     return list(word) if _script(word) in UNSPACED else [word]

@@ -34,11 +34,11 @@ from weakref import WeakValueDictionary
 
 from groupwise.errors import RewardError, nearest
 from groupwise.graders import loading
-from groupwise.graders.calling import TOOLS, Odd, Returned, Signature
+from groupwise.graders.calling import TOOLS, OddValue, Returned, Signature
 from groupwise.graders.environments import rubric_of
 from groupwise.graders.loading import NOT_LOADED
 from groupwise.graders.mathematics.extract import find
-from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.parts import Mark, SampleToGrade
 from groupwise.graders.pool import START_SECONDS, Outcome, Pool
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ _NOT_CALLED = Outcome(
 
 
 class Caller(Protocol):
-    """Where a function runs."""
+    """The place where a function runs."""
 
     def signature(self) -> Signature: ...
 
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]: ...
 
 
-class Here:
-    """In this process: for a function that is no file's. It can't be stopped."""
+class LocalCaller:
+    """A caller in this process: for a function that is no file's. It can't be stopped."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.reward = rubric_of(function) or function
@@ -77,15 +77,17 @@ class Here:
         return loading.call(self.reward, calls, 0.0)
 
 
-class There:
-    """In a worker, which loads the file and is killed when a call takes too long."""
+class WorkerCaller:
+    """A caller in a worker, which loads the file and is killed when a call takes too long."""
 
     def __init__(self, file: Path, name: str, timeout: float) -> None:
         self.file, self.name, self.timeout = str(file), name, timeout
         self.workers = workers(str(file.parent))
 
     def signature(self) -> Signature:
-        (outcome,) = self._run([("describe", _here(), self.file, self.name)], START_SECONDS)
+        (outcome,) = self._run(
+            [("describe", _working_folder(), self.file, self.name)], START_SECONDS
+        )
         found = outcome.value
         if isinstance(found, RewardError):
             raise found
@@ -94,9 +96,11 @@ class There:
         return found
 
     def call(self, calls: Sequence[Mapping[str, Any]], together: bool) -> list[Returned]:
-        """Each call has the time-out for itself; async ones, `together`, share a worker's loop."""
+        """Make the calls, each with its own time-out; async ones, `together`, share a worker's
+        loop.
+        """
         batches = [list(calls)] if together else [[known] for known in calls]
-        here = _here()
+        here = _working_folder()
         items = [("call", here, self.file, self.name, batch, self.timeout) for batch in batches]
         limit = self.timeout + (GRACE if together else 0.0)
         found: list[Returned] = []
@@ -118,7 +122,7 @@ class There:
         return list(outcome.value)
 
     def _run(self, items: Sequence[tuple[Any, ...]], limit: float) -> list[Outcome]:
-        """Loading is not counted against a call: a new worker loads the file first.
+        """Run the calls. Loading is not counted: a new worker loads the file first.
 
         A call that is stopped takes the worker with it, so those behind it are made again. When
         several in a row are lost and none comes through, the rest is not called: they would take
@@ -139,15 +143,15 @@ class There:
                 break
             if lost >= TRIES:
                 return [found[n] if n not in missing else _NOT_CALLED for n in range(len(items))]
-            load = ("load", _here(), self.file, self.name)
+            load = ("load", _working_folder(), self.file, self.name)
             (loaded,) = self.workers.run([load], START_SECONDS)
             if loaded.status != "ok" or loaded.value is not None:
                 return [found[n] if n not in missing else loaded for n in range(len(items))]
         return [found[number] for number in range(len(items))]
 
 
-def _here() -> str:
-    """The folder that this process is in; nothing where that is gone, which must end no run."""
+def _working_folder() -> str:
+    """Return the working folder; "" where it was deleted, which must end no run."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -156,8 +160,9 @@ def _here() -> str:
 
 @lru_cache(maxsize=1)  # the last one stays for whoever asks next
 def workers(folder: str) -> Pool:
-    """One process for the reward code of a folder: the functions of a file share its state, and
-    what they import from beside it is never another folder's module of that name."""
+    """Return the process for the reward code of a folder: the functions of a file share its state,
+    and what they import from beside it is never another folder's module of that name.
+    """
     pool = _POOLS.get(folder) or Pool("groupwise.graders.loading:serve", workers=1)
     _POOLS[folder] = pool
     return pool
@@ -169,7 +174,7 @@ class UserFunction:
     decides = False
 
     def __init__(self, caller: Caller, name: str, ends: Sequence[str] = ()) -> None:
-        """`ends` are the texts of tokens that end a completion."""
+        """Set up the function; `ends` are the texts of tokens that end a completion."""
         self.caller, self.name, self.ends = caller, name, ends
         self.wanted, self.takes_rest, self.asynchronous, self.rubric = caller.signature()
         self.shape = self._shape()
@@ -193,11 +198,11 @@ class UserFunction:
 
     @property
     def limit(self) -> float | None:
-        """Seconds that a call may take."""
+        """Return the seconds that a call may take."""
         return getattr(self.caller, "timeout", None)
 
-    def turns(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """The samples as they are asked for one after the other, each with the limit for itself."""
+    def turns(self, samples: Sequence[SampleToGrade]) -> list[list[SampleToGrade]]:
+        """Split the samples into calls, each with the limit for itself."""
         if self.shape == "completions" or self.asynchronous:
             return [list(samples)]
         if self.rubric == "groups":
@@ -207,7 +212,7 @@ class UserFunction:
     def problem(self, task: Task) -> str:
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         if self.shape == "completions":
             (returned,) = self._call([self._of_batch(samples)])
             return self._marks(returned, samples)
@@ -216,8 +221,8 @@ class UserFunction:
         returned_N = self._call([self._of_one(sample) for sample in samples])
         return [self._mark(value, s) for value, s in zip(returned_N, samples, strict=True)]
 
-    def _by_rubric(self, samples: Sequence[Sample]) -> list[Mark]:
-        """By sample, or by group where one of its functions compares the samples of a prompt."""
+    def _by_rubric(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
+        """Grade by sample, or by group where a function compares the samples of a prompt."""
         rows = [self._of_one(sample) for sample in samples]
         together = [
             [row for row, _ in group]
@@ -238,28 +243,28 @@ class UserFunction:
         return marks
 
     def _call(self, known: Sequence[Mapping[str, Any]]) -> list[Returned]:
-        """Each call's result; one that lacks an argument is not made."""
+        """Return each call's result; one that lacks an argument is not made."""
         problems = [self._lacks(each) for each in known]
         ready = [self._arguments(k) for k, why in zip(known, problems, strict=True) if not why]
         told = iter(self.caller.call(ready, self.asynchronous) if ready else [])
         return [Returned("error", why) if why else next(told) for why in problems]
 
-    def _text(self, sample: Sample) -> str:
-        """All of it; for a rubric, which reads messages, without the token that ended it."""
+    def _text(self, sample: SampleToGrade) -> str:
+        """Return the text; for a rubric, which reads messages, without the token that ended it."""
         return self._content(sample) if self.shape == "rubric" else sample.text
 
-    def _content(self, sample: Sample) -> str:
-        """The text of a message: without the token that ended it."""
+    def _content(self, sample: SampleToGrade) -> str:
+        """Return the text of a message, without the token that ended it."""
         end = next((end for end in self.ends if end and sample.text.endswith(end)), "")
         return sample.text.removesuffix(end) if sample.finish == "eos" else sample.text
 
-    def _completion(self, sample: Sample) -> str | list[dict[str, str]]:
-        """As TRL has it: a message where the prompt is a list of messages, else text."""
+    def _completion(self, sample: SampleToGrade) -> str | list[dict[str, str]]:
+        """Return the completion as TRL has it: a message if the prompt is messages, else text."""
         if isinstance(sample.task.prompt, str):
             return sample.text
         return [{"role": "assistant", "content": self._content(sample)}]
 
-    def _of_one(self, sample: Sample) -> dict[str, Any]:
+    def _of_one(self, sample: SampleToGrade) -> dict[str, Any]:
         task, prompt, text = sample.task, _prompt(sample.task), self._text(sample)
         if self.shape == "entry":
             entry = {"question": prompt, "answer": task.answer, "metadata": dict(task.columns)}
@@ -289,7 +294,7 @@ class UserFunction:
             own["state"] = {**own, "responses": [text], "turn": 1}
         return {**task.columns, **own}
 
-    def _of_batch(self, samples: Sequence[Sample]) -> dict[str, Any]:
+    def _of_batch(self, samples: Sequence[SampleToGrade]) -> dict[str, Any]:
         columns = {key: None for sample in samples for key in sample.task.columns}
         return {
             **{key: [sample.task.columns.get(key) for sample in samples] for key in columns},
@@ -316,12 +321,12 @@ class UserFunction:
             return dict(known)
         return {name: known[name] for name in self.wanted if name in known}
 
-    def _marks(self, returned: Returned, samples: Sequence[Sample]) -> list[Mark]:
-        """A batch's values. A list of another length is never stretched over the samples."""
+    def _marks(self, returned: Returned, samples: Sequence[SampleToGrade]) -> list[Mark]:
+        """Return a batch's marks. A list of another length is never stretched over the samples."""
         if returned.status != "ok":
             return [self._failed(returned)] * len(samples)
         listed = returned.value
-        if not isinstance(listed, (list, tuple)) or isinstance(listed, Odd):
+        if not isinstance(listed, (list, tuple)) or isinstance(listed, OddValue):
             forgot = ": did you forget return?" if listed is None else ""
             why = f"returned {_show(listed)} instead of a list{forgot}"
             return [self._error(why)] * len(samples)
@@ -333,7 +338,7 @@ class UserFunction:
             for value, sample in zip(listed, samples, strict=True)
         ]
 
-    def _mark(self, returned: Returned, sample: Sample) -> Mark:
+    def _mark(self, returned: Returned, sample: SampleToGrade) -> Mark:
         if returned.status != "ok":
             return self._failed(returned)
         value = returned.value
@@ -363,7 +368,7 @@ class UserFunction:
 
 
 def load_function(text: str, timeout: float = TIMEOUT, ends: Sequence[str] = ()) -> UserFunction:
-    """`file.py:function`."""
+    """Load `file.py:function`."""
     path, _, name = text.rpartition(":")
     file = Path(path).expanduser().resolve()
     if not file.is_file():
@@ -371,14 +376,14 @@ def load_function(text: str, timeout: float = TIMEOUT, ends: Sequence[str] = ())
             f"There is no file {path!r} to take a reward function from. Paths are relative to "
             f"{Path.cwd()}."
         )
-    return UserFunction(There(file, name, timeout), text, ends)
+    return UserFunction(WorkerCaller(file, name, timeout), text, ends)
 
 
 def given_function(
     function: Callable[..., Any], name: str, ends: Sequence[str] = ()
 ) -> UserFunction:
-    """A function of this process, such as one of a notebook: it runs here, without a time-out."""
-    return UserFunction(Here(function), name, ends)
+    """Wrap a function of this process, such as a notebook's: it runs here, without a time-out."""
+    return UserFunction(LocalCaller(function), name, ends)
 
 
 def _prompt(task: Task) -> str | list[dict[str, Any]]:
@@ -386,7 +391,7 @@ def _prompt(task: Task) -> str | list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite float of a number or a bool; else None."""
+    """Return a number or a bool as a finite float; else None."""
     if not isinstance(value, (bool, int, float)):
         return None
     return float(value) if math.isfinite(value) else None
@@ -407,7 +412,7 @@ def _steps(steps: Any, length: int) -> tuple[tuple[int, float], ...]:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, Odd):
+    if isinstance(value, OddValue):
         return f"{value.shown} ({value.kind})"
     return f"{_short(repr(value))} ({type(value).__name__})"
 

@@ -10,7 +10,7 @@ from typing import Any
 from groupwise.data.tasks import prompt_text
 from groupwise.graders import answers
 from groupwise.graders.functions import TIMEOUT
-from groupwise.graders.parts import REPEATS, Mark, Sample
+from groupwise.graders.parts import REPEATS, Mark, SampleToGrade
 from groupwise.graders.pool import WORK_MEMORY, Outcome, Pool
 from groupwise.records import Task
 
@@ -19,7 +19,8 @@ TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
 class GymScorer:
-    """The answer is what stands in the last <answer> tags; without tags, all behind the thoughts.
+    """A grader that scores the text in the last <answer> tags; without tags, all after the
+    thoughts.
 
     A scorer that raises has met a text that it can't read. That is no right answer, and the reason
     is kept. Several evaluate what they are given, so they run in worker processes, and one that
@@ -37,14 +38,14 @@ class GymScorer:
         named = isinstance(metadata, Mapping) and metadata.get("source_dataset")
         return "" if named else "it has no column metadata with source_dataset, the task's name"
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
-        """All that needs its scorer at once; the rest is clear."""
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
+        """Grade all that needs its scorer at once; the rest is clear."""
         clear = [self._clear(sample) for sample in samples]
         asked = [s for s, mark in zip(samples, clear, strict=True) if mark is None]
         told = iter(self._ask(asked))
         return [next(told) if mark is None else mark for mark in clear]
 
-    def _clear(self, sample: Sample) -> Mark | None:
+    def _clear(self, sample: SampleToGrade) -> Mark | None:
         if why := self.problem(sample.task):
             return Mark(status="abstained", reason=why)
         answer = self._answer(sample)
@@ -54,10 +55,10 @@ class GymScorer:
             return Mark(0.0, reason=REPEATS)  # some give a part for names that stand there
         return None
 
-    def _answer(self, sample: Sample) -> str:
+    def _answer(self, sample: SampleToGrade) -> str:
         return extracted(answers.final(sample.text, self.ends))
 
-    def _ask(self, samples: Sequence[Sample]) -> list[Mark]:
+    def _ask(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         items = [_item(sample.task, self._answer(sample)) for sample in samples]
         if not items:
             return []
@@ -92,6 +93,6 @@ def workers() -> Pool:
 
 
 def extracted(text: str) -> str:
-    """What is in the last pair of tags, else all of the text."""
+    """Return the contents of the last pair of tags, else all of the text."""
     pairs = TAGS.findall(text)
     return (pairs[-1] if pairs else text).strip()

@@ -17,7 +17,7 @@ with suppress(DataError):  # said by `judge`
 def judge(
     name: str, options: Mapping[str, Any], answer: str, entry: Mapping[str, Any]
 ) -> tuple[float | None, str, str]:
-    """What the scorer says: value, status and reason."""
+    """Return the scorer's value, status and reason."""
     try:
         value = gym.score(name, options, answer, entry)
     except DataError as error:  # no such task, or no package

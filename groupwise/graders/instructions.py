@@ -49,7 +49,7 @@ def count_sentences(text: str) -> int:
 
 
 def number_paragraphs(text: str, num_paragraphs: int) -> bool:
-    """Paragraphs are apart by ***; an empty one in the middle is none."""
+    """Check the number of paragraphs, separated by ***; an empty one in the middle fails."""
     pieces = [piece.strip() for piece in re.split(r"\s?\*\*\*\s?", text)]
     pieces = pieces[not pieces[0] : len(pieces) - (not pieces[-1])]
     return all(pieces) and len(pieces) == num_paragraphs
@@ -78,7 +78,7 @@ def forbidden_words(text: str, forbidden_words: list[str]) -> bool:
 
 
 def occurrences(text: str, word: str) -> int:
-    """As a word of its own, whatever its case."""
+    """Count a word, as a word of its own, in any case."""
     return len(re.findall(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE))
 
 
@@ -106,7 +106,7 @@ def number_bullets(text: str, num_bullets: int) -> bool:
 
 
 def constrained_response(text: str) -> bool:
-    """One of the three answers; what stands beside it is not counted."""
+    """Check that one of the three answers is there; other text does not matter."""
     return sum(option in text for option in OPTIONS) == 1
 
 
@@ -121,7 +121,7 @@ def multiple_sections(text: str, section_spliter: str, num_sections: int) -> boo
 
 
 def json_format(text: str) -> bool:
-    """All of it, in a fence or not; an object or a list, as no one asks for a bare number."""
+    """Check that all of it is a JSON object or list, in a fence or not."""
     try:
         return isinstance(json.loads(FENCE.sub("", text.strip())), (dict, list))
     except (ValueError, RecursionError):
@@ -139,7 +139,7 @@ def two_responses(text: str) -> bool:
 
 
 def repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
-    """The request first, word for word; and something behind it."""
+    """Check that the request comes first, word for word, and something after it."""
     said, asked = text.strip().casefold(), prompt_to_repeat.strip().casefold()
     return said.startswith(asked) and bool(said[len(asked) :].strip())
 
@@ -205,7 +205,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 def asked(columns: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The checks of a row, with their arguments. Raises ValueError, saying what is wrong."""
+    """Return the checks of a row, with their arguments. Raises ValueError, saying what is wrong."""
     names = columns.get("instruction_id_list")
     if not isinstance(names, list) or not names:
         raise ValueError("it has no column instruction_id_list, a list of names of checks")
@@ -228,7 +228,7 @@ def asked(columns: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _whole(value: Any) -> Any:
-    """Files make 3.0 of a 3 where other rows have nothing."""
+    """Turn 3.0 into 3: files write it so where other rows have nothing."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -248,7 +248,7 @@ def _check_values(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def followed(text: str, checks: list[tuple[str, dict[str, Any]]]) -> list[bool]:
-    """Whether each instruction is followed. Nothing follows none."""
+    """Return whether each instruction is followed. An empty text follows none."""
     if not text.strip():
         return [False] * len(checks)
     return [CHECKS[name](text, **arguments) for name, arguments in checks]

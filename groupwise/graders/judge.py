@@ -21,7 +21,7 @@ from groupwise.data.tasks import prompt_text
 from groupwise.errors import RewardError
 from groupwise.graders.answers import final
 from groupwise.graders.endpoint import Endpoint, EndpointError
-from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.parts import Mark, SampleToGrade
 from groupwise.records import Task
 
 Form = Literal["points", "pairwise"]
@@ -76,8 +76,10 @@ class Judge:
             return "it has no answer to compare with"
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
-        """Points from 0 to 1; pairwise, against the row's answer: 1 better, 0.5 equal, 0 worse."""
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
+        """Return points from 0 to 1; pairwise, against the row's answer: 1 better, 0.5 equal, 0
+        worse.
+        """
         good = [sample for sample in samples if not self.problem(sample.task)]
         texts = [final(sample.text, self.ends) for sample in good]
         if self.form == "points":
@@ -93,7 +95,7 @@ class Judge:
         ]
 
     def points(self, given: Sequence[tuple[Task, str]]) -> list[Mark]:
-        """The mean of the votes that can be read, as a share of 5."""
+        """Return the mean of the votes that can be read, as a share of 5."""
         bodies = [
             self._body(
                 [("REQUEST", prompt_text(task.prompt)), ("RESPONSE", text)], ASK_POINTS, vote
@@ -104,7 +106,7 @@ class Judge:
         return self._marks(bodies, len(given), read_points, self.votes)
 
     def compare(self, given: Sequence[tuple[Task, str, str]]) -> list[Mark]:
-        """Each vote is asked for in both orders: a liking for the first place cancels out."""
+        """Ask for each vote in both orders: a preference for the first place cancels out."""
         bodies = []
         for task, first, second in given:
             for vote in range(self.votes):
@@ -147,7 +149,7 @@ class Judge:
 
 
 def _boundary(texts: Sequence[str]) -> str:
-    """Depends on every character of the texts, so none of them can have written it.
+    """Return a boundary that depends on every character of the texts, so none can contain it.
 
     The same texts get the same one: that is what lets a cache work.
     """
@@ -161,13 +163,13 @@ def read_points(reply: str) -> float | None:
 
 
 def read_better(reply: str) -> float | None:
-    """1 for A, 0 for B."""
+    """Return 1 for A, 0 for B."""
     found = _verdict(reply, "better")
     return {"A": 1.0, "tie": 0.5, "B": 0.0}.get(found) if isinstance(found, str) else None
 
 
 def _verdict(reply: str, key: str) -> Any:
-    """What the last line says, if it is an object with this key alone."""
+    """Return the verdict in the last line, if it is an object with this key alone."""
     lines = reply.strip().splitlines()
     try:  # pairs, so that {"score": 0, "score": 5} is two
         found: Any = json.loads(lines[-1], object_pairs_hook=tuple) if lines else None
@@ -191,7 +193,7 @@ def _mark(
 
 
 def _of_both_orders(said: Sequence[float | None]) -> list[float | None]:
-    """The first one's share of each pair of votes; opposite votes are a tie."""
+    """Return the first one's share of each pair of votes; opposite votes are a tie."""
     pairs = zip(said[::2], said[1::2], strict=True)
     return [None if a is None or b is None else (a + 1.0 - b) / 2 for a, b in pairs]
 
@@ -213,7 +215,9 @@ def judge(
     cache: str = "",
     key_variable: str = "OPENAI_API_KEY",
 ) -> Judge:
-    """`rubric` is a file. With several votes, a temperature above 0 makes them differ."""
+    """Make a judge. `rubric` is a file. With several votes, a temperature above 0 makes them
+    differ.
+    """
     for name, value, least in (
         ("votes", votes, 1),
         ("max_tokens", max_tokens, 1),

@@ -1,4 +1,4 @@
-"""The far side of a user's reward: a worker process that loads its file and calls it."""
+"""The worker's side of a user's reward: a process that loads its file and calls it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _folder = ""  # that the caller was in, the last time
 
 
 def serve(task: str, folder: str, file: str, name: str, calls: Any = (), limit: float = 0.0) -> Any:
-    """`load` a reward of a file, `describe` it or `call` it, in the folder of the caller."""
+    """Load a reward of a file, `describe` it or `call` it, in the folder of the caller."""
     global _folder
     try:
         if folder not in (
@@ -59,8 +59,9 @@ def call(reward: Reward, calls: Sequence[Mapping[str, Any]], limit: float) -> li
 
 
 def load(file: str, name: str) -> None:
-    """The functions of a file share its module. It is loaded anew when it, or what it imported
-    from beside it, has changed."""
+    """Load the functions of a file, which share its module. It is loaded anew when it, or what it
+    imported from beside it, has changed.
+    """
     stamps, module = _MODULES.get(file, ({}, None))
     if module is None or stamps != _stamps(stamps):
         forget(file)

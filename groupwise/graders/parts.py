@@ -1,4 +1,4 @@
-"""A part of a reward: the built-in ones, and how a part is written in a configuration.
+"""Parts of a reward: the built-in ones, and how a part is written in a configuration.
 
 "math"   "number"   "choice"   "exact"   "countdown"   "instructions"   "language(target='en')"
 "format(pattern='<think>...</think>...')"   "repetition"   "length(target=100)"
@@ -28,8 +28,8 @@ Status = Literal["ok", "abstained", "error", "timeout"]
 REPEATS = "it repeats the question"
 
 
-class Sample(NamedTuple):
-    """What there is to grade."""
+class SampleToGrade(NamedTuple):
+    """A sample to grade."""
 
     task: Task
     # The completion's tokens decoded, special tokens included; where others than the policy wrote
@@ -40,13 +40,13 @@ class Sample(NamedTuple):
 
     @property
     def cut(self) -> bool:
-        """Whether it hit the limit of tokens."""
+        """Return whether it hit the limit of tokens."""
         return self.finish == "length"
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What one part says about one sample. `value` is None unless the status is ok."""
+    """The mark of one part for one sample. `value` is None unless the status is ok."""
 
     value: float | None = None
     status: Status = "ok"
@@ -55,24 +55,24 @@ class Mark:
     part: str = ""  # whose mark it is, where a part asks others
 
 
-class Part(Protocol):
+class RewardPart(Protocol):
     @property
     def decides(self) -> bool:
-        """Whether a value of 1 says that the answer is correct."""
+        """Return whether a value of 1 means that the answer is correct."""
         ...
 
     @property
     def needs_answers(self) -> bool: ...
 
     def problem(self, task: Task) -> str:
-        """Why this task can't be graded; '' if it can."""
+        """Return why this task can't be graded; '' if it can."""
         ...
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]: ...
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]: ...
 
 
-def turns(part: Part, samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The samples as a part would have them, one list after the other; most take all at once."""
+def turns(part: RewardPart, samples: Sequence[SampleToGrade]) -> list[list[SampleToGrade]]:
+    """Split the samples as a part wants them, one list after the other; most take all at once."""
     own = getattr(part, "turns", None)
     return own(samples) if own is not None else [list(samples)]
 
@@ -81,15 +81,17 @@ def turns(part: Part, samples: Sequence[Sample]) -> list[list[Sample]]:
 class BuiltIn:
     """A check of the package, sample by sample. Without what it checks with, it abstains."""
 
-    score: Callable[[Sample], float | tuple[float, str]]  # the value, or with how it came about
+    score: Callable[
+        [SampleToGrade], float | tuple[float, str]
+    ]  # the value, or with how it came about
     problem: Callable[[Task], str] = field(default=lambda task: "")
     decides: bool = False
     needs_answers: bool = False
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         return [self._mark(sample) for sample in samples]
 
-    def _mark(self, sample: Sample) -> Mark:
+    def _mark(self, sample: SampleToGrade) -> Mark:
         why = self.problem(sample.task)
         if why:
             return Mark(status="abstained", reason=why)
@@ -113,7 +115,7 @@ class Mathematics:
         good = plain and mathematics.gold_answer(str(task.answer))
         return "" if good else f"the answer {task.answer!r} is no text or number"
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         problems = [self.problem(sample.task) for sample in samples]
         good = [s for s, why in zip(samples, problems, strict=True) if not why]
         told = iter(
@@ -131,7 +133,7 @@ class Mathematics:
             for sample, why in zip(samples, problems, strict=True)
         ]
 
-    def _mark(self, verdict: mathematics.Verdict, sample: Sample) -> Mark:
+    def _mark(self, verdict: mathematics.Verdict, sample: SampleToGrade) -> Mark:
         if verdict.score == 1.0:
             question, gold = _question(sample.task), str(sample.task.answer)
             if mathematics.repeats(sample.text, gold, question, self.ends):
@@ -140,7 +142,7 @@ class Mathematics:
 
 
 def _question(task: Task) -> str:
-    """What the last message asks."""
+    """Return the text of the last message."""
     if isinstance(task.prompt, str):
         return task.prompt
     return str(task.prompt[-1].get("content", "")) if task.prompt else ""
@@ -153,8 +155,10 @@ def math(
     digits: int | None = 6,
     decimals: int | None = None,
 ) -> Mathematics:
-    """`digits`: so many significant digits of a decimal stand for a number that has more; None:
-    it must be exact. `decimals`: numbers that agree when rounded to so many places are equal."""
+    """Compare by mathematics. `digits`: so many significant digits of a decimal stand for a number
+    that has more; None: it must be exact. `decimals`: numbers that agree when rounded to so many
+    places are equal.
+    """
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise RewardError(f"math: timeout = {timeout!r} must be a number of seconds above 0.")
     for name, count, least, most in (("digits", digits, 2, 50), ("decimals", decimals, 0, 15)):
@@ -174,7 +178,7 @@ def multiple_choice(ends: Sequence[str]) -> BuiltIn:
     def problem(task: Task) -> str:
         return "" if gold(task) else f"the answer {task.answer!r} names no single option"
 
-    def score(sample: Sample) -> tuple[float, str]:
+    def score(sample: SampleToGrade) -> tuple[float, str]:
         known = choice.options(sample.task.columns)
         if answers.echoes(answers.final(sample.text, ends), _question(sample.task)):
             return 0.0, REPEATS
@@ -184,7 +188,7 @@ def multiple_choice(ends: Sequence[str]) -> BuiltIn:
 
 
 def follow_instructions(ends: Sequence[str], *, partial: bool = False) -> BuiltIn:
-    """1 if all are followed; with `partial`, the share of them."""
+    """Give 1 if all instructions are followed; with `partial`, the share of them."""
 
     def problem(task: Task) -> str:
         try:
@@ -193,7 +197,7 @@ def follow_instructions(ends: Sequence[str], *, partial: bool = False) -> BuiltI
             return str(error)
         return ""
 
-    def score(sample: Sample) -> tuple[float, str]:
+    def score(sample: SampleToGrade) -> tuple[float, str]:
         checks = instructions.asked(sample.task.columns)
         found = instructions.followed(answers.final(sample.text, ends), checks)
         missed = [name for (name, _), good in zip(checks, found, strict=True) if not good]
@@ -205,7 +209,7 @@ def follow_instructions(ends: Sequence[str], *, partial: bool = False) -> BuiltI
 
 
 def in_language(ends: Sequence[str], *, target: str = "") -> BuiltIn:
-    """The share of a text, thoughts included, that is in a language: the row's, or `target`."""
+    """Give the share of a text, thoughts included, in a language: the row's, or `target`."""
     if target and target not in form.LANGUAGES:
         known = ", ".join(form.LANGUAGES)
         raise RewardError(f"language: target = {target!r} is none of {known}.")
@@ -217,7 +221,7 @@ def in_language(ends: Sequence[str], *, target: str = "") -> BuiltIn:
         given = wanted(task)
         return "" if given in form.LANGUAGES else f"its column language, {given!r}, is not known"
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         text = without_ends(sample.text, ends)
         return form.language_share(text, wanted(sample.task))
 
@@ -225,7 +229,7 @@ def in_language(ends: Sequence[str], *, target: str = "") -> BuiltIn:
 
 
 def repetition(ends: Sequence[str], *, words: int = 4) -> BuiltIn:
-    """Minus the share of runs of so many words that stood there before: −1 to 0."""
+    """Give minus the share of runs of so many words that came before: −1 to 0."""
     if isinstance(words, bool) or not isinstance(words, int) or words < 1:
         raise RewardError(f"repetition: words = {words!r} must be a whole number of at least 1.")
     return BuiltIn(lambda sample: -form.repeated_share(without_ends(sample.text, ends), words))
@@ -236,7 +240,7 @@ def exact(ends: Sequence[str]) -> BuiltIn:
         plain = isinstance(task.answer, (str, int, float)) and str(task.answer).strip()
         return "" if plain else f"the answer {task.answer!r} is no text"
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         return answers.exact(answers.final(sample.text, ends), sample.task.answer)
 
     return BuiltIn(score, problem, decides=True, needs_answers=True)
@@ -247,7 +251,7 @@ def number(ends: Sequence[str]) -> BuiltIn:
         known = numbers.gold_number(task.answer) is not None
         return "" if known else f"the answer {task.answer!r} holds no number"
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         gold = numbers.gold_number(sample.task.answer)
         assert gold is not None  # `problem` has looked
         text = answers.final(sample.text, ends)
@@ -267,14 +271,14 @@ def countdown(ends: Sequence[str]) -> BuiltIn:
         whole = isinstance(numbers, list) and all(isinstance(x, int) for x in [*numbers, target])
         return "" if whole else "it has no columns numbers (a list) and target of whole numbers"
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         return answers.countdown(answers.final(sample.text, ends), *given(sample.task))
 
     return BuiltIn(score, problem, decides=True)
 
 
 def length(ends: Sequence[str], *, target: int = 100) -> BuiltIn:
-    """Grows with the number of tokens, to 1 at the target: shows that a set-up learns at all."""
+    """Give tokens / target, at most 1: shows that a set-up learns at all."""
     if isinstance(target, bool) or not isinstance(target, int) or target < 1:
         raise RewardError(f"length: target = {target!r} must be a whole number of at least 1.")
     return BuiltIn(lambda sample: min(1.0, len(sample.token_ids) / target))
@@ -283,7 +287,7 @@ def length(ends: Sequence[str], *, target: int = 100) -> BuiltIn:
 def in_format(
     ends: Sequence[str], *, pattern: str = answers.THINK_ANSWER, soft: bool = False
 ) -> BuiltIn:
-    """1 for the whole pattern and nothing else; `soft`: the share of its fixed parts in place."""
+    """Give 1 for the whole pattern alone; `soft`: the share of its fixed parts in place."""
     pieces = pattern.split(answers.GAP) if isinstance(pattern, str) else [""]
     if not any(piece.strip() for piece in pieces) or not all(p.strip() for p in pieces[1:-1]):
         raise RewardError(
@@ -291,14 +295,14 @@ def in_format(
             "as '<think>...</think>...'."
         )
 
-    def score(sample: Sample) -> float:
+    def score(sample: SampleToGrade) -> float:
         text = without_ends(sample.text, ends)
         return (answers.format_share if soft else answers.in_format)(text, pattern)
 
     return BuiltIn(score)
 
 
-BUILT_IN: Mapping[str, Callable[..., Part]] = {
+BUILT_IN: Mapping[str, Callable[..., RewardPart]] = {
     "math": math,
     "number": number,
     "choice": multiple_choice,
@@ -318,13 +322,13 @@ ELSEWHERE = {  # imported when asked for
 }
 
 
-def _find(name: str) -> Callable[..., Part]:
+def _find(name: str) -> Callable[..., RewardPart]:
     if name in ELSEWHERE:
         return getattr(importlib.import_module(ELSEWHERE[name]), name)
     return BUILT_IN[name]
 
 
-def built_in(text: str, ends: Sequence[str]) -> Part:
+def built_in(text: str, ends: Sequence[str]) -> RewardPart:
     """Read `name` or `name(option=value)`."""
     try:
         node = ast.parse(text.strip(), mode="eval").body

@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, NamedTuple
 
 from groupwise.errors import RewardError
-from groupwise.graders.nursery import FORK, KILL, MAX_ANSWER, NUMBER, READY
+from groupwise.graders.forkserver import FORK, KILL, MAX_ANSWER, NUMBER, READY
 
 PIECE = 2**20  # bytes that are read at once
 LONG = struct.pack("!i", -1)  # how multiprocessing announces more than 2 GiB
@@ -45,7 +45,7 @@ LOOK_AGAIN = 0.02  # seconds, at least, between two looks at what a worker has u
 
 
 class Outcome(NamedTuple):
-    """What became of one item. `value` is None unless the status is ok.
+    """The outcome of one item. `value` is None unless the status is ok.
 
     costly: it took more of the processor, or of memory, than it may; timeout: too long by the
     clock, which is the machine's doing, or that of something that hangs.
@@ -57,8 +57,8 @@ class Outcome(NamedTuple):
     seconds: float = 0.0
 
 
-class Answer(NamedTuple):
-    """What a worker says to one item."""
+class WorkerAnswer(NamedTuple):
+    """The answer of a worker to one item."""
 
     status: Literal["ok", "error", "costly"]
     value: Any
@@ -83,22 +83,22 @@ class Worker:
         self.asked += 1
 
     def cost(self) -> float:
-        """Seconds of the processor that the item in work has taken; 0 where none can tell."""
+        """Return the processor seconds that the item in work has taken; 0 where none can tell."""
         try:
             return time.clock_gettime((~self.pid << 3) | 2) - self.used  # its CLOCK_PROCESS_CPUTIME
         except (OSError, AttributeError):
             return 0.0
 
     def has_room(self, size: int) -> bool:
-        """Whether an item that takes so many bytes of the pipe may wait in it."""
+        """Return whether an item that takes so many bytes of the pipe may wait in it."""
         return sum(held for _, held in self.line) + size <= AHEAD_BYTES
 
-    def answers(self) -> tuple[list[Answer], str]:
-        """Those that are all there, and what is wrong with it, if anything.
+    def answers(self) -> tuple[list[WorkerAnswer], str]:
+        """Return the answers that are complete, and what is wrong with the worker, if anything.
 
         Nothing waits here for the rest of an answer: that is for the clock.
         """
-        found: list[Answer] = []
+        found: list[WorkerAnswer] = []
         try:
             piece = os.read(self.pipe.fileno(), PIECE)
             self.heard += piece
@@ -110,8 +110,8 @@ class Worker:
             piece = b""
         return found, "" if piece else "the process that graded it died"
 
-    def _answer(self) -> Answer | None:
-        """The next answer that is all there. Raises ValueError for what is none."""
+    def _answer(self) -> WorkerAnswer | None:
+        """Return the next answer that is complete. Raises ValueError for what is none."""
         long = self.heard[:4] == LONG
         start = 12 if long else 4
         if len(self.heard) < start:
@@ -127,7 +127,7 @@ class Worker:
             raise ValueError("it answers what it was not asked")
         self.answered += 1
         try:
-            return Answer(*pickle.loads(whole[NUMBER.size :]))
+            return WorkerAnswer(*pickle.loads(whole[NUMBER.size :]))
         except Exception as error:  # whatever a broken message may raise
             raise ValueError(f"its answer can't be read: {error}") from error
 
@@ -135,21 +135,21 @@ class Worker:
 Take = Callable[[int, Outcome], None]  # what is done with an outcome
 
 
-class Limits(NamedTuple):
-    """Of one item, in seconds: by the clock, and of the processor."""
+class ItemLimits(NamedTuple):
+    """The limits of one item, in seconds: by the clock, and of the processor."""
 
     timeout: float
     cost: float
 
     def left(self, worker: Worker) -> float:
-        """How long nothing can be late: nobody takes more of a processor than there is time."""
+        """Return how long nothing can be late: nobody uses more processor time than passes."""
         by_clock = worker.since + self.timeout - time.monotonic()
         if self.cost == math.inf:
             return max(0.0, by_clock)
         return max(0.0, min(by_clock, max(self.cost - worker.cost(), LOOK_AGAIN)))
 
     def passed(self, worker: Worker) -> Outcome | None:
-        """What becomes of the item that a worker has in work, if it is over a limit."""
+        """Return the outcome of the item that a worker has in work, if it is over a limit."""
         seconds = time.monotonic() - worker.since
         if self.cost != math.inf and worker.cost() >= self.cost:
             said = f"it took more than {self.cost:g} s of the processor and was stopped"
@@ -164,7 +164,9 @@ class Pool:
     """Workers that call `target`, a `module:function`, with the parts of an item."""
 
     def __init__(self, target: str, *, workers: int = 0, memory: int = 0) -> None:
-        """`workers`: 0 is one per core. `memory`: bytes that a worker may address, 0 for all."""
+        """Set up the pool. `workers`: 0 is one per core. `memory`: bytes a worker may address, 0
+        for all.
+        """
         self.target, self.memory = target, memory
         self.size = workers or _cores()
         self._forget()
@@ -174,7 +176,7 @@ class Pool:
         self.changed = threading.Condition()
         self.idle: list[Worker] = []
         self.started = 0
-        self.nursery: subprocess.Popen[bytes] | None = None
+        self.forkserver: subprocess.Popen[bytes] | None = None
         self.control: socket.socket | None = None
 
     # --- calling
@@ -187,8 +189,8 @@ class Pool:
         *,
         cost: float = math.inf,
     ) -> list[Outcome]:
-        """An outcome for each item, in order. `timeout` in seconds by the clock, and `cost` in
-        seconds of the processor, hold for each on its own.
+        """Return an outcome for each item, in order. `timeout` in seconds by the clock, and `cost`
+        in seconds of the processor, hold for each on its own.
 
         `done` is told of each as it comes, in whatever order.
         """
@@ -207,14 +209,14 @@ class Pool:
             while waiting or busy:
                 self._hand_out(items, waiting, busy, take)
                 if busy:
-                    self._collect(busy, waiting, Limits(timeout, cost), take)
+                    self._collect(busy, waiting, ItemLimits(timeout, cost), take)
         finally:
             for worker in busy:  # something was raised here: their answers are nobody's
                 self._end(worker)
         return [found[number] for number in range(len(items))]
 
     def work_out(self, items: Sequence[tuple[Any, ...]], seconds: float) -> list[Outcome]:
-        """An outcome for each item, which may take so many seconds of the processor."""
+        """Return an outcome for each item, which may take so many seconds of the processor."""
         return self.run(items, min(HANGS * seconds, seconds + HANGS_MORE), cost=seconds)
 
     def _hand_out(
@@ -244,7 +246,7 @@ class Pool:
             worker.line.append((waiting.popleft(), size))
 
     def _free(self, busy: Sequence[Worker], size: int) -> Worker | None:
-        """A worker for an item that takes so many bytes of its pipe, if there is one.
+        """Return a worker for an item that takes so many bytes of its pipe, if there is one.
 
         The only worker of a pool has items ahead, so that it never waits for the next one. Of
         several, each has one: behind a slow item others would wait.
@@ -253,8 +255,10 @@ class Pool:
             return busy[0] if busy[0].has_room(size) else None
         return self._lease(wanted=not busy)
 
-    def _collect(self, busy: list[Worker], waiting: deque[int], limits: Limits, take: Take) -> None:
-        """What is there, or late, after waiting for the first of either."""
+    def _collect(
+        self, busy: list[Worker], waiting: deque[int], limits: ItemLimits, take: Take
+    ) -> None:
+        """Collect what is there, or late, after waiting for the first of either."""
         soonest = min(limits.left(worker) for worker in busy)
         ready = wait([worker.pipe for worker in busy], soonest)
         for worker in list(busy):
@@ -273,8 +277,8 @@ class Pool:
             busy.remove(worker)
 
     def _receive(self, worker: Worker, take: Take) -> bool:
-        """All answers that are there. False if it died over the first item of its line, or says
-        what is no answer.
+        """Take all answers that are there. Return False if the worker died over its first item, or
+        sent what is no answer.
         """
         answers, broken = worker.answers()
         for status, value, used in answers:
@@ -291,7 +295,7 @@ class Pool:
     # --- workers
 
     def _lease(self, wanted: bool) -> Worker | None:
-        """A worker of one's own. None if there is none free and `wanted` does not insist."""
+        """Reserve a worker. None if there is none free and `wanted` does not insist."""
         with self.changed:
             while not self.idle and self.started >= self.size:
                 if not wanted:
@@ -317,7 +321,7 @@ class Pool:
             self.changed.notify()
 
     def _end(self, worker: Worker) -> None:
-        """Kill it. It is dead on return."""
+        """Kill a worker. It is dead on return."""
         worker.pipe.close()
         with self.changed:
             if self.control is not None:
@@ -331,8 +335,8 @@ class Pool:
         with self.changed, theirs:
             try:
                 socket.send_fds(self._control(), [FORK], [theirs.fileno()])
-            except OSError:  # the nursery has just died
-                self.nursery = None
+            except OSError:  # the forkserver has just died
+                self.forkserver = None
                 socket.send_fds(self._control(), [FORK], [theirs.fileno()])
         pipe = Connection(mine.detach())
         if not pipe.poll(START_SECONDS):
@@ -350,15 +354,20 @@ class Pool:
         return Worker(pipe, pid)
 
     def _control(self) -> socket.socket:
-        """The line to the nursery, which is started where there is none (any more)."""
-        if self.nursery is not None and self.nursery.poll() is None and self.control is not None:
+        """Return the connection to the forking process, which is started if it does not run."""
+        if (
+            self.forkserver is not None
+            and self.forkserver.poll() is None
+            and self.control is not None
+        ):
             return self.control
         mine, theirs = socket.socketpair()
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from groupwise.graders.nursery import main; "
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            "from groupwise.graders.forkserver import main; "
             f"main({theirs.fileno()}, {os.getpid()}, {self.target!r}, {self.memory})"
         )
-        self.nursery = subprocess.Popen(
+        self.forkserver = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -367,13 +376,13 @@ class Pool:
         )
         theirs.close()
         self.control = mine
-        weakref.finalize(self, _stop, self.nursery, mine, self.owner)
+        weakref.finalize(self, _stop, self.forkserver, mine, self.owner)
         return mine
 
     def close(self) -> None:
         """End all workers. The pool can be used again, and starts others."""
-        if self.nursery is not None and self.control is not None:
-            _stop(self.nursery, self.control, self.owner)
+        if self.forkserver is not None and self.control is not None:
+            _stop(self.forkserver, self.control, self.owner)
         self._forget()
 
 
@@ -382,12 +391,12 @@ def _cores() -> int:
     return len(able(0)) if able else os.cpu_count() or 1
 
 
-def _stop(nursery: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
+def _stop(forkserver: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
     control.close()
     if os.getpid() != owner:
         return
     try:
-        nursery.wait(5.0)
+        forkserver.wait(5.0)
     except subprocess.TimeoutExpired:
-        nursery.kill()
-        nursery.wait()
+        forkserver.kill()
+        forkserver.wait()

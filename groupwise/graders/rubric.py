@@ -16,8 +16,8 @@ from groupwise.errors import RewardError
 from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
 from groupwise.graders.functions import TIMEOUT, UserFunction, given_function, load_function
 from groupwise.graders.gym import GymScorer
-from groupwise.graders.parts import Mark, Part, Sample, built_in, turns
-from groupwise.graders.waiting import Tell, nobody, waiting
+from groupwise.graders.parts import Mark, RewardPart, SampleToGrade, built_in, turns
+from groupwise.graders.waiting import Tell, say_nothing, waiting
 from groupwise.records import Grade, Task
 
 CHECKED_ROWS = 4
@@ -45,8 +45,10 @@ class Grader:
         timeout: float = TIMEOUT,
         functions: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
-        """`graders` are those that the configuration names for sources of data, `timeout` the
-        seconds that a call of a user's function may take.
+        """Set up the parts.
+
+        `graders` are those that the configuration names for sources of data, `timeout` the seconds
+        that a call of a user's function may take.
 
         `functions` are parts that are in no file, such as a notebook's. They run in this process,
         where no call can be stopped.
@@ -61,7 +63,7 @@ class Grader:
                 "other parts beside it."
             )
 
-        def part(name: str) -> Part:
+        def part(name: str) -> RewardPart:
             if name == GYM:
                 return GymScorer(ends, timeout)
             if name in self.given:
@@ -70,7 +72,7 @@ class Grader:
                 return load_function(name, timeout, ends)
             return built_in(name, ends)
 
-        self.parts: dict[str, Part] = {
+        self.parts: dict[str, RewardPart] = {
             name: ByRow(part, graders) if name == ROW else part(name) for name in parts
         }
         own = [name for name, part in self.parts.items() if part.decides]
@@ -78,7 +80,7 @@ class Grader:
         self.decider = next(iter(own or written), None)
 
     def code(self) -> str:
-        """A hash of the files that a user's functions come from; nothing without such functions."""
+        """Return a hash of the files of a user's functions; "" without such functions."""
         by_row = self.parts.get(ROW)
         names = [*self.parts, *(by_row.parts if isinstance(by_row, ByRow) else ())]
         files = [name.rpartition(":")[0] for name in names if _is_function(name)]
@@ -86,11 +88,11 @@ class Grader:
 
     @property
     def by_group(self) -> bool:
-        """Whether groups can be graded one by one: not if a function wants the whole batch."""
+        """Return whether groups can be graded one by one: not if a function wants the batch."""
         return not any(_wants_batch(part) for part in self.parts.values())
 
     def problem(self, task: Task) -> str:
-        """Why a part can't grade this task; '' if all can."""
+        """Return why a part can't grade this task; '' if all can."""
         return next((why for part in self.parts.values() if (why := part.problem(task))), "")
 
     @property
@@ -98,7 +100,7 @@ class Grader:
         return any(part.needs_answers for part in self.parts.values())
 
     def needs_answer(self, grader: str) -> bool:
-        """Of a row that names this grader, or none ("")."""
+        """Return whether a row that names this grader, or none (""), needs an answer."""
         try:
             parts = [p.part(grader) if isinstance(p, ByRow) else p for p in self.parts.values()]
         except RewardError:  # there is no such grader: `check` says so, with the row
@@ -106,10 +108,10 @@ class Grader:
         return any(part.needs_answers for part in parts)
 
     def grade(
-        self, samples: Sequence[Sample | tuple[Task, str, Sequence[int], str]]
+        self, samples: Sequence[SampleToGrade | tuple[Task, str, Sequence[int], str]]
     ) -> list[Grade]:
-        """A grade for each (task, text, token ids, finish), in order."""
-        given = [Sample(*sample) for sample in samples]
+        """Return a grade for each (task, text, token ids, finish), in order."""
+        given = [SampleToGrade(*sample) for sample in samples]
         if not given:
             return []
         marks = {name: part.grade(given) for name, part in self.parts.items()}
@@ -118,7 +120,7 @@ class Grader:
         ]
 
     def _sum(self, marks: Mapping[str, Mark]) -> Grade:
-        """A part that abstains is left out; one that fails leaves no reward at all."""
+        """Sum the parts. One that abstains is left out; one that fails leaves no reward at all."""
         values = {mark.part or name: mark.value for name, mark in marks.items()}
         verdict = None if self.decider is None else self._verdict(marks[self.decider])
         correct = None if verdict is None else verdict >= 1.0
@@ -150,7 +152,7 @@ class Grader:
         return Grade(sum(counted), values, correct, reason=reasons, steps=tuple(steps))
 
     def _verdict(self, mark: Mark) -> float | None:
-        """What the deciding part says; a row's own grader need not be one that decides."""
+        """Return the deciding part's verdict; a row's own grader need not be one that decides."""
         by_row = self.parts.get(ROW)
         if mark.part and isinstance(by_row, ByRow):
             part = by_row.part(mark.part)
@@ -159,7 +161,7 @@ class Grader:
 
 
 def too_many_failed(grades: Sequence[Grade], max_share: float) -> RewardError | None:
-    """Why not to go on, where more than this share of rewards failed."""
+    """Return why not to go on, where more than this share of rewards failed."""
     failed = [grade.reason for grade in grades if grade.status in ("error", "timeout")]
     if not failed or len(failed) <= max_share * len(grades):
         return None
@@ -173,10 +175,10 @@ def too_many_failed(grades: Sequence[Grade], max_share: float) -> RewardError | 
 
 @dataclass(frozen=True)
 class Tried:
-    """One answer that a part was tried on, and what it said."""
+    """An answer that a part was tried on, and its mark."""
 
     kind: str  # what answer it was
-    sample: Sample
+    sample: SampleToGrade
     mark: Mark
 
 
@@ -187,9 +189,9 @@ def check(
     *,
     data: str = "data.train",
     streams: Sequence[str] = (),
-    tell: Tell = nobody,
+    tell: Tell = say_nothing,
 ) -> list[str]:
-    """Try every part on a few real rows before a run; what looks odd comes back as notes.
+    """Try every part on a few real rows before a run; return notes on what looks odd.
 
     Refused: a task that a built-in part can't grade; a function that raises or returns what is no
     reward for a gold answer, an empty one or an echo of the prompt; a reward that has no value for
@@ -220,8 +222,8 @@ def check(
     return notes
 
 
-def _forms(name: str, part: Part, tasks: Sequence[Task]) -> list[str]:
-    """In what form a function is given completions, where that depends on the data."""
+def _forms(name: str, part: RewardPart, tasks: Sequence[Task]) -> list[str]:
+    """Note in what form a function is given completions, where that depends on the data."""
     inner = [note for key, each in _inner(part).items() for note in _forms(key, each, tasks)]
     if not isinstance(part, UserFunction) or part.shape != "completions":
         return inner
@@ -235,19 +237,21 @@ def _forms(name: str, part: Part, tasks: Sequence[Task]) -> list[str]:
 
 def _answers(
     tasks: Sequence[Task], rows: int, encode: Callable[[str], Sequence[int]] | None
-) -> list[tuple[str, Sample]]:
-    """What is tried on so many rows, from the first to the last: each answer and what it is."""
+) -> list[tuple[str, SampleToGrade]]:
+    """Return the answers to try on so many rows, from the first to the last, each with its kind."""
     last = len(tasks) - 1
     places = dict.fromkeys(round(i * last / (rows - 1)) for i in range(rows))
     return [
-        (kind, Sample(task, text, tuple(encode(text)) if encode else (), "eos"))
+        (kind, SampleToGrade(task, text, tuple(encode(text)) if encode else (), "eos"))
         for task in (tasks[place] for place in places)
         for kind, text in _attempts(task).items()
     ]
 
 
-def _try(name: str, part: Part, answers: Sequence[tuple[str, Sample]], tell: Tell) -> list[Tried]:
-    """What a part says of each answer. The first failure ends it: one limit, not one an answer."""
+def _try(
+    name: str, part: RewardPart, answers: Sequence[tuple[str, SampleToGrade]], tell: Tell
+) -> list[Tried]:
+    """Return a part's mark of each answer. The first failure ends it: one limit in all."""
     kinds = {id(sample): kind for kind, sample in answers}
     found: list[Tried] = []
     for turn in turns(part, [sample for _, sample in answers]):
@@ -274,7 +278,7 @@ def _values(found: Sequence[Tried]) -> list[float]:
 
 
 def _check_values(grader: Grader, tried: Mapping[str, Sequence[Tried]], data: str) -> list[str]:
-    """Refuse a reward that no answer gets; notes on parts that never say anything."""
+    """Refuse a reward that no answer gets; return notes on parts that never give a value."""
     idle = [name for name, found in tried.items() if not _values(found)]
     weighed = [name for name, weight in grader.weights.items() if weight != 0]
     said = {name: _nothing_said(name, tried[name], data) for name in idle}
@@ -305,7 +309,7 @@ def _nothing_said(name: str, found: Sequence[Tried], data: str) -> str:
 def _check_streams(
     grader: Grader, tried: Mapping[str, Sequence[Tried]], streams: Sequence[str]
 ) -> None:
-    """Refuse a reward without what a method reads from it beside the number."""
+    """Refuse a reward without the streams that a method reads from it beside the number."""
     if "correct_N" in streams and grader.decider is None:
         raise RewardError(
             "The recipe reads which answers are correct, and no part of reward.parts "
@@ -323,7 +327,7 @@ def _check_streams(
         )
 
 
-def _check_tasks(name: str, part: Part, tasks: Sequence[Task], data: str) -> None:
+def _check_tasks(name: str, part: RewardPart, tasks: Sequence[Task], data: str) -> None:
     if not tasks:
         raise RewardError(f"There are no tasks to check the reward with. Check {data}.")
     first: tuple[Task, str] | None = None
@@ -347,7 +351,7 @@ def _attempts(task: Task) -> dict[str, str]:
 
 
 def _notes(name: str, values: Mapping[str, Sequence[float]], judges: bool) -> list[str]:
-    """Values that a sound reward does not give: something for nothing, nothing for gold."""
+    """Note values that a sound reward does not give: something for nothing, nothing for gold."""
     notes = []
     gold = min(values.get("the gold answer", [math.inf]))
     if judges and gold <= max(0.0, *values.get("an empty answer", [0.0])):
@@ -359,16 +363,16 @@ def _notes(name: str, values: Mapping[str, Sequence[float]], judges: bool) -> li
     return notes
 
 
-def _wants_batch(part: Part) -> bool:
-    """A function for batches, or a part that asks one."""
+def _wants_batch(part: RewardPart) -> bool:
+    """Return whether it is a function for batches, or a part that asks one."""
     if isinstance(part, UserFunction):
         return part.shape == "completions"
     return any(_wants_batch(each) for each in _inner(part).values())
 
 
-def _inner(part: Part) -> Mapping[str, Part]:
-    """The parts that a part asks."""
-    found: Mapping[str, Part] = getattr(part, "parts", {})
+def _inner(part: RewardPart) -> Mapping[str, RewardPart]:
+    """Return the parts that a part asks."""
+    found: Mapping[str, RewardPart] = getattr(part, "parts", {})
     return found
 
 

@@ -19,7 +19,7 @@ from groupwise.common.extras import install
 from groupwise.data.tasks import prompt_text
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
-from groupwise.graders.parts import Mark, Sample
+from groupwise.graders.parts import Mark, SampleToGrade
 from groupwise.records import Task
 
 Squash = Literal["none", "sigmoid"]
@@ -34,14 +34,14 @@ POOLS: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True)
 class Scorer:
-    """A classifier and its tokenizer; texts go through it in batches of similar length."""
+    """A classifier and its tokenizer; texts are scored in batches of similar length."""
 
     model: Any
     tokenizer: Any
     batch: int
 
     def encode(self, task: Task, text: str) -> tuple[list[int], list[int]]:
-        """Ids of prompt and completion, and where each token begins in the completion.
+        """Return the ids of prompt and completion, and where each token begins in the completion.
 
         With a chat template the completion is the assistant's turn. What belongs to the prompt
         begins below 0; what the tokenizer adds without a text, nowhere.
@@ -68,12 +68,14 @@ class Scorer:
 
     @property
     def longest(self) -> int:
-        """Tokens that the model was made for."""
+        """Return the number of tokens that the model was made for."""
         places = getattr(self.model.config, "max_position_embeddings", None) or NOWHERE
         return min(places, self.tokenizer.model_max_length)
 
     def logits(self, rows: Sequence[Sequence[int]]) -> list[Any]:
-        """What the model gives for each row, in order; None for one too long; padding is masked."""
+        """Return the model's output for each row, in order; None for one too long; padding is
+        masked.
+        """
         import torch
 
         found: list[Any] = [None] * len(rows)
@@ -108,7 +110,7 @@ class RewardModel:
     def problem(self, task: Task) -> str:
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         rows = [self.scorer.encode(s.task, without_ends(s.text, self.ends))[0] for s in samples]
         return [
             _too_long(row, self.scorer) if out is None else _mark(self._value(out))
@@ -135,7 +137,7 @@ class ProcessRewardModel:
     def problem(self, task: Task) -> str:
         return ""
 
-    def grade(self, samples: Sequence[Sample]) -> list[Mark]:
+    def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
         texts = [without_ends(sample.text, self.ends) for sample in samples]
         steps_N = [step_ends(text, self.separator) for text in texts]
         # The last step gets the separator that every other one has: its score stands there.
@@ -164,7 +166,7 @@ class ProcessRewardModel:
 
 
 def step_ends(text: str, separator: str) -> list[int]:
-    """Where each step ends, in characters, its separator not counted; blank ones are none."""
+    """Return where each step ends, in characters, without its separator; blank ones are none."""
     ends, start = [], 0
     for piece in text.split(separator):
         if piece.strip():
@@ -174,12 +176,12 @@ def step_ends(text: str, separator: str) -> list[int]:
 
 
 def _chance(out: Any) -> float:
-    """That a step is good: of one class, or of the second of two."""
+    """Return the chance that a step is good: of one class, or of the second of two."""
     return float(out.sigmoid()[0] if len(out) == 1 else out.softmax(-1)[1])
 
 
 def _too_long(row: Sequence[int], scorer: Scorer) -> Mark:
-    """Not cut: a score of a part would pass for one of the whole."""
+    """Refuse a text that is too long: the score of a part would pass for one of the whole."""
     why = f"{len(row)} tokens; the reward model reads up to {scorer.longest}"
     return Mark(status="error", reason=why)
 
@@ -192,7 +194,7 @@ def _mark(value: float) -> Mark:
 
 @functools.lru_cache(maxsize=4, typed=True)  # for the check before a run and the run; 1 is no True
 def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
-    """A classifier from a folder of this machine: nothing is fetched, no code of it is run."""
+    """Load a classifier from a folder of this machine: nothing is fetched, no code of it is run."""
     if importlib.util.find_spec("transformers") is None:
         raise RewardError(f"{kind} needs the package transformers: `{install('scorers')}`")
     folder = Path(path).expanduser()
@@ -244,7 +246,7 @@ def rm(
     dtype: str = "float32",
     batch: int = 16,
 ) -> RewardModel:
-    """The score of a sequence classifier, as it is or between 0 and 1."""
+    """Give the score of a sequence classifier, as it is or between 0 and 1."""
     if squash not in ("none", "sigmoid"):
         raise RewardError(f"rm: squash = {squash!r} must be none or sigmoid.")
     return RewardModel(load(path, "rm", device, dtype, batch), squash, tuple(ends))
@@ -261,7 +263,9 @@ def prm(
     dtype: str = "float32",
     batch: int = 16,
 ) -> ProcessRewardModel:
-    """The mean, last or lowest of the steps' scores; with `process` they are passed on as well."""
+    """Give the mean, last or lowest of the steps' scores; with `process` they are passed on as
+    well.
+    """
     if pool not in POOLS:
         raise RewardError(f"prm: pool = {pool!r} must be one of {', '.join(POOLS)}.")
     if not separator:

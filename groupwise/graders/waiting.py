@@ -1,4 +1,4 @@
-"""A word about what is waited for, and for how long it may still be."""
+"""Messages about a wait, and how long it may still take."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ PATIENCE = 2.0  # seconds of silence before the first word
 AGAIN = 10.0  # seconds between two words
 
 
-def nobody(text: str) -> None:
-    """Who is told where nobody asked to be."""
+def say_nothing(text: str) -> None:
+    """Ignore the message, where nobody asked to be told."""
 
 
-def aloud(text: str) -> None:
-    """To standard error, where no display is."""
+def say_on_stderr(text: str) -> None:
+    """Print to standard error, where there is no display."""
     print(f"groupwise: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def waiting(tell: Tell, what: str, limit: float | None = None, setting: str = "") -> Iterator[None]:
     """Say now and then what is waited for; with a `limit` in seconds, how long at most."""
-    if tell is nobody:
+    if tell is say_nothing:
         yield
         return
     done, start = threading.Event(), time.monotonic()

@@ -1,1 +1,1 @@
-"""What a configuration would take: memory by part, seconds by phase."""
+"""Resources that a configuration would take: memory by part, seconds by phase."""

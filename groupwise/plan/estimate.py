@@ -1,4 +1,4 @@
-"""What a configuration would take on a device: memory by part, seconds by phase, what would fit.
+"""The memory by part and seconds by phase of a configuration on a device, and what would fit.
 
 Counted from sizes (prepare/sizes.py, model/cost.py, model/room.py) before anything is loaded.
 Seconds are counted work over the shares of a device's peaks that were measured; they are rough, and
@@ -49,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Host:
-    """The machine around the device, as it is now: where checkpoints go, and by what way."""
+    """The machine around the device, as it is now: disk and memory for checkpoints."""
 
     folder: str
     disk: int  # bytes that are free there
@@ -58,7 +58,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a configuration would take, in bytes and seconds."""
+    """The resources that a configuration would take, in bytes and seconds."""
 
     config: Config
     shape: ModelConfig
@@ -80,14 +80,16 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """False also for a precision that the device does not have."""
+        """Return whether it fits; False also for a precision that the device does not have."""
         if self.lacks_precision:
             return False
         return None if self.place.memory is None else self.peak <= self.place.memory
 
     @property
     def tight(self) -> bool:
-        """Fits, and leaves less than captured steps and workspaces take on a GPU."""
+        """Return whether it fits with less to spare than captured steps and workspaces take on a
+        GPU.
+        """
         free = self.place.memory
         if free is None or self.place.cpu:
             return False
@@ -95,13 +97,16 @@ class Plan:
 
     @property
     def lacks_disk(self) -> str | None:
-        """Why training would be refused for its checkpoints; None where it would not, or nobody
-        can tell."""
+        """Return why training would be refused for its checkpoints; None where it would not, or
+        nobody can tell.
+        """
         return None if self.host is None else self.space.missing(self.host.disk)
 
     @property
     def copies(self) -> bool | None:
-        """Whether the host holds a copy of a checkpoint, so that training does not wait for it."""
+        """Return whether the host holds a copy of a checkpoint, so that training does not wait for
+        it.
+        """
         return None if self.host is None else self.space.whole + HOST_SPARE < self.host.memory
 
     @property
@@ -109,7 +114,7 @@ class Plan:
         return None if self.seconds is None else sum(self.seconds.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in numbers and words, the configuration aside."""
+        """Return all of it in numbers and words, without the configuration."""
         return {
             "model": self.config.model.path,
             "parameters": cost.parameters(self.shape),
@@ -133,7 +138,7 @@ class Plan:
 
 
 def plan(config: Config, place: Place, tokens: int | None = None, host: Host | None = None) -> Plan:
-    """Of a configuration on a device, with answers of so many tokens on average."""
+    """Plan a configuration on a device, with answers of so many tokens on average."""
     shape, prompts = sizes_of(config)
     made = count(config, place, shape, prompts, tokens or config.engine.max_tokens)
     return replace(made, advice=advice(made), host=host)
@@ -187,7 +192,7 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
 
 
 def space_of(config: Config, shape: ModelConfig) -> Space:
-    """Bytes of the checkpoints: weights, or an adapter's; what its optimizer holds; copies."""
+    """Return the bytes of the checkpoints: weights or adapter, optimizer's state, copies."""
     width, learned = weight_bytes(config), cost.trained(shape, frozen_of(config, shape))
     master = 0 if width == cost.SINGLE else cost.SINGLE
     state = learned * (2 * cost.SINGLE + master)
@@ -199,14 +204,16 @@ def space_of(config: Config, shape: ModelConfig) -> Space:
 
 
 def rows_held(slots: int, *, cpu: bool) -> int:
-    """Rows of the cache: a CPU's come in whole steps."""
+    """Return the rows of the cache: a CPU's come in whole steps."""
     return in_steps(slots, ROW_STEP) if cpu else slots
 
 
 def micro_tokens(
     config: Config, place: Place, shape: ModelConfig, prompts: Prompts, tokens: int
 ) -> int:
-    """Of a micro-batch: as asked or by itself; one sequence at least, the whole batch at most."""
+    """Return the tokens of a micro-batch: as set or automatic; from one sequence to the whole
+    batch.
+    """
     asked = config.optim.micro_tokens
     if not asked and place.cpu:
         asked = room.CPU_TOKENS
@@ -219,7 +226,7 @@ def micro_tokens(
 
 
 def whole_answers(most: int, group: Group) -> int:
-    """What so many tokens hold: answers are not cut, so long ones leave a part of it empty."""
+    """Return the tokens used of so many: answers are not cut, so a part may stay empty."""
     answer, whole = group.completions[0], group.prompt + sum(group.completions)
     groups, left = divmod(most, whole)
     more = max(0, left - group.prompt) // answer  # answers of another group
@@ -227,7 +234,7 @@ def whole_answers(most: int, group: Group) -> int:
 
 
 def learned_groups(config: Config, prompt: int, tokens: int) -> list[Group]:
-    """What one step learns from: groups, or one pair a prompt."""
+    """Return what one step learns from: groups, or one pair a prompt."""
     rows = config.recipe.rows(config.group_size)
     return [Group(prompt, [tokens] * rows)] * config.prompts_per_step
 
@@ -235,7 +242,7 @@ def learned_groups(config: Config, prompt: int, tokens: int) -> list[Group]:
 def seconds(
     config: Config, place: Place, shape: ModelConfig, prompt: int, tokens: int, slots: int
 ) -> dict[str, float] | None:
-    """By phase; None where the device's peaks are not known for this precision."""
+    """Return seconds by phase; None where the device's peaks are not known for this precision."""
     device, width, recipe = place.device, weight_bytes(config), config.recipe
     if device.flops is None or device.bandwidth is None:
         return None
@@ -271,7 +278,9 @@ def seconds(
 def rollout_seconds(
     place: Place, shape: ModelConfig, groups: Sequence[Group], slots: int, width: int
 ) -> float | None:
-    """Of sampling alone; None where the device's peaks are not known for this precision."""
+    """Return the seconds of sampling; None where the device's peaks are not known for this
+    precision.
+    """
     if not place.cpu and width != cost.HALF:
         return None
     floor = floor_seconds(cost.rollout_cost(shape, groups, slots, width), place.device)
@@ -283,7 +292,7 @@ def rollout_seconds(
 
 
 def update_share(parameters: int, *, cpu: bool) -> float:
-    """Of the peak operations: measured for two sizes, in between by the logarithm of the size."""
+    """Return the share of peak operations: measured for two sizes, interpolated between."""
     if cpu:
         return CPU_UPDATE_SHARE
     (small, low), (large, high) = UPDATE_SHARES
@@ -295,7 +304,7 @@ def update_share(parameters: int, *, cpu: bool) -> float:
 
 
 def assumptions(made: Plan) -> list[str]:
-    """What the figures rest on."""
+    """Return what the figures rest on."""
     config, place, tokens = made.config, made.place, made.answer_tokens
     most = tokens == config.engine.max_tokens
     found = [
@@ -332,7 +341,7 @@ def assumptions(made: Plan) -> list[str]:
 
 
 def _refill_line(config: Config) -> str:
-    """How much more than its first draw a step may sample, as far as the settings say."""
+    """Describe how much more than its first draw a step may sample, as far as the settings say."""
     if config.refills != "until full":
         most = f"up to {config.refills + 1} times as much"
     else:
@@ -349,7 +358,7 @@ def _rate(device: Device) -> str:
 
 
 def advice(made: Plan) -> list[str]:
-    """What fits instead; where all fits, what would do better."""
+    """Return changes that would fit or, where all fits, that would do better."""
     config, place = made.config, made.place
     if made.fits is None:
         return []
@@ -376,7 +385,7 @@ def advice(made: Plan) -> list[str]:
 
 
 def changes(made: Plan) -> dict[str, Config]:
-    """Single changes that take less memory, by how they are written."""
+    """Return single changes that take less memory, by how they are written."""
     config = made.config
     model, optim, engine = config.model, config.optim, config.engine
     found = {}

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from groupwise.common.progress import phase
 from groupwise.engine.protocol import Done, Engine, Request, Sampling
-from groupwise.graders.ledger import Key, Ledger
+from groupwise.graders.recorded_verdicts import Key, Ledger
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import Completion, Grade, Rollout, Task

@@ -16,16 +16,16 @@ import torch
 from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.data import load as load_data
-from groupwise.data.on_disk import only
+from groupwise.data.on_disk import tasks_at
 from groupwise.data.prompts import Prepared, prepare
-from groupwise.data.sources import Loaded as LoadedData
+from groupwise.data.sources import LoadedTasks as LoadedData
 from groupwise.data.tasks import SHOWN
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import ConfigError, DataError, ModelError
 from groupwise.graders.by_row import ROW
 from groupwise.graders.pool import START_SECONDS
 from groupwise.graders.rubric import Grader, check
-from groupwise.graders.waiting import Tell, aloud, waiting
+from groupwise.graders.waiting import Tell, say_on_stderr, waiting
 from groupwise.model import room as device_room
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import Frozen, cache_bytes
@@ -72,7 +72,7 @@ def set_up(
     model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded],
     *,
     learns: bool = True,
-    tell: Tell = aloud,
+    tell: Tell = say_on_stderr,
 ) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
     with phase("reading data"):
@@ -80,7 +80,7 @@ def set_up(
     return seat(config, found, model_for(found.train, found.held_out))
 
 
-def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gathered:
+def gather(config: Config, *, learns: bool = True, tell: Tell = say_on_stderr) -> Gathered:
     """All that can be checked without a model; `learns`: also what the recipe needs.
 
     `tell` is told what is waited for, where that takes long.
@@ -131,7 +131,9 @@ def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
             continue
         if len(problems) == len(tasks):
             continue  # not one row too many, but another reward or column: `check` says so
-        left[setting] = only(tasks, np.array([n for n in range(len(tasks)) if n not in problems]))
+        left[setting] = tasks_at(
+            tasks, np.array([n for n in range(len(tasks)) if n not in problems])
+        )
         shown = [f"row {tasks[n].id}: {why}" for n, why in list(problems.items())[:SHOWN]]
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         notes.append(

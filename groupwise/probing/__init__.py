@@ -1,1 +1,1 @@
-"""A look before training: how often prompts pass, and which rows are worth it."""
+"""Tests before training: how often prompts pass, and which rows are worth it."""

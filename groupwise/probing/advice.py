@@ -1,4 +1,4 @@
-"""What a probe means, in words: verdicts, a group size, a limit of tokens, and one change to make.
+"""Advice from a probe: verdicts, a group size, a limit of tokens, and one change to make.
 
 Every suggestion is written as it would be set, with its reason.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from groupwise.evaluate.estimates import MODEL
-from groupwise.probing.findings import GROUPS, Finding
+from groupwise.probing.findings import GROUPS, SettingFigures
 from groupwise.probing.probe import Probe
 
 MOST = 0.75  # of the prompts: from here on the data is at fault, not chance
@@ -28,39 +28,39 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Case:
-    """What a verdict is about: the setting that would be trained, among all that were tried."""
+    """The subject of a verdict: the setting that would be trained, among all that were tried."""
 
     made: Probe
-    found: Finding
+    found: SettingFigures
     tokens: Suggestion
     size: Suggestion
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProbeVerdict:
     text: str
     change: str = ""  # what to do about it
 
 
 @dataclass(frozen=True)
 class Advice:
-    verdicts: list[Verdict]
+    verdicts: list[ProbeVerdict]
     group_size: Suggestion
     max_tokens: Suggestion
 
     @property
     def first(self) -> str:
-        """The one change to make before all others; "" where nothing has to be changed."""
+        """Return the one change to make before all others; "" where nothing has to be changed."""
         return next((verdict.change for verdict in self.verdicts if verdict.change), "")
 
 
 def advise(made: Probe) -> Advice:
-    """About what would be trained: the first setting; others only where they are better."""
+    """Advise on what would be trained, the first setting; on others only where they are better."""
     found = made.findings[0]
     tokens, size = max_tokens(made, found), group_size(found, made.config.group_size)
     case = Case(made, found, tokens, size)
     rules = (failures, hard, easy, cut_off, few_useful, better_setting, sound)
-    verdicts: list[Verdict] = []
+    verdicts: list[ProbeVerdict] = []
     for rule in rules:
         verdicts += rule(case, verdicts)
     return Advice(verdicts, size, tokens)
@@ -69,8 +69,8 @@ def advise(made: Probe) -> Advice:
 # --- suggestions ------------------------------------------------------------------------------
 
 
-def group_size(found: Finding, current: int) -> Suggestion:
-    """The smallest that makes enough groups useful; else where larger ones hardly help."""
+def group_size(found: SettingFigures, current: int) -> Suggestion:
+    """Return the smallest size with enough useful groups; else where larger ones hardly help."""
     by_group = {size: found.useful_by_group[size].value for size in GROUPS}
     sizes = [size for size in GROUPS if size >= SMALLEST_GROUP]
     size = next((size for size in sizes if by_group[size] >= ENOUGH), None)
@@ -96,7 +96,7 @@ def group_size(found: Finding, current: int) -> Suggestion:
     return Suggestion(f"group_size={size}", reason)
 
 
-def max_tokens(made: Probe, found: Finding) -> Suggestion:
+def max_tokens(made: Probe, found: SettingFigures) -> Suggestion:
     now, share, long = made.config.engine.max_tokens, found.truncated_share, found.lengths["p99"]
     wanted = now
     if share > TRUNCATED:
@@ -118,22 +118,22 @@ def max_tokens(made: Probe, found: Finding) -> Suggestion:
 # Each rule sees what those before it found.
 
 
-def failures(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
+def failures(case: Case, before: list[ProbeVerdict]) -> Iterator[ProbeVerdict]:
     found = case.found
     if found.failed:
-        yield Verdict(
+        yield ProbeVerdict(
             f"{found.failed} of {found.sampled} rewards failed, most often: {found.reason}. They "
             "are left out here and are no zeros.",
             "mend the reward: a function must return a number, or None, for whatever is written",
         )
     elif found.abstained:
-        yield Verdict(
+        yield ProbeVerdict(
             f"{found.abstained} of {found.sampled} answers got no reward at all "
             f"({found.reason or 'no reason given'}); they are left out here."
         )
 
 
-def hard(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
+def hard(case: Case, before: list[ProbeVerdict]) -> Iterator[ProbeVerdict]:
     made, found = case.made, case.found
     if found.never < MOST * found.prompts:
         return
@@ -148,53 +148,53 @@ def hard(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
             f"{found.spread_group}: there is something to learn, if it is what you want"
         )
     if other is not None:
-        yield Verdict(text + ".", _setting(other))
+        yield ProbeVerdict(text + ".", _setting(other))
     elif found.truncated_share > 0.5:
-        yield Verdict(
+        yield ProbeVerdict(
             f"{text}; and {found.truncated_share:.0%} of the answers are cut off before they end.",
             case.tokens.setting,
         )
     elif found.format_share is not None and found.format_share < 0.5:
-        yield Verdict(
+        yield ProbeVerdict(
             f"{text}; and only {found.format_share:.0%} of the answers are in the format that is "
             "asked for.",
             "show the format in data.instruction or data.system, or take another data.template",
         )
     elif found.passing.value == 0:
-        yield Verdict(
+        yield ProbeVerdict(
             f"{text}. Not one of {found.sampled} samples passed: read some of them (--out FOLDER) "
             "and see whether a right answer would have passed.",
             "easier prompts, or a model that was tuned on such tasks; if right answers are among "
             "the samples, the reward",
         )
     else:
-        yield Verdict(text + ".", "easier prompts, and these later; or a stronger model")
+        yield ProbeVerdict(text + ".", "easier prompts, and these later; or a stronger model")
 
 
-def easy(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
+def easy(case: Case, before: list[ProbeVerdict]) -> Iterator[ProbeVerdict]:
     made, found = case.made, case.found
     if found.always >= MOST * found.prompts:
-        yield Verdict(
+        yield ProbeVerdict(
             f"{found.always} of {found.prompts} prompts always pass in {made.samples} samples: "
             "there is nothing left to learn from them.",
             "harder prompts",
         )
 
 
-def cut_off(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
+def cut_off(case: Case, before: list[ProbeVerdict]) -> Iterator[ProbeVerdict]:
     made, found = case.made, case.found
     if found.truncated_share > TRUNCATED and not any(
         v.change == case.tokens.setting for v in before
     ):
         grows = case.tokens.setting != f"engine.max_tokens={made.config.engine.max_tokens}"
-        yield Verdict(
+        yield ProbeVerdict(
             f"{found.truncated_share:.0%} of the answers are cut off at "
             f"{made.config.engine.max_tokens} tokens and can hardly pass.",
             case.tokens.setting if grows else "ask for shorter answers in data.instruction",
         )
 
 
-def few_useful(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
+def few_useful(case: Case, before: list[ProbeVerdict]) -> Iterator[ProbeVerdict]:
     made, found = case.made, case.found
     told = any("never pass" in v.text or "always pass" in v.text for v in before)
     if found.signal.value >= ENOUGH or told:
@@ -205,41 +205,41 @@ def few_useful(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
         f"({found.never} of {found.prompts} prompts never pass, {found.always} always)."
     )
     larger = int(case.size.setting.partition("=")[2]) > current
-    yield Verdict(text, case.size.setting if larger else "")
+    yield ProbeVerdict(text, case.size.setting if larger else "")
 
 
-def better_setting(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
+def better_setting(case: Case, before: list[ProbeVerdict]) -> Iterator[ProbeVerdict]:
     made, found = case.made, case.found
     if len(made.findings) == 1:
         return
     other = _better(made, found)
     if other is None:
-        yield Verdict(
+        yield ProbeVerdict(
             f"no setting is clearly better than {found.name}: their intervals overlap. More "
             "--prompts tell more."
         )
     else:
-        yield Verdict(
+        yield ProbeVerdict(
             f"{other.name} is better: {other.signal.value:.0%} of the groups would teach something "
             f"instead of {found.signal.value:.0%}.",
             _setting(other),
         )
 
 
-def sound(case: Case, before: list[Verdict]) -> Iterator[Verdict]:
+def sound(case: Case, before: list[ProbeVerdict]) -> Iterator[ProbeVerdict]:
     made, found = case.made, case.found
     share, prompts = found.signal.value, made.config.prompts_per_step
-    yield Verdict(
+    yield ProbeVerdict(
         f"of {prompts} groups in a step about {share * prompts:.0f} would teach something"
         + ("." if any(v.change for v in before) else ": ready to train.")
     )
 
 
-def _better(made: Probe, found: Finding) -> Finding | None:
-    """Another setting whose groups are useful more often, beyond chance."""
+def _better(made: Probe, found: SettingFigures) -> SettingFigures | None:
+    """Return another setting whose groups are useful more often, beyond chance."""
     best = max(made.findings, key=lambda each: each.signal.value)
     return best if best.signal.low > found.signal.high else None
 
 
-def _setting(found: Finding) -> str:
+def _setting(found: SettingFigures) -> str:
     return f"data.template={found.template} engine.temperature={found.temperature:g}"

@@ -1,4 +1,4 @@
-"""What a probe's samples say: pass rates, what groups teach, lengths, failures; by setting."""
+"""Figures of a probe by setting: pass rates, useful groups, lengths, failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from groupwise.errors import ConfigError
-from groupwise.evaluate.estimates import SUBSETS, Count, Estimate, Rates, all_alike, over_prompts
+from groupwise.evaluate.estimates import (
+    SUBSETS,
+    Estimate,
+    PassCount,
+    Rates,
+    all_alike,
+    over_prompts,
+)
 from groupwise.graders.by_row import ROW
 from groupwise.graders.rubric import Grader
 from groupwise.prepare.rollouts import failed
@@ -21,7 +28,7 @@ QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
 
 @dataclass
 class Sampled:
-    """One template and temperature: its prompts as the model reads them, and what was written."""
+    """One template and temperature: its prompts as the model reads them, and the samples."""
 
     template: str
     temperature: float
@@ -30,17 +37,18 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Passing:
-    """What counts as a pass, and in words."""
+class PassRule:
+    """The rule for a pass, as a function and in words."""
 
     words: str
     passed: Callable[[Grade], bool]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one template and temperature gave. Samples whose reward failed are left out of all but
-    the lengths; shares are of graded samples unless their names say otherwise."""
+class SettingFigures:
+    """The figures of one template and temperature. Samples whose reward failed are left out of all
+    but the lengths; shares are of graded samples unless their names say otherwise.
+    """
 
     template: str
     temperature: float
@@ -78,15 +86,19 @@ class Finding:
 
     @property
     def signal(self) -> Estimate:
-        """Groups that teach something: by passes, or by rewards where those have more values."""
+        """Return the groups that teach something: by passes, or by rewards where those have more
+        values.
+        """
         return self.useful if self.binary else self.spread
 
 
-def passing(grader: Grader, threshold: float | None = None) -> Passing:
-    """A reward of the threshold or more; else what the reward calls correct; else the full mark."""
+def passing(grader: Grader, threshold: float | None = None) -> PassRule:
+    """Choose the rule: a reward of the threshold; else what the reward calls correct; else full
+    marks.
+    """
     if threshold is None and grader.decider is not None:
         judge = "its row's grader" if grader.decider == ROW else grader.decider
-        return Passing(f"{judge} gives 1", lambda grade: bool(grade.correct))
+        return PassRule(f"{judge} gives 1", lambda grade: bool(grade.correct))
     if threshold is None:
         threshold = sum(max(weight, 0.0) for weight in grader.weights.values())
         words = f"a reward of {threshold:g}, which all parts give together, or more"
@@ -97,14 +109,14 @@ def passing(grader: Grader, threshold: float | None = None) -> Passing:
     def passed(grade: Grade) -> bool:
         return grade.reward is not None and grade.reward >= least
 
-    return Passing(words, passed)
+    return PassRule(words, passed)
 
 
-def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
-    """All figures of one setting."""
+def finding(sampled: Sampled, passing: PassRule, group: int) -> SettingFigures:
+    """Compute all figures of one setting."""
     rows = [rollout for rollouts in sampled.groups for rollout in rollouts]
     graded = [[r for r in rollouts if r.grade.reward is not None] for rollouts in sampled.groups]
-    counts = [Count(len(g), sum(passing.passed(r.grade) for r in g)) for g in graded]
+    counts = [PassCount(len(g), sum(passing.passed(r.grade) for r in g)) for g in graded]
     rates = Rates(counts)
     if not rates.counts:
         raise ConfigError(
@@ -117,7 +129,7 @@ def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
     ok = [r for g in graded for r in g]
     parts = {name: _mean([r.grade.parts.get(name) for r in ok]) for name in rows[0].grade.parts}
     formats = [name for name in parts if name.startswith("format(")]
-    return Finding(
+    return SettingFigures(
         template=sampled.template,
         temperature=sampled.temperature,
         prompts=len(sampled.groups),
@@ -142,8 +154,8 @@ def finding(sampled: Sampled, passing: Passing, group: int) -> Finding:
     )
 
 
-def histogram(counts: Sequence[Count]) -> dict[str, int]:
-    """Prompts by the share of their samples that passed."""
+def histogram(counts: Sequence[PassCount]) -> dict[str, int]:
+    """Count prompts by the share of their samples that passed."""
     bins = {"never": 0, "to 25 %": 0, "to 50 %": 0, "to 75 %": 0, "to 100 %": 0, "always": 0}
     names = list(bins)
     for samples, passed in counts:
@@ -157,7 +169,7 @@ def histogram(counts: Sequence[Count]) -> dict[str, int]:
 
 
 def quantiles(lengths: Sequence[int]) -> dict[str, int]:
-    """The least length that so large a share is no longer than."""
+    """Return the least length that so large a share does not exceed."""
     ordered = sorted(lengths)
     return {
         name: ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
@@ -171,7 +183,7 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def _format_share(rows: Sequence[Rollout], formats: Sequence[str]) -> float | None:
-    """Samples that every part about the format is content with."""
+    """Return the share of samples that every part about the format accepts."""
     if not formats:
         return None
     return sum(all((r.grade.parts[f] or 0) >= 1 for f in formats) for r in rows) / len(rows)
@@ -183,7 +195,7 @@ def _reason(rows: Sequence[Rollout]) -> str:
     return found.most_common(1)[0][0] if found else ""
 
 
-def _example(rows: Sequence[Rollout], passing: Passing) -> dict[str, Any]:
+def _example(rows: Sequence[Rollout], passing: PassRule) -> dict[str, Any]:
     shown = next((r for r in rows if not passing.passed(r.grade)), rows[0])
     return {
         "prompt_id": shown.task.id,

@@ -1,4 +1,4 @@
-"""A look before training: how often prompts pass under the model as it is, and what groups teach.
+"""The probe: how often prompts pass under the model as it is, and which groups are useful.
 
 Prompts are those that training would draw first. Every one is sampled a number of times for each
 template and temperature, a few prompts at a time, so that what was sampled so far can be reported
@@ -36,7 +36,7 @@ from groupwise.prepare.setup import (
     sampling_of,
     set_up,
 )
-from groupwise.probing.findings import Finding, Passing, Sampled, finding, passing
+from groupwise.probing.findings import PassRule, Sampled, SettingFigures, finding, passing
 from groupwise.records import Rollout, Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.stages.checks import check_config
@@ -47,8 +47,8 @@ GPU_SLOTS = 1024
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to try; nothing asked is what the configuration has."""
+class ProbeRequest:
+    """The prompts, samples and settings to try; what is left out is the configuration's."""
 
     templates: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()
@@ -57,14 +57,17 @@ class Asked:
     threshold: float | None = None  # reward that passes; None: the full mark
 
 
+Asked = ProbeRequest  # files of users import it by this name
+
+
 @dataclass(frozen=True)
 class Probe:
-    """All that was found, setting by setting, in the order asked for."""
+    """All findings, setting by setting, in the order asked for."""
 
     config: Config
-    passing: Passing
+    passing: PassRule
     samples: int  # of each prompt
-    findings: list[Finding]
+    findings: list[SettingFigures]
     notes: list[str]
     interrupted: bool
     most_tokens: int  # that an answer can have with this model and these prompts
@@ -85,13 +88,13 @@ class Probe:
 
 
 @dataclass
-class Ready:
-    """Loaded and checked; `run` samples."""
+class PreparedProbe:
+    """A probe that is loaded and checked; `run` samples."""
 
     config: Config
     bench: Bench
     engine: Engine
-    passing: Passing
+    passing: PassRule
     samples: int
     rollouts: list[Sampled]
     notes: list[str]
@@ -102,12 +105,12 @@ class Ready:
 
     @property
     def at_once(self) -> int:
-        """Prompts in one call of the engine: enough to fill its slots."""
+        """Return the prompts in one call of the engine: enough to fill its slots."""
         slots = self.config.engine.slots or (GPU_SLOTS if on_gpu(self.config) else SLOTS)
         return max(1, slots // self.samples)
 
     def run(self) -> Probe:
-        """Stopped by Ctrl-C, it reports on what there is: all settings have come as far."""
+        """Sample. Stopped by Ctrl-C, it reports on what there is: all settings have come as far."""
         interrupted, done = False, 0
         prompts = sum(len(each.tasks) for each in self.rollouts)
         try:
@@ -145,21 +148,24 @@ class Ready:
         return grade(self.bench.grader, self.bench.loaded.tokenizer, written)
 
 
-def probe(config: Config, asked: Asked | None = None, engine: MakeEngine | None = None) -> Probe:
+def probe(
+    config: Config, asked: ProbeRequest | None = None, engine: MakeEngine | None = None
+) -> Probe:
     """Sample and judge; `engine` as in `train`."""
-    return ready(config, asked, engine=engine).run()
+    return prepare_probe(config, asked, engine=engine).run()
 
 
-def ready(
+def prepare_probe(
     config: Config,
-    asked: Asked | None = None,
+    asked: ProbeRequest | None = None,
     *,
     checkpoint: Path | None = None,
     engine: MakeEngine | None = None,
-) -> Ready:
-    """Everything that can fail, before anything is sampled. `checkpoint`: another model than the
-    configuration's."""
-    asked, config = asked or Asked(), placed(config)
+) -> PreparedProbe:
+    """Prepare everything that can fail, before anything is sampled. `checkpoint`: another model
+    than the configuration's.
+    """
+    asked, config = asked or ProbeRequest(), placed(config)
     templates = asked.templates or (config.data.template,)
     temperatures = asked.temperatures or (config.engine.temperature,)
     check(config, templates, temperatures, asked)
@@ -173,7 +179,7 @@ def ready(
         known = {task.id: task for task in other.tasks if task.id in wanted}
         by_template[template] = [known[task.id] for task in chosen if task.id in known]
         notes += [f"with template {template}: {x}" for x in other.notes if x not in notes]
-    return Ready(
+    return PreparedProbe(
         config=config,
         bench=bench,
         engine=judge_of(config, bench.loaded, engine),
@@ -185,7 +191,7 @@ def ready(
 
 
 def check(
-    config: Config, templates: Sequence[str], temperatures: Sequence[float], asked: Asked
+    config: Config, templates: Sequence[str], temperatures: Sequence[float], asked: ProbeRequest
 ) -> None:
     """Refuse what would tell nothing, before a model is loaded."""
     check_config(config)
@@ -223,7 +229,7 @@ def _policy(
 
 
 def _chosen(config: Config, bench: Bench, prompts: int) -> list[Task]:
-    """The first that training would draw, each once."""
+    """Return the first prompts that training would draw, each once."""
     cursor = cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle)
     drawn = cursor.take(min(prompts, len(bench.tasks)))
     return [bench.tasks[place] for place in dict.fromkeys(draw.task for draw in drawn)]

@@ -32,8 +32,8 @@ OF_THE_MACHINE = ("time/", "memory/")  # metrics that are not promised to repeat
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first thing that came out otherwise."""
+class FirstDifference:
+    """The first value that differs."""
 
     step: int
     what: str  # a column of the rollouts, a metric, or "the run" where it stopped
@@ -50,11 +50,11 @@ class Difference:
         return f"{', '.join(place)}: {self.what} was {short(self.recorded)}, is {short(self.now)}"
 
 
-def compare_rollouts(step: int, recorded: Path, now: Path) -> Difference | None:
-    """The first value that is not the same bits, in the order in which a step makes them."""
+def compare_rollouts(step: int, recorded: Path, now: Path) -> FirstDifference | None:
+    """Return the first value that differs in its bits, in the order in which a step makes them."""
     then, here = read(recorded), read(now)
     if then.num_rows != here.num_rows:
-        return Difference(step, "the number of samples", then.num_rows, here.num_rows)
+        return FirstDifference(step, "the number of samples", then.num_rows, here.num_rows)
     place = then.select(["group", "sample"]).to_pylist()
     for name in ORDER:
         if name not in then.column_names or name not in here.column_names:
@@ -68,13 +68,15 @@ def compare_rollouts(step: int, recorded: Path, now: Path) -> Difference | None:
             where = (place[row]["group"], place[row]["sample"])
             token = first_unequal(a, b) if isinstance(a, list) and isinstance(b, list) else None
             if token is None or name in ("reward_parts", "reward_steps", "turns"):
-                return Difference(step, name, a, b, *where)
-            return Difference(step, name, _at(a, token), _at(b, token), *where, token)
+                return FirstDifference(step, name, a, b, *where)
+            return FirstDifference(step, name, _at(a, token), _at(b, token), *where, token)
     return None
 
 
 def _equal(old: pa.ChunkedArray, new: pa.ChunkedArray) -> bool:
-    """Whether a column has the same bits: to Arrow 0 is −0. False also where only rows can tell."""
+    """Return whether a column has the same bits: to Arrow 0 is −0. False also where only rows can
+    tell.
+    """
     kind = old.type
     inner = kind.value_type if pa.types.is_list(kind) else kind
     if kind != new.type or pa.types.is_nested(inner):
@@ -91,23 +93,23 @@ def compare_metrics(
     recorded: Mapping[str, Any],
     now: Mapping[str, Any],
     left_out: Sequence[str] = (),
-) -> Difference | None:
-    """The weights first, then the others by name; not what the clock or the machine says."""
+) -> FirstDifference | None:
+    """Compare the weights, then the others by name; not what depends on clock or machine."""
     names = sorted({*recorded, *now}, key=lambda name: (name != WEIGHTS, name))
     for name in names:
         if name.startswith((*OF_THE_MACHINE, *left_out)):
             continue
         if not same_bits(recorded.get(name), now.get(name)):
-            return Difference(step, name, recorded.get(name), now.get(name))
+            return FirstDifference(step, name, recorded.get(name), now.get(name))
     return None
 
 
-def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> Difference | None:
-    """What a checkpoint holds against what the second run would write there."""
+def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> FirstDifference | None:
+    """Compare a checkpoint with what the second run would write there."""
     try:
         then = _tensors(recorded)  # first: a run that goes on may clear it away meanwhile
     except ModelError as error:
-        return Difference(step, f"the weights in {name}", str(error), "whole")
+        return FirstDifference(step, f"the weights in {name}", str(error), "whole")
     with tempfile.TemporaryDirectory(prefix="groupwise_verify_") as place:
         again = Path(place) / recorded.name
         (peft_files if adapters(now.model) else checkpoint).save(now.model, again, now.files)
@@ -116,7 +118,7 @@ def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> Differ
     if why is None:
         return None
     before, after = (fingerprint(side.items()) for side in (then, here))
-    return Difference(step, f"the weights in {name} ({why})", before, after)
+    return FirstDifference(step, f"the weights in {name} ({why})", before, after)
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -125,7 +127,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Equal, where a NaN equals itself and 0 is not −0."""
+    """Return whether two values are equal, where a NaN equals itself and 0 is not −0."""
     if isinstance(a, float) and isinstance(b, float):
         return struct.pack("<d", a) == struct.pack("<d", b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -16,9 +16,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from groupwise import config as configuration
 from groupwise.errors import RunError
 from groupwise.methods.composition import Recipe
-from groupwise.replay import words
-from groupwise.replay.again import Replay, Seen
-from groupwise.replay.weigh import Weighed
+from groupwise.replay import tables
+from groupwise.replay.replay import Replay, StepResult
+from groupwise.replay.token_weights import MethodWeights
 from groupwise.runfiles.files import to_line, to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read, store, with_lists
@@ -34,11 +34,11 @@ MARKS = 5000  # of a scatter plot; more are not seen
 
 
 class Output:
-    """A folder that a replay is written to; made, or gone over, before anything is computed."""
+    """The folder of a replay's files; made, or cleared, before anything is computed."""
 
     def __init__(self, path: str | Path, replay: Replay) -> None:
         self.path, self.replay = Path(path), replay
-        self.last: Seen | None = None
+        self.last: StepResult | None = None
         self.names = folder_names([method.name for method in replay.methods])
         run = replay.run.folder.path.resolve()
         if self.path.resolve() == run or (self.path / "config.toml").exists():
@@ -56,7 +56,7 @@ class Output:
             raise RunError(f"Can't write to --out {self.path}: {error}.") from error
 
     def _clear(self) -> None:
-        """What an earlier replay left here, and nothing else."""
+        """Remove what an earlier replay left here, and nothing else."""
         try:
             names = json.loads((self.path / "replay.json").read_bytes())["folders"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -80,8 +80,8 @@ class Output:
         for file in place.glob("tokenizer*") if place else ():  # the viewer reads tokens with it
             shutil.copyfile(file, folder.path / file.name)
 
-    def add(self, seen: Seen) -> None:
-        """A step, for the viewer: the recorded samples with each method's numbers."""
+    def add(self, seen: StepResult) -> None:
+        """Write a step for the viewer: the recorded samples with each method's numbers."""
         self.last = seen
         recorded = read(seen.record.path)
         for at, method in enumerate(seen.methods):
@@ -91,7 +91,7 @@ class Output:
             folder.add_metrics(to_line(line))
 
     def finish(self, found: Mapping[str, Any]) -> list[Path]:
-        """The page and the pictures; what was written."""
+        """Write the page and the pictures; return what was written."""
         made: dict[str, str | bytes] = {
             "replay.json": to_page({**found, "folders": self.names}),
             "replay.html": page(found),
@@ -104,7 +104,7 @@ class Output:
 
 
 def folder_names(methods: Sequence[str]) -> list[str]:
-    """What a file system takes, each one once."""
+    """Return names that a file system takes, each one once."""
     made: list[str] = []
     for method in methods:
         name = re.sub(r"[^\w.=+-]+", "_", method).strip("._")[:LONGEST]
@@ -113,8 +113,8 @@ def folder_names(methods: Sequence[str]) -> list[str]:
     return made
 
 
-def with_method(recorded: pa.Table, seen: Seen, method: Weighed) -> pa.Table:
-    """A rollout file's table with what a method makes of its tokens in place of the run's own."""
+def with_method(recorded: pa.Table, seen: StepResult, method: MethodWeights) -> pa.Table:
+    """Return a rollout file's table with a method's numbers for its tokens, not the run's own."""
     place_N, length_N = seen.record.place_N, seen.record.length_N
     kept = set(method.batched.row_N.tolist())
     streams = {
@@ -143,19 +143,19 @@ def with_method(recorded: pa.Table, seen: Seen, method: Weighed) -> pa.Table:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """replay.html: holds all that it shows, without a script."""
+    """Return replay.html, which holds all that it shows, without a script."""
     name = f"Replay of {found['run']}"
     parts = [
         f"<h1>{text(name)}</h1>",
-        f"<p>{text(words.scope(found))}</p>",
+        f"<p>{text(tables.scope(found))}</p>",
         section(
             "Methods on the recorded batches",
-            table(*words.methods(found)) + f"<p>{text(words.LEGEND)}.</p>",
+            table(*tables.methods(found)) + f"<p>{text(tables.LEGEND)}.</p>",
         ),
-        section("Angles between methods", table(*words.pairs(found))),
+        section("Angles between methods", table(*tables.pairs(found))),
         section("Step by step", f'<div class="curves">{"".join(_figures(found))}</div>'),
-        section("Rare tokens", table(*words.rare(found, 60))),
-        section("Recipes", table(*words.recipes(found))),
+        section("Rare tokens", table(*tables.rare(found, 60))),
+        section("Recipes", table(*tables.recipes(found))),
         section("What this can't know", "".join(f"<p>{text(x)}</p>" for x in found["notes"])),
     ]
     return (
@@ -183,8 +183,8 @@ def _figures(found: Mapping[str, Any]) -> list[str]:
 # --- the picture --------------------------------------------------------------------------------
 
 
-def png(found: Mapping[str, Any], last: Seen) -> bytes:
-    """Cosines and norms over the steps, and the weights of one step's tokens beside the run's."""
+def png(found: Mapping[str, Any], last: StepResult) -> bytes:
+    """Draw cosines and norms over the steps, and one step's token weights beside the run's."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -217,8 +217,8 @@ def _colour(at: int) -> str:
     return COLOURS[(at - 1) % len(COLOURS)]
 
 
-def _scatter(place: Any, last: Seen) -> None:
-    """A mark a token; crosses are clipped by the method."""
+def _scatter(place: Any, last: StepResult) -> None:
+    """Draw a mark for each token; crosses are clipped by the method."""
     mask_NT = last.record.mask_NT
     every = max(1, int(mask_NT.sum()) // MARKS)
     run = last.methods[0].weight_NT[mask_NT][::every].numpy()

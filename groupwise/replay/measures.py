@@ -1,4 +1,4 @@
-"""How methods differ on the same tokens: counts, angles between gradients, and the rare tokens."""
+"""Differences of methods on the same tokens: counts, angles between gradients, and rare tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from groupwise.losses.phase import RARE
 from groupwise.optim.assemble import sequences_of
 from groupwise.replay.recorded import Record, rows_of
-from groupwise.replay.weigh import Weighed
+from groupwise.replay.token_weights import MethodWeights
 from groupwise.watch.samples import REFLECTION
 
 CHUNK = 2**20  # numbers of each gradient at a time: all in float64 would be many times a model
@@ -29,7 +29,7 @@ class Angle:
 
 
 def gram(gradients: Sequence[Tensor]) -> Gram:
-    """Inner products of all pairs, summed in float64."""
+    """Return the inner products of all pairs, summed in float64."""
     total = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for parts in zip(*(torch.split(x.flatten(), CHUNK) for x in gradients), strict=True):
         part = torch.stack(parts).double()
@@ -39,7 +39,7 @@ def gram(gradients: Sequence[Tensor]) -> Gram:
 
 
 def summed(grams: Sequence[Gram]) -> Gram:
-    """Of several steps together: the batches one behind the other."""
+    """Sum over several steps: the batches one after the other."""
     size = range(len(grams[0]))
     return [[math.fsum(each[i][j] for each in grams) for j in size] for i in size]
 
@@ -54,8 +54,8 @@ def angle(products: Gram, one: int, other: int) -> Angle:
     return Angle(1.0 if one == other else max(-1.0, min(1.0, cosine)), mine / theirs)
 
 
-def counts(mine: Weighed, run: Weighed, record: Record) -> dict[str, float]:
-    """Tokens by what the method does with them, and with which the run does otherwise.
+def counts(mine: MethodWeights, run: MethodWeights, record: Record) -> dict[str, float]:
+    """Count tokens by what the method does with them, and those that the run treats differently.
 
     Silent: without a weight, whatever the reason.
     """
@@ -93,8 +93,8 @@ def counts(mine: Weighed, run: Weighed, record: Record) -> dict[str, float]:
     }
 
 
-def reproduction(run: Weighed, record: Record) -> dict[str, float]:
-    """How far the run's own recipe, replayed, is from what the run wrote down: 0 if it repeats."""
+def reproduction(run: MethodWeights, record: Record) -> dict[str, float]:
+    """Return how far the run's own recipe, replayed, is from the record: 0 if it repeats."""
     wrote = record.streams
     own_NT = record.mask_NT
     gap = {
@@ -107,13 +107,13 @@ def reproduction(run: Weighed, record: Record) -> dict[str, float]:
 
 
 def rare_tokens(
-    methods: Sequence[Weighed],
+    methods: Sequence[MethodWeights],
     record: Record,
     piece: Callable[[int], str],
     most: int,
 ) -> list[dict[str, Any]]:
-    """Improbable tokens that some methods clip and others learn from first, then words of second
-    thoughts, then what any of them learns from.
+    """Return improbable tokens that some methods clip and others learn from first, then words of
+    second thoughts, then what any of them learns from.
 
     `piece` gives the text of a token.
     """
@@ -150,12 +150,12 @@ def rare_tokens(
 
 
 def rank(token: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
-    """What to show first."""
+    """Return the sort key of what to show first."""
     differs, reflects, learned = (not token[name] for name in ("differs", "reflects", "learned"))
     return (differs, reflects, learned, token["probability"])
 
 
-def _token(method: Weighed, row: int, at: int) -> Mapping[str, Any]:
+def _token(method: MethodWeights, row: int, at: int) -> Mapping[str, Any]:
     return {
         "advantage": float(method.advantage_NT[row, at]),
         "ratio": float(method.ratio_NT[row, at]),

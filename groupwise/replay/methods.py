@@ -1,4 +1,4 @@
-"""Which methods are asked about: recipes with their settings, as they would run here."""
+"""The methods of a replay: recipes with their settings, as they would run here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groupwise.compare.arms import fitted
+from groupwise.compare.arms import without_paper_sizes
 from groupwise.config import Config
 from groupwise.errors import RecipeError, RecipeWarning
 from groupwise.methods.composition import Recipe
@@ -28,7 +28,7 @@ RUN = "run"  # the run's own recipe
 
 @dataclass(frozen=True)
 class Method:
-    """A recipe and what it is called in tables."""
+    """A recipe and its name in tables."""
 
     name: str
     recipe: Recipe
@@ -36,7 +36,7 @@ class Method:
 
 
 def methods_of(run: Recorded, texts: Sequence[str]) -> list[Method]:
-    """The run's own recipe, then those of the texts: `gspo`, `"dapo recipe.gate.high=0.3"`."""
+    """Return the run's own recipe, then those of the texts: `"dapo recipe.gate.high=0.3"`."""
     made = [Method(RUN, run.recipe)]
     for text in texts:
         name, recipe = _read(run.config, text)
@@ -68,7 +68,7 @@ def _read(config: Config, text: str) -> tuple[str, Any]:
                 "`groupwise recipes`."
             )
         asked = replace(config, recipe=found.configure(pairs))
-        made = fitted(asked, config.recipe, [f"recipe.{key}" for key in pairs])
+        made = without_paper_sizes(asked, config.recipe, [f"recipe.{key}" for key in pairs])
     short = " ".join([first.rpartition(".py:")[2], *(f"{k}={v}" for k, v in pairs.items())])
     return short, anchored(config, made)
 

@@ -27,12 +27,12 @@ from groupwise.prepare import pins
 from groupwise.prepare.placing import check_device
 from groupwise.prepare.setup import micro_tokens_of
 from groupwise.replay.recorded import Record, Recorded
-from groupwise.replay.weigh import Batched, Weighed
+from groupwise.replay.token_weights import MethodBatch, MethodWeights
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A model to take gradients of, and which it is."""
+    """A model to take gradients of, and its description."""
 
     model: Policy
     step: int  # finished steps when they were saved
@@ -44,7 +44,7 @@ class Weights:
 
 
 def place_before(run: Recorded, step: int) -> tuple[int, Path | None]:
-    """The newest checkpoint that the step did not change yet; None: the starting model."""
+    """Return the newest checkpoint that the step did not change yet; None: the starting model."""
     folders = [
         *run.folder.checkpoints.glob("step_*"),
         *(run.folder.path / "snapshots").glob("step_*"),
@@ -58,7 +58,7 @@ def place_before(run: Recorded, step: int) -> tuple[int, Path | None]:
 
 
 def load_weights(run: Recorded, step: int) -> Weights:
-    """Those that the step began with, or the newest before."""
+    """Load the weights that the step began with, or the newest before."""
     number, path = place_before(run, step)
     config = run.config
     check_device(config.model.device)
@@ -79,8 +79,8 @@ def load_weights(run: Recorded, step: int) -> Weights:
     return Weights(loaded.model, number, str(path))
 
 
-def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: Batched) -> Tensor:
-    """d loss / d parameters, flat, in float32: summed over passes and micro-batches."""
+def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: MethodBatch) -> Tensor:
+    """Return d loss / d parameters, flat, in float32: summed over passes and micro-batches."""
     model, sequences = weights.model, sequences_of(found.groups)
     device, temperature = model.head_weight.device, run.config.engine.temperature
     trained = _cleared(model)
@@ -94,8 +94,8 @@ def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: Batched) ->
     return torch.cat([_flat(parameter) for parameter in trained])
 
 
-def pushed(run: Recorded, weights: Weights, mine: Weighed, record: Record) -> Tensor:
-    """Σ weight · d log-probability / d parameters, flat, in float32."""
+def pushed(run: Recorded, weights: Weights, mine: MethodWeights, record: Record) -> Tensor:
+    """Return Σ weight · d log-probability / d parameters, flat, in float32."""
     model, sequences = weights.model, sequences_of(record.groups)
     device, temperature = model.head_weight.device, run.config.engine.temperature
     trained = _cleared(model)
@@ -107,7 +107,7 @@ def pushed(run: Recorded, weights: Weights, mine: Weighed, record: Record) -> Te
 
 
 def _cleared(model: Policy) -> list[Tensor]:
-    """What learns, its gradient taken away."""
+    """Return what learns, with its gradient removed."""
     trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.grad = None

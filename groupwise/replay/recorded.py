@@ -1,4 +1,4 @@
-"""A step's rollout file read back: the rollouts, and what learning said about their tokens."""
+"""A step's rollout file read back: the rollouts, and the learner's numbers for their tokens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Record:
 
     @property
     def old_NT(self) -> Tensor:
-        """The learner's log-probabilities before the first update."""
+        """Return the learner's log-probabilities before the first update."""
         return self.streams["learner_logp"]
 
 
@@ -76,7 +76,7 @@ class Recorded:
 
 
 def open_recorded(path: str | Path) -> Recorded:
-    """The run at this path; refuses what holds no batches of groups."""
+    """Open the run at this path; refuses what holds no batches of groups."""
     folder = RunFolder(path)
     config = read_config(folder)
     if not config.recipe.weighs_tokens:
@@ -97,7 +97,7 @@ def open_recorded(path: str | Path) -> Recorded:
 
 
 def read_config(folder: RunFolder) -> Config:
-    """The configuration that the run was last started with."""
+    """Read the configuration that the run was last started with."""
     if not folder.path.is_dir():
         raise RunError(f"There is no run folder {str(folder.path)!r}.")
     if not folder.config.is_file():
@@ -109,7 +109,7 @@ def read_config(folder: RunFolder) -> Config:
 
 
 def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
-    """The one that the run saved with its first checkpoint."""
+    """Load the tokenizer that the run saved with its first checkpoint."""
     for place in (folder.checkpoints / "latest", folder.path / "cold_start", folder.path):
         if (place / "tokenizer.json").is_file():
             return Tokenizer.from_files(read_companions(place))
@@ -117,7 +117,7 @@ def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
 
 
 def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
-    """A step, and the policy that its last update saw."""
+    """Read a step, and the policy that its last update saw."""
     path = folder.rollout(step)
     table = read(path)
     sampled = pc.greater_equal(table.column("sample"), 0)
@@ -161,7 +161,7 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
 
 
 def groups_of(table: pa.Table) -> list[Group]:
-    """Rollouts as they went into the batch; of the task only what was recorded."""
+    """Return rollouts as they went into the batch; of the task only what was recorded."""
     table = table.combine_chunks()
     names = [name for name in SCALARS if name in table.column_names]
     logp_N = _lists(table, "sampler_logp") if table.num_rows else []
@@ -195,7 +195,7 @@ def _per_token(table: pa.Table, name: str) -> bool:
 
 
 def _lists(table: pa.Table, name: str) -> list[Any]:
-    """A list per row, as arrays without a Python object for each number."""
+    """Return a list per row, as arrays without a Python object for each number."""
     column = _array(table, name)
     flat = column.values.to_numpy(zero_copy_only=False)
     ends = column.offsets.to_numpy()
@@ -208,7 +208,7 @@ def _array(table: pa.Table, name: str) -> Any:
 
 
 def _padded(table: pa.Table, name: str, layout_NT: Tensor) -> Tensor | None:
-    """[N, T], 0 behind the end and NaN in rows without a value; None if no row has one."""
+    """Return [N, T], 0 after the end and NaN in rows without a value; None if no row has one."""
     column = _array(table, name)
     known_N = torch.from_numpy(column.is_valid().to_numpy(zero_copy_only=False).astype(bool))
     if not known_N.any():
@@ -222,8 +222,9 @@ def _padded(table: pa.Table, name: str, layout_NT: Tensor) -> Tensor | None:
 
 
 def _fill_old(streams: dict[str, Tensor], mask_NT: Tensor) -> int:
-    """Old log-probabilities of rows that only a moved policy read: those of the sampler, which had
-    the same weights. The number of such rows."""
+    """Fill old log-probabilities of rows that only a moved policy read with those of the sampler,
+    which had the same weights; return the number of such rows.
+    """
     sampler_NT = streams["sampler_logp"]
     old_NT = streams.get("learner_logp", torch.full_like(sampler_NT, float("nan")))
     lacking_NT = old_NT.isnan() & mask_NT
@@ -234,7 +235,7 @@ def _fill_old(streams: dict[str, Tensor], mask_NT: Tensor) -> int:
 def _policy(
     streams: Mapping[str, Tensor], recipe: Recipe, mask_NT: Tensor
 ) -> tuple[Tensor, bool, bool]:
-    """Log-probabilities under the policy of the last update, from its ratio to the anchor."""
+    """Return log-probabilities under the last update's policy, from its ratio to the anchor."""
     old_NT = streams["learner_logp"].double()
     level = recipe.ratio.definition.traits.level
     anchor = recipe.ratio.get("anchor")

@@ -1,4 +1,4 @@
-"""The stretches of a run that were made alike, each with the configuration and code it had."""
+"""Stretches of a run that were made alike, each with the configuration and code it had."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from groupwise.stages.consequences import anchored
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """Steps that were made under one configuration, with one number of threads and one code."""
 
     config: Config
@@ -32,7 +32,7 @@ class Part:
             f"step {self.first}" if self.first == self.last else f"steps {self.first}..{self.last}"
         )
 
-    def alike(self, other: Part) -> bool:
+    def alike(self, other: RunPart) -> bool:
         return (
             not configuration.difference(self.config, other.config)
             and self.threads == other.threads
@@ -42,22 +42,22 @@ class Part:
 
 def parts_of(
     folder: RunFolder, config: Config, manifest: Mapping[str, Any], last: int
-) -> list[Part]:
-    """The parts of the steps 1 to `last`, in order; `config` is that of config.toml.
+) -> list[RunPart]:
+    """Return the parts of the steps 1 to `last`, in order; `config` is that of config.toml.
 
     config.toml stands for the last start's: whoever moved the data says so there.
     """
     starts = read_starts(folder)
     if not starts:  # an older groupwise wrote none down: one configuration is all there is
         origin = manifest.get("origin") or {}
-        return [Part(config, 1, last, manifest.get("threads"), origin)]
-    found: list[Part] = []
+        return [RunPart(config, 1, last, manifest.get("threads"), origin)]
+    found: list[RunPart] = []
     for each in stretches(starts, last):
         own = config if each.start is starts[-1] else _read(folder, each.start)
-        part = Part(own, each.first, each.last, each.start.threads, each.start.origin)
+        part = RunPart(own, each.first, each.last, each.start.threads, each.start.origin)
         if found and found[-1].alike(part):
             before = found.pop()
-            part = Part(part.config, before.first, part.last, part.threads, part.origin)
+            part = RunPart(part.config, before.first, part.last, part.threads, part.origin)
         found.append(part)
     return found
 
@@ -73,7 +73,7 @@ def _read(folder: RunFolder, start: Start) -> Config:
 
 
 def made_alike(run: Recorded, steps: Sequence[int], asked: bool) -> tuple[Recorded, list[int], str]:
-    """The run as it was for these steps, those of them that it holds for, and what is to be said.
+    """Return the run as it was for these steps, those of them that it holds for, and a note.
 
     A method is put beside the run's own, so all steps must be of one: of several, those that were
     asked for are refused, and of all that there are the last stretch is taken.
@@ -116,7 +116,7 @@ def _learned_alike(one: Recorded, two: Recorded) -> bool:
 
 
 def edited(folder: RunFolder, config: Config) -> list[str]:
-    """What config.toml says otherwise than the last start was written down with."""
+    """Return where config.toml differs from the record of the last start."""
     starts = read_starts(folder)
     if not starts:
         return []

@@ -1,4 +1,4 @@
-"""A run repeated from what its folder says it was made of, and compared with it bit by bit.
+"""A run repeated from the record in its folder, and compared with it bit by bit.
 
 Configuration, seed, data and starting weights are those of the record, or nothing is run. Where
 settings were changed on the way, each stretch is repeated with its own, from the state that the one
@@ -24,19 +24,19 @@ from groupwise.common.progress import counted
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.explain.render import bullets, wrapped
-from groupwise.graders.ledger import recorded as recorded_verdicts
+from groupwise.graders.recorded_verdicts import recorded as recorded_verdicts
 from groupwise.prepare import pins
 from groupwise.prepare.setup import on_gpu
 from groupwise.replay.bits import (
     WEIGHTS,
-    Difference,
+    FirstDifference,
     compare_metrics,
     compare_rollouts,
     compare_weights,
     short,
 )
 from groupwise.replay.recorded import read_config
-from groupwise.replay.stretches import Part, edited, lay_out_checkpoint, parts_of
+from groupwise.replay.stretches import RunPart, edited, lay_out_checkpoint, parts_of
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.manifest import machine_facts
 from groupwise.runfiles.starts import CODE, changes_on_the_way, read_starts
@@ -53,11 +53,11 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Verified:
-    """What became of the second run."""
+    """The result of the second run."""
 
     run: str
     steps: int = 0  # that came out the same
-    difference: Difference | None = None
+    difference: FirstDifference | None = None
     changed: list[str] = field(default_factory=list)  # settings and code, on the way
     left_out: list[str] = field(default_factory=list)  # steps that could not be repeated, and why
     unwritten: bool = False  # changes are not known: an older groupwise did not write them down
@@ -72,7 +72,7 @@ class Verified:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it was repeated, and came out the same."""
+        """Return whether all of it was repeated, and came out the same."""
         return self.same and not self.left_out
 
     def _in_files(self) -> str:
@@ -121,7 +121,7 @@ class Verified:
 
 
 def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text: None) -> Verified:
-    """Run it again, into a folder that is thrown away, and compare step by step."""
+    """Run it again in a folder that is thrown away, and compare step by step."""
     folder = RunFolder(path)
     config = read_config(folder)
     manifest = _manifest(folder)
@@ -142,15 +142,15 @@ def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text:
         again.path.mkdir()
         if config.model.path == "tiny" and (folder.path / COLD_START).is_dir():
             (again.path / COLD_START).symlink_to((folder.path / COLD_START).resolve())
-        _repeat_parts(_Second(folder, again, manifest, metrics, found, tell), parts)
+        _repeat_parts(_Repetition(folder, again, manifest, metrics, found, tell), parts)
     if not found.steps and found.left_out and found.same:
         raise RunError(f"{folder.path} can't be repeated here: {' '.join(found.left_out)}")
     return found
 
 
 @dataclass(frozen=True)
-class _Second:
-    """The run, its repetition, and what is found on the way."""
+class _Repetition:
+    """The run, its repetition, and the findings so far."""
 
     folder: RunFolder
     again: RunFolder
@@ -160,7 +160,7 @@ class _Second:
     tell: Tell
 
 
-def _repeat_parts(second: _Second, parts: list[Part]) -> None:
+def _repeat_parts(second: _Repetition, parts: list[RunPart]) -> None:
     folder, again, found = second.folder, second.again, second.found
     changed = {kind for kind in CODE if len({part.origin.get(kind) for part in parts}) > 1}
     reached = 0
@@ -183,7 +183,7 @@ def _repeat_parts(second: _Second, parts: list[Part]) -> None:
             _threads(part.threads),
             open_run(start, again.path, Display(io.StringIO(), live=False)) as run,
         ):
-            _look_around(second, part, changed)
+            _check_environment(second, part, changed)
             run.progress.best = math.inf  # no evaluation is the best one: nothing needs saving
             taken = _other_reward(part, again, changed)
             if taken:
@@ -201,13 +201,13 @@ def _repeat_parts(second: _Second, parts: list[Part]) -> None:
                 run.keeper.save()
 
 
-def _other_reward(part: Part, again: RunFolder, changed: set[str]) -> bool:
+def _other_reward(part: RunPart, again: RunFolder, changed: set[str]) -> bool:
     now = again.read_manifest()["origin"].get("reward")
     return "reward" in changed and part.origin.get("reward") != now
 
 
-def _look_around(second: _Second, part: Part, changed: set[str]) -> None:
-    """Refuse other data or weights; note what else is otherwise here than when it was made."""
+def _check_environment(second: _Repetition, part: RunPart, changed: set[str]) -> None:
+    """Refuse other data or weights; note what else differs here from when it was made."""
     recorded = {**second.manifest, "threads": part.threads, "origin": part.origin}
     now = second.again.read_manifest()
     _check_origin(second.folder, recorded, now)
@@ -217,8 +217,8 @@ def _look_around(second: _Second, part: Part, changed: set[str]) -> None:
               if x not in known and x["what"] not in told]  # fmt: skip
 
 
-def _repeat(second: _Second, run: Run, part: Part, *, last: bool, taken: bool) -> None:
-    """The steps of a part; `taken`: verdicts are those of the record."""
+def _repeat(second: _Repetition, run: Run, part: RunPart, *, last: bool, taken: bool) -> None:
+    """Repeat the steps of a part; `taken`: verdicts are those of the record."""
     folder, again, found = second.folder, second.again, second.found
     opening = 0 if part.first == 1 else part.first  # the step at which the run is opened
     for step in counted("repeating", range(opening, part.last + 1), "steps"):
@@ -233,7 +233,7 @@ def _repeat(second: _Second, run: Run, part: Part, *, last: bool, taken: bool) -
         run.reporter.recorder.flush()
         now = {int(line["step"]): line for line in again.read_metrics()}.get(step)
         if now is None:
-            found.difference = Difference(step, "the run", "a finished step", stopped)
+            found.difference = FirstDifference(step, "the run", "a finished step", stopped)
             return
         rollouts = (folder.rollout(step), again.rollout(step))
         difference = compare_rollouts(step, *rollouts) if rollouts[0].is_file() else None
@@ -285,7 +285,7 @@ def _last_step(folder: RunFolder, metrics: Mapping[int, Any]) -> int:
 
 
 def _check_origin(folder: RunFolder, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Other data or starting weights are another run."""
+    """Refuse other data or starting weights: that is another run."""
     meant = {
         "data": ("data", "data.train and what is read with it"),
         "weights": ("weights", "model.path"),
@@ -304,7 +304,7 @@ def _check_origin(folder: RunFolder, recorded: Mapping[str, Any], now: Mapping[s
 
 
 def _quiet(config: Config) -> Config:
-    """The same computation: nobody else is told, nothing is kept, no rule stops it."""
+    """Return the same computation without trackers, checkpoints and rules that stop it."""
     return replace(
         config,
         watch=replace(config.watch, mirrors=(), stop=(), snapshot=False),
@@ -314,7 +314,7 @@ def _quiet(config: Config) -> Config:
 
 @contextlib.contextmanager
 def _threads(recorded: int | None) -> Iterator[None]:
-    """As many as the run had: another number adds up in another order."""
+    """Use as many threads as the run had: another number adds up in another order."""
     before = torch.get_num_threads()
     if isinstance(recorded, int) and recorded > 0:
         torch.set_num_threads(recorded)
@@ -376,7 +376,7 @@ def _notes(
 def differences(
     recorded: Mapping[str, Any], facts: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """What the manifest names that is otherwise here: versions, machine, threads, code, rewards."""
+    """Return what differs from the manifest: versions, machine, threads, code, rewards."""
     then: dict[str, Any] = {}
     here: dict[str, Any] = {}
     for part, side in ((recorded, then), (facts, here)):

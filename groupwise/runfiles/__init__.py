@@ -1,1 +1,1 @@
-"""What a run writes, and how it is read again."""
+"""The files of a run: writing and reading."""

@@ -1,4 +1,5 @@
-"""Every metric: what it means, what is healthy, what to do else. The source of docs/metrics.md.
+"""Every metric: its meaning, healthy values, and what to do otherwise. The source of
+docs/metrics.md.
 
 A name that ends in `*` stands for a family, such as the parts of the reward.
 """
@@ -174,7 +175,7 @@ entropy, in that order. Never by the loss. Ranges are rules of thumb for verifia
 
 
 def find(name: str) -> Metric | None:
-    """The entry of a metric, by its name or its family."""
+    """Return the entry of a metric, by its name or its family."""
     if name in CATALOGUE:
         return CATALOGUE[name]
     families = [key for key in CATALOGUE if key.endswith("*") and name.startswith(key[:-1])]
@@ -182,7 +183,7 @@ def find(name: str) -> Metric | None:
 
 
 def metrics_page() -> str:
-    """The whole of docs/metrics.md."""
+    """Return the whole of docs/metrics.md."""
     head = ("name", "meaning", "unit", "healthy", "otherwise")
     parts = [INTRO.rstrip()]
     for title, metrics in SECTIONS.items():

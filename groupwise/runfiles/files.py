@@ -27,9 +27,9 @@ HALF = re.compile(
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """The new file as a whole, or the old one, whatever happens in between; durable on return."""
+    """Write the new file as a whole, or leave the old one, whatever happens; durable on return."""
     data = data.encode() if isinstance(data, str) else data
-    beside, descriptor = _open_half(path)
+    beside, descriptor = _open_temporary(path)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
@@ -43,8 +43,8 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     sync_folder(path.parent)
 
 
-def _open_half(path: Path) -> tuple[Path, int]:
-    """Make a file beside, under a name of its own, locked for as long as its writer lives."""
+def _open_temporary(path: Path) -> tuple[Path, int]:
+    """Make a temporary file in the same folder, locked for as long as its writer lives."""
     while True:
         half = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")
         descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -55,7 +55,7 @@ def _open_half(path: Path) -> tuple[Path, int]:
         os.close(descriptor)  # tidied away before it was locked
 
 
-def remove_halves(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove what dead processes left half written; what a living one writes is left alone."""
     for half in folder.glob(f".*{PARTIAL}"):
         with contextlib.suppress(OSError):  # locked by its writer, or gone by now
@@ -98,7 +98,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def _end_of_whole_lines(path: Path, block: int = 65536) -> int:
-    """How many bytes stand before a torn last line."""
+    """Return how many bytes come before a torn last line."""
     with open(path, "rb") as file:
         at = file.seek(0, os.SEEK_END)
         while at > 0:
@@ -111,7 +111,7 @@ def _end_of_whole_lines(path: Path, block: int = 65536) -> int:
     return 0
 
 
-def ordinary(path: Path) -> os.stat_result | None:
+def file_status(path: Path) -> os.stat_result | None:
     """Return the facts of a file that may be read, None if there is none.
 
     A folder, a pipe or a device is refused, and so is a link that leads out of the folder that the
@@ -138,7 +138,7 @@ def unreadable(path: Path, why: str) -> RunError:
 
 def read_bytes(path: Path, start: int = 0) -> bytes | None:
     """Return what an ordinary file holds from a byte on; None if there is none."""
-    if ordinary(path) is None:
+    if file_status(path) is None:
         return None
     try:
         with open(path, "rb") as file:
@@ -175,7 +175,7 @@ def _countable(word: str) -> int | None:
 
 
 def read_object(path: Path, fits: Shape) -> dict[str, Any]:
-    """A JSON file, {} if there is none."""
+    """Read a JSON file, {} if there is none."""
     data = read_bytes(path)
     if data is None:
         return {}
@@ -194,7 +194,7 @@ def read_object(path: Path, fits: Shape) -> dict[str, Any]:
 
 
 class Lines(NamedTuple):
-    """What could be read of a .jsonl file, and in words what could not."""
+    """The readable lines of a .jsonl file, and in words the damage."""
 
     found: list[tuple[bytes, dict[str, Any]]]  # every sound line, as it stands and as an object
     size: int  # bytes up to the last whole line
@@ -238,7 +238,8 @@ def scan_lines(path: Path, fits: Shape, start: int = 0, before: int = 0) -> Line
 
 
 def read_lines(path: Path, fits: Shape = any_object) -> list[tuple[bytes, dict[str, Any]]]:
-    """Every whole line of a .jsonl file, as it stands and as an object; none if there is no file.
+    """Return every whole line of a .jsonl file, as it is and as an object; none if there is no
+    file.
 
     What a crash did to the last line is left out; other damage is an error.
     """
@@ -248,7 +249,7 @@ def read_lines(path: Path, fits: Shape = any_object) -> list[tuple[bytes, dict[s
     return lines.found
 
 
-class Growing:
+class GrowingFile:
     """A .jsonl file of which only the new lines are read; a rewound file is read again."""
 
     def __init__(self, path: Path, fits: Shape = any_object) -> None:
@@ -263,13 +264,13 @@ class Growing:
 
     @property
     def stamp(self) -> str:
-        """What was read of it."""
+        """Return a mark of how far it was read."""
         return f"{self._file}-{self._end}"
 
     def news(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether all that was read before is void, and the lines to add."""
+        """Return whether all that was read before is void, and the lines to add."""
         try:
-            found = ordinary(self.path)
+            found = file_status(self.path)
             size, file = (0, 0) if found is None else (found.st_size, found.st_ino)
             void = self._end > 0 and (file != self._file or size < self._end)
             if void or not file:
@@ -287,17 +288,17 @@ class Growing:
 
 
 def to_line(values: Mapping[str, Any]) -> str:
-    """One JSON object: floats come back bit for bit, NaN and infinities become null."""
+    """Write one JSON object: floats come back bit for bit, NaN and infinities become null."""
     return json.dumps(plain(values), ensure_ascii=False, allow_nan=False)
 
 
 def to_page(values: Mapping[str, Any]) -> str:
-    """The same for people to read, one entry a line."""
+    """Write the same for people to read, one entry a line."""
     return json.dumps(plain(values), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
 
 def plain(value: Any) -> Any:
-    """What JSON can say. Tensors and the like are refused by json: give numbers."""
+    """Return a value that JSON can hold. Tensors and the like are refused by json: give numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
@@ -310,5 +311,7 @@ def plain(value: Any) -> Any:
 
 
 def storable(text: str) -> str:
-    """Text that UTF-8 can hold: half a surrogate pair, which a decoder may leave, becomes '?'."""
+    """Return text that UTF-8 can hold: half a surrogate pair, which a decoder may leave, becomes
+    '?'.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -21,13 +21,14 @@ from typing import Any
 
 from groupwise.errors import DiskError, RunError
 from groupwise.runfiles import shapes
+from groupwise.runfiles.disk_errors import disk_error
 from groupwise.runfiles.files import (
     PARTIAL,
     append_lines,
     read_bytes,
     read_lines,
     read_object,
-    remove_halves,
+    remove_unfinished,
     sync_folder,
     to_line,
     to_page,
@@ -36,7 +37,6 @@ from groupwise.runfiles.files import (
 )
 from groupwise.runfiles.lock import Lock, writer
 from groupwise.runfiles.manifest import machine_facts
-from groupwise.runfiles.trouble import trouble
 
 FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "evaluations.jsonl",
          "starts.jsonl", "summary.json", "report.html")  # fmt: skip
@@ -45,7 +45,7 @@ PROBE = ".probe_"  # how files begin that are only written to see whether they c
 
 @dataclass(frozen=True)
 class Event:
-    """Something that was said or done beside the numbers."""
+    """A message or an action beside the numbers."""
 
     step: int
     kind: str
@@ -60,14 +60,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Rewound:
-    """What `rewind` dropped, by step."""
+    """The lines that `rewind` dropped, by step."""
 
     metrics: tuple[int, ...] = ()
     events: tuple[int, ...] = ()
     rollouts: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        """How many steps will be done again."""
+        """Return how many steps will be done again."""
         return len({*self.metrics, *self.rollouts})
 
     def __str__(self) -> str:
@@ -141,17 +141,17 @@ class RunFolder:
             self._lock.check()
 
     def writer(self) -> str | None:
-        """Who writes to it now, in words; None if nobody does."""
+        """Return who writes to it now, in words; None if nobody does."""
         return writer(self.path)
 
     @contextlib.contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """Write where the run is, and turn what the disk says into what a person can do."""
+        """Write where the run is, and turn errors of the disk into advice for a person."""
         try:
             self.check_place()
             yield
         except OSError as error:
-            raise trouble(what, self.path, error) from error
+            raise disk_error(what, self.path, error) from error
 
     @contextlib.contextmanager
     def saying_what_is_left(self) -> Iterator[None]:
@@ -174,7 +174,7 @@ class RunFolder:
             raise RunError(f"{error} {left}: the same command again {then}.") from error
 
     def leftovers(self) -> list[Path]:
-        """What a process that was killed may have left behind in passing."""
+        """Return temporary files that a killed process may have left behind."""
         folders = [self.path, *(x for x in self.path.glob("[!.]*") if x.is_dir())]
         names = (f".*{PARTIAL}", f"{PROBE}*")
         return [path for each in folders for name in names for path in each.glob(name)]
@@ -191,7 +191,7 @@ class RunFolder:
                 elif path.name.startswith(PROBE):
                     path.unlink()
                 else:
-                    remove_halves(path.parent)
+                    remove_unfinished(path.parent)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class RunFolder:
         seconds: float,
         tokens: int,
     ) -> None:
-        """What this start runs on; what an earlier start ran on is kept where it differs.
+        """Write what this start runs on; an earlier start's is kept where it differs.
 
         `origin` maps "data", "weights" to hashes, `fetched` settings to what they named on a hub,
         with the commit, `dropped` files to how many of their rows were malformed and left out;
@@ -224,7 +224,7 @@ class RunFolder:
         self._store_manifest({"format": 1, **facts, "earlier": earlier}, seconds, tokens)
 
     def write_cost(self, *, seconds: float, tokens: int) -> None:
-        """The cost so far, into the manifest."""
+        """Write the cost so far into the manifest."""
         self._store_manifest(self.read_manifest(), seconds, tokens)
 
     def _store_manifest(self, manifest: Mapping[str, Any], seconds: float, tokens: int) -> None:
@@ -247,7 +247,7 @@ class RunFolder:
     # --- reading ------------------------------------------------------------------------------
 
     def read_config(self) -> str | None:
-        """The configuration's text; None before the first start."""
+        """Read the configuration's text; None before the first start."""
         data = read_bytes(self.config)
         try:
             return None if data is None else data.decode("utf-8")
@@ -255,7 +255,7 @@ class RunFolder:
             raise unreadable(self.config, f"it is no text ({error})") from error
 
     def read_settings(self) -> dict[str, Any]:
-        """The configuration as a table, whatever version wrote it; {} before the first start."""
+        """Read the configuration as a table, of any version; {} before the first start."""
         try:
             return tomllib.loads(self.read_config() or "")
         except (ValueError, RecursionError) as error:
@@ -268,7 +268,7 @@ class RunFolder:
         return [value for _, value in read_lines(self.events, shapes.events)]
 
     def read_evaluations(self) -> list[dict[str, Any]]:
-        """By task; of runs of older versions there are none."""
+        """Read the evaluations by task; runs of older versions have none."""
         return [value for _, value in read_lines(self.evaluations, shapes.evaluations)]
 
     def read_manifest(self) -> dict[str, Any]:
@@ -278,11 +278,13 @@ class RunFolder:
         return read_object(self.summary, shapes.summary)
 
     def rollout_steps(self) -> list[int]:
-        """The steps whose rollouts are there, in order."""
+        """Return the steps whose rollouts are there, in order."""
         return _steps_in(self.rollouts)
 
     def durable_step(self) -> int:
-        """The last step up to which metrics and rollouts have no gap: resume not behind it."""
+        """Return the last step up to which metrics and rollouts have no gap: the latest to resume
+        from.
+        """
         counted = {line["step"] for line in self.read_metrics()} & set(self.rollout_steps())
         step = 0
         while step + 1 in counted:
@@ -292,7 +294,8 @@ class RunFolder:
     # --- going back ---------------------------------------------------------------------------
 
     def set_aside(self, step: int) -> list[Path]:
-        """Rollouts after `step`, out of the way of those that are written when it is done again.
+        """Move rollouts after `step` out of the way of those that are written when it is done
+        again.
 
         Their verdicts hold until then, even if doing it again is cut short too.
         """
@@ -308,7 +311,9 @@ class RunFolder:
         return [self.aside / f"step_{number}.parquet" for number in _steps_in(self.aside)]
 
     def forget(self, step: int | None = None) -> None:
-        """What was set aside of steps that are done again by now; without a step, all of it."""
+        """Delete rollouts set aside of steps that are done again by now; without a step, all of
+        them.
+        """
         for number in _steps_in(self.aside):
             if step is None or number <= step:
                 (self.aside / f"step_{number}.parquet").unlink()
@@ -347,7 +352,7 @@ def _steps_in(folder: Path) -> list[int]:
 
 
 def _drop_after(path: Path, step: int) -> tuple[int, ...]:
-    """Keep the lines up to a step, byte for byte; the steps of those dropped."""
+    """Keep the lines up to a step, byte for byte; return the steps of those dropped."""
     lines = read_lines(path, shapes.line)
     kept = b"".join(raw for raw, value in lines if value["step"] <= step)
     if path.exists() and path.stat().st_size != len(kept):

@@ -1,7 +1,7 @@
-"""One writer in one place: the lock of a run folder, which is held by its descriptor.
+"""The lock of a run folder, held by its descriptor: one writer in one place.
 
-A folder that is moved or deleted under its writer stays the one that is held. What it was called
-may then be nothing, or another folder: whoever writes by name asks first (`Lock.check`).
+A folder that is moved or deleted under its writer stays the one that is held. Its old name may then
+be gone, or belong to another folder: whoever writes by name asks first (`Lock.check`).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Lock:
         )
 
     def _now(self) -> Path | None:
-        """Where the folder is by now, as far as the system tells."""
+        """Return where the folder is by now, as far as the system tells."""
         with contextlib.suppress(OSError):
             now = Path(os.readlink(f"/proc/self/fd/{self._folder}"))
             return now if _is(self._folder, now) else None
@@ -106,7 +106,7 @@ class Lock:
 
 
 def _is(descriptor: int, path: Path) -> bool:
-    """Whether what is open is what stands at a path."""
+    """Return whether the open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -114,7 +114,7 @@ def _is(descriptor: int, path: Path) -> bool:
 
 
 def writer(path: Path) -> str | None:
-    """Who writes to a folder now, in words; None if nobody does."""
+    """Return who writes to a folder now, in words; None if nobody does."""
     try:
         descriptor = os.open(path / NAME, os.O_RDONLY)
     except FileNotFoundError:
@@ -144,7 +144,7 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def _take(descriptor: int, tries: int = 50, pause: float = 0.02) -> None:
-    """Whoever asks for the writer holds the lock for a moment; a writer holds it for long."""
+    """Take the lock, trying for a second: whoever asks for the writer holds it for a moment."""
     for _ in range(tries - 1):
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,7 +160,7 @@ def sign(descriptor: int) -> None:
 
 
 def holder(path: Path) -> str:
-    """Who signed a lock, in words."""
+    """Return who signed a lock, in words."""
     try:
         signed = json.loads(path.read_bytes())
         elsewhere = signed["host"] != platform.node()

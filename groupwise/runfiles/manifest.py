@@ -1,4 +1,6 @@
-"""What a run ran on: versions, hardware, git state. No environment variables, no addresses."""
+"""Facts about what a run ran on: versions, hardware, git state. No environment variables or
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ PACKAGES = ("groupwise", "torch", "numpy", "pyarrow", "safetensors", "tokenizers
 
 
 def machine_facts() -> dict[str, Any]:
-    """Of this process, here and now; git is that of the working directory."""
+    """Return the facts of this process, here and now; git is that of the working directory."""
     import torch
 
     return {
@@ -60,7 +62,7 @@ def _cpu_name() -> str:
 
 
 def git_state(where: Path) -> dict[str, Any] | None:
-    """Commit, branch, and whether files differ from it; None outside git or without git.
+    """Return commit, branch, and whether files differ from it; None outside git or without git.
 
     Not the remote's address: it may hold a password.
     """

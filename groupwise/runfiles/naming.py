@@ -1,4 +1,4 @@
-"""What runs are called: by their folder, and by what they lie in where that tells them apart."""
+"""Names of runs: by their folder, and by the folder above where that tells them apart."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 SEEDS = "runs"  # a comparison has its runs in runs/ARM/seed_N beside plan.json
 
 
-def told_apart(wholes: Sequence[Sequence[str]]) -> list[str]:
-    """The last part of each path, with what it lies in before it where others end alike."""
+def distinct_names(wholes: Sequence[Sequence[str]]) -> list[str]:
+    """Return the last part of each path, after the folder above it where others end alike."""
     found = []
     for whole in wholes:
         length = 1
@@ -23,7 +23,7 @@ def told_apart(wholes: Sequence[Sequence[str]]) -> list[str]:
 
 
 def comparison_of(path: Path) -> Path | None:
-    """The folder of the comparison that a run belongs to, if any."""
+    """Return the folder of the comparison that a run belongs to, if any."""
     parents = path.parents
     if len(parents) > 2 and parents[1].name == SEEDS and (parents[2] / "plan.json").is_file():
         return parents[2]
@@ -31,7 +31,7 @@ def comparison_of(path: Path) -> Path | None:
 
 
 def run_name(path: str | os.PathLike[str]) -> str:
-    """A run alone: its folder's name; of a comparison, with those of comparison and arm."""
+    """Return the name of a run: its folder's; in a comparison, with those of comparison and arm."""
     whole = Path(path).resolve()
     within = comparison_of(whole)
     return whole.name if within is None else f"{within.name}/{whole.parent.name}/{whole.name}"

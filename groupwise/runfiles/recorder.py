@@ -1,4 +1,4 @@
-"""Writes steps down while training goes on: one background thread, a bounded queue.
+"""A recorder that writes steps while training goes on: one background thread, a bounded queue.
 
 For each step the rollouts first, then its events and its evaluation, then its metrics line: the
 line is what makes the step count.
@@ -32,7 +32,7 @@ class _Step:
 
 
 def metrics_line(step: int, metrics: Metrics) -> str:
-    """One line of metrics.jsonl: the step, then every name in alphabetical order."""
+    """Write one line of metrics.jsonl: the step, then every name in alphabetical order."""
     for name, value in metrics.items():
         if not isinstance(value, (int, float, str, type(None))):
             raise RunError(
@@ -43,7 +43,8 @@ def metrics_line(step: int, metrics: Metrics) -> str:
 
 
 class Recorder:
-    """Hand in steps with `step`; `flush` before a checkpoint; `close`, or use it in a `with`.
+    """A background writer: hand in steps with `step`; `flush` before a checkpoint; `close` at the
+    end.
 
     Rows and their arrays must not change after they were handed in.
     """
@@ -58,7 +59,7 @@ class Recorder:
         self._thread.start()
 
     def event(self, step: int, kind: str, text: str, **fields: Any) -> None:
-        """Queue something that was said or done, in order with the steps."""
+        """Queue a message or an action, in order with the steps."""
         self._raise()
         self._queue.put(Event(step, kind, text, fields))
 

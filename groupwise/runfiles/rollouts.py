@@ -19,7 +19,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from groupwise.errors import RunError, in_short
-from groupwise.runfiles.files import ordinary, storable, write_atomic
+from groupwise.runfiles.files import file_status, storable, write_atomic
 
 if TYPE_CHECKING:
     from groupwise.records import Rollout, Turn
@@ -33,7 +33,7 @@ Numbers = Any  # one per token of the completion: a list, a numpy array, a CPU t
 
 @dataclass(frozen=True)
 class Row:
-    """One sample. What is None was not computed, or there is none."""
+    """One sample. None is what was not computed, or does not exist."""
 
     prompt_id: int
     draw: int
@@ -69,7 +69,7 @@ class Row:
     def of(
         cls, rollout: Rollout, *, group: int, prompt_text: str, used: bool = True, **streams: Any
     ) -> Row:
-        """From a rollout and what the learner said about its tokens (learner_logp=..., ...).
+        """Make a row from a rollout and the learner's numbers for its tokens (learner_logp=...).
 
         At tokens that the policy did not write all of it is 0, whatever stands there.
         """
@@ -133,7 +133,7 @@ def _steps(name: str, rows: Sequence[Row]) -> pa.Array:
 
 
 def _list(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
-    """Lists of numbers, put end to end without a Python object for each."""
+    """Join lists of numbers end to end without a Python object for each."""
     dtype = kind.to_pandas_dtype()
 
     def column(name: str, rows: Sequence[Row]) -> pa.Array:
@@ -217,7 +217,7 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
 
 
 def to_table(rows: Sequence[Row], step: int) -> pa.Table:
-    """The rows as columns, checked: a list per token is as long as its completion."""
+    """Return the rows as columns, checked: a list per token is as long as its completion."""
     for number, row in enumerate(rows):
         for name in PER_TOKEN:
             values = getattr(row, name)
@@ -232,12 +232,12 @@ def to_table(rows: Sequence[Row], step: int) -> pa.Table:
 
 
 def write(path: Path, rows: Sequence[Row], step: int) -> None:
-    """The whole file or none; durable on return."""
+    """Write the whole file or none; durable on return."""
     store(path, to_table(rows, step))
 
 
 def store(path: Path, table: pa.Table) -> None:
-    """A table of `to_table` or `read`, perhaps with other columns, as a file."""
+    """Write a table of `to_table` or `read`, perhaps with other columns, as a file."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
@@ -251,7 +251,7 @@ def store(path: Path, table: pa.Table) -> None:
 
 
 def with_lists(table: pa.Table, columns: Mapping[str, Sequence[Numbers | None]]) -> pa.Table:
-    """The table with these lists per token in place of its own, or beside them; by row."""
+    """Return the table with these lists per token in place of its own, or beside them; by row."""
     for name, lists in columns.items():
         kind = _BOOL if name == "clipped" else _FLOAT32
         dtype = kind.to_pandas_dtype()
@@ -262,7 +262,7 @@ def with_lists(table: pa.Table, columns: Mapping[str, Sequence[Numbers | None]])
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A step's rows, or some columns of them, as far as the file has them.
+    """Read a step's rows, or some columns of them, as far as the file has them.
 
     What files of older versions can't hold is filled in.
     """
@@ -281,7 +281,7 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
-    """Some columns of a file of this version or any older one, and its version, for showing.
+    """Read some columns of a file of this version or an older one, and its version, for showing.
 
     What the file does not have, and can't be filled in, is null.
     """
@@ -299,7 +299,7 @@ def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
 
 
 def _with_turns(table: pa.Table, file: pq.ParquetFile) -> pa.Table:
-    """The table of a file without turns, with the one that each of its completions was."""
+    """Return the table of a file without turns, with the one that each of its completions was."""
     if "turns" in table.column_names or "token_ids" not in file.schema_arrow.names:
         return table
     lengths = pc.list_value_length(_some(file, ["token_ids"]).column("token_ids")).to_pylist()
@@ -308,7 +308,7 @@ def _with_turns(table: pa.Table, file: pq.ParquetFile) -> pa.Table:
 
 
 def _some(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
-    """The columns as the schema has them; other types and torn lists are an Arrow error."""
+    """Return the columns as the schema has them; other types and torn lists are an Arrow error."""
     there = file.schema_arrow.names
     table = file.read(columns=[name for name in columns or there if name in there])
     table.validate(full=True)
@@ -323,7 +323,7 @@ def _some(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
 
 @functools.cache
 def _types() -> dict[str, pa.DataType]:
-    """The type of every column; `weight` is in files of a replay."""
+    """Return the type of every column; `weight` is in files of a replay."""
     ours = to_table([], 0).schema
     return {**dict(zip(ours.names, ours.types, strict=True)), "weight": pa.list_(_FLOAT32)}
 
@@ -333,7 +333,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     nothing = RunError(
         f"There are no rollouts at {path}: the step was not reached, or the file was removed."
     )
-    if ordinary(path) is None:
+    if file_status(path) is None:
         raise nothing
     try:
         # Opened here: Arrow takes no name that is not UTF-8.
@@ -350,7 +350,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _version(file: pq.ParquetFile) -> int:
-    """0 where the file does not say."""
+    """Return the file's version, 0 where it does not say."""
     said = (file.schema_arrow.metadata or {}).get(VERSION_KEY, b"0")
     return int(said) if said.isdigit() else 0
 

@@ -1,4 +1,4 @@
-"""What the files of a run hold: checked once, where they are read, so that nobody else has to.
+"""Shapes of the files of a run: checked once, where they are read, so that nobody else has to.
 
 A shape says in words what is wrong with a value, or "" where it fits. Entries that it does not name
 may be anything: another version of groupwise may have written them.
@@ -41,7 +41,7 @@ def count(value: Any) -> str:
 
 
 def anything(value: Any, levels: int = DEEPEST) -> str:
-    """Not deeper than a page or a command can go through it."""
+    """Accept anything that is not nested too deep for a page or a command."""
     if not isinstance(value, list | dict):
         return ""
     if not levels:
@@ -55,7 +55,7 @@ def or_null(shape: Shape) -> Shape:
 
 
 def each(shape: Shape) -> Shape:
-    """A list of such values."""
+    """Accept a list of such values."""
 
     def checked(value: Any) -> str:
         if not isinstance(value, list):
@@ -69,7 +69,7 @@ def each(shape: Shape) -> Shape:
 def table(
     known: Mapping[str, Shape], needed: Collection[str] = (), other: Shape = anything
 ) -> Shape:
-    """An object: what its known entries hold, which it can't do without, and what others hold."""
+    """Accept an object: shapes of its known entries, required ones, and those of others."""
 
     def checked(value: Any) -> str:
         if not isinstance(value, dict):
@@ -84,7 +84,7 @@ def table(
 
 
 def metrics(value: Any) -> str:
-    """A step, and numbers or texts: a text only where the catalogue has one, or no entry."""
+    """Accept a step, and numbers or texts: a text only where the catalogue has one, or no entry."""
     wrong = line(value)
     if wrong:
         return wrong
@@ -170,5 +170,5 @@ _summary = table(
 
 
 def summary(value: Any) -> str:
-    """An empty one says no more than none."""
+    """Accept a summary; an empty one says no more than none."""
     return "" if value == {} else _summary(value)

@@ -49,7 +49,7 @@ class Start:
 
     @property
     def words(self) -> str:
-        """What it changed, and from which step on; "" if nothing."""
+        """Return what it changed, and from which step on; "" if nothing."""
         if not self.changed:
             return ""
         return f"from step {self.step + 1} on: {'; '.join(map(change_words, self.changed))}"
@@ -65,7 +65,7 @@ class Stretch:
 
 
 def read_starts(folder: RunFolder) -> list[Start]:
-    """All that are written down; none of a run of an older groupwise."""
+    """Read all starts that are written down; none of a run of an older groupwise."""
     return [
         Start(
             int(line["step"]),
@@ -98,7 +98,7 @@ def write_starts(folder: RunFolder, new: Sequence[Start]) -> None:
 
 
 def stretches(starts: Sequence[Start], last: int) -> list[Stretch]:
-    """Who made which of the steps 1 to `last`; starts that left none are not there."""
+    """Return who made which of the steps 1 to `last`; starts that left none are not there."""
     ends = [(one, two.step) for one, two in pairwise(starts)]
     ends += [(starts[-1], last)] if starts else []
     return [Stretch(one, one.step + 1, min(end, last)) for one, end in ends
@@ -106,12 +106,12 @@ def stretches(starts: Sequence[Start], last: int) -> list[Stretch]:
 
 
 def changes_on_the_way(folder: RunFolder) -> list[str]:
-    """What starts changed, in words, in their order."""
+    """Return the changes that starts made, in words, in their order."""
     return [start.words for start in read_starts(folder) if start.changed]
 
 
 def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Code of the user's that is not what it was; where an older groupwise wrote none, unknown."""
+    """Return the user's code that changed; unknown where an older groupwise wrote none."""
     return [
         {"what": name, "old": old[kind], "new": new[kind]}
         for kind, name in CODE.items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from groupwise.engine.protocol import Engine
-from groupwise.graders.ledger import Ledger
+from groupwise.graders.recorded_verdicts import Ledger
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.optim.learner import Learner

@@ -38,8 +38,8 @@ from groupwise.model.formats import checkpoint
 from groupwise.model.formats.checkpoint import Contents, Part
 from groupwise.model.layers.transformer import Policy
 from groupwise.records import Memory, Visit
+from groupwise.runfiles.disk_errors import size
 from groupwise.runfiles.files import sync_folder
-from groupwise.runfiles.trouble import size
 
 VERSION = 1  # of the resume folder
 TENSORS = ".safetensors"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from groupwise.errors import RunError
-from groupwise.runfiles.trouble import size
+from groupwise.runfiles.disk_errors import size
 
 
 @dataclass(frozen=True)

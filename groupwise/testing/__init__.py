@@ -17,7 +17,7 @@ from groupwise.testing.schema import named
 
 
 def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
-    """All outputs of a case, as floats and nested lists; padded positions are 0."""
+    """Return all outputs of a case, as floats and nested lists; padded positions are 0."""
     if not isinstance(case, Mapping):
         raise CaseError(
             f"A case is a mapping with kind, method and inputs, got {str(case)[:60]!r}."

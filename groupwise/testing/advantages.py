@@ -32,12 +32,12 @@ from groupwise.testing.schema import (
 
 
 def graded(batch: TokenBatch) -> Tensor:
-    """Rows that have a reward."""
+    """Return which rows have a reward."""
     return ~batch.task_reward_N.isnan()
 
 
 def advantage(case: Case) -> dict[str, Any]:
-    """Advantages and what the method computes on the way to them."""
+    """Return advantages and what the method computes on the way to them."""
     method, inputs, params = case["method"], case["inputs"], params_of(case)
     if "reward_history" in inputs:
         return {"advantages_by_step": _visits(case)}
@@ -84,7 +84,7 @@ def _prime(batch: TokenBatch, beta: float) -> dict[str, Any]:
 
 
 def _visits(case: Case) -> list[list[float]]:
-    """One prompt, visit after visit."""
+    """Compute the advantages of one prompt, visit after visit."""
     params, history = params_of(case), case["inputs"]["reward_history"]
     own = policy_recipe(case["method"]).advantage[0]
     if own.name != "smooth_cumulative" or "adv" in params:
@@ -108,7 +108,7 @@ def _visits(case: Case) -> list[list[float]]:
 
 
 def gae(case: Case) -> dict[str, Any]:
-    """Advantages, returns, and whitened or length-adaptive forms."""
+    """Return advantages, returns, and whitened or length-adaptive forms."""
     params, inputs = params_of(case), case["inputs"]
     if params.get("clamp", [0, 1]) not in ([0, 1], (0, 1)):
         raise CaseError(f"clamp={params['clamp']!r}: λ by length is held in [0, 1] here.")
@@ -147,7 +147,7 @@ def gae(case: Case) -> dict[str, Any]:
 
 
 def reward_shaping(case: Case) -> dict[str, Any]:
-    """Soft overlong punishment."""
+    """Compute the soft overlong punishment."""
     names = {"L_max": "max_length", "L_cache": "cache"}
     given = {names[k]: whole(v, k) for k, v in params_of(case).items() if k in names}
     slot = soft_overlong(**given)
@@ -158,7 +158,7 @@ def reward_shaping(case: Case) -> dict[str, Any]:
 
 
 def keep(case: Case) -> dict[str, Any]:
-    """Which rows a filter keeps; which groups where their accuracies are given."""
+    """Return which rows a filter keeps; which groups where their accuracies are given."""
     inputs, params = case["inputs"], params_of(case)
     if not has_band(case):
         return {"keep": plain(filters.zero_variance()(build_batch(case)).double())}

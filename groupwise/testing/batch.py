@@ -1,4 +1,4 @@
-"""From a case to a batch: what the inputs of the case schema mean here."""
+"""The batch of a case: the meaning of the inputs of the case schema."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WIDTH_FROM = (
 
 
 def build_batch(case: Case) -> TokenBatch:
-    """The batch of a case. Rewards that are missing are 0; without group ids all rows are one."""
+    """Build the batch of a case. Missing rewards are 0; without group ids there is one group."""
     inputs = case["inputs"]
     mask_NT = _mask(inputs)
     streams: dict[str, Tensor] = {}
@@ -95,7 +95,9 @@ def _mask(inputs: Mapping[str, Any]) -> Tensor:
 
 
 def batch_for(case: Case, made: Recipe) -> TokenBatch:
-    """The batch with all that the recipe reads, or an error that names what is missing."""
+    """Return the batch with all that the recipe reads, or raise an error that names what is
+    missing.
+    """
     inputs = case["inputs"]
     batch = build_batch(case)
     if "logits_old" in inputs:
@@ -123,7 +125,7 @@ def _by_steps(made: Recipe) -> bool:
 
 
 def sampled(case: Case, batch: TokenBatch) -> Tensor:
-    """The sampled tokens, within the vocabulary of the logits."""
+    """Return the sampled tokens, within the vocabulary of the logits."""
     inputs = case["inputs"]
     if "tokens" not in inputs:
         raise missing("tokens", f"{case['kind']} {case['method']} on logits")
@@ -139,7 +141,7 @@ def advantages_given(case: Case) -> bool:
 
 
 def given_advantages(case: Case, mask_NT: Tensor) -> Tensor:
-    """`advantages` as given: one per row or one per token, 0 on padding."""
+    """Return `advantages` as given: one per row or one per token, 0 on padding."""
     rows = tensor(case["inputs"]["advantages"], "advantages")
     if rows.shape == mask_NT.shape:
         return torch.where(mask_NT, rows, 0.0)

@@ -28,7 +28,7 @@ def _vector(inputs: Any, name: str, size: int | None = None) -> Tensor:
 
 
 def kl_values(case: Case) -> dict[str, Any]:
-    """Estimators per token with their gradients."""
+    """Return estimators per token with their gradients."""
     inputs, found = case["inputs"], {}
     leaves = tensor(inputs["logp"], "logp"), tensor(inputs["logp_ref"], "logp_ref")
     batch = build_batch(case)
@@ -43,7 +43,7 @@ def kl_values(case: Case) -> dict[str, Any]:
 
 
 def kl_expectation(case: Case) -> dict[str, Any]:
-    """Exact expectations over a categorical: every action is a row of one token."""
+    """Return exact expectations over a categorical: every action is a row of one token."""
     inputs = case["inputs"]
     leaf = _vector(inputs, "logits").requires_grad_()
     logp = leaf.log_softmax(-1)
@@ -76,7 +76,9 @@ def kl_expectation(case: Case) -> dict[str, Any]:
 
 
 def estimator_expectation(case: Case) -> dict[str, Any]:
-    """Exact expectation of (1/G)ΣA∇log π over all G-tuples of actions: a group per tuple."""
+    """Return the exact expectation of (1/G)ΣA∇log π over all G-tuples of actions: a group per
+    tuple.
+    """
     params, inputs = params_of(case), case["inputs"]
     leaf = _vector(inputs, "logits").requires_grad_()
     logp = leaf.log_softmax(-1)
@@ -114,7 +116,7 @@ def estimator_expectation(case: Case) -> dict[str, Any]:
 
 
 def analytic(case: Case) -> dict[str, Any]:
-    """Where DPO's optimum lies."""
+    """Return where DPO's optimum lies."""
     pair_recipe(case["method"])
     p = params_of(case).get("preference_probability")
     if not isinstance(p, int | float) or not 0 < p < 1:

@@ -46,7 +46,7 @@ def _weights(batch: TokenBatch, params: dict[str, Any]) -> Tensor:
 
 
 def value(case: Case) -> dict[str, Any]:
-    """Clipped value loss."""
+    """Compute the clipped value loss."""
     params, inputs = params_of(case), case["inputs"]
     if not {"values", "values_old"} & set(inputs):
         raise missing("values_old", f"value_loss {case['method']}")
@@ -71,7 +71,7 @@ def value(case: Case) -> dict[str, Any]:
 
 
 def aggregate(case: Case) -> dict[str, Any]:
-    """One token loss under every aggregation; without norm_len, Dr.GRPO's own length."""
+    """Compute one token loss under every aggregation; without norm_len, Dr.GRPO's own length."""
     own = policy_recipe("dr_grpo").aggregation
     batch = build_batch(case)
     batch = replace(batch, learn_N=graded(batch))
@@ -81,7 +81,7 @@ def aggregate(case: Case) -> dict[str, Any]:
 
 
 def auxiliary(case: Case) -> dict[str, Any]:
-    """The entropy bonus on logits."""
+    """Compute the entropy bonus on logits."""
     params, inputs = params_of(case), case["inputs"]
     batch = build_batch(case)
     leaf = grid(inputs, "logits", batch.mask_NT, 3).requires_grad_()
@@ -99,7 +99,7 @@ def auxiliary(case: Case) -> dict[str, Any]:
 
 
 def preference(case: Case) -> dict[str, Any]:
-    """DPO and its relatives."""
+    """Compute DPO and its relatives."""
     made, inputs = pair_recipe(case["method"]), case["inputs"]
     chosen, rejected = (
         tensor(inputs[f"logp_{x}"], f"logp_{x}").requires_grad_() for x in ("chosen", "rejected")
@@ -120,7 +120,7 @@ def preference(case: Case) -> dict[str, Any]:
 
 
 def pair_selection(case: Case) -> dict[str, Any]:
-    """Best and worst of a prompt's judged candidates."""
+    """Choose the best and worst of a prompt's judged candidates."""
     made = pair_recipe(case["method"])
     scores = tensor(case["inputs"]["judge_scores"], "judge_scores")
     if scores.dim() != 2 or not scores.numel():
@@ -135,7 +135,7 @@ def pair_selection(case: Case) -> dict[str, Any]:
 
 
 def gate(case: Case) -> dict[str, Any]:
-    """DPPO's top-k mask from the logits of both engines."""
+    """Compute DPPO's top-k mask from the logits of both engines."""
     inputs, params = case["inputs"], params_of(case)
     if case["method"] not in ("dppo", "dppo_topk"):
         raise CaseError(f"kind 'gate' knows the method 'dppo', not {case['method']!r}.")
@@ -168,7 +168,7 @@ def gate(case: Case) -> dict[str, Any]:
 
 
 def router(case: Case) -> dict[str, Any]:
-    """Routing replay: gates, their Jacobian, and the gates without it."""
+    """Compute routing replay: gates, their Jacobian, and the gates without it."""
     logits = tensor(case["inputs"]["router_logits"], "router_logits")
     replayed = tensor(case["inputs"]["replay_mask"], "replay_mask")
     gates = replay_gates(logits, replayed)

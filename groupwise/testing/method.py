@@ -1,4 +1,4 @@
-"""From a case to a recipe: what the hyper-parameters of the case schema mean here."""
+"""The recipe of a case: the meaning of the hyper-parameters of the case schema."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ AGGREGATIONS = (
 
 
 def build_recipe(case: Case) -> Recipe:
-    """The method's recipe with the case's hyper-parameters, without what prepares real batches.
+    """Build the method's recipe with the case's hyper-parameters, without what prepares real
+    batches.
 
     A case's rewards are final, so shaping other than KL goes; a given batch is past its refills, so
     the accuracy band goes; critics and reward models have kinds of their own.
@@ -59,7 +60,7 @@ def build_recipe(case: Case) -> Recipe:
 
 
 def tuned(slot: Slot, params: Mapping[str, Any], **generic: str) -> Slot:
-    """The slot with its hyper-parameters as the case has them; `generic` maps further names."""
+    """Return the slot with the case's hyper-parameters; `generic` maps further names."""
     changes = {}
     for name, parameter in {**OF_SLOT.get(slot.name, {}), **generic}.items():
         if name in params and parameter in slot:
@@ -78,7 +79,7 @@ def _filters(made: Recipe, inputs: Mapping[str, Any]) -> tuple[Slot, ...]:
 
 
 def scaled_advantage(spec: Any) -> Slot:
-    """`adv = {scale: none|group|batch, ddof, eps}`."""
+    """Read `adv = {scale: none|group|batch, ddof, eps}`."""
     if not isinstance(spec, Mapping):
         raise CaseError(f"adv={spec!r} must be a mapping such as {{'scale': 'group', 'ddof': 1}}.")
     for key in spec:
@@ -96,7 +97,7 @@ def scaled_advantage(spec: Any) -> Slot:
 
 
 def _chain(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot, ...]:
-    """The method's advantage chain with the case's hyper-parameters."""
+    """Return the method's advantage chain with the case's hyper-parameters."""
     base, *modifiers = made.advantage
     if params.get("clamp", [0, 1]) not in ([0, 1], (0, 1)):
         raise CaseError(f"clamp={params['clamp']!r}: λ by length is held in [0, 1] here.")
@@ -128,7 +129,9 @@ def _flag(params: dict[str, Any], name: str, default: bool) -> bool:
 
 
 def _gpg_chain(base: Slot, slot: Slot, params: dict[str, Any]) -> list[Slot]:
-    """α given or computed; F a fixed divisor, or the group's standard deviation."""
+    """Return GPG's chain: α given or computed; F a fixed divisor, or the group's standard
+    deviation.
+    """
     alpha, divisor = params.get("alpha"), params.get("f_norm", 1.0)
     if divisor == "std":
         if "adv" in params:
@@ -172,7 +175,7 @@ def _aggregation(made: Recipe, params: dict[str, Any]) -> Slot:
 
 
 def aggregation_of(params: Mapping[str, Any], own: Slot) -> Slot:
-    """`agg` and `norm_len`, or the method's own."""
+    """Read `agg` and `norm_len`, or take the method's own."""
     name = params.get("agg", own.name)
     name = "seq_mean_token_mean" if name == "seq_mean" else name
     if name != own.name and name not in (*AGGREGATIONS, "token_sum"):
@@ -205,7 +208,7 @@ _CORRECTIONS = {
 
 
 def _correction(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot, ...]:
-    """`level` and `mode`, by default the method's own, with C or C_min and C_max."""
+    """Read `level` and `mode`, by default the method's own, with C or C_min and C_max."""
     given = [name for name in CORRECTION if name in params]
     if "logp_rollout" not in inputs:
         if given:
@@ -232,7 +235,7 @@ def _correction(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot
 def _kl(
     made: Recipe, case: Case, chain: tuple[Slot, ...]
 ) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
-    """KL in the reward and in the loss: the case's words over the method's own."""
+    """Read the KL in the reward and in the loss: the case's words over the method's own."""
     params, inputs = params_of(case), case["inputs"]
     own = [s for s in (*made.shaping, *made.penalty) if "coef" in s and "estimator" in s]
     coef = params.get("kl_coef", own[0]["coef"] if own else None)

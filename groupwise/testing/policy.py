@@ -26,7 +26,7 @@ from groupwise.testing.schema import Case, grid, params_of, plain, tensor
 
 
 def policy_loss(case: Case) -> dict[str, Any]:
-    """Loss, gradient and the streams between."""
+    """Compute loss, gradient and the streams between."""
     inputs, params = case["inputs"], params_of(case)
     made = build_recipe(case)
     batch = batch_for(case, made)
@@ -71,7 +71,7 @@ def policy_loss(case: Case) -> dict[str, Any]:
 
 
 def _row_advantages(made: Recipe, batch: TokenBatch, case: Case) -> Tensor:
-    """[N] or [N, T] as the chain leaves them, before they are spread over tokens."""
+    """Return [N] or [N, T] as the chain leaves them, before they are spread over tokens."""
     if "advantages" in case["inputs"]:
         rows = given_advantages(case, batch.mask_NT)
         for link in made.advantage[1:]:
@@ -89,7 +89,7 @@ def _with_given_advantages(result: BatchResult, rows: Tensor) -> BatchResult:
 
 
 def _learner(case: Case, made: Recipe, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    """The leaf to differentiate by, and what the learner's forward pass would give."""
+    """Return the leaf to differentiate by, and what the learner's forward pass would give."""
     inputs = case["inputs"]
     if "logits" in inputs or {"entropy_NT", "topk_logp_NTK"} & set(made.outputs):
         leaf = grid(inputs, "logits", batch.mask_NT, 3).requires_grad_()
@@ -103,7 +103,7 @@ def _learner(case: Case, made: Recipe, batch: TokenBatch) -> tuple[Tensor, dict[
 
 
 def _coef(made: Recipe, batch: TokenBatch, outputs: dict[str, Tensor], leaf: Tensor) -> Tensor:
-    """w·c·A, from the policy term alone: its gradient over −u."""
+    """Return w·c·A, from the policy term alone: its gradient over −u."""
     u_NT = batch.stream("coefficient_NT")
     policy_only = made.replace(penalty=(), auxiliary=())
     loss = token_phase(policy_only, batch, **outputs).loss
@@ -114,7 +114,7 @@ def _coef(made: Recipe, batch: TokenBatch, outputs: dict[str, Tensor], leaf: Ten
 
 
 def _streams(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any]:
-    """What every recipe has."""
+    """Return the streams that every recipe has."""
     mask = batch.mask_NT
     clipped = out.clipped_NT.double()
     found = {
@@ -134,7 +134,7 @@ def _streams(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any
 
 
 def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any]:
-    """Streams that only some gates and ratios have, under the names of the case schema."""
+    """Return streams that only some gates and ratios have, under the names of the case schema."""
     mask, gate, A_NT = batch.mask_NT, made.gate, batch.stream("advantage_NT")
     found: dict[str, Any] = {}
     if made.ratio.name == "segment_geomean":
@@ -165,7 +165,7 @@ def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[
 
 
 def _of_row(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """A value that is constant in the row, 0 for rows without tokens."""
+    """Return a value that is constant in the row, 0 for rows without tokens."""
     return torch.where(mask_NT, x_NT, 0.0).amax(1)
 
 

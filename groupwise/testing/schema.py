@@ -146,7 +146,7 @@ INPUTS = {
 
 
 def missing(name: str, why: str = "this case") -> CaseError:
-    """The error for an input that is not there."""
+    """Return the error for an input that is missing."""
     return CaseError(f"{why} needs the input {name!r}: {INPUTS.get(name, 'see the schema')}.")
 
 
@@ -160,7 +160,7 @@ class Inputs(dict[str, Any]):
 
 
 def named(case: Case) -> dict[str, Any]:
-    """The case with its inputs and hyper-parameters in checked form; None is 'not given'."""
+    """Return the case with its inputs and hyper-parameters in checked form; None is 'not given'."""
     for key in ("inputs", "params", "axes"):
         if not isinstance(case.get(key) or {}, Mapping):
             raise CaseError(f"{key} must be a mapping from names to values, got {case[key]!r}.")
@@ -177,7 +177,7 @@ def named(case: Case) -> dict[str, Any]:
 
 
 def _check_params(case: Case, params: Mapping[str, Any]) -> None:
-    """Every hyper-parameter is known, and this kind and method read it or it is generic."""
+    """Check that every hyper-parameter is known, and read by this kind and method or generic."""
     allowed = {*GENERIC, *OF_METHOD.get(case["method"], ()), *_names_of(case)}
     for name in params:
         if name in allowed:
@@ -205,7 +205,7 @@ def _names_of(case: Case) -> set[str]:
 
 
 def has_band(case: Case) -> bool:
-    """Whether a case of kind `filter` is about the accuracy band."""
+    """Return whether a case of kind `filter` is about the accuracy band."""
     filters = policy_recipe(case["method"]).filter
     return "group_accuracy" in case["inputs"] or any(s.name == "accuracy_band" for s in filters)
 
@@ -240,7 +240,7 @@ def tensor(values: Any, name: str = "an input") -> Tensor:
 
 
 def rewards_of(values: Any) -> Tensor:
-    """One reward per row; None is 'no grade', that is NaN."""
+    """Return one reward per row; None is 'no grade', that is NaN."""
     if isinstance(values, list | tuple):
         values = [float("nan") if value is None else value for value in values]
     reward_N = tensor(values, "rewards")
@@ -250,7 +250,7 @@ def rewards_of(values: Any) -> Tensor:
 
 
 def grid(inputs: Mapping[str, Any], name: str, mask_NT: Tensor, axes: int = 2) -> Tensor:
-    """An input with a value per token (and more axes behind), of the mask's shape."""
+    """Return an input with a value per token (and further axes), of the mask's shape."""
     x = tensor(inputs[name], name)
     if x.dim() != axes or x.shape[:2] != mask_NT.shape:
         rows, width = mask_NT.shape
@@ -262,7 +262,7 @@ def grid(inputs: Mapping[str, Any], name: str, mask_NT: Tensor, axes: int = 2) -
 
 
 def plain(x: Any, mask: Tensor | None = None) -> Any:
-    """Nested lists and floats; 0 on padded positions."""
+    """Return nested lists and floats; 0 on padded positions."""
     if not isinstance(x, Tensor):
         return float(x)
     x = x.detach().double()

@@ -35,7 +35,7 @@ class Toy:
         return len(self.logits_NTV)
 
     def take(self, rows: Sequence[int]) -> Toy:
-        """Some rows, in that order."""
+        """Return some rows, in that order."""
         index = torch.as_tensor(rows, dtype=torch.long)
         return Toy(
             {name: x[index] for name, x in self.streams.items()},
@@ -60,7 +60,7 @@ def random_toy(
     mismatch: float = 0.3,
     reference: float = 0.5,
 ) -> Toy:
-    """Groups of the given sizes, prefix masks of random lengths, all streams filled.
+    """Make groups of the given sizes, prefix masks of random lengths, all streams filled.
 
     `spread` is the size of the step between old and new logits, of all rows or of each: how
     off-policy the batch is. The steps of policy, sampler and reference are multiples of it; at 0
@@ -143,7 +143,7 @@ def leaves(toy: Toy, exponent: float = 0.3) -> Leaves:
 def learner_outputs(
     made: Recipe, toy: Toy, leaf: Leaves, rows: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """What a forward pass over these rows gives, restricted to what the recipe reads."""
+    """Return the outputs of a forward pass over these rows, restricted to what the recipe reads."""
     index = torch.arange(toy.rows) if rows is None else rows
     token_NT = toy.streams["token_NT"][index]
     heads = from_logits(leaf.logits_NTV[index], token_NT, TOP_K)
@@ -161,6 +161,6 @@ def learner_outputs(
 
 
 def extra_streams(made: Recipe, leaf: Leaves) -> dict[str, Tensor]:
-    """What the batch of a recipe with a learnable aggregation holds beside the toy's streams."""
+    """Return streams that a recipe with a learnable aggregation needs beside the toy's."""
     learned = "length_exponent" in made.outputs
     return {"length_exponent": leaf.exponent} if learned else {}

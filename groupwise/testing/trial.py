@@ -1,4 +1,4 @@
-"""Slots of a user's own, tried on a toy batch before anything is loaded.
+"""A trial of a user's own slots on a toy batch, before anything is loaded.
 
 What a slot returns is looked at where it is returned: shape, finite values, and whether a gradient
 comes through. Then the loss of the whole batch must be the sum over any micro-batches.
@@ -35,7 +35,7 @@ TOKEN_KINDS = ("ratio", "gate", "correction", "penalty", "auxiliary")
 
 
 def try_groups(recipe: Recipe) -> list[str]:
-    """Refuse a faulty slot that is not the package's, by name; doubts come back as texts."""
+    """Refuse a faulty slot that is not the package's, by name; return doubts as texts."""
     if not any(_is_own(slot) for slot in recipe.slots()):
         return []
     with warnings.catch_warnings():
@@ -44,7 +44,7 @@ def try_groups(recipe: Recipe) -> list[str]:
 
 
 def _try_recipe(recipe: Recipe) -> list[str]:
-    watch = Watch()
+    watch = SlotWatch()
     watched = watch.over(recipe)
     flows = False
     for spread in SPREADS:
@@ -63,8 +63,8 @@ def _try_recipe(recipe: Recipe) -> list[str]:
     return _without_a_grade(recipe, watched, watch)
 
 
-def _without_a_grade(recipe: Recipe, watched: Recipe, watch: Watch) -> list[str]:
-    """What happens where one answer has no reward: the others must not be lost with it."""
+def _without_a_grade(recipe: Recipe, watched: Recipe, watch: SlotWatch) -> list[str]:
+    """Try a batch where one answer has no reward: the others must not be lost with it."""
     toy = random_toy(SEED, dtype=torch.float32)
     toy.streams["reward_N"][0] = torch.nan
     try:
@@ -162,18 +162,18 @@ def _differs(whole: list[Tensor] | None, parts: list[Tensor] | None) -> bool:
 
 
 @dataclass
-class Watch:
-    """Looks at all that slots of a user's return, and keeps what the token phase's did."""
+class SlotWatch:
+    """A watcher of all that a user's slots return, which keeps the values of the token phase."""
 
     seen: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def forget(self) -> dict[str, list[Tensor]]:
-        """What was seen since the last time."""
+        """Return what was seen since the last time, and forget it."""
         seen, self.seen = self.seen, {}
         return seen
 
     def over(self, recipe: Recipe) -> Recipe:
-        """The recipe with its own slots watched."""
+        """Return the recipe with its own slots watched."""
         changes: dict[str, Any] = {}
         for kind in recipe.KINDS:
             slots = tuple(self._slot(slot) if _is_own(slot) else slot for slot in recipe.of(kind))
@@ -185,7 +185,7 @@ class Watch:
         function = slot.definition.function
 
         def called(*arguments: Any, **params: Any) -> Any:
-            value = guarded(slot, function, *arguments, **params)
+            value = call_slot(slot, function, *arguments, **params)
             batch = next(each for each in arguments if isinstance(each, TokenBatch))
             main = _looked_at(slot, value, batch)
             if slot.kind in TOKEN_KINDS:
@@ -195,13 +195,13 @@ class Watch:
         definition.function = called
         prepare = definition.traits.prepare
         definition.traits = replace(
-            definition.traits, prepare=lambda *arguments: guarded(slot, prepare, *arguments)
+            definition.traits, prepare=lambda *arguments: call_slot(slot, prepare, *arguments)
         )
         return replace(slot, definition=definition)
 
 
-def guarded(slot: Slot, function: Callable[..., Any], *arguments: Any, **params: Any) -> Any:
-    """What the slot's function returns; what it raises is told with its line."""
+def call_slot(slot: Slot, function: Callable[..., Any], *arguments: Any, **params: Any) -> Any:
+    """Call the slot's function; report what it raises with its line."""
     try:
         return function(*arguments, **params)
     except Exception as error:  # the boundary to the user's code
@@ -212,7 +212,7 @@ def guarded(slot: Slot, function: Callable[..., Any], *arguments: Any, **params:
 
 
 def _looked_at(slot: Slot, value: Any, batch: TokenBatch) -> Tensor:
-    """The tensor that the slot is about, of the right shape and finite, with its gradient."""
+    """Return the slot's main tensor, after checks of shape, finite values and gradient."""
     rows, tokens = batch.task_reward_N, batch.mask_NT
     kind = slot.kind
     if kind == "schedule":
@@ -302,7 +302,7 @@ def _fault(slot: Slot, what: str) -> RecipeError:
 
 
 def _place(slot: Slot) -> str:
-    """The slot's name, with the file and the line that it is written in."""
+    """Return the slot's name, with the file and the line that it is written in."""
     own = next((s for s in (slot, *_within(slot)) if not _of_package(s)), slot)
     code = own.definition.function.__code__
     inside = f" with {own.name}" if own is not slot else ""
@@ -326,7 +326,7 @@ def _is_own(slot: Slot) -> bool:
 
 
 def _check_needs(recipe: Recipe, toy: Toy) -> None:
-    """Refuse a slot that reads what nothing brings."""
+    """Refuse a slot that reads what nothing provides."""
     for slot in recipe.slots():
         for name in slot.needs if _is_own(slot) else ():
             if name not in toy.streams and name not in recipe.outputs:
@@ -346,7 +346,7 @@ def try_pairs(recipe: PairRecipe) -> list[str]:
     policy = [x.requires_grad_() for x in logp[:2]]
     slot = recipe.preference
     if _is_own(slot):
-        found = guarded(slot, slot, Pairs(*policy, *logp[2:]))
+        found = call_slot(slot, slot, Pairs(*policy, *logp[2:]))
         if not isinstance(found, PairLoss):
             raise _fault(slot, f"returned {_shape(found)} instead of a PairLoss")
         _finite(slot, _shaped(slot, found.loss_N, [logp[0]]), torch.ones(6, dtype=torch.bool))
@@ -354,7 +354,7 @@ def try_pairs(recipe: PairRecipe) -> list[str]:
             raise _fault(slot, "returned a loss without a gradient: something in it is detached")
     slot = recipe.pairing
     if _is_own(slot):
-        choice = guarded(slot, slot, torch.tensor([0.0, 1.0, 0.5, 0.25]))
+        choice = call_slot(slot, slot, torch.tensor([0.0, 1.0, 0.5, 0.25]))
         if not isinstance(choice, Choice) or not {choice.chosen, choice.rejected} <= {0, 1, 2, 3}:
             raise _fault(slot, f"returned {choice!r} instead of a Choice of two of the candidates")
     return []

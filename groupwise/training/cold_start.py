@@ -15,7 +15,7 @@ from torch import Tensor
 
 from groupwise.common.progress import phase
 from groupwise.config import Config, Model, Optim
-from groupwise.config.fields import Adapter, Engine
+from groupwise.config.fields import Adapter, EngineSettings
 from groupwise.data.cursor import Cursor
 from groupwise.errors import DataError
 from groupwise.graders.rubric import Grader
@@ -95,7 +95,7 @@ def _course(config: Config) -> Config:
         model=Model(path="tiny", device="cpu", dtype="float32"),
         optim=Optim(learning_rate=config.tiny.cold_start_rate, clip_norm=1.0, weight_decay=0.0),
         adapter=Adapter(),
-        engine=Engine(max_tokens=config.engine.max_tokens),
+        engine=EngineSettings(max_tokens=config.engine.max_tokens),
         overlong="recipe",
     )
 

@@ -23,7 +23,7 @@ from groupwise.config import Budget, Config, Model
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.errors import RunError
-from groupwise.graders.ledger import recorded
+from groupwise.graders.recorded_verdicts import recorded
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.checkpoint import save as save_model
@@ -278,7 +278,7 @@ def placed_for(config: Config, path: str | Path) -> Config:
     return placed(config, Model(**before) if len(before) == 2 else None)
 
 
-def _changes(config: Config, folder: RunFolder) -> list[configuration.Change]:
+def _changes(config: Config, folder: RunFolder) -> list[configuration.SettingChange]:
     with _readable(folder):
         before = _last_start(folder)
         return [] if before is None else configuration.difference(before.config, config)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Said(NamedTuple):
-    """What one role said."""
+    """The words of one role."""
 
     role: str  # system, user, assistant, tool, ...; "" for text outside any turn
     text: str
@@ -30,7 +30,7 @@ _ROLES = {"[INST]": "user", "[/INST]": "assistant", "model": "assistant"}
 
 
 def turns(prompt: str) -> list[Said]:
-    """Turns in order; a prompt without marks is one turn without a role."""
+    """Return turns in order; a prompt without marks is one turn without a role."""
     used = [(begin, end) for begin, end in _STYLES if re.search(begin, prompt)]
     if not used:
         return [Said("", prompt)]
@@ -46,6 +46,6 @@ def turns(prompt: str) -> list[Said]:
 
 
 def thought_and_answer(completion: str) -> tuple[str, str]:
-    """What stands before the end of thinking, and what after it; no mark, no thought."""
+    """Split at the end of thinking into thought and answer; no mark, no thought."""
     thought, mark, answer = completion.partition("</think>")
     return (thought.removeprefix("<think>"), answer) if mark else ("", completion)

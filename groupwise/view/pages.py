@@ -1,4 +1,4 @@
-"""The pages, as HTML: what the templates get. They escape all of it."""
+"""The pages as HTML: the data of the templates, which escape all of it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tokenizers import Tokenizer
 
 from groupwise.errors import RunError
 from groupwise.runfiles.catalogue import SECTIONS, find
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import VERSION, read_older
 from groupwise.view import chat
 from groupwise.view.prompts import PromptIndex
-from groupwise.view.runs import USEFUL, Run
+from groupwise.view.runs import USEFUL, ViewedRun
 from groupwise.view.steps import (
     FILTERS,
     OF_GROUPS,
     OF_SAMPLES,
-    Group,
+    PromptGroup,
     found_in,
     groups_of,
     mark,
@@ -51,7 +51,7 @@ SORTS = {"spread": "spread", "mean": "reward", "length": "length", "number": "nu
 
 
 def charts(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """The charts of a page by section: those to judge a run by, then all that was measured."""
+    """Return the charts of a page by section: those to judge a run by, then all others."""
     first = [(title, USEFUL if name == "groups/dead_share" else name, share)
              for title, name, share in CURVES]  # fmt: skip
     found = {"Judge by these": [_chart(name, title, share) for title, name, share in first
@@ -77,16 +77,16 @@ def _chart(name: str, title: str, share: bool) -> dict[str, Any]:
     return {"name": name, "title": title, "share": share, "about": about, "picture": ""}
 
 
-def _drawn(run: Run, chart: dict[str, Any]) -> dict[str, Any]:
-    """A chart with its picture, to be seen until the one that can be clicked is there."""
+def _drawn(run: ViewedRun, chart: dict[str, Any]) -> dict[str, Any]:
+    """Return a chart with a picture that is shown until the interactive one is there."""
     name, at = chart["name"], sorted({event["step"] for event in run.events if is_health(event)})
     curve = Curve(chart["title"], run.points(name), share=chart["share"],
                   sparse=name.startswith("eval/"), events=at)  # fmt: skip
     return {**chart, "picture": Markup(svg(curve))}  # markup of our own, its words escaped
 
 
-def trends(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """Curves and events as data for the charts."""
+def trends(run: ViewedRun, names: Sequence[str]) -> dict[str, Any]:
+    """Return curves and events as data for the charts."""
     about = run.about()
     curves = {}
     for name in names:
@@ -120,7 +120,7 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
 # --- pages ------------------------------------------------------------------------------------
 
 
-def home(runs: Mapping[str, Run], places: Sequence[Path]) -> str:
+def home(runs: Mapping[str, ViewedRun], places: Sequence[Path]) -> str:
     rows = []
     for run in runs.values():
         entry: dict[str, Any] = {"run": run, "about": run.about()}
@@ -134,7 +134,7 @@ def home(runs: Mapping[str, Run], places: Sequence[Path]) -> str:
     return _render("home.html", tables=tables, places=[str(place) for place in places])
 
 
-def run_page(run: Run, others: Sequence[str]) -> str:
+def run_page(run: ViewedRun, others: Sequence[str]) -> str:
     about = run.about()
     sections = charts(list(run.columns))
     for name in list(sections)[:1]:  # the one that is open
@@ -150,7 +150,7 @@ def run_page(run: Run, others: Sequence[str]) -> str:
     )
 
 
-def compare_page(one: Run, two: Run) -> str:
+def compare_page(one: ViewedRun, two: ViewedRun) -> str:
     from groupwise.config import difference  # heavy: it knows every recipe
 
     known = [(run, run.about()) for run in (one, two)]
@@ -170,7 +170,7 @@ def compare_page(one: Run, two: Run) -> str:
                    styles=plotly_styles())  # fmt: skip
 
 
-def step_page(run: Run, step: int, asked: Mapping[str, str]) -> str:
+def step_page(run: ViewedRun, step: int, asked: Mapping[str, str]) -> str:
     path = run.folder.rollout(step)
     table, version = read_older(path, OF_GROUPS)
     everything = groups_of(table)
@@ -205,7 +205,7 @@ def step_page(run: Run, step: int, asked: Mapping[str, str]) -> str:
     )
 
 
-def _sort_key(group: Group, sort: str) -> tuple[float, int]:
+def _sort_key(group: PromptGroup, sort: str) -> tuple[float, int]:
     keys = {
         "spread": -group.spread,
         "mean": -(group.mean if group.mean is not None else float("-inf")),
@@ -215,7 +215,7 @@ def _sort_key(group: Group, sort: str) -> tuple[float, int]:
     return keys[sort], group.number
 
 
-def group_page(run: Run, step: int, group: int) -> str:
+def group_page(run: ViewedRun, step: int, group: int) -> str:
     rows, version = rows_of_group(run.folder.rollout(step), group, OF_SAMPLES)
     samples = _samples(rows)
     return _render("group.html", run=run, step=step, group=group, samples=samples,
@@ -223,7 +223,7 @@ def group_page(run: Run, step: int, group: int) -> str:
                    excerpt=EXCERPT)  # fmt: skip
 
 
-def sample_page(run: Run, step: int, group: int, sample: int) -> str:
+def sample_page(run: ViewedRun, step: int, group: int, sample: int) -> str:
     rows, version = rows_of_group(run.folder.rollout(step), group, OF_SAMPLES)
     samples = _samples(rows)
     ids = values_of(rows, "token_ids", place_of(rows, sample))
@@ -250,7 +250,7 @@ def sample_page(run: Run, step: int, group: int, sample: int) -> str:
 def written_by(
     turns: Sequence[Mapping[str, Any]], ids: Any, tokenizer: Tokenizer | None
 ) -> list[chat.Said]:
-    """The turns of a completion that others wrote a part of; none of one that the policy wrote."""
+    """Return the turns of a completion in which others wrote; none if the policy wrote all."""
     if len(turns) < 2 or ids is None:
         return []
     texts = pieces(ids.tolist(), tokenizer)
@@ -258,14 +258,14 @@ def written_by(
 
 
 def judged_pieces(text: str, steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """The pieces of a completion that have a process reward each, and that reward."""
+    """Return the pieces of a completion that have a process reward each, and that reward."""
     starts = [0, *(step["end"] for step in steps)]
     return [(text[start : step["end"]], step["reward"])
             for start, step in zip(starts, steps, strict=False)]  # fmt: skip
 
 
-def sample_text(run: Run, step: int, group: int, sample: int) -> str:
-    """Prompt and completion as they are, for a text viewer."""
+def sample_text(run: ViewedRun, step: int, group: int, sample: int) -> str:
+    """Return prompt and completion as they are, for a text viewer."""
     columns = ("group", "sample", "prompt_text", "text")
     rows, _ = rows_of_group(run.folder.rollout(step), group, columns)
     row = rows.slice(place_of(rows, sample), 1).to_pylist()[0]
@@ -273,7 +273,7 @@ def sample_text(run: Run, step: int, group: int, sample: int) -> str:
 
 
 def _samples(rows: pa.Table) -> list[dict[str, Any]]:
-    """Rows with what follows from them. Lists per token stay arrays: they may be very long."""
+    """Return rows with derived values. Lists per token stay arrays: they may be very long."""
     lists = ("token_ids", "mask", "advantage", "clipped")
     made, own = [], own_lengths(rows)
     for at, row in enumerate(rows.drop_columns(list(lists)).to_pylist()):
@@ -298,8 +298,8 @@ def _samples(rows: pa.Table) -> list[dict[str, Any]]:
     return made
 
 
-def prompt_page(run: Run, prompt_id: int, index: PromptIndex) -> str:
-    seen = Partly()
+def prompt_page(run: ViewedRun, prompt_id: int, index: PromptIndex) -> str:
+    seen = PartialReader()
     draws = index.draws(prompt_id, seen)
     if not draws:
         unread = f" {seen.damage[0]}" if seen.damage else ""
@@ -315,7 +315,7 @@ def trouble_page(title: str, words: str) -> str:
 # --- helpers ----------------------------------------------------------------------------------
 
 
-def _neighbours(run: Run, step: int) -> dict[str, int | None]:
+def _neighbours(run: ViewedRun, step: int) -> dict[str, int | None]:
     steps = run.folder.rollout_steps()
     return {
         "before": max((s for s in steps if s < step), default=None),
@@ -339,7 +339,7 @@ def plotly() -> bytes:
 
 @functools.cache
 def plotly_styles() -> list[str]:
-    """Ids of the style sheets that plotly's script adds to a page unless it has such an element.
+    """Return ids of style sheets that plotly's script adds to a page unless it has such an element.
 
     They are of maps, which no page has, and the policy stops them with an error on the console.
     """
@@ -355,7 +355,7 @@ def _shown(value: float | None, share: bool = False) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """As much as is shown, control characters spelled out."""
+    """Return as much as is shown, control characters spelled out."""
     return visible(text[:limit])
 
 

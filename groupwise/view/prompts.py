@@ -1,4 +1,4 @@
-"""One prompt across the steps: when it was drawn, and how its samples fared each time."""
+"""One prompt across the steps: when it was drawn, and the results of its samples each time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from groupwise.errors import RunError
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_older
-from groupwise.view.runs import Run
-from groupwise.view.steps import OF_GROUPS, Group, groups_of
+from groupwise.view.runs import ViewedRun
+from groupwise.view.steps import OF_GROUPS, PromptGroup, groups_of
 
 SHOWN = 200  # draws of a prompt on one page, the latest
 
@@ -23,9 +23,9 @@ Stamp = tuple[int, int]  # of a file: a resumed run writes a step anew
 
 
 class PromptIndex:
-    """Which steps drew which prompt: a few numbers a step, read once and again when it changes."""
+    """An index from prompts to steps: a few numbers a step, read once and again when it changes."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ViewedRun) -> None:
         self._run = run
         self._lock = threading.Lock()
         self._of_step: dict[int, tuple[Stamp, Any]] = {}
@@ -42,8 +42,8 @@ class PromptIndex:
                 self._of_step[step] = (stamps[step], ids)
             return [step for step in present if prompt_id in self._of_step[step][1]]
 
-    def draws(self, prompt_id: int, seen: Partly) -> list[tuple[int, Group, str]]:
-        """Step, group and the text of its first sample, the latest step first."""
+    def draws(self, prompt_id: int, seen: PartialReader) -> list[tuple[int, PromptGroup, str]]:
+        """Return step, group and the text of its first sample, the latest step first."""
         found = []
         for step in reversed(self.steps(prompt_id)[-SHOWN:]):
             path = self._run.folder.rollout(step)
@@ -52,8 +52,8 @@ class PromptIndex:
         return found
 
 
-def _draws(path: Path, prompt_id: int) -> list[tuple[Group, str]]:
-    """Of one step."""
+def _draws(path: Path, prompt_id: int) -> list[tuple[PromptGroup, str]]:
+    """Return a prompt's groups in one step, each with the text of its first sample."""
     table, _ = read_older(path, (*OF_GROUPS, "text"))
     rows = table.filter(pc.equal(table.column("prompt_id"), prompt_id))
     texts = rows.select(["group", "text"]).to_pylist()
@@ -73,7 +73,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _ids(path: Path) -> Any:
-    """Of a step; none of a file that can't be read, which its own page explains."""
+    """Return the prompt ids of a step; none if unreadable, as the step's own page explains."""
     try:
         column = read_older(path, ("prompt_id",))[0].column("prompt_id")
     except RunError:

@@ -14,10 +14,10 @@ from typing import Any
 
 from groupwise.errors import ConfigError
 from groupwise.runfiles import shapes
-from groupwise.runfiles.files import Growing
+from groupwise.runfiles.files import GrowingFile
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.naming import comparison_of, told_apart
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.naming import comparison_of, distinct_names
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
 from groupwise.watch.display import useful_share
@@ -28,7 +28,7 @@ USEFUL = "groups/useful_share"  # shown instead of its opposite, groups/dead_sha
 
 
 @dataclass(frozen=True)
-class About:
+class RunFacts:
     """A run in words."""
 
     state: str
@@ -38,7 +38,7 @@ class About:
     damage: list[str]  # files that can't be read, and why
 
 
-class Run:
+class ViewedRun:
     """One run folder: its curves and events by column, as far as they are written."""
 
     def __init__(self, path: Path, name: str, comparison: str = "") -> None:
@@ -46,8 +46,8 @@ class Run:
         self.comparison = comparison  # the name of the one that it belongs to
         self.short = name.removeprefix(f"{comparison}/")  # beside others of its comparison
         self.lock = threading.RLock()  # requests are answered by several threads
-        self._metrics = Growing(self.folder.metrics, shapes.metrics)
-        self._events = Growing(self.folder.events, shapes.events)
+        self._metrics = GrowingFile(self.folder.metrics, shapes.metrics)
+        self._events = GrowingFile(self.folder.events, shapes.events)
         self._clear()
         self.events: list[dict[str, Any]] = []
 
@@ -83,7 +83,7 @@ class Run:
         self.last = line
 
     def points(self, name: str) -> list[Point]:
-        """A metric where it was measured; held-out ones with their standard error."""
+        """Return a metric where it was measured; held-out ones with their standard error."""
         with self.lock:
             values = self.columns.get(name)
             errors = self.columns.get(f"{name}_stderr")
@@ -96,23 +96,23 @@ class Run:
             ]
 
     def version(self) -> str:
-        """Changes whenever there is something new to show."""
+        """Return a text that changes whenever there is something new to show."""
         return f"{self._metrics.stamp}-{self._events.stamp}"
 
-    def about(self) -> About:
-        """Everything beside the curves, as far as it can be read now."""
+    def about(self) -> RunFacts:
+        """Return everything beside the curves, as far as it can be read now."""
         self.refresh()
-        seen = Partly()
+        seen = PartialReader()
         seen.damage += [x.damage for x in (self._metrics, self._events) if x.damage]
         config = seen.get(self.folder.read_config)
         settings = (seen.get(self.folder.read_settings) if config else None) or {}
         summary = seen.get(self.folder.read_summary) or {}
         changed = seen.get(changes_on_the_way, self.folder) or []
         steps = seen.get(self.folder.rollout_steps) or []
-        return About(self._state(summary, settings), config, changed, steps, seen.damage)
+        return RunFacts(self._state(summary, settings), config, changed, steps, seen.damage)
 
     def _state(self, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-        """In words: finished, or how far it is and when it was last heard of."""
+        """Describe the state: finished, or how far it is and when it last wrote."""
         if not self.steps:
             return "No step written yet."
         step, total = self.steps[-1], settings.get("steps")
@@ -148,12 +148,14 @@ class Runs:
                     "groupwise view runs"
                 )
         wholes = [place.resolve().parts for place in self.places]
-        self._labels = dict(zip(self.places, told_apart(wholes), strict=True))
-        self._known: dict[Path, Run] = {}
+        self._labels = dict(zip(self.places, distinct_names(wholes), strict=True))
+        self._known: dict[Path, ViewedRun] = {}
         self._lock = threading.Lock()
 
-    def all(self) -> dict[str, Run]:
-        """In the order given; looks again each time, as runs may have started since."""
+    def all(self) -> dict[str, ViewedRun]:
+        """Return all runs in the order given; looks again each time, as runs may have started
+        since.
+        """
         with self._lock:
             for place in self.places:
                 for path in runs_in(place):
@@ -161,8 +163,8 @@ class Runs:
                         self._known[path.resolve()] = self._named(path, place)
             return {run.name: run for path, run in self._known.items() if os.path.isdir(path)}
 
-    def _named(self, path: Path, place: Path) -> Run:
-        """By where it lies in the place that was given, as folders of all arms are called alike.
+    def _named(self, path: Path, place: Path) -> ViewedRun:
+        """Name a run by its place in the given folder, as folders of all arms are called alike.
 
         A name stays: later runs of the same name have the place's before it, or a number.
         """
@@ -180,11 +182,11 @@ class Runs:
         while free in taken:
             number += 1
             free = f"{name} ({number})"
-        return Run(path.resolve(), free, head)
+        return ViewedRun(path.resolve(), free, head)
 
 
 def runs_in(place: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The place itself if it is a run, else those in it, in the order of their names.
+    """Yield the place itself if it is a run, else those in it, in the order of their names.
 
     A folder that may not be looked into counts as a run, whose page says so; a run's own folders
     are not looked into.

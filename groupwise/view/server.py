@@ -1,4 +1,4 @@
-"""Who may ask for what: GET only, this machine only unless told otherwise, nothing is changed.
+"""The server: GET only, this machine only unless told otherwise, nothing is changed.
 
 A request must name an address, localhost, or a name of this server's own (callers.py).
 """
@@ -21,7 +21,7 @@ from groupwise.common.extras import install
 from groupwise.errors import ConfigError, GroupwiseError, in_short
 from groupwise.view import pages
 from groupwise.view.prompts import PromptIndex
-from groupwise.view.runs import Run, Runs
+from groupwise.view.runs import Runs, ViewedRun
 from groupwise.view.tokens import as_json, token_page, tokenizer_of
 
 POLICY = (
@@ -40,7 +40,7 @@ ASSETS = {"style.css": "text/css", "common.js": "text/javascript", "charts.js": 
           "tokens.js": "text/javascript", "plotly.js": "text/javascript"}  # fmt: skip
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     body: bytes
     kind: str = HTML
     status: int = 200
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
 
 class Viewer(ThreadingHTTPServer):
-    """`serve_forever()` as usual; `shutdown()` ends it."""
+    """An HTTP server: `serve_forever()` as usual; `shutdown()` ends it."""
 
     daemon_threads = True
 
@@ -64,14 +64,14 @@ class Viewer(ThreadingHTTPServer):
         self.names = own_names(address[0])
         self._indices: dict[str, PromptIndex] = {}
         self._lock = threading.Lock()
-        super().__init__(address, Handler)
+        super().__init__(address, PageHandler)
 
-    def index(self, run: Run) -> PromptIndex:
+    def index(self, run: ViewedRun) -> PromptIndex:
         with self._lock:
             return self._indices.setdefault(run.name, PromptIndex(run))
 
-    def answer(self, target: str) -> Answer:
-        """What stands at an address."""
+    def answer(self, target: str) -> Response:
+        """Return what is found at an address."""
         parts = urlsplit(target)
         words = [unquote(word, errors="surrogateescape") for word in parts.path.split("/") if word]
         asked = parse_qs(parts.query)
@@ -79,7 +79,7 @@ class Viewer(ThreadingHTTPServer):
             case []:
                 return _page(pages.home(self.runs.all(), self.runs.places))
             case ["assets", name] if name in ASSETS:
-                return Answer(asset(name), ASSETS[name], keep=True)
+                return Response(asset(name), ASSETS[name], keep=True)
             case ["compare"]:
                 runs = self.runs.all()
                 names = [name for name in asked.get("run", []) if name in runs]
@@ -90,7 +90,9 @@ class Viewer(ThreadingHTTPServer):
                 return self._of_run(run, rest, asked)
         return _trouble("Not here", f"There is nothing at {parts.path}.", 404)
 
-    def _of_run(self, run: Run, words: Sequence[str], asked: dict[str, list[str]]) -> Answer:
+    def _of_run(
+        self, run: ViewedRun, words: Sequence[str], asked: dict[str, list[str]]
+    ) -> Response:
         numbers = [_integer(word) for word in words[1::2]]
         if None in numbers:
             return _trouble("Not here", f"{'/'.join(words)} names no step.", 404)
@@ -102,8 +104,8 @@ class Viewer(ThreadingHTTPServer):
             case ["trends.json"]:
                 run.refresh()
                 if first.get("known") == run.version():
-                    return Answer(b"", JSON, 204)
-                return Answer(as_json(pages.trends(run, asked.get("name", []))), JSON)
+                    return Response(b"", JSON, 204)
+                return Response(as_json(pages.trends(run, asked.get("name", []))), JSON)
             case ["prompt", int(prompt)]:
                 return _page(pages.prompt_page(run, prompt, self.index(run)))
             case ["step", int(step)]:
@@ -114,12 +116,12 @@ class Viewer(ThreadingHTTPServer):
                 return _page(pages.sample_page(run, step, group, sample))
             case ["step", "group", "sample", "text", int(step), int(group), int(sample)]:
                 words_ = pages.sample_text(run, step, group, sample)
-                return Answer(words_.encode("utf-8", "replace"), PLAIN)
+                return Response(words_.encode("utf-8", "replace"), PLAIN)
             case ["step", "group", "sample", "tokens", int(step), int(group), int(sample)]:
                 start = max(0, _integer(first.get("start", "0")) or 0)
                 path = run.folder.rollout(step)
                 data = token_page(path, group, sample, start, tokenizer_of(run.folder))
-                return Answer(as_json(data), JSON)
+                return Response(as_json(data), JSON)
         return _trouble("Not here", f"There is nothing at {'/'.join(words)}.", 404)
 
 
@@ -135,15 +137,15 @@ def asset(name: str) -> bytes:
     return (Path(__file__).parent / "assets" / name).read_bytes()
 
 
-def _page(text: str) -> Answer:
-    return Answer(text.encode("utf-8", "replace"))
+def _page(text: str) -> Response:
+    return Response(text.encode("utf-8", "replace"))
 
 
-def _trouble(title: str, words: str, status: int) -> Answer:
+def _trouble(title: str, words: str, status: int) -> Response:
     return _page(pages.trouble_page(title, words))._replace(status=status)
 
 
-class Handler(BaseHTTPRequestHandler):
+class PageHandler(BaseHTTPRequestHandler):
     server: Viewer
     protocol_version = "HTTP/1.1"
 
@@ -151,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not is_meant(self.headers.get("Host", ""), self.server.names):
-            self._send(Answer(b"This server is not meant under that name.\n", PLAIN, 421))
+            self._send(Response(b"This server is not meant under that name.\n", PLAIN, 421))
             return
         try:
             answer = self.server.answer(self.path)
@@ -163,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):  # the browser went on to another page
             self._send(answer)
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: Response) -> None:
         self.send_response(answer.status)
         self.send_header("Content-Type", f"{answer.kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(answer.body)))
@@ -174,4 +176,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal is for what goes wrong."""
+        """Print nothing: the terminal is for what goes wrong."""

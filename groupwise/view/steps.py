@@ -35,8 +35,8 @@ FILTERS = {
 
 
 @dataclass(frozen=True)
-class Group:
-    """One prompt of a step and how its samples fared. The greedy completion counts for nothing."""
+class PromptGroup:
+    """One prompt of a step and the results of its samples. The greedy completion does not count."""
 
     number: int
     prompt_id: int
@@ -66,7 +66,7 @@ class Group:
         return statistics.fmean(self.lengths) if self.lengths else 0.0
 
     def fits(self, name: str) -> bool:
-        """Whether a filter of `FILTERS` lets it through."""
+        """Return whether a filter of `FILTERS` lets it through."""
         right, wrong = ("right" in self.marks), ("wrong" in self.marks)
         return {
             "fail": wrong and not right,
@@ -79,14 +79,14 @@ class Group:
 
 
 def mark(correct: bool | None, reward: float | None) -> str:
-    """What the grader says; where it does not say, a positive reward is a success."""
+    """Return the grader's verdict; where it has none, a positive reward is a success."""
     if correct is None:
         correct = None if reward is None else reward > 0
     return "open" if correct is None else "right" if correct else "wrong"
 
 
-def groups_of(table: pa.Table) -> list[Group]:
-    """From the columns `OF_GROUPS`, in the order of their numbers."""
+def groups_of(table: pa.Table) -> list[PromptGroup]:
+    """Make groups from the columns `OF_GROUPS`, in the order of their numbers."""
     lengths = own_lengths(table)
     rows = table.drop_columns(["token_ids", "mask"]).to_pylist()
     by_number: dict[int, list[tuple[dict[str, Any], int]]] = {}
@@ -95,11 +95,11 @@ def groups_of(table: pa.Table) -> list[Group]:
     return [_group(number, by_number[number]) for number in sorted(by_number)]
 
 
-def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> Group:
+def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> PromptGroup:
     sampled = [(row, length) for row, length in members if (row["sample"] or 0) >= 0] or members
     first = members[0][0]
     rewards = [_finite(row["reward"]) for row, _ in sampled]
-    return Group(
+    return PromptGroup(
         number=number,
         prompt_id=-1 if first["prompt_id"] is None else first["prompt_id"],
         draw=first["draw"] or 0,
@@ -116,7 +116,7 @@ def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> Gro
 
 
 def _finite(reward: float | None) -> float | None:
-    """No grader gives another; a file that was tampered with may."""
+    """Return a finite reward or None: a file that was tampered with may hold another."""
     return reward if reward is not None and math.isfinite(reward) else None
 
 
@@ -141,7 +141,7 @@ def _lengths(column: pa.ChunkedArray) -> list[int]:
 
 
 def found_in(path: Path, words: str) -> set[int]:
-    """The groups that hold the words in a prompt, completion, answer or reason, in any case."""
+    """Return the groups with the words in a prompt, completion, answer or reason, in any case."""
     table, _ = read_older(path, ("group", *SEARCHED))
     hits = pa.chunked_array([pa.array([False] * table.num_rows, pa.bool_())])
     for name in SEARCHED:
@@ -152,7 +152,7 @@ def found_in(path: Path, words: str) -> set[int]:
 
 
 def rows_of_group(path: Path, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
-    """The samples of a group, the greedy completion first, and the file's version."""
+    """Return the samples of a group, the greedy completion first, and the file's version."""
     table, version = read_older(path, columns)
     if any(table.column(name).null_count for name in ("group", "sample")):
         raise RunError(
@@ -166,7 +166,7 @@ def rows_of_group(path: Path, group: int, columns: Sequence[str]) -> tuple[pa.Ta
 
 
 def place_of(rows: pa.Table, sample: int) -> int:
-    """Where a sample stands among the rows of its group."""
+    """Return the place of a sample among the rows of its group."""
     numbers = rows.column("sample").to_pylist()
     if sample not in numbers:
         raise RunError(f"The group has no sample {sample}: it has {numbers[0]} to {numbers[-1]}.")
@@ -174,6 +174,6 @@ def place_of(rows: pa.Table, sample: int) -> int:
 
 
 def values_of(rows: pa.Table, name: str, at: int) -> Any:
-    """A list per token as an array; None where there is none."""
+    """Return a list per token as an array; None where there is none."""
     value = rows.column(name)[at]
     return value.values.to_numpy(zero_copy_only=False) if value.is_valid else None

@@ -37,7 +37,7 @@ STREAMS = (
 
 
 def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
-    """The one that the run itself saved; None before its first checkpoint."""
+    """Load the tokenizer that the run itself saved; None before its first checkpoint."""
     saved = [folder.checkpoints / "latest", folder.path / "cold_start", folder.path]
     for place in (*saved, *sorted(folder.checkpoints.glob("step_*"))):
         try:
@@ -51,7 +51,7 @@ def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
 
 
 def pieces(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """The text that each token adds; a character in several tokens stands at the last of them.
+    """Return the text that each token adds; a character in several tokens is at the last of them.
 
     Without a tokenizer the ids themselves, in angle brackets.
     """
@@ -68,7 +68,7 @@ def pieces(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 def token_page(
     path: Path, group: int, sample: int, start: int, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """Tokens from `start` on, with the scale of each stream over the whole completion.
+    """Return tokens from `start` on, with the scale of each stream over the whole completion.
 
     Tokens that others than the policy wrote have no numbers, and are on no scale.
     """
@@ -114,7 +114,7 @@ def _stream(rows: pa.Table, name: str, at: int) -> Any:
 
 
 def _reach(values: Any, scale: str) -> float:
-    """How far from calm the completion goes: where the colour is full."""
+    """Return the value at which the colour is full: the largest in the completion."""
     if scale == "flag":
         return 1.0
     finite = values[np.isfinite(values)]

@@ -1,1 +1,1 @@
-"""What is said of a run: while it goes on, and afterwards."""
+"""Watching a run: while it goes on, and afterwards."""

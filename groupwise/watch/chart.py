@@ -24,7 +24,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a chart shows."""
+    """The data of a chart."""
 
     title: str
     points: Sequence[Point]
@@ -34,7 +34,7 @@ class Curve:
 
 
 def svg(curve: Curve) -> str:
-    """The chart; a screen reader hears title and description."""
+    """Return the chart; a screen reader gets title and description."""
     points = [point for point in curve.points if math.isfinite(point.value)]
     name = "".join(c if c.isalnum() else "-" for c in curve.title.lower())
     place = ""
@@ -72,7 +72,7 @@ def description(curve: Curve, points: Sequence[Point]) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where steps and values stand on the chart."""
+    """The places of steps and values on the chart."""
 
     first: int
     last: int
@@ -101,7 +101,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) within a range."""
+    """Return round numbers (1, 2 or 5 times a power of ten) within a range."""
     if high <= low:
         return [low]
     rough = (high - low) / most
@@ -140,7 +140,7 @@ def _grid(scale: Scale) -> list[str]:
 
 
 def _events(curve: Curve, scale: Scale) -> list[str]:
-    """A line through the chart at each of their steps that it shows."""
+    """Draw a line through the chart at each step of an event that it shows."""
     places = [scale.x(step) for step in curve.events if scale.first <= step <= scale.last]
     bottom = HEIGHT - BOTTOM
     return [f'<path class="event" d="M{x} {TOP}V{bottom}"/>' for x in dict.fromkeys(places)]
@@ -178,7 +178,7 @@ def _dots(points: Sequence[Point], scale: Scale) -> list[str]:
 
 
 def smooth(points: Sequence[Point], window: int) -> list[Point]:
-    """At each step the mean of the last `window` values: nothing of the future."""
+    """Return at each step the mean of the last `window` values: nothing of the future."""
     sums = [0.0, *accumulate(point.value for point in points)]
     starts = [max(0, at + 1 - window) for at in range(len(points))]
     return [
@@ -188,7 +188,7 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most so many, the lowest and the highest of each stretch: spikes stay."""
+    """Reduce points to `most`, the lowest and the highest of each stretch: spikes stay."""
     if len(points) <= most:
         return list(points)
     stretch = math.ceil(2 * len(points) / most)
@@ -210,7 +210,7 @@ WIDEST = 6
 def plot(
     points: Sequence[Point], width: int, *, mark: int | None = None, ascii_only: bool = False
 ) -> list[str]:
-    """Columns of a few lines of text, and an arrow under the step `mark`."""
+    """Return columns of a few lines of text, and an arrow under the step `mark`."""
     values = [point for point in points if math.isfinite(point.value)]
     if not values:
         return ["  no values"]
@@ -239,7 +239,7 @@ def plot(
 
 
 def _columns(points: Sequence[Point], width: int) -> list[tuple[float, int]]:
-    """(value, last step) of each column: of several points the one farthest from the middle."""
+    """Return (value, last step) of each column: of several points the farthest from the middle."""
     count = min(len(points), max(width, 1))
     middle = sorted(point.value for point in points)[len(points) // 2]
     columns = []

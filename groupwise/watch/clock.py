@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""The time of a step by phase."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clock:
             self.phases[phase] = self.phases.get(phase, 0.0) + now() - begun
 
     def metrics(self, tokens: int) -> dict[str, float]:
-        """The phases, the whole, and sampled tokens per second of the rollout phase."""
+        """Return the phases, the whole, and sampled tokens per second of the rollout phase."""
         found = {f"time/{phase}": seconds for phase, seconds in self.phases.items()}
         found["time/step"] = now() - self.start
         if self.phases.get("rollout"):
@@ -34,7 +34,7 @@ class Clock:
 
 
 def now() -> float:
-    """Seconds; what was given to a GPU before is done."""
+    """Return seconds, after the work given to a GPU before is done."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()

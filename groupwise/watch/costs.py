@@ -1,4 +1,4 @@
-"""What a run has cost so far, and what a point of held-out accuracy costs."""
+"""The cost of a run so far, and of a point of held-out accuracy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ def costs(
     before: float | None,
     after: float | None,
 ) -> dict[str, float]:
-    """Since the start of the run. `price` is for an hour of the device; 0: not known.
+    """Return the cost since the start of the run. `price` is for an hour of the device; 0: not
+    known.
 
     `before` and `after` are held-out accuracies, of the start and the latest. What depends on the
     clock is named time/.

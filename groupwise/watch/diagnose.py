@@ -1,4 +1,4 @@
-"""What is wrong with a run: the rules over its metrics, and the samples to read."""
+"""A diagnosis of a run: the rules over its metrics, and the samples to read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from groupwise.errors import RunError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_older
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
-from groupwise.watch.foreign import in_their_words, read_log
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.history import Evidence
+from groupwise.watch.other_tools import names_in_tool, read_log
 from groupwise.watch.rules import RULES, Rule
 
 SAMPLES = 3  # shown of the worst
@@ -28,7 +28,7 @@ GUARDS = ("reward", "not finite", "nothing learned", "pairs")  # events of what 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that can be said of a run."""
+    """All findings of a run."""
 
     path: Path
     tool: str  # that wrote it: groupwise, trl, verl
@@ -48,7 +48,7 @@ class Diagnosis:
 
     @property
     def first(self) -> Finding | None:
-        """What to look at first: later findings may follow from it."""
+        """Return what to look at first: later findings may follow from it."""
         return next(iter(self.sick or self.findings), None)
 
     def points(self, finding: Finding) -> Sequence[Point]:
@@ -66,7 +66,7 @@ class Diagnosis:
                     "step": finding.step,
                     "evidence": finding.evidence.text,
                     "means": finding.rule.means,
-                    "in_their_words": in_their_words(finding.rule.change, self.tool),
+                    "in_their_words": names_in_tool(finding.rule.change, self.tool),
                     "threshold": finding.rule.threshold,
                     "source": finding.rule.source,
                 }
@@ -82,12 +82,12 @@ class Diagnosis:
 
 
 def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis:
-    """A run folder, live or finished, or a log of TRL or verl."""
+    """Diagnose a run folder, live or finished, or a log of TRL or verl."""
     folder = RunFolder(path)
     tool, lines = (
         ("groupwise", folder.read_metrics()) if _is_ours(folder) else read_log(folder.path)
     )
-    seen, ours = Partly(), tool == "groupwise"
+    seen, ours = PartialReader(), tool == "groupwise"
     events = seen.lines(folder.events, shapes.events) if ours else []
     health = Health(rules)
     findings = health.see_all(lines)
@@ -106,7 +106,7 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
 
 
 def _is_ours(folder: RunFolder) -> bool:
-    """Whether it is a run folder, be its files damaged or not."""
+    """Return whether it is a run folder, be its files damaged or not."""
     there = os.path.lexists
     return there(folder.metrics) or (there(folder.config) and there(folder.events))
 
@@ -114,7 +114,7 @@ def _is_ours(folder: RunFolder) -> bool:
 def _after_the_end(
     events: Sequence[Mapping[str, Any]], last: int, known: set[str]
 ) -> list[Finding]:
-    """What was found in a step that a guard stopped: it has events and no metrics."""
+    """Return findings in a step that a guard stopped: it has events and no metrics."""
     rules = {rule.name: rule for rule in RULES}
     needed = ("step", "text", "metric", "value", "limit", "first_bad_step")  # of this version
     found = []
@@ -175,7 +175,7 @@ WORST: dict[str, Callable[[Row], Any]] = {
 
 
 def worst_samples(folder: RunFolder, finding: Finding) -> tuple[int | None, list[dict[str, Any]]]:
-    """Of the first bad step whose rollouts are there, or the last before it."""
+    """Return samples of the first bad step whose rollouts are there, or the last before it."""
     steps, first = folder.rollout_steps(), finding.evidence.first
     step = next((s for s in steps if s >= first), steps[-1] if steps else None)
     if step is None:

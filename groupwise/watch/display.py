@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live panel on a terminal, else one plain line a step.
+"""The display of a run: a live panel on a terminal, else one plain line a step.
 
 The loss is not shown: on-policy it is near 0 whether or not the model learns.
 """
@@ -45,7 +45,7 @@ Metrics = Mapping[str, Any]
 
 
 class _Console(Console):
-    """rich ends the program when nobody reads its output; a run must go on."""
+    """A console that survives when nobody reads its output; rich would end the program."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -85,7 +85,7 @@ class Display:
             self._print(LOSS_NOTE)
 
     def watching(self) -> AbstractContextManager[None]:
-        """What is under way meanwhile is shown: phase, progress and time."""
+        """Show what is under way meanwhile: phase, progress and time."""
         return self._under_way.watching()
 
     def announce_stop(self, asked: threading.Event) -> None:
@@ -93,11 +93,13 @@ class Display:
         self._under_way.announce(asked, lambda: self.note(STOPPING))
 
     def expect(self, total_steps: int) -> None:
-        """How many steps there will be, where a budget ends the run and that changes on the way."""
+        """Set how many steps there will be, where a budget ends the run and that changes on the
+        way.
+        """
         self._total = total_steps
 
     def step(self, metrics: Metrics) -> None:
-        """One step's metrics; the step after the last, unless they name another."""
+        """Show one step's metrics; the step after the last, unless they name another."""
         self._step = int(metrics.get("step", self._step + 1))
         self._remember(metrics)
         if self._panel:
@@ -109,7 +111,7 @@ class Display:
         self._name_bottleneck(metrics)
 
     def _name_bottleneck(self, metrics: Metrics) -> None:
-        """In words, each phase once; not of the first step, which warms up."""
+        """Name the slowest phase in words, each once; not of the first step, which warms up."""
         phase = bottleneck(metrics)
         if self._panel or self._timed < 2 or phase in ("", *self._named):
             return
@@ -123,7 +125,9 @@ class Display:
         self._print(f"warning: {text}", style="yellow")
 
     def finish(self, summary: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-        """The run in a few numbers, samples before and after, and what can be done with it now."""
+        """Show the run in a few numbers, samples before and after, and what can be done with it
+        now.
+        """
         self.close()
         for line in (*summary_lines(summary), *next_lines(path)):
             self._print(line)
@@ -147,7 +151,7 @@ class Display:
         self.close()
 
     def _status(self, line: str) -> None:
-        """What is under way: below the panel, or as a line of its own."""
+        """Show what is under way: below the panel, or as a line of its own."""
         if line and self._total:
             line = f"step {min(self._step + 1, self._total)}/{self._total}: {line}"
         if not self._panel:
@@ -159,7 +163,7 @@ class Display:
         self._draw(Group(*shown, *([below] if line else [])))
 
     def _draw(self, what: RenderableType) -> None:
-        """In the place of what was drawn before."""
+        """Draw in the place of what was drawn before."""
         with self._writing:
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False)
@@ -181,7 +185,9 @@ class Display:
                 self._show(lambda: print(line, file=self._stream, flush=True))
 
     def _show(self, action: Callable[[], object]) -> None:
-        """Whoever read the output may have gone: the run goes on, and its files have it all."""
+        """Print, unless whoever read the output has gone: the run goes on, and its files have it
+        all.
+        """
         if self._muted:
             return
         try:
@@ -203,7 +209,7 @@ class Display:
             self._held_out = (self._step, accuracy)
 
     def _left(self) -> str:
-        """Time left, from the second step on."""
+        """Return the time left, from the second step on."""
         if self._timed < 2:
             return ""
         return clock((self._total - self._step) * sum(self._seconds) / len(self._seconds))
@@ -216,7 +222,7 @@ class Display:
         return percent(accuracy, 1) + stale
 
     def _line(self, metrics: Metrics) -> list[tuple[str, str]]:
-        """(name, value) of all that a step's line says, in order."""
+        """Return (name, value) of all that a step's line says, in order."""
         found = [("step", f"{self._step}/{self._total}"), *vital_signs(metrics)]
         found.insert(2, ("held-out accuracy", self._held_out_text()))
         found += [
@@ -254,7 +260,7 @@ class Display:
 
 
 def vital_signs(metrics: Metrics) -> list[tuple[str, str]]:
-    """The numbers that tell whether a run is well; "" where the step has none."""
+    """Return the numbers that tell whether a run is well; "" where the step has none."""
 
     def shown(name: str, form: str) -> str:
         value = metrics.get(name)
@@ -280,7 +286,7 @@ def vital_signs(metrics: Metrics) -> list[tuple[str, str]]:
 
 
 def useful_share(metrics: Metrics) -> float | None:
-    """Groups to learn from, of all that were sampled: what dynamic sampling drops was useless."""
+    """Return the share of useful groups among all sampled; those that were dropped were useless."""
     dead = metrics.get("groups/dead_share")
     if dead is None:
         return None
@@ -290,7 +296,7 @@ def useful_share(metrics: Metrics) -> float | None:
 
 
 def refills(metrics: Metrics) -> str:
-    """What dynamic sampling cost: rounds, their tokens, and what was sampled and dropped."""
+    """Return what dynamic sampling cost: rounds, their tokens, and what was sampled and dropped."""
     rounds, dropped = metrics.get("refill/rounds"), metrics.get("cost/wasted/dropped")
     if not rounds and not dropped:
         return ""
@@ -306,7 +312,7 @@ def length(metrics: Metrics) -> str:
 
 
 def clip(metrics: Metrics) -> str:
-    """Share of tokens without gradient; none to lose in one on-policy update."""
+    """Return the share of clipped tokens; none can be in one on-policy update."""
     sides = [metrics.get(f"clip/{side}") for side in ("low", "high")]
     known = [side for side in sides if side is not None]
     if metrics.get("updates/count") == 1 and known and not sum(known):
@@ -315,19 +321,19 @@ def clip(metrics: Metrics) -> str:
 
 
 def phases(metrics: Metrics) -> list[tuple[str, float]]:
-    """Seconds of each phase that takes a twentieth of the step or more, in the cycle's order."""
+    """Return the seconds of each phase that takes a twentieth of the step or more, in order."""
     spent = {name: metrics.get(f"time/{name}") or 0.0 for name in PHASES}
     least = 0.05 * (metrics.get("time/step") or sum(spent.values()))
     return [(name, seconds) for name, seconds in spent.items() if seconds and seconds >= least]
 
 
 def bottleneck(metrics: Metrics) -> str:
-    """The phase alone."""
+    """Return the phase alone."""
     return str(metrics.get("time/bottleneck", "")).partition(",")[0]
 
 
 def of_peak(phase: str, metrics: Metrics) -> str:
-    """How much of what the device can do a phase used, where that is known."""
+    """Return how much of the device's peak a phase used, where that is known."""
     known = {
         "rollout": ("time/rollout_bandwidth_share", "bandwidth"),
         "update": ("time/update_flops_share", "FLOPs"),
@@ -338,7 +344,7 @@ def of_peak(phase: str, metrics: Metrics) -> str:
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """summary.json for people."""
+    """Return summary.json for people."""
 
     def change(name: str, form: Callable[[float], str]) -> str:
         sides = [summary.get(f"{name}_{side}") for side in ("before", "after")]
@@ -362,7 +368,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def next_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Commands that take up a finished run, as they can be typed."""
+    """Return commands that continue from a finished run, as they can be typed."""
     run = shlex.quote(os.fspath(path))
     commands = {
         f"groupwise view {run}": "see it, down to every token",
@@ -382,7 +388,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as bars; means of neighbours where there are more than fit."""
+    """Draw the values as bars; means of neighbours where there are more than fit."""
     if len(values) > width:
         edges = [len(values) * i // width for i in range(width + 1)]
         values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
@@ -398,5 +404,5 @@ _SPELLED = {code: ascii(chr(code))[1:-1] for code in _UNSEEN if chr(code) not in
 
 
 def visible(text: str) -> str:
-    """Such characters spelled out: a completion must not steer the terminal or the page."""
+    """Spell out control characters: a completion must not steer the terminal or the page."""
     return storable(text).translate(_SPELLED)

@@ -1,4 +1,4 @@
-"""Rules over the metrics of a run: while it goes on, and of any run that has left some."""
+"""Health rules over the metrics of a run, while it goes on or afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from groupwise.watch.rules import RULES, Rule
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that fired: at which step it was sure, and what it saw."""
+    """A rule that fired: at which step it was sure, and its evidence."""
 
     rule: Rule
     step: int
@@ -23,7 +23,7 @@ class Finding:
         return f"{rule.name}: {self.evidence.text}. {sentence(rule.means)} Try: {rule.change}."
 
     def fields(self) -> dict[str, Any]:
-        """For events.jsonl and --json."""
+        """Return the fields for events.jsonl and --json."""
         seen, rule = self.evidence, self.rule
         return {
             "rule": rule.name,
@@ -38,7 +38,7 @@ class Finding:
 
 
 class Health:
-    """Sees one step after the other; each rule fires once."""
+    """The rules of a run, which sees one step after the other; each fires once."""
 
     def __init__(self, rules: Sequence[Rule] | None = None) -> None:
         self.rules = RULES if rules is None else rules
@@ -46,7 +46,7 @@ class Health:
         self.found: dict[str, Finding] = {}
 
     def see(self, step: int, metrics: Mapping[str, Any]) -> list[Finding]:
-        """What fires at this step, in the order of the table."""
+        """Return what fires at this step, in the order of the table."""
         self.history.add(step, metrics)
         new = []
         for rule in self.rules:
@@ -59,7 +59,7 @@ class Health:
         return new
 
     def see_all(self, lines: Iterable[Mapping[str, Any]]) -> list[Finding]:
-        """A whole run, line by line of metrics.jsonl: what fired, in order."""
+        """Return what fired in a whole run, line by line of metrics.jsonl, in order."""
         return [finding for line in lines for finding in self.see(int(line["step"]), line)]
 
 

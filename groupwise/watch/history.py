@@ -1,4 +1,4 @@
-"""The metrics of a run so far, and what can be said of a stretch of them without being fooled.
+"""The metrics of a run so far, and robust statements about a stretch of them.
 
 Medians and median deviations, never means: one odd step must not raise an alarm, nor hide one.
 """
@@ -31,16 +31,20 @@ class History:
                 self._series.setdefault(name, []).append(Point(step, float(value)))
 
     def all(self, *names: str) -> Sequence[Point]:
-        """Of the first of these names that the run has: later ones stand in for it."""
+        """Return the values of the first of these names that the run has: later ones stand in for
+        it.
+        """
         return next((self._series[name] for name in names if name in self._series), ())
 
     def first(self, count: int, *names: str) -> Sequence[Point]:
-        """The first values; none while there are fewer."""
+        """Return the first values; none while there are fewer."""
         points = self.all(*names)
         return points[:count] if len(points) >= count else ()
 
     def last(self, count: int, *names: str) -> Sequence[Point]:
-        """The last values up to now; none while there are fewer, or if the last step has none."""
+        """Return the last values up to now; none while there are fewer, or if the last step has
+        none.
+        """
         points = self.all(*names)
         if len(points) < count or points[-1].step != self.step:
             return ()
@@ -49,7 +53,7 @@ class History:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a rule saw: the number, what it is held against, and since when."""
+    """The evidence of a rule: the number, its limit, and since when."""
 
     metric: str
     value: float
@@ -66,14 +70,14 @@ def middle(points: Sequence[Point]) -> float:
 
 
 def noise(points: Sequence[Point]) -> float:
-    """Standard deviation from step to step, a trend left out: of differences, over √2."""
+    """Return the standard deviation from step to step without a trend: of differences, over √2."""
     steps = [b.value - a.value for a, b in pairwise(points)]
     centre = median(steps)
     return SIGMA * median(abs(x - centre) for x in steps) / math.sqrt(2)
 
 
-def known_as(history: History, *names: str) -> str:
-    """The name that stands for the others."""
+def first_known(history: History, *names: str) -> str:
+    """Return the first of the names that the run has."""
     return next((name for name in names if history.all(name)), names[0])
 
 
@@ -81,33 +85,35 @@ def known_as(history: History, *names: str) -> str:
 
 
 def above(*names: str, limit: float, steps: int) -> Test:
-    """The median of the last so many steps is above a limit."""
+    """Test whether the median of the last so many steps is above a limit."""
 
     def test(history: History) -> Evidence | None:
         points = history.last(steps, *names)
         if not points or middle(points) <= limit:
             return None
         bad = next(point.step for point in points if point.value > limit)
-        return _seen(known_as(history, *names), middle(points), limit, bad, steps, "above")
+        return _seen(first_known(history, *names), middle(points), limit, bad, steps, "above")
 
     return test
 
 
 def below(*names: str, limit: float, steps: int) -> Test:
-    """The median of the last so many steps is below a limit."""
+    """Test whether the median of the last so many steps is below a limit."""
 
     def test(history: History) -> Evidence | None:
         points = history.last(steps, *names)
         if not points or middle(points) >= limit:
             return None
         bad = next(point.step for point in points if point.value < limit)
-        return _seen(known_as(history, *names), middle(points), limit, bad, steps, "below")
+        return _seen(first_known(history, *names), middle(points), limit, bad, steps, "below")
 
     return test
 
 
 def grows(*names: str, times: float, least: float, steps: int = 5) -> Test:
-    """The median of the last steps is so many times that of the first, and at least so large."""
+    """Test whether the median of the last steps is so many times the first's, and at least so
+    large.
+    """
 
     def test(history: History) -> Evidence | None:
         start = history.first(steps, *names)
@@ -125,7 +131,7 @@ def any_of(*tests: Test) -> Test:
 
 
 def all_of(first: Test, *others: Test) -> Test:
-    """The evidence of the first, where all the others see something as well."""
+    """Return the evidence of the first, where all the others see something as well."""
 
     def test(history: History) -> Evidence | None:
         return first(history) if all(other(history) for other in others) else None

@@ -13,7 +13,7 @@ from groupwise.errors import ConfigError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.files import write_atomic
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.watch.chart import Curve, smooth, thin
 from groupwise.watch.report import curves
 
@@ -26,10 +26,10 @@ def can_plot() -> bool:
 
 
 def write_plots(path: str | os.PathLike[str]) -> list[Path]:
-    """plots/NAME.png for every curve of the report that has values."""
+    """Write plots/NAME.png for every curve of the report that has values."""
     if not can_plot():
         raise ConfigError(f"PNG plots are drawn by matplotlib: `{install('view')}`")
-    folder, seen = RunFolder(path), Partly()  # the report says what is damaged
+    folder, seen = RunFolder(path), PartialReader()  # the report says what is damaged
     made = []
     for _, curve in curves(
         seen.lines(folder.metrics, shapes.metrics), seen.lines(folder.events, shapes.events)
@@ -45,7 +45,7 @@ def write_plots(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def png(curve: Curve) -> bytes:
-    """One curve: as measured and smoothed, standard errors, and lines where a rule fired."""
+    """Draw one curve: as measured and smoothed, standard errors, and lines where a rule fired."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 

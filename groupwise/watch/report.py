@@ -16,13 +16,13 @@ from groupwise.common.progress import clock
 from groupwise.errors import RunError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.catalogue import find
+from groupwise.runfiles.disk_errors import size
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import run_name
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_older
 from groupwise.runfiles.starts import Start, change_words, read_starts
-from groupwise.runfiles.trouble import size
 from groupwise.watch.chart import Curve, Point, description, number, svg
 from groupwise.watch.display import percent, useful_share, visible
 
@@ -55,7 +55,8 @@ def write_summary(
     after: Mapping[str, Any],
     budget: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The run in a few numbers. `before` and `after` are evaluations of the same tasks, as dicts.
+    """Write the run in a few numbers. `before` and `after` are evaluations of the same tasks, as
+    dicts.
 
     They hold accuracy, stderr and reward (None where not measured), scores by task and examples.
     `budget` is what ended it, where it was not its steps.
@@ -98,7 +99,7 @@ def write_report(path: str | os.PathLike[str]) -> Path:
 
 
 def report_page(folder: RunFolder) -> str:
-    seen = Partly()
+    seen = PartialReader()
     metrics = seen.lines(folder.metrics, shapes.metrics)
     config = seen.get(folder.read_config)
     if not metrics and config is None and not seen.damage:
@@ -135,7 +136,7 @@ def report_page(folder: RunFolder) -> str:
 
 
 def text(value: object, limit: int | None = TEXT_LIMIT) -> str:
-    """Anything as HTML text: escaped, control characters spelled out, cut if very long."""
+    """Return anything as HTML text: escaped, control characters spelled out, cut if very long."""
     shown = str(value)
     cut = max(0, len(shown) - limit) if limit is not None else 0
     kept = escape(visible(shown[: len(shown) - cut]), quote=True)
@@ -167,7 +168,7 @@ def _state(
 
 
 def _damage(found: Sequence[str]) -> str:
-    """What the page lacks, and why."""
+    """List what the page lacks, and why."""
     if not found:
         return ""
     rows = "".join(f"<li>{text(each)}</li>" for each in found)
@@ -177,7 +178,7 @@ def _damage(found: Sequence[str]) -> str:
 def _tiles(
     metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], manifest: Mapping[str, Any]
 ) -> str:
-    """The few numbers to read first."""
+    """Return the few numbers to read first."""
     found = []
     for title, name, is_share in CURVES[:3]:
         points = _points(metrics, name)
@@ -207,7 +208,7 @@ def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
 def curves(
     metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
 ) -> Iterable[tuple[str, Curve]]:
-    """What to judge a run by: the metric's name and its curve, with what health rules found."""
+    """Yield the curves to judge a run by: the metric's name and its curve, with findings."""
     steps = sorted({event["step"] for event in events if is_health(event)})
     for title, name, is_share in CURVES:
         points = _points(metrics, name)
@@ -215,7 +216,7 @@ def curves(
 
 
 def is_health(event: Mapping[str, Any]) -> bool:
-    """Whether a rule of health fired, as against what else was said."""
+    """Return whether a health rule wrote the event."""
     return event.get("kind") == "health"
 
 
@@ -237,8 +238,8 @@ def _figures(
 # --- samples ----------------------------------------------------------------------------------
 
 
-def _samples(folder: RunFolder, summary: Mapping[str, Any], seen: Partly) -> str:
-    """The same held-out tasks before and after; while there are none, training's own samples."""
+def _samples(folder: RunFolder, summary: Mapping[str, Any], seen: PartialReader) -> str:
+    """Show the same held-out tasks before and after; until there are any, training's samples."""
     pairs = summary.get("samples") or []
     if pairs:
         return "".join(_pair(sample) for sample in pairs[:SAMPLES])
@@ -296,7 +297,7 @@ def _health(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _changes(starts: Sequence[Start] | None) -> str:
-    """What starts after the first were given otherwise, and from which step on."""
+    """Show what later starts changed, and from which step on."""
     if starts is None:
         return UNREAD
     rows = [(start.step + 1, "; ".join(map(change_words, start.changed)))
@@ -323,7 +324,7 @@ def _events(events: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _spent(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, object]]:
-    """Money where its price is known, what a point cost, and the tokens that taught nothing."""
+    """Show money where its price is known, the cost of a point, and the wasted tokens."""
     last: dict[str, Any] = {}
     for line in metrics:
         last |= line

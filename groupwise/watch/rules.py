@@ -1,4 +1,4 @@
-"""When a run is sick: one table. The same rules judge a run while it goes on and afterwards.
+"""The table of health rules. The same rules judge a run while it goes on and afterwards.
 
 A rule of your own is an entry of five lines:
 
@@ -39,7 +39,7 @@ class Rule:
     instead: tuple[str, ...] = ()  # metrics that may stand in for the first
 
     def can_judge(self, known: Collection[str]) -> bool:
-        """Whether a run that has these metrics can have this sickness found."""
+        """Return whether a run that has these metrics can have this sickness found."""
         return any(name in known for name in (self.sees[0], *self.instead))
 
 
@@ -302,7 +302,7 @@ knowing and no sickness.
 
 
 def rules_page() -> str:
-    """docs/rules.md."""
+    """Return docs/rules.md."""
     lines = [INTRO]
     for rule in RULES:
         metrics = ", ".join(f"`{name}`" for name in rule.sees)

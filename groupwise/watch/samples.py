@@ -1,7 +1,7 @@
-"""What a step's samples are like: lengths, pass rates, variety, repetition, words, waste.
+"""Measures of a step's samples: lengths, pass rates, variety, repetition, words, waste.
 
-Pure functions of rollouts, vectorised where a step has many tokens: watching is to cost nothing
-that one would notice.
+Pure functions of rollouts, vectorised where a step has many tokens: watching must not cost
+noticeable time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REFLECTION = re.compile(
 
 
 def sample_measures(groups: Groups, version: int) -> dict[str, float]:
-    """Of all that was sampled for a step; `version` is that of the learner before its updates."""
+    """Measure all that was sampled for a step; `version` is the learner's before its updates."""
     rows = [rollout for group in groups for rollout in group]
     if not rows:
         return {}
@@ -52,13 +52,13 @@ def sample_measures(groups: Groups, version: int) -> dict[str, float]:
 
 
 def spread(rows: Sequence[Rollout], most: int) -> list[Rollout]:
-    """At most so many, from all over the step: the same places in every step."""
+    """Return at most so many, spread over the step: the same places in every step."""
     count = min(len(rows), most)
     return [rows[number * len(rows) // count] for number in range(count)]
 
 
 def passed(rollout: Rollout) -> bool | None:
-    """Whether an answer is right; where nothing says so, whether it was rewarded."""
+    """Return whether an answer is right; where nothing says so, whether it was rewarded."""
     grade = rollout.grade
     if grade.correct is not None or grade.reward is None:
         return grade.correct
@@ -69,7 +69,7 @@ def passed(rollout: Rollout) -> bool | None:
 
 
 def lengths(rows: Sequence[Rollout]) -> dict[str, float]:
-    """Mean and 95th percentile of right and wrong answers apart, and of those that ended."""
+    """Return mean and 95th percentile of right and wrong answers apart, and of those that ended."""
     length_N = np.array([row.completion.own_length for row in rows])
     right_N = np.array([passed(row) for row in rows], dtype=object)
     ended_N = ~np.array([row.completion.truncated for row in rows])
@@ -84,7 +84,7 @@ def lengths(rows: Sequence[Rollout]) -> dict[str, float]:
 
 
 def length_bias(groups: Groups) -> dict[str, float]:
-    """How much longer wrong answers are than right ones to the same prompts.
+    """Return how much longer wrong answers are than right ones to the same prompts.
 
     Hard prompts have long answers and wrong ones, which is no bias: only mixed groups tell.
     """
@@ -105,7 +105,7 @@ def length_bias(groups: Groups) -> dict[str, float]:
 
 
 def pass_rates(groups: Groups) -> dict[str, float]:
-    """How pass rates are spread over groups, and how much of that spread is the prompts' own.
+    """Return the spread of pass rates over groups, and how much of it is the prompts' own.
 
     skill: (variance of pass rates between prompts − what chance alone gives) as a share of all
     variance, the intraclass correlation. 0: every prompt is passed as often as any other, as when
@@ -134,7 +134,7 @@ def pass_rates(groups: Groups) -> dict[str, float]:
 
 
 def rewards(groups: Groups) -> dict[str, float]:
-    """Spread of the rewards, and equal answers to one prompt that did not get equal ones."""
+    """Return the spread of rewards, and the share of copies of an answer with another reward."""
     known = [row.grade.reward for group in groups for row in group if row.grade.reward is not None]
     if not known:
         return {}
@@ -158,7 +158,7 @@ def rewards(groups: Groups) -> dict[str, float]:
 
 
 def distinct_share(groups: Groups) -> float:
-    """Different answers within a group, of all: 1 where none is a copy.
+    """Return the share of different answers within a group: 1 where none is a copy.
 
     By the policy's own tokens: what tools answered is no variety of its.
     """
@@ -170,7 +170,7 @@ def distinct_share(groups: Groups) -> float:
 
 
 def repetition(tokens: Sequence[Sequence[int]], n: int = NGRAM) -> float:
-    """Runs of n tokens that stood in the same answer before, of all such runs."""
+    """Return the share of runs of n tokens that came before in the same answer."""
     lengths_N = np.array([len(row) for row in tokens])
     if not (lengths_N >= n).any():
         return 0.0
@@ -186,7 +186,7 @@ def repetition(tokens: Sequence[Sequence[int]], n: int = NGRAM) -> float:
 
 
 def is_marked(text: str) -> bool:
-    """Whether the answer stands in a tag or a box, or behind a phrase that announces it."""
+    """Return whether the answer is in a tag or a box, or follows a phrase that announces it."""
     return find(text).how in ("tag", "boxed", "marked")
 
 
@@ -194,7 +194,7 @@ def is_marked(text: str) -> bool:
 
 
 def wasted(batch: TokenBatch | None, dropped: int, sampled: int) -> dict[str, float]:
-    """Sampled tokens that taught nothing, by cause, as shares of all that were sampled.
+    """Return sampled tokens that taught nothing, by cause, as shares of all that were sampled.
 
     dropped: dynamic sampling sent the group away; ungraded: no reward; masked: a filter took the
     answer out of the loss; dead: no advantage, as where all rewards of a group are equal.

@@ -1,4 +1,4 @@
-"""How a sickness shows: tests that look at several metrics of a run, or at one in its own way.
+"""Tests for the health rules that look at several metrics of a run, or at one in a special way.
 
 Each is a function of the history up to now that returns what it saw, or None. rules.py names them.
 """
@@ -13,8 +13,8 @@ from groupwise.watch.history import (
     History,
     above,
     below,
+    first_known,
     grows,
-    known_as,
     middle,
     noise,
 )
@@ -27,7 +27,7 @@ PASS_SHARE = ("pass_rate/all", "groups/all_pass_share")
 
 
 def entropy_collapse(history: History) -> Evidence | None:
-    """Entropy gone much faster than the mistakes: a model that is right may be sure of it."""
+    """Detect entropy that falls much faster than mistakes: a right model may be sure of it."""
     start, now = history.first(5, "entropy/mean"), history.last(5, "entropy/mean")
     if not start or not now or middle(start) <= 0:
         return None
@@ -44,7 +44,9 @@ def entropy_collapse(history: History) -> Evidence | None:
 
 
 def mistakes_left(history: History) -> float:
-    """Of those of the first steps; 1 where nobody says what is right."""
+    """Return the share of the first steps' mistakes that is left; 1 where nobody says what is
+    right.
+    """
     start, now = history.first(5, "correct/mean"), history.last(5, "correct/mean")
     if not start or not now:
         return 1.0
@@ -52,7 +54,7 @@ def mistakes_left(history: History) -> float:
 
 
 def sudden_collapse(history: History) -> Evidence | None:
-    """Next to no entropy left within the first steps: no baseline of five steps is to be had."""
+    """Detect next to no entropy within the first steps, before there is a baseline of five."""
     start, now = history.first(1, "entropy/mean"), history.last(3, "entropy/mean")
     if history.step > 20 or not start or not now or mistakes_left(history) < 0.5:
         return None
@@ -65,7 +67,7 @@ def sudden_collapse(history: History) -> Evidence | None:
 
 
 def wrong_answers_grow(history: History) -> Evidence | None:
-    """Wrong answers half as long again, right ones less so, and no more right than before."""
+    """Detect wrong answers half as long again, right ones less so, and no more right ones."""
     names = ("length/wrong_mean", "length/mean")
     seen = grows(*names, times=1.5, least=0.0)(history)
     start, now = history.first(5, *PASS), history.last(5, *PASS)
@@ -80,7 +82,7 @@ def wrong_answers_grow(history: History) -> Evidence | None:
 
 
 def reward_without_progress(history: History) -> Evidence | None:
-    """Held-out accuracy well below its best, beyond its error, while the reward is up since."""
+    """Detect held-out accuracy well below its best, beyond its error, with more reward since."""
     held_out, errors = history.all("eval/accuracy"), history.all("eval/accuracy_stderr")
     rewards = history.all("reward/shaped_mean", *REWARD)
     if len(held_out) < 2 or held_out[-1].step != history.step or len(rewards) < 10:
@@ -103,7 +105,9 @@ def reward_without_progress(history: History) -> Evidence | None:
 
 
 def paid_for_wrong(history: History) -> Evidence | None:
-    """Fewer answers right than at the start, and more reward: both beyond what steps differ by."""
+    """Detect fewer right answers than at the start with more reward: both beyond what steps differ
+    by.
+    """
     right, rewards = history.all("correct/mean"), history.all(*REWARD)
     if len(right) < 15 or len(rewards) != len(right) or right[-1].step != history.step:
         return None
@@ -119,7 +123,9 @@ def paid_for_wrong(history: History) -> Evidence | None:
 
 
 def allowed_gap(history: History) -> float:
-    """What precision explains, in nats; a recipe that corrects for a gap may have ten times it."""
+    """Return the gap that precision explains, in nats; ten times it for a recipe that corrects for
+    it.
+    """
     said = history.all("mismatch/limit")
     return (max(said[0].value, 1e-3) if said else 0.03) * (
         10 if history.all("correction/mean") else 1
@@ -127,7 +133,7 @@ def allowed_gap(history: History) -> float:
 
 
 def sampler_off(history: History) -> Evidence | None:
-    """The gap is there from the first steps on."""
+    """Detect a gap from the first steps on."""
     corrected = bool(history.all("correction/mean"))
     limits = {
         "mismatch/abs_mean": allowed_gap(history),
@@ -142,7 +148,7 @@ def sampler_off(history: History) -> Evidence | None:
 
 
 def sampler_behind(history: History) -> Evidence | None:
-    """The gap starts small and grows as the learner moves away."""
+    """Detect a gap that starts small and grows as the learner moves away."""
     start = history.first(1, "mismatch/abs_mean")
     if not start or start[0].value > 0.3 * allowed_gap(history):
         return None
@@ -155,7 +161,7 @@ def sampler_behind(history: History) -> Evidence | None:
 
 
 def clipped(history: History) -> Evidence | None:
-    """A tenth of the tokens, both sides together, at ratios far from 1.
+    """Detect clipping of a tenth of the tokens, both sides together, at ratios far from 1.
 
     A ratio of whole answers clips more, and close to 1: that is how it is meant. Where ratios are
     not known, a fifth.
@@ -180,7 +186,7 @@ def clipped(history: History) -> Evidence | None:
 
 
 def gradient_spikes(history: History) -> Evidence | None:
-    """Three of the last 20 steps ten times the median of all 20."""
+    """Detect three of the last 20 steps at ten times the median of all 20."""
     points = history.last(20, "optim/grad_norm")
     if not points:
         return None
@@ -197,7 +203,9 @@ def gradient_spikes(history: History) -> Evidence | None:
 
 
 def reward_falls(history: History) -> Evidence | None:
-    """Far below the best stretch of steps, by more than steps differ; or next to nothing left."""
+    """Detect rewards far below the best stretch, by more than steps differ; or next to nothing
+    left.
+    """
     points = history.all(*REWARD)
     if len(points) < 4 or points[-1].step != history.step:
         return None
@@ -212,7 +220,7 @@ def reward_falls(history: History) -> Evidence | None:
             best, limit = highest, middle(highest) - fall
     if middle(now) >= limit:
         return None
-    name = known_as(history, *REWARD)
+    name = first_known(history, *REWARD)
     text = f"{name} {middle(now):.3g}, was {middle(best):.3g} at step {best[0].step}"
     first = next(p.step for p in points if p.step > best[-1].step and p.value < limit)
     return Evidence(name, middle(now), limit, first, text)
@@ -224,7 +232,7 @@ MOST = 0.75  # of the groups
 
 
 def nothing_passes(history: History) -> Evidence | None:
-    """From the start: a run that could and no longer can has another sickness."""
+    """Detect that nothing passes from the start; a later loss is another sickness."""
     start = history.first(1, *FAIL_SHARE)
     return _most_groups(history, *FAIL_SHARE) if start and start[0].value >= 0.5 else None
 
@@ -234,8 +242,8 @@ def everything_passes(history: History) -> Evidence | None:
 
 
 def no_reward(history: History) -> Evidence | None:
-    """No answer has a reward: from the first step on, or in most of the last three."""
-    metric = known_as(history, *MISSING)
+    """Detect that no answer has a reward: from the first step on, or in most of the last three."""
+    metric = first_known(history, *MISSING)
     every, last = history.all(*MISSING), history.last(3, *MISSING)
     if last and middle(last) >= 1.0:
         bad = next(point.step for point in last if point.value >= 1.0)
@@ -247,7 +255,7 @@ def no_reward(history: History) -> Evidence | None:
 
 
 def no_signal(history: History) -> Evidence | None:
-    """Equal rewards in all groups from the first step on, and not because all of them fail."""
+    """Detect equal rewards in all groups from the first step on, not because all of them fail."""
     start = history.first(1, "groups/dead_share")
     if not start or start[0].value < 0.9 or _most_groups(history, *FAIL_SHARE):
         return None
@@ -256,7 +264,7 @@ def no_signal(history: History) -> Evidence | None:
 
 
 def dead_groups(history: History) -> Evidence | None:
-    """Equal rewards in most groups, where none of the three above has more to say."""
+    """Detect equal rewards in most groups, where none of the three above has more to say."""
     if no_signal(history) or any(_most_groups(history, *n) for n in (FAIL_SHARE, PASS_SHARE)):
         return None
     return _most_groups(history, "groups/dead_share")
@@ -268,7 +276,7 @@ def _most_groups(history: History, *names: str) -> Evidence | None:
 
 
 def _counted(seen: Evidence, history: History) -> Evidence:
-    """In groups of a step, where their number is known."""
+    """Return the evidence in groups of a step, where their number is known."""
     drawn = history.last(5, "refill/drawn_groups", "groups/count")
     if not drawn:
         return seen
@@ -279,7 +287,7 @@ def _counted(seen: Evidence, history: History) -> Evidence:
 
 
 def no_gain(history: History) -> Evidence | None:
-    """From the first third to the last, surely less than a tenth of what answers differ by.
+    """Detect a gain from the first third to the last of surely less than a tenth of the spread.
 
     Surely: a gain that chance may hide is no reason to call a run stalled.
     """
@@ -294,19 +302,21 @@ def no_gain(history: History) -> Evidence | None:
     better = len(held_out) > 1 and held_out[-1].value > held_out[0].value + 0.05
     if now - start + chance >= worthwhile or better or _used_up(history):
         return None
-    name = known_as(history, *REWARD)
+    name = first_known(history, *REWARD)
     text = f"{name} {now:.3g} in the last {size} steps, {start:.3g} in the first {size}"
     return Evidence(name, now, start + worthwhile, points[size].step, text)
 
 
 def _used_up(history: History) -> bool:
-    """Next to nothing is wrong, or next to no group teaches: other rules speak of that."""
+    """Return whether next to nothing is wrong, or next to no group teaches: other rules report
+    that.
+    """
     rate, dead = history.last(20, "correct/mean"), history.last(5, "groups/dead_share")
     return bool((rate and middle(rate) > 0.9) or (dead and middle(dead) > MOST))
 
 
 def guesses(history: History) -> Evidence | None:
-    """Right in a tenth to nine tenths, whatever the prompt, and no more often than at the start."""
+    """Detect a tenth to nine tenths right, whatever the prompt, and no more than at the start."""
     seen = below("pass_rate/skill", limit=0.02, steps=20)(history)
     start, now = history.first(10, "correct/mean"), history.last(10, "correct/mean")
     if seen is None or not start or not now or not 0.1 < middle(now) < 0.9:
@@ -315,7 +325,7 @@ def guesses(history: History) -> Evidence | None:
 
 
 def few_independent_samples(history: History) -> Evidence | None:
-    """The reward jumps from step to step as if fewer than six answers had been graded."""
+    """Detect rewards that jump between steps as if fewer than six answers had been graded."""
     points, spread = history.last(20, "reward/mean"), history.last(20, "reward/std")
     if not points or not spread or middle(spread) <= 0:
         return None

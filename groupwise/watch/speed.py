@@ -1,4 +1,4 @@
-"""How fast a step was, against what its device can do, and what held it up.
+"""The speed of a step, against what its device can do, and what held it up.
 
 Measured seconds over counted work (`groupwise.model.cost`). Where the device's peaks are not
 known, as on a CPU, there are shares of the step and nothing to compare with.
@@ -37,7 +37,7 @@ def device_of(device: torch.device) -> Device:
 def speed(
     seconds: Mapping[str, float], work: Mapping[str, Parts], device: Device
 ) -> dict[str, float | str]:
-    """`seconds` by phase and for the whole `step`; `work` of the phases that were counted."""
+    """Return the speed: `seconds` by phase and for the whole `step`, `work` as counted."""
     step = seconds["step"]
     found: dict[str, float | str] = {
         f"time/share/{name}": spent / step for name, spent in seconds.items() if name != "step"
@@ -64,7 +64,7 @@ def speed(
 
 
 def peaks(parts: Parts, seconds: float, device: Device) -> Cost | None:
-    """Shares of the device's operations and of its bandwidth; None where they are not known."""
+    """Return shares of the device's operations and bandwidth; None where they are not known."""
     if device.flops is None or device.bandwidth is None:
         return None
     moved = total(parts).bytes

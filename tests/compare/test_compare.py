@@ -27,15 +27,15 @@ import groupwise
 from benchmarks import false_positives
 from groupwise.cli import main
 from groupwise.commands.compare import too_few
-from groupwise.compare import charts, words, workers
-from groupwise.compare.arms import Arm, Budget, arms_of, check, swept
+from groupwise.compare import charts, summary, workers
+from groupwise.compare.arms import Arm, ArmBudget, arms_of, check, sweep_values
 from groupwise.compare.findings import findings, pairs
-from groupwise.compare.machine import cores, places_for, room_for, threads_for
-from groupwise.compare.outcomes import Outcome, area, score_curve
+from groupwise.compare.outcomes import RunOutcome, area, score_curve
 from groupwise.compare.outcomes import outcome as read_outcome
 from groupwise.compare.page import write_all
-from groupwise.compare.plan import Folder, Job, Plan, changes
-from groupwise.compare.starts import check_unchanged, prepare
+from groupwise.compare.places import cores, places_for, room_for, threads_for
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job, changes
+from groupwise.compare.shared_start import check_unchanged, prepare
 from groupwise.config.fields import Adapter
 from groupwise.errors import (
     ConfigError,
@@ -84,7 +84,7 @@ def raising(log_ratio_NT, advantage_NT, batch):
 register(recipe("grpo").replace(name="dying", gate=dying()))
 register(recipe("grpo").replace(name="raising", gate=raising()))
 """
-STEPS = Budget("steps", 3)
+STEPS = ArmBudget("steps", 3)
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
@@ -301,7 +301,7 @@ def test_ctrl_c_keeps_everything_and_says_how_to_go_on(config: Path) -> None:
 def test_seeds_and_arms_may_be_added_and_nothing_else_changed(
     done: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = Folder(done).read()
+    plan = ComparisonFolder(done).read()
     assert plan is not None and changes(plan, plan) == []
     more = replace(plan, seeds=(0, 1, 2), arms=(*plan.arms, Arm("x", plan.arms[0].config)))
     assert changes(plan, more) == []
@@ -324,8 +324,8 @@ def test_data_that_changed_are_refused(
     rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in range(8)]
     held_out.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     own.write_text(f'{SMALL}data.eval = "{held_out}"\n')
-    plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
-    folder = Folder(out)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
+    folder = ComparisonFolder(out)
     folder.take(plan)
     prepare(plan, folder, print)
     prepare(plan, folder, print)  # the same again
@@ -360,9 +360,11 @@ def test_arms_that_would_drop_other_prompts_are_refused(done: Path, tmp_path: Pa
             f'data.eval = "{sums(tmp_path / "held_out.jsonl", "2", held_out)}"\n'
         )
         texts = ["grpo", "grpo engine.max_tokens=8"]
-        plan = Plan(tuple(arms_of(texts, STEPS, source=own, settings=more)), (0, 1), STEPS)
+        plan = ComparisonPlan(
+            tuple(arms_of(texts, STEPS, source=own, settings=more)), (0, 1), STEPS
+        )
         lines: list[str] = []
-        prepare(plan, Folder(Path(tempfile.mkdtemp(dir=tmp_path))), lines.append)
+        prepare(plan, ComparisonFolder(Path(tempfile.mkdtemp(dir=tmp_path))), lines.append)
         return lines
 
     assert said(8, 8) == []
@@ -399,19 +401,22 @@ def test_what_was_refused_before_its_first_run_can_be_mended(
     assert "--set data.max_prompt_tokens=8 gives all arms" in capsys.readouterr().err
     held_out.write_text(held_out.read_text().replace("2+2+2+2+2=", "2+2+2+2="))
     plans = [arms_of(["grpo"], STEPS, source=own, sweep=f"group_size={n}") for n in ("2,4", "4,8")]
-    folder = Folder(tmp_path / "out")
+    folder = ComparisonFolder(tmp_path / "out")
     for arms in plans:
-        plan = Plan(tuple(arms), (0, 1), STEPS)
+        plan = ComparisonPlan(tuple(arms), (0, 1), STEPS)
         folder.take(plan)
         prepare(plan, folder, print)
     folder.run(plan, plan.jobs[0]).mkdir(parents=True)
     with pytest.raises(RunError, match="holds another comparison"):
-        folder.take(Plan(tuple(plans[0]), (0, 1), STEPS))
+        folder.take(ComparisonPlan(tuple(plans[0]), (0, 1), STEPS))
 
 
 def test_a_model_made_for_what_was_refused_is_made_anew(tmp_path: Path) -> None:
     """It was taught on data that may be what was mended."""
-    plan, folder = Plan(tuple(arms_of(["grpo", "rloo"], STEPS)), (0, 1), STEPS), Folder(tmp_path)
+    plan, folder = (
+        ComparisonPlan(tuple(arms_of(["grpo", "rloo"], STEPS)), (0, 1), STEPS),
+        ComparisonFolder(tmp_path),
+    )
     folder.take(plan)
     made = folder.starts / "made"
     made.mkdir(parents=True)
@@ -453,10 +458,10 @@ def test_code_that_changed_is_refused_where_something_was_learned_with_it(
     assert status == 0 and "2 runs are done already" in said
 
 
-def with_one_run(own: Path, at: int) -> tuple[Plan, Folder, Path]:
+def with_one_run(own: Path, at: int) -> tuple[ComparisonPlan, ComparisonFolder, Path]:
     """A comparison of a configuration's, and a run of it that has learned something."""
-    plan = Plan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
-    folder = Folder(own.parent / "out")
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "rloo"], STEPS, source=own)), (0, 1), STEPS)
+    folder = ComparisonFolder(own.parent / "out")
     folder.take(plan)
     run = folder.run(plan, plan.jobs[at])
     (run / "checkpoints/step_1").mkdir(parents=True)
@@ -501,9 +506,11 @@ def test_code_of_a_source_s_grader_that_changed_is_refused(tmp_path: Path) -> No
 def test_a_file_of_recipes_that_was_moved_is_named(tmp_path: Path) -> None:
     plugin = tmp_path / "moved.py"
     plugin.write_text(PLUGIN.replace("raising", "moved").replace("dying", "resting"))
-    folder = Folder(tmp_path / "out")
+    folder = ComparisonFolder(tmp_path / "out")
     folder.take(
-        Plan(tuple(arms_of(["grpo", shlex.quote(f"{plugin}:moved")], STEPS)), (0, 1), STEPS)
+        ComparisonPlan(
+            tuple(arms_of(["grpo", shlex.quote(f"{plugin}:moved")], STEPS)), (0, 1), STEPS
+        )
     )
     plugin.rename(tmp_path / "other.py")
     with pytest.raises(RunError, match=r"can't be gone on with here: There is no file '.*moved.py"):
@@ -582,7 +589,7 @@ def test_variations_files_and_sweeps(config: Path, tmp_path: Path) -> None:
         "rloo",
         f"{shlex.quote(str(config))} engine.slots=8",
     ]
-    arms = arms_of(texts, Budget("tokens", 100), source=config)
+    arms = arms_of(texts, ArmBudget("tokens", 100), source=config)
     assert [arm.name for arm in arms] == [
         "grpo gate.high=0.3 group_size=2", "mine", "rloo", "small engine.slots=8"
     ]  # fmt: skip
@@ -642,8 +649,8 @@ def test_what_no_arm_takes_from_the_configuration_is_said_on_the_command_line(
 
 
 def test_a_sweep_splits_at_its_own_commas() -> None:
-    assert swept("a=1,2") == ["a=1", "a=2"]
-    assert swept("recipe.gate=clip(low=0.1, high=0.2),score()") == [
+    assert sweep_values("a=1,2") == ["a=1", "a=2"]
+    assert sweep_values("recipe.gate=clip(low=0.1, high=0.2),score()") == [
         "'recipe.gate=clip(low=0.1, high=0.2)'", "'recipe.gate=score()'"
     ]  # fmt: skip
 
@@ -741,9 +748,9 @@ def test_a_folder_of_something_else_is_left_alone(
 def test_what_else_differs_is_said() -> None:
     notes = check(arms_of(["grpo", "grpo tiny.width=64"], STEPS))
     assert any("differs from grpo also in tiny.width" in note for note in notes)
-    sweep = arms_of(["grpo"], Budget("steps", 99), sweep="optim.learning_rate=1e-4,1e-3")
+    sweep = arms_of(["grpo"], ArmBudget("steps", 99), sweep="optim.learning_rate=1e-4,1e-3")
     assert check(sweep) == []  # it is in their names
-    notes = check(arms_of(["grpo", "grpo engine.max_tokens=6"], Budget("steps", 99)))
+    notes = check(arms_of(["grpo", "grpo engine.max_tokens=6"], ArmBudget("steps", 99)))
     assert any("max_tokens, and held-out answers are sampled with it, too" in x for x in notes)
 
 
@@ -766,13 +773,13 @@ def test_area_is_the_mean_over_the_budget() -> None:
     assert area([0, 100], [0.0, 1.0], 100) == pytest.approx(0.5)
 
 
-def outcome(seed: int, scores: np.ndarray, slope: float = 0.0) -> Outcome:
+def outcome(seed: int, scores: np.ndarray, slope: float = 0.0) -> RunOutcome:
     final = float(scores.mean())
     points = tuple(
         {"step": at, "tokens": 100 * at, "seconds": at, "score": final - slope * (3 - at)}
         for at in range(4)
     )
-    return Outcome(
+    return RunOutcome(
         seed=seed, measure="accuracy", points=points, final=final, area=final - 1.5 * slope,
         scores=tuple(map(float, scores)), areas=tuple(float(x) - 1.5 * slope for x in scores),
         by_task={}, steps=3, tokens=300, seconds=3.0, length=2.0,
@@ -793,7 +800,7 @@ def made_up(shift: float, seeds: int = 5, tasks: int = 200) -> dict[str, Any]:
         for move in (0.0, shift)
     ]
     arms = arms_of(["grpo", "dapo"], STEPS)
-    plan = Plan(tuple(arms), tuple(range(seeds)), STEPS)
+    plan = ComparisonPlan(tuple(arms), tuple(range(seeds)), STEPS)
     return findings(plan, sides, {})
 
 
@@ -803,20 +810,20 @@ def measured(left: list[float], right: list[float]) -> dict[str, Any]:
         [replace(outcome(s, np.ones(4)), ends={"kl/ref": x}) for s, x in enumerate(values)]
         for values in (left, right)
     ]
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1, 2), STEPS)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1, 2), STEPS)
     return findings(plan, sides, {}, ["kl/ref"])
 
 
 def test_what_is_said_of_a_measure() -> None:
-    *_, said = words.measured(measured([0.5, 0.62, 0.7], [0.1, 0.21, 0.31]))
+    *_, said = summary.measured(measured([0.5, 0.62, 0.7], [0.1, 0.21, 0.31]))
     assert said.startswith("grpo has more than dapo by 0.4 ")
-    *_, said = words.measured(measured([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]))
+    *_, said = summary.measured(measured([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]))
     assert said == "grpo and dapo are equal in every seed: the difference is exactly 0."
     # Of one seed there is no error, and it is no measure's fault that there is no verdict.
     found = measured([0.5, 0.6, 0.7], [0.5])
-    assert words.measured(found)[-1] == "grpo and dapo: no verdict, as above."
-    at = words.columns(found).index("kl/ref")
-    assert [row[at] for row in words.rows(found)] == ["0.6 ± 0.058", "0.5"]
+    assert summary.measured(found)[-1] == "grpo and dapo: no verdict, as above."
+    at = summary.columns(found).index("kl/ref")
+    assert [row[at] for row in summary.rows(found)] == ["0.6 ± 0.058", "0.5"]
 
 
 def test_a_measure_is_that_of_the_last_tenth_of_the_steps(tmp_path: Path) -> None:
@@ -832,7 +839,7 @@ def test_a_measure_is_that_of_the_last_tenth_of_the_steps(tmp_path: Path) -> Non
     for step in range(28, 31):
         lines[step]["clip/high_rarity"] = None
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
-    found = read_outcome(tmp_path, Job(0, 0), Budget("steps", 30), {"steps": 30})
+    found = read_outcome(tmp_path, Job(0, 0), ArmBudget("steps", 30), {"steps": 30})
     assert found.value("length/mean") == 29.0
     assert found.value("length/wrong_mean") == 29.0
     assert found.value("clip/high_rarity") is None
@@ -847,12 +854,12 @@ def test_an_evaluation_that_measured_nothing_is_refused_in_words(
     lines[1] |= changed
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
     with pytest.raises(RunError, match="no evaluations to compare"):
-        read_outcome(tmp_path, Job(0, 0), Budget("steps", 1), {"steps": 1})
+        read_outcome(tmp_path, Job(0, 0), ArmBudget("steps", 1), {"steps": 1})
 
 
 def test_a_difference_is_said_in_points() -> None:
     found = made_up(0.2)
-    (said,) = words.verdicts(found)
+    (said,) = summary.verdicts(found)
     pair = found["pairs"][0]
     assert pair["difference"] < 0 and pair["separable"]
     numbers = re.fullmatch(
@@ -867,7 +874,7 @@ def test_a_difference_is_said_in_points() -> None:
 
 def test_no_difference_is_said_with_what_would_show_it() -> None:
     found = made_up(0.01)
-    (said,) = words.verdicts(found)
+    (said,) = summary.verdicts(found)
     pair = found["pairs"][0]
     assert not pair["separable"]
     assert "not separable at this budget" in said and "this design could have seen" in said
@@ -878,7 +885,7 @@ def test_no_difference_is_said_with_what_would_show_it() -> None:
 def test_pairs_are_corrected_for_their_number() -> None:
     draw = np.random.default_rng(1)
     sides = [[outcome(s, draw.random(50) + 0.05 * arm) for s in range(4)] for arm in range(3)]
-    plan = Plan(tuple(arms_of(["grpo", "dapo", "rloo"], STEPS)), (0, 1, 2, 3), STEPS)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo", "rloo"], STEPS)), (0, 1, 2, 3), STEPS)
     found = findings(plan, sides, {})
     raw = sorted(pair["p_uncorrected"] for pair in found["pairs"])
     smallest = min(found["pairs"], key=lambda pair: pair["p_uncorrected"])
@@ -892,22 +899,22 @@ def test_only_seeds_that_both_finished_are_paired() -> None:
     sides = [
         [outcome(s, values[a][s]) for s in seeds] for a, seeds in enumerate([(0, 1, 2), (0, 2)])
     ]
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1, 2), STEPS)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1, 2), STEPS)
     found = findings(plan, sides, {Job(1, 1): "it broke"})
     pair = found["pairs"][0]
     assert pair["seeds"] == [0, 2]
     expected = values[0][[0, 2]].mean() - values[1][[0, 2]].mean()
     assert pair["difference"] == pytest.approx(expected)
-    said = words.text(found)
+    said = summary.text(found)
     assert "FAILED dapo, seed 1: it broke" in said and "which flatters it" in said
 
 
 def test_a_comparison_of_which_nothing_is_left(tmp_path: Path) -> None:
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
     found = findings(plan, [[], []], dict.fromkeys(plan.jobs, "no room"))
     found["cost"] = {"wall_seconds": 1.0, "places": 1, "overhead_share": None}
     assert write_all(tmp_path, found, plan, [[], []])[0] == "compare.json"
-    said = words.text(found)
+    said = summary.text(found)
     assert said.count("FAILED") == 4 and "no verdict" in said
     assert result(tmp_path)["pairs"][0]["difference"] is None
 
@@ -915,7 +922,7 @@ def test_a_comparison_of_which_nothing_is_left(tmp_path: Path) -> None:
 def test_fields_without_a_value_are_there(done: Path) -> None:
     """As documented: a script that reads compare.json asks for what a failed arm has not got."""
     whole = result(done)
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
     runs = [outcome(0, np.ones(4)), outcome(1, np.ones(4))]
     found = findings(plan, [runs, []], {}, ["length/mean"])
     assert found["arms"][1].keys() == whole["arms"][0].keys()
@@ -933,10 +940,10 @@ def test_where_no_task_has_a_score_in_every_run_there_is_no_verdict() -> None:
     sides = [[outcome(s, np.full(2, 0.5 + 0.1 * s + up)) for s in (0, 1)] for up in (0.0, 0.2)]
     sides[0][0] = replace(sides[0][0], scores=(None, 0.5))
     sides[1][1] = replace(sides[1][1], scores=(0.5, None))
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
     found = findings(plan, sides, {})
     assert found["pairs"][0]["p"] is None and found["pairs"][0]["area"] is not None
-    assert words.verdicts(found) == [
+    assert summary.verdicts(found) == [
         "grpo and dapo: no verdict, no held-out task has a score in all of their runs."
     ]
 
@@ -955,9 +962,9 @@ def test_a_mean_over_the_budget_is_judged_over_tasks_as_well() -> None:
     old = [
         [replace(one, areas=()) for one in side] for side in sides
     ]  # runs that did not keep them
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), tuple(range(6)), STEPS)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), tuple(range(6)), STEPS)
     found = findings(plan, old, {})
-    assert found["pairs"][0]["area"] is None and "evaluations.jsonl" in words.text(found)
+    assert found["pairs"][0]["area"] is None and "evaluations.jsonl" in summary.text(found)
 
 
 def test_areas_of_tasks_are_those_of_the_evaluations(done: Path) -> None:
@@ -983,12 +990,12 @@ def test_two_seeds_separate_nothing_and_that_is_said_before_and_after(
 ) -> None:
     draw = np.random.default_rng(3)
     sides = [[outcome(s, draw.random(100) * 0.01 + up) for s in (0, 1)] for up in (0.0, 0.9)]
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
     found = findings(plan, sides, {})
     pair = found["pairs"][0]
     assert pair["p_uncorrected"] < 0.01 and pair["p"] == pair["area"]["p"] == 0.125
     assert found["fewest_seeds"] == pair["seeds_needed"] == 3 and pair["smallest_visible"] is None
-    (said,) = words.verdicts(found)
+    (said,) = summary.verdicts(found)
     assert "not separable" in said and "2 seeds can't tell arms apart" in said
     assert "3 are the fewest, and may show a difference of this size" in said
     more = [[replace(one, seed=s) for s, one in enumerate([*side, side[0]])] for side in sides]
@@ -1042,9 +1049,9 @@ def test_a_clear_difference_is_seen_by_five_seeds() -> None:
 def test_other_starts_are_noticed() -> None:
     one = outcome(0, np.ones(4))
     other = replace(one, origin={"weights": "x", "data": "d"})
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
     found = findings(plan, [[one], [other]], {})
-    assert not found["same_start"] and "did not all begin" in words.text(found)
+    assert not found["same_start"] and "did not all begin" in summary.text(found)
     later = [replace(each, seed=1) for each in (other, other)]  # the model changed between calls
     found = findings(plan, [[one, later[0]], [one, later[1]]], {})
     assert not found["same_start"]
@@ -1056,10 +1063,10 @@ def test_other_starts_are_noticed() -> None:
 def test_other_versions_are_noticed() -> None:
     one = replace(outcome(0, np.ones(4)), versions="1")
     other = replace(one, versions="2")
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
-    assert "several versions" not in words.text(findings(plan, [[one], [one]], {}))
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
+    assert "several versions" not in summary.text(findings(plan, [[one], [one]], {}))
     found = findings(plan, [[one], [other]], {})
-    assert found["versions"] == ["1", "2"] and "several versions (1; 2)" in words.text(found)
+    assert found["versions"] == ["1", "2"] and "several versions (1; 2)" in summary.text(found)
 
 
 def test_versions_are_those_of_the_manifests(done: Path) -> None:
@@ -1071,13 +1078,13 @@ def test_versions_are_those_of_the_manifests(done: Path) -> None:
 
 def test_one_process_is_one() -> None:
     cost = {"wall_seconds": 61.0, "places": 1, "overhead_share": None}
-    assert words.cost_line(cost) == "1:01 on 1 process"
-    assert words.cost_line(cost | {"places": 2}) == "1:01 on 2 processes"
+    assert summary.cost_line(cost) == "1:01 on 1 process"
+    assert summary.cost_line(cost | {"places": 2}) == "1:01 on 2 processes"
 
 
 def test_curves_are_read_at_equal_places() -> None:
     one = outcome(0, np.full(4, 0.9), slope=0.1)
-    curve = score_curve(one, Budget("tokens", 300))
+    curve = score_curve(one, ArmBudget("tokens", 300))
     assert curve[0] == pytest.approx(0.6) and curve[-1] == pytest.approx(0.9)
     assert np.diff(curve) == pytest.approx(0.3 / 48)
 
@@ -1091,8 +1098,8 @@ def test_names_that_would_break_a_page_are_escaped() -> None:
 
 
 def test_a_process_for_each_core_with_its_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
-    monkeypatch.setattr("groupwise.compare.machine.cores", lambda: 8)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    monkeypatch.setattr("groupwise.compare.places.cores", lambda: 8)
     assert len(places_for(plan, None)) == 8
     assert places_for(plan, None)[0]["OMP_NUM_THREADS"] == "1"
     assert places_for(plan, 2)[0]["OMP_NUM_THREADS"] == "4"
@@ -1114,12 +1121,12 @@ def test_memory_bounds_how_many_run_at_a_time(done: Path, monkeypatch: pytest.Mo
 
 def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     arms = arms_of(["grpo", "dapo"], STEPS, settings=["model.device=cuda"])
-    plan = Plan(tuple(arms), (0, 1), STEPS)
+    plan = ComparisonPlan(tuple(arms), (0, 1), STEPS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places_for(plan, None)] == ["2", "5"]
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places_for(plan, 3)] == ["2", "5", "2"]
     assert plan.with_threads(3).arms[0].config.model.threads == 1  # set already
-    monkeypatch.setattr("groupwise.compare.machine.cores", lambda: 16)
+    monkeypatch.setattr("groupwise.compare.places.cores", lambda: 16)
     assert [place["OMP_NUM_THREADS"] for place in places_for(plan, 5)] == ["3"] * 5
 
 
@@ -1128,7 +1135,7 @@ def test_a_second_command_on_the_same_folder_waits_and_gives_up(
 ) -> None:
     """It says at once for whom it waits; a folder that is free is taken without a word."""
     monkeypatch.setattr("groupwise.compare.plan.PATIENCE", 0.3)
-    folder, said = Folder(tmp_path), list[str]()
+    folder, said = ComparisonFolder(tmp_path), list[str]()
     with folder.locked(said.append):
         assert not said
         refused = pytest.raises(RunError, match=f"Process {os.getpid()}.* still at work")
@@ -1212,16 +1219,18 @@ def test_hashes_of_the_data_that_were_edited(
 def test_a_plan_that_was_edited(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(GroupwiseError, match="can't be read"):
-        Folder(tmp_path).read()
+        ComparisonFolder(tmp_path).read()
 
 
 def test_a_plan_reads_back(tmp_path: Path) -> None:
-    plan = Plan(tuple(arms_of(["grpo", "dapo group_size=4"], STEPS)), (3, 4), Budget("tokens", 9))
-    Folder(tmp_path / "new").take(plan)
-    assert Folder(tmp_path / "new").read() == plan
+    plan = ComparisonPlan(
+        tuple(arms_of(["grpo", "dapo group_size=4"], STEPS)), (3, 4), ArmBudget("tokens", 9)
+    )
+    ComparisonFolder(tmp_path / "new").take(plan)
+    assert ComparisonFolder(tmp_path / "new").read() == plan
     assert os.listdir(tmp_path / "new") == ["plan.json"]
     with pytest.raises(ConfigError):
-        Budget.parse("tokens")
+        ArmBudget.parse("tokens")
 
 
 def test_a_process_that_can_not_be_started_is_a_failed_run(
@@ -1231,8 +1240,10 @@ def test_a_process_that_can_not_be_started_is_a_failed_run(
         raise OSError("too many processes")
 
     monkeypatch.setattr("groupwise.compare.workers.subprocess.Popen", refuse)
-    plan = Plan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
-    done = workers.do(plan, Folder(tmp_path), plan.jobs, [{}, {}], 0, lambda progress: None)
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0, 1), STEPS)
+    done = workers.run_jobs(
+        plan, ComparisonFolder(tmp_path), plan.jobs, [{}, {}], 0, lambda progress: None
+    )
     assert done.failed.keys() == set(plan.jobs)
     assert all("too many processes" in why for why in done.failed.values())
 

@@ -13,8 +13,8 @@ import pytest
 from experiments import claim as files
 from experiments import judge, page, records, run, walks
 from experiments.claim import Claim, Expectation, read
-from groupwise.compare.arms import Budget, arms_of, check
-from groupwise.compare.outcomes import Outcome
+from groupwise.compare.arms import ArmBudget, arms_of, check
+from groupwise.compare.outcomes import RunOutcome
 from groupwise.runfiles.catalogue import find
 
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -37,7 +37,7 @@ def test_a_claim_can_be_run(name: str) -> None:
     """Arms are arms of compare, measures exist, and every expectation is about arms of its own."""
     claim = read(name)
     source = FOLDER / claim.config if claim.config else None
-    budget = Budget.parse(claim.budget)
+    budget = ArmBudget.parse(claim.budget)
     check(arms_of(list(claim.arms.values()), budget, source=source, settings=claim.settings))
     assert claim.seeds >= 2 and claim.expect
     for expected in claim.expect:
@@ -90,8 +90,8 @@ def test_the_page_is_what_the_results_say() -> None:
         assert f"| {name} | not run yet |" in written
 
 
-def made(seed: int, score: float, length: float, **ends: float) -> Outcome:
-    return Outcome(
+def made(seed: int, score: float, length: float, **ends: float) -> RunOutcome:
+    return RunOutcome(
         seed=seed, measure="accuracy", points=({"score": 0.1},), final=score, area=score,
         scores=(), steps=1, tokens=1, seconds=1.0, length=1.0, ends={"length/mean": length, **ends},
         curves={}, origin={}, versions="groupwise 0, PyTorch 0",
@@ -103,7 +103,7 @@ def claim_of(*expect: Expectation, seeds: int = 8) -> Claim:
     return Claim("z", "", "", "", "", "", seeds, "steps=1", arms, expect)
 
 
-def drawn(lift: float, spread: float, far: float = 0.0) -> dict[str, list[Outcome]]:
+def drawn(lift: float, spread: float, far: float = 0.0) -> dict[str, list[RunOutcome]]:
     """Arms a, b and c: b is 10 long, a longer by so much, c by `far`, give or take."""
     noise = np.random.default_rng(0).standard_normal((3, 8))
     noise -= noise.mean(axis=1, keepdims=True)

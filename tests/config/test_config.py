@@ -135,9 +135,11 @@ def _takes(name: str, value: Any) -> bool:
 
 def test_the_text_carries_the_comments_of_the_fields() -> None:
     written = text(load())
-    assert 'weights = "shared"  # "shared": the learner\'s own. To study a mismatch' in written
+    assert 'weights = "shared"  # weights that sample: "shared", the learner\'s own;' in written
     assert "[engine]  # The sampler." in written
-    assert "micro_tokens = 0  # in one forward and backward pass; 0: 1,024 on a CPU" in written
+    assert (
+        "micro_tokens = 0  # tokens in one forward and backward pass; 0: 1,024 on a CPU" in written
+    )
     assert written.count("\neval = ") == 1  # data.eval, which has a table's name
 
 
@@ -148,8 +150,11 @@ def test_the_page_of_settings_has_every_field_with_default_range_meaning_and_res
     assert [row[0].strip("| `") for row in rows] == list(FIELDS)
     assert all(row[3].strip() for row in rows)  # each says what it is
     for row in (
-        "| `engine.top_p` | `1.0` | a number in (0, 1] | below 1, only with such a recipe | yes |",
-        "| `seed` | `0` | a whole number >= 0 | of the data's order and of every sample | no |",
+        "| `engine.top_p` | `1.0` | a number in (0, 1] | sample from the most probable tokens "
+        "with this total probability; below 1 only with a recipe that corrects for it, such as tis "
+        "| yes |",
+        "| `seed` | `0` | a whole number >= 0 | seed of the order of the data and of every sample "
+        "| no |",
         '| `engine.weights` | `"shared"` | `shared`, `int8`, `stale:K`, `noise:X` | ',
         '| `adapter.targets` | `"all"` | a text or a list | ',
     ):

@@ -22,7 +22,7 @@ from groupwise.data.generators import generate, split
 from groupwise.data.prompts import prepare
 from groupwise.errors import DataError
 from groupwise.graders.answers import evaluate
-from groupwise.graders.parts import Sample, built_in
+from groupwise.graders.parts import SampleToGrade, built_in
 from groupwise.model.formats.tokenizer import Tokenizer, character_files
 from groupwise.records import Task
 
@@ -153,9 +153,9 @@ def test_arithmetic_with_answers_of_free_length() -> None:
     assert set(counts) == {0, 1, 2, 3}
     assert all(abs(count - 250) < 5 * 250**0.5 for count in counts.values())
     right = built_in("number", ())
-    samples = [Sample(t, s, (), "stop") for s, t in zip(solutions, tasks, strict=True)]
+    samples = [SampleToGrade(t, s, (), "stop") for s, t in zip(solutions, tasks, strict=True)]
     assert {mark.value for mark in right.grade(samples)} == {1.0}
-    cut = Sample(plain[0], ";" * 8, (), "length")
+    cut = SampleToGrade(plain[0], ";" * 8, (), "length")
     assert [mark.value for mark in right.grade([cut])] == [0.0]
 
 

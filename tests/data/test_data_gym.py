@@ -14,8 +14,8 @@ from runs import metrics, run
 from groupwise import load_config
 from groupwise.commands import init
 from groupwise.config import Data
-from groupwise.config.fields import Source
-from groupwise.data import Loaded, gym, load
+from groupwise.config.fields import SourceSettings
+from groupwise.data import LoadedTasks, gym, load
 from groupwise.data.on_disk import packed, unpacked
 from groupwise.errors import DataError, RewardError
 from groupwise.graders.gym import GymScorer, extracted
@@ -31,7 +31,7 @@ ALL = sorted(set(gym.names()) - {"composite"})
 SILENT = {"boxnet", "rush_hour"}  # no answer, not even an example
 
 
-def loaded(train: Any, size: int = 4, held_out: int = 0, **changes: Any) -> Loaded:
+def loaded(train: Any, size: int = 4, held_out: int = 0, **changes: Any) -> LoadedTasks:
     return load(Data(train=train, size=size, **changes), seed=0, held_out=held_out)
 
 
@@ -79,7 +79,7 @@ def test_tasks_that_give_no_answer_are_the_known_ones() -> None:
         "rush_hour",
     }
     for name in gym.UNANSWERED:
-        assert gym.made(name, {"size": 1, "seed": 0})[0]["answer"] is None
+        assert gym.make_dataset(name, {"size": 1, "seed": 0})[0]["answer"] is None
 
 
 def test_a_source_by_name() -> None:
@@ -90,7 +90,7 @@ def test_a_source_by_name() -> None:
     options = {"min_terms": 6, "max_terms": 6, "seed": 5}
     (task,) = loaded("reasoning_gym:chain_sum", size=1, held_out=0, options=options).train
     assert task.columns["metadata"]["num_terms"] == 6
-    expected = gym.made("chain_sum", {**options, "size": 1})[0]
+    expected = gym.make_dataset("chain_sum", {**options, "size": 1})[0]
     assert (task.prompt, task.answer) == (expected["question"], expected["answer"])
     few = loaded("reasoning_gym:chain_sum", size=400, options={"min_terms": 2, "max_terms": 2,
         "min_digits": 1, "max_digits": 1})  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_scorer_that_takes_anything_is_refused() -> None:
     specs = [{"name": "chain_sum"}, {"name": "game_of_life_halting"}]
     with pytest.raises(DataError, match="full marks where it is wrong"):
         loaded("reasoning_gym:composite", size=20, options={"datasets": specs})
-    source = {"reasoning_gym:game_of_life_halting": Source(grader="exact")}
+    source = {"reasoning_gym:game_of_life_halting": SourceSettings(grader="exact")}
     tasks = loaded(source).train
     assert grades(tasks, *[t.answer for t in tasks]) == [1.0] * len(tasks)
     assert grades(tasks, *["yes" for _ in tasks]) == [0.0] * len(tasks)
@@ -205,9 +205,9 @@ def test_a_scorer_that_raises_has_met_no_answer() -> None:
 
 
 def _sample(task: Task, text: str) -> Any:
-    from groupwise.graders.parts import Sample
+    from groupwise.graders.parts import SampleToGrade
 
-    return Sample(task, text, (), "eos")
+    return SampleToGrade(task, text, (), "eos")
 
 
 def test_knights_and_knaves() -> None:
@@ -236,7 +236,9 @@ def test_rows_of_a_file_can_name_it(tmp_path: Path) -> None:
 
 def made_rows(*names: str) -> list[dict[str, Any]]:
     """As the package makes them."""
-    return [dict(entry) for name in names for entry in gym.made(name, {"size": 3, "seed": 5})]
+    return [
+        dict(entry) for name in names for entry in gym.make_dataset(name, {"size": 3, "seed": 5})
+    ]
 
 
 def as_lines(rows: list[dict[str, Any]], file: Path) -> None:
@@ -268,7 +270,7 @@ def test_rows_whose_scorer_is_easily_fooled_are_left_out_of_a_file(tmp_path: Pat
     assert {task.columns["task"] for task in found.train} == {"chain_sum"}
     [said] = [note for note in found.notes if "left out" in note]
     assert said.startswith("3 rows of reasoning_gym:coin_flip") and "'0' full marks" in said
-    own = {f"reasoning_gym:{tmp_path}/x.jsonl": Source(grader="exact")}
+    own = {f"reasoning_gym:{tmp_path}/x.jsonl": SourceSettings(grader="exact")}
     assert len(loaded(own).train) == 6  # another grader judges them
 
 

@@ -21,7 +21,7 @@ from task_files import read, refused
 
 from groupwise import load_config
 from groupwise.config import Data
-from groupwise.data import files, json_lists, load, unpacked
+from groupwise.data import files, json_lists, load, unpacked_size
 from groupwise.data.files import files_of
 from groupwise.errors import DataError
 
@@ -206,7 +206,7 @@ def test_a_long_text_in_every_row_is_in_memory_once(
 def test_batches_that_unpack_to_absurdly_much_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpacked, "MOST", 2**20)
+    monkeypatch.setattr(unpacked_size, "MOST", 2**20)
     table = pa.table({"prompt": ["x" * 2**16] * 100})
     for name in ("x.feather", "x.parquet", "x.arrow"):
         path = tmp_path / name
@@ -328,25 +328,25 @@ def test_links_in_circles_are_not_followed(tmp_path: Path, monkeypatch: pytest.M
 
 def test_bombs_end_at_the_edge_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many short lines in a small file: they go to the disk, and stop before it is full."""
-    from groupwise.data import on_disk as shelf
+    from groupwise.data import on_disk
 
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"prompt": "q", "answer": "1"}\n' * 200_000))
     assert path.stat().st_size < 50_000
     read_rows = 0
 
-    def rows(path: Path) -> Iterator[files.Row]:
+    def rows(path: Path) -> Iterator[files.FileRow]:
         nonlocal read_rows
         for row in files.json_lines(path):
             read_rows += 1
             yield row
 
     monkeypatch.setitem(files.TEXTS, ".jsonl", rows)
-    monkeypatch.setattr(shelf, "IN_MEMORY", 2**18)
-    monkeypatch.setattr(shelf, "LOOK", 2**18)
+    monkeypatch.setattr(on_disk, "IN_MEMORY", 2**18)
+    monkeypatch.setattr(on_disk, "LOOK", 2**18)
     free = iter([2**40, 2**40, 0])
     usage = type("Usage", (), {"free": property(lambda self: next(free))})
-    monkeypatch.setattr(shelf.shutil, "disk_usage", lambda folder: usage())
+    monkeypatch.setattr(on_disk.shutil, "disk_usage", lambda folder: usage())
     with pytest.raises(DataError, match="does not fit"):
         load(Data(train=str(path)), seed=0, held_out=0)
     assert read_rows < 30_000

@@ -20,12 +20,12 @@ from task_files import read
 
 from groupwise.config import Data
 from groupwise.config import load as load_config
-from groupwise.config.fields import Source
+from groupwise.config.fields import SourceSettings
 from groupwise.config.writing import text
-from groupwise.data import Loaded, load
+from groupwise.data import LoadedTasks, load
 from groupwise.data.cursor import Cursor, MixedCursor, fingerprint
 from groupwise.data.mixing import split_by_hash
-from groupwise.data.named import GRADERS, SETS, boxed
+from groupwise.data.named_sets import GRADERS, SETS, boxed
 from groupwise.data.templates import CHAT as CHAT_TEMPLATES
 from groupwise.data.templates import TEXTS
 from groupwise.errors import ConfigError, DataError, RunError
@@ -39,7 +39,7 @@ def lines(path: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
-def loaded(train: Any, held_out: int = 0, **settings: Any) -> Loaded:
+def loaded(train: Any, held_out: int = 0, **settings: Any) -> LoadedTasks:
     answers = settings.pop("require_answers", False)
     return load(Data(train=train, **settings), seed=0, held_out=held_out, require_answers=answers)
 
@@ -274,7 +274,9 @@ def test_the_real_sets() -> None:
     graded = loaded(f"countdown:{folder}/countdown/test.jsonl.gz").train
     grades = Grader({"row": 1.0}).grade([(t, t.answer, (), "eos") for t in graded])
     assert all(grade.reward == 1.0 for grade in grades)
-    gym = loaded({f"{folder}/reasoning_gym/test.jsonl.gz": Source(grader="reasoning_gym")}).train
+    gym = loaded(
+        {f"{folder}/reasoning_gym/test.jsonl.gz": SourceSettings(grader="reasoning_gym")}
+    ).train
     said = [(t, f"<answer>{t.answer}</answer>", (), "eos") for t in gym]
     assert len(gym) == 1027
     assert all(grade.reward == 1.0 for grade in Grader({"row": 1.0}).grade(said))
@@ -293,7 +295,9 @@ def three(tmp_path: Path) -> list[str]:
 def test_one_generator_under_several_names() -> None:
     """Sums of two and of four numbers, by name; a name alone changes nothing."""
     table = {
-        f"arithmetic:{name}": Source(weight=weight, size=50, options={"digits": 1, "terms": terms})
+        f"arithmetic:{name}": SourceSettings(
+            weight=weight, size=50, options={"digits": 1, "terms": terms}
+        )
         for name, weight, terms in (("easy", 3.0, 2), ("hard", 1.0, 4))
     }
     found = loaded(table, holdout_share=0.2)

@@ -25,10 +25,9 @@ from hypothesis import strategies as st
 from runs import left_behind, run
 
 from groupwise.config import Data
-from groupwise.data import Loaded, load
-from groupwise.data import on_disk as shelf
+from groupwise.data import LoadedTasks, load, on_disk
 from groupwise.data.cursor import Cursor, _randoms, cursor_of, fingerprint
-from groupwise.data.on_disk import Shelf, kept
+from groupwise.data.on_disk import DiskTasks, store_tasks
 from groupwise.data.prompts import prepare
 from groupwise.errors import DataError
 from groupwise.records import Task
@@ -39,7 +38,7 @@ ROWS = [
 ]
 
 
-def loaded(train: Any, streaming: str, **changes: Any) -> Loaded:
+def loaded(train: Any, streaming: str, **changes: Any) -> LoadedTasks:
     data = Data(train=train, streaming=streaming, **changes)  # type: ignore[arg-type]
     return load(data, seed=0, held_out=0, require_answers=True)
 
@@ -48,11 +47,11 @@ def said(notes: list[str]) -> list[str]:
     return [note for note in notes if not note.startswith("streaming")]
 
 
-def same(train: Any, **changes: Any) -> tuple[Loaded, Loaded]:
+def same(train: Any, **changes: Any) -> tuple[LoadedTasks, LoadedTasks]:
     """In memory and streamed: equal in everything but where the tasks are."""
     found = loaded(train, "never", **changes), loaded(train, "always", **changes)
     memory, streamed = found
-    assert isinstance(memory.train, list) and isinstance(streamed.train, Shelf)
+    assert isinstance(memory.train, list) and isinstance(streamed.train, DiskTasks)
     assert memory.train == list(streamed.train) and list(memory.eval) == list(streamed.eval)
     assert memory.notes == said(streamed.notes) and memory.weights == streamed.weights
     assert fingerprint(memory.train) == fingerprint(streamed.train)
@@ -118,7 +117,7 @@ def test_token_ids_and_odd_values_come_back(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
     memory, streamed = same(f"{tmp_path}/x.parquet")
     ready = [prepare(x.train, tokenizer(), room=100) for x in (memory, streamed)]
-    assert isinstance(ready[1].tasks, Shelf) and ready[0].tasks == list(ready[1].tasks)
+    assert isinstance(ready[1].tasks, DiskTasks) and ready[0].tasks == list(ready[1].tasks)
     assert ready[1].tasks[-1] == ready[0].tasks[4] and len(ready[1].tasks[1].token_ids) > 5
     assert list(ready[1].tasks[1:4:2]) == ready[0].tasks[1:4:2]
     with pytest.raises(IndexError):
@@ -155,9 +154,9 @@ def test_auto_goes_by_size_and_leaves_no_file(
     monkeypatch.setenv("TMPDIR", str(scratch))
     WRITERS["data.jsonl"](tmp_path / "x.jsonl", ROWS)
     assert isinstance(loaded(f"{tmp_path}/x.jsonl", "auto").train, list)
-    monkeypatch.setattr(shelf, "IN_MEMORY", 5_000)
+    monkeypatch.setattr(on_disk, "IN_MEMORY", 5_000)
     found = loaded(f"{tmp_path}/x.jsonl", "auto").train
-    assert isinstance(found, Shelf) and [t.columns["level"] for t in found] == [
+    assert isinstance(found, DiskTasks) and [t.columns["level"] for t in found] == [
         row["level"] for row in ROWS
     ]
     assert list(scratch.iterdir()) == []  # it has no name: nothing to clean up, even when killed
@@ -179,7 +178,7 @@ def test_rows_are_let_go_of_as_they_are_written() -> None:
             assert len(alive) < 10
             yield Task(number, "q", source="s", columns={}, answer=number, grader=Counted("x"))
 
-    made = Shelf(Task(t.id, t.prompt, t.answer) for t in tasks())
+    made = DiskTasks(Task(t.id, t.prompt, t.answer) for t in tasks())
     assert len(made) == 3_000 and made[2_999].answer == 2_999
 
 
@@ -196,10 +195,10 @@ def test_a_malformed_row_far_behind_is_found_before_training(tmp_path: Path) -> 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     WRITERS["data.jsonl"](tmp_path / "x.jsonl", ROWS)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(shelf, "SPARE", 2**70)  # more than there is
+    monkeypatch.setattr(on_disk, "SPARE", 2**70)  # more than there is
     with pytest.raises(DataError, match=rf"does not fit into {tmp_path}.*Set TMPDIR"):
         loaded(f"{tmp_path}/x.jsonl", "always")
-    monkeypatch.setattr(shelf, "SPARE", 0)
+    monkeypatch.setattr(on_disk, "SPARE", 0)
     monkeypatch.setenv("TMPDIR", f"{tmp_path}/none")
     with pytest.raises(DataError, match=r"none can't be written to .*TMPDIR"):
         loaded(f"{tmp_path}/x.jsonl", "always")
@@ -213,8 +212,8 @@ def test_orders_are_those_of_the_standard_library(seed: str) -> None:
 
 
 def test_nothing_and_one() -> None:
-    assert list(kept([], "always")) == [] and kept([], "auto") == []
-    (one,) = kept([Task(0, "q", token_ids=(1, 2**31))], "always")
+    assert list(store_tasks([], "always")) == [] and store_tasks([], "auto") == []
+    (one,) = store_tasks([Task(0, "q", token_ids=(1, 2**31))], "always")
     assert one.token_ids == (1, 2**31)
 
 

@@ -14,7 +14,7 @@ from runs import left_behind
 
 from groupwise.config import Data, load
 from groupwise.data import load as load_data
-from groupwise.data.sources import Loaded
+from groupwise.data.sources import LoadedTasks
 from groupwise.errors import DataError, RewardError
 from groupwise.prepare.setup import gather
 from groupwise.runfiles.folder import RunFolder
@@ -30,7 +30,7 @@ def jsonl(path: Path, *lines: Any) -> str:
     return str(path)
 
 
-def loaded(train: str, **changes: Any) -> Loaded:
+def loaded(train: str, **changes: Any) -> LoadedTasks:
     return load_data(Data(train=train, **changes), seed=0, held_out=0, require_answers=True)
 
 

@@ -24,17 +24,17 @@ from groupwise.cli import main
 from groupwise.config import load
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ConfigError, DataError
-from groupwise.evaluate import asked as asking
 from groupwise.evaluate import examine, results
-from groupwise.evaluate.asked import Asked
+from groupwise.evaluate import request as asking
 from groupwise.evaluate.budgets import at_budget, cut, room
-from groupwise.evaluate.scores import Outcome, average, by_budget, majority_at, metrics, pass_at
+from groupwise.evaluate.request import EvalRequest
+from groupwise.evaluate.scores import TaskOutcome, average, by_budget, majority_at, metrics, pass_at
 from groupwise.evaluate.suites import BY_FENCE, Forcing, config_of, find
 from groupwise.evaluate.votes import ballots, majority
 from groupwise.graders import code
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.tokenizer import Tokenizer, character_files
-from groupwise.probing import passing
+from groupwise.probing import pass_rates
 from groupwise.records import Completion, Grade, Rollout, Task
 
 # --- statistics -------------------------------------------------------------------------------
@@ -66,9 +66,9 @@ def test_majority_of_many_samples_is_quick_and_sure() -> None:
     assert majority([0] * 600 + [1] * 600, 599) == pytest.approx(0.5)  # numbers beyond floats
 
 
-def outcome(*right: bool | None, key: str = "", **more: Any) -> Outcome:
+def outcome(*right: bool | None, key: str = "", **more: Any) -> TaskOutcome:
     number = len(right)
-    return Outcome(key, 0, right, (4,) * number, (False,) * number, right.count(None), **more)
+    return TaskOutcome(key, 0, right, (4,) * number, (False,) * number, right.count(None), **more)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
@@ -240,7 +240,7 @@ def test_a_grading_that_failed_is_no_verdict_at_any_budget(letters: Tokenizer) -
     engine: Any = Answers(letters.encode("5"))
     grader = Grader({"row": 1.0})
     assert at_budget(engine, letters, grader, [group], 9, Forcing("=", ()), 1) == [(None, True)]
-    assert passing.count_of(group) == (1, 1)
+    assert pass_rates.count_of(group) == (1, 1)
 
 
 def test_a_task_of_which_every_grading_failed_has_no_vote(letters: Tokenizer) -> None:
@@ -251,7 +251,9 @@ def test_a_task_of_which_every_grading_failed_has_no_vote(letters: Tokenizer) ->
                                  grader=SimpleNamespace(decider="number"))  # fmt: skip
     entry: Any = SimpleNamespace(keys={0: "k"})
     engine: Any = None
-    sitting = examine.Sitting(entry, bench, engine, load(), Asked(samples=2), Forcing("", ()), [])
+    sitting = examine.SuiteEvaluation(
+        entry, bench, engine, load(), EvalRequest(samples=2), Forcing("", ()), []
+    )
     [found] = sitting._outcomes([[lost, lost]])
     assert found.failed == 2 and majority_at([found], 2) is None
 
@@ -314,7 +316,7 @@ def test_an_unknown_suite_is_refused_with_the_nearest(wrong: str) -> None:
 
 
 def tasks_of(name: str, **settings: Any) -> list[Task]:
-    asked = Asked(**settings)
+    asked = EvalRequest(**settings)
     [entry] = asking.entries([name], None, asking.Basis(load()), asked)
     return list(entry.tasks)
 
@@ -583,15 +585,15 @@ def test_an_evaluation_goes_on_where_it_was_stopped(
     argv = (model, worse, "--suite", f"arithmetic,{file}", *ARITHMETIC[1:], "--tasks", "5")
     whole = without_clock(evaluated(capsys, *argv))
     out, calls = tmp_path / "out", []
-    run = examine.Sitting.run
+    run = examine.SuiteEvaluation.run
 
-    def stopped(self: examine.Sitting, *given: Any) -> Any:
+    def stopped(self: examine.SuiteEvaluation, *given: Any) -> Any:
         if len(calls) == 3:
             raise KeyboardInterrupt
         calls.append(self.entry.suite.name)
         return run(self, *given)
 
-    monkeypatch.setattr(examine.Sitting, "run", stopped)
+    monkeypatch.setattr(examine.SuiteEvaluation, "run", stopped)
     assert main(["eval", *argv, "--out", str(out)]) == 130
     assert len(json.loads((out / "results.json").read_text())["results"]) == 3
     calls.clear()
@@ -715,20 +717,20 @@ def test_a_suites_own_settings_hold_where_nothing_else_was_said() -> None:
     suite = replace(find("gsm8k:x"), max_tokens=512)
     config = load()
     bare = asking.Basis(config)
-    found, notes = examine._as_the_suite_says(config, bare, suite, 8192, chats="{{ messages }}")
+    found, notes = examine._with_suite_defaults(config, bare, suite, 8192, chats="{{ messages }}")
     assert (found.data.template, found.engine.max_tokens) == ("chat", 512)
     assert "step by step" in found.data.instruction and len(notes) == 3
-    small, _ = examine._as_the_suite_says(config, bare, suite, 600, chats=None)
+    small, _ = examine._with_suite_defaults(config, bare, suite, 600, chats=None)
     assert (small.data.template, small.engine.max_tokens) == ("auto", 300)
     said = asking.Basis(config, given=("engine.max_tokens", "data"))
-    same, notes = examine._as_the_suite_says(config, said, suite, 8192, chats="{{ messages }}")
+    same, notes = examine._with_suite_defaults(config, said, suite, 8192, chats="{{ messages }}")
     assert same == config and not notes
 
 
 def test_metrics_of_one_sample_are_its_accuracy_alone() -> None:
-    assert list(metrics([outcome(True), outcome(False)], 1, Asked().sizes)) == ["avg@1"]
+    assert list(metrics([outcome(True), outcome(False)], 1, EvalRequest().sizes)) == ["avg@1"]
     with pytest.raises(ConfigError):
-        asking.check(Asked(samples=2), load())
+        asking.check(EvalRequest(samples=2), load())
 
 
 def test_answers_of_models_with_like_names_have_files_of_their_own(tmp_path: Path) -> None:

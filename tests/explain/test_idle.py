@@ -13,11 +13,11 @@ from steps import Start, advance, weights
 from torch import Tensor
 
 from groupwise import Recipe, TokenBatch, recipe
-from groupwise.compare import words
-from groupwise.compare.arms import Budget, arms_of, check
-from groupwise.compare.coincide import coinciding
+from groupwise.compare import summary
+from groupwise.compare.arms import ArmBudget, arms_of, check
+from groupwise.compare.equal_arms import find_equal_arms
 from groupwise.compare.findings import findings
-from groupwise.compare.plan import Plan
+from groupwise.compare.plan import ComparisonPlan
 from groupwise.config import load
 from groupwise.errors import RecipeError
 from groupwise.explain.idle import (
@@ -289,7 +289,7 @@ def test_idle_recipes_train_to_the_same_weights_and_awake_ones_do_not(
 
 
 def arms(*texts: str, **options: Any) -> list[Any]:
-    return arms_of(list(texts), Budget("steps", 20), **options)
+    return arms_of(list(texts), ArmBudget("steps", 20), **options)
 
 
 def test_arms_that_must_coincide_are_named_before_anything_is_spent() -> None:
@@ -303,17 +303,18 @@ def test_arms_that_must_coincide_are_named_before_anything_is_spent() -> None:
 
 def test_the_result_of_a_comparison_says_which_arms_had_to_coincide() -> None:
     made = arms("sapo", "gmpo", "simko", settings=["recipe.schedule.updates=1"])
-    plan = Plan(tuple(made), (0, 1), Budget("steps", 20))
+    plan = ComparisonPlan(tuple(made), (0, 1), ArmBudget("steps", 20))
     found = findings(plan, [[], [], []], {})
     (same_arms,) = found["coincide"]
     assert same_arms["arms"] == ["sapo", "gmpo"]
-    assert "sapo and gmpo must coincide" in words.text(found)
+    assert "sapo and gmpo must coincide" in summary.text(found)
 
 
 def test_arms_that_differ_in_what_acts_or_in_a_setting_do_not_coincide() -> None:
     def named(*texts: str, **options: Any) -> list[tuple[str, ...]]:
         return [
-            each.arms for each in coinciding({a.name: a.config for a in arms(*texts, **options)})
+            each.arms
+            for each in find_equal_arms({a.name: a.config for a in arms(*texts, **options)})
         ]
 
     one = {"settings": ["recipe.schedule.updates=1"]}

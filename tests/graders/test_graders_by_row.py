@@ -11,8 +11,8 @@ from runs import metrics, run
 
 from groupwise import load_config
 from groupwise.config import Data, text
-from groupwise.config.fields import Source
-from groupwise.data import Loaded, load
+from groupwise.config.fields import SourceSettings
+from groupwise.data import LoadedTasks, load
 from groupwise.errors import ConfigError, DataError, RewardError
 from groupwise.graders.rubric import Grader, check
 from groupwise.prepare.setup import set_up
@@ -24,7 +24,7 @@ def lines(path: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
-def loaded(train: Any, needs: Any = False, **changes: Any) -> Loaded:
+def loaded(train: Any, needs: Any = False, **changes: Any) -> LoadedTasks:
     return load(Data(train=train, **changes), seed=0, held_out=0, require_answers=needs)
 
 
@@ -115,7 +115,7 @@ def test_a_column_names_it(tmp_path: Path) -> None:
     odd = loaded(f"{tmp_path}/y.jsonl", needs=grader.needs_answer, grader_key="by").train
     with pytest.raises(RewardError, match=r"in row 1, There is no reward 'nmber'"):
         check(grader, odd)
-    source = {path: Source(grader="number")}  # the row goes before its source
+    source = {path: SourceSettings(grader="number")}  # the row goes before its source
     assert [t.grader for t in loaded(source, grader_key="by").train][:2] == ["exact", "number"]
 
 
@@ -139,12 +139,16 @@ def test_sources_and_sets_name_it(tmp_path: Path) -> None:
     tests = lines(
         tmp_path / "p.jsonl", {"text": "add", "code": "def f(): 1", "test_list": ["assert f()"]}
     )
-    mixed = {f"gsm8k:{sums}": 0.5, words: Source(0.25, "exact"), f"mbpp:{tests}": Source(0.25)}
+    mixed = {
+        f"gsm8k:{sums}": 0.5,
+        words: SourceSettings(0.25, "exact"),
+        f"mbpp:{tests}": SourceSettings(0.25),
+    }
     found = loaded(mixed)
     assert [task.grader for task in found.train] == ["number", "exact", "code"]
     assert found.weights == {"gsm8k": 0.5, "words": 0.25, "mbpp": 0.25}
     assert found.train[2].columns["tests"] == ["assert f()"]
-    held = loaded("arithmetic", eval={words: Source(grader="exact")}, size=5).eval
+    held = loaded("arithmetic", eval={words: SourceSettings(grader="exact")}, size=5).eval
     assert [task.grader for task in held] == ["exact"]
     assert {t.grader for t in loaded("countdown", size=5).train} == {"countdown"}
 
@@ -160,8 +164,10 @@ def test_a_table_in_a_configuration(tmp_path: Path) -> None:
     config = load_config(tmp_path / "c.toml")
     (words, first), (_, second) = config.data.details.items()
     assert words == f"{tmp_path}/words.jsonl"  # beside the configuration, and so is the function
-    assert first == Source(0.25, f"{tmp_path}/r.py:f") and config.data.graders == (first.grader,)
-    assert second == Source(1.0, "", 7, {"digits": 1})
+    assert first == SourceSettings(0.25, f"{tmp_path}/r.py:f") and config.data.graders == (
+        first.grader,
+    )
+    assert second == SourceSettings(1.0, "", 7, {"digits": 1})
     (tmp_path / "again.toml").write_text(text(config))
     assert load_config(tmp_path / "again.toml").data == config.data
     found = load(config.data, seed=0, held_out=0)
@@ -175,9 +181,9 @@ def test_a_table_in_a_configuration(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=said):
             load_config(**{"data.train": wrong})
     with pytest.raises(DataError, match="options or a size, which are a generator's"):
-        loaded({words: Source(size=3)})
+        loaded({words: SourceSettings(size=3)})
     with pytest.raises(DataError, match="has a weight, and all tasks are used"):
-        loaded("arithmetic", eval={words: Source(2.0)})
+        loaded("arithmetic", eval={words: SourceSettings(2.0)})
 
 
 def test_names_that_nothing_would_ask_are_refused(tmp_path: Path) -> None:
@@ -199,7 +205,10 @@ def test_a_run_mixes_domains_and_tells_them_apart(tmp_path: Path) -> None:
     )
     run(
         tmp_path / "run",
-        data__train={"arithmetic": Source(1.0, options={"digits": 1}), echo: Source(1.0, "exact")},
+        data__train={
+            "arithmetic": SourceSettings(1.0, options={"digits": 1}),
+            echo: SourceSettings(1.0, "exact"),
+        },
         data__options={},
         data__size=60,
         data__holdout_share=0.2,

@@ -9,7 +9,7 @@ import pytest
 from groupwise.graders import gym
 from groupwise.graders.mathematics import grader as mathematics
 from groupwise.graders.mathematics.grader import verdicts
-from groupwise.graders.parts import Sample
+from groupwise.graders.parts import SampleToGrade
 from groupwise.graders.pool import Pool
 from groupwise.records import Task
 
@@ -96,9 +96,9 @@ def test_a_costly_answer_to_a_gym_task_is_0_unless_the_row_is_to_blame(
     monkeypatch.setattr(gym, "workers", lambda: work)
     part = gym.GymScorer((), timeout=0.25)
 
-    def sample(text: str, answer: str) -> Sample:
+    def sample(text: str, answer: str) -> SampleToGrade:
         task = Task(0, "q", answer, columns={"metadata": {"source_dataset": "x"}})
-        return Sample(task, text, (), "eos")
+        return SampleToGrade(task, text, (), "eos")
 
     marks = part.grade([sample("burn", "a"), sample("a", "a"), sample("burn", "burn")])
     assert [(m.value, m.status) for m in marks] == [(0.0, "ok"), (1.0, "ok"), (None, "timeout")]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from groupwise.graders.nursery import NUMBER
+from groupwise.graders.forkserver import NUMBER
 from groupwise.graders.pool import Pool
 from groupwise.graders.rubric import Grader
 from groupwise.records import Task
@@ -178,7 +178,7 @@ def test_a_process_in_a_session_of_its_own_lives_as_long_as_its_worker(
     """A server that a reward starts is there for the next call."""
     note = tmp_path / "pid"
     pool.run([("daemon", (str(note), "returns"))], 60.0)
-    time.sleep(1.2)  # the nursery has looked
+    time.sleep(1.2)  # the forkserver has looked
     assert Path(f"/proc/{note.read_text()}").exists()
 
 

@@ -529,7 +529,7 @@ def fuzz(count: int, seed: int) -> None:
         for grade in grader.grade(samples):
             assert grade.status in ("ok", "abstained", "timeout") or "memory" in grade.reason, grade
             assert all(x is None or -1.0 <= x <= 1.0 for x in grade.parts.values())
-    assert len(descendants(os.getpid())) <= len(before) + 1 + engine().size  # with the nursery
+    assert len(descendants(os.getpid())) <= len(before) + 1 + engine().size  # with the forkserver
     engine().close()
     assert gone(list(set(descendants(os.getpid())) - before))
 

@@ -104,11 +104,11 @@ def test_what_can_not_be_sent_is_an_error(pool: Pool) -> None:
     assert "another process" in outcomes[0].reason
 
 
-def test_a_pool_without_its_nursery_gets_another(pool: Pool) -> None:
+def test_a_pool_without_its_forkserver_gets_another(pool: Pool) -> None:
     pool.run([("echo", 1)] * 4, 5.0)
-    assert pool.nursery is not None
-    os.kill(pool.nursery.pid, signal.SIGKILL)
-    pool.nursery.wait()
+    assert pool.forkserver is not None
+    os.kill(pool.forkserver.pid, signal.SIGKILL)
+    pool.forkserver.wait()
     for _ in range(3):  # items that a dying worker took are errors, not hangs
         outcomes = pool.run([("echo", 1)] * 4, 5.0)
     assert [o.value for o in outcomes] == [1] * 4
@@ -122,10 +122,10 @@ def test_a_target_that_can_not_be_loaded_says_so() -> None:
 def test_closing_leaves_no_process(pool: Pool) -> None:
     before = set(descendants(os.getpid()))
     pids = [o.value for o in pool.run([("pid",), ("pid",)], 5.0)]
-    assert pool.nursery is not None
-    nursery = pool.nursery.pid
+    assert pool.forkserver is not None
+    forkserver = pool.forkserver.pid
     pool.close()
-    assert gone([*pids, nursery])
+    assert gone([*pids, forkserver])
     assert set(descendants(os.getpid())) <= before
     assert pool.run([("echo", 1)], 5.0)[0].value == 1  # and it can be used again
 
@@ -168,7 +168,7 @@ import sys, time
 from groupwise.graders.pool import Pool
 pool = Pool("pool_work:work", workers=2)
 pids = [o.value for o in pool.run([("pid",), ("pid",)], 20.0)]
-print(pool.nursery.pid, *pids, flush=True)
+print(pool.forkserver.pid, *pids, flush=True)
 pool.run([("power", 9), ("sleep", 600)], 600.0)
 """
 

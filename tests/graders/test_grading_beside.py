@@ -19,7 +19,7 @@ from runs import left_behind, quiet, run, small, start
 
 from groupwise.engine.batch import BatchEngine
 from groupwise.engine.protocol import Sampling
-from groupwise.graders.ledger import Key, recorded
+from groupwise.graders.recorded_verdicts import Key, recorded
 from groupwise.graders.rubric import Grader
 from groupwise.prepare.rollouts import Beside, Written, grade, write
 from groupwise.records import Completion, Task

@@ -18,7 +18,7 @@ from groupwise.engine.server import Server
 from groupwise.errors import RewardError
 from groupwise.graders.endpoint import Endpoint
 from groupwise.graders.judge import judge, read_better, read_points
-from groupwise.graders.parts import Sample, built_in
+from groupwise.graders.parts import SampleToGrade, built_in
 from groupwise.records import Task
 
 
@@ -82,7 +82,9 @@ def endpoint(monkeypatch):
 
 
 def samples(*texts, answer=None):
-    return [Sample(Task(i, "What?", answer), text, (), "eos") for i, text in enumerate(texts)]
+    return [
+        SampleToGrade(Task(i, "What?", answer), text, (), "eos") for i, text in enumerate(texts)
+    ]
 
 
 def test_points_are_a_share_of_five(endpoint):

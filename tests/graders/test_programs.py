@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from groupwise.errors import RewardError
-from groupwise.graders import exams
+from groupwise.graders import program_tests
 from groupwise.graders.code import code, extract, same_output
-from groupwise.graders.parts import Sample, built_in
+from groupwise.graders.parts import SampleToGrade, built_in
 from groupwise.graders.rubric import Grader, check
 from groupwise.records import Task
 
@@ -27,7 +27,7 @@ def part():
 
 
 def graded(part, columns, program, prompt="Write it.", answer=None):
-    (mark,) = part.grade([Sample(Task(0, prompt, answer, columns), program, (), "eos")])
+    (mark,) = part.grade([SampleToGrade(Task(0, prompt, answer, columns), program, (), "eos")])
     assert mark.status == "ok", mark
     return mark.value, mark.reason
 
@@ -469,7 +469,9 @@ def test_what_a_program_says_is_harmless_in_a_log(part):
 def test_tests_too_large_are_an_error_of_their_own(part):
     task = Task(0, "x", None, {"tests": [f"assert f({'x' * 2**25!r})"]})
     right = Task(1, "x", None, ASSERTS)
-    large, other = part.grade([Sample(task, RIGHT, (), "eos"), Sample(right, RIGHT, (), "eos")])
+    large, other = part.grade(
+        [SampleToGrade(task, RIGHT, (), "eos"), SampleToGrade(right, RIGHT, (), "eos")]
+    )
     assert large.status == "error" and "too large" in large.reason
     assert other.value == 1.0
 
@@ -523,7 +525,7 @@ def test_a_function_of_the_tests_shows_nothing_but_its_values(part):
 def test_rows_without_tests_are_no_zeros(part, columns, why):
     task = Task(0, "x", None, columns)
     assert why in part.problem(task)
-    (mark,) = part.grade([Sample(task, RIGHT, (), "eos")])
+    (mark,) = part.grade([SampleToGrade(task, RIGHT, (), "eos")])
     assert mark.status == "abstained" and mark.value is None and why in mark.reason
 
 
@@ -564,7 +566,7 @@ def test_options_that_make_no_sense(text, why):
 def test_order_is_that_of_the_samples(part):
     task = Task(0, "x", None, {"inputs": ["1"], "outputs": ["1"]})
     programs = [f"import time; time.sleep({0.02 * (i % 3)}); print({i % 2})" for i in range(12)]
-    marks = part.grade([Sample(task, program, (), "eos") for program in programs])
+    marks = part.grade([SampleToGrade(task, program, (), "eos") for program in programs])
     assert [mark.value for mark in marks] == [float(i % 2) for i in range(12)]
 
 
@@ -597,8 +599,14 @@ def test_a_text_of_a_program_stays_as_it_is(part):
 
 def test_leetcode_names_are_there_only_for_a_solution():
     row = {"tests": [{"fn_name": "f", "input": [1], "output": 1}]}
-    assert "from typing" in exams.exam(Task(0, "", None, row), "class Solution: pass").program
-    assert "from typing" not in exams.exam(Task(0, "", None, row), "def f(x): return x").program
+    assert (
+        "from typing"
+        in program_tests.read_tests(Task(0, "", None, row), "class Solution: pass").program
+    )
+    assert (
+        "from typing"
+        not in program_tests.read_tests(Task(0, "", None, row), "def f(x): return x").program
+    )
 
 
 def test_another_system_is_refused_in_words():

@@ -10,7 +10,7 @@ from program_objects import CONTAINERS, OPERATORS, VALUES, VECTOR
 from program_statements import FUNCTIONS, STATEMENTS
 
 from groupwise.graders.code import code
-from groupwise.graders.parts import Sample
+from groupwise.graders.parts import SampleToGrade
 from groupwise.records import Task
 
 MADE = "v, w = Vector(3, 4), Vector(1, 2)\n"
@@ -32,7 +32,7 @@ def marks(part, tests, program, setup="", prompt="Write it."):
     rows = [
         {"tests": [test] if isinstance(test, str) else test, "test_setup": setup} for test in tests
     ]
-    samples = [Sample(Task(0, prompt, None, row), program, (), "eos") for row in rows]
+    samples = [SampleToGrade(Task(0, prompt, None, row), program, (), "eos") for row in rows]
     found = part.grade(samples)
     assert {mark.status for mark in found} == {"ok"}, found
     return [(mark.value, mark.reason) for mark in found]

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.graders.sandbox import attacks, pool, walls
+from groupwise.graders.sandbox import attacks, isolation, pool
+from groupwise.graders.sandbox.isolation import TRUST, WALLS, SandboxError
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.pool import Pool, choose, problem
-from groupwise.graders.sandbox.walls import TRUST, WALLS, SandboxError
-from groupwise.graders.sandbox.worker import Worker
+from groupwise.graders.sandbox.pool import SandboxPool, choose, problem
+from groupwise.graders.sandbox.worker import Sandbox
 
 LIMITS = Limits(seconds=10, memory=256, disk=8, output=64)
 NESTED = ("bubblewrap", "namespaces")
@@ -32,7 +32,7 @@ THROUGH = "through"
 def worker(request):
     if why := problem(request.param):
         pytest.skip(why)  # this machine does not offer it
-    found = Worker(request.param, slot=7)
+    found = Sandbox(request.param, slot=7)
     yield found
     found.close()
 
@@ -254,7 +254,7 @@ def test_it_changes_nothing_through_a_file_that_it_may_read(worker):
 
 def test_a_sandbox_that_is_ended_from_outside_is_no_verdict(worker):
     """And the cell ends with it, though its leash is still held."""
-    fresh = Worker(worker.wall, slot=14)
+    fresh = Sandbox(worker.wall, slot=14)
     name = f"held{os.getpid()}{worker.wall[:3]}"
     code = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{name}')\ntime.sleep(60)"
     found = []
@@ -469,7 +469,7 @@ def test_nothing_of_the_parent_is_there(worker, monkeypatch):
                 pass
         print("API_KEY" in os.environ, found)
     """
-    fresh = Worker(worker.wall, slot=8)
+    fresh = Sandbox(worker.wall, slot=8)
     try:
         # Of 4 and 5 nothing is at the other end any more.
         assert run(fresh, code).output in ("False [0, 1, 2, 5]\n", "False [0, 1, 2]\n")
@@ -512,7 +512,7 @@ def test_standard_input_can_not_be_written(worker):
 def test_the_self_test_finds_a_hole(monkeypatch):
     """A wall without a roof must not be believed."""
     wall = choose()
-    with_hole = Worker(wall, slot=9)
+    with_hole = Sandbox(wall, slot=9)
     try:
         attacks.withstood(with_hole)
         monkeypatch.setattr(
@@ -529,7 +529,7 @@ def test_the_self_test_finds_a_hole(monkeypatch):
 
 def test_programs_of_no_isolation_do_not_pass_the_self_test():
     open_to_all = attacks.PROGRAM.replace('attempt("trace', 'if 0: attempt("trace')
-    worker = Worker("none", slot=10)
+    worker = Sandbox("none", slot=10)
     try:
         with attacks._targets() as (given, evidence):
             ran = worker.script(open_to_all, json.dumps(given), attacks.LIMITS)
@@ -557,19 +557,19 @@ def test_without_any_way_it_refuses(monkeypatch):
 def test_a_cell_that_can_not_be_confined_runs_nothing(monkeypatch):
     """Fail closed: the step that fails stands for any."""
     wall = choose()
-    original = walls.settings
+    original = isolation.settings
 
     def with_missing_folder(*args):
         return {**original(*args), "files": ["/etc/ld.so.cache", "/nowhere"]}
 
-    monkeypatch.setattr(walls, "settings", with_missing_folder)
+    monkeypatch.setattr(isolation, "settings", with_missing_folder)
     with pytest.raises(SandboxError):
-        worker = Worker(wall, slot=11)
+        worker = Sandbox(wall, slot=11)
         worker.script("print('through')", "", LIMITS)
 
 
 def test_a_dead_sandbox_is_replaced():
-    sandboxes = Pool(size=1)
+    sandboxes = SandboxPool(size=1)
     try:
         first = sandboxes.run(lambda worker, job: worker, None)
         for child in children(first.process.pid) | {first.process.pid}:
@@ -632,7 +632,7 @@ def waited(condition, seconds=120):
 
 def test_a_home_that_is_called_like_the_scratch_is_no_hole(monkeypatch):
     monkeypatch.setenv("HOME", "/tmp")
-    worker = Worker(choose(), slot=13)
+    worker = Sandbox(choose(), slot=13)
     try:
         attacks.withstood(worker)
     finally:
@@ -668,7 +668,7 @@ def environment():
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         place = Path(folder)
         place.chmod(0o755)
-        base = walls.interpreter("", everyone=True).executable
+        base = isolation.interpreter("", everyone=True).executable
         subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)
         (place / "project").mkdir()
         (place / "project" / "answers.py").write_text("SECRET = 41\n")
@@ -687,7 +687,7 @@ def test_of_an_environment_it_sees_the_packages_alone(wall, environment):
     python = str(environment / "bin" / "python")
     if why := problem(wall, python):
         pytest.skip(why)  # this machine does not offer it
-    worker = Worker(wall, slot=14, python=python)
+    worker = Sandbox(wall, slot=14, python=python)
     code = f"""
     import importlib, sys
     import helper

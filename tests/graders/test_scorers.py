@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from groupwise.errors import RewardError
-from groupwise.graders.parts import Sample, built_in
+from groupwise.graders.parts import SampleToGrade, built_in
 from groupwise.graders.scorers import prm, rm, step_ends
 from groupwise.records import Task
 
@@ -54,7 +54,7 @@ def step_folder(tmp_path_factory):
 
 
 def samples(*texts, prompt="ask: "):
-    return [Sample(Task(i, prompt), text, (), "eos") for i, text in enumerate(texts)]
+    return [SampleToGrade(Task(i, prompt), text, (), "eos") for i, text in enumerate(texts)]
 
 
 def ids(text):

@@ -209,7 +209,7 @@ def test_data_by_pattern_by_default_and_behind_a_sets_name(hub: Hub) -> None:
 def test_suites_come_from_a_hub_by_their_names(hub: Hub) -> None:
     """In the files and columns of their usual copies; nothing else of them is fetched."""
     from groupwise.config import load as load_config
-    from groupwise.evaluate.asked import Asked, Basis, entries
+    from groupwise.evaluate.request import Basis, EvalRequest, entries
 
     def table(**columns: Any) -> bytes:
         import pyarrow as pa
@@ -243,7 +243,7 @@ def test_suites_come_from_a_hub_by_their_names(hub: Hub) -> None:
     for repository, name, content in files.values():
         other = name.replace("test", "other") if "test" in name else "README.md"
         hub.data(repository).push({name: content, other: b"not asked for"})
-    found = entries(list(files), None, Basis(load_config()), Asked())
+    found = entries(list(files), None, Basis(load_config()), EvalRequest())
     answers = {entry.suite.name: entry.tasks[0].answer for entry in found}
     programs = {"mbpp": program, "humaneval": "    return 7\n"}
     assert answers == {name: programs.get(name, "7") for name in files}

@@ -21,10 +21,10 @@ from groupwise.data.overlap import ALIKE, Copies, Evaluations, covered_share
 from groupwise.data.words import grams, hashed, numbers, words
 from groupwise.errors import GroupwiseError
 from groupwise.evaluate import examine
-from groupwise.evaluate.asked import Asked
-from groupwise.evaluate.estimates import Count, Rates
-from groupwise.probing import passing
-from groupwise.probing.sieve import Band, Sieve, by_band, tally
+from groupwise.evaluate.estimates import PassCount, Rates
+from groupwise.evaluate.request import EvalRequest
+from groupwise.probing import pass_rates
+from groupwise.probing.row_filter import Band, FilterResult, by_band, tally
 from groupwise.records import Task
 
 LONG = (
@@ -288,10 +288,10 @@ def test_a_guesser_gets_what_many_rows_answer() -> None:
 
 def test_how_sure_a_rate_is_below_a_limit() -> None:
     """Against numerical integration of the same model."""
-    counts = [Count(8, n) for n in (0, 0, 0, 1, 2, 3, 5, 8, 8)]
+    counts = [PassCount(8, n) for n in (0, 0, 0, 1, 2, 3, 5, 8, 8)]
     rates = Rates(counts)
     steps = 400
-    for count, p in ((Count(8, 2), 0.1), (Count(8, 3), 0.5), (Count(8, 6), 0.9)):
+    for count, p in ((PassCount(8, 2), 0.1), (PassCount(8, 3), 0.5), (PassCount(8, 6), 0.9)):
         total = below = 0.0
         for i in range(steps):
             x = (i + 0.5) / steps
@@ -313,8 +313,10 @@ def test_a_band_keeps_what_is_more_likely_in_it_and_says_how_sure_that_is() -> N
     """Rows with known rates: as many of those that stay are in the band as the report expects."""
     stream = random.Random(7)
     truth = {row: stream.betavariate(0.4, 0.6) for row in range(4000)}
-    counts = {row: Count(8, sum(stream.random() < p for _ in range(8))) for row, p in truth.items()}
-    found = Sieve(Data(train="x.jsonl"), total=4000)
+    counts = {
+        row: PassCount(8, sum(stream.random() < p for _ in range(8))) for row, p in truth.items()
+    }
+    found = FilterResult(Data(train="x.jsonl"), total=4000)
     band = by_band(found, counts, Band(0.1, 0.9, 8, "m", 0.0, 0.0, {}))
     inside = {row for row, p in truth.items() if 0.1 <= p <= 0.9}
     stay = set(truth) - set(found.removed)
@@ -328,7 +330,7 @@ def test_a_band_keeps_what_is_more_likely_in_it_and_says_how_sure_that_is() -> N
         for high in range(4, 9):
             other = sum((row in inside) == (low <= counts[row].passed <= high) for row in truth)
             assert right >= other / 4000 - 0.01
-    assert tally([Count(8, 2), Count(8, 2), Count(7, 0)]) == {"0 of 7": 1, "2 of 8": 2}
+    assert tally([PassCount(8, 2), PassCount(8, 2), PassCount(7, 0)]) == {"0 of 7": 1, "2 of 8": 2}
 
 
 # --- the command ------------------------------------------------------------------------------
@@ -494,7 +496,7 @@ def test_pass_rates_are_sampled_kept_and_gone_on_with(
     mean = sum(x["passed"] for x in counts.values()) / (36 * 6)
     argv.append(f"{mean:.3f},1")
     with monkeypatch.context() as patched:
-        patched.setattr(examine.Sitting, "sample", lambda *a: pytest.fail("sampled again"))
+        patched.setattr(examine.SuiteEvaluation, "sample", lambda *a: pytest.fail("sampled again"))
         whole = filtered(capsys, *argv, "--out", str(tmp_path / "a.jsonl"))
     kept = (tmp_path / "a.jsonl").read_text().splitlines()
     gone = {x["row"] for x in map(json.loads, (tmp_path / "a.removed.jsonl").open())}
@@ -506,21 +508,21 @@ def test_pass_rates_are_sampled_kept_and_gone_on_with(
     tried = Counter(f"{x['passed']} of 6" for x in counts.values())
     assert whole["band"]["histogram"] == dict(sorted(tried.items()))
     # Stopped in the middle, it goes on, and asks nothing twice.
-    sample, calls = examine.Sitting.sample, []
+    sample, calls = examine.SuiteEvaluation.sample, []
 
-    def stopped(self: examine.Sitting, tasks: Any) -> Any:
+    def stopped(self: examine.SuiteEvaluation, tasks: Any) -> Any:
         if len(calls) == 3:
             raise KeyboardInterrupt
         calls.append(len(tasks))
         return sample(self, tasks)
 
-    monkeypatch.setattr(examine.Sitting, "sample", stopped)
+    monkeypatch.setattr(examine.SuiteEvaluation, "sample", stopped)
     out = ("--out", str(tmp_path / "b.jsonl"))
     assert main(["filter", *argv, *out]) == 130
     assert calls == [5, 5, 5] and not (tmp_path / "b.jsonl").exists()
     calls.clear()
     monkeypatch.setattr(
-        examine.Sitting, "sample", lambda s, t: calls.append(len(t)) or sample(s, t)
+        examine.SuiteEvaluation, "sample", lambda s, t: calls.append(len(t)) or sample(s, t)
     )
     again = filtered(capsys, *argv, *out)
     assert sum(calls) == 21
@@ -576,7 +578,7 @@ def test_a_chat_is_compared_by_what_it_says(
 
 def test_limits_of_a_band_are_checked() -> None:
     with pytest.raises(GroupwiseError, match="two shares"):
-        passing.check(Asked(samples=8, temperature=1.0), (0.5, 1.5))
+        pass_rates.check(EvalRequest(samples=8, temperature=1.0), (0.5, 1.5))
 
 
 def test_a_row_with_other_numbers_stays_and_is_counted(

@@ -20,10 +20,10 @@ from groupwise.config import load, text
 from groupwise.engine.batch import BatchEngine
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ConfigError, DataError
-from groupwise.evaluate.estimates import MODEL, SUBSETS, Count, Rates, all_alike, wilson
+from groupwise.evaluate.estimates import MODEL, SUBSETS, PassCount, Rates, all_alike, wilson
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.probing import advice, findings, probe
-from groupwise.probing.probe import Asked, Ready, ready
+from groupwise.probing.probe import PreparedProbe, ProbeRequest, prepare_probe
 from groupwise.records import Completion
 
 # --- estimators -------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def test_useful_share_and_pass_at_k_have_no_bias(samples: int, group: int, p: fl
     for outcome in product([0, 1], repeat=samples):
         passed = sum(outcome)
         chance = p**passed * (1 - p) ** (samples - passed)
-        rates = Rates([Count(samples, passed)])
+        rates = Rates([PassCount(samples, passed)])
         useful += chance * rates.useful(group).value
         passes += chance * rates.pass_at(group).value
     assert useful == pytest.approx(1 - p**group - (1 - p) ** group, abs=1e-12)
@@ -48,7 +48,7 @@ def test_plugging_in_the_share_would_be_biased() -> None:
     """What the estimators are there for: 1 of 8 says 0.125, and (7/8)^8 is far from 0."""
     plugged = 1 - (7 / 8) ** 8
     assert plugged == pytest.approx(0.656, abs=1e-3)
-    assert Rates([Count(8, 1)]).pass_at(8).value == 1.0
+    assert Rates([PassCount(8, 1)]).pass_at(8).value == 1.0
 
 
 @pytest.mark.parametrize("values", ["aabbb", "abcde", "aaaaa", "aabbc"])
@@ -67,7 +67,7 @@ def test_larger_groups_than_were_sampled_go_by_a_model_that_says_so(a: float, b:
     counts = []
     for _ in range(400):
         p = stream.betavariate(a, b)
-        counts.append(Count(8, sum(stream.random() < p for _ in range(8))))
+        counts.append(PassCount(8, sum(stream.random() < p for _ in range(8))))
     rates = Rates(counts)
 
     def moment(a: float, b: float, k: int) -> float:
@@ -83,7 +83,7 @@ def test_larger_groups_than_were_sampled_go_by_a_model_that_says_so(a: float, b:
 
 def test_what_never_passed_may_still_pass_now_and_then() -> None:
     """16 prompts without a pass: no estimate of exactly nothing that is sure of itself."""
-    rates = Rates([Count(8, 0)] * 16)
+    rates = Rates([PassCount(8, 0)] * 16)
     assert rates.useful(8).value == 0 and 0.1 < rates.useful(8).high < 0.25
     far = rates.useful(64)
     assert 0 < far.value < 0.15 and far.low < 0.02 and 0.05 < far.high < 0.5
@@ -96,7 +96,7 @@ def test_intervals_hold_what_they_should() -> None:
     truth = sum(1 - p**4 - (1 - p) ** 4 for p in rates_of) / 4
     for _ in range(400):
         drawn = [stream.choice(rates_of) for _ in range(24)]
-        counts = [Count(8, sum(stream.random() < p for _ in range(8))) for p in drawn]
+        counts = [PassCount(8, sum(stream.random() < p for _ in range(8))) for p in drawn]
         found = Rates(counts).useful(4)
         held += found.low <= truth <= found.high
     assert held >= 0.92 * 400
@@ -109,13 +109,13 @@ def test_wilson_by_hand() -> None:
 
 
 def test_a_prompt_that_lacks_samples_is_left_out_and_none_without_any_counts() -> None:
-    rates = Rates([Count(8, 4)] * 3 + [Count(2, 0), Count(0, 0)])
+    rates = Rates([PassCount(8, 4)] * 3 + [PassCount(2, 0), PassCount(0, 0)])
     assert len(rates.counts) == 4
     assert rates.useful(8).how == SUBSETS and rates.useful(8).value == 1
 
 
 def test_histogram_and_quantiles_by_hand() -> None:
-    counts = [Count(8, n) for n in range(9)]
+    counts = [PassCount(8, n) for n in range(9)]
     assert list(findings.histogram(counts).values()) == [1, 2, 2, 2, 1, 1]
     lengths = list(range(1, 101))
     assert findings.quantiles(lengths) == {"median": 50, "p90": 90, "p99": 99, "longest": 100}
@@ -144,10 +144,10 @@ class Known(BatchEngine):
         return Completion((*ids, self.tokenizer.eos_ids[0]), torch.zeros(len(ids) + 1), "eos", 0)
 
 
-def known(rates: float | tuple[float, ...], asked: Asked, **changes: Any) -> Ready:
+def known(rates: float | tuple[float, ...], asked: ProbeRequest, **changes: Any) -> PreparedProbe:
     """Prompts with these rates, turn by turn, instead of the model's own."""
     config = small(tiny__cold_start_steps=0, **changes)
-    prepared = ready(config, asked)
+    prepared = prepare_probe(config, asked)
     tasks = prepared.rollouts[0].tasks
     answers = {task.id: str(task.answer) for task in tasks}
     by_task = {
@@ -159,7 +159,7 @@ def known(rates: float | tuple[float, ...], asked: Asked, **changes: Any) -> Rea
 
 
 def test_a_known_policy_is_found_as_it_is() -> None:
-    prepared = known((0.0, 0.2, 0.6, 1.0), Asked(prompts=40, samples=32), group_size=4)
+    prepared = known((0.0, 0.2, 0.6, 1.0), ProbeRequest(prompts=40, samples=32), group_size=4)
     made = prepared.run()
     (found,) = made.findings
     truth = sum(1 - p**4 - (1 - p) ** 4 for p in (0.2, 0.6)) / 4
@@ -170,7 +170,7 @@ def test_a_known_policy_is_found_as_it_is() -> None:
     assert found.spread.value == pytest.approx(found.useful.value)  # rewards are 0 and 1
     assert found.binary and found.failed == 0 and found.format_share is None
     assert found.truncated_share == 0 and found.lengths["longest"] <= 4
-    again = known((0.0, 0.2, 0.6, 1.0), Asked(prompts=40, samples=32), group_size=4).run()
+    again = known((0.0, 0.2, 0.6, 1.0), ProbeRequest(prompts=40, samples=32), group_size=4).run()
     assert again.as_dict() == made.as_dict()
 
 
@@ -186,7 +186,7 @@ def test_a_known_policy_is_found_as_it_is() -> None:
 )  # fmt: skip
 def test_verdicts(rates: Any, words: str, change: str) -> None:
     samples = 64 if rates == (0.03, 0.05) else 8
-    made = known(rates, Asked(prompts=16, samples=samples)).run()
+    made = known(rates, ProbeRequest(prompts=16, samples=samples)).run()
     found = advice.advise(made)
     assert words in "\n".join(verdict.text for verdict in found.verdicts)
     assert found.first.startswith(change) and bool(found.first) == bool(change)
@@ -194,7 +194,7 @@ def test_verdicts(rates: Any, words: str, change: str) -> None:
 
 def test_the_suggested_group_is_the_smallest_that_is_useful_enough() -> None:
     """p = 0.1: 1 - 0.9^G - 0.1^G is 57 % for 8 and 81 % for 16."""
-    made = known(0.1, Asked(prompts=100, samples=64)).run()
+    made = known(0.1, ProbeRequest(prompts=100, samples=64)).run()
     found = advice.group_size(made.findings[0], 4)
     assert found.setting == "group_size=16"
     for size, truth in ((8, 0.5695), (16, 0.8147)):
@@ -202,16 +202,16 @@ def test_the_suggested_group_is_the_smallest_that_is_useful_enough() -> None:
         assert (
             share.value == pytest.approx(truth, abs=0.03) and f"{share.value:.0%}" in found.reason
         )
-    hopeless = known((0.0, 0.0, 0.0, 0.5), Asked(prompts=40, samples=64)).run()
+    hopeless = known((0.0, 0.0, 0.0, 0.5), ProbeRequest(prompts=40, samples=64)).run()
     found = advice.group_size(hopeless.findings[0], 4)
     assert found.setting == "group_size=4" and "no size up to 64" in found.reason  # 22 %, 25 %
     # p = 0.01: 15 % of groups of 16, 28 % of 32, 47 % of 64. Fewer samples would be no remedy.
-    hard = known(0.01, Asked(prompts=200, samples=64)).run()
+    hard = known(0.01, ProbeRequest(prompts=200, samples=64)).run()
     assert advice.group_size(hard.findings[0], 8).setting == "group_size=64"
 
 
 def test_a_limit_of_tokens_that_cuts_off_or_is_never_reached() -> None:
-    made = known(0.5, Asked(prompts=4)).run()
+    made = known(0.5, ProbeRequest(prompts=4)).run()
     (found,) = made.findings
     cut = replace(made, most_tokens=100), replace(found, truncated_share=0.4)
     assert advice.max_tokens(*cut).setting == "engine.max_tokens=8"
@@ -231,20 +231,20 @@ def test_rewards_with_more_values_than_two(tmp_path: Path) -> None:
         "def bonus(completion):\n    return float(len(completion) % 2)\n"
     )
     parts = {f"{tmp_path}/r.py:part": 1.0, f"{tmp_path}/r.py:bonus": 0.5}
-    made = known(0.5, Asked(prompts=8), reward__parts=parts).run()
+    made = known(0.5, ProbeRequest(prompts=8), reward__parts=parts).run()
     assert "r.py:part gives 1" in made.passing.words
     found = made.findings[0]
     rewards = [[r.grade.reward for r in group] for group in made.rollouts[0].groups]
     direct = [1 - all_alike(values, 4) for values in rewards]
     assert not found.binary and found.spread.value == pytest.approx(sum(direct) / 8)
     assert found.signal == found.spread
-    full = known(0.5, Asked(prompts=8, threshold=0.2), reward__parts=parts).run()
+    full = known(0.5, ProbeRequest(prompts=8, threshold=0.2), reward__parts=parts).run()
     assert full.findings[0].passing.value == 1.0 and "0.2 or more" in full.passing.words
 
 
 def test_the_full_mark_is_what_all_parts_give_together() -> None:
     parts = {"length(target=2)": 1.0, "format(pattern='+')": 0.5}
-    made = known(0.5, Asked(prompts=8), reward__parts=parts).run()
+    made = known(0.5, ProbeRequest(prompts=8), reward__parts=parts).run()
     assert "a reward of 1.5" in made.passing.words
     found = made.findings[0]
     wrong = sum(r.text.startswith("+") for g in made.rollouts[0].groups for r in g) / 64
@@ -257,7 +257,7 @@ def test_rewards_that_fail_are_no_zeros(tmp_path: Path) -> None:
         "    if completion.startswith('+'):\n        raise ValueError('no plus')\n    return 1.0\n"
     )
     parts = {f"{tmp_path}/r.py:fails": 1.0}
-    made = known(0.5, Asked(prompts=8, samples=16), reward__parts=parts).run()
+    made = known(0.5, ProbeRequest(prompts=8, samples=16), reward__parts=parts).run()
     (found,) = made.findings
     wrong = sum(r.text.startswith("+") for g in made.rollouts[0].groups for r in g)
     assert found.failed == wrong > 0 and found.passing.value == 1.0
@@ -267,7 +267,7 @@ def test_rewards_that_fail_are_no_zeros(tmp_path: Path) -> None:
 
 
 def test_settings_are_compared_beyond_chance() -> None:
-    prepared = known(0.5, Asked(prompts=24, temperatures=(0.1, 1.0)))
+    prepared = known(0.5, ProbeRequest(prompts=24, temperatures=(0.1, 1.0)))
 
     class Warm(Known):
         def answer(self, requests: Any, sampling: Sampling) -> list[list[Completion]]:
@@ -283,7 +283,7 @@ def test_settings_are_compared_beyond_chance() -> None:
 
 
 def test_stopped_early_it_reports_on_what_there_is() -> None:
-    prepared = known(0.5, Asked(prompts=8, temperatures=(0.5, 1.0)))
+    prepared = known(0.5, ProbeRequest(prompts=8, temperatures=(0.5, 1.0)))
     calls: Iterator[int] = iter(range(100))
     real = prepared.engine.generate
 
@@ -295,7 +295,7 @@ def test_stopped_early_it_reports_on_what_there_is() -> None:
     prepared.engine.generate = interrupted  # type: ignore[method-assign]
     made = prepared.run()  # two prompts a call, by turns
     assert made.interrupted and [found.prompts for found in made.findings] == [6, 4]
-    at_once = known(0.5, Asked(prompts=8))
+    at_once = known(0.5, ProbeRequest(prompts=8))
     at_once.engine.generate = lambda *_, **told: next(iter(()), None) or _stop()  # type: ignore
     with pytest.raises(KeyboardInterrupt):
         at_once.run()
@@ -311,15 +311,15 @@ def _stop() -> Any:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (Asked(temperatures=(0.0,)), "would be the same"),
-        (Asked(temperatures=(1.0, 1.0)), "given twice"),
-        (Asked(prompts=0), "too few"),
-        (Asked(samples=1), "too few"),
+        (ProbeRequest(temperatures=(0.0,)), "would be the same"),
+        (ProbeRequest(temperatures=(1.0, 1.0)), "given twice"),
+        (ProbeRequest(prompts=0), "too few"),
+        (ProbeRequest(samples=1), "too few"),
     ],
 )
-def test_what_would_tell_nothing_is_refused(asked: Asked, words: str) -> None:
+def test_what_would_tell_nothing_is_refused(asked: ProbeRequest, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        ready(small(), asked)
+        prepare_probe(small(), asked)
 
 
 def test_a_template_that_is_not_there_is_refused_before_a_model_is_made(
@@ -327,7 +327,7 @@ def test_a_template_that_is_not_there_is_refused_before_a_model_is_made(
 ) -> None:
     monkeypatch.setattr(probe, "starting_model", lambda *_: pytest.fail("too late"))
     with pytest.raises(DataError, match="r1_zero"):
-        ready(small(), Asked(templates=("auto", "r1zero")))
+        prepare_probe(small(), ProbeRequest(templates=("auto", "r1zero")))
 
 
 def test_recipes_that_sample_nothing(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_recipes_that_sample_nothing(tmp_path: Path) -> None:
     data.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     config = load(recipe="dpo", **{"data.train": str(data), "model.path": "nowhere"})
     with pytest.raises(ConfigError, match="nothing to probe"):
-        ready(config)
+        prepare_probe(config)
 
 
 # --- the command, with a real model -----------------------------------------------------------

@@ -16,11 +16,11 @@ from torch import Tensor
 from groupwise.cli import main
 from groupwise.errors import RecipeError, RunError
 from groupwise.optim.packs import outputs
-from groupwise.replay.again import Replay, Seen
 from groupwise.replay.measures import angle, gram, rank, summed
 from groupwise.replay.methods import methods_of
 from groupwise.replay.parameters import gradient, load_weights, pushed
 from groupwise.replay.recorded import Recorded, open_recorded
+from groupwise.replay.replay import Replay, StepResult
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read, store
 from groupwise.view.tokens import token_page, tokenizer_of
@@ -87,7 +87,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("replay"))
 
 
-def replayed(run: Recorded, *recipes: str, step: int = 1) -> Seen:
+def replayed(run: Recorded, *recipes: str, step: int = 1) -> StepResult:
     (seen,) = Replay(run, methods_of(run, recipes), [step])
     return seen
 

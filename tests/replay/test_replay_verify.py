@@ -202,7 +202,7 @@ def test_a_closed_pipe_does_not_turn_the_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`groupwise replay RUN --verify | true`: nobody read that it does not repeat."""
-    found = module.Verified("run", difference=module.Difference(1, "reward", 1.0, 0.5))
+    found = module.Verified("run", difference=module.FirstDifference(1, "reward", 1.0, 0.5))
     monkeypatch.setattr(module, "verify", lambda *_: found)
     with (tmp_path / "out").open("w") as out:
 

@@ -21,7 +21,7 @@ from groupwise.commands.shared import config_of
 from groupwise.config import load
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.runfiles import files, rollouts
-from groupwise.runfiles.files import Growing, append_lines
+from groupwise.runfiles.files import GrowingFile, append_lines
 from groupwise.runfiles.folder import RunFolder
 from groupwise.view.runs import Runs, runs_in
 from groupwise.view.server import Viewer
@@ -168,7 +168,7 @@ def test_what_is_sound_of_a_damaged_file_is_shown(
 
 
 def test_numbers_of_lines_are_those_of_the_file(tmp_path: Path) -> None:
-    growing = Growing(tmp_path / "x.jsonl")
+    growing = GrowingFile(tmp_path / "x.jsonl")
     append_lines(growing.path, ['{"step": 1}', '{"step": 2}'])
     assert growing.news() == (False, [{"step": 1}, {"step": 2}]) and not growing.damage
     append_lines(growing.path, ["?", '{"step": 4}', "?", "[]"])
@@ -183,7 +183,7 @@ def test_files_that_vanish_while_they_are_read(
 ) -> None:
     """Each file is there when it is looked for, and gone when it is opened."""
     run = copy(whole, tmp_path / "bad")
-    there = files.ordinary
+    there = files.file_status
 
     def vanishing(path: Path) -> os.stat_result | None:
         found = there(path)
@@ -191,8 +191,8 @@ def test_files_that_vanish_while_they_are_read(
             path.unlink()
         return found
 
-    monkeypatch.setattr(files, "ordinary", vanishing)
-    monkeypatch.setattr(rollouts, "ordinary", vanishing)
+    monkeypatch.setattr(files, "file_status", vanishing)
+    monkeypatch.setattr(rollouts, "file_status", vanishing)
     pages = pages_of(run, PAGES)
     assert "No step written yet" in pages[""] and "There are no rollouts" in pages["/step/1"]
 

@@ -18,7 +18,7 @@ from runs import metrics, quiet, run, small
 from groupwise import config as configuration
 from groupwise.cli import main
 from groupwise.errors import RunError
-from groupwise.replay.bits import Difference
+from groupwise.replay.bits import FirstDifference
 from groupwise.replay.verify import verify
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.starts import CODE, Start, read_starts, stretches
@@ -120,7 +120,7 @@ def test_a_run_of_an_older_groupwise_goes_on(tmp_path: Path) -> None:
     found = verify(folder)
     assert found.same and found.steps == 3 and found.unwritten
     assert "did not write down which settings" in replace(
-        found, difference=Difference(1, "reward", 1.0, 0.0), environment=[]
+        found, difference=FirstDifference(1, "reward", 1.0, 0.0), environment=[]
     ).text(500)
 
 

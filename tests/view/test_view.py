@@ -25,11 +25,11 @@ from groupwise.records import Turn
 from groupwise.runfiles import rollouts
 from groupwise.runfiles.files import append_lines, write_atomic
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.partly import Partly
+from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.starts import Start, write_starts
 from groupwise.view import chat, server
 from groupwise.view.prompts import PromptIndex
-from groupwise.view.runs import Growing, Run, Runs
+from groupwise.view.runs import GrowingFile, Runs, ViewedRun
 from groupwise.view.steps import OF_GROUPS, found_in, groups_of
 from groupwise.view.tokens import PAGE, pieces, token_page, tokenizer_of
 from groupwise.watch.plots import write_plots
@@ -73,7 +73,7 @@ class Text(HTMLParser):
 
 def test_only_new_lines_are_read_and_a_torn_one_later(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    growing = Growing(path)
+    growing = GrowingFile(path)
     assert growing.news() == (False, [])
     path.write_bytes(b'{"step": 1}\n{"step": 2, "a"')
     assert growing.news() == (False, [{"step": 1}])
@@ -86,7 +86,7 @@ def test_only_new_lines_are_read_and_a_torn_one_later(tmp_path: Path) -> None:
 def test_a_rewound_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     append_lines(path, ['{"step": 1}', '{"step": 2}'])
-    growing = Growing(path)
+    growing = GrowingFile(path)
     growing.news()
     write_atomic(path, '{"step": 1}\n{"step": 2, "anew": 1}\n')  # longer, and yet another file
     assert growing.news() == (True, [{"step": 1}, {"step": 2, "anew": 1}])
@@ -97,7 +97,7 @@ def test_a_rewound_file_is_read_again(tmp_path: Path) -> None:
 
 
 def test_columns_have_gaps_where_nothing_was_measured(run: RunFolder) -> None:
-    seen = Run(run.path, "one")
+    seen = ViewedRun(run.path, "one")
     seen.refresh()
     assert [p.step for p in seen.points("entropy/mean")] == [1, 2, 4, 5, 6, 7, 8, 9, 10]
     assert [(p.step, p.value, p.error) for p in seen.points("eval/accuracy")] == [
@@ -158,9 +158,9 @@ def test_search_looks_in_prompts_completions_and_reasons(run: RunFolder) -> None
 
 def test_one_prompt_across_the_steps(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", 3)
-    index = PromptIndex(Run(folder.path, "run"))
+    index = PromptIndex(ViewedRun(folder.path, "run"))
     assert index.steps(102) == [1, 2, 3] and index.steps(999) == []
-    draws = index.draws(102, Partly())
+    draws = index.draws(102, PartialReader())
     assert [step for step, _, _ in draws] == [3, 2, 1]
     assert draws[0][2] == "4 at step 3<end>" and draws[0][1].prompt_id == 102
     rollouts.write(folder.rollout(2), [sample(9, 0)], 2)  # a resumed run writes it anew

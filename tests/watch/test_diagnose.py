@@ -15,7 +15,7 @@ from groupwise.config.names import ELSEWHERE
 from groupwise.errors import ConfigError, RunError
 from groupwise.watch.chart import Point, plot
 from groupwise.watch.diagnose import diagnose
-from groupwise.watch.foreign import CALLED, in_their_words, read_log
+from groupwise.watch.other_tools import CALLED, names_in_tool, read_log
 
 
 @pytest.fixture(scope="module")
@@ -241,8 +241,8 @@ def test_advice_names_their_settings(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.write_text(json.dumps({"log_history": REAL["capped"]}))
     main(["diagnose", str(file)])
     assert "In trl, engine.max_tokens is max_completion_length" in capsys.readouterr().out
-    assert in_their_words("halve recipe.gate.high", "verl").endswith("actor.clip_ratio_high.")
-    assert in_their_words("recipe.gate.highest", "trl") == in_their_words("x", "groupwise") == ""
+    assert names_in_tool("halve recipe.gate.high", "verl").endswith("actor.clip_ratio_high.")
+    assert names_in_tool("recipe.gate.highest", "trl") == names_in_tool("x", "groupwise") == ""
 
 
 @pytest.mark.parametrize("bad", ["NaN", "Infinity", "-Infinity"])

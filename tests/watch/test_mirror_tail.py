@@ -32,7 +32,7 @@ from groupwise.watch import mirrors
 from groupwise.watch.display import Display
 from groupwise.watch.mirrors import FOLDER, children, tail
 from groupwise.watch.mirrors.settings import HIDDEN, hide, settings_of
-from groupwise.watch.mirrors.tracker import About, Note
+from groupwise.watch.mirrors.tracker import Note, TrackedRun
 
 # --- clients that fail ------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Listener:
         self.takes_back, self._reached = takes_back, reached
         self.told: list[Any] = []
         self.finished: bool | None = None
-        self.about: About | None = None
+        self.about: TrackedRun | None = None
 
     def reached(self) -> int | None:
         return self._reached
@@ -320,7 +320,7 @@ def listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listen]:
     monkeypatch.setattr(tail, "POLL", 0.01)
 
     def put(listener: Listener) -> Listener:
-        def opened(name: str, about: About) -> Listener:
+        def opened(name: str, about: TrackedRun) -> Listener:
             listener.about = about
             return listener
 

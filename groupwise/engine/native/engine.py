@@ -98,7 +98,7 @@ class NativeEngine(Engine):
         )
 
     @classmethod
-    def capabilities_for(cls, settings: config.Engine) -> Capabilities:
+    def capabilities_for(cls, settings: config.EngineSettings) -> Capabilities:
         return capabilities_with(settings.weights)
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:

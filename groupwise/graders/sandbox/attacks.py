@@ -1,4 +1,4 @@
-"""A way of isolation is believed when it has withstood these, on this machine, just now."""
+"""Attacks that a way of isolation must withstand, on this machine, just now, to be used."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.graders.sandbox.inside.zygote import SCRATCH
+from groupwise.graders.sandbox.isolation import SandboxError
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.walls import SandboxError
-from groupwise.graders.sandbox.worker import Worker
+from groupwise.graders.sandbox.worker import Sandbox
 
 LIMITS = Limits(seconds=20, memory=256, disk=8)
 PROGRAM = r"""
@@ -91,14 +91,14 @@ print(json.dumps([tried, through]))
 """
 
 
-def withstood(worker: Worker) -> None:
+def withstood(worker: Sandbox) -> None:
     """Raise a SandboxError that names what got through, if anything did."""
     _, through = attempted(worker)
     if through:
         raise SandboxError(f"{worker.wall} is not tight here: a program could {through[0]}")
 
 
-def attempted(worker: Worker) -> tuple[list[str], list[str]]:
+def attempted(worker: Sandbox) -> tuple[list[str], list[str]]:
     """Return what a program in there tried, and what of it got through."""
     with _targets() as (given, evidence):
         ran = worker.script(PROGRAM, json.dumps(given), LIMITS)
@@ -113,7 +113,9 @@ def attempted(worker: Worker) -> tuple[list[str], list[str]]:
 
 @contextlib.contextmanager
 def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
-    """Things to reach for that anyone on this machine can reach, and what was seen of it."""
+    """Make things to reach for that anyone on this machine can reach, and read what was done to
+    them.
+    """
     with contextlib.ExitStack() as stack:
         # The address of a socket has 107 bytes at most, and a long TMPDIR is no hole.
         short = None if len(tempfile.gettempdir()) < 60 else "/tmp"
@@ -163,7 +165,7 @@ def _targets() -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _remove(files: list[Path]) -> None:
-    """What got through is told, and not left behind."""
+    """Remove what got through, after it was reported."""
     for file in files:
         with contextlib.suppress(OSError):
             file.unlink()

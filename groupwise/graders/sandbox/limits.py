@@ -1,4 +1,4 @@
-"""What a program may use."""
+"""The limits of a program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Limits:
                 raise RewardError(f"code: {name} = {value!r} must be a number of at least {least}.")
 
     def order(self) -> dict[str, Any]:
-        """As a cell is told."""
+        """Return the limits as a cell is told."""
         return {
             "processes": self.processes,
             "scratch": f"size={self.disk}m,nr_inodes={INODES}",

@@ -1,4 +1,4 @@
-"""Sandboxes kept warm, and which way of isolation this machine gets."""
+"""Sandboxes kept warm, and the way of isolation that this machine gets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from groupwise.graders.sandbox.attacks import withstood
-from groupwise.graders.sandbox.walls import TRUST, WALLS, SandboxError, Wall
-from groupwise.graders.sandbox.worker import Worker
+from groupwise.graders.sandbox.isolation import TRUST, WALLS, SandboxError, Wall
+from groupwise.graders.sandbox.worker import Sandbox
 
 Job = TypeVar("Job")
 Verdict = TypeVar("Verdict")
@@ -28,9 +28,9 @@ HELP = (
 
 @functools.cache
 def problem(wall: Wall, python: str = "") -> str:
-    """Why this way of isolation can't be used here; '' if it withstood every attack."""
+    """Return why this way of isolation can't be used here; '' if it withstood every attack."""
     try:
-        with contextlib.closing(Worker(wall, python=python)) as worker:
+        with contextlib.closing(Sandbox(wall, python=python)) as worker:
             withstood(worker)
     except (SandboxError, OSError) as error:
         return str(error)
@@ -38,12 +38,12 @@ def problem(wall: Wall, python: str = "") -> str:
 
 
 def report() -> dict[Wall, str]:
-    """Every way of isolation and why it can't be used here; '' where it can."""
+    """Return every way of isolation and why it can't be used here; '' where it can."""
     return {wall: problem(wall) for wall in WALLS}
 
 
 def choose(isolation: str = "", python: str = "") -> Wall:
-    """The first way that holds here, or the one that is named if it does. Refuses otherwise."""
+    """Choose the first way that holds here, or the named one if it does. Refuses otherwise."""
     if isolation == TRUST:
         return "none"
     if isolation and isolation not in WALLS:
@@ -59,23 +59,23 @@ def choose(isolation: str = "", python: str = "") -> Wall:
     raise SandboxError(f"No isolation for programs holds on this machine ({whys}). {HELP}")
 
 
-class Pool:
-    """So many sandboxes side by side, started when needed and used again and again."""
+class SandboxPool:
+    """A number of sandboxes side by side, started when needed and used again and again."""
 
     def __init__(self, isolation: str = "", python: str = "", size: int | None = None) -> None:
         self.wall, self.python = choose(isolation, python), python
         self.size = size or len(os.sched_getaffinity(0))
-        self.slots: queue.Queue[tuple[int, Worker | None]] = queue.Queue()
+        self.slots: queue.Queue[tuple[int, Sandbox | None]] = queue.Queue()
         for slot in range(self.size):
             self.slots.put((slot, None))
 
     def map(
         self,
-        work: Callable[[Worker, Job], Verdict],
+        work: Callable[[Sandbox, Job], Verdict],
         jobs: Sequence[Job],
         failed: Callable[[SandboxError], Verdict],
     ) -> list[Verdict]:
-        """`work` on every job, in order of the jobs; `failed` where no sandbox could do it."""
+        """Do `work` on every job, in order of the jobs; `failed` where no sandbox could do it."""
 
         def one(job: Job) -> Verdict:
             try:
@@ -86,18 +86,18 @@ class Pool:
         with ThreadPoolExecutor(self.size) as threads:
             return list(threads.map(one, jobs))
 
-    def run(self, work: Callable[[Worker, Job], Verdict], job: Job) -> Verdict:
-        """Once more in a new sandbox if one fails: it is the machine's fault, not a program's."""
+    def run(self, work: Callable[[Sandbox, Job], Verdict], job: Job) -> Verdict:
+        """Run a job, once more in a new sandbox if one fails: that is not the program's fault."""
         with contextlib.suppress(SandboxError), self._worker() as worker:
             return work(worker, job)
         with self._worker() as worker:
             return work(worker, job)
 
     @contextlib.contextmanager
-    def _worker(self) -> Iterator[Worker]:
+    def _worker(self) -> Iterator[Sandbox]:
         slot, worker = self.slots.get()
         try:
-            worker = worker or Worker(self.wall, slot, self.python)
+            worker = worker or Sandbox(self.wall, slot, self.python)
             yield worker
         except BaseException:
             if worker is not None:

@@ -1,4 +1,4 @@
-"""One warm sandbox, seen from outside: starts cells, keeps their clocks, believes nobody inside."""
+"""One warm sandbox, seen from outside: starts cells, keeps their clocks, trusts nobody inside."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groupwise.graders.sandbox import walls
+from groupwise.graders.sandbox import isolation
 from groupwise.graders.sandbox.inside import wire
+from groupwise.graders.sandbox.isolation import SandboxError, Wall
 from groupwise.graders.sandbox.limits import Limits
-from groupwise.graders.sandbox.walls import SandboxError, Wall
 
 START = 20.0  # seconds for a sandbox or a cell to come up, on a busy machine
 ERRORS_SHOWN = 2000  # bytes of standard error
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
-_open_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_open_workers: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 
 
 class Overtime(Exception):
@@ -34,7 +34,7 @@ class Overtime(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """How a script ended. `why` is empty if it ended by itself with status 0."""
+    """The end of a script. `why` is empty if it ended by itself with status 0."""
 
     output: str = ""
     errors: str = ""
@@ -50,27 +50,27 @@ class Examined:
     timed_out: bool = False
 
 
-class Worker:
+class Sandbox:
     """A zygote behind its wall. One job at a time; `slot` numbers those that run side by side."""
 
     def __init__(self, wall: Wall, slot: int = 0, python: str = "") -> None:
-        told = walls.settings(wall, _uid(slot), python)
+        told = isolation.settings(wall, _uid(slot), python)
         self.wall = wall
         self.control, near = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Not 0, 1 or 2, which a daemon may have closed: those are the zygote's own.
         with near, socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD_CLOEXEC, 3)) as inner:
             self.process = subprocess.Popen(
-                walls.command(told, python, inner.fileno()),
+                isolation.command(told, python, inner.fileno()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[inner.fileno()],
-                env=walls.ENVIRONMENT,
+                env=isolation.ENVIRONMENT,
                 cwd="/",
             )
         _open_workers.add(self)
         try:
-            self._greet(walls.boot_data(told, python))
+            self._greet(isolation.boot_data(told, python))
         except BaseException:
             self.close()
             raise
@@ -85,7 +85,7 @@ class Worker:
             raise SandboxError(f"{self.wall}: {said['failed'] or 'the sandbox did not start'}")
 
     def close(self) -> None:
-        """The zygote leaves when the connection does, and all cells with it."""
+        """Close the connection: the zygote leaves with it, and all cells."""
         self.control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2)
@@ -161,7 +161,7 @@ class Worker:
 
 
 class Cell:
-    """One process for one program. It is hung up on, and then it is gone."""
+    """One process for one program. When its connection is closed, it is ended."""
 
     def __init__(self, leash: socket.socket, channel: socket.socket) -> None:
         self.leash, self.channel = leash, channel
@@ -183,7 +183,7 @@ class Cell:
             raise SandboxError(f"The tests are too large to be run: {error}") from error
 
     def report(self, deadline: float) -> Examined | None:
-        """What the tests say, bounded and checked; None if they ended without."""
+        """Return the report of the tests, bounded and checked; None if they ended without."""
         data = b""
         while True:
             _wait([self.channel], deadline)
@@ -201,14 +201,14 @@ class Cell:
             return None
 
     def ended(self, deadline: float) -> str:
-        """How the process ended, as its keeper says; '' if with status 0, or not yet."""
+        """Return how the process ended, as its keeper says; '' if with status 0, or not yet."""
         if self.status is None:
             self.status = _message(self.leash, deadline)
         code = (self.status or {}).get("exit", 0)
         return "" if code == 0 else f"signal {-code}" if code < 0 else f"exit status {code}"
 
     def check(self) -> None:
-        """Nobody says how it ended: the keeper is gone, which no program can bring about."""
+        """Raise if nobody says how it ended: the keeper is gone, which is no program's doing."""
         if self.status is None:
             raise SandboxError("A sandbox was ended from outside")
 
@@ -221,7 +221,7 @@ class Cell:
 
 
 class _Pipe:
-    """What a script writes, up to a number of bytes."""
+    """The output of a script, up to a number of bytes."""
 
     def __init__(self) -> None:
         self.outer, self.inner = os.pipe()
@@ -258,7 +258,7 @@ class _Pipe:
 
 
 def _drain(cell: Cell, out: _Pipe, errors: _Pipe, limits: Limits, deadline: float) -> str:
-    """Read until both are closed; why the program is at fault, '' if it is not."""
+    """Read until both are closed; return why the program is at fault, '' if it is not."""
     while out.open or errors.open:
         ready = _wait([pipe for pipe in (out, errors) if pipe.open], deadline)
         for pipe in ready:
@@ -276,7 +276,7 @@ def _drain(cell: Cell, out: _Pipe, errors: _Pipe, limits: Limits, deadline: floa
 
 @contextlib.contextmanager
 def _sealed(data: bytes) -> Iterator[int]:
-    """Standard input that nobody can change, made longer by nobody, without a file."""
+    """Provide standard input that nobody can change or lengthen, without a file."""
     descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(data)
@@ -290,7 +290,7 @@ def _sealed(data: bytes) -> Iterator[int]:
 
 
 def _wait(sources: Sequence[Any], deadline: float) -> list[Any]:
-    """Those that can be read; `poll` knows no upper bound of descriptors, unlike `select`."""
+    """Return those that can be read; `poll` has no upper bound of descriptors, unlike `select`."""
     poll = select.poll()
     by_number = {source.fileno(): source for source in sources}
     for number in by_number:
@@ -303,7 +303,7 @@ def _wait(sources: Sequence[Any], deadline: float) -> list[Any]:
 
 
 def _message(connection: socket.socket, deadline: float) -> dict[str, Any] | None:
-    """The next message; None if the other side left or was too slow."""
+    """Return the next message; None if the other side left or was too slow."""
     try:
         _wait([connection], deadline)
         data = connection.recv(65536)
@@ -317,7 +317,7 @@ def _overtime(limits: Limits) -> str:
 
 
 def _uid(slot: int) -> int | None:
-    """A user of its own for every sandbox on the machine, out of those that this root has.
+    """Return a user of its own for every sandbox on the machine, out of those that this root has.
 
     None for who is not root, or root of a namespace that knows nobody else.
     """
@@ -334,7 +334,7 @@ def _uid(slot: int) -> int | None:
 
 
 def _forget_workers() -> None:
-    """In a forked child: these sandboxes are the parent's, and must not outlive it here."""
+    """Forget the parent's sandboxes in a forked child: they must not outlive it here."""
     for worker in list(_open_workers):
         worker.control.close()
     _open_workers.clear()

@@ -1,4 +1,4 @@
-"""Runs told to trackers: TensorBoard, Weights & Biases, Trackio, MLflow.
+"""Runs copied to trackers: TensorBoard, Weights & Biases, Trackio, MLflow.
 
 The run folder is the truth; a mirror reads it as it grows (tail.py) and tells what it finds to a
 tracker through the tracker's own client, in a process of its own (children.py). So a client that
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from groupwise.common.extras import install
 from groupwise.errors import ConfigError, nearest
-from groupwise.watch.mirrors.tracker import About, Tracker
+from groupwise.watch.mirrors.tracker import TrackedRun, Tracker
 
 # Trackers, and what must be there to import: each is also the name of an extra and of a module.
 NEEDS = {
@@ -42,17 +42,17 @@ def check(names: Iterable[str]) -> None:
 
 
 def _installed(package: str) -> bool:
-    """A folder of that name, such as the one that wandb leaves behind, is no package."""
+    """Return whether a package is installed; a folder that wandb leaves behind is none."""
     found = find_spec(package)
     return found is not None and found.origin is not None
 
 
-def open_tracker(name: str, about: About) -> Tracker:
+def open_tracker(name: str, about: TrackedRun) -> Tracker:
     opened: Tracker = importlib.import_module(f"{__name__}.{name}").open_tracker(about)
     return opened
 
 
 def forget(run: Path) -> None:
-    """The run starts over: what trackers have of it so far is of another one."""
+    """Forget the tracker's ids of a run that starts over, as that is another run."""
     for known in (run / FOLDER).glob("*.json"):
         known.unlink()

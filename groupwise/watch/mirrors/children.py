@@ -1,4 +1,4 @@
-"""The mirrors of a live run: processes that follow its folder, and get a while to finish."""
+"""The mirrors of a live run: processes that follow its folder, and have some time to finish."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ PACKAGE = Path(__file__).parents[3]
 
 
 class Mirrors:
-    """Made before the run's lock is taken, `start`ed within, left after it was given back.
+    """The mirrors of a run: made before its lock is taken, `start`ed within, left after its
+    release.
 
     A mirror ends by itself when nobody writes the run any more, however the run ended.
     """
@@ -41,7 +42,7 @@ class Mirrors:
                 self._tell(name, f"could not be started ({error})")
 
     def look(self) -> None:
-        """Say of those that gave up, once. None has a reason to end before the run does."""
+        """Report once the mirrors that gave up. None has a reason to end before the run does."""
         for name, child in list(self._going.items()):
             if child.poll() is not None:
                 del self._going[name]
@@ -87,7 +88,9 @@ class Mirrors:
 
 
 def _told_all(run: Path, name: str) -> bool:
-    """Whatever is wrong with the files, the run has ended well."""
+    """Return whether a tracker has all steps; False where files can't be read, as the run ended
+    well.
+    """
     try:
         return up_to_date(RunFolder(run), name)
     except (OSError, GroupwiseError):
@@ -99,7 +102,7 @@ def _log(run: Path, name: str) -> Path:
 
 
 def _child(run: Path, name: str) -> subprocess.Popen[bytes]:
-    """Like the command, away from the terminal: Ctrl-C is for the run."""
+    """Start a mirror like the command, away from the terminal: Ctrl-C is for the run."""
     paths = [str(PACKAGE), os.environ.get("PYTHONPATH", "")]
     log = _log(run, name)
     log.parent.mkdir(exist_ok=True)
@@ -115,7 +118,7 @@ def _child(run: Path, name: str) -> subprocess.Popen[bytes]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """It and what it has started."""
+    """End a mirror and what it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

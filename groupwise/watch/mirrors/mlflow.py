@@ -15,21 +15,21 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from groupwise.watch.mirrors.tracker import PROJECT, About, Note
+from groupwise.watch.mirrors.tracker import PROJECT, Note, TrackedRun
 
 TAG = "groupwise.id"  # by which a run is found again
 PARAMS_AT_ONCE, METRICS_AT_ONCE = 100, 1000  # what its servers take
 LONGEST_NAME, LONGEST_TEXT = 250, 5000
 
 
-def open_tracker(about: About) -> MlflowRun:
+def open_tracker(about: TrackedRun) -> MlflowRun:
     return MlflowRun(about)
 
 
 class MlflowRun:
     takes_back = False  # a second value of a step would stand beside the first
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         address, files = os.environ.get("MLFLOW_TRACKING_URI"), None
         if not address:
             place = about.place.resolve()
@@ -49,7 +49,9 @@ class MlflowRun:
         self._set(about, run.data.params)
 
     def _experiment(self, name: str, files: str | None) -> str:
-        """Its id. Two runs may make it at the same time: the second finds it then."""
+        """Return the experiment's id. Two runs may make it at the same time: the second finds it
+        then.
+        """
         for _ in range(2):
             found = self._client.get_experiment_by_name(name)
             if found is not None:
@@ -60,8 +62,8 @@ class MlflowRun:
                 trouble = error
         raise trouble
 
-    def _set(self, about: About, known: Mapping[str, str]) -> None:
-        """A parameter is set once; what a resumed run changes becomes a tag."""
+    def _set(self, about: TrackedRun, known: Mapping[str, str]) -> None:
+        """Set the parameters, each once; what a resumed run changes becomes a tag."""
         params = {_name(name): str(x)[:LONGEST_TEXT] for name, x in about.settings.items()}
         new = [Param(name, x) for name, x in params.items() if name not in known]
         for part in _parts(new, PARAMS_AT_ONCE):
@@ -82,12 +84,12 @@ class MlflowRun:
         self._metrics += [Metric(name, x, now, step) for name, x in named.items()]
 
     def note(self, note: Note) -> None:
-        """It has nothing like an alert; tags stand at the top of a run's page."""
+        """Set a tag, as MLflow has no alerts; tags are at the top of a run's page."""
         text = f"step {note.step}: {note.text}"
         self._client.set_tag(self._id, _name(f"event.{note.title}"), text[:LONGEST_TEXT])
 
     def flush(self) -> None:
-        """In few calls: each waits for the store."""
+        """Send in few calls: each waits for the store."""
         for part in _parts(self._metrics, METRICS_AT_ONCE):
             self._client.log_batch(self._id, metrics=part)
         self._metrics = []
@@ -97,7 +99,9 @@ class MlflowRun:
 
 
 def _name(text: str) -> str:
-    """As it takes names: letters, digits and _-./ : alone, and nothing that looks like ../"""
+    """Return a name as MLflow takes it: letters, digits and _-./ : alone, and nothing that looks
+    like ../
+    """
     plain = re.sub(r"[^\w\-./ :]", "_", text)[:LONGEST_NAME]
     return posixpath.normpath(plain).lstrip("./ ") or "_"
 

@@ -25,7 +25,7 @@ LEAST_SECRET = 8  # characters of a variable's value: shorter ones are found in 
 
 
 def settings_of(folder: RunFolder) -> dict[str, Setting]:
-    """config.toml by dotted names; {} where there is none that can be read."""
+    """Return config.toml by dotted names; {} where there is none that can be read."""
     try:
         return dict(_flat(folder.read_settings(), ""))
     except RunError:
@@ -47,7 +47,7 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Setting]
 
 
 def hide(text: str) -> str:
-    """The text without keys, passwords, or what stands in variables named like them."""
+    """Return the text without keys, passwords, or the values of variables named like them."""
     for name, value in os.environ.items():
         if SECRET_NAMES.fullmatch(name) and len(value) >= LEAST_SECRET:
             text = text.replace(value, HIDDEN)

@@ -1,4 +1,4 @@
-"""Tells a run folder to a tracker: what is there, and while the run is written, what is added.
+"""A mirror of a run folder in a tracker: what is there, and what is added while the run is written.
 
 `mirrors/NAME.json` in the run folder remembers under which id the tracker has the run, and up to
 which step. So it does not matter how often a mirror is stopped, or how late it is started.
@@ -19,12 +19,12 @@ from typing import Any
 
 from groupwise.errors import RunError
 from groupwise.runfiles import shapes
-from groupwise.runfiles.files import Growing, to_line, write_atomic
+from groupwise.runfiles.files import GrowingFile, to_line, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import run_name
 from groupwise.watch.mirrors import FOLDER, open_tracker
 from groupwise.watch.mirrors.settings import hide, settings_of
-from groupwise.watch.mirrors.tracker import About, Note, Tracker, note_of
+from groupwise.watch.mirrors.tracker import Note, TrackedRun, Tracker, note_of
 
 POLL = 0.5  # seconds between two looks at the files
 AT_ONCE = 100  # steps that are sent before it is written down that they were
@@ -33,7 +33,7 @@ TAKEOVER = 60.0  # seconds that the mirror of a run that was killed has to end
 
 
 def mirror(folder: RunFolder, name: str) -> int:
-    """Bring a tracker up to date, and go on as long as who writes the run now does so.
+    """Bring a tracker up to date, and continue as long as the run's present writer does.
 
     Returns the last step that it has.
     """
@@ -42,7 +42,7 @@ def mirror(folder: RunFolder, name: str) -> int:
         place.mkdir(exist_ok=True)
     with _alone(place / f".{name}.lock", name):
         known = _Known(place / f"{name}.json", folder)
-        about = About(known.name, known.id, settings_of(folder), place / name)
+        about = TrackedRun(known.name, known.id, settings_of(folder), place / name)
         writer = folder.writer()
         with _patience():
             tail = Tail(folder, open_tracker(name, about), known)
@@ -58,7 +58,7 @@ def mirror(folder: RunFolder, name: str) -> int:
 
 
 def up_to_date(folder: RunFolder, name: str) -> bool:
-    """Whether the tracker was told all steps."""
+    """Return whether the tracker has all steps."""
     lines = folder.read_metrics()
     return (
         not lines or _Known(folder.path / FOLDER / f"{name}.json", folder).step == lines[-1]["step"]
@@ -66,7 +66,7 @@ def up_to_date(folder: RunFolder, name: str) -> bool:
 
 
 class Tail:
-    """What was read of the files, and what of it the tracker has."""
+    """The part of the files that was read, and the part of it that the tracker has."""
 
     def __init__(self, folder: RunFolder, tracker: Tracker, known: _Known) -> None:
         self._folder, self._tracker, self._known = folder, tracker, known
@@ -77,8 +77,8 @@ class Tail:
             self._again()
 
     def _open(self) -> None:
-        self._metrics = Growing(self._folder.metrics, shapes.metrics)
-        self._events = Growing(self._folder.events, shapes.events)
+        self._metrics = GrowingFile(self._folder.metrics, shapes.metrics)
+        self._events = GrowingFile(self._folder.events, shapes.events)
         self._waiting: list[Note] = []  # for the metrics line of their step
 
     def _again(self) -> None:
@@ -120,8 +120,8 @@ class Tail:
         self._tracker.close(finished=summary.get("steps", math.nan) == self._sent)
 
 
-def _sound(file: Growing) -> tuple[bool, list[dict[str, Any]]]:
-    """Its news; an error where it is damaged, as a tracker that lacks a step would not say so."""
+def _sound(file: GrowingFile) -> tuple[bool, list[dict[str, Any]]]:
+    """Return what is new in a file; raise if it is damaged: no step is missed silently."""
     found = file.news()
     if file.damage:
         raise RunError(file.damage)
@@ -129,7 +129,7 @@ def _sound(file: Growing) -> tuple[bool, list[dict[str, Any]]]:
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a line that are numbers; what was not finite is null there, and left out."""
+    """Return the metrics of a line that are numbers; null, for what is not finite, is left out."""
     return {
         name: value
         for name, value in line.items()
@@ -164,7 +164,7 @@ class _Known:
 
 @contextlib.contextmanager
 def _alone(path: Path, name: str) -> Iterator[None]:
-    """Two mirrors to one tracker would send everything twice."""
+    """Lock out a second mirror to the same tracker, which would send everything twice."""
     deadline = time.monotonic() + TAKEOVER
     with open(path, "wb") as lock:
         while True:
@@ -183,7 +183,7 @@ def _alone(path: Path, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patience() -> Iterator[None]:
-    """A client that hangs holds this process for ever, unless the system ends it."""
+    """End this process if a client hangs inside."""
     signal.alarm(PATIENCE)
     try:
         yield

@@ -11,17 +11,17 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from groupwise.watch.mirrors.tracker import About, Note, Setting
+from groupwise.watch.mirrors.tracker import Note, Setting, TrackedRun
 
 
-def open_tracker(about: About) -> EventFiles:
+def open_tracker(about: TrackedRun) -> EventFiles:
     return EventFiles(about)
 
 
 class EventFiles:
     takes_back = True  # readers drop what they have where a session starts at step 0
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         for earlier in about.place.glob("events.out.tfevents.*"):
             earlier.unlink()  # what it says is said again
         self._about, self._writer = about, EventFileWriter(str(about.place))
@@ -56,6 +56,6 @@ class EventFiles:
 
 
 def _table(settings: Mapping[str, Setting]) -> str:
-    """Markdown, which the text page shows."""
+    """Write a table in Markdown, which the text page shows."""
     rows = [f"| `{name}` | `{str(x).replace('|', '¦')}` |" for name, x in settings.items()]
     return "\n".join(["| setting | value |", "|---|---|", *rows])

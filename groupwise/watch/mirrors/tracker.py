@@ -1,4 +1,4 @@
-"""What a mirror asks of a tracker, and what it tells it about the run."""
+"""The interface of a tracker, and the facts that it gets about the run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Setting = str | bool | int | float
 
 
 @dataclass(frozen=True)
-class About:
-    """The run, as far as it does not change from step to step."""
+class TrackedRun:
+    """The facts of a run that do not change from step to step."""
 
     name: str
     id: str  # stays the same when the run is resumed
@@ -40,20 +40,20 @@ class Tracker(Protocol):
     takes_back: bool
 
     def reached(self) -> int | None:
-        """The last step that its store holds, -1 for none; None if the client can't tell."""
+        """Return the last step that its store holds, -1 for none; None if the client can't tell."""
 
     def take_back(self) -> None:
-        """What it has of the run counts no more."""
+        """Withdraw what it has of the run."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
     def note(self, note: Note) -> None: ...
 
     def flush(self) -> None:
-        """All so far is out of this process, as far as the client can promise that."""
+        """Wait until all so far has left this process, as far as the client can promise that."""
 
     def close(self, finished: bool) -> None:
-        """The run is finished, or stopped and may go on."""
+        """Mark the run as finished, or as stopped: it may go on."""
 
 
 def note_of(event: Mapping[str, Any]) -> Note:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from groupwise.watch.mirrors.tracker import PROJECT, About, Note
+from groupwise.watch.mirrors.tracker import PROJECT, Note, TrackedRun
 
 REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
-def open_tracker(about: About) -> TrackioRun:
+def open_tracker(about: TrackedRun) -> TrackioRun:
     if not any(os.environ.get(name) for name in REMOTE):
         os.environ.setdefault("TRACKIO_DIR", str(about.place))  # read on import, as is the next
         os.environ["HF_HUB_OFFLINE"] = "1"  # else it asks the hub who the user is
@@ -20,7 +20,7 @@ def open_tracker(about: About) -> TrackioRun:
 class TrackioRun:
     takes_back = False
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         import trackio
 
         self._levels = trackio.AlertLevel
@@ -33,7 +33,7 @@ class TrackioRun:
         )
 
     def reached(self) -> int | None:
-        """It writes from a thread: only its store knows what arrived."""
+        """Ask the store, which alone knows what arrived: trackio writes from a thread."""
         return int(self._run._next_step) - 1
 
     def take_back(self) -> None:
@@ -47,7 +47,7 @@ class TrackioRun:
         self._run.alert(note.title, note.text, level=level, step=note.step)
 
     def flush(self) -> None:
-        """Its thread writes twice a second."""
+        """Do nothing: trackio's thread writes twice a second."""
 
     def close(self, finished: bool) -> None:
         self._run.finish()

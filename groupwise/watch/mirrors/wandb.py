@@ -10,17 +10,17 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import
 
 import wandb
 
-from groupwise.watch.mirrors.tracker import PROJECT, About, Note
+from groupwise.watch.mirrors.tracker import PROJECT, Note, TrackedRun
 
 
-def open_tracker(about: About) -> WandbRun:
+def open_tracker(about: TrackedRun) -> WandbRun:
     return WandbRun(about)
 
 
 class WandbRun:
     takes_back = False  # a step that is not after the last one is ignored
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         about.place.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -48,7 +48,7 @@ class WandbRun:
         self._run.alert(note.title, f"step {note.step}: {note.text}", level=level)
 
     def flush(self) -> None:
-        """It went to a process of wandb's, which outlives this one."""
+        """Do nothing: all went to a process of wandb's, which outlives this one."""
 
     def close(self, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)

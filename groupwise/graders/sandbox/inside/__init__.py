@@ -1,1 +1,1 @@
-"""What runs inside a sandbox. Only the standard library: its source is sent there as text."""
+"""The code inside a sandbox. Only the standard library: its source is sent there as text."""

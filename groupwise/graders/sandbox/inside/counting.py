@@ -1,4 +1,4 @@
-"""Which asserts of the tests held, and whether an error of the program got lost on its way.
+"""The asserts of the tests that held, and errors of the program that got lost on their way.
 
 A statement counts once in each test, however often it is run: it holds if it held every time. Else
 a program could make itself a better share by returning a long list to a loop of asserts.
@@ -24,8 +24,8 @@ SWALLOWED = (*ENDINGS, AttributeError, LookupError, TypeError)
 CATCHERS = ("unittest", "pytest", "_pytest", "asyncio", "concurrent", "contextlib", "threading")
 
 
-class Count:
-    """Around every assert: whether it held. Changes in place are seen when it is over.
+class AssertCount:
+    """The count of asserts: which held. Changes in place are seen when an assert is over.
 
     Else `assert f(xs) == sorted(xs)` would hold for a program that empties `xs`. An assert in a
     function that the program was given and calls is not counted: it could call it a thousand times.
@@ -45,7 +45,7 @@ class Count:
     def passed(self) -> int:
         return sum(held for (test, _, _), held in self.held.items() if test)
 
-    def __call__(self, source: int, number: int) -> Count:
+    def __call__(self, source: int, number: int) -> AssertCount:
         self.within.append(((self.test, source, number), self.peer.holds_back))
         return self
 
@@ -76,7 +76,7 @@ class Count:
         return self.to_the_end and isinstance(error, Exception) and not self.peer.gone
 
     def settle(self, value: Any) -> Any:
-        """Behind a part of an assert that the next part may look at: see the changes."""
+        """Show the changes after a part of an assert that the next part may look at."""
         self.peer.settle()
         self.peer.holds_back = True
         return value
@@ -95,7 +95,7 @@ class Count:
             self.lost.append(error)
 
     def find(self, error: BaseException | None) -> None:
-        """An error has arrived at a statement of the tests, and those that led to it."""
+        """Forget an error that arrived at a statement of the tests, and those that led to it."""
         seen: list[BaseException] = []
         while error is not None and not any(error is other for other in seen):
             seen.append(error)
@@ -107,7 +107,7 @@ class Count:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Inside of a `with` of the tests, which may be there to catch an error."""
+        """Watch the inside of a `with` of the tests, which may be there to catch an error."""
         try:
             yield
         except BaseException as error:
@@ -115,7 +115,7 @@ class Count:
             raise
 
     def loss(self) -> str:
-        """What the program raised and nothing in the tests caught."""
+        """Return what the program raised and nothing in the tests caught."""
         if not self.lost:
             return ""
         error, self.lost = self.lost[0], []
@@ -123,7 +123,7 @@ class Count:
 
 
 class Counted(ast.NodeTransformer):
-    """Rewrites tests so that a Count hears of their asserts and of the errors that they catch."""
+    """A rewriter of tests that reports their asserts, and errors that they catch, to a count."""
 
     def __init__(self, source: int) -> None:
         self.source, self.number = source, 0
@@ -161,7 +161,7 @@ def _call(method: str | None, *args: ast.expr) -> ast.expr:
 
 
 def _in_parts(test: ast.expr) -> ast.expr:
-    """Between the parts of `f(xs) is None and xs == []` the change of xs is seen.
+    """Show the change of xs between the parts of `f(xs) is None and xs == []`.
 
     Not between the sides of one comparison, unless it is of identities or with literals.
     """

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from groupwise.graders.sandbox.inside import values, wire
-from groupwise.graders.sandbox.inside.counting import NAME, Count, compiled, said
-from groupwise.graders.sandbox.inside.peer import Peer, There
+from groupwise.graders.sandbox.inside.counting import NAME, AssertCount, compiled, said
+from groupwise.graders.sandbox.inside.peer import Peer, RemoteObject
 
 UNREACHED = "no assert was reached"
 # Classes of Python whose objects a program may use by their public names when it is given one.
@@ -31,7 +31,7 @@ def examine(job: dict[str, Any], link: socket.socket) -> dict[str, Any]:
 
     Returns how many asserts held, of how many, and what the first that did not hold said.
     """
-    count = Count(job["to_the_end"])
+    count = AssertCount(job["to_the_end"])
     peer = count.peer = Peer(link, may=_may, raised=count.raised)
     total, harmless = len(job["tests"]), 0
     try:
@@ -74,7 +74,7 @@ def examine(job: dict[str, Any], link: socket.socket) -> dict[str, Any]:
 
 
 def _asserts(source: str, called: bool = False) -> int:
-    """How many are written there; with `called`, of those outside of functions and classes."""
+    """Count the asserts in the source; with `called`, those outside of functions and classes."""
     skipped = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef) if called else ()
     body = [node for node in ast.parse(source).body if not isinstance(node, skipped)]
     return sum(isinstance(node, ast.Assert) for top in body for node in ast.walk(top))
@@ -84,8 +84,8 @@ def _report(passed: int, total: int, why: str) -> dict[str, Any]:
     return {"passed": passed, "total": total, "why": why[:500]}
 
 
-def _scope(job: dict[str, Any], peer: Peer, count: Count) -> dict[str, Any]:
-    """Names of the tests: their own helpers first, then those that the program has to define."""
+def _scope(job: dict[str, Any], peer: Peer, count: AssertCount) -> dict[str, Any]:
+    """Return the names of the tests: their own helpers, then those the program has to define."""
     module = types.ModuleType("tests")
     sys.modules["tests"] = module
     scope = module.__dict__
@@ -94,14 +94,16 @@ def _scope(job: dict[str, Any], peer: Peer, count: Count) -> dict[str, Any]:
     for name in job["names"]:
         scope.pop(name, None)
         with contextlib.suppress(AttributeError):  # then it stays undefined: a NameError
-            scope[name] = peer.ask("getattr", There(0), name)
+            scope[name] = peer.ask("getattr", RemoteObject(0), name)
             if name in job["classes"]:
                 peer.named_classes.add(id(scope[name]))
     return scope
 
 
 def _may(operation: str, target: Any, arguments: Sequence[Any]) -> bool:
-    """A program may use what a test gives it, but not look behind it for the tests."""
+    """Return whether a program may do this: use what a test gives it, not look behind it for the
+    tests.
+    """
     own = type(target).__module__ == "tests"
     if operation in ("getattr", "setattr", "delattr"):
         name = arguments[0]
@@ -138,7 +140,7 @@ def _may_call(target: Any) -> bool:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether a result is the expected one, where JSON had no tuples and rounded floats."""
+    """Return whether a result is the expected one, where JSON had no tuples and rounded floats."""
     if type(expected) is int and type(found) is float:
         return found == expected
     if type(expected) is float and type(found) in (int, float):

@@ -75,7 +75,7 @@ class Program(ctypes.Structure):
 
 
 def build(may_fork: bool, sees_others: bool) -> Program:
-    """A filter for this process.
+    """Build a filter for this process.
 
     With `sees_others` no process namespace hides those outside, so that none may be named.
     """
@@ -113,7 +113,7 @@ def numbers(table: str, machine: str) -> list[int]:
 
 
 def _clone(number: int, may_fork: bool) -> list[tuple[int, int, int, int]]:
-    """No namespaces; no processes but threads unless forking is allowed."""
+    """Allow no namespaces, and no processes but threads unless forking is allowed."""
     return [
         (EQUAL, 0, 6, number),
         (LOAD, 0, 0, FIRST_ARGUMENT),
@@ -128,7 +128,7 @@ def _clone(number: int, may_fork: bool) -> list[tuple[int, int, int, int]]:
 def _without(
     number: int, argument: int, commands: tuple[int, ...]
 ) -> list[tuple[int, int, int, int]]:
-    """A call with an argument that is none of these."""
+    """Refuse a call with one of these arguments."""
     rows = [(EQUAL, 0, 2 * len(commands) + 2, number), (LOAD, 0, 0, argument)]
     for command in commands:
         rows += [(EQUAL, 0, 1, command), (RETURN, 0, 0, REFUSE | EPERM)]
@@ -136,7 +136,7 @@ def _without(
 
 
 def _only(number: int, bits: int, value: int) -> list[tuple[int, int, int, int]]:
-    """A call whose second argument has this value in these bits."""
+    """Allow a call whose second argument has this value in these bits."""
     return [
         (EQUAL, 0, 5, number),
         (LOAD, 0, 0, SECOND_ARGUMENT),
@@ -148,7 +148,7 @@ def _only(number: int, bits: int, value: int) -> list[tuple[int, int, int, int]]
 
 
 def _of_itself(number: int) -> list[tuple[int, int, int, int]]:
-    """0 is this process, or its group: it has one of its own."""
+    """Allow a call on this process alone; 0 is itself, or its group, which is its own."""
     return [
         (EQUAL, 0, 5, number),
         (LOAD, 0, 0, FIRST_ARGUMENT),

@@ -79,7 +79,7 @@ def read_only(path: str, deep: bool) -> None:
 
 
 def map_own_id(uid: int, gid: int) -> None:
-    """In a new user namespace: keep the own number, know no other. Nobody is called root."""
+    """Keep the own user number in a new user namespace, without others. Nobody is called root."""
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{uid or NOBODY} {uid} 1"),
@@ -98,7 +98,7 @@ def become(uid: int) -> None:
 
 
 def build_root(folders: Sequence[str], files: Sequence[str], devices: Sequence[str]) -> None:
-    """A root of nothing but these, read-only, with /proc and an empty /tmp; enter it.
+    """Build a root of nothing but these, read-only, with /proc and an empty /tmp; enter it.
 
     The process has a mount namespace and a process namespace of its own.
     """
@@ -134,13 +134,13 @@ def _is_link(path: str) -> bool:
 
 
 def landlock_version() -> int:
-    """0 where the kernel has no Landlock, or where it is switched off."""
+    """Return 0 where the kernel has no Landlock, or where it is switched off."""
     found: int = libc.syscall(ctypes.c_long(LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1)
     return max(found, 0)
 
 
 def landlock(readable: Iterable[str], devices: Iterable[str], writable: Iterable[str]) -> None:
-    """From now on: read these, write those, no other file; no TCP, no signals to the outside."""
+    """Allow from now on: read these, write those, no other file; no TCP, no signals outside."""
     version = landlock_version()
     everything = (1 << (13 + (version >= 2) + (version >= 3))) - 1 | (1 << 15) * (version >= 5)
     handled = [everything]

@@ -1,4 +1,4 @@
-"""Classes that stand here for classes of the other process; their operators ask over there.
+"""Classes that mirror classes of the other process; their operators ask over there.
 
 The process with the tests must not show an expected value to the program under test and then
 believe what it says of it: `solve(3) == 4` would hold for an object that equals everything, and
@@ -23,7 +23,7 @@ OF_ERRORS = ("args", "with_traceback", "add_note")  # what Python itself sets an
 
 
 def metaclass(peer: Peer) -> type[type]:
-    """The class of classes whose attributes, members and instances are in the other process."""
+    """Return the class of classes whose attributes and instances are in the other process."""
 
     class Mirror(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def metaclass(peer: Peer) -> type[type]:
 def namespace(
     peer: Peer, names: Sequence[str], hashable: bool, base: type, pretended: type | None
 ) -> dict[str, Any]:
-    """The methods of a class whose own has these operators, over a `base` that is held here."""
+    """Return the methods of a class whose own has these operators, over a `base` held here."""
     found: dict[str, Any] = {
         "__slots__": (),
         "__copy__": lambda self: peer.open_like(self, peer.ask("copy", self)),
@@ -82,7 +82,7 @@ def _attribute(peer: Peer, base: type, pretended: type | None) -> Method:
 
 
 def _is_held(peer: Peer, value: Any, name: str, base: type) -> bool:
-    """Whether an attribute is that of the value held here, not that of the program's class."""
+    """Return whether an attribute is that of the value held here, not of the program's class."""
     if issubclass(base, BaseException):
         return name in OF_ERRORS or name.startswith("__")
     if base is tuple:  # a field may be called count or index
@@ -167,7 +167,7 @@ def _two_sided(peer: Peer, name: str, base: type, ask: Method) -> Method:
 
 
 def generator(peer: Peer, there: Any) -> Generator[Any, Any, Any]:
-    """A generator here that goes on in step with one of the other process."""
+    """Return a generator that goes on in step with one of the other process."""
     operation: str = "__next__"
     given: tuple[Any, ...] = ()
     while True:

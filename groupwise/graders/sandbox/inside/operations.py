@@ -1,4 +1,4 @@
-"""What one process may ask of a thing that lives in the other: calls, attributes, operators."""
+"""Operations that one process may ask of an object in the other: calls, attributes, operators."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def finish(awaitable: Awaitable[Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The contents of a list, a dict or a set that has a class of its own."""
+    """Return the contents of a list, a dict or a set that has a class of its own."""
     return next(kind(value) for kind in CONTAINERS if isinstance(value, kind))
 
 
@@ -128,7 +128,7 @@ NATURAL: dict[str, type[BaseException] | tuple[type[BaseException], ...]] = {
 
 
 def has(kind: type, base: type) -> list[str]:
-    """The operators that a class has, other than those of a base."""
+    """Return the operators that a class has, other than those of a base."""
     names = [*UNARY, "__call__", "__contains__", "__enter__", "__exit__", "__await__"]
     names += ["__anext__", "__aenter__", "__aexit__"]
     names += [f"__{name}__" for name in COMPARISONS]
@@ -142,7 +142,7 @@ def has(kind: type, base: type) -> list[str]:
 
 
 def caller() -> str:
-    """The module of the innermost function on the stack that is not of the sandbox."""
+    """Return the module of the innermost function on the stack that is not of the sandbox."""
     frame = sys._getframe(1)
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith(
         "groupwise.graders.sandbox"

@@ -23,8 +23,8 @@ from groupwise.graders.sandbox.inside.operations import NATURAL, OPERATIONS, has
 
 
 @dataclass
-class There:
-    """Something in the other process, by its number."""
+class RemoteObject:
+    """An object in the other process, by its number."""
 
     number: int
 
@@ -42,7 +42,7 @@ class Twin:
         return len(now) != len(self.synced) or not all(map(operator.is_, now, self.synced))
 
 
-KINDS: dict[type, tuple[str, Callable[[Any, There], Any]]] = {
+KINDS: dict[type, tuple[str, Callable[[Any, RemoteObject], Any]]] = {
     types.GeneratorType: ("generator", mirrors.generator),
     types.CoroutineType: ("coroutine", mirrors.coroutine),
     types.AsyncGeneratorType: ("async generator", mirrors.async_generator),
@@ -87,7 +87,7 @@ class Peer:
     # Asking and answering.
 
     def ask(self, operation: str, /, *args: Any, **kwargs: Any) -> Any:
-        """What the operation gives on the other side."""
+        """Return what the operation gives on the other side."""
         with self.lock:
             try:
                 self._send("ask", operation, (args, kwargs))
@@ -133,7 +133,7 @@ class Peer:
         return OPERATIONS[operation](target, *others, **named)
 
     def _send(self, kind: str, operation: str, value: Any) -> None:
-        """A message, and what was changed in containers that it does not mention."""
+        """Send a message, and what was changed in containers that it does not mention."""
         self.sent.clear()
         if kind == "ask":
             args, kwargs = value
@@ -156,7 +156,7 @@ class Peer:
             raise wire.Gone("sent what can't be read") from error
 
     def _received(self, message: Any) -> tuple[Any, dict[str, Any]]:
-        """The value of a message; what it says of other containers is done."""
+        """Return the value of a message, after its changes of other containers are made."""
         _, _, packed, named, changes, forgotten = message
         self.fresh.clear()
         value = self.unpack(packed)
@@ -177,7 +177,7 @@ class Peer:
         return self.may is None or id(value) in self.opened
 
     def may_show(self, one: Any, other: Any) -> bool:
-        """Whether an operator with these two sides may be asked for."""
+        """Return whether an operator with these two sides may be asked for."""
         return (self.is_theirs(one) and self.is_theirs(other)) or (
             self.is_open(one) or self.is_open(other)
         )
@@ -191,7 +191,7 @@ class Peer:
         return self.open_up(made) if self.is_open(one) or self.is_open(other) else made
 
     def settle(self) -> None:
-        """See the changes that were held back."""
+        """Make the changes that were held back."""
         for container, parts in self.waiting:
             values.fill(container, parts)
             self._sync(container)
@@ -200,7 +200,9 @@ class Peer:
     # Containers.
 
     def _forget_twins(self) -> list[int]:
-        """Those that nobody but this table refers to can't change any more."""
+        """Forget containers that nobody else refers to, as they can't change any more; return their
+        numbers.
+        """
         forgotten = []
         for number in list(self.twins):
             if sys.getrefcount(self.twins[number].container) == 2:  # and one of the count itself
@@ -251,7 +253,7 @@ class Peer:
         return made
 
     def _as_it_is_there(self, twin: Twin, kind: type, content: Any, changed: bool) -> Any:
-        """A container with changes that are held back: as a copy, unless it has none."""
+        """Return a container with changes that are held back: as a copy, unless it has none."""
         copied = self.fresh[twin.number] = kind()
         parts = self._unpack_parts(content)
         now = values.contents(twin.container)
@@ -281,7 +283,7 @@ class Peer:
             return self._pack_container(value)
         if kind in values.IMMUTABLE.values():
             return {kind.__name__: [self.pack(item) for item in value]}
-        if kind is There:
+        if kind is RemoteObject:
             return {"yours": value.number}
         if id(value) in self.numbers:
             return {"yours": self.numbers[id(value)]}
@@ -310,7 +312,9 @@ class Peer:
         return found
 
     def _describe(self, kind: type) -> Any:
-        """A class by its name where both sides have it, else by what its mirror has to know."""
+        """Describe a class by its name where both sides have it, else by what its mirror has to
+        know.
+        """
         return {"builtin": kind.__name__} if values.of_python(kind) else self._describe_own(kind)
 
     def _describe_own(self, kind: type) -> Any:
@@ -356,7 +360,7 @@ class Peer:
         return values.RARE[tag](content)
 
     def _stand_in(self, number: int, make: Callable[[], Any]) -> Any:
-        """What stands here for a thing over there: the same one each time."""
+        """Return the stand-in for an object over there: the same one each time."""
         if number not in self.theirs:
             made = make()
             self.theirs[number] = made
@@ -368,7 +372,7 @@ class Peer:
         if "error" in packed:
             return self._error(*map(self.unpack, packed["error"]))
         if "is" in packed:
-            return MAKERS[packed["is"]](self, There(packed["mine"]))
+            return MAKERS[packed["is"]](self, RemoteObject(packed["mine"]))
         kind = self.unpack(packed["of"])
         if "value" not in packed:
             return object.__new__(kind)
@@ -407,6 +411,6 @@ class Peer:
 
 
 def _can_be_derived(base: Any, metaclass: type) -> bool:
-    """Whether a mirror can have this base: one like it, an error, a class of values."""
+    """Return whether a mirror can have this base: one like it, an error, a class of values."""
     own = isinstance(base, type) and (issubclass(base, BaseException) or base in values.VALUES)
     return isinstance(base, metaclass) or own

@@ -1,4 +1,4 @@
-"""Plain data on its way between two processes: what both know goes over by value."""
+"""Plain data between two processes: what both know is sent by value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VIEWS: dict[type, str] = {
 
 
 def contents(container: Any) -> list[Any]:
-    """All that is directly in a container, keys and values in turn."""
+    """Return all that is directly in a container, keys and values in turn."""
     if isinstance(container, dict):
         return [part for pair in container.items() for part in pair]
     return list(container)
@@ -69,7 +69,7 @@ def fill(container: Any, parts: Iterable[Any]) -> None:
 
 
 def rare(value: Any, pack: Callable[[Any], Any]) -> Any:
-    """A value that is sent by value, but not often; None if it is not one of these."""
+    """Pack a value of a rare kind that is sent by value; None if it is not one of these."""
     kind = type(value)
     if kind in (bytes, complex, decimal.Decimal, fractions.Fraction):
         return _of_a_number(value)
@@ -147,7 +147,7 @@ VIEWED: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def of_python(value: Any) -> bool:
-    """A type or a function that both sides have, and with which neither reaches further."""
+    """Return whether it is a type or function that both sides have, and that reaches no further."""
     if isinstance(value, type):
         return getattr(builtins, value.__name__, None) is value
     return any(value is known for known in HARMLESS)
@@ -164,7 +164,7 @@ def _whole(value: Any) -> Any:
 
 
 def pure_name(value: Any) -> str:
-    """The name of a function of Python that depends on nothing: math.sqrt, str.upper; or ''."""
+    """Return the name of a function of Python that depends on nothing: math.sqrt; or ''."""
     owners: list[Any] = []
     if isinstance(value, types.BuiltinFunctionType):
         owners = [*PURE.values()]
@@ -180,7 +180,9 @@ def pure_function(name: str) -> Any:
 
 
 def library_name(kind: type) -> str:
-    """Where Python's library has a class: json.decoder:JSONDecodeError; '' if it is another's."""
+    """Return where Python's library has a class: json.decoder:JSONDecodeError; '' if it is
+    another's.
+    """
     known = kind.__module__.partition(".")[0] in sys.stdlib_module_names
     module = sys.modules.get(kind.__module__) if known else None
     same = getattr(module, kind.__qualname__, None) is kind
@@ -188,7 +190,9 @@ def library_name(kind: type) -> str:
 
 
 def library_class(name: str) -> type | None:
-    """The class of that name, if its module was imported here and it is an error or plain data."""
+    """Return the class of that name, if its module was imported here and it is an error or plain
+    data.
+    """
     module, _, own = name.partition(":")
     known = module.partition(".")[0] in sys.stdlib_module_names
     found = getattr(sys.modules.get(module), own, None) if known else None
@@ -198,7 +202,7 @@ def library_class(name: str) -> type | None:
 
 
 def held(value: Any, base: Any) -> Any:
-    """The plain value of one that has a class of its own."""
+    """Return the plain value of one that has a class of its own."""
     if base is fractions.Fraction:
         return fractions.Fraction(value.numerator, value.denominator)
     if base is frozenset:

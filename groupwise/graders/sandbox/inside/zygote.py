@@ -65,7 +65,7 @@ def main(control: socket.socket, settings: dict[str, Any]) -> None:
 
 
 def _build_wall(settings: dict[str, Any]) -> None:
-    """What bubblewrap would do, by hand. The process goes on as its own child, in the wall."""
+    """Build the wall as bubblewrap would. The process goes on as its own child, inside it."""
     uid, gid = os.getuid(), os.getgid()
     root = settings["uid"] is not None
     kernel.unshare(ALL_OUTSIDE | (0 if root else kernel.CLONE_NEWUSER))
@@ -166,7 +166,7 @@ def _cell(
 
 
 def _take_descriptors(names: list[str], descriptors: list[int], tells: int) -> socket.socket:
-    """Standard input and output first, `tells` as 3, the connection as 4, the link as 5."""
+    """Place descriptors: standard input and output first, `tells` as 3, connection 4, link 5."""
     given = dict(zip(names, descriptors, strict=True))
     nothing = os.open("/dev/null", os.O_RDWR)
     wanted = [given.get(name, nothing) for name in ("stdin", "stdout", "stderr")]
@@ -179,12 +179,12 @@ def _take_descriptors(names: list[str], descriptors: list[int], tells: int) -> s
 
 
 def _above(descriptor: int) -> int:
-    """A copy out of the way of the low numbers."""
+    """Copy a descriptor out of the way of the low numbers."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 16)
 
 
 def _confine(settings: dict[str, Any], order: dict[str, Any]) -> None:
-    """Own scratch, limits, no rights, no calls; each step is final. Any failure ends the cell."""
+    """Give the cell its scratch and limits, take rights and calls away; failure ends the cell."""
     limits = order["limits"]
     if not settings["nested"] and settings["uid"] is None:
         limits["processes"] = None  # it would count all that this user runs

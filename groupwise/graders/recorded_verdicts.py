@@ -19,7 +19,7 @@ COLUMNS = ("prompt_id", "draw", "sample", "text", "reward", "reward_parts", STEP
 
 
 class Key(NamedTuple):
-    """Which sample it was. The text is part of it: another text is another sample."""
+    """The identity of a sample. The text is part of it: another text is another sample."""
 
     prompt_id: int
     draw: int
@@ -31,7 +31,8 @@ Ledger = dict[Key, Grade]
 
 
 def recorded(files: Iterable[Path], warn: Callable[[str], None] | None = None) -> Ledger:
-    """All verdicts of these rollout files; none of a file that was written without step rewards.
+    """Read all verdicts of these rollout files; none of a file that was written without step
+    rewards.
 
     With `warn`, a file that can't be read is told of and left out: its step is graded again.
     """

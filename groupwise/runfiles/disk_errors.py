@@ -1,4 +1,4 @@
-"""What a disk says, turned into what a person can do about it."""
+"""Errors of a disk, turned into advice for a person."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from groupwise.errors import DiskError, RunError
 
 
-def trouble(what: str, folder: Path, error: OSError) -> RunError:
+def disk_error(what: str, folder: Path, error: OSError) -> RunError:
     """Return the error to show where a file of a run folder can't be written."""
     place = f"{what} of the run folder {folder}"
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
@@ -27,7 +27,7 @@ def trouble(what: str, folder: Path, error: OSError) -> RunError:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Return bytes for people."""
     number = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if number < 1024:

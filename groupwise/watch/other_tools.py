@@ -1,6 +1,6 @@
 """Logs of other tools as metrics lines under our names: TRL and verl, as far as they go.
 
-Each tool is a table of names; what is not in it no rule sees.
+Each tool is a table of names; no rule sees what is not in it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ OURS = ("reward/mean", "reward/sampled_mean", "entropy/mean", "eval/accuracy", "
 
 
 def read_log(path: Path) -> tuple[str, list[Line]]:
-    """Which tool wrote a log, and its lines under our names, one a step."""
+    """Return the tool that wrote a log, and its lines under our names, one a step."""
     file = find_log(path)
     raw = list(_entries(file))
     merged: dict[int, Line] = {}  # training and evaluation of a step may be lines of their own
@@ -113,7 +113,7 @@ def read_log(path: Path) -> tuple[str, list[Line]]:
 
 
 def find_log(path: Path) -> Path:
-    """A file, or the one in a folder that tells most: of TRL, the last checkpoint's."""
+    """Return a file, or the one in a folder that tells most: of TRL, the last checkpoint's."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -137,15 +137,15 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
-def in_their_words(change: str, tool: str) -> str:
-    """What the settings that a rule's advice names are called in another tool; "" for ours."""
+def names_in_tool(change: str, tool: str) -> str:
+    """Return another tool's names of the settings in a rule's advice; "" for ours."""
     named = [f"{ours} is {theirs}" for ours, theirs in CALLED.get(tool, {}).items()
              if re.search(rf"(?<![\w.]){re.escape(ours)}(?![\w.]*\w)", change)]  # fmt: skip
     return f"In {tool}, {', '.join(named)}." if named else ""
 
 
 def _entries(file: Path) -> Iterable[Line]:
-    """Objects with a step, whatever else a log holds; a torn last line is left out."""
+    """Yield objects with a step, whatever else a log holds; a torn last line is left out."""
     try:
         text = file.read_text("utf-8", errors="replace")
     except OSError as error:
@@ -159,7 +159,7 @@ def _entries(file: Path) -> Iterable[Line]:
 
 
 def _history(text: str) -> list[Any] | None:
-    """Of TRL's trainer_state.json, under whatever name, or its log_history alone."""
+    """Read TRL's trainer_state.json, under whatever name, or its log_history alone."""
     try:
         state = json.loads(text)
     except ValueError:
@@ -169,7 +169,7 @@ def _history(text: str) -> list[Any] | None:
 
 
 def _numbered(entries: Iterable[Any]) -> Iterator[Line]:
-    """What TRL prints names no step: its lines of training are counted, others belong to them."""
+    """Number TRL's printed lines, which name no step: training lines count, others follow."""
     count = 0
     for entry in entries:
         if not isinstance(entry, dict) or "step" in entry or not entry.keys() & TRL.keys():
@@ -185,7 +185,7 @@ def _is_step(entry: object) -> bool:
 
 
 def _object(line: str) -> Line:
-    """A JSON line, verl's file logger puts the metrics under `data`; or a dict, printed by TRL."""
+    """Read a JSON line, where verl has the metrics under `data`; or a dict, printed by TRL."""
     start = line.find("{")
     if start < 0:
         return {}
@@ -202,14 +202,14 @@ def _object(line: str) -> Line:
 
 
 def _as_number(value: object) -> object:
-    """TRL prints its numbers as text."""
+    """Read a number from text, as TRL prints them."""
     if isinstance(value, str) and (found := NUMBER.fullmatch(value)):
         return float(found[1])
     return value
 
 
 def _console(line: str) -> Line:
-    """`step:12 - actor/entropy:0.31 - critic/score/mean:0.5`, behind any prefix."""
+    """Read `step:12 - actor/entropy:0.31 - critic/score/mean:0.5`, behind any prefix."""
     found = CONSOLE.search(line)
     if found is None:
         return {}

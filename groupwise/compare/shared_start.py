@@ -1,4 +1,4 @@
-"""What all runs start from, looked at before the first: data, reward, the embedded model."""
+"""The shared start of all runs, checked before the first: data, reward, the embedded model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from groupwise.common.progress import phase
 from groupwise.compare.arms import Arm
-from groupwise.compare.plan import Folder, Plan, learned
+from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, has_weights
 from groupwise.config import Config
 from groupwise.data.cursor import fingerprint
 from groupwise.errors import ConfigError, GroupwiseError, ModelError, RunError
@@ -33,7 +33,7 @@ from groupwise.training.cold_start import cold_started
 from groupwise.training.opening import COLD_START
 
 
-def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
+def prepare(plan: ComparisonPlan, folder: ComparisonFolder, say: Callable[[str], None]) -> None:
     """Refuse what no run could use or compare, and make the starting models that are missing.
 
     The embedded model is made once, whatever the number of arms and seeds.
@@ -48,7 +48,7 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
         _check_code(plan, folder, arm)
     fitting: list[tuple[Arm, Fitting]] = []
     for arm in first.values():
-        with told_of(arm):
+        with naming_arm(arm):
             found = _prepare_one(arm.config, folder)
             if len(first) > 1:
                 fitting.append((arm, _fitting(arm.config, folder, found)))
@@ -56,9 +56,10 @@ def prepare(plan: Plan, folder: Folder, say: Callable[[str], None]) -> None:
         _check_shared(*fitting[0], arm, own, say)
 
 
-def check_unchanged(plan: Plan, folder: Folder) -> None:
-    """Refuse runs that are done where data or code are others now. No model, device or judge is
-    asked."""
+def check_unchanged(plan: ComparisonPlan, folder: ComparisonFolder) -> None:
+    """Refuse to continue where data or code have changed since the finished runs. No model, device
+    or judge is needed.
+    """
     looked_at = []
     for arm in plan.arms:
         _check_code(plan, folder, arm)
@@ -66,21 +67,21 @@ def check_unchanged(plan: Plan, folder: Folder) -> None:
         if parts in looked_at:
             continue
         looked_at.append(parts)
-        with told_of(arm):
+        with naming_arm(arm):
             found = read_data(arm.config)[1]
             _check_data(arm.config, folder, found.train, found.eval)
 
 
 @contextmanager
-def told_of(arm: Arm) -> Iterator[None]:
-    """An error in here says which arm it is of."""
+def naming_arm(arm: Arm) -> Iterator[None]:
+    """Name the arm in any error raised inside."""
     try:
         yield
     except GroupwiseError as error:
         raise type(error)(f"{arm.name}: {error}") from None
 
 
-def _prepare_one(config: Config, folder: Folder) -> Gathered:
+def _prepare_one(config: Config, folder: ComparisonFolder) -> Gathered:
     with phase("reading data"):
         found = gather(config)
     check_held_out(found.held_out[: config.eval.tasks])
@@ -95,8 +96,8 @@ def _prepare_one(config: Config, folder: Folder) -> Gathered:
     return found
 
 
-def _fitting(config: Config, folder: Folder, found: Gathered) -> Fitting:
-    """The tasks that a run of this arm will have."""
+def _fitting(config: Config, folder: ComparisonFolder, found: Gathered) -> Fitting:
+    """Return the tasks that a run of this arm will have."""
     path = start_of(config, folder) or config.model.path
     shape = stored_shape(path)
     if shape is None:
@@ -107,7 +108,7 @@ def _fitting(config: Config, folder: Folder, found: Gathered) -> Fitting:
 def _check_shared(
     a: Arm, left: Fitting, b: Arm, right: Fitting, say: Callable[[str], None]
 ) -> None:
-    """Prompts that are too long are dropped: by all arms, or they are judged on other tasks."""
+    """Refuse arms that drop different prompts as too long: they would be judged on other tasks."""
     least = min(left.limit, right.limit)
     remedy = (
         f"{a.name} takes prompts of up to {left.limit} tokens, {b.name} of up to {right.limit} "
@@ -125,9 +126,9 @@ def _check_shared(
 
 
 def _check_data(
-    config: Config, folder: Folder, tasks: Sequence[Task], held_out: Sequence[Task]
+    config: Config, folder: ComparisonFolder, tasks: Sequence[Task], held_out: Sequence[Task]
 ) -> None:
-    """Refuse files that were changed since the first run: no arm or seed could be compared."""
+    """Refuse files that changed since the first run: no arm or seed could be compared."""
     known = _known_data(folder)
     key = _digest((config.data, config.eval.tasks))
     hashes = [fingerprint(tasks), fingerprint(held_out)]
@@ -142,7 +143,7 @@ def _check_data(
     write_atomic(folder.data, to_page(known))
 
 
-def _known_data(folder: Folder) -> dict[str, list[str]]:
+def _known_data(folder: ComparisonFolder) -> dict[str, list[str]]:
     try:
         known: dict[str, list[str]] = json.loads(folder.data.read_bytes())
     except FileNotFoundError:
@@ -155,14 +156,14 @@ def _known_data(folder: Folder) -> dict[str, list[str]]:
     return known
 
 
-def _check_code(plan: Plan, folder: Folder, arm: Arm) -> None:
-    """Refuse an arm of which some runs are of other code of the user's than others would be."""
+def _check_code(plan: ComparisonPlan, folder: ComparisonFolder, arm: Arm) -> None:
+    """Refuse an arm whose finished runs used other code of the user's than the next would."""
     reward = Grader(arm.config.reward.parts, graders=arm.config.data.graders)
     for kind, code in (("recipe", arm.config.recipe.code()), ("reward", reward.code())):
         for job in (job for job in plan.jobs if plan.arms[job.arm] is arm):
             run = folder.run(plan, job)
             before = RunFolder(run).read_manifest().get("origin", {}).get(kind, code)
-            if before != code and learned(run):
+            if before != code and has_weights(run):
                 raise RunError(
                     f"{arm.name}: the file that its {kind} comes from was changed since {run} was "
                     "run: seeds and arms of other code can't be compared. Remove "
@@ -171,8 +172,8 @@ def _check_code(plan: Plan, folder: Folder, arm: Arm) -> None:
                 )
 
 
-def start_of(config: Config, folder: Folder) -> Path | None:
-    """The embedded model's folder; None where the configuration names a model of its own."""
+def start_of(config: Config, folder: ComparisonFolder) -> Path | None:
+    """Return the embedded model's folder; None where the configuration names a model of its own."""
     if config.model.path != "tiny":
         return None
     made_of = (config.tiny, config.data, config.eval.tasks, config.engine.max_tokens)
@@ -183,8 +184,8 @@ def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
-def lay_out(start: Path | None, run: Path) -> None:
-    """The shared start where the run looks for its own."""
+def copy_start(start: Path | None, run: Path) -> None:
+    """Copy the shared start to where the run looks for its own."""
     kept = run / COLD_START
     if start is None or kept.is_dir():
         return

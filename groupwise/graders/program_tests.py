@@ -1,4 +1,4 @@
-"""What a program is tested with, read from a row, in the forms that data sets have.
+"""The tests of a program, read from a row, in the forms that data sets have.
 
     tests / test_list       a list of asserts (MBPP), with test_setup or test_imports before them
     tests / test            defines check(candidate), and entry_point (HumanEval, LeetCode)
@@ -43,7 +43,7 @@ class Untestable(ValueError):
 
 
 @dataclass(frozen=True)
-class Calls:
+class FunctionTests:
     """Tests that call the program's functions. `helpers` are the tests' own."""
 
     program: str
@@ -55,8 +55,8 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Standard input and the output that belongs to it."""
+class InputOutput:
+    """Standard input and the expected output."""
 
     program: str
     pairs: tuple[tuple[str, str], ...]
@@ -66,8 +66,8 @@ class Pairs:
         return self.pairs
 
 
-def exam(task: Task, code: str) -> Calls | Pairs:
-    """The program to run, and how to test it. Raises Untestable if the row has nothing to run."""
+def read_tests(task: Task, code: str) -> FunctionTests | InputOutput:
+    """Return the program to run, and its tests. Raises Untestable if the row has nothing to run."""
     given = _given(task)
     entry = str(_column(task, "entry_point", "fn_name", "func_name") or "")
     if isinstance(given, str):
@@ -80,7 +80,7 @@ def exam(task: Task, code: str) -> Calls | Pairs:
 
 
 def _given(task: Task) -> Any:
-    """The tests as they stand in the row: text, a list of texts, or inputs and outputs."""
+    """Return the tests as they are in the row: text, a list of texts, or inputs and outputs."""
     columns = task.columns
     found = next((columns[name] for name in COLUMNS if columns.get(name)), None)
     if found is None and columns.get("inputs") and columns.get("outputs"):
@@ -113,7 +113,7 @@ def _loaded(value: Any) -> Any:
     return value
 
 
-def _asserts(task: Task, tests: Sequence[str], code: str) -> Calls:
+def _asserts(task: Task, tests: Sequence[str], code: str) -> FunctionTests:
     setup = _column(task, "test_setup", "test_setup_code", "setup_code")
     if setup is None:
         setup = "\n".join(_column(task, "test_imports") or [])
@@ -121,10 +121,10 @@ def _asserts(task: Task, tests: Sequence[str], code: str) -> Calls:
     called = tuple(map(_called, tests))
     _check_calls("\n".join(called))
     classes = _classes(names, prompt_text(task.prompt), "\n".join(tests))
-    return Calls(code, names, called, helpers=modules, setup=str(setup), classes=classes)
+    return FunctionTests(code, names, called, helpers=modules, setup=str(setup), classes=classes)
 
 
-def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
+def _checked(task: Task, tests: str, entry: str, code: str) -> FunctionTests:
     prompt = prompt_text(task.prompt)
     start = prompt if _is_code(prompt) else ""
     defines = entry and _defines(code, entry.partition("(")[0].partition(".")[0])
@@ -144,18 +144,18 @@ def _checked(task: Task, tests: str, entry: str, code: str) -> Calls:
     _check_calls(run)
     classes = _classes(names, prompt, tests)
     whole = _hoisted(_with_imports(program))
-    return Calls(whole, names, (run,), helpers=modules + start, classes=classes)
+    return FunctionTests(whole, names, (run,), helpers=modules + start, classes=classes)
 
 
 def _called(test: str) -> str:
-    """Functions named test..., which pytest would find, are called."""
+    """Add calls of functions named test..., which pytest would find."""
     found = [node for node in _body(test) if isinstance(node, ast.FunctionDef)]
     calls = [f"{f.name}()" for f in found if f.name.startswith("test") and not f.args.args]
     return "\n".join([test, *calls])
 
 
 def _check_calls(tests: str) -> None:
-    """Asserts in functions that nothing calls would hold for every program."""
+    """Refuse tests whose asserts are in functions that nothing calls: every program would pass."""
     defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     rest = [node for node in _body(tests) if not isinstance(node, defined)]
     acts = (ast.Assert, ast.Raise, ast.Call)
@@ -170,14 +170,14 @@ def _body(source: str) -> list[ast.stmt]:
         raise Untestable(f"its tests are no Python: {error}") from None
 
 
-def _paired(given: Mapping[str, Any], entry: str, code: str) -> Calls | Pairs:
+def _paired(given: Mapping[str, Any], entry: str, code: str) -> FunctionTests | InputOutput:
     inputs, outputs = given.get("inputs"), given.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs:
         raise Untestable("its inputs and outputs are no lists")
     if len(inputs) != len(outputs):
         raise Untestable(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
     if not entry:
-        return Pairs(code, tuple(map(_texts, inputs, outputs)))
+        return InputOutput(code, tuple(map(_texts, inputs, outputs)))
     call = _call(entry, code)
     # APPS puts every result into a list of its own; elsewhere a list of one is what it is.
     boxed = not given.get("lines") and all(isinstance(o, list) and len(o) == 1 for o in outputs)
@@ -191,13 +191,13 @@ def _paired(given: Mapping[str, Any], entry: str, code: str) -> Calls | Pairs:
         written = f"**{arguments!r}" if isinstance(arguments, dict) else f"*{_listed(arguments)!r}"
         also = f" or __same__(found, {expected[0]!r})" if boxed else ""
         tests.append(f"found = {call}({written})\nassert __same__(found, {expected!r}){also}")
-    return Calls(
+    return FunctionTests(
         _hoisted(_with_imports(code)), (call.partition("(")[0],), tuple(tests), helpers=NUMBERS
     )
 
 
 def _call(entry: str, program: str) -> str:
-    """A function by its name, or a method of a fresh Solution."""
+    """Write the call of a function by its name, or of a method of a new Solution."""
     plain = re.fullmatch(r"\w+", entry) and not _defines(program, entry)
     return f"Solution().{entry}" if plain and _defines(program, "Solution") else entry
 
@@ -231,7 +231,7 @@ def _listed(arguments: Any) -> list[Any]:
 
 
 def _free(source: str) -> tuple[tuple[str, ...], str]:
-    """Names that tests use and do not define: the program's; and imports that they left out.
+    """Return names that tests use and do not define, which are the program's; and missing imports.
 
     `math.isclose` is Python's, whatever the program calls math. Where no other name is left, the
     program is to define one that Python has too: `assert sum(3) == 6`.
@@ -253,7 +253,7 @@ def _free(source: str) -> tuple[tuple[str, ...], str]:
 
 
 def _classes(names: Sequence[str], prompt: str, tests: str) -> tuple[str, ...]:
-    """Names that are called classes, or spelled as such where nothing is called a function."""
+    """Return names that the texts call classes, or spell so and call no function."""
     functions = re.search(r"\bfunction\b", prompt) and not re.search(r"\bclass\b", prompt)
     spelled = [name for name in names if re.fullmatch(r"[A-Z][A-Za-z0-9]*", name)]
     called = [
@@ -263,7 +263,7 @@ def _classes(names: Sequence[str], prompt: str, tests: str) -> tuple[str, ...]:
 
 
 def _names_in(tree: ast.AST) -> set[str]:
-    """Every name that is given a value somewhere within."""
+    """Return every name that is given a value somewhere within."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -284,7 +284,7 @@ def _names_defined(source: str) -> set[str]:
 
 
 def _is_code(prompt: str) -> bool:
-    """Whether a prompt is the beginning of a program; 'Sort' would be Python, too."""
+    """Return whether a prompt is the beginning of a program; 'Sort' would be Python, too."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
     return _parses(prompt) and any(isinstance(node, kinds) for node in ast.parse(prompt).body)
 
@@ -297,13 +297,13 @@ def _parses(source: str) -> bool:
 
 
 def _defines(code: str, name: str) -> bool:
-    """Looked for by its line: a program with a mistake elsewhere still defines it."""
+    """Return whether a program defines a name, even if it has a mistake elsewhere."""
     pattern = rf"^(?:async\s+def|def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*="
     return bool(re.search(pattern, code, re.MULTILINE))
 
 
 def _indented(code: str) -> str:
-    """The body of a function, up to where something else begins."""
+    """Return the body of a function, up to where something else begins."""
     kept: list[str] = []
     for line in code.split("\n"):
         if kept and line.strip() and not line[0].isspace():
@@ -313,12 +313,12 @@ def _indented(code: str) -> str:
 
 
 def _with_imports(code: str) -> str:
-    """LeetCode's own judge imports these for a class Solution."""
+    """Add the imports that LeetCode's own judge makes for a class Solution."""
     return LEETCODE + code if _defines(code, "Solution") else code
 
 
 def _hoisted(code: str) -> str:
-    """`from __future__` has to come first."""
+    """Move `from __future__` to the front, where it has to be."""
     lines = code.split("\n")  # not at every character that ends a line elsewhere
     first = [line for line in lines if line.startswith("from __future__ import")]
     rest = [line for line in lines if not line.startswith("from __future__ import")]

@@ -1,4 +1,4 @@
-"""A run for people to look at: what of its files can be read, and in words what can't."""
+"""A reader for people: what of a run's files can be read, and in words what can't."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Partly:
-    """Reads one file after the other; one that is damaged does not keep the others from it."""
+class PartialReader:
+    """A reader of several files; a damaged one does not stop the others."""
 
     def __init__(self) -> None:
         self.damage: list[str] = []
 
     def get(self, read: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
-        """What is read; None where it can't be."""
+        """Return what is read; None where it can't be."""
         try:
             return read(*args, **options)
         except RunError as error:
@@ -29,7 +29,7 @@ class Partly:
             return None
 
     def lines(self, path: Path, fits: Shape) -> list[dict[str, Any]]:
-        """The sound lines of a .jsonl file."""
+        """Return the sound lines of a .jsonl file."""
         found = self.get(scan_lines, path, fits)
         if found is None:
             return []

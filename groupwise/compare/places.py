@@ -1,11 +1,11 @@
-"""Where runs are done: a place for each core or GPU, and how many threads a run has there."""
+"""The places where runs are done: a core or GPU each, with its number of threads."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 
-from groupwise.compare.plan import Plan
+from groupwise.compare.plan import ComparisonPlan
 from groupwise.config import Config
 from groupwise.model.cost import peak
 
@@ -14,8 +14,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 MEMORY = 0.8  # of the machine's, that runs may take together
 
 
-def places_for(plan: Plan, jobs: int | None) -> list[Mapping[str, str]]:
-    """What the environment of each process says; `jobs` at a time, or as many as there is room."""
+def places_for(plan: ComparisonPlan, jobs: int | None) -> list[Mapping[str, str]]:
+    """Return the environment of each process; `jobs` at a time, or as many as there is room for."""
     if any(arm.config.model.device.startswith("cuda") for arm in plan.arms):
         gpus = visible_gpus()
         count = jobs or len(gpus)
@@ -25,12 +25,12 @@ def places_for(plan: Plan, jobs: int | None) -> list[Mapping[str, str]]:
 
 
 def _threads(processes: int) -> dict[str, str]:
-    """Each its share of the cores: together they would have a thread for each on each."""
+    """Return each run's share of the cores, so that together they use no more than there are."""
     return dict.fromkeys(THREADS, str(max(1, cores() // processes)))
 
 
 def room_for(config: Config) -> int:
-    """How many runs a machine's memory holds at a time; at least one is tried."""
+    """Return how many runs fit in a machine's memory at a time; at least one is tried."""
     if config.model.path == "tiny":
         return cores()
     from groupwise.model.formats.checkpoint import stored_shape
@@ -44,8 +44,10 @@ def room_for(config: Config) -> int:
     return max(1, int(MEMORY * device_bytes("cpu") // peak(parts)))
 
 
-def threads_for(before: Plan | None, places: Sequence[Mapping[str, str]]) -> int:
-    """Of each run, where its configuration leaves them open; as at first where it goes on."""
+def threads_for(before: ComparisonPlan | None, places: Sequence[Mapping[str, str]]) -> int:
+    """Return the threads of each run, where its configuration leaves them open; a resumed run keeps
+    its number.
+    """
     if before is not None:
         known = [arm.config.model.threads for arm in before.arms if arm.config.model.threads]
         if known:
@@ -54,12 +56,12 @@ def threads_for(before: Plan | None, places: Sequence[Mapping[str, str]]) -> int
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus() -> list[str]:
-    """By the names that the variable takes."""
+    """List the GPUs by the names that the environment variable takes."""
     named = os.environ.get(VISIBLE)
     if named:
         return [name for name in named.split(",") if name]

@@ -1,4 +1,4 @@
-"""Recorded steps under several methods, one step at a time, and what it comes to in all."""
+"""Recorded steps under several methods, one step at a time, and the totals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from groupwise.replay.measures import (
 from groupwise.replay.methods import Method, check
 from groupwise.replay.parameters import Weights, gradient, load_weights, place_before, pushed
 from groupwise.replay.recorded import NothingLearned, Record, Recorded
-from groupwise.replay.weigh import Weighed, batched, weigh
+from groupwise.replay.token_weights import MethodWeights, batched, weigh
 
 # Where gradients are compared, by what the names of their figures begin with.
 TOKENS, PARAMETERS, MOVED = "", "parameter_", "moved_parameter_"
@@ -33,18 +33,18 @@ RARE_SHOWN = 200  # tokens of the whole replay that are written down
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepResult:
     """One step under all methods; the run's own is the first."""
 
     record: Record
-    methods: list[Weighed]
+    methods: list[MethodWeights]
     products: Mapping[str, Gram]  # of the gradients by their space, as in `SPACES`
     weights: str = ""  # which model's gradients there are
 
 
 @dataclass
 class Replay:
-    """Goes through steps, and adds up."""
+    """The steps of a replay, and their sums."""
 
     run: Recorded
     methods: Sequence[Method]
@@ -70,8 +70,8 @@ class Replay:
         if self._with_gradients:
             self.weights = self._weights(self._with_gradients[0])
 
-    def __iter__(self) -> Iterator[Seen]:
-        """Every step that was asked for, in order; methods with a memory see those before it."""
+    def __iter__(self) -> Iterator[StepResult]:
+        """Yield every step that was asked for, in order; methods with a memory see earlier ones."""
         memories = [Memory() for _ in self.methods]
         for step in counted("replaying", self._needed(), "steps"):
             record = self._read(step)
@@ -92,12 +92,12 @@ class Replay:
                 self.weights = self._weights(step)
                 products |= self._parameters(record, seen, self.weights)
                 which = str(self.weights)
-            now = Seen(record, seen, products, which)
+            now = StepResult(record, seen, products, which)
             self._add(now)
             yield now
 
     def _read(self, step: int) -> Record | None:
-        """A step; None, and said, where one of several was not learned from."""
+        """Read a step; None, with a note, where one of several was not learned from."""
         try:
             return self.run.step(step)
         except NothingLearned:
@@ -107,7 +107,7 @@ class Replay:
             return None
 
     def _parameters(
-        self, record: Record, seen: Sequence[Weighed], weights: Weights
+        self, record: Record, seen: Sequence[MethodWeights], weights: Weights
     ) -> dict[str, Gram]:
         run = self.run
         exact = [gradient(run, weights, each.method.recipe, each.batched) for each in seen]
@@ -118,14 +118,16 @@ class Replay:
 
     @cached_property
     def _with_gradients(self) -> list[int]:
-        """Steps whose own weights were kept; without any, all, by the newest weights before."""
+        """Return the steps whose own weights were kept; without any, all, by the newest weights
+        before.
+        """
         if not self.gradients:
             return []
         own = [step for step in self.steps if place_before(self.run, step)[0] == step - 1]
         return own or list(self.steps)
 
     def _needed(self) -> list[int]:
-        """The steps to read: earlier ones too where a method remembers prompts or rewards."""
+        """Return the steps to read: earlier ones too if a method remembers prompts or rewards."""
         remembering = [
             method.name
             for method in self.methods
@@ -147,8 +149,8 @@ class Replay:
         before = self.weights
         return before if before and before.step == number else load_weights(self.run, step)
 
-    def _add(self, now: Seen) -> None:
-        """Figures of a step, beside those before it."""
+    def _add(self, now: StepResult) -> None:
+        """Add the figures of a step to those before it."""
         tokenizer = self.run.tokenizer
 
         def piece(number: int) -> str:
@@ -173,8 +175,8 @@ class Replay:
         )
         self._doubt(now.record, now.methods)
 
-    def _doubt(self, record: Record, seen: Sequence[Weighed]) -> None:
-        """What can't be known of this step, said once."""
+    def _doubt(self, record: Record, seen: Sequence[MethodWeights]) -> None:
+        """Note once what can't be known of this step."""
         run = self.run
         said = [
             (record.spread,
@@ -210,7 +212,7 @@ class Replay:
             self.notes.append(text)
 
     def result(self) -> dict[str, Any]:
-        """All figures of the steps that were gone through."""
+        """Return all figures of the steps that were replayed."""
         if not self.products:
             raise RunError("No step was replayed.")
         products = {

@@ -1,7 +1,7 @@
-"""What is asked of which models: everything that can be wrong is found before the first is loaded.
+"""A request for an evaluation, checked before the first model is loaded.
 
-Tasks of a suite that is too large are chosen by their text, so that fewer are always a part of
-more.
+Tasks of a suite that is too large are chosen by their text, so that a smaller choice is always part
+of a larger one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from groupwise.model.adapters.peft_files import is_adapter
 from groupwise.model.policy import base_of
 from groupwise.prepare.setup import Gathered, gather
 from groupwise.records import Task
-from groupwise.runfiles.naming import told_apart
+from groupwise.runfiles.naming import distinct_names
 from groupwise.sync.export import checkpoint_in
 
 FORCE_TOKENS = 32
@@ -28,8 +28,8 @@ OWN = {"max_tokens": "engine.max_tokens", "template": "data.template", "text": "
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to measure."""
+class EvalRequest:
+    """The measurements that are asked for."""
 
     tasks: int = 0  # of each suite; 0: all, or 100 of a generator
     samples: int = 1
@@ -50,7 +50,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Basis:
-    """The configuration that holds for all, and which of its settings somebody has set."""
+    """The configuration that holds for all, and the settings in it that somebody has set."""
 
     config: Config
     written: bool = False  # in a file or by a run: all of it holds
@@ -76,14 +76,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to look at."""
+    """A model to evaluate."""
 
     name: str
     path: str  # as it was given
     source: str | Path  # a folder, a file or an id
 
 
-def check(asked: Asked, config: Config) -> None:
+def check(asked: EvalRequest, config: Config) -> None:
     """Refuse what would tell nothing."""
     for name, value, least in (
         ("tasks", asked.tasks, 0),
@@ -117,7 +117,7 @@ def check(asked: Asked, config: Config) -> None:
 
 
 def candidates(paths: Sequence[str]) -> list[Candidate]:
-    """What each path is: a model, a run (its best checkpoint, else its latest), a checkpoint.
+    """Find what each path is: a model, a run (its best checkpoint, else its latest), a checkpoint.
 
     An adapter needs its base: that it is there is seen now, and not behind the first model.
     """
@@ -139,7 +139,7 @@ def candidates(paths: Sequence[str]) -> list[Candidate]:
 
 
 def _names(paths: Sequence[str], sources: Sequence[str | Path]) -> list[str]:
-    """Short, and no two alike: `mine/step_40` of a run's checkpoint, else the last part.
+    """Return short names, no two alike: `mine/step_40` of a run's checkpoint, else the last part.
 
     Folders of the same name have what they lie in before it: `grpo/seed_0`, `rloo/seed_0`.
     """
@@ -150,15 +150,17 @@ def _names(paths: Sequence[str], sources: Sequence[str | Path]) -> list[str]:
         wholes.append(parts[:-2] if kept else Path(path).parts or (path,))
         ends.append(parts[-1:] if kept else ())
     found: list[str] = []
-    for short, end in zip(told_apart(wholes), ends, strict=True):
+    for short, end in zip(distinct_names(wholes), ends, strict=True):
         name = "/".join((short, *end))
         count = sum(each == name or each.startswith(f"{name}#") for each in found)
         found.append(f"{name}#{count + 1}" if count else name)
     return found
 
 
-def entries(names: Sequence[str], folder: Path | None, basis: Basis, asked: Asked) -> list[Entry]:
-    """All suites, read and checked, their tasks chosen."""
+def entries(
+    names: Sequence[str], folder: Path | None, basis: Basis, asked: EvalRequest
+) -> list[Entry]:
+    """Return all suites, read and checked, their tasks chosen."""
     check_names(names)
     found = []
     for name in names:
@@ -174,7 +176,7 @@ def entries(names: Sequence[str], folder: Path | None, basis: Basis, asked: Aske
     return found
 
 
-def check_budgets(asked: Asked, most: int) -> None:
+def check_budgets(asked: EvalRequest, most: int) -> None:
     if asked.budgets and max(asked.budgets) > most:
         raise ConfigError(
             f"--budgets {max(asked.budgets)} is more than engine.max_tokens={most}: no answer is "
@@ -182,7 +184,7 @@ def check_budgets(asked: Asked, most: int) -> None:
         )
 
 
-def _entry(suite: Suite, config: Config, asked: Asked) -> Entry:
+def _entry(suite: Suite, config: Config, asked: EvalRequest) -> Entry:
     gathered = gather(config, learns=False)
     every = gathered.train if suite.source else gathered.held_out
     tasks = [task for task in every if suite.keep(task)]

@@ -1,4 +1,4 @@
-"""How much a packed table becomes in memory: known before it is unpacked, and refused if absurd.
+"""Limits on the unpacked size of a packed table: known before it is unpacked, refused if absurd.
 
 A table is unpacked in pieces that its writer chose, whole. A file of some kilobytes can say that
 the same long text stands in every row, or pack gigabytes of one letter.
@@ -22,7 +22,7 @@ TEXTS = ("STRING", "JSON", "NONE")  # logical types of Parquet
 
 
 def rows_at_once(batch: pa.RecordBatch) -> int:
-    """How many rows to turn into objects together.
+    """Return how many rows to turn into objects together.
 
     All of them have the batch's size at most, unless they name texts by numbers: then each can.
     """
@@ -100,7 +100,7 @@ def check_arrow(path: Path, source: pa.NativeFile) -> None:
 
 
 def unpacked_bytes(head: Any, body: Any) -> int:
-    """What the buffers of a packed batch say they become; 0 for whatever is no packed batch.
+    """Return the unpacked size that the buffers of a packed batch declare; 0 for any other message.
 
     The head is a flatbuffer: tables of fields, each field found through a table of offsets. Every
     packed buffer begins with its length when unpacked.

@@ -1,4 +1,4 @@
-"""What was found, in words and figures for people."""
+"""The result of a comparison in words and figures for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING_VISIBLE = "this design could have seen no difference at all"
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """The table, then what can be told apart and what can't."""
+    """Return the table, then what can be told apart and what can't."""
     lines = [*table(found), "", *verdicts(found), *measured(found), *warnings(found)]
     lines += ["", correction(found)] if correction(found) else []
     if any(pair["seeds_needed"] for pair in found["pairs"]):
@@ -21,7 +21,7 @@ def text(found: Mapping[str, Any]) -> str:
 
 
 def correction(found: Mapping[str, Any]) -> str:
-    """What p is corrected for; nothing where nothing was tested."""
+    """Describe the correction of p; "" where nothing was tested."""
     tested = sum(each is not None for pair in found["pairs"] for each in judgements(pair).values())
     if not tested:
         return ""
@@ -33,7 +33,7 @@ def correction(found: Mapping[str, Any]) -> str:
 
 
 def judgements(pair: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | None]:
-    """All that a pair is judged by; None where there is no judgement."""
+    """Return all judgements of a pair; None where there is none."""
     final = pair if pair["p"] is not None else None
     return {"final": final, "mean over budget": pair["area"], **pair["measures"]}
 
@@ -46,12 +46,12 @@ def columns(found: Mapping[str, Any]) -> list[str]:
 
 
 def measures(found: Mapping[str, Any]) -> list[str]:
-    """Those that arms are compared by beside the score."""
+    """Return the measures that arms are compared by beside the score."""
     return next((list(arm["measures"]) for arm in found["arms"] if arm["seeds"]), [])
 
 
 def rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """A line for each arm; means over seeds, ± one standard error."""
+    """Return a line for each arm; means over seeds, ± one standard error."""
     made = []
     for arm in found["arms"]:
         seeds = f"{len(arm['seeds'])}"
@@ -102,7 +102,7 @@ def _estimate(estimate: Mapping[str, Any], measure: str) -> str:
 
 
 def _measure(estimate: Mapping[str, Any]) -> str:
-    """Of a measure of metrics.jsonl, in its own unit."""
+    """Format a metric in its own unit."""
     mean, error = estimate["mean"], estimate["stderr"]
     return f"{mean:.4g}" if error is None else f"{mean:.4g} ± {error:.2g}"
 
@@ -115,7 +115,7 @@ def _value(value: float, measure: str) -> str:
 
 
 def verdicts(found: Mapping[str, Any]) -> list[str]:
-    """A sentence for each pair: differences first, the largest on top."""
+    """Return a sentence for each pair: differences first, the largest on top."""
     pairs = found["pairs"]
     by_size = sorted(
         pairs, key=lambda pair: (not pair["separable"], -abs(pair["difference"] or 0.0))
@@ -124,7 +124,7 @@ def verdicts(found: Mapping[str, Any]) -> list[str]:
 
 
 def verdict(pair: Mapping[str, Any], measure: str, fewest: int) -> str:
-    """What the final scores of two arms say; also the area, where that says something else."""
+    """Describe the final scores of two arms; also the area, where that differs in its verdict."""
     a, b, seeds = pair["a"], pair["b"], len(pair["seeds"])
     if seeds < 2:
         return (
@@ -148,7 +148,7 @@ def verdict(pair: Mapping[str, Any], measure: str, fewest: int) -> str:
 
 
 def _along(pair: Mapping[str, Any], measure: str) -> str:
-    """What the curves tell apart and the ends do not, or the other way round."""
+    """Describe where the curves differ and the final scores do not, or the reverse."""
     area = pair["area"]
     if area is None or not area["separable"]:
         return ""
@@ -161,7 +161,7 @@ def _along(pair: Mapping[str, Any], measure: str) -> str:
 
 
 def measured(found: Mapping[str, Any]) -> list[str]:
-    """A sentence for each pair and measure of metrics.jsonl that was asked for."""
+    """Return a sentence for each pair and metric that was asked for."""
     lines = []
     for name in measures(found):
         lines += ["", f"By {name}, at the end:"]
@@ -201,19 +201,19 @@ def _better(pair: Mapping[str, Any], a: str, b: str) -> str:
 
 
 def _amount(pair: Mapping[str, Any], measure: str) -> str:
-    """3.1 points (1.2 to 5.0, p = 0.01), of the better one."""
+    """Format a difference as `3.1 points (1.2 to 5.0, p = 0.01)`, of the better one."""
     turned = pair if pair["difference"] > 0 else _turned(pair)
     size = _points(turned["difference"], measure)
     return f"{size} ({_interval(turned, measure)}, p = {_p(pair['p'])})"
 
 
 def _turned(pair: Mapping[str, Any]) -> dict[str, float]:
-    """Seen from the other side."""
+    """Swap the two sides."""
     return {"difference": -pair["difference"], "low": -pair["high"], "high": -pair["low"]}
 
 
 def _needed(pair: Mapping[str, Any], measure: str, fewest: int) -> str:
-    """What would show a difference of the size that was found, and what this design could show."""
+    """Say what would show a difference of the size found, and what this design could show."""
     needed, tasks, seeds = pair["seeds_needed"], pair["tasks_needed"], len(pair["seeds"])
     if seeds < fewest:
         return _too_few(needed, seeds, fewest)
@@ -238,7 +238,7 @@ def _needed(pair: Mapping[str, Any], measure: str, fewest: int) -> str:
 
 
 def _too_few(needed: int | None, seeds: int, fewest: int) -> str:
-    """Whatever they show: what so few seeds have in common, they may have by luck."""
+    """Explain that so few seeds can agree by luck, whatever they show."""
     said = f"{seeds} seeds can't tell arms apart, however they come out: {fewest} are the fewest"
     if needed is None or needed > MANY_SEEDS:
         return f"{said}."
@@ -271,7 +271,7 @@ def _p(value: float) -> str:
 
 
 def warnings(found: Mapping[str, Any]) -> list[str]:
-    """Failed runs, and starts or versions that were not the same."""
+    """Return warnings: failed runs, and starts or versions that were not the same."""
     said = []
     for arm in found["arms"]:
         for each in arm["failed"]:
@@ -303,7 +303,7 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
 
 
 def cost_line(cost: Mapping[str, Any]) -> str:
-    """How long it took, and how much of that was not spent in runs."""
+    """Return how long it took, and how much of that was not spent in runs."""
     places = "1 process" if cost["places"] == 1 else f"{cost['places']} processes"
     line = f"{clock(cost['wall_seconds'])} on {places}"
     if cost["overhead_share"] is not None:

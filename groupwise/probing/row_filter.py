@@ -1,4 +1,4 @@
-"""Which rows of a file are worth training on, and why the others are not.
+"""Rows of a file that are worth training on, and the reasons against the others.
 
 In this order, the first reason counts: copies of earlier rows, copies of evaluation items, rows
 that a blind guesser gets, rows that a model always or never gets. Rows are read one after the
@@ -16,13 +16,13 @@ from typing import Any
 
 from groupwise.config.fields import Data, is_generator
 from groupwise.data import guessing
-from groupwise.data.files import Row, files_of, rows
-from groupwise.data.named import SETS
+from groupwise.data.files import FileRow, files_of, rows
+from groupwise.data.named_sets import SETS
 from groupwise.data.overlap import Copies, Evaluations
-from groupwise.data.sources import Gather
+from groupwise.data.sources import SourceReader
 from groupwise.data.words import whole, words
 from groupwise.errors import ConfigError
-from groupwise.evaluate.estimates import Count, Rates
+from groupwise.evaluate.estimates import PassCount, Rates
 from groupwise.evaluate.suites import GENERATED, HELD_OUT, find
 from groupwise.prepare.setup import TASKS_SEED
 from groupwise.records import Task
@@ -38,8 +38,8 @@ Show = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to look for."""
+class FilterRequest:
+    """The reasons to look for."""
 
     dedup: bool = False
     against: tuple[str, ...] = ()  # suites, or sources
@@ -59,8 +59,8 @@ class Removed:
 
 
 @dataclass
-class Sieve:
-    """What was found so far."""
+class FilterResult:
+    """The rows that were removed so far, and the counts."""
 
     data: Data
     total: int = 0
@@ -74,8 +74,8 @@ class Sieve:
     def name(self) -> str:
         return self.data.sources[0]
 
-    def kept(self) -> Iterator[Row]:
-        """The rows that stay, as they stand in the file, in order."""
+    def kept(self) -> Iterator[FileRow]:
+        """Yield the rows that stay, as they are in the file, in order."""
         word, _, path = self.name.partition(":")
         number = 0
         for file in files_of(path if word in SETS else self.name):
@@ -97,7 +97,7 @@ class Sieve:
         return {reason: found[reason] for reason in REASONS if reason in found}
 
 
-def check(name: str, wanted: Wanted) -> None:
+def check(name: str, wanted: FilterRequest) -> None:
     if is_generator(name):
         raise ConfigError(f"{name} is a generator, and a filter reads a file. Name one.")
     if wanted.ngram < 4:
@@ -107,20 +107,22 @@ def check(name: str, wanted: Wanted) -> None:
 
 
 def tasks_of(data: Data, size: int = 1) -> tuple[Iterator[Task], list[str]]:
-    """The tasks of a source, and what there is to say behind the last."""
-    gather = Gather(data, TASKS_SEED, False)
+    """Return the tasks of a source, and a list that has notes after the last."""
+    gather = SourceReader(data, TASKS_SEED, False)
     return gather.all(data.details, size), gather.notes
 
 
 def asked(task: Task) -> str:
-    """A prompt's text; of messages what they say, so that a chat and a text can be compared."""
+    """Return a prompt's text; of messages their contents, so that a chat and a text can be
+    compared.
+    """
     if isinstance(task.prompt, str):
         return task.prompt
     return "\n".join(str(message["content"]) for message in task.prompt)
 
 
-def evaluations(wanted: Wanted) -> Evaluations:
-    """All items of the evaluation sets."""
+def evaluations(wanted: FilterRequest) -> Evaluations:
+    """Return all items of the evaluation sets."""
     found = Evaluations(wanted.ngram)
     for name in wanted.against:
         if name == HELD_OUT:
@@ -133,9 +135,9 @@ def evaluations(wanted: Wanted) -> Evaluations:
     return found
 
 
-def sieve(data: Data, wanted: Wanted, show: Show = lambda rows: None) -> Sieve:
-    """Everything that needs no model; `show` gets the number of rows so far."""
-    found = Sieve(data)
+def filter_rows(data: Data, wanted: FilterRequest, show: Show = lambda rows: None) -> FilterResult:
+    """Remove all rows that can be found without a model; `show` gets the number of rows so far."""
+    found = FilterResult(data)
     items = evaluations(wanted)
     found.items = len(items.items)
     copies, answers = Copies(), array("Q")
@@ -165,7 +167,7 @@ def sieve(data: Data, wanted: Wanted, show: Show = lambda rows: None) -> Sieve:
 
 
 def _copy(
-    found: Sieve, copies: Copies, task: Task, own: Sequence[str], answers: Sequence[int]
+    found: FilterResult, copies: Copies, task: Task, own: Sequence[str], answers: Sequence[int]
 ) -> Removed | None:
     earlier = copies.add(task.id, own, guessing.plain(task.answer))
     if earlier is None:
@@ -177,7 +179,7 @@ def _copy(
 
 
 def _contamination(
-    found: Sieve, items: Evaluations, task: Task, own: Sequence[str]
+    found: FilterResult, items: Evaluations, task: Task, own: Sequence[str]
 ) -> Removed | None:
     if not items.items:
         return None
@@ -191,14 +193,14 @@ def _contamination(
     return Removed(task.id, CONTAMINATED, why, start, _start(item.text))
 
 
-def _near(found: Sieve, copies: Copies) -> None:
+def _near(found: FilterResult, copies: Copies) -> None:
     for row, (earlier, share) in copies.near(found.removed).items():
         why = f"{share:.0%} of the words of row {earlier}, the same numbers and answer"
         found.removed[row] = Removed(row, NEARLY, why, copy_of=earlier)
 
 
-def _frequent(found: Sieve, answers: Sequence[int], chance: float) -> None:
-    """By the rows that are left: what goes is no longer there to be guessed."""
+def _frequent(found: FilterResult, answers: Sequence[int], chance: float) -> None:
+    """Remove rows with a frequent answer, counted among the rows that are left."""
     left = {row: answer for row, answer in enumerate(answers) if row not in found.removed}
     counts = Counter(left.values())
     for row, answer in left.items():
@@ -210,8 +212,8 @@ def _frequent(found: Sieve, answers: Sequence[int], chance: float) -> None:
             found.removed[row] = Removed(row, GUESSABLE, why)
 
 
-def with_prompts(found: Sieve) -> None:
-    """The texts of removed rows that were not known to go when they were read."""
+def add_prompts(found: FilterResult) -> None:
+    """Add the texts of removed rows that were not known to go when they were read."""
     bare = [each for each in found.removed.values() if not each.prompt]
     if not bare:
         return
@@ -233,7 +235,7 @@ def _start(text: str) -> str:
 
 @dataclass(frozen=True)
 class Band:
-    """Pass rates that are worth training on, and what the counts say about the rows."""
+    """The pass rates that are worth training on, and what the counts say about the rows."""
 
     low: float
     high: float
@@ -244,8 +246,8 @@ class Band:
     histogram: dict[str, int]
 
 
-def by_band(found: Sieve, counts: Mapping[int, Count], band: Band) -> Band:
-    """Rows go that are more likely outside of the band than in it.
+def by_band(found: FilterResult, counts: Mapping[int, PassCount], band: Band) -> Band:
+    """Remove rows that are more likely outside of the band than in it.
 
     A row's rate is not known from a few samples: what counts is how likely it is in the band, given
     its own samples and how all rows came out.
@@ -257,7 +259,7 @@ def by_band(found: Sieve, counts: Mapping[int, Count], band: Band) -> Band:
     }
     kept = gone = 0.0
     for row in range(found.total):
-        count = counts.get(row, Count(0, 0))
+        count = counts.get(row, PassCount(0, 0))
         if row in found.removed:
             continue
         if not count.samples:
@@ -275,7 +277,7 @@ def by_band(found: Sieve, counts: Mapping[int, Count], band: Band) -> Band:
     return replace(band, inside_kept=kept, inside_removed=gone, histogram=tally(counts.values()))
 
 
-def tally(counts: Iterable[Count]) -> dict[str, int]:
-    """Rows by how many of their samples are right."""
+def tally(counts: Iterable[PassCount]) -> dict[str, int]:
+    """Count rows by how many of their samples are right."""
     found = Counter(f"{count.passed} of {count.samples}" for count in counts if count.samples)
     return dict(sorted(found.items(), key=lambda item: tuple(map(int, item[0].split(" of ")))))

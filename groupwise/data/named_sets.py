@@ -24,7 +24,7 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:(?P<open>\{)|(?P<bare>[^\s${}]+))")
 
 
 def gsm8k(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The number behind `####`, without commas; `solution` is all of the original answer."""
+    """Take the number behind `####`, without commas; `solution` is all of the original answer."""
     prompt, answer = _one(row, "prompt", "question"), _text(row, "answer")
     if "####" in answer:
         row = {"solution": answer, **row}
@@ -33,7 +33,7 @@ def gsm8k(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def math(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the last box of the solution holds, unless there is an answer already."""
+    """Take the contents of the solution's last box, unless there is an answer already."""
     prompt = _one(row, "prompt", "problem", "question")
     if row.get("answer") is None:
         answer = boxed(_text(row, "solution"))
@@ -44,7 +44,7 @@ def math(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def aime(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A problem of any year, and its whole number. Copies spell columns as they like."""
+    """Read a problem of any year, and its whole number. Copies spell columns as they like."""
     plain = {key.lower(): value for key, value in row.items()}
     given = lookup(row, VERL_ANSWER)
     answer = plain.get("answer") if given is MISSING else given
@@ -59,7 +59,7 @@ def aime(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dapo17k(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The bare problem: what a model is told around it is the template's matter."""
+    """Take the bare problem: the words around it are the template's matter."""
     prompt, answer = row.get("prompt"), row.get("answer")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict):
         prompt = prompt[0].get("content")
@@ -71,7 +71,7 @@ def dapo17k(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def countdown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns `numbers` and `target`, which the reward `countdown` reads; an answer is no must."""
+    """Read the columns `numbers` and `target`, for the reward `countdown`; no answer needed."""
     given = lookup(row, VERL_ANSWER)
     given = {**given, **row} if isinstance(given, dict) else row
     numbers, target = given.get("numbers", given.get("nums")), given.get("target")
@@ -88,7 +88,7 @@ def countdown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The tests stand in the prompt, as in the paper: they alone say what the function's name is.
+    """Put the tests into the prompt, as in the paper: only they tell the function's name.
 
     Columns: `tests` (a list of asserts) and `test_setup` (what runs before them).
     """
@@ -110,7 +110,7 @@ def mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A function to complete. Columns: `tests` (it defines `check`) and `entry_point`."""
+    """Ask to complete a function. Columns: `tests` (it defines `check`) and `entry_point`."""
     entry = _text(row, "entry_point")
     if not re.search(rf"def {re.escape(entry)}\b", _text(row, "prompt")):
         raise BadRow(f"'prompt' does not define {entry!r}, the 'entry_point'")
@@ -119,7 +119,7 @@ def humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reasoning_gym(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A task of that package, as it makes them. Its scorer reads `metadata`, which names the task,
+    """Read a task as that package makes them. Its scorer reads `metadata`, which names the task,
     and `task_options`, which it was made with.
     """
     metadata, options = (_table(row, name) for name in ("metadata", "task_options"))
@@ -153,7 +153,7 @@ GRADERS = {
 
 
 def boxed(solution: str) -> str | None:
-    """What the last \\boxed{} or \\fbox{} holds, braces within it included; None without one."""
+    """Return the contents of the last \\boxed{} or \\fbox{}, with inner braces; else None."""
     boxes = list(BOX.finditer(solution))
     if not boxes:
         return None
@@ -168,7 +168,7 @@ def boxed(solution: str) -> str | None:
 
 
 def _table(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A column of keys and values, or of their JSON: Parquet has no columns of several shapes."""
+    """Read a column of keys and values, or of their JSON: Parquet columns have one shape."""
     given = row.get(name)
     if isinstance(given, str):
         try:
@@ -181,7 +181,7 @@ def _table(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _one(row: Mapping[str, Any], *names: str) -> str:
-    """The text in the first of these columns that there is."""
+    """Return the text in the first of these columns that exists."""
     return _text(row, next((name for name in names if name in row), names[0]))
 
 

@@ -85,7 +85,8 @@ print(json.dumps([
 
 @functools.cache
 def interpreter(python: str, everyone: bool) -> Interpreter:
-    """The named one with its packages; else the running one without, or the system's.
+    """Return the named interpreter with its packages; else the running one without, or the
+    system's.
 
     With `everyone`, it must lie where any user may read: a program runs as a user of its own.
     """
@@ -116,31 +117,33 @@ def interpreter(python: str, everyone: bool) -> Interpreter:
 
 
 def _outermost(folders: Sequence[str]) -> list[str]:
-    """Folders that exist, without those inside others; /lib may be a link, which is made anew."""
+    """Return folders that exist, without those inside others; /lib may be a link, which is made
+    anew.
+    """
     top = [f for f in folders if os.path.dirname(f) == "/" and os.path.islink(f)]
     known = sorted({os.path.abspath(f) for f in folders if os.path.isdir(f) and f not in top})
     return [f for f in known if not any(_is_within(f, [o]) for o in known if o != f)]
 
 
 def _is_within(place: str, folders: Sequence[str]) -> bool:
-    """Whether it really lies in one of these folders, wherever links lead."""
+    """Return whether it really lies in one of these folders, wherever links lead."""
     real = os.path.realpath(place)
     return any(Path(real).is_relative_to(os.path.realpath(folder)) for folder in folders)
 
 
 def _open_to_all(path: str) -> bool:
-    """Whether every folder above it, and it itself, may be entered by anyone."""
+    """Return whether it and every folder above it may be entered by anyone."""
     real = Path(os.path.realpath(path))
     return all(place.stat().st_mode & 0o001 for place in (real, *real.parents))
 
 
 def _as_stranger(wall: Wall, uid: int | None) -> bool:
-    """Whether it runs as another user among the files of this machine."""
+    """Return whether it runs as another user among the files of this machine."""
     return wall in ("landlock", "none") and uid is not None
 
 
 def settings(wall: Wall, slot_uid: int | None, python: str) -> dict[str, Any]:
-    """What the zygote is told."""
+    """Return the settings of the zygote."""
     found = interpreter(python, everyone=_as_stranger(wall, slot_uid))
     return {
         "wall": wall,
@@ -152,12 +155,12 @@ def settings(wall: Wall, slot_uid: int | None, python: str) -> dict[str, Any]:
 
 
 def _outside(found: Interpreter) -> list[str]:
-    """The interpreter itself, where it is in none of the folders."""
+    """Return the interpreter itself, where it is in none of the folders."""
     return [] if _is_within(found.executable, found.folders) else [found.executable]
 
 
 def boot_data(told: dict[str, Any], python: str) -> bytes:
-    """What the interpreter reads first: the source of everything inside. No file is shared."""
+    """Return what the interpreter reads first: the source of everything inside."""
     place = Path(__file__).parent / "inside"
     sources = [(name, (place / f"{name}.py").read_text()) for name in MODULES]
     found = interpreter(python, everyone=_as_stranger(told["wall"], told["uid"]))
@@ -165,7 +168,7 @@ def boot_data(told: dict[str, Any], python: str) -> bytes:
 
 
 def command(told: dict[str, Any], python: str, control: int) -> list[str]:
-    """What starts a zygote that hears on this descriptor."""
+    """Return the command of a zygote that listens on this descriptor."""
     wall, root = told["wall"], told["uid"] is not None
     found = interpreter(python, everyone=_as_stranger(wall, told["uid"]))
     start = [found.executable, "-s", "-S", "-c", BOOT, str(control)]
@@ -193,5 +196,5 @@ def command(told: dict[str, Any], python: str, control: int) -> list[str]:
 
 
 def _parents(paths: Sequence[str]) -> list[str]:
-    """All folders above these but the root, from the top."""
+    """Return all folders above these but the root, from the top."""
     return sorted({str(above) for path in paths for above in Path(path).parents} - {"/"})

@@ -45,7 +45,7 @@ def methods(found: Mapping[str, Any]) -> Table:
 
 
 def _angles(found: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Figures of angles that were computed, and what they are called."""
+    """Return the figures of angles that were computed, and their names."""
     there = [name for name in ANGLES if name in found["methods"][0]]
     return there, [ANGLES[name] for name in there]
 
@@ -77,7 +77,7 @@ def pairs(found: Mapping[str, Any]) -> Table:
 
 
 def rare(found: Mapping[str, Any], most: int) -> Table:
-    """A column a method: the token's weight, or that it is clipped."""
+    """Return a column for each method: the token's weight, or that it is clipped."""
     names = [each["name"] for each in found["methods"]]
     head = ["step/group/sample/token", "token", "probability", *names]
     rows: list[Sequence[str]] = []
@@ -107,7 +107,7 @@ def recipes(found: Mapping[str, Any]) -> Table:
 
 
 def spelled(piece: str) -> str:
-    """A token's text on one line, its spaces to be seen."""
+    """Return a token's text on one line, with visible spaces."""
     return visible(piece).replace("\n", "⏎").replace("\t", "→").replace(" ", "·")[:24]
 
 
@@ -120,7 +120,7 @@ def share(part: float, whole: float) -> str:
 
 
 def lines(rows: Table) -> list[str]:
-    """Aligned columns; the first ones are words, the rest figures."""
+    """Return aligned columns; the first ones are words, the rest figures."""
     head, body = rows
     widths = [max(len(row[at]) for row in (head, *body)) for at in range(len(head))]
     return [

@@ -1,4 +1,4 @@
-"""Arms between which there is nothing to find: all that they differ in is idle."""
+"""Arms that can't differ, because everything in which they differ is idle."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ NO_RESULT = ("checkpoint.", "watch.")  # settings that change none
 
 
 @dataclass(frozen=True)
-class Coinciding:
-    """Arms that make the same updates, up to rounding, and why."""
+class EqualArms:
+    """Arms that make the same updates, up to rounding, and the reason."""
 
     arms: tuple[str, ...]
     text: str
 
 
-def coinciding(arms: Mapping[str, Config]) -> list[Coinciding]:
-    """Those of the arms, by name, that differ in nothing that acts under their settings.
+def find_equal_arms(arms: Mapping[str, Config]) -> list[EqualArms]:
+    """Return the arms, by name, that differ in nothing that acts under their settings.
 
     Functions of the user's are tried in their run's own process alone, which they may end: here
     they count as acting, and the run's log says whether they do.
@@ -33,7 +33,7 @@ def coinciding(arms: Mapping[str, Config]) -> list[Coinciding]:
         slots = config.recipe.slots() if _of_a_user(config) else what_acts(config)
         alike.setdefault(f"{slots} {settings}", []).append(name)
     groups = [{name: arms[name] for name in names} for names in alike.values() if len(names) > 1]
-    return [Coinciding(tuple(group), _text(group)) for group in groups]
+    return [EqualArms(tuple(group), _text(group)) for group in groups]
 
 
 def _of_a_user(config: Config) -> bool:

@@ -1,4 +1,4 @@
-"""How often a model gets each row of a file: sampled a few rows at a time, kept as it goes."""
+"""Pass rates of a model for each row of a file: sampled a few rows at a time, saved on the way."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.common.progress import phase
-from groupwise.data.named import SETS
+from groupwise.data.named_sets import SETS
 from groupwise.errors import ConfigError
-from groupwise.evaluate.asked import Asked, Basis, Candidate, Entry
-from groupwise.evaluate.estimates import Count
-from groupwise.evaluate.examine import described, load_candidate, sit
+from groupwise.evaluate.estimates import PassCount
+from groupwise.evaluate.examine import described, load_candidate, prepare_suites
+from groupwise.evaluate.request import Basis, Candidate, Entry, EvalRequest
 from groupwise.evaluate.suites import Suite, config_of
 from groupwise.prepare.rollouts import verdict
 from groupwise.prepare.setup import gather
@@ -21,7 +21,7 @@ from groupwise.records import Rollout
 from groupwise.runfiles.files import append_lines, read_lines, to_line
 
 
-def check(asked: Asked, band: tuple[float, float]) -> None:
+def check(asked: EvalRequest, band: tuple[float, float]) -> None:
     low, high = band
     if not 0 <= low < high <= 1:
         raise ConfigError(f"--band {low:g},{high:g}: write two shares, the lower one first.")
@@ -32,7 +32,7 @@ def check(asked: Asked, band: tuple[float, float]) -> None:
 
 
 def open_rows(name: str, basis: Basis, gone: Collection[int]) -> Entry:
-    """The rows that are left, checked against their reward before a model is loaded."""
+    """Return the rows that are left, checked against their reward before a model is loaded."""
     word = name.partition(":")[0]
     suite = Suite(name, source=name, columns=word if word in SETS else "")
     config = config_of(suite, basis.config, 0, own_options=basis.written)
@@ -49,13 +49,15 @@ def rates(
     entry: Entry,
     candidate: Candidate,
     basis: Basis,
-    asked: Asked,
+    asked: EvalRequest,
     kept: Path,
     say: Callable[[str], None],
-) -> dict[int, Count]:
-    """Samples and passes of each row. `kept` holds them line by line, and is gone on with."""
+) -> dict[int, PassCount]:
+    """Count samples and passes of each row. `kept` holds them line by line, so that it can
+    continue.
+    """
     loaded = load_candidate(candidate, basis.config)
-    [sitting] = sit([entry], loaded, basis, asked)
+    [sitting] = prepare_suites([entry], loaded, basis, asked)
     for note in sitting.notes:
         say(note)
     head = {
@@ -77,14 +79,14 @@ def rates(
     return found
 
 
-def count_of(group: list[Rollout]) -> Count:
-    """Of the samples that something says to be right or wrong."""
+def count_of(group: list[Rollout]) -> PassCount:
+    """Count the samples that are known to be right or wrong."""
     known = [right for r in group if (right := verdict(r.grade)) is not None]
-    return Count(len(known), sum(known))
+    return PassCount(len(known), sum(known))
 
 
-def _before(kept: Path, head: dict[str, Any]) -> dict[int, Count]:
-    """What a run that was stopped has left; an error where it is of something else."""
+def _before(kept: Path, head: dict[str, Any]) -> dict[int, PassCount]:
+    """Read the counts of a run that was stopped; raise where they are of something else."""
     if not kept.exists():
         append_lines(kept, [to_line(head)])
         return {}
@@ -94,4 +96,4 @@ def _before(kept: Path, head: dict[str, Any]) -> dict[int, Count]:
             f"{kept} is of another model, other rows or other settings. Delete it, or choose "
             "another --out."
         )
-    return {line["row"]: Count(line["samples"], line["passed"]) for line in lines[1:]}
+    return {line["row"]: PassCount(line["samples"], line["passed"]) for line in lines[1:]}

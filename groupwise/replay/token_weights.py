@@ -1,4 +1,4 @@
-"""What a method makes of a recorded batch: advantage, weight and clip state of every token.
+"""The effect of a method on a recorded batch: advantage, weight and clip state of every token.
 
 The weight of a token is d loss / d log-probability: the factor that the gradient of its
 log-probability gets. It comes out of the recipe's own two phases by differentiation, at the
@@ -23,7 +23,7 @@ from groupwise.replay.recorded import Record, Recorded, rows_of
 
 
 @dataclass(frozen=True)
-class Batched:
+class MethodBatch:
     """The batch that a method would have learned from, after its batch phase."""
 
     groups: list[Group]
@@ -38,11 +38,11 @@ class Batched:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class MethodWeights:
     """A method on one step; rows and tokens are those of the record, 0 where it does not learn."""
 
     method: Method
-    batched: Batched
+    batched: MethodBatch
     advantage_NT: Tensor
     coefficient_NT: Tensor
     ratio_NT: Tensor
@@ -52,8 +52,8 @@ class Weighed:
     metrics: dict[str, float]
 
 
-def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> Batched:
-    """Filters again, then the batch phase, on what was recorded."""
+def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> MethodBatch:
+    """Apply filters, then the batch phase, to what was recorded."""
     own = (
         method.recipe.slots() == run.recipe.slots()
     )  # its filters have been at work: these groups are what stayed
@@ -80,20 +80,20 @@ def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> Ba
     )
     result = batch_phase(method.recipe, batch)
     turned = _sent_away(run, method, record.dropped) if record.dropped else set()
-    return Batched(
+    return MethodBatch(
         kept, row_N, result, len(record.groups) - len(kept), len(record.dropped) - len(turned)
     )
 
 
 def _numbers(method: Method, groups: list[Group]) -> list[int]:
-    """As the filters name them: one a group."""
+    """Return the numbers of the groups, as the filters name them."""
     first_row = [sum(map(len, groups[:at])) for at in range(len(groups))]
     every = group_numbers(method.recipe, groups)
     return [every[row] for row in first_row]
 
 
 def _sent_away(run: Recorded, method: Method, groups: list[Group]) -> set[int]:
-    """Groups that the method's dynamic sampling would not learn from."""
+    """Return the groups that the method's dynamic sampling would not learn from."""
     if not method.recipe.refilling:
         return set()
     return set(select(method.recipe, _sampled(run, method, groups)).refill)
@@ -111,7 +111,7 @@ def _baselines(method: Method, record: Record, groups: list[Group]) -> list[floa
     return [record.greedy.get((group[0].task.id, group[0].draw)) for group in groups]
 
 
-def weigh(method: Method, record: Record, found: Batched) -> Weighed:
+def weigh(method: Method, record: Record, found: MethodBatch) -> MethodWeights:
     """Differentiate the method's loss in the log-probabilities that the recorded update saw."""
     recipe, row_N = method.recipe, found.row_N
     width = found.batch.mask_NT.shape[1]
@@ -141,7 +141,7 @@ def weigh(method: Method, record: Record, found: Batched) -> Weighed:
         out_NT[row_N, :width] = x_NT
         return out_NT
 
-    return Weighed(
+    return MethodWeights(
         method=method,
         batched=found,
         advantage_NT=whole(batch.stream("advantage_NT")),

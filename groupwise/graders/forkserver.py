@@ -1,8 +1,8 @@
-"""The process between a pool and its workers: it loads once, forks workers, and buries them.
+"""The process between a pool and its workers: it loads once and forks the workers.
 
 It runs no work itself and has one thread, so that forking is safe and takes milliseconds. It ends,
-and its workers with it, when the process that asked for it is gone. What a worker has started, in
-whatever session, becomes the nursery's when the worker ends, and is killed.
+and its workers with it, when the process that asked for it is gone. Processes that a worker has
+started, in whatever session, become its own when the worker ends, and are killed.
 
 A worker's answer carries the number of the request. The pipe is the worker's alone: a process that
 work has forked loses it, so that it can't read another's item or answer for another.
@@ -47,7 +47,7 @@ def main(control_fd: int, parent: int, target: str, memory: int) -> None:
     try:
         while os.getppid() == parent:
             readable, _, _ = select.select([control], [], [], LOOK_EVERY)
-            _bury(workers)
+            _reap(workers)
             if not readable:
                 continue
             message, fds, _, _ = socket.recv_fds(control, 16, 1)
@@ -70,7 +70,7 @@ def main(control_fd: int, parent: int, target: str, memory: int) -> None:
 
 
 def _fork(parent: int) -> int:
-    """Wait where the system has no process to give just now; the pool says so if that lasts."""
+    """Fork; wait where the system has no process to give just now, which the pool reports."""
     while True:
         try:
             return os.fork()
@@ -88,15 +88,15 @@ def _load(target: str) -> tuple[str, Callable[..., Any] | None]:
         return f"{type(error).__name__}: {error}", None
 
 
-def _bury(workers: set[int]) -> None:
+def _reap(workers: set[int]) -> None:
     """Forget the workers that have ended, and end what they left behind."""
     with suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             workers.discard(pid)
-    _end_strangers(workers)
+    _kill_orphans(workers)
 
 
-def _end_strangers(workers: set[int]) -> None:
+def _kill_orphans(workers: set[int]) -> None:
     """Kill what dead workers left: it is ours now. Each that dies leaves its own to us."""
     while strangers := _children() - workers:
         for pid in strangers:
@@ -108,7 +108,7 @@ def _end_strangers(workers: set[int]) -> None:
 
 
 def _children() -> set[int]:
-    """The processes whose parent is this one; none where the system does not tell."""
+    """Return the processes whose parent is this one; none where the system does not tell."""
     try:
         return set(map(int, Path("/proc/thread-self/children").read_text().split()))
     except OSError:
@@ -116,7 +116,9 @@ def _children() -> set[int]:
 
 
 def _kill(pid: int, workers: set[int]) -> None:
-    """A worker and what it has started. Only own, unburied children: no number is used again."""
+    """Kill a worker and what it has started: only children not yet waited for, whose number is
+    theirs.
+    """
     if pid not in workers:
         return
     with suppress(ProcessLookupError, PermissionError):
@@ -126,7 +128,7 @@ def _kill(pid: int, workers: set[int]) -> None:
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
     workers.discard(pid)
-    _end_strangers(workers)
+    _kill_orphans(workers)
 
 
 # --- the worker's side
@@ -153,11 +155,11 @@ def _work(pool: Connection, function: Callable[..., Any] | None, problem: str, m
         try:
             flush()
         finally:
-            os._exit(0)  # whatever happened: behind this stands the nursery's own code
+            os._exit(0)  # whatever happened: behind this stands the forkserver's own code
 
 
 def _limit_memory(memory: int) -> None:
-    """So many bytes beside what the process has loaded, which no item can help."""
+    """Limit memory to so many bytes beside what the process has loaded."""
     try:
         loaded = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
@@ -166,7 +168,7 @@ def _limit_memory(memory: int) -> None:
 
 
 def _answer(function: Callable[..., Any] | None, item: memoryview) -> bytes:
-    """What the function says, ready to be sent. What can't be sent is an error, too."""
+    """Return the function's answer, ready to be sent. What can't be sent is an error, too."""
     assert function is not None  # the pool has refused otherwise
     try:
         with one_process():
@@ -186,7 +188,7 @@ def _packed(status: str, value: Any) -> bytes:
 
 
 def _die_with(parent: int) -> None:
-    """When the nursery dies: at once where the system offers that, else within a second."""
+    """End this process with its parent: at once where the system can, else within a second."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def look() -> None:
@@ -198,6 +200,6 @@ def _die_with(parent: int) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Where the system has it."""
+    """Call prctl where the system has it."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3)
