@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from groupwise.commands import machine
 from groupwise.commands.shared import print_json, read_config, split_settings
+from groupwise.common.sizes import size
 
 LEAST_PYTHON = (3, 11)
 LEAST_DISK = 2 * 10**9  # bytes: two checkpoints of a small model and some steps
@@ -108,7 +109,7 @@ def examine(runs: Path, items: Sequence[str] = ()) -> Iterator[Finding]:
     for name, least in REQUIRED.items():
         yield required(name, least)
     yield Finding("cpu", "ok", f"{machine.cores()} cores, {machine.processor()}")
-    yield Finding("memory", "ok", _size(machine.memory_bytes()))
+    yield Finding("memory", "ok", size(machine.memory_bytes()))
     yield from devices(machine.gpus(), try_torch() if version("torch") else None)
     yield disk(runs)
     if items:
@@ -193,7 +194,7 @@ def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> It
     usable = [] if torch is None else torch["gpus"]
     for gpu in usable:
         kind = "bfloat16" if gpu["bfloat16"] else "no bfloat16: float32 is taken"
-        what = f"{gpu['name']}, {_size(gpu['memory'])}, compute capability {gpu['capability']}"
+        what = f"{gpu['name']}, {size(gpu['memory'])}, compute capability {gpu['capability']}"
         yield Finding("gpu", "ok", f"{what}, {kind}")
     if usable or torch is None:
         return
@@ -205,7 +206,7 @@ def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> It
         if torch["cuda"]:
             why = f"PyTorch's CUDA {torch['cuda']} can't use it with driver {seen.driver}"
             mend = "install a newer driver, or a torch for an older CUDA"
-        yield Finding("gpu", "broken", f"{seen.name}, {_size(seen.memory)}: {why}", mend)
+        yield Finding("gpu", "broken", f"{seen.name}, {size(seen.memory)}: {why}", mend)
 
 
 def disk(runs: Path) -> Finding:
@@ -216,8 +217,8 @@ def disk(runs: Path) -> Finding:
     if not there.is_dir() or not os.access(there, os.W_OK):
         return Finding("disk", "broken", f"{there} can't be written to", mend)
     if free < LEAST_DISK:
-        return Finding("disk", "broken", f"{_size(free)} free in {there}, too little", mend)
-    return Finding("disk", "ok", f"{_size(free)} free in {there}")
+        return Finding("disk", "broken", f"{size(free)} free in {there}, too little", mend)
+    return Finding("disk", "ok", f"{size(free)} free in {there}")
 
 
 def checkpoints(runs: Path, items: Sequence[str]) -> Finding:
@@ -235,7 +236,7 @@ def checkpoints(runs: Path, items: Sequence[str]) -> Finding:
         return Finding("checkpoints", "broken", f"they can't be counted: {why}")
     there = machine.existing(runs)
     free = shutil.disk_usage(there).free
-    words = f"{space.words}; {_size(free)} free in {there}"
+    words = f"{space.words}; {size(free)} free in {there}"
     if space.missing(free):
         return Finding("checkpoints", "broken", f"{words}, too little for one", mend)
     if space.tight(free):
@@ -243,14 +244,14 @@ def checkpoints(runs: Path, items: Sequence[str]) -> Finding:
     return Finding("checkpoints", "ok", words)
 
 
-def shared_memory(size: int) -> Finding:
+def shared_memory(there: int) -> Finding:
     """One process needs none; those that talk to each other do."""
-    if size >= LEAST_SHARED:
-        return Finding("shared memory", "ok", _size(size))
+    if there >= LEAST_SHARED:
+        return Finding("shared memory", "ok", size(there))
     return Finding(
         "shared memory",
         "missing",
-        f"{_size(size)}; too little for several GPUs or a vLLM beside it",
+        f"{size(there)}; too little for several GPUs or a vLLM beside it",
         "docker run --shm-size=8g ...",
     )
 
@@ -280,7 +281,3 @@ def _numbers(text: str) -> tuple[int, ...]:
             break
         found.append(int(digits))
     return tuple(found)
-
-
-def _size(number: float) -> str:
-    return f"{number / 2**30:.1f} GiB"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.commands import machine
 from groupwise.commands.shared import SETTINGS, print_json, read_config, split_settings, warn
+from groupwise.common.sizes import size
 from groupwise.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -85,12 +86,12 @@ def named_gpu(name: str) -> Place:
 
     words = _plain(name)
     asked = re.search(r"\b(\d{1,3}) ?(?:gb|gib)?$", words)
-    size = float(asked[1]) * 1e9 if asked else None
+    given = float(asked[1]) * 1e9 if asked else None
     family = [x for x in KNOWN if _has(words, _plain(x.name).partition(" ")[0])]
-    sized = [x for x in family if size in (None, x.memory)]
+    sized = [x for x in family if given in (None, x.memory)]
     exact = [x for x in sized if _has(words, _plain(x.name))]
     for known in exact or sized or family:
-        memory = size or known.memory  # a part of a GPU has a size of its own
+        memory = given or known.memory  # a part of a GPU has a size of its own
         return Place(replace(known, memory=memory), False, memory)
     raise ConfigError(
         f"--gpu {name}: there are no figures for it. {nearest(name, [x.name for x in KNOWN])} "
@@ -165,7 +166,6 @@ def _best(work: Callable[[], object], times: int = 8) -> float:
 
 def text(made: Plan) -> str:
     from groupwise.model.cost import parameters
-    from groupwise.model.room import size
     from groupwise.plan.estimate import assumptions
 
     config, prompts = made.config, made.prompts
@@ -208,8 +208,6 @@ def _adapter(made: Plan) -> list[str]:
 
 
 def _verdict(made: Plan) -> str:
-    from groupwise.model.room import size
-
     free = made.place.memory
     if free is None:
         return ""
@@ -221,8 +219,6 @@ def _verdict(made: Plan) -> str:
 
 def _checkpoints(made: Plan) -> list[str]:
     """On the disk, and on the host on their way there."""
-    from groupwise.model.room import size
-
     space, host = made.space, made.host
     free, copy = "", "of a checkpoint, while it is written"
     if host is not None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from groupwise.common.progress import phase
+from groupwise.common.sizes import size
 from groupwise.config import Config
 from groupwise.data import load as load_data
 from groupwise.data.on_disk import only
@@ -254,7 +255,7 @@ def check_answer(config: Config, shape: ModelConfig) -> None:
     if needed > there and not on_gpu(config):
         raise ConfigError(
             f"engine.max_tokens={tokens}: keys and values of one such answer take "
-            f"{device_room.size(needed)}, and this machine has {device_room.size(there)} in all. "
+            f"{size(needed)}, and this machine has {size(there)} in all. "
             "Lower engine.max_tokens, or take a smaller model."
         )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.common.progress import clock
+from groupwise.common.sizes import size
 from groupwise.errors import RunError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.catalogue import find
@@ -22,7 +23,6 @@ from groupwise.runfiles.naming import run_name
 from groupwise.runfiles.partly import Partly
 from groupwise.runfiles.rollouts import read_older
 from groupwise.runfiles.starts import Start, change_words, read_starts
-from groupwise.runfiles.trouble import size
 from groupwise.watch.chart import Curve, Point, description, number, svg
 from groupwise.watch.display import percent, useful_share, visible
 

@@ -76,7 +76,7 @@ def test_training_that_does_not_fit_is_told_with_what_would() -> None:
     for part in ("weights 14.2", "master weights 28.4", "optimizer moments 56.7", "reference 14.2"):
         assert f"{part} GiB" in why
     assert "gradients 28.4 GiB, a micro-batch of 612 tokens" in why
-    assert "a cache for 612 tokens 33 MiB" in why and "80.0 GiB are free" in why
+    assert "a cache for 612 tokens 33.5 MiB" in why and "80.0 GiB are free" in why
     # Only what helps is offered: to train all of them, the weights are too many.
     assert why.endswith(
         "What would fit: adapter.rank=16 (LoRA); a dense model of about 4.2B parameters or fewer."
@@ -234,7 +234,9 @@ def test_a_cpu_refuses_only_an_answer_that_no_memory_holds(
     monkeypatch.setattr(setup, "device_bytes", lambda device: needed)
     setup.check_answer(config, shape)  # although training takes more
     monkeypatch.setattr(setup, "device_bytes", lambda device: needed - 1)
-    with pytest.raises(ConfigError, match=r"max_tokens=1000: keys and values.*has 0 MiB in all"):
+    with pytest.raises(
+        ConfigError, match=r"max_tokens=1000: keys and values.*has 250.2 KiB in all"
+    ):
         setup.check_answer(config, shape)
     monkeypatch.setattr(setup, "device_bytes", lambda device: 100)
     with pytest.raises(ConfigError, match="keys and values"):
