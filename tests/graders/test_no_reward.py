@@ -153,7 +153,7 @@ def test_a_reward_that_hangs_costs_one_limit_and_not_in_silence(
 def test_good_samples_behind_several_that_hang_are_graded(part: Callable[[str], str]) -> None:
     """Each that hangs takes the process with it; those behind it are asked again."""
     texts = ["hang", "a", "hang", "ab", "hang", "abc", "hang", "abcd"]
-    grades = Grader({part("some_hang"): 1.0}, timeout=0.5).grade(
+    grades = Grader({part("some_hang"): 1.0}, timeout=3.0).grade(
         [(TASKS[0], text, (), "eos") for text in texts]
     )
     assert [g.reward for g in grades] == [None, 1.0, None, 2.0, None, 3.0, None, 4.0]
