@@ -52,11 +52,10 @@ def run(args: argparse.Namespace) -> int:
 def _prepared(config: Config, rows: int) -> tuple[Any, list[Task], list[str]]:
     """The grader, some rows over the whole of the data, and what the quick check notes."""
     from groupwise.graders.rubric import check
-    from groupwise.graders.waiting import aloud
     from groupwise.prepare.setup import read_data
 
     grader, found = read_data(config)
-    notes = check(grader, found.train, tell=aloud)
+    notes = check(grader, found.train)
     return grader, spread(found.train, rows), notes
 
 

@@ -27,7 +27,6 @@ from groupwise.errors import ConfigError, DataError, ModelError
 from groupwise.graders.by_row import ROW
 from groupwise.graders.pool import START_SECONDS
 from groupwise.graders.rubric import Grader, check
-from groupwise.graders.waiting import Tell, aloud, waiting
 from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.model import room as device_room
 from groupwise.model.config import ModelConfig
@@ -75,33 +74,29 @@ def set_up(
     model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded],
     *,
     learns: bool = True,
-    tell: Tell = aloud,
 ) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
     doubts = try_slots(config.recipe) if learns else []
     with phase("reading data"):
-        found = gather(config, learns=learns, tell=tell)
+        found = gather(config, learns=learns)
     notes = [*(f"warning: {doubt}" for doubt in doubts), *found.notes]
     return seat(config, replace(found, notes=notes), model_for(found.train, found.held_out))
 
 
-def gather(config: Config, *, learns: bool = True, tell: Tell = aloud) -> Gathered:
-    """All that can be checked without a model; `learns`: also what the recipe needs.
-
-    `tell` is told what is waited for, where that takes long.
-    """
+def gather(config: Config, *, learns: bool = True) -> Gathered:
+    """All that can be checked without a model; `learns`: also what the recipe needs."""
     model = place(config.model)
     check_device(model.device)
     check_precision(model.device, model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
-    with waiting(tell, "reward functions to be loaded", START_SECONDS):
+    with phase("loading reward functions", limit=START_SECONDS):
         parts, found = read_data(config)
     notes = [*found.notes]
     if not learns_from_labels(config):
         streams = config.recipe.streams if learns and isinstance(config.recipe, Recipe) else ()
-        notes += check(parts, found.train, streams=streams, tell=tell)
-        notes += check(parts, found.eval, data="data.eval", tell=tell) if found.eval else []
+        notes += check(parts, found.train, streams=streams)
+        notes += check(parts, found.eval, data="data.eval") if found.eval else []
     return Gathered(found.train, found.eval, notes, found.weights, found.dropped)
 
 

@@ -97,7 +97,7 @@ def _open(
 ) -> Run:
     manifest = folder.read_manifest()
     start = pins.pinned(config, manifest)
-    bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks), tell=display.note)
+    bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks))
     loaded, model = bench.loaded, bench.loaded.model
     reference = None
     if "reference" in config.recipe.models:

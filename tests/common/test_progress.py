@@ -322,3 +322,13 @@ def test_a_request_to_stop_while_a_run_opens_begins_nothing(
     assert not evaluated
     monkeypatch.undo()
     assert train(small(steps=1), tmp_path / "run", quiet())["steps"] == 1
+
+
+def test_a_phase_with_a_limit_says_how_long_it_may_still_be(log: Shown) -> None:
+    with phase("trying the reward r.py:f", limit=60.0, setting="reward.timeout"):
+        assert log.after(5) == [
+            "trying the reward r.py:f, 0:05, at most 0:55 more (reward.timeout = 60)"
+        ]
+        assert "at most 0:00 more" in log.after(90)[0]
+    with phase("loading reward functions", limit=100.0):
+        assert log.after(10) == ["loading reward functions, 0:10, at most 1:30 more"]
