@@ -32,12 +32,13 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """1 if something passes that should not, or the reverse."""
     from groupwise.errors import ConfigError
-    from groupwise.graders.attacks import audit
 
     if args.rows < 1:
         raise ConfigError(f"--rows {args.rows}: try at least one row.")
     source, overrides = split_settings(args.items)
     config = read_config(source, overrides)
+    from groupwise.graders.attacks import audit
+
     grader, tasks, notes = _prepared(config, args.rows)
     findings = audit(grader, tasks)
     good = all(finding.good for finding in findings)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groupwise.commands.shared import print_json, say, warn
+from groupwise.commands.shared import print_json, say, start_pytorch, warn
 from groupwise.common.progress import NEXT_AFTER, clock
 from groupwise.errors import ConfigError, RecipeWarning, nearest
 
@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs} would run nothing. Take 1 or more.")
+    start_pytorch()
     from groupwise.compare.arms import Budget, arms_of, check
     from groupwise.compare.plan import Folder, Plan, seeds_from
 

@@ -47,11 +47,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where it fits, or where there is no telling; 1 where it does not, on device or disk."""
+    config = read_config(*split_settings(args.items))
     from groupwise.plan.estimate import plan
     from groupwise.prepare.checks import check_config
     from groupwise.prepare.placing import placed
 
-    config = read_config(*split_settings(args.items))
     named = named_gpu(args.gpu) if args.gpu else None
     config = placed(config) if named is None else on_named(config, named)
     for doubt in check_config(config):
