@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import print_json, say, start_pytorch, warn
-from groupwise.common.progress import NEXT_AFTER, clock
+from groupwise.common.progress import NEXT_AFTER, clock, heard
 from groupwise.errors import ConfigError, RecipeWarning, nearest
 
 if TYPE_CHECKING:
@@ -201,7 +201,9 @@ def interruptible() -> Iterator[None]:
 def go_on(command: Sequence[str]) -> str:
     program = Path(command[0]).name
     module = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`
-    first = ["python", "-m", module.name] if module and program.endswith(".py") else [program]
+    first = [program]
+    if module and program.endswith(".py"):
+        first = ["python", "-m", module.name.removesuffix(".__main__")]
     return f"The same command goes on with them: {shlex.join([*first, *command[1:]])}"
 
 
@@ -242,8 +244,9 @@ class Shown:
             return
         self._shown, self._said = done, took
         left = f", {clock(took / share * (1 - share))} left" if share > 0.01 else ""
-        line = f"{done} of {len(progress.jobs)} runs, {100 * share:.0f} %{left}"
+        line = f"{progress.words}{left}"
         over = self._live and done < len(progress.jobs)
+        heard()
         print(f"{self._clear()}{line}", end="" if over else "\n", file=sys.stderr, flush=True)
 
     def _clear(self) -> str:
