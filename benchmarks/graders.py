@@ -3,8 +3,9 @@
 DATA is a folder with grader_pairs/ (verdicts of public graders' test suites, labelled GSM8K
 solutions), grader_pairs2/ (more of them) and math/ (MATH). Rows:
 
-    agreement   with the verdicts, by suite and without doubtful labels, beside the better of
-                math-verify's two: of the pair as it is, and of LaTeX put between dollar signs
+    agreement   with the verdicts, by suite and without doubtful labels: by `math` as it is, by
+                `math` with the options that the suite's own rules come to (OWN_RULES), and by the
+                better of math-verify's two: of the pair as it is, and of LaTeX between dollar signs
     gsm8k       with the labels of solutions, where label and numbers agree
     numbers     verdicts per second, plain numbers in a sentence, two processes
     latex       milliseconds per verdict, the distinct answers of MATH, beside math-verify; cold
@@ -54,6 +55,27 @@ HOSTILE = (
 )
 
 
+# What the documentation or the code of a suite's grader says that `math` has an option for; other
+# suites want what `math` does by default. By the rule, never by a row: `marked` where an answer
+# without its mark is refused, `digits=None` where numbers are compared exactly.
+EXACT: Row = {"digits": None}
+DAPO: Row = {"marked": True, "digits": None}  # the text behind the last "Answer:", sign for sign
+OWN_RULES: dict[str, Row] = {
+    "THUDM/slime:tests/test_rm_math_dapo.py": DAPO,
+    "THUDM/slime:tests/test_rm_math.py": DAPO,  # a box; sympy's difference is 0
+    "Ascend/MindSpeed-RL:tests/ut/models/test_math_dapo.py": DAPO,
+    "radixark/miles:tests/fast/rollout/rm_hub/test_math_dapo_utils.py": DAPO,
+    "NovaSky-AI/SkyRL:skyrl-gym/tests/test_aime.py": DAPO,
+    "NovaSky-AI/SkyRL:skyrl-gym/tests/test_gsm8k.py": DAPO,  # behind ####
+    "huggingface/trl:tests/test_rewards.py": {"marked": True},  # nothing without an anchor
+    "maths/moodle-qtype_stack:": EXACT,  # equal as algebra; tolerances are tests of their own
+    "rasbt/reasoning-from-scratch:tests/test_ch03.py": EXACT,  # sympy's difference is 0
+    "hendrycks/math:": EXACT,  # text against text
+    "github-text-index:10592428089": EXACT,  # prm800k: text, or sympy's difference is 0
+    "github-text-index:60098778366": EXACT,  # Minerva: sympy's difference is 0
+}
+
+
 def lines(path: Path) -> list[Row]:
     with gzip.open(path, "rt") as file:
         return [json.loads(line) for line in file]
@@ -76,7 +98,8 @@ def agreement(data: Path) -> list[Row]:
     for row in (row for path in paths if path.is_file() for row in lines(path)):
         if row.get("suspect") or row.get("conflict"):
             continue
-        found, expected = accepted(row), row["expected"]
+        found, expected = accepted(row, {}), row["expected"]
+        own = accepted(row, own_rules(row))
         plain = row["math_verify_0_9_0"]
         for suite in (row["source"].partition(":")[0], "all"):
             counted = counts.setdefault(suite, Counter())
@@ -86,6 +109,9 @@ def agreement(data: Path) -> list[Row]:
             counted["wrapped"] += row.get("math_verify_0_9_0_wrapped", plain) == expected
             counted["wrong_acceptances"] += found and not expected
             counted["wrong_refusals"] += expected and not found
+            counted["own_rules"] += own == expected
+            counted["own_wrong_acceptances"] += own and not expected
+            counted["own_wrong_refusals"] += expected and not own
     return [
         {
             "row": "agreement",
@@ -95,17 +121,27 @@ def agreement(data: Path) -> list[Row]:
             "math_verify": max(counted["as it is"], counted["wrapped"]),
             "wrong_acceptances": counted["wrong_acceptances"],
             "wrong_refusals": counted["wrong_refusals"],
+            "own_rules": counted["own_rules"],
+            "own_wrong_acceptances": counted["own_wrong_acceptances"],
+            "own_wrong_refusals": counted["own_wrong_refusals"],
         }
         for suite, counted in sorted(counts.items())
     ]
 
 
-def accepted(row: Row) -> bool:
+def own_rules(row: Row) -> Row:
+    """The options that the rules of a pair's suite come to. What is a bare answer needs no mark."""
+    options = next((x for start, x in OWN_RULES.items() if row["source"].startswith(start)), {})
+    bare = row["kind"] == "equivalence"
+    return {name: x for name, x in options.items() if not (bare and name == "marked")}
+
+
+def accepted(row: Row, options: Row) -> bool:
     if row["kind"] == "letter-choice":
         known = choice.options({})
         gold = choice.gold_letter(row["gold"], known)
         return gold is not None and choice.verdict(row["pred"], gold, known)[0] == 1.0
-    (verdict,) = verdicts([(row["pred"], row["gold"])], decimals=row.get("precision"))
+    (verdict,) = verdicts([(row["pred"], row["gold"])], decimals=row.get("precision"), **options)
     return verdict.score == 1.0
 
 

@@ -32,12 +32,13 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the reward; return 1 if something passes that should not, or the reverse."""
     from groupwise.errors import ConfigError
-    from groupwise.graders.attacks import audit
 
     if args.rows < 1:
         raise ConfigError(f"--rows {args.rows}: try at least one row.")
     source, overrides = split_settings(args.items)
     config = read_config(source, overrides)
+    from groupwise.graders.attacks import audit
+
     grader, tasks, notes = _prepared(config, args.rows)
     findings = audit(grader, tasks)
     good = all(finding.good for finding in findings)
@@ -52,11 +53,10 @@ def run(args: argparse.Namespace) -> int:
 def _prepared(config: Config, rows: int) -> tuple[Any, list[Task], list[str]]:
     """Return the grader, some rows spread over the data, and the notes of the quick check."""
     from groupwise.graders.rubric import check
-    from groupwise.graders.waiting import say_on_stderr
     from groupwise.prepare.setup import read_data
 
     grader, found = read_data(config)
-    notes = check(grader, found.train, tell=say_on_stderr)
+    notes = check(grader, found.train)
     return grader, spread(found.train, rows), notes
 
 

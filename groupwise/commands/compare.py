@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groupwise.commands.shared import print_json, say, warn
-from groupwise.common.progress import NEXT_AFTER, clock
+from groupwise.commands.shared import print_json, say, start_pytorch, warn
+from groupwise.common.progress import NEXT_AFTER, clock, heard
 from groupwise.errors import ConfigError, RecipeWarning, nearest
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs} would run nothing. Take 1 or more.")
+    start_pytorch()
     from groupwise.compare.arms import ArmBudget, arms_of, check
     from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, seeds_from
 
@@ -206,7 +207,9 @@ def interruptible() -> Iterator[None]:
 def go_on(command: Sequence[str]) -> str:
     program = Path(command[0]).name
     module = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`
-    first = ["python", "-m", module.name] if module and program.endswith(".py") else [program]
+    first = [program]
+    if module and program.endswith(".py"):
+        first = ["python", "-m", module.name.removesuffix(".__main__")]
     return f"The same command goes on with them: {shlex.join([*first, *command[1:]])}"
 
 
@@ -247,8 +250,9 @@ class StatusLine:
             return
         self._shown, self._said = done, took
         left = f", {clock(took / share * (1 - share))} left" if share > 0.01 else ""
-        line = f"{done} of {len(progress.jobs)} runs, {100 * share:.0f} %{left}"
+        line = f"{progress.words}{left}"
         over = self._live and done < len(progress.jobs)
+        heard()
         print(f"{self._clear()}{line}", end="" if over else "\n", file=sys.stderr, flush=True)
 
     def _clear(self) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from groupwise.commands import machine
 from groupwise.commands.shared import print_json, read_config, split_settings
+from groupwise.common.sizes import size
 
 LEAST_PYTHON = (3, 11)
 LEAST_DISK = 2 * 10**9  # bytes: two checkpoints of a small model and some steps
@@ -108,7 +109,7 @@ def examine(runs: Path, items: Sequence[str] = ()) -> Iterator[Check]:
     for name, least in REQUIRED.items():
         yield required(name, least)
     yield Check("cpu", "ok", f"{machine.cores()} cores, {machine.processor()}")
-    yield Check("memory", "ok", _size(machine.memory_bytes()))
+    yield Check("memory", "ok", size(machine.memory_bytes()))
     yield from devices(machine.gpus(), try_torch() if version("torch") else None)
     yield disk(runs)
     if items:
@@ -193,7 +194,7 @@ def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> It
     usable = [] if torch is None else torch["gpus"]
     for gpu in usable:
         kind = "bfloat16" if gpu["bfloat16"] else "no bfloat16: float32 is taken"
-        what = f"{gpu['name']}, {_size(gpu['memory'])}, compute capability {gpu['capability']}"
+        what = f"{gpu['name']}, {size(gpu['memory'])}, compute capability {gpu['capability']}"
         yield Check("gpu", "ok", f"{what}, {kind}")
     if usable or torch is None:
         return
@@ -205,7 +206,7 @@ def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> It
         if torch["cuda"]:
             why = f"PyTorch's CUDA {torch['cuda']} can't use it with driver {seen.driver}"
             mend = "install a newer driver, or a torch for an older CUDA"
-        yield Check("gpu", "broken", f"{seen.name}, {_size(seen.memory)}: {why}", mend)
+        yield Check("gpu", "broken", f"{seen.name}, {size(seen.memory)}: {why}", mend)
 
 
 def disk(runs: Path) -> Check:
@@ -216,8 +217,8 @@ def disk(runs: Path) -> Check:
     if not there.is_dir() or not os.access(there, os.W_OK):
         return Check("disk", "broken", f"{there} can't be written to", mend)
     if free < LEAST_DISK:
-        return Check("disk", "broken", f"{_size(free)} free in {there}, too little", mend)
-    return Check("disk", "ok", f"{_size(free)} free in {there}")
+        return Check("disk", "broken", f"{size(free)} free in {there}, too little", mend)
+    return Check("disk", "ok", f"{size(free)} free in {there}")
 
 
 def checkpoints(runs: Path, items: Sequence[str]) -> Check:
@@ -235,7 +236,7 @@ def checkpoints(runs: Path, items: Sequence[str]) -> Check:
         return Check("checkpoints", "broken", f"they can't be counted: {why}")
     there = machine.existing(runs)
     free = shutil.disk_usage(there).free
-    words = f"{space.words}; {_size(free)} free in {there}"
+    words = f"{space.words}; {size(free)} free in {there}"
     if space.missing(free):
         return Check("checkpoints", "broken", f"{words}, too little for one", mend)
     if space.tight(free):
@@ -243,14 +244,14 @@ def checkpoints(runs: Path, items: Sequence[str]) -> Check:
     return Check("checkpoints", "ok", words)
 
 
-def shared_memory(size: int) -> Check:
+def shared_memory(there: int) -> Check:
     """Check shared memory: one process needs none, several that exchange data do."""
-    if size >= LEAST_SHARED:
-        return Check("shared memory", "ok", _size(size))
+    if there >= LEAST_SHARED:
+        return Check("shared memory", "ok", size(there))
     return Check(
         "shared memory",
         "missing",
-        f"{_size(size)}; too little for several GPUs or a vLLM beside it",
+        f"{size(there)}; too little for several GPUs or a vLLM beside it",
         "docker run --shm-size=8g ...",
     )
 
@@ -280,7 +281,3 @@ def _numbers(text: str) -> tuple[int, ...]:
             break
         found.append(int(digits))
     return tuple(found)
-
-
-def _size(number: float) -> str:
-    return f"{number / 2**30:.1f} GiB"

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.shared import print_json
+from groupwise.commands.shared import print_json, start_pytorch
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -31,6 +31,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    start_pytorch()
     import torch
 
     from groupwise.sync.export import checkpoint_in, export

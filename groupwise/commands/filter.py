@@ -22,6 +22,7 @@ from groupwise.commands.shared import (
     read_placed,
     say,
     split_models,
+    start_pytorch,
     words_of,
 )
 from groupwise.common.progress import phase
@@ -66,6 +67,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    start_pytorch()
     from groupwise.data.guessing import CHANCE
     from groupwise.data.overlap import NGRAM
     from groupwise.evaluate.request import Basis

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TextIO
 
+from groupwise.commands.shared import start_pytorch
+
 if TYPE_CHECKING:
     from groupwise.graders.rubric import Grader
 
@@ -40,10 +42,12 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from groupwise.errors import ConfigError
-    from groupwise.graders.rubric import Grader
 
     if not args.timeout > 0:
         raise ConfigError(f"--timeout {args.timeout}: a number of seconds above 0.")
+    start_pytorch()
+    from groupwise.graders.rubric import Grader
+
     grader = Grader({args.grader: 1.0}, timeout=args.timeout)
     unread = 0
     with ThreadPoolExecutor(THREADS) as threads:

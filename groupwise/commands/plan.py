@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.commands import machine
 from groupwise.commands.shared import SETTINGS, print_json, read_config, split_settings, warn
+from groupwise.common.sizes import size
 from groupwise.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -45,14 +46,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; return 0 where it fits or nobody can tell, 1 where device or disk is too
-    small.
-    """
+    """Print the plan; return 1 where device or disk is too small for it."""
+    config = read_config(*split_settings(args.items))
     from groupwise.plan.estimate import plan
     from groupwise.prepare.placing import placed
     from groupwise.stages.checks import check_config
 
-    config = read_config(*split_settings(args.items))
     named = named_gpu(args.gpu) if args.gpu else None
     config = placed(config) if named is None else on_named(config, named)
     for doubt in check_config(config):
@@ -87,12 +86,12 @@ def named_gpu(name: str) -> Place:
 
     words = _plain(name)
     asked = re.search(r"\b(\d{1,3}) ?(?:gb|gib)?$", words)
-    size = float(asked[1]) * 1e9 if asked else None
+    given = float(asked[1]) * 1e9 if asked else None
     family = [x for x in KNOWN if _has(words, _plain(x.name).partition(" ")[0])]
-    sized = [x for x in family if size in (None, x.memory)]
+    sized = [x for x in family if given in (None, x.memory)]
     exact = [x for x in sized if _has(words, _plain(x.name))]
     for known in exact or sized or family:
-        memory = size or known.memory  # a part of a GPU has a size of its own
+        memory = given or known.memory  # a part of a GPU has a size of its own
         return Place(replace(known, memory=memory), False, memory)
     raise ConfigError(
         f"--gpu {name}: there are no figures for it. {nearest(name, [x.name for x in KNOWN])} "
@@ -167,7 +166,6 @@ def _best(work: Callable[[], object], times: int = 8) -> float:
 
 def text(made: Plan) -> str:
     from groupwise.model.cost import parameters
-    from groupwise.model.room import size
     from groupwise.plan.estimate import assumptions
 
     config, prompts = made.config, made.prompts
@@ -210,8 +208,6 @@ def _adapter(made: Plan) -> list[str]:
 
 
 def _verdict(made: Plan) -> str:
-    from groupwise.model.room import size
-
     free = made.place.memory
     if free is None:
         return ""
@@ -223,8 +219,6 @@ def _verdict(made: Plan) -> str:
 
 def _checkpoints(made: Plan) -> list[str]:
     """Describe the checkpoints: their bytes on the disk, and in memory before they are written."""
-    from groupwise.model.room import size
-
     space, host = made.space, made.host
     free, copy = "", "of a checkpoint, while it is written"
     if host is not None:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from groupwise.commands.shared import print_json, terminal_width
+from groupwise.commands.shared import print_json, start_pytorch, terminal_width
 from groupwise.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
             "Which method? Write --recipe gspo (`groupwise recipes` lists them), or --verify to "
             "run it again."
         )
+    start_pytorch()
     from groupwise.replay.files import Output
     from groupwise.replay.methods import methods_of
     from groupwise.replay.recorded import open_recorded
@@ -152,6 +153,7 @@ def _verify(args: argparse.Namespace) -> int:
                         ("--gradients", args.gradients)):  # fmt: skip
         if given:
             raise ConfigError(f"{name} and --verify are two questions: ask them one by one.")
+    start_pytorch()
     from groupwise.replay.verify import verify
 
     def tell(text: str) -> None:

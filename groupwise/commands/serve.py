@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from groupwise.commands.shared import say, warn
+from groupwise.commands.shared import say, start_pytorch, warn
 from groupwise.common.callers import is_loopback, shown
 from groupwise.errors import ConfigError
 
@@ -46,6 +46,7 @@ def _key() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
+    start_pytorch()
     import torch
 
     from groupwise.config import Model, load

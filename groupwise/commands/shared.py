@@ -71,11 +71,17 @@ def read_config(source: Path | None, overrides: Sequence[str]) -> Config:
     return config
 
 
+def start_pytorch() -> None:
+    """Import what takes seconds, as a phase that is shown; the imports behind it are quick."""
+    with phase("starting PyTorch"):
+        import torch  # noqa: F401
+
+
 def read_placed(source: Path | None, overrides: Sequence[str], path: str = "") -> Config:
     """Read the configuration for a model that is loaded here, its own or that of `path`."""
+    asked = read_config(source, overrides)
     from groupwise.prepare.placing import passed_over, placed
 
-    asked = read_config(source, overrides)
     config = placed(asked, path=path)
     why = passed_over(replace(config.model, path=path or config.model.path), asked.model)
     if why:

@@ -10,7 +10,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"  # of a checkout
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"  # of a checkout
 
 
 def install(extra: str) -> str:

@@ -24,10 +24,23 @@ SHARE = 0.1  # of a phase that must be done before the time left is told from it
 
 
 class Phase:
-    """Work that takes time. Called with counts as it goes on: done, and tokens so far."""
+    """Work that takes time. Called with counts as it goes on: done, and tokens so far.
 
-    def __init__(self, name: str, total: int, things: str, begun: float) -> None:
+    `limit`: the seconds after which it is given up, and the `setting` that says so.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total: int = 0,
+        things: str = "",
+        begun: float = 0.0,
+        *,
+        limit: float | None = None,
+        setting: str = "",
+    ) -> None:
         self.name, self.total, self.things, self.begun = name, total, things, begun
+        self.limit, self.setting = limit, setting
         self.done: int | None = None  # nobody has counted yet
         self.tokens = 0
 
@@ -45,6 +58,9 @@ class Phase:
         words.append(clock(took))
         if done and self.total > done >= SHARE * self.total:
             words.append(f"{clock(took / done * (self.total - done))} left")
+        if self.limit is not None:
+            named = f" ({self.setting} = {self.limit:g})" if self.setting else ""
+            words.append(f"at most {clock(max(self.limit - took, 0.0))} more{named}")
         return ", ".join(words)
 
 
@@ -152,13 +168,20 @@ _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
 @contextmanager
-def phase(name: str, total: int = 0, things: str = "") -> Iterator[Phase]:
+def phase(
+    name: str,
+    total: int = 0,
+    things: str = "",
+    *,
+    limit: float | None = None,
+    setting: str = "",
+) -> Iterator[Phase]:
     """Name what is done inside the `with`; call what it yields with counts."""
     watcher = _WATCHER.get()
     if watcher is None:
-        yield Phase(name, total, things, 0.0)
+        yield Phase(name)
         return
-    begun = Phase(name, total, things, watcher.now())
+    begun = Phase(name, total, things, watcher.now(), limit=limit, setting=setting)
     watcher.begin(begun)
     try:
         yield begun

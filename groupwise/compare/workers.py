@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from groupwise.common.progress import phase
 from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
 
 LOG = "workers.log"  # what processes say beside their answers: prints of rewards, last words
@@ -36,6 +37,11 @@ class Progress:
     def share(self) -> float:
         done = len(self.seconds) + len(self.failed) + sum(self.shares.values())
         return done / len(self.jobs)
+
+    @property
+    def words(self) -> str:
+        done = len(self.seconds) + len(self.failed)
+        return f"{done} of {len(self.jobs)} runs, {100 * self.share:.0f} %"
 
 
 def run_jobs(
@@ -62,7 +68,8 @@ def run_jobs(
     try:
         left = len(workers)
         while left:
-            said = heard.get()
+            with phase(f"running, {progress.words}"):
+                said = heard.get()
             left -= said is None
             if said is not None:
                 _note(progress, *said)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from groupwise import config
+from groupwise.common.sizes import size
 from groupwise.config.fields import GYM, SourceSettings, is_generator
 from groupwise.data import gym
 from groupwise.data.files import KNOWN
@@ -62,7 +63,7 @@ def load(
     if isinstance(train, DiskTasks):
         notes.append(
             f"streaming: {len(train):,} tasks are read from a temporary file of "
-            f"{train.bytes / 2**20:,.0f} MiB as they are drawn; memory holds their places."
+            f"{size(train.bytes)} as they are drawn; memory holds their places."
         )
     labels = _labels(data.sources)
     weights = {labels[name]: weight for name, weight in data.weights.items()}

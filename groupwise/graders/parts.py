@@ -107,6 +107,7 @@ class Mathematics:
     timeout: float
     decimals: int | None
     digits: int | None
+    marked: bool
     decides: bool = True
     needs_answers: bool = True
 
@@ -126,6 +127,7 @@ class Mathematics:
                 timeout=self.timeout,
                 decimals=self.decimals,
                 digits=self.digits,
+                marked=self.marked,
             )
         )
         return [
@@ -154,11 +156,12 @@ def math(
     timeout: float = 5.0,
     digits: int | None = 6,
     decimals: int | None = None,
+    marked: bool = False,
 ) -> Mathematics:
     """Compare by mathematics. `digits`: so many significant digits of a decimal stand for a number
     that has more; None: it must be exact. `decimals`: numbers that agree when rounded to so many
-    places are equal.
-    """
+    places are equal. `marked`: only an answer in tags or a box, or behind "the answer is" or ####,
+    counts."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise RewardError(f"math: timeout = {timeout!r} must be a number of seconds above 0.")
     for name, count, least, most in (("digits", digits, 2, 50), ("decimals", decimals, 0, 15)):
@@ -167,8 +170,10 @@ def math(
             raise RewardError(
                 f"math: {name} = {count!r} must be a whole number from {least} to {most}, or None."
             )
+    if not isinstance(marked, bool):
+        raise RewardError(f"math: marked = {marked!r} must be True or False.")
     mathematics.check_engine()
-    return Mathematics(tuple(ends), float(timeout), decimals, digits)
+    return Mathematics(tuple(ends), float(timeout), decimals, digits, marked)
 
 
 def multiple_choice(ends: Sequence[str]) -> BuiltIn:

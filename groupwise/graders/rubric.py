@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.common.globs import digest
+from groupwise.common.progress import phase
 from groupwise.common.user_files import code_files
 from groupwise.config.fields import GYM
 from groupwise.data.tasks import prompt_text
@@ -17,7 +18,6 @@ from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
 from groupwise.graders.functions import TIMEOUT, UserFunction, given_function, load_function
 from groupwise.graders.gym import GymScorer
 from groupwise.graders.parts import Mark, RewardPart, SampleToGrade, built_in, turns
-from groupwise.graders.waiting import Tell, say_nothing, waiting
 from groupwise.records import Grade, Task
 
 CHECKED_ROWS = 4
@@ -189,14 +189,13 @@ def check(
     *,
     data: str = "data.train",
     streams: Sequence[str] = (),
-    tell: Tell = say_nothing,
 ) -> list[str]:
     """Try every part on a few real rows before a run; return notes on what looks odd.
 
     Refused: a task that a built-in part can't grade; a function that raises or returns what is no
     reward for a gold answer, an empty one or an echo of the prompt; a reward that has no value for
     any of them; one that does not give the `streams` that a method reads from it. `data` is the
-    setting that the tasks are from, `tell` is told what is waited for.
+    setting that the tasks are from.
     """
     for name, part in grader.parts.items():
         _check_tasks(name, part, tasks, data)
@@ -207,9 +206,9 @@ def check(
     ]
     tried: dict[str, list[Tried]] = {}
     for name, part in grader.parts.items():
-        found = _try(name, part, _answers(tasks, CHECKED_ROWS, encode), tell)
+        found = _try(name, part, _answers(tasks, CHECKED_ROWS, encode))
         if not _values(found):  # a part may be for few rows: more of them are asked
-            found = _try(name, part, _answers(tasks, QUIET_ROWS, encode), tell)
+            found = _try(name, part, _answers(tasks, QUIET_ROWS, encode))
         tried[name] = found
         values: dict[str, list[float]] = {}
         for each in found:
@@ -248,9 +247,7 @@ def _answers(
     ]
 
 
-def _try(
-    name: str, part: RewardPart, answers: Sequence[tuple[str, SampleToGrade]], tell: Tell
-) -> list[Tried]:
+def _try(name: str, part: RewardPart, answers: Sequence[tuple[str, SampleToGrade]]) -> list[Tried]:
     """Return a part's mark of each answer. The first failure ends it: one limit in all."""
     kinds = {id(sample): kind for kind, sample in answers}
     found: list[Tried] = []
@@ -259,7 +256,7 @@ def _try(
         if len(turn) > 1:
             what = f"{len(turn)} answers to {len({sample.task.id for sample in turn})} prompts"
         limit: float | None = getattr(part, "limit", None)
-        with waiting(tell, f"the reward {name}, for {what},", limit, "reward.timeout"):
+        with phase(f"trying the reward {name} on {what}", limit=limit, setting="reward.timeout"):
             marks = part.grade(turn)
         for sample, mark in zip(turn, marks, strict=True):
             kind = kinds[id(sample)]

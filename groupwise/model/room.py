@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from groupwise.common.sizes import size
 from groupwise.model.adapters.targets import ALPHA, Spec, adapter_weights, linear_shapes, matching
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import (
@@ -144,10 +145,6 @@ def lora(shape: ModelConfig, spec: Spec = USUAL, quantize: str = "none") -> Froz
 def _most(cost: Callable[[int], int], available: float) -> int:
     """The largest number whose cost, which grows with it, is no more than what there is."""
     return max(bisect_right(range(LONGEST), available, key=cost) - 1, 0)
-
-
-def size(number: float) -> str:
-    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 
 
 def _count(number: float) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from groupwise.common.sizes import size
 from groupwise.config import Config
 from groupwise.engine.native.scheduler import ROW_STEP, in_steps
 from groupwise.explain.idle import passes_of
@@ -411,4 +412,4 @@ def changes(made: Plan) -> dict[str, Config]:
 
 def _brief(made: Plan) -> str:
     step = made.step_seconds
-    return room.size(made.peak) + ("" if step is None else f", {step:.3g} s a step")
+    return size(made.peak) + ("" if step is None else f", {step:.3g} s a step")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from groupwise.common.progress import phase
+from groupwise.common.sizes import size
 from groupwise.config import Config
 from groupwise.data import load as load_data
 from groupwise.data.on_disk import tasks_at
@@ -25,7 +26,6 @@ from groupwise.errors import ConfigError, DataError, ModelError
 from groupwise.graders.by_row import ROW
 from groupwise.graders.pool import START_SECONDS
 from groupwise.graders.rubric import Grader, check
-from groupwise.graders.waiting import Tell, say_on_stderr, waiting
 from groupwise.model import room as device_room
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import Frozen, cache_bytes
@@ -72,31 +72,27 @@ def set_up(
     model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded],
     *,
     learns: bool = True,
-    tell: Tell = say_on_stderr,
 ) -> Bench:
     """`model_for` gives the model, which may be made for these tasks and held-out ones."""
     with phase("reading data"):
-        found = gather(config, learns=learns, tell=tell)
+        found = gather(config, learns=learns)
     return seat(config, found, model_for(found.train, found.held_out))
 
 
-def gather(config: Config, *, learns: bool = True, tell: Tell = say_on_stderr) -> Gathered:
-    """All that can be checked without a model; `learns`: also what the recipe needs.
-
-    `tell` is told what is waited for, where that takes long.
-    """
+def gather(config: Config, *, learns: bool = True) -> Gathered:
+    """Check all that can be checked without a model; `learns`: also what the recipe needs."""
     model = place(config.model)
     check_device(model.device)
     check_precision(model.device, model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
-    with waiting(tell, "reward functions to be loaded", START_SECONDS):
+    with phase("loading reward functions", limit=START_SECONDS):
         parts, found = read_data(config)
     notes = [*found.notes]
     if config.recipe.samples:
         streams = config.recipe.streams if learns else ()
-        notes += check(parts, found.train, streams=streams, tell=tell)
-        notes += check(parts, found.eval, data="data.eval", tell=tell) if found.eval else []
+        notes += check(parts, found.train, streams=streams)
+        notes += check(parts, found.eval, data="data.eval") if found.eval else []
     return Gathered(found.train, found.eval, notes, found.weights, found.dropped)
 
 
@@ -251,7 +247,7 @@ def check_answer(config: Config, shape: ModelConfig) -> None:
     if needed > there and not on_gpu(config):
         raise ConfigError(
             f"engine.max_tokens={tokens}: keys and values of one such answer take "
-            f"{device_room.size(needed)}, and this machine has {device_room.size(there)} in all. "
+            f"{size(needed)}, and this machine has {size(there)} in all. "
             "Lower engine.max_tokens, or take a smaller model."
         )
 

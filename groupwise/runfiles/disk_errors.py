@@ -24,13 +24,3 @@ def disk_error(what: str, folder: Path, error: OSError) -> RunError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(f"Can't write {place}: the disk or the quota is full. Free some space.")
     return DiskError(f"Can't write {place}: the disk reports an error ({error}). Check the disk.")
-
-
-def size(count: float) -> str:
-    """Return bytes for people."""
-    number = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"

@@ -31,6 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from groupwise.common.sizes import size
 from groupwise.errors import ModelError, RunError
 from groupwise.model.adapters import peft_files
 from groupwise.model.adapters.lora import adapters
@@ -38,7 +39,6 @@ from groupwise.model.formats import checkpoint
 from groupwise.model.formats.checkpoint import Contents, Part
 from groupwise.model.layers.transformer import Policy
 from groupwise.records import Memory, Visit
-from groupwise.runfiles.disk_errors import size
 from groupwise.runfiles.files import sync_folder
 
 VERSION = 1  # of the resume folder

@@ -15,8 +15,8 @@ from types import TracebackType
 
 from torch import Tensor
 
+from groupwise.common.sizes import size
 from groupwise.model.formats.checkpoint import Part
-from groupwise.runfiles.disk_errors import size
 from groupwise.sync.checkpoints import Moment, Vanished, discard, write
 from groupwise.sync.host import HostCopy, free_memory
 

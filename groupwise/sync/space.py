@@ -9,8 +9,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from groupwise.common.sizes import size
 from groupwise.errors import RunError
-from groupwise.runfiles.disk_errors import size
 
 
 @dataclass(frozen=True)

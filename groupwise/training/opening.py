@@ -99,7 +99,7 @@ def _open(
     start = pins.pinned(config, manifest)
     stage = stage_of(start)
     doubts = [f"warning: {doubt}" for doubt in stage.try_slots()]
-    bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks), tell=display.note)
+    bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks))
     stage.check_tasks(bench.tasks)
     loaded, model = bench.loaded, bench.loaded.model
     learner = stage.learner(model, make_roles(model, config.recipe, config), ALONE)

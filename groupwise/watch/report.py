@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.common.progress import clock
+from groupwise.common.sizes import size
 from groupwise.errors import RunError
 from groupwise.runfiles import shapes
 from groupwise.runfiles.catalogue import find
-from groupwise.runfiles.disk_errors import size
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import run_name

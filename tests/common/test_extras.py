@@ -25,6 +25,13 @@ def test_an_extra_is_installed_by_its_packages_names(extra: str) -> None:
     assert "install" in command and not any("groupwise[" in word for word in command)
 
 
+def test_in_a_checkout_its_own_list_counts_and_not_an_older_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extras, "requires", lambda name: ["plotly==1.0; extra == 'view'"])
+    assert packages("view") == EXTRAS["view"]
+
+
 def test_without_a_checkout_the_installed_record_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

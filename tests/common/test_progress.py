@@ -18,6 +18,7 @@ from runs import quiet, run, small
 from groupwise.cli import main
 from groupwise.common import progress
 from groupwise.common.progress import Watcher, counted, phase
+from groupwise.stages.groups import GroupStage
 from groupwise.training import loop
 from groupwise.training.loop import Stopped, train
 from groupwise.watch.display import STOPPING, Display
@@ -290,7 +291,7 @@ def test_a_request_to_stop_is_answered_before_the_step_is_over(
 ) -> None:
     monkeypatch.setattr("groupwise.watch.display.Watcher", Looking)
     out = io.StringIO()
-    teach = loop.teach
+    teach = GroupStage.teach
 
     def interrupted(*args: Any) -> Any:
         os.kill(os.getpid(), number)
@@ -298,7 +299,7 @@ def test_a_request_to_stop_is_answered_before_the_step_is_over(
         assert f"{STOPPING}\n" in out.getvalue()  # while the update is still under way
         return found
 
-    monkeypatch.setattr(loop, "teach", interrupted)
+    monkeypatch.setattr(GroupStage, "teach", interrupted)
     with pytest.raises(Stopped, match="stopped after step 1, saved"):
         train(small(), tmp_path / "run", Display(out, live=False))
     assert out.getvalue().count(STOPPING) == 1
@@ -325,3 +326,13 @@ def test_a_request_to_stop_while_a_run_opens_begins_nothing(
     assert not evaluated
     monkeypatch.undo()
     assert train(small(steps=1), tmp_path / "run", quiet())["steps"] == 1
+
+
+def test_a_phase_with_a_limit_says_how_long_it_may_still_be(log: Shown) -> None:
+    with phase("trying the reward r.py:f", limit=60.0, setting="reward.timeout"):
+        assert log.after(5) == [
+            "trying the reward r.py:f, 0:05, at most 0:55 more (reward.timeout = 60)"
+        ]
+        assert "at most 0:00 more" in log.after(90)[0]
+    with phase("loading reward functions", limit=100.0):
+        assert log.after(10) == ["loading reward functions, 0:10, at most 1:30 more"]

@@ -165,7 +165,7 @@ def test_a_process_in_a_session_of_its_own_ends_with_its_worker(
         pool.run([("daemon", (str(note), "returns"))], 60.0)
         pool.close()
     else:
-        pool.run([("daemon", (str(note), how))], 2.0)
+        pool.run([("daemon", (str(note), how))], 5.0)
     pid, end = int(note.read_text()), time.monotonic() + 30.0
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.02)

@@ -216,3 +216,23 @@ def test_number_compares_units_that_both_have(frame: str) -> None:
     assert wanted is not None
     for said, right in (("5 km", 1.0), ("5", 1.0), ("5000 m", 1.0), ("5 cm", 0.0), ("5 min", 0.0)):
         assert number(frame.format(said), wanted) == right, said
+
+
+@both
+@pytest.mark.parametrize(
+    ("gold", "text", "right"),
+    [
+        ("220", "Réponse: Janeth aura encore 220 $ à payer d'ici 12 mois.", True),
+        ("12", "Réponse: Janeth aura encore 220 $ à payer d'ici 12 mois.", False),
+        ("350", "The answer is 350 pills left after 2 weeks.", True),
+        ("2", "The answer is 350 pills left after 2 weeks.", False),
+        ("2", "The answer is in 2 days.", True),
+        ("7", "The answer is 7 apples and 3 pears in 2 days.", False),
+        ("7", "The answer is 7 for 3 dogs.", False),
+        ("3", "The answer is 3 or 4 in 2 days.", False),
+    ],
+)
+def test_a_time_beside_a_marked_number_says_when(
+    gold: str, text: str, right: bool, grader: str
+) -> None:
+    assert accepts(grader, gold, text) is right

@@ -15,6 +15,8 @@ from groupwise.errors import RewardError
 from groupwise.graders.mathematics.grader import Question, compare, decide, verdicts
 from groupwise.graders.mathematics.rounding import Rounding
 from groupwise.graders.parts import math
+from groupwise.graders.rubric import Grader
+from groupwise.records import Task
 
 PHRASES = ("{}", "\\boxed{{{}}}", "${}$", "The answer is ${}$.")
 
@@ -284,3 +286,85 @@ def test_a_formula_with_one_sign_changed_is_another(gold: str) -> None:
     pairs = [(rf"\boxed{{{said}}}", gold) for said in sorted(changed)]
     for (text, _), verdict in zip(pairs, verdicts(pairs, timeout=30), strict=True):
         assert verdict.score == 0.0, (gold, text, verdict)
+
+
+# ---------------------------------------------------------------- printed by a computer
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        (r"\sqrt{2}", "1.4142135623730951", True), (r"\frac{2}{3}", "0.6666666666666666", True),
+        ("1/3", "0.3333333333333334", False), ("0.3", "0.30000000000000004", False),
+        (r"\sqrt{2}", "1.4142135623731951", False), (r"\sqrt{2}", "1.41421357", False),
+    ],
+)  # fmt: skip
+def test_what_a_computer_prints_of_a_number_is_that_number(
+    gold: str, answer: str, right: bool
+) -> None:
+    assert accepts(gold, answer) is right
+    assert accepts(gold, answer, digits=None) is False
+
+
+def test_a_number_too_large_for_a_computer_s_is_another_number() -> None:
+    (verdict,) = verdicts([("It comes to 0.3333333.", f"{10**400}/3")])
+    assert verdict.score == 0.0
+
+
+# ---------------------------------------------------------------- absolute values, typed signs
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        ("(x-y)(x+y) = 0", "|x| = |y|", True), ("x^2 = y^2", "abs(x) = abs(y)", True),
+        ("|x| = |y|", "x^2 = y^2", True), ("x^2 = 9", "|x| = 3", True),
+        ("x^2 = 9", "|x| = -3", False), ("x = y", "|x| = |y|", False), ("x^2 = 9", "|x| = 9", False),
+        ("x^2 = y^2", "x = y", False), ("y = |x|", "y^2 = x^2", False),
+    ],
+)  # fmt: skip
+def test_equal_absolute_values_are_equal_squares(gold: str, answer: str, right: bool) -> None:
+    assert accepts(gold, answer) is right
+
+
+@pytest.mark.parametrize(
+    ("gold", "typed", "other"),
+    [
+        (r"\theta", "θ", "φ"), (r"2\alpha + \beta", "2α + β", "2α + γ"), ("x_1", "x₁", "x₂"),
+        ("6a", "2a ⋅ 3", "2a ⋅ 4"), (r"\sqrt[3]{9}", "∛9", "√9"), ("(1, 2)", "（1，2）", "（2，1）"),
+        (r"\mathbb{R}", "ℝ", "ℤ"), (r"x \leq 3", "x ≦ 3", "x ≧ 3"), (r"x \leq 3", r"x \leqq 3", "x < 3"),
+        (r"\frac{1}{2}", "frac{1}{2}", "frac{1}{3}"), (r"(1,2) \cup (3,4)", "(1,2) U (3,4)", "(1,2) U (3,5)"),
+    ],
+)  # fmt: skip
+def test_signs_that_are_typed_are_those_of_latex(gold: str, typed: str, other: str) -> None:
+    assert accepts(gold, typed) and accepts(typed, gold)
+    assert not accepts(gold, other)
+
+
+# ---------------------------------------------------------------- marked answers alone
+
+
+@pytest.mark.parametrize(
+    ("text", "as_it_is", "marked"),
+    [
+        (r"\boxed{42}", 1.0, 1.0), ("Answer: 42", 1.0, 1.0), ("#### 42", 1.0, 1.0),
+        ("<answer>42</answer>", 1.0, 1.0), ("So the answer is 42 apples.", 1.0, 1.0),
+        ("42", 1.0, 0.0), ("just a number 42", 1.0, 0.0), ("It comes to $42$.", 1.0, 0.0),
+        ("To find the answer: multiply. 6 * 7 = 42.", 1.0, 0.0),
+        (r"\boxed{4}. Wait, that is wrong, it is 42.", 1.0, 0.0),
+        (r"\boxed{4}. Wait, that is wrong: \boxed{42}.", 1.0, 1.0),
+        (r"42, so \boxed{41}", 0.0, 0.0),
+    ],
+)  # fmt: skip
+def test_marked_takes_only_what_has_a_mark(text: str, as_it_is: float, marked: float) -> None:
+    for strict, score in ((False, as_it_is), (True, marked)):
+        (verdict,) = verdicts([(text, "42")], marked=strict)
+        assert verdict.score == score
+    part = Grader({"math(marked=True)": 1.0})
+    (grade,) = part.grade([(Task(0, "How many?", "42"), text, (), "eos")])
+    assert grade.reward == marked
+
+
+def test_marked_is_true_or_false() -> None:
+    with pytest.raises(RewardError, match="marked = 1 must be True or False"):
+        math((), marked=1)  # type: ignore[arg-type]

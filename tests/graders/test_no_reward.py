@@ -11,10 +11,10 @@ import pytest
 from cold_start import events, latest
 from runs import metrics
 
+from groupwise.common import progress
 from groupwise.config import load
 from groupwise.errors import GroupwiseError, RewardError
 from groupwise.evaluate.evaluate import evaluate_path
-from groupwise.graders import waiting
 from groupwise.graders.functions import TRIES
 from groupwise.graders.rubric import Grader, check
 from groupwise.prepare.setup import gather
@@ -137,23 +137,35 @@ def test_a_recipe_that_reads_what_is_correct_needs_a_part_that_says_so() -> None
 # --- a reward that hangs ------------------------------------------------------------------------
 
 
+class Eager(progress.Watcher):
+    """Shows a phase as soon as it begins."""
+
+    def begin(self, phase: progress.Phase) -> None:
+        super().begin(phase)
+        self.look()
+
+
 def test_a_reward_that_hangs_costs_one_limit_and_not_in_silence(
     part: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "FIRST_AFTER", 0.0)
     told: list[str] = []
     grader = Grader({part("hangs"): 1.0}, timeout=0.5)
-    with pytest.raises(RewardError, match=r"took longer than 0.5 s and was stopped, for the gold"):
-        check(grader, TASKS, tell=told.append)
+    with (
+        Eager(told.append, live=False) as watcher,
+        watcher.watching(),
+        pytest.raises(RewardError, match=r"took longer than 0.5 s and was stopped, for the gold"),
+    ):
+        check(grader, TASKS)
     assert (tmp_path / "calls").read_text().split() == ["called"]
-    assert "mine.py:hangs, for the gold answer of row 0" in told[0]
-    assert "s more (reward.timeout = 0.5)" in told[0]
+    assert "mine.py:hangs on the gold answer of row 0, 0:0" in told[0]
+    assert "at most 0:0" in told[0] and "more (reward.timeout = 0.5)" in told[0]
 
 
 def test_good_samples_behind_several_that_hang_are_graded(part: Callable[[str], str]) -> None:
     """Each that hangs takes the process with it; those behind it are asked again."""
     texts = ["hang", "a", "hang", "ab", "hang", "abc", "hang", "abcd"]
-    grades = Grader({part("some_hang"): 1.0}, timeout=0.5).grade(
+    grades = Grader({part("some_hang"): 1.0}, timeout=3.0).grade(
         [(TASKS[0], text, (), "eos") for text in texts]
     )
     assert [g.reward for g in grades] == [None, 1.0, None, 2.0, None, 3.0, None, 4.0]

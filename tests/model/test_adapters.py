@@ -33,7 +33,9 @@ from groupwise.model.room import lora
 from groupwise.optim.roles.reference import Reference
 
 # Everywhere but on a GPU machine whose Python can't be added to.
-LIBRARY = pytest.mark.skipif(CUDA and find_spec("bitsandbytes") is None, reason="no bitsandbytes")
+LIBRARY = pytest.mark.skipif(
+    CUDA and find_spec("bitsandbytes") is None, reason="no bitsandbytes: pip install bitsandbytes"
+)
 KINDS = ["int8", pytest.param("nf4", marks=LIBRARY)]
 
 

@@ -126,7 +126,7 @@ def test_bad_packs_are_refused():
         PrefixAttention([3], [[2]])(0, *inputs(4, (2, 1, 4), torch.float32))
 
 
-@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+@pytest.mark.skipif(not CUDA, reason="no GPU: make check-gpu where there is one")
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("sizes", [(9, 3, 64), (12, 2, 128)], ids=str)
 @pytest.mark.parametrize(

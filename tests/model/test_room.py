@@ -21,7 +21,7 @@ from groupwise.errors import ConfigError, ModelError
 from groupwise.evaluate.evaluate import evaluate_path
 from groupwise.model import room
 from groupwise.model.config import ModelConfig
-from groupwise.model.cost import cache_bytes, memory, parameters, peak
+from groupwise.model.cost import HALF, cache_bytes, memory, parameters, peak
 from groupwise.model.formats.checkpoint import save
 from groupwise.model.layers.equip import equip
 from groupwise.model.layers.transformer import Transformer
@@ -69,14 +69,15 @@ def test_automatic_micro_batches() -> None:
 
 
 def test_training_that_does_not_fit_is_told_with_what_would() -> None:
-    demand = Demand(SEVEN, 512, 100, reference=True)
+    reference = Reference.size(load(recipe="grpo"), HALF)
+    demand = Demand(SEVEN, 512, 100, roles=(reference,))
     why = room.refusal(demand, 80 * GiB)
     least = demand.least / GiB
     assert f"Training a model of 7.6B parameters takes at least {least:.1f} GiB (" in why
     for part in ("weights 14.2", "master weights 28.4", "optimizer moments 56.7", "reference 14.2"):
         assert f"{part} GiB" in why
     assert "gradients 28.4 GiB, a micro-batch of 612 tokens" in why
-    assert "a cache for 612 tokens 33 MiB" in why and "80.0 GiB are free" in why
+    assert "a cache for 612 tokens 33.5 MiB" in why and "80.0 GiB are free" in why
     # Only what helps is offered: to train all of them, the weights are too many.
     assert why.endswith(
         "What would fit: adapter.rank=16 (LoRA); a dense model of about 4.2B parameters or fewer."
@@ -89,15 +90,19 @@ def test_training_that_does_not_fit_is_told_with_what_would() -> None:
 
 def test_a_reference_that_is_an_average_holds_four_bytes_more_a_weight() -> None:
     """`Reference` keeps the average of half-precision weights in float32 beside them."""
-    frozen, average = Demand(M, 320, reference=True), Demand(M, 320, reference=True, average=True)
+
+    def demand(update: str, width: int = HALF) -> Demand:
+        role = Reference.size(load(recipe="grpo", **{"reference.update": update}), width)
+        return Demand(M, 320, roles=(role,), width=width)
+
+    frozen, average = demand("frozen"), demand("ema:0.99")
     assert average.least - frozen.least == 4 * parameters(M)
-    assert replace(average, width=4).least == replace(frozen, width=4).least
+    assert demand("ema:0.99", 4).least == demand("frozen", 4).least
     assert "What would fit: reference.update=frozen; a recipe without" in room.refusal(
         average, frozen.least
     )
-    config = load(**{"reference.update": "ema:0.99", "model.dtype": "bfloat16"})
-    assert setup.demand_of(config, M, training=True).average
-    assert not setup.demand_of(load(**ON_CPU), M, training=True).average
+    named = {"recipe": "grpo", "reference.update": "ema:0.99", "model.dtype": "bfloat16"}
+    assert setup.demand_of(load(**named), M, training=True).roles == average.roles
     made = Transformer(TINY).initialise(torch.Generator().manual_seed(0)).to(torch.bfloat16)
     kept = Reference(made, "ema:0.9").state()
     assert sum(x.nbytes for x in kept.values()) == 4 * parameters(TINY)
@@ -234,7 +239,9 @@ def test_a_cpu_refuses_only_an_answer_that_no_memory_holds(
     monkeypatch.setattr(setup, "device_bytes", lambda device: needed)
     setup.check_answer(config, shape)  # although training takes more
     monkeypatch.setattr(setup, "device_bytes", lambda device: needed - 1)
-    with pytest.raises(ConfigError, match=r"max_tokens=1000: keys and values.*has 0 MiB in all"):
+    with pytest.raises(
+        ConfigError, match=r"max_tokens=1000: keys and values.*has 250.2 KiB in all"
+    ):
         setup.check_answer(config, shape)
     monkeypatch.setattr(setup, "device_bytes", lambda device: 100)
     with pytest.raises(ConfigError, match="keys and values"):
@@ -269,10 +276,10 @@ def test_resuming_an_automatic_size(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A size that ran out of memory stays smaller; another device has a size of its own."""
     with open_run(small(), tmp_path / "run", quiet()) as opened:
         opened.parts.learner._halve(MemoryError())
-        opened.save()
+        opened.keeper.save()
     with open_run(small(), tmp_path / "run", quiet()) as opened:
         assert opened.parts.learner.micro_tokens == 512
-        opened.save()
+        opened.keeper.save()
     monkeypatch.setattr(room, "CPU_TOKENS", 2048)
     with open_run(small(), tmp_path / "run", quiet()) as opened:
         assert opened.parts.learner.micro_tokens == 2048

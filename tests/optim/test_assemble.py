@@ -10,7 +10,7 @@ import torch
 from graded_rollouts import interrupted, rollout
 
 from groupwise import recipe
-from groupwise.optim.assemble import assemble
+from groupwise.optim import assemble as assembled
 from groupwise.records import Grade, Rollout, Turn
 
 
@@ -22,8 +22,10 @@ class Letters:
 
 
 def batch_of(name: str, *rows: Rollout) -> Any:
-    return assemble(recipe(name), [list(rows)], Letters(), old_logp_NT=torch.zeros(
-        len(rows), max(len(r.completion.token_ids) for r in rows)))  # type: ignore[arg-type]  # fmt: skip
+    longest = max(len(r.completion.token_ids) for r in rows)
+    made = assembled.batch_of(recipe(name), [list(rows)], Letters())  # type: ignore[arg-type]
+    zeros_NT = torch.zeros(len(rows), longest)
+    return assembled.assemble(recipe(name), [list(rows)], made, old_logp_NT=zeros_NT)
 
 
 def with_steps(row: Rollout, *steps: tuple[int, float]) -> Rollout:

@@ -113,7 +113,7 @@ def test_doctor_counts_the_checkpoints_of_a_configuration(
     monkeypatch.setattr("groupwise.commands.doctor.shutil.disk_usage", lambda path: usage)
     found = doctor.checkpoints(tmp_path, [TINY, "checkpoint.keep=3"])
     assert found.status == "ok" and "with checkpoint.keep=3" in found.text
-    assert f"1024.0 GiB free in {tmp_path}" in found.text
+    assert f"1.0 TiB free in {tmp_path}" in found.text
     usage.free = 3 * 2**20
     assert doctor.checkpoints(tmp_path, [TINY]).status == "missing"
     usage.free = 2**10

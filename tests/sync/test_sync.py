@@ -174,7 +174,9 @@ def test_names_shapes_and_dtypes_count_and_order_does_not() -> None:
     assert of(torch.cat([a.new_zeros(1), a])[1:]) == of(a)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU: make check-gpu where there is one"
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_same_on_every_device(dtype: torch.dtype) -> None:
     tensor = weights(9_000_001, dtype)

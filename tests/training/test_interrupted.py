@@ -20,9 +20,9 @@ from groupwise.model.layers.head import logits
 from groupwise.optim.assemble import batch_of, sequences_of
 from groupwise.optim.packs import Sequences, outputs
 from groupwise.recipes import RECIPES, recipe
-from groupwise.replay.again import Replay
 from groupwise.replay.methods import methods_of
 from groupwise.replay.recorded import open_recorded
+from groupwise.replay.replay import Replay
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import PER_TOKEN, read
 from groupwise.stages.pairs import pairs_of

@@ -20,6 +20,7 @@ import tracker_stores as stores
 from processes import exit_code
 from runs import left_behind, quiet, run, small
 
+from groupwise.common.extras import install
 from groupwise.runfiles.files import append_lines, to_line
 from groupwise.runfiles.folder import Event, RunFolder
 from groupwise.training.loop import steps, train
@@ -44,7 +45,7 @@ sys.addaudithook(spy)
 
 def needs(name: str) -> pytest.MarkDecorator:
     lacking = name not in INSTALLED
-    return pytest.mark.skipif(lacking, reason=f"the client is absent: groupwise[{name}]")
+    return pytest.mark.skipif(lacking, reason=f"no client of {name}: {install(name)}")
 
 
 @pytest.fixture(scope="module")

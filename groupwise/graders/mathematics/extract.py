@@ -70,25 +70,27 @@ class Marked(NamedTuple):
     end: int
 
 
-def find(text: str, ends: tuple[str, ...] = (), *, cut: bool = False) -> Found:
+def find(
+    text: str, ends: tuple[str, ...] = (), *, cut: bool = False, marked: bool = False
+) -> Found:
     """The answer of a completion, as it is written there.
 
     In one that was cut off at the limit of tokens (`cut`), only what a mark closes counts, or a
-    value that stands there without a word.
+    value that stands there without a word. `marked`: only what has a mark counts at all.
     """
-    return look(final(text, ends)[-MAX_TEXT:], cut)
+    return look(final(text, ends)[-MAX_TEXT:], cut, marked)
 
 
-def look(text: str, cut: bool = False) -> Found:
+def look(text: str, cut: bool = False, only_marked: bool = False) -> Found:
     """The answer of a text that has neither thoughts nor end tokens."""
     mark = tagged(text) or _in_a_box(text) or marked(text)
     if mark is None:
         # A bare value is said as far as anyone can tell; a sentence may come to another one.
-        lost = cut and WORD.search(text) is not None
+        lost = only_marked or (cut and WORD.search(text) is not None)
         return Found("nothing", "") if lost or not text else Found("whole", text)
     instead = taken_back(text[mark.end :])
     if instead is not None:
-        return look(instead, cut) if instead else Found("withdrawn", "")
+        return look(instead, cut, only_marked) if instead else Found("withdrawn", "")
     if cut and mark.how == "marked" and not text[mark.end :].strip(" "):
         return Found("nothing", "")  # perhaps only a piece of it
     return Found(mark.how, mark.text)

@@ -57,6 +57,7 @@ TURN = re.compile(
 MISSING = {"nothing": "no answer found", "withdrawn": "the answer is withdrawn"}
 WORDED = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{2,}[\s,]")  # a sentence, and no bare formula
 CUT = "the text is cut off"
+UNMARKED = "no answer is marked"
 SEVERAL = ("tuple", "set", "list", "either")
 LAST_DIGIT = re.compile(r"\d(?=\D*\Z)")
 UNDONE = re.compile(r"\d\s*[-+*×·÷]\s*\d")  # a sentence that ends on 5 + 5 does not say 10
@@ -109,15 +110,17 @@ def verdicts(
     timeout: float = 5.0,
     decimals: int | None = None,
     digits: int | None = 6,
+    marked: bool = False,
 ) -> list[Verdict]:
     """For (completion, gold answer) pairs, in order. `cut`: which of them hit the token limit.
+    `marked`: only an answer behind a mark counts.
 
     `timeout`: seconds of the processor that an answer may take to work out. One that takes more,
     or too much memory, is worth nothing, unless its gold answer does so by itself.
     """
     rounding = Rounding(digits, decimals)
     found: list[Verdict | Question] = [
-        decide(text, str(gold), ends, rounding, cut=own)
+        decide(text, str(gold), ends, rounding, cut=own, marked=marked)
         for (text, gold), own in zip(pairs, cut or [False] * len(pairs), strict=True)
     ]
     open_questions = {row: each for row, each in enumerate(found) if isinstance(each, Question)}
@@ -157,11 +160,17 @@ def decide(
     rounding: Rounding = ROUNDING,
     *,
     cut: bool = False,
+    marked: bool = False,
 ) -> Verdict | Question:
     """The verdict where arithmetic can give it, else the question for the engine."""
-    found = find(text, ends, cut=cut)
+    found = find(text, ends, cut=cut, marked=marked)
     if not found.text:
-        return Verdict(0.0, MISSING.get(found.how, "an empty answer"))
+        return Verdict(
+            0.0,
+            UNMARKED
+            if marked and found.how == "nothing"
+            else MISSING.get(found.how, "an empty answer"),
+        )
     wanted = gold_answer(gold)
     if found.how == "whole":
         return _decide_whole(found.text, wanted, rounding)
@@ -181,12 +190,17 @@ def decide(
         return Verdict(0.0, "an answer is denied")
     if found.how != "marked":
         return _ask(wanted, found.text, Verdict(0.0, "can't be read"))
-    return _decide_marked(found.text, wanted, answers.final(text, ends), rounding)
+    whole = None if marked else answers.final(text, ends)
+    return _decide_marked(found.text, wanted, whole, rounding)
 
 
-def _decide_marked(said: str, wanted: str, text: str, rounding: Rounding) -> Verdict | Question:
-    """The sentence behind a mark, where it is not the answer alone."""
-    if not VALUE.search(said) and _is_number(wanted) and not text.rstrip(".*!").endswith(said):
+def _decide_marked(
+    said: str, wanted: str, text: str | None, rounding: Rounding
+) -> Verdict | Question:
+    """The sentence behind a mark, where it is not the answer alone; of words that only announce it,
+    the whole text counts where there is one."""
+    announces = not VALUE.search(said) and _is_number(wanted)
+    if text is not None and announces and not text.rstrip(".*!").endswith(said):
         return _decide_whole(text, wanted, rounding)  # 'to find the answer: multiply'
     said = without_reason(said)
     for inside in (said, end_of(said), last_formula(said)):

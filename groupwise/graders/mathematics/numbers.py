@@ -77,6 +77,17 @@ OF_WHAT = re.compile(
     rf"|\s{_FOR}(?:\s{_OTHER}){{1,8}}\s",
     re.IGNORECASE,
 )
+# A number in such a phrase says when, or for how long: 'in 12 months', "d'ici 12 mois".
+_TIMES = (
+    r"(?:second|minute|hour|day|week|month|year)s?|heures?|jours?|semaines?|mois|ans?|années?"
+    r"|horas?|días?|semanas?|mes(?:es)?|años?|Stunden?|Tagen?|Wochen?|Monate?n?|Jahre?n?"
+)
+WHEN_BEFORE = re.compile(
+    r"(?:\b(?:in|within|after|over|for|during|every|by|dans|en|pendant|après|pour|durante|dentro\sde"
+    r"|después\sde|nach|binnen|während)|d['’]ici) (?:the (?:next|last|first) )?$",
+    re.IGNORECASE,
+)
+WHEN_BEHIND = re.compile(rf" (?:{_TIMES})\b", re.IGNORECASE)
 DIRECTLY = re.compile(r"=[\s$*]*")
 TAG = re.compile(r"</?[a-z]{1,12}>")
 # Beside a number: signs of a formula or a lone letter. The answer is then not that number.
@@ -143,6 +154,7 @@ def one_number(text: str) -> Number | None:
     found = _results(text, matches(text))
     if not found:
         return _spoken(text)
+    found = [match for match in found if not _says_when(text, match)] or found
     if any(_in_formula(text, *pair) for pair in pairwise(found)):
         return None
     first = read(text, found[0])
@@ -167,6 +179,12 @@ def _results(text: str, found: Sequence[re.Match[str]]) -> list[re.Match[str]]:
         if match.start() > equals:
             kept.append(match)
     return kept
+
+
+def _says_when(text: str, number: re.Match[str]) -> bool:
+    """Whether a number is that of a time: 'he has 5 left after 2 weeks'."""
+    before = text[max(number.start() - CONTEXT, 0) : number.start()]
+    return bool(WHEN_BEHIND.match(text, number.end()) and WHEN_BEFORE.search(before))
 
 
 def gold_number(answer: Any) -> Number | None:

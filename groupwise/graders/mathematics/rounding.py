@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from groupwise.graders.mathematics.tokens import Tree
 from groupwise.graders.mathematics.values import Undecided, mp, mpc, to_float
 
 IN_FULL = 12  # digits: what has no more of them is written in full, or it is another number
+OF_A_FLOAT = (".15g", ".16g", ".17g", "")  # how a computer prints a 64-bit number, in full
 
 
 class Rounding(NamedTuple):
@@ -36,7 +38,8 @@ class Rounding(NamedTuple):
         return mp.nint(to_float(number) * 10 ** (self.decimals or 0))
 
     def stands_for(self, decimal: Any, number: Any) -> bool:
-        """Whether a decimal of enough digits is a longer number rounded or cut off."""
+        """Whether a decimal of enough digits is a longer number rounded or cut off, or what a
+        computer prints of it: 1.4142135623730951 for the root of 2, wrong in its last digit."""
         places = _places(decimal)
         if self.digits is None or not places:
             return False
@@ -48,7 +51,11 @@ class Rounding(NamedTuple):
         if length is not None and len(str(abs(number) * 10**length)) <= IN_FULL:
             return False
         size = abs(to_float(number)) * 10**places
-        return bool(mp.floor(size) == figures or mp.nint(size) == figures)
+        if mp.floor(size) == figures or mp.nint(size) == figures:
+            return True
+        near = float(to_float(number))
+        printed = [format(near, digits) for digits in OF_A_FLOAT] if math.isfinite(near) else []
+        return decimal in map(Fraction, printed)
 
 
 def is_decimal(tree: Tree) -> bool:

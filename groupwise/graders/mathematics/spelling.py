@@ -28,7 +28,8 @@ TEXT = re.compile(
 BY_HAND = re.compile(
     rf"{TEXT.pattern}|(?<![\\a-zA-Z])(?:"
     r"(?P<root>(?i:sqrt|cbrt))(?:\s?(?P<digits>\d+(?:\.\d+)?))?(?![a-zA-Z\d])"
-    r"|(?P<sign>(?i:pi|infinity|inf))(?![a-zA-Z])"
+    r"|(?P<sign>(?i:pi|infinity|inf))(?![a-zA-Z])|(?P<frac>[dt]?frac)(?=\s?\{)"
+    r"|(?<=[)\]])\s?(?P<union>U)\s?(?=[(\[])"
     r"|(?P<function>(?:arc)?(?:sin|cos|tan)h?|cot|csc|ln|log|exp|sec(?=\()|a(?:sin|cos|tan)(?=\()"
     r"|(?:abs|floor|ceil|gcd|lcm|max|min)(?=\())"
     r"(?=\(|\s?\d|\s[a-zA-Z](?![a-zA-Z])|\s?\\|\s?\^))"
@@ -76,6 +77,18 @@ RAISED = re.compile("[⁻⁺]?[⁰¹²³⁴-⁹]+")
 ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+))")
 LOWERED = re.compile("(?<=[0-9])[₀-₉]+")
 LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺₀₁₂₃₄₅₆₇₈₉", "0123456789-+0123456789")
+BELOW_A_LETTER = re.compile("(?<=[a-zA-Z])[₀-₉]+")
+# Greek letters and number sets that are typed, and what LaTeX calls them.
+TYPED = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta", "η": "eta",
+    "θ": "theta", "ι": "iota", "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi",
+    "ρ": "rho", "σ": "sigma", "τ": "tau", "υ": "upsilon", "φ": "phi", "χ": "chi", "ψ": "psi",
+    "ω": "omega", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Π": "Pi",
+    "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega", "ℝ": "mathbb{R}", "ℤ": "mathbb{Z}",
+    "ℕ": "mathbb{N}", "ℚ": "mathbb{Q}", "ℂ": "mathbb{C}",
+}  # fmt: skip
+TYPED_SIGN = re.compile(f"[{''.join(TYPED)}]")
+CUBE_ROOT = re.compile(r"∛\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+))")
 REPEATING = re.compile(
     r"(?<!\d)(\d{0,50})\.(\d{0,50})(?:\\overline\s*\{(\d{1,50})\}|\((\d{1,50})\))"
 )
@@ -139,9 +152,11 @@ def _bare(found: re.Match[str]) -> str:
 
 
 def _as_command(found: re.Match[str]) -> str:
-    """2sqrt(3) as 2\\sqrt(3), pi as \\pi, sin(x) as \\sin(x)."""
+    """2sqrt(3) as 2\\sqrt(3), pi as \\pi, sin(x) as \\sin(x), U between intervals as \\cup."""
     if found["function"]:
         return f"\\{BY_OTHER_NAME.get(found['function'], found['function'])}"
+    if found["frac"] or found["union"]:
+        return r"\frac" if found["frac"] else r" \cup "
     word = found["root"] or found["sign"]
     if not word:
         return found[0]
@@ -157,6 +172,9 @@ def _level(text: str) -> str:
     if not text.isascii():
         text = VULGAR_FRACTION.sub(lambda found: rf"\frac{{{VULGAR[found[0]]}}}", text)
         text = ROOT.sub(lambda m: rf"\sqrt{{{m[1] or m[2] or m[3]}}}", text)
+        text = CUBE_ROOT.sub(lambda m: rf"\sqrt[3]{{{m[1] or m[2] or m[3]}}}", text)
+        text = TYPED_SIGN.sub(lambda found: rf"\{TYPED[found[0]]} ", text)
+        text = BELOW_A_LETTER.sub(lambda found: f"_{{{found[0].translate(LEVEL)}}}", text)
         text = RAISED.sub(lambda found: f"^{{{found[0].translate(LEVEL)}}}", text)
         text = LOWERED.sub(lambda found: f"_{{{found[0].translate(LEVEL)}}}", text)
     return IN_BASE.sub(r"\1_{\2}", TIMES_TEN.sub("*", AND_A_HALF.sub(_a_part, text)))

@@ -93,7 +93,7 @@ def without_names(tree: Tree) -> Tree:
 
 def curves(gold: Tree, answer: Tree) -> bool | None:
     """The same curve where one is a multiple of the other, everywhere by the same factor."""
-    one, other = (("-", tree[1], tree[2]) for tree in (gold, answer))
+    one, other = (_difference(tree) for tree in (gold, answer))
     if has_sign(one) or has_sign(other):
         return None
     if names_in(one) != names_in(other):
@@ -105,6 +105,21 @@ def curves(gold: Tree, answer: Tree) -> bool | None:
         factors = _factors(one, other)
         multiple = all(close(factor, factors[0]) for factor in factors)
     return True if multiple else _if_linear(one, other)
+
+
+def _difference(equation: Tree) -> Tree:
+    """What is 0 on the curve. |a| = |b| is a^2 = b^2, and |a| = 3 is a^2 = 9."""
+    left, right = equation[1:]
+    if left[0] == "abs" and (right[0] == "abs" or _is_positive(right)):
+        left, right = (
+            ("^", side[1] if side[0] == "abs" else side, ("number", Fraction(2)))
+            for side in (left, right)
+        )
+    return ("-", left, right)
+
+
+def _is_positive(tree: Tree) -> bool:
+    return tree[0] == "number" and tree[1] >= 0
 
 
 def _factors(one: Tree, other: Tree) -> list[Any]:

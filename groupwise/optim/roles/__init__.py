@@ -18,7 +18,7 @@ ROLES: dict[str, type[Role]] = {role.name: role for role in (Reference, LengthEx
 
 def make_roles(model: Policy, recipe: Method, config: Config) -> dict[str, Role]:
     """Make what the recipe needs beside the policy, from the policy as it starts."""
-    return {name: ROLES[name](model, recipe, config) for name in recipe.roles}
+    return {name: ROLES[name].made(model, recipe, config) for name in recipe.roles}
 
 
 def role_sizes(config: Config, width: int) -> tuple[RoleSize, ...]:

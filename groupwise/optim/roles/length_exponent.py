@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from groupwise.config import Config
+from groupwise.config import Config, Optim
 from groupwise.methods.composition import Method
 from groupwise.model.cost import RoleSize
 from groupwise.model.layers.transformer import Policy
@@ -28,11 +28,15 @@ class LengthExponent(Role):
         "optim.exponent_rate": "it learns no length exponent: take lambda_grpo"
     }
 
-    def __init__(self, model: Policy, recipe: Method, config: Config) -> None:
+    def __init__(self, start: Tensor, optim: Optim) -> None:
+        self._exponent, self._rate = nn.Parameter(start), optim.exponent_rate
+        self._optimizer = make_optimizer([(self.name, self._exponent)], optim, 0.0)
+
+    @classmethod
+    def made(cls, model: Policy, recipe: Method, config: Config) -> LengthExponent:
         (aggregation,) = recipe.of("aggregation")
         start = torch.tensor(float(aggregation["exponent"]), device=model.head_weight.device)
-        self._exponent, self._rate = nn.Parameter(start), config.optim.exponent_rate
-        self._optimizer = make_optimizer([(self.name, self._exponent)], config.optim, 0.0)
+        return cls(start, config.optim)
 
     @classmethod
     def size(cls, config: Config, width: int) -> RoleSize:

@@ -54,8 +54,8 @@ class Reference(Role):
         "reference.update": "it has no KL to a reference: add recipe.penalty='kl(coef=0.01)'"
     }
 
-    def __init__(self, model: Policy, recipe: Method, config: Config) -> None:
-        self._kind, self._number = parse_update(config.reference.update)
+    def __init__(self, model: Policy, update: str) -> None:
+        self._kind, self._number = parse_update(update)
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         self.model = twin(model).requires_grad_(False)
         self.model.ops.lay_out(self.model)
@@ -64,6 +64,10 @@ class Reference(Role):
         # A bfloat16 average would not move: most steps are below its rounding.
         wide = HALF if self._kind == "ema" else ()
         self._average = {name: p.float() if p.dtype in wide else p for name, p in self._own.items()}
+
+    @classmethod
+    def made(cls, model: Policy, recipe: Method, config: Config) -> Reference:
+        return cls(model, config.reference.update)
 
     @classmethod
     def size(cls, config: Config, width: int) -> RoleSize:

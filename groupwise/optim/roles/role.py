@@ -27,7 +27,9 @@ class Role:
     # Settings that only this role reads, and what would give them a role to be read by.
     settings: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, model: Policy, recipe: Method, config: Config) -> None:
+    @classmethod
+    def made(cls, model: Policy, recipe: Method, config: Config) -> Role:
+        """Make it from the policy as it starts, for a recipe and a configuration."""
         raise NotImplementedError
 
     @classmethod

@@ -1,0 +1,57 @@
+"""Every command that loads PyTorch says so while it does: that takes seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = {
+    "train": ["train", "configs/tiny.toml"],
+    "probe": ["probe", "configs/tiny.toml"],
+    "compare": ["compare", "grpo", "dapo", "--budget", "steps=2"],
+    "replay": ["replay", "runs/none", "--recipe", "gspo"],
+    "verify": ["replay", "runs/none", "--verify"],
+    "eval": ["eval", "configs/tiny.toml"],
+    "export": ["export", "runs/none", "runs/other"],
+    "serve": ["serve", "runs/none"],
+    "filter": ["filter", "none.jsonl", "--out", "other.jsonl"],
+    "plan": ["plan", "configs/tiny.toml"],
+    "check-reward": ["check-reward", "configs/tiny.toml"],
+    "grade": ["grade", "--grader", "math"],
+}
+# PyTorch is not loaded: who asks for it is told to stop, and what is under way is noted.
+CODE = """
+import contextlib, json, os, sys
+from groupwise.common import progress
+
+found = []
+
+class Asked:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            found.append([phase.name for phase in progress._WATCHER.get()._phases])
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Asked())
+from groupwise.cli import main
+
+told = {}
+for name, command in json.loads(sys.argv[1]).items():
+    found.clear()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(open(os.devnull, "w")):
+        main(command)
+    told[name] = list(found)
+print(json.dumps(told))
+"""
+
+
+def test_pytorch_is_loaded_within_a_phase() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(COMMANDS)],
+        cwd=ROOT, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told == {name: [["starting PyTorch"]] for name in COMMANDS}
