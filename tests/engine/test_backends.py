@@ -23,7 +23,7 @@ from groupwise.engine.protocol import Capabilities, Engine, Request, Sampling
 from groupwise.errors import ConfigError, EngineError, RunError
 from groupwise.evaluate.evaluate import evaluate_path
 from groupwise.prepare.engines import engine_of
-from groupwise.probing.probe import Asked, ready
+from groupwise.probing.probe import ProbeRequest, prepare_probe
 from groupwise.records import Completion
 from groupwise.stages.checks import check_config
 from groupwise.stages.consequences import anchored
@@ -333,7 +333,7 @@ def test_everything_that_samples_asks_the_runs_own_engine(
     streams.clear()
     evaluate_path(tmp_path / "run", config)
     assert streams == [(kind.__name__, "eval")]
-    ready(config, Asked(prompts=2)).run()
+    prepare_probe(config, ProbeRequest(prompts=2)).run()
     assert streams[-1] == (kind.__name__, "probe")
 
 
