@@ -438,7 +438,7 @@ def test_what_an_engine_tells_is_shown_and_written_down(tmp_path: Path) -> None:
         WRAPPED.replace(
             "self.inner = NativeEngine.made(setup)",
             "self.inner, self.tell = NativeEngine.made(setup), setup.tell\n"
-            "        self.tell('engine', 'warming up')",
+            "        self.tell('start', 'warming up')",
         ).replace(
             "        return self", "        self.tell('engine', 'answering')\n        return self"
         )
