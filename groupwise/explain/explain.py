@@ -170,7 +170,7 @@ def explain(name: str | Method) -> dict[str, Any]:
         "idle": _idle(entry),
         "derived": _derived(entry),
         "equation": equation(entry),
-        "slots": entry.text(),
+        "slots": {kind: entry.text()[kind] for kind in entry.KINDS},
         "functions": [_function(slot, entry.level) for slot in entry.slots()],
         **_demands(entry),
         "setting": dict(entry.about.setting),
@@ -187,7 +187,7 @@ def table() -> list[dict[str, Any]]:
         {
             **_head(entry),
             "untrainable": _untrainable(entry),
-            "slots": entry.text(),
+            "slots": {kind: entry.text()[kind] for kind in entry.KINDS},
             "short": {k: ", ".join(map(short, slots)) for k, slots in by_kind(entry).items()},
             "models": list(entry.models),
         }

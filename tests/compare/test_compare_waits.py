@@ -48,7 +48,7 @@ def test_runs_that_say_nothing_are_waited_for_in_words(
     monkeypatch.setattr(workers, "_Worker", Silent)
     jobs: Any = [SimpleNamespace(arm=0, seed=seed) for seed in (0, 1)]
     with Eager(show, live=False) as watcher, watcher.watching():
-        workers.do(None, None, jobs, [{}], 0, lambda done: None)  # type: ignore[arg-type]
+        workers.run_jobs(None, None, jobs, [{}], 0, lambda done: None)  # type: ignore[arg-type]
     assert told[0].startswith("running, 0 of 2 runs, 0 %, 0:0")
 
 
