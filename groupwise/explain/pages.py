@@ -111,6 +111,8 @@ def _slots(data: Data) -> list[str]:
 
 def _demands(data: Data) -> list[str]:
     lines = [f"- models in memory: {', '.join(data['models'])}"]
+    if data["source"] != "policy":
+        lines.append(f"- answers from the {data['source']}: nothing is sampled")
     lines += [f"- trains a {p['name']}: starts from {p['start']}" for p in data["trains"]]
     if data["needs"]:
         needs = "; ".join(f"`{s['name']}` ({s['meaning']})" for s in data["needs"])

@@ -110,6 +110,7 @@ def explain_text(data: Mapping[str, Any], width: int) -> str:
     lines += ["", "slots (+ what each fixes, − what it breaks)"]
     lines += _slots_text(data["functions"], width)
     lines += ["", "what it asks for", *wrapped(", ".join(data["models"]), width, "in memory")]
+    lines += wrapped(f"from the {data['source']}", width, "answers")
     for part in data["trains"]:
         lines += wrapped(f"{part['name']}: starts from {part['start']}", width, "trains")
     for stream in data["needs"]:

@@ -74,7 +74,7 @@ def test_an_explanation_has_a_line_per_slot_and_reads_back(name: str) -> None:
     for kind, text in data["slots"].items():
         assert parse(kind, text) == by_kind(entry)[kind]
     if isinstance(entry, Recipe) and not data["doubts"]:
-        assert Recipe.from_text(name, data["slots"]) == entry
+        assert Recipe.from_text(name, data["slots"] | {"source": data["source"]}) == entry
 
 
 @pytest.mark.parametrize("name", NAMES)
