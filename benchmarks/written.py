@@ -50,7 +50,7 @@ ASKED = {
     "humaneval": "Complete this Python function. Answer with one block of Python code that holds "
     "the whole function.\n\n```python\n{prompt}```",
 }
-SECONDS = 30  # for program and tests in plain Python: three times the grader's limit
+SECONDS = 20  # for program and tests in plain Python: twice the limit of the grader
 # Of memory eight times the grader's, and as much of a file: it is not to take all of the machine.
 LIMITS = """
 import resource
