@@ -522,7 +522,7 @@ def test_written_programs_are_judged_as_plain_python_does(
 
 @pytest.mark.parametrize(
     ("always", "kind", "code"),
-    [(True, "ACCEPTED although wrong: 6", 1), (False, "REFUSED although right: 3", 0)],
+    [(True, "ACCEPTED although wrong: 5", 1), (False, "REFUSED although right: 4", 0)],
 )
 def test_a_grader_that_is_wrong_is_found_out(
     always: bool,
@@ -548,7 +548,7 @@ def test_programs_are_written_for_every_row(tmp_path: Path) -> None:
     """By a model of random weights; what it says ends with the limit or its end token."""
     data, rows, out = two_sets(tmp_path / "data"), tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     assert written.main(["rows", str(data), str(rows)]) == 0
-    characters = "".join(sorted({*string.printable[:-5]}))
+    characters = string.printable[:-3]  # up to the line feed
     template = b"{% for message in messages %}{{ message.content }}{% endfor %}:"
     files = character_files(characters) | {"chat_template.jinja": template}
     save(random_model(vocab_size=len(characters) + 8), tmp_path / "model", files)
