@@ -20,7 +20,7 @@ from groupwise.model.devices import Device
 from groupwise.model.formats.checkpoint import Loaded, load, save
 from groupwise.model.formats.tokenizer import Tokenizer, character_files
 from groupwise.model.layers.transformer import Transformer
-from groupwise.records import Task
+from groupwise.records import Grade, Task
 from groupwise.runfiles.rollouts import Row, write
 from groupwise.watch import speed
 
@@ -32,6 +32,7 @@ import growth
 import gsm8k_reward
 import shapes
 import unpack
+import written
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -441,3 +442,119 @@ def test_vllm_row_says_when_it_is_not_there(
     monkeypatch.setattr(peer, "ENVIRONMENT", {})  # it is set for the whole process
     (row,) = rows_of(["vllm", "--shape", "tiny"], tmp_path / "rows.jsonl")
     assert "can't be imported" in row["skipped"]
+
+
+MBPP_ROW = {
+    "prompt": "Write a function to double a number.",
+    "answer": "def double(x): return 2 * x",
+    "tests": ["assert double(2) == 4", "assert double(3) == 6"],
+    "test_setup": "",
+    "task_id": 7,
+}
+HUMANEVAL_ROW = {
+    "prompt": 'def triple(x):\n    """Three times x."""\n',
+    "answer": "    return 3 * x\n",
+    "tests": "def check(candidate):\n    assert candidate(2) == 6\n",
+    "entry_point": "triple",
+    "task_id": "HumanEval/7",
+}
+
+
+def two_sets(folder: Path) -> Path:
+    for name, row in (("mbpp", MBPP_ROW), ("humaneval", HUMANEVAL_ROW)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "test.jsonl").write_text(json.dumps(row))
+    return folder
+
+
+def test_models_are_asked_with_the_first_test_alone(tmp_path: Path) -> None:
+    first, second = written.asked(two_sets(tmp_path))
+    assert first["row"] == "7" and second["row"] == "HumanEval/7"
+    assert "assert double(2) == 4" in first["prompt"] and "double(3)" not in first["prompt"]
+    assert HUMANEVAL_ROW["prompt"] in second["prompt"] and "return" not in second["prompt"]
+
+
+PROGRAMS = [  # set, program, whether it is right
+    ("mbpp", "def double(x): return x + x", True),
+    ("mbpp", "def double(x): return x ** 2", False),
+    ("mbpp", "import sys\ndef double(x): sys.exit(0)", False),
+    ("mbpp", "import os\ndef double(x): os._exit(0)", False),
+    ("mbpp", "import numpy\ndef double(x): return 2 * x", False),  # there are no packages
+    ("mbpp", "def double(x): return 2 * x\nif __name__ == '__main__': input()", True),
+    ("humaneval", "def triple(x):\n    return x + x + x", True),
+    ("humaneval", "    return x * 3", True),
+    ("humaneval", "def triple(x):\n    return x", False),
+]
+
+
+def answers_in(file: Path) -> Path:
+    rows = {"mbpp": "7", "humaneval": "HumanEval/7"}
+    file.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "set": name,
+                    "row": rows[name],
+                    "finish": "eos",
+                    "ends": ["<end>"],
+                    "text": f"Here:\n```python\n{program}\n```<end>",
+                }
+            )
+            + "\n"
+            for name, program, _ in PROGRAMS
+        )
+    )
+    return file
+
+
+def test_written_programs_are_judged_as_plain_python_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, file = two_sets(tmp_path / "data"), answers_in(tmp_path / "written.jsonl")
+    found = written.judged(written.lines(file), data)
+    assert [each.plain.right for each in found] == [right for *_, right in PROGRAMS]
+    assert [each.kind for each in found] == [""] * len(PROGRAMS)
+    assert written.main(["judge", str(file), "--data", str(data)]) == 0
+    said = capsys.readouterr().out
+    assert "mbpp: 6 programs; by plain Python 2 right, 4 wrong" in said
+    assert "REFUSED although right: 0" in said and "ACCEPTED although wrong: 0" in said
+
+
+@pytest.mark.parametrize(
+    ("always", "kind", "code"),
+    [(True, "ACCEPTED although wrong: 5", 1), (False, "REFUSED although right: 4", 0)],
+)
+def test_a_grader_that_is_wrong_is_found_out(
+    always: bool,
+    kind: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Careless:
+        def __init__(self, *given: Any) -> None: ...
+
+        def grade(self, samples: Any) -> list[Grade]:
+            return [Grade(float(always), correct=always) for _ in samples]
+
+    monkeypatch.setattr(written, "Grader", Careless)
+    data, file = two_sets(tmp_path / "data"), answers_in(tmp_path / "written.jsonl")
+    assert written.main(["judge", str(file), "--data", str(data)]) == code
+    assert kind in capsys.readouterr().out
+
+
+def test_programs_are_written_for_every_row(tmp_path: Path) -> None:
+    """By a model of random weights; what it says ends with the limit or its end token."""
+    data, rows, out = two_sets(tmp_path / "data"), tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    assert written.main(["rows", str(data), str(rows)]) == 0
+    characters = string.printable[:-3]  # up to the line feed
+    template = b"{% for message in messages %}{{ message.content }}{% endfor %}:"
+    files = character_files(characters) | {"chat_template.jinja": template}
+    save(random_model(vocab_size=len(characters) + 8), tmp_path / "model", files)
+    size = ["--samples", "2", "--max-tokens", "5", "--device", "cpu", "--dtype", "float32"]
+    model = str(tmp_path / "model")
+    assert written.main(["write", model, str(out), "--rows", str(rows), *size]) == 0
+    found = written.lines(out)
+    assert sorted(row["row"] for row in found) == ["7", "7", "HumanEval/7", "HumanEval/7"]
+    assert all(row["text"] and row["finish"] in ("length", "eos") for row in found)
