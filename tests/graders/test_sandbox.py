@@ -602,9 +602,9 @@ def test_nothing_survives_the_parent(wall, tmp_path):
     code = f"import ctypes,time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(60)"
     script = tmp_path / "parent.py"
     script.write_text(
-        "from groupwise.graders.sandbox.worker import Worker\n"
+        "from groupwise.graders.sandbox.worker import Sandbox\n"
         "from groupwise.graders.sandbox.limits import Limits\n"
-        f"Worker({wall!r}, slot=12).script({code!r}, '', Limits(seconds=60))\n"
+        f"Sandbox({wall!r}, slot=12).script({code!r}, '', Limits(seconds=60))\n"
     )
     parent = subprocess.Popen([sys.executable, script], env={**os.environ, "PYTHONPATH": "."})
     waited(lambda: named(name))

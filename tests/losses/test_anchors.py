@@ -136,8 +136,12 @@ def test_one_update_moves_the_weights_as_with_a_scoring_pass(
                 old_NT = run.parts.learner.score(
                     run.parts.loaded.model, sequences, [list(range(len(sequences.prompts)))]
                 )
-                given = {"old_logp_NT": old_NT, **run.parts.learner.batch_streams()}
-                monkeypatch.setattr(run.parts.learner, "batch_streams", lambda given=given: given)
+                asked = run.parts.learner.role_streams
+
+                def given(*rows: Any, old_NT: Any = old_NT, asked: Any = asked) -> Any:
+                    return {"old_logp_NT": old_NT, **asked(*rows)}
+
+                monkeypatch.setattr(run.parts.learner, "role_streams", given)
             taught = learn(run, collected)
             models = [args[0] for args, _, _ in passes]
             assert (run.parts.loaded.model in models) == scored
