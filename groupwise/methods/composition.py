@@ -234,7 +234,8 @@ class Method:
                 changed[kind] = value
                 continue
             if kind not in self.KINDS:
-                raise RecipeError(f"{self.WORD} has no slot {kind!r}. {nearest(kind, self.KINDS)}")
+                known = (*self.KINDS, *self.PLAIN)
+                raise RecipeError(f"{self.WORD} has no slot {kind!r}. {nearest(kind, known)}")
             slots = changed.get(kind, self.of(kind))
             changed[kind] = (
                 adjusted(self.name, kind, slots, rest, value) if rest else slots_of(kind, value)
