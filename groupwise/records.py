@@ -408,9 +408,9 @@ class TokenBatch:
         joined: dict[str, Any] = {}
         names = [item.name for item in fields(cls)]
         for name in dict.fromkeys([*names, *(n for batch in batches for n in batch.of_roles)]):
-            values = [batch.find(name) for batch in batches]
+            values = [x for batch in batches if (x := batch.find(name)) is not None]
             if any(isinstance(x, Tensor) and x.dim() > 0 for x in values):
-                if any(x is None for x in values):
+                if len(values) < len(batches):
                     raise BatchError(f"Some of the batches to join have {name}, others not.")
                 joined[name] = torch.cat([_widen(x, name, width) for x in values])
         whole = batches[0]._holding(joined)
