@@ -372,7 +372,7 @@ class TokenBatch:
         return x
 
     def find(self, name: str) -> Tensor | None:
-        """A stream, or None where the batch does not have it."""
+        """Return a stream, or None where the batch does not have it."""
         x: Tensor | None = self.of_roles[name] if name in self.of_roles else vars(self).get(name)
         return x
 
