@@ -17,12 +17,12 @@ from torch import Tensor
 from groupwise.errors import BatchError, MissingStream
 from groupwise.parallel.world import ALONE, World
 from groupwise.streams import (
-    FLOAT_STREAMS,
     STREAMS,
     check_groups,
     check_mask,
     check_rewards,
     check_stream,
+    is_number_per_token,
 )
 
 Message = Mapping[str, Any]
@@ -246,6 +246,9 @@ class TokenBatch:
     router_NTLK: Tensor | None = None
     length_exponent: Tensor | None = None
 
+    # What roles say of the rows beside all that, by the names that ROLE_FACTS gives it.
+    of_roles: Mapping[str, Tensor] = field(default_factory=dict)
+
     @classmethod
     def build(
         cls,
@@ -262,7 +265,7 @@ class TokenBatch:
         rows = len(mask_NT)
         group_N, given = check_groups(group_N, rows), reward_N
         reward_N = check_rewards(reward_N, rows)
-        per_token: list[Any] = [x for name, x in streams.items() if name in FLOAT_STREAMS]
+        per_token: list[Any] = [x for name, x in streams.items() if is_number_per_token(name)]
         wide = any(getattr(x, "dtype", None) == torch.float64 for x in per_token or [given])
         batch = cls(
             mask_NT=mask_NT,
@@ -279,14 +282,14 @@ class TokenBatch:
         wide = any(
             getattr(x, "dtype", None) == torch.float64
             for name, x in streams.items()
-            if name in FLOAT_STREAMS
+            if is_number_per_token(name)
         )
         ones_NT = self.mask_NT.to(torch.float64) if wide else self.ones_NT
         checked: dict[str, Any] = {
             name: check_stream(name, x, self.mask_NT, ones_NT, graph=name == "length_exponent")
             for name, x in streams.items()
         }
-        return replace(self, ones_NT=ones_NT, **checked)
+        return replace(self._holding(checked), ones_NT=ones_NT)
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """Return the batch on this device."""
@@ -299,7 +302,8 @@ class TokenBatch:
             name: {key: x.to(device) for key, x in parts.items()}
             for name, parts in self.prepared.items()
         }
-        return replace(self, prepared=prepared, **moved)
+        of_roles = {name: x.to(device) for name, x in self.of_roles.items()}
+        return replace(self, prepared=prepared, of_roles=of_roles, **moved)
 
     @property
     def rows(self) -> int:
@@ -362,9 +366,14 @@ class TokenBatch:
 
     def stream(self, name: str) -> Tensor:
         """A stream that can't be done without: a slot's `needs` say so, and the phases check it."""
-        x: Tensor | None = getattr(self, name)
+        x = self.find(name)
         if x is None:
             raise MissingStream(name, STREAMS.get(name, "computed by the batch phase"))
+        return x
+
+    def find(self, name: str) -> Tensor | None:
+        """Return a stream, or None where the batch does not have it."""
+        x: Tensor | None = self.of_roles[name] if name in self.of_roles else vars(self).get(name)
         return x
 
     def select(self, rows: Tensor | slice) -> TokenBatch:
@@ -378,6 +387,7 @@ class TokenBatch:
             name: {key: x[rows] for key, x in parts.items()}
             for name, parts in self.prepared.items()
         }
+        changes["of_roles"] = {name: x[rows] for name, x in self.of_roles.items()}
         return replace(self, **changes)
 
     def keep(self, rows: Tensor) -> TokenBatch:
@@ -396,13 +406,14 @@ class TokenBatch:
         """
         width = max(batch.mask_NT.shape[1] for batch in batches)
         joined: dict[str, Any] = {}
-        for item in fields(cls):
-            values = [getattr(batch, item.name) for batch in batches]
+        names = [item.name for item in fields(cls)]
+        for name in dict.fromkeys([*names, *(n for batch in batches for n in batch.of_roles)]):
+            values = [x for batch in batches if (x := batch.find(name)) is not None]
             if any(isinstance(x, Tensor) and x.dim() > 0 for x in values):
-                if any(x is None for x in values):
-                    raise BatchError(f"Some of the batches to join have {item.name}, others not.")
-                joined[item.name] = torch.cat([_widen(x, item.name, width) for x in values])
-        whole = replace(batches[0], **joined)
+                if len(values) < len(batches):
+                    raise BatchError(f"Some of the batches to join have {name}, others not.")
+                joined[name] = torch.cat([_widen(x, name, width) for x in values])
+        whole = batches[0]._holding(joined)
         return replace(whole, world=batches[0].world.for_rows(whole.rows))
 
     def with_outputs(self, **outputs: Tensor) -> TokenBatch:
@@ -413,7 +424,14 @@ class TokenBatch:
             )
             for name, x in outputs.items()
         }
-        return replace(self, **checked)
+        return self._holding(checked)
+
+    def _holding(self, streams: Mapping[str, Tensor]) -> TokenBatch:
+        """Return the batch with these streams, each in its field or among those of roles."""
+        known = {item.name for item in fields(self)}
+        own: dict[str, Any] = {name: x for name, x in streams.items() if name in known}
+        others = {name: x for name, x in streams.items() if name not in known}
+        return replace(self, of_roles={**self.of_roles, **others}, **own)
 
 
 def _widen(x: Tensor, name: str, width: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,29 +12,14 @@ from groupwise.errors import BatchError, nearest
 
 LARGEST_REWARD = 1e15
 
-# Streams with a number per token: they decide what precision the batch phase computes in.
-FLOAT_STREAMS = (
-    "old_logp_NT",
-    "sampler_logp_NT",
-    "ref_logp_NT",
-    "prm_logp_NT",
-    "old_value_NT",
-    "token_reward_NT",
-    "step_reward_NT",
-    "sampler_topk_logp_NTK",
-    "old_router_NTLK",
-)
 _FLAGS = ("correct_N", "truncated_N", "step_end_NT")
 _WHOLE = ("segment_NT", "token_NT", "sampler_topk_id_NTK", "topk_id_NTK")
-# What a batch or a forward pass may bring, in words.
-STREAMS = {
+# What a batch or a forward pass may bring, in words; what roles bring is in ROLE_FACTS.
+_STREAMS = {
     "logp_NT": "the policy's log-probabilities of the sampled tokens, with gradient",
     "token_reward_NT": "a reward per token, beside the sequence's",
     "old_logp_NT": "the learner's log-probabilities before the update",
     "sampler_logp_NT": "the sampler's log-probabilities",
-    "ref_logp_NT": "the reference model's log-probabilities",
-    "prm_logp_NT": "the implicit reward model's log-probabilities",
-    "old_value_NT": "the critic's values before the update",
     "step_reward_NT": "rewards at the last token of each step",
     "step_end_NT": "a mark on the last token of each step",
     "greedy_reward_N": "the reward of the prompt's greedy completion",
@@ -46,12 +31,10 @@ STREAMS = {
     "sampler_topk_id_NTK": "the ids of the sampler's top-k tokens",
     "old_router_NTLK": "old router probabilities of the old top-k experts, per layer",
     "entropy_NT": "the policy's token entropies",
-    "value_NT": "the critic's values, with gradient",
     "topk_logp_NTK": "the policy's log-probabilities of its own top-k tokens, with gradient",
     "topk_id_NTK": "the ids of the policy's top-k tokens",
     "logp_at_sampler_topk_NTK": "the policy's log-probabilities of the sampler's top-k tokens",
     "router_NTLK": "router probabilities of the old top-k experts, per layer",
-    "length_exponent": "the learnable exponent λ, a scalar",
 }
 
 
@@ -60,7 +43,7 @@ class RoleFacts:
     """Something that takes part in learning beside the policy, as recipes and pages name it."""
 
     title: str
-    streams: tuple[str, ...]  # those that only it can fill: a recipe that reads one needs it
+    streams: Mapping[str, str]  # that it alone fills, in words: a recipe that reads one needs it
     start: str  # what it starts from
     note: str
     learns: bool = True  # whether it has parameters that updates change
@@ -70,31 +53,41 @@ class RoleFacts:
 ROLE_FACTS = {
     "reference": RoleFacts(
         "reference",
-        ("ref_logp_NT",),
+        {"ref_logp_NT": "the reference model's log-probabilities"},
         start="the starting policy",
         note="what KL terms and preference losses hold on to",
         learns=False,
     ),
     "critic": RoleFacts(
         "critic",
-        ("old_value_NT", "value_NT"),
+        {
+            "old_value_NT": "the critic's values before the update",
+            "value_NT": "the critic's values, with gradient",
+        },
         start="a copy of the policy (or of a reward model) with a scalar head",
         note="before the update its values are old_value_NT",
     ),
     "prm": RoleFacts(
         "implicit reward model",
-        ("prm_logp_NT",),
+        {"prm_logp_NT": "the implicit reward model's log-probabilities"},
         start="the SFT model, which is also the reference",
         note="trained on outcomes, read as token rewards β·(ℓ^φ − ℓ^ref)",
     ),
     "length_exponent": RoleFacts(
         "length exponent λ",
-        ("length_exponent",),
+        {"length_exponent": "the learnable exponent λ, a scalar"},
         start="0, a scalar",
         note="its gradient comes through the aggregation weights",
         model=False,
     ),
 }
+
+STREAMS = _STREAMS | {n: text for facts in ROLE_FACTS.values() for n, text in facts.streams.items()}
+
+
+def is_number_per_token(name: str) -> bool:
+    """Tell whether a stream decides what precision the batch phase computes in."""
+    return "_NT" in name and name not in (*_FLAGS, *_WHOLE)
 
 
 def check_mask(mask_NT: Tensor) -> Tensor:

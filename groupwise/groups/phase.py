@@ -200,7 +200,7 @@ def _restrict(batch: TokenBatch, select_NT: Tensor, number: int) -> TokenBatch:
 
 def _check_needs(recipe: Recipe, batch: TokenBatch) -> None:
     for name in recipe.streams:
-        if getattr(batch, name) is not None or name in recipe.outputs:
+        if batch.find(name) is not None or name in recipe.outputs:
             continue
         readers = [slot for slot in recipe.slots() if name in slot.needs] or [recipe.ratio]
         raise BatchError(

@@ -25,7 +25,8 @@ RECIPE_SLOTS = (
     "auxiliary", "schedule",
 )  # fmt: skip
 PAIR_SLOTS = ("pairing", "preference")
-# Of the data, by what a pairing reads.
+SOURCE_COLUMNS = {"data": ("completion",)}  # of the data, by the source that reads them there
+# The same, by what a pairing reads.
 PAIR_COLUMNS = {"labels": ("chosen", "rejected"), "answers": ("answer",), "grades": ()}
 OUTPUT_STREAMS = (
     "entropy_NT", "value_NT", "topk_logp_NTK", "topk_id_NTK", "logp_at_sampler_topk_NTK",
@@ -63,7 +64,8 @@ class Method:
     STAGE: ClassVar[str]  # what a run of it is: a key of stages.STAGES
     name: str
     about: About
-    source: Any  # where its answers come from: a key of stages.SOURCES
+    # Where its answers come from: a key of stages.SOURCES, with what that reads behind a colon.
+    source: Any
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -232,7 +234,8 @@ class Method:
                 changed[kind] = value
                 continue
             if kind not in self.KINDS:
-                raise RecipeError(f"{self.WORD} has no slot {kind!r}. {nearest(kind, self.KINDS)}")
+                known = (*self.KINDS, *self.PLAIN)
+                raise RecipeError(f"{self.WORD} has no slot {kind!r}. {nearest(kind, known)}")
             slots = changed.get(kind, self.of(kind))
             changed[kind] = (
                 adjusted(self.name, kind, slots, rest, value) if rest else slots_of(kind, value)
@@ -290,7 +293,7 @@ class Recipe(Method):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return () if self.samples else ("completion",)
+        return SOURCE_COLUMNS.get(self.source, ())
 
     @property
     def reads_rewards(self) -> bool:

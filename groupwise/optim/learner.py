@@ -257,7 +257,7 @@ class PolicyLearner(Learner):
                 for role in self.roles.values():
                     moved |= role.moved()
                 if moved:  # and with it the weights that the batch phase made
-                    split = updates(self.recipe, replace(one_pass, **moved), index)
+                    split = updates(self.recipe, one_pass.with_streams(**moved), index)
                 yield rows, split[number]
 
     def _accumulate(

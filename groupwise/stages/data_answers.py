@@ -9,7 +9,7 @@ import torch
 
 from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
-from groupwise.errors import DataError
+from groupwise.errors import DataError, RecipeError
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.assemble import Group
 from groupwise.prepare.answers import answer_ids
@@ -26,7 +26,12 @@ class DataAnswers:
 
     sampled = False
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, place: str) -> None:
+        if place:
+            raise RecipeError(
+                f"recipe.source=data:{place} would read data.train all the same. Write "
+                "recipe.source=data, and name the file in data.train."
+            )
         self.columns = config.recipe.columns
 
     def draw(

@@ -7,6 +7,7 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
+from groupwise.errors import RecipeError
 from groupwise.optim.assemble import Group
 from groupwise.prepare.rollouts import Beside, grade, write
 from groupwise.prepare.setup import sampling_of
@@ -19,7 +20,12 @@ class PolicyAnswers:
 
     sampled = True
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, place: str) -> None:
+        if place:
+            raise RecipeError(
+                f"recipe.source=policy:{place} would sample from this run's policy all the same. "
+                "Write recipe.source=policy."
+            )
         self.config = config
 
     def draw(

@@ -1,6 +1,7 @@
 """Where the answers come from that a step learns from.
 
-To add a source, write a file with a `Source` and add it to `SOURCES`; a recipe names it.
+To add a source, write a file with a `Source` and add it to `SOURCES`; a recipe names it, and what
+it reads behind a colon: `recipe.source = "rollouts:runs/earlier"`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Source(Protocol):
 
     sampled: bool  # whether the policy wrote them while it learned
 
-    def __init__(self, config: Config) -> None: ...
+    def __init__(self, config: Config, place: str) -> None:
+        """Refuse a `place`, what is behind the colon, that is not there or is asked for in vain."""
 
     def draw(
         self, parts: Parts[Any], cursor: TaskCursor, prompts: int, clock: Clock

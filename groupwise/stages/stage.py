@@ -60,12 +60,13 @@ class Stage(ABC, Generic[M, L]):
 
     def __init__(self, config: Config, recipe: M) -> None:
         self.config, self.recipe = config, recipe
-        if recipe.source not in SOURCES:
+        name, _, place = str(recipe.source).partition(":")
+        if name not in SOURCES:
             raise RecipeError(
                 f"recipe.source={recipe.source!r} is no place that answers come from. "
-                f"{nearest(str(recipe.source), SOURCES)}"
+                f"{nearest(name, SOURCES)}"
             )
-        self.source = SOURCES[recipe.source](config)
+        self.source = SOURCES[name](config, place)
 
     # --- before a run ---
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from groupwise.losses.heads import from_logits
 from groupwise.methods.composition import Recipe
 from groupwise.records import TokenBatch
+from groupwise.streams import STREAMS
 
 VOCABULARY, TOP_K, LAYERS, EXPERTS = 23, 20, 2, 2
 
@@ -106,6 +107,9 @@ def random_toy(
         "sampler_topk_id_NTK": sampled["topk_id_NTK"],
         "old_router_NTLK": 0.1 + 0.8 * experts,
     }
+    for name in STREAMS:  # of roles that came later: near the reference, as a model would be
+        if name.endswith("_logp_NT") and name not in streams:
+            streams[name] = from_logits(ref + 0.2 * normal(*old.shape), token_NT)["logp_NT"]
     streams = {k: x.to(dtype) if x.is_floating_point() else x for k, x in streams.items()}
     return Toy(
         streams,

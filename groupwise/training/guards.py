@@ -231,6 +231,7 @@ def dump(folder: RunFolder, step: int, batch: TokenBatch) -> str:
     """Write every tensor of a batch, by name, for looking at later."""
     file = folder.path / "dumps" / f"step_{step}.safetensors"
     named = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    named.update(batch.of_roles)
     # Copies: two streams may be one tensor, which the format refuses.
     tensors = {k: x.detach().cpu().clone() for k, x in named.items() if isinstance(x, Tensor)}
     name = str(file.relative_to(folder.path))

@@ -12,12 +12,15 @@ from runs import quiet, small
 from steps import BARE, Start, advance, gather, gradient, learn, plain_logp
 
 from groupwise import recipe
+from groupwise.config import Config
 from groupwise.errors import ConfigError, DataError, RecipeError
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.assemble import sequences_of
 from groupwise.runfiles.rollouts import read
 from groupwise.stages import stage_of
 from groupwise.stages.checks import check_config
+from groupwise.stages.data_answers import DataAnswers
+from groupwise.stages.sources import SOURCES
 from groupwise.training.loop import train
 
 SFT = {"recipe": "sft", "group_size": 8}  # the default: nothing is sampled
@@ -180,3 +183,18 @@ def test_a_source_is_a_setting_and_comes_back_from_its_text() -> None:
     wrong = small(recipe="sft", recipe__source="dta", group_size=8)
     with pytest.raises(RecipeError, match="Did you mean 'data'"):
         stage_of(wrong)
+
+
+def test_a_source_gets_what_stands_behind_the_colon(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(DataAnswers):
+        def __init__(self, config: Config, place: str) -> None:
+            super().__init__(config, "")
+            self.place = place
+
+    monkeypatch.setitem(SOURCES, "elsewhere", Elsewhere)
+    found = stage_of(small(recipe="sft", recipe__source="elsewhere:a:b", group_size=8))
+    assert found.source.place == "a:b"
+    assert found.recipe.columns == () and not found.recipe.samples  # of the data it reads nothing
+    for name in ("data", "policy"):
+        with pytest.raises(RecipeError, match=f"Write recipe.source={name}"):
+            stage_of(small(recipe="sft", recipe__source=f"{name}:x", group_size=8))
