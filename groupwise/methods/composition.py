@@ -319,7 +319,7 @@ class Recipe(Method):
         return complaints(self)[1]
 
     def rows(self, group_size: int) -> int:
-        return len(self.columns) or group_size
+        return group_size if self.samples else max(len(self.columns), 1)
 
     def sized(self, limit: int, updates: int) -> dict[str, Any]:
         found: dict[str, Any] = {"schedule.updates": 1 if self.level == "none" else updates}
