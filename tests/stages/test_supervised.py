@@ -180,3 +180,12 @@ def test_a_source_is_a_setting_and_comes_back_from_its_text() -> None:
     wrong = small(recipe="sft", recipe__source="dta", group_size=8)
     with pytest.raises(RecipeError, match="Did you mean 'data'"):
         stage_of(wrong)
+
+
+def test_rows_that_all_count_nothing_are_refused(start: Start, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a}+1=", "completion": f"{a + 1}", "weight": 0} for a in range(4)]
+    with (
+        pytest.raises(DataError, match="`weight` is 0 in every row"),
+        start.opened(tmp_path, **SFT, data__train=start.rows("nothing", rows)),
+    ):
+        pass
