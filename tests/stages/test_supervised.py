@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,10 @@ def test_rows_that_all_count_nothing_are_refused(start: Start, tmp_path: Path) -
         start.opened(tmp_path, **SFT, data__train=start.rows("nothing", rows)),
     ):
         pass
+
+
+def test_a_baseline_of_a_group_is_not_told_to_raise_what_would_be_ignored() -> None:
+    made = recipe("grpo").replace(source="data")
+    with pytest.raises(ConfigError, match=r"source data\) has one answer") as why:
+        check_config(replace(small(group_size=8), recipe=made))
+    assert "Raise group_size" not in str(why.value)
