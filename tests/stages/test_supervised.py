@@ -16,6 +16,7 @@ from groupwise import recipe
 from groupwise.errors import ConfigError, DataError, RecipeError
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.assemble import sequences_of
+from groupwise.probing.probe import ProbeRequest, prepare_probe
 from groupwise.runfiles.rollouts import read
 from groupwise.stages import stage_of
 from groupwise.stages.checks import check_config
@@ -197,3 +198,8 @@ def test_a_baseline_of_a_group_is_not_told_to_raise_what_would_be_ignored() -> N
     with pytest.raises(ConfigError, match=r"source data\) has one answer") as why:
         check_config(replace(small(group_size=8), recipe=made))
     assert "Raise group_size" not in str(why.value)
+
+
+def test_probe_says_what_the_recipe_learns_from() -> None:
+    with pytest.raises(ConfigError, match="sft learns from answers of the data: nothing is"):
+        prepare_probe(small(**SFT), ProbeRequest())
