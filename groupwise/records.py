@@ -364,8 +364,11 @@ class TokenBatch:
         """The same on the tokens that the loss learns from."""
         return (x if x.dim() == 2 else x[:, None]).to(self.ones_NT.dtype) * self.learned_NT
 
-    def stream(self, name: str) -> Tensor:
-        """A stream that can't be done without: a slot's `needs` say so, and the phases check it."""
+    def stream(self, name: str, reader: object = None) -> Tensor:
+        """A stream that can't be done without: a slot's `needs` say so, and the phases check it.
+
+        Slots of users' files say who they are as `reader`; the slot that is called is known now.
+        """
         x = self.find(name)
         if x is None:
             raise MissingStream(name, STREAMS.get(name, "computed by the batch phase"))

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from torch import Tensor
@@ -125,6 +126,24 @@ class Engine(ABC):
     places: int = 0  # sequences in flight at a time, of late; 0: it keeps that to itself
     source: WeightSource | None = None  # its weights; None where they can't be seen
 
+    def __init_subclass__(cls, **rest: Any) -> None:
+        """Let engines of users go on that write `generate`, as all did before there were tickets.
+
+        Such a class is a `BatchEngine` whose `answer` is called `generate`; it is made from the
+        model and its tokenizer, and `weights` names a copy.
+        """
+        super().__init_subclass__(**rest)
+        if "generate" not in vars(cls) or not _older(cls.generate):
+            return
+        from groupwise.engine.batch import BatchEngine
+
+        older: Any = cls
+        older.__bases__ = tuple(BatchEngine if x is Engine else x for x in cls.__bases__)
+        older.answer = cls.generate
+        older.made = classmethod(lambda own, setup: own(setup.loaded))
+        older.capabilities = Capabilities(weights=vars(cls).get("weights", "shared"))
+        del older.generate
+
     @classmethod
     def made(cls, setup: EngineSetup) -> Self:
         """Return an engine for a policy."""
@@ -200,6 +219,12 @@ class Engine(ABC):
             self.cancel(list(left))
             raise
         return answers
+
+
+def _older(generate: Callable[..., Any]) -> bool:
+    """Whether it can't be told who waits for its answers."""
+    taken = signature(generate).parameters.values()
+    return not any(x.name == "done" or x.kind is x.VAR_KEYWORD for x in taken)
 
 
 def _check(good: bool, name: str, value: object, wanted: str) -> None:

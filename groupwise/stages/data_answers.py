@@ -57,9 +57,12 @@ def _rollout(task: Task, draw: int, number: int, column: str, tokenizer: Tokeniz
 
 
 def check_weights(tasks: Sequence[Task]) -> None:
-    """Refuse weights that are no numbers, before anything is learned with them."""
-    for task in tasks:
-        weight_of(task)
+    """Refuse weights that are no numbers, or all 0, before anything is learned with them."""
+    if tasks and not sum(weight_of(task) for task in tasks):
+        raise DataError(
+            "The column `weight` is 0 in every row, so no row counts and nothing would be learned. "
+            "Give some rows a weight, or leave the column out."
+        )
 
 
 def weight_of(task: Task) -> float:

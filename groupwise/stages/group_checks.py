@@ -61,7 +61,13 @@ def group_of_one(config: Config, recipe: Recipe) -> Iterator[str]:
     if recipe.rows(config.group_size) > 1:
         return
     alone = [slot for slot in (*recipe.filter, *recipe.advantage) if needs_a_group(slot)]
-    if alone:
+    if alone and not recipe.samples:
+        yield (
+            f"{alone[0].kind} {alone[0].name} compares an answer with the others of its group, and "
+            f"there are none: a row of the data (source {recipe.source}) has one answer. Take "
+            "the recipe sft, or slots that look at one answer."
+        )
+    elif alone:
         yield (
             f"group_size=1 with {alone[0].kind} {alone[0].name}: an answer is compared with the "
             "others of its group, and there are none, so nothing would be learned. Raise "

@@ -21,7 +21,7 @@ from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
 from groupwise.groups.phase import batch_phase, passes
 from groupwise.losses.pairs import Choice, PairLoss, Pairs
 from groupwise.losses.phase import token_phase
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.composition import Method, PairRecipe, Recipe
 from groupwise.methods.slots import Slot
 from groupwise.records import TokenBatch
 from groupwise.streams import STREAMS
@@ -32,6 +32,12 @@ SPREADS = (0.0, 0.02, 0.5)  # of the new policy from the old: the first update, 
 PARTS = (range(5), range(5, 10), range(10, 12))  # micro-batches; they cut groups in two
 CLOSE = 1e-4  # of the largest gradient, in float32
 TOKEN_KINDS = ("ratio", "gate", "correction", "penalty", "auxiliary")
+
+
+def try_slots(recipe: Method) -> list[str]:
+    """Refuse a faulty slot that is not the package's, whatever the recipe learns from."""
+    tried: dict[str, Callable[[Any], list[str]]] = {"groups": try_groups, "pairs": try_pairs}
+    return tried[recipe.STAGE](recipe)
 
 
 def try_groups(recipe: Recipe) -> list[str]:

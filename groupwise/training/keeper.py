@@ -135,6 +135,7 @@ class Keeper:
 
     def _moment(self) -> saved.Moment:
         parts, progress = self.parts, self.progress
+        progress.micro_tokens = parts.learner.micro_tokens
         tensors: dict[str, dict[str, Tensor]] = {
             "optimizer": parts.learner.state(),
             "engine": parts.engine.state(),

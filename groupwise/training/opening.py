@@ -104,12 +104,21 @@ def _open(
     loaded, model = bench.loaded, bench.loaded.model
     learner = stage.learner(model, make_roles(model, config.recipe, config), ALONE)
     reporter = Reporter(folder, recorder, mirrors, display)
+    run: Run | None = None
+
+    def tell(kind: str, text: str) -> None:
+        """Tell what the engine says; before there is a run, no step is known to write it under."""
+        if run is None:
+            display.warn(text)
+        else:
+            reporter.event(kind, text)
+
     parts = Parts(
         loaded=loaded,
         tasks=bench.tasks,
         held_out=bench.held_out,
         grader=bench.grader,
-        engine=engine_of(config, loaded, make_engine, reporter.event),
+        engine=engine_of(config, loaded, make_engine, tell),
         learner=learner,
     )
     progress = Progress(

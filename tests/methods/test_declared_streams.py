@@ -88,3 +88,10 @@ def test_a_declared_stream_that_is_missing_is_told_before_its_slot_is_called() -
     finally:
         del REGISTRY["ratio"]["never_called"]
     assert not called
+
+
+def test_slots_of_users_may_say_who_reads() -> None:
+    """As they once had to: files of users and of old runs go on."""
+    mask_NT = torch.ones(2, 3, dtype=torch.bool)
+    batch = TokenBatch.build(mask_NT=mask_NT, group_N=[0, 0], reward_N=[0.0, 1.0])
+    assert batch.stream("task_reward_N", "my gate").tolist() == [0.0, 1.0]

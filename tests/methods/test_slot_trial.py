@@ -15,7 +15,7 @@ from groupwise.errors import RecipeError, RecipeWarning
 from groupwise.methods.composition import Recipe
 from groupwise.recipes import load_plugin
 from groupwise.testing import trial
-from groupwise.testing.trial import try_groups, try_pairs
+from groupwise.testing.trial import try_groups, try_pairs, try_slots
 
 SLOTS = """
 import torch
@@ -146,6 +146,13 @@ def test_faulty_slots_of_pairs_are_named() -> None:
         with pytest.raises(RecipeError, match=f"{kind} {name} .trial_slots.py:") as refused:
             try_pairs(recipe("self_rewarding", {kind: f"{name}()"}))
         assert words in str(refused.value)
+
+
+def test_any_recipe_can_be_tried_by_the_one_name_that_the_page_teaches() -> None:
+    for made in (with_slot("gate", "trial_nan"), recipe("dpo", {"preference": "trial_apart()"})):
+        with pytest.raises(RecipeError, match=r"trial_slots\.py:"):
+            try_slots(made)
+    assert try_slots(recipe("grpo")) == try_slots(recipe("dpo")) == []
 
 
 def test_a_sound_slot_passes_and_the_packages_own_are_not_tried() -> None:

@@ -23,7 +23,7 @@ from groupwise.model.adapters import quantized
 from groupwise.model.adapters.lora import adapters, attach, dropping, merge, plain_product
 from groupwise.model.adapters.quantized import QuantizedLinear, quantize
 from groupwise.model.adapters.targets import Spec, adapter_weights, fits, linear_shapes, matching
-from groupwise.model.cost import SINGLE, held, weight_bytes
+from groupwise.model.cost import SINGLE, RoleSize, held, weight_bytes
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.layers.linear import Linear, linear_layers
 from groupwise.model.layers.ops import Plain
@@ -428,7 +428,8 @@ def test_a_quantised_base_takes_the_bytes_that_a_plan_counts(kind: Any) -> None:
     counted = weight_bytes(shape, SINGLE, lora(shape, Spec(4, 8.0), kind))
     assert frozen == pytest.approx(counted, rel=0.01)
     assert frozen < (0.5 if kind == "int8" else 0.4) * whole  # the rest is embedding and head
-    parts = held(shape, SINGLE, reference=True, frozen=lora(shape, Spec(4, 8.0), kind))
+    roles = [RoleSize("reference", held=SINGLE)]
+    parts = held(shape, SINGLE, roles=roles, frozen=lora(shape, Spec(4, 8.0), kind))
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     assert parts["adapter"] == trained == parts["reference"] == parts["optimizer moments"] // 2
 

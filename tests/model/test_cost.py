@@ -141,7 +141,10 @@ def test_memory_by_hand() -> None:
     assert cost.activations(M, recompute=True) == 2 * layer + 28 * 1536 * 6
     held = cost.held(M)
     assert sum(held.values()) == 14 * 1_543_714_304  # 2 + 4 + 8 bytes
-    assert sum(cost.held(M, 4, reference=True).values()) == (4 + 8 + 4) * 1_543_714_304
+    assert (
+        sum(cost.held(M, 4, roles=[cost.RoleSize("reference", held=4)]).values())
+        == (4 + 8 + 4) * 1_543_714_304
+    )
     parts = cost.memory(
         M, slots=512, max_tokens=320, prompt=100, group=8, micro_tokens=8192, recompute=False
     )

@@ -27,6 +27,7 @@ from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers, sequences_of
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.packs import outputs
+from groupwise.optim.roles.length_exponent import LengthExponent
 from groupwise.optim.roles.reference import Reference
 from groupwise.parallel.world import ALONE, Ranks, World
 from groupwise.records import Completion, Grade, Rollout, Task
@@ -64,10 +65,12 @@ def step(name: str, groups: list[Group], world: World) -> dict[str, Any]:
     """What a step makes of these groups: the streams of the batch phase, row by row, a gradient."""
     made = recipe(name, {"schedule.updates": 1})
     model = make("qwen3")
-    learner = PolicyLearner(model, made, OPTIM, temperature=1.0, world=world)
+    learns = {"length_exponent": LengthExponent(torch.tensor(0.0), OPTIM)}
+    roles = {role: learns[role] for role in made.roles if role in learns}
+    learner = PolicyLearner(model, made, OPTIM, temperature=1.0, roles=roles, world=world)
     sequences = sequences_of(groups)
     parts = learner.parts(group_numbers(made, groups))
-    streams = learner.batch_streams()
+    streams = learner.role_streams(sequences, parts)
     for stream, seed in (("old_logp_NT", 0), ("ref_logp_NT", 1)):
         if stream in made.streams:
             other = make("qwen3", seed=seed)

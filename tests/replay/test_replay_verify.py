@@ -379,3 +379,17 @@ def test_an_empty_column_is_no_difference(tmp_path: Path, runs: Runs) -> None:
     store(tmp_path / "d.parquet", table.set_column(at, "token_ids", pa.array(ids, kind)))
     seen = module.compare_rollouts(1, tmp_path / "b.parquet", tmp_path / "d.parquet")
     assert seen is not None and (seen.what, seen.token, seen.now) == ("token_ids", 1, "nothing")
+
+
+def test_answers_of_the_data_that_an_older_run_did_not_record_are_no_difference(
+    tmp_path: Path, runs: Runs
+) -> None:
+    sampled = read(RunFolder(runs.path).rollout(1))
+    at = sampled.schema.get_field_index("weights")
+    given = sampled.set_column(at, "weights", pa.array(["data"] * sampled.num_rows))
+    for name, table in {"older": given.slice(0, 0), "given": given, "sampled": sampled}.items():
+        store(tmp_path / f"{name}.parquet", table)
+    older = tmp_path / "older.parquet"
+    assert module.compare_rollouts(1, older, tmp_path / "given.parquet") is None
+    seen = module.compare_rollouts(1, older, tmp_path / "sampled.parquet")
+    assert seen is not None and seen.what == "the number of samples"

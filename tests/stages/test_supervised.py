@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from groupwise.config import Config
 from groupwise.errors import ConfigError, DataError, RecipeError
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.assemble import sequences_of
+from groupwise.probing.probe import ProbeRequest, prepare_probe
 from groupwise.runfiles.rollouts import read
 from groupwise.stages import stage_of
 from groupwise.stages.checks import check_config
@@ -198,3 +200,24 @@ def test_a_source_gets_what_stands_behind_the_colon(monkeypatch: pytest.MonkeyPa
     for name in ("data", "policy"):
         with pytest.raises(RecipeError, match=f"Write recipe.source={name}"):
             stage_of(small(recipe="sft", recipe__source=f"{name}:x", group_size=8))
+
+
+def test_rows_that_all_count_nothing_are_refused(start: Start, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a}+1=", "completion": f"{a + 1}", "weight": 0} for a in range(4)]
+    with (
+        pytest.raises(DataError, match="`weight` is 0 in every row"),
+        start.opened(tmp_path, **SFT, data__train=start.rows("nothing", rows)),
+    ):
+        pass
+
+
+def test_a_baseline_of_a_group_is_not_told_to_raise_what_would_be_ignored() -> None:
+    made = recipe("grpo").replace(source="data")
+    with pytest.raises(ConfigError, match=r"source data\) has one answer") as why:
+        check_config(replace(small(group_size=8), recipe=made))
+    assert "Raise group_size" not in str(why.value)
+
+
+def test_probe_says_what_the_recipe_learns_from() -> None:
+    with pytest.raises(ConfigError, match="sft learns from answers of the data: nothing is"):
+        prepare_probe(small(**SFT), ProbeRequest())
