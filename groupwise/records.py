@@ -54,7 +54,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Completion:
-    """What stands behind one prompt, token by token; never re-encoded from text.
+    """A completion of one prompt, token by token; never re-encoded from text.
 
     The policy wrote all of it, in one turn, unless `mask_T` and `turns` say otherwise: then tools,
     environments or the data wrote the rest. Every token is read, and has its place and its cost;
@@ -91,7 +91,7 @@ class Completion:
 
     @property
     def own_ids(self) -> tuple[int, ...]:
-        """The tokens that the policy wrote."""
+        """Return the tokens that the policy wrote."""
         if self.mask_T is None:
             return self.token_ids
         own_T = self.mask_T.tolist()
@@ -99,12 +99,12 @@ class Completion:
 
     @property
     def own_length(self) -> int:
-        """How many tokens the policy wrote: what a length means wherever one is judged."""
+        """Count the tokens that the policy wrote: what a length means wherever one is judged."""
         return len(self.token_ids) if self.mask_T is None else int(self.mask_T.sum())
 
     @property
     def last_turn(self) -> Turn:
-        """The policy's last turn: what it says in the end."""
+        """Return the policy's last turn: what it says in the end."""
         return next(turn for turn in reversed(self.turns) if turn.role == POLICY)
 
 
@@ -156,7 +156,7 @@ class Rollout:
 
     @property
     def said(self) -> str:
-        """What the policy says in the end: all that is judged as its words."""
+        """Return what the policy says in the end: all that is judged as its words."""
         return self.text if self.last_text is None else self.last_text
 
 
@@ -171,7 +171,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Memory:
-    """What batch phases hand on to later batches; part of a checkpoint."""
+    """Values that batch phases hand on to later batches; part of a checkpoint."""
 
     visits: Mapping[int, tuple[Visit, ...]] = field(default_factory=dict)
     reward_average: float | None = None
@@ -307,7 +307,7 @@ class TokenBatch:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the batch phase computes in: float64 if a stream came in float64, else float32."""
+        """Return the batch phase's precision: float64 if a stream came in float64, else float32."""
         return self.ones_NT.dtype
 
     @property
@@ -325,7 +325,7 @@ class TokenBatch:
 
     @cached_property
     def last_N(self) -> Tensor:
-        """Where each row's last valid token stands (anywhere for a row without one)."""
+        """Return where each row's last valid token stands (anywhere for a row without one)."""
         if self.place_NT is None and self.mask_NT[:, 0].all():  # every row starts at its left end
             return self.length_N - 1
         number_T = torch.arange(1, self.mask_NT.shape[1] + 1, device=self.mask_NT.device)
@@ -333,12 +333,12 @@ class TokenBatch:
 
     @cached_property
     def scratch(self) -> dict[Any, Any]:
-        """What several slots of one batch phase compute alike."""
+        """Keep what several slots of one batch phase compute alike."""
         return {}
 
     @cached_property
     def place_NT(self) -> Tensor | None:
-        """Where valid tokens go when a tool's output between them is left out; None if none is.
+        """Return where valid tokens go when a tool's output between them is left out, if any is.
 
         Masked tokens go to one column behind the last.
         """
@@ -349,26 +349,26 @@ class TokenBatch:
 
     @cached_property
     def learned_NT(self) -> Tensor:
-        """The tokens that the loss learns from, as numbers."""
+        """Return the tokens that the loss learns from, as numbers."""
         return self.ones_NT * self.stream("learn_N")[:, None]
 
     def valid(self, x: Tensor) -> Tensor:
-        """A finite value per row or token, on the tokens that the policy wrote; 0 elsewhere."""
+        """Return a finite value per row or token, on the policy's own tokens; 0 elsewhere."""
         return (x if x.dim() == 2 else x[:, None]).to(self.ones_NT.dtype) * self.ones_NT
 
     def learned(self, x: Tensor) -> Tensor:
-        """The same on the tokens that the loss learns from."""
+        """Return the same on the tokens that the loss learns from."""
         return (x if x.dim() == 2 else x[:, None]).to(self.ones_NT.dtype) * self.learned_NT
 
     def stream(self, name: str) -> Tensor:
-        """A stream that can't be done without: a slot's `needs` say so, and the phases check it."""
+        """Return a stream that a slot needs: its `needs` say so, and the phases check it."""
         x: Tensor | None = getattr(self, name)
         if x is None:
             raise MissingStream(name, STREAMS.get(name, "computed by the batch phase"))
         return x
 
     def select(self, rows: Tensor | slice) -> TokenBatch:
-        """A micro-batch: some rows (indices, a bool mask or a slice), with all they carry."""
+        """Return a micro-batch: some rows (indices, bool mask or slice), with all they carry."""
         changes: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -381,7 +381,7 @@ class TokenBatch:
         return replace(self, **changes)
 
     def keep(self, rows: Tensor) -> TokenBatch:
-        """A batch of its own from some rows, before the batch phase: without what a filter drops.
+        """Make a batch of its own from some rows, before the batch phase: a filter dropped others.
 
         All ranks call it.
         """
@@ -390,7 +390,7 @@ class TokenBatch:
 
     @classmethod
     def join(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
-        """One batch from several before their batch phase, for topping up what a filter dropped.
+        """Join several batches before their batch phase, for topping up what a filter dropped.
 
         All ranks call it. Rows keep their order; shorter ones are padded.
         """
@@ -406,7 +406,7 @@ class TokenBatch:
         return replace(whole, world=batches[0].world.for_rows(whole.rows))
 
     def with_outputs(self, **outputs: Tensor) -> TokenBatch:
-        """The batch with the learner's outputs, cleaned, in at least float32."""
+        """Return the batch with the learner's outputs, cleaned, in at least float32."""
         checked: dict[str, Any] = {
             name: check_stream(
                 name, x, self.mask_NT, self.ones_NT, graph=True, look=not self.watched
@@ -417,7 +417,7 @@ class TokenBatch:
 
 
 def _widen(x: Tensor, name: str, width: int) -> Tensor:
-    """Zeros behind the last token of a stream with a token axis."""
+    """Put zeros behind the last token of a stream with a token axis."""
     if not name.rsplit("_", 1)[1].startswith("NT") or x.shape[1] == width:
         return x
     behind = x.new_zeros((len(x), width - x.shape[1], *x.shape[2:]))

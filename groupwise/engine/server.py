@@ -53,7 +53,7 @@ FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 class BadRequest(ValueError):
-    """What a client asked for and can't get."""
+    """A request that a client made and that can't be answered."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Asked:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Names the randomness: the same request gets the same answer, in any company."""
+        """Name the randomness: the same request gets the same answer, in any company."""
         return zlib.crc32(repr(self.prompt).encode()), self.seed
 
     @property
@@ -89,7 +89,7 @@ class Server(ThreadingHTTPServer):
         address: tuple[str, int],
         key: str = "",
     ) -> None:
-        """Without a key it makes one up, unless only this machine can reach it."""
+        """Make up a key where none is given, unless only this machine can reach the server."""
         self.address_family = family_of(address[0])
         self.engine, self.tokenizer, self.shape, self.name = engine, tokenizer, shape, name
         self.names = own_names(address[0])
@@ -103,7 +103,7 @@ class Server(ThreadingHTTPServer):
         threading.Thread(target=self._answer_all, daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for each connection, up to a limit."""
+        """Start a thread for each connection, up to a limit."""
         if self.connections.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
@@ -116,7 +116,7 @@ class Server(ThreadingHTTPServer):
             self.connections.release()
 
     def refusal(self, headers: Message) -> tuple[int, str] | None:
-        """Why a request is not answered, whatever it asks for."""
+        """Say why a request is not answered, whatever it asks for."""
         host, origin = headers.get("Host"), headers.get("Origin")
         if origin is not None and not is_own_page(origin, host or ""):
             return 403, f"a page of {origin:.200} asks; this server answers no other site's pages"
@@ -182,7 +182,7 @@ class Server(ThreadingHTTPServer):
                     one.answer.set_exception(error)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is nobody's fault; anything else is shown."""
+        """Show every error but that of a client that hung up."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
@@ -213,7 +213,7 @@ class Server(ThreadingHTTPServer):
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
-    """With contents that are texts; a text may come in parts."""
+    """Read messages whose contents are texts; a text may come in parts."""
     if not isinstance(given, list) or not given:
         raise BadRequest("messages must be a list of messages")
     found = []
@@ -307,7 +307,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(status, {"error": {"message": why, "type": "invalid_request_error"}})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the library refuses, in the form of all other errors."""
+        """Send what the library refuses, in the form of all other errors."""
         self.close_connection = True
         self._refuse(code, explain or message or "the request is no HTTP that is known here")
 

@@ -28,17 +28,17 @@ from groupwise.records import TokenBatch, Visit
 
 
 def centred(x_N: Tensor, stats: GroupStats) -> Tensor:
-    """x − μ_g in float64; exactly 0 in a uniform group."""
+    """Return x − μ_g in float64; exactly 0 in a uniform group."""
     return torch.where(stats.uniform_N, 0.0, x_N.double() - stats.mean_N)
 
 
 def _over(x: Tensor, scale: Tensor) -> Tensor:
-    """x / scale, and 0 where the scale is 0 (the numerator is 0 there as well)."""
+    """Return x / scale, and 0 where the scale is 0 (the numerator is 0 there as well)."""
     return torch.where(scale == 0, 0.0, x / torch.where(scale == 0, 1.0, scale))
 
 
 def per_token(x: Tensor, batch: TokenBatch) -> Tensor:
-    """One number per row -> the same on each of its valid tokens; token streams pass."""
+    """Spread one number per row over its valid tokens; token streams pass."""
     return batch.valid(x.nan_to_num(0.0) if x.dim() == 1 else x)
 
 
@@ -182,7 +182,7 @@ def group_and_batch_mean(
 
 
 def moving_average(batch: TokenBatch, reward_N: Tensor, decay: float) -> float:
-    """The running mean of rewards after this batch; the first batch starts it."""
+    """Return the running mean of rewards after this batch; the first batch starts it."""
     mean = float(batch_stats(reward_N, batch, 0)[0])
     before = batch.memory.reward_average
     return mean if before is None else decay * before + (1.0 - decay) * mean
@@ -309,7 +309,7 @@ def rescale_for_dead_groups(x: Tensor, batch: TokenBatch) -> Tensor:
 
 
 def dead_group_factor(batch: TokenBatch) -> float:
-    """α = P/(P−M)."""
+    """Return α = P/(P−M)."""
     found = dead_groups(batch)
     alive = found.groups - found.dead
     return found.groups / alive if alive else 1.0

@@ -18,7 +18,7 @@ from groupwise.records import TokenBatch
 
 
 def mismatch(batch: TokenBatch) -> Tensor:
-    """log ρ per token, detached, 0 where masked."""
+    """Return log ρ per token, detached, 0 where masked."""
     sampler_NT = batch.stream("sampler_logp_NT")
     return (anchor_logp(batch, "old") - sampler_NT).detach()
 

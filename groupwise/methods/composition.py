@@ -156,7 +156,7 @@ class Method:
             object.__setattr__(self, kind, slots if kind in MANY else slots[0])
 
     def slots(self) -> tuple[Slot, ...]:
-        """All slots in the order of the axes."""
+        """Return all slots in the order of the axes."""
         return tuple(slot for kind in self.KINDS for slot in self.of(kind))
 
     def of(self, kind: str) -> tuple[Slot, ...]:
@@ -166,29 +166,29 @@ class Method:
 
     @property
     def refilling(self) -> tuple[str, ...]:
-        """The filters after which more prompts are drawn."""
+        """Return the filters after which more prompts are drawn."""
         return tuple(s.name for s in self.slots() if s.definition.traits.action == "refill")
 
     @property
     def departs(self) -> tuple[str, ...]:
-        """What this trainer does otherwise than the source, a changed recipe's base included."""
+        """Say what this trainer does otherwise than the source or a changed recipe's base."""
         base = self.about.base
         return self.about.departs + (base.departs if base is not None else ())
 
     def code(self) -> str:
-        """A hash of the files that slots of the user's come from; nothing without such slots."""
+        """Hash the files that slots of the user's come from; nothing without such slots."""
         files = {file for slot in self.slots() for file in slot.files}
         return digest(code for file in files for code in code_files(file))
 
     def text(self) -> dict[str, str]:
-        """The text form of every slot; `Recipe.from_text` reads it back."""
+        """Return the text form of every slot; `Recipe.from_text` reads it back."""
         slots = {kind: ", ".join(map(str, self.of(kind))) for kind in self.KINDS}
         usual = {each.name: each.default for each in fields(self)}  # type: ignore[arg-type]
         plain = {name: getattr(self, name) for name in self.PLAIN}
         return slots | {name: x for name, x in plain.items() if x != usual[name]}
 
     def replace(self, **changes: Any) -> Self:
-        """The recipe with other slots: `replace(gate=clip(0.2, 0.3))` or their text.
+        """Return the recipe with other slots: `replace(gate=clip(0.2, 0.3))` or their text.
 
         Without a new `about` it no longer claims to be the published method.
         """
@@ -216,11 +216,11 @@ class Method:
         )
 
     def set(self, path: str, value: Any) -> Self:
-        """One setting in the dotted form: `gate`, `gate.high`, `advantage.group_zscore.eps`."""
+        """Change one setting by its path: `gate`, `gate.high`, `advantage.group_zscore.eps`."""
         return self.configure({path: value})
 
     def configure(self, settings: Mapping[str, Any]) -> Self:
-        """Several settings at once; only the result must make sense, not the way there."""
+        """Change several settings at once; only the result must make sense, not the way there."""
         if not isinstance(settings, Mapping):
             raise RecipeError(
                 f"Settings must be a mapping such as {{'gate.high': 0.3}}, got {settings!r}."
@@ -275,7 +275,7 @@ class Recipe(Method):
 
     @classmethod
     def from_text(cls, name: str, text: Mapping[str, str]) -> Recipe:
-        """A recipe from scratch; slots left out take the defaults of `defaults()`."""
+        """Make a recipe from scratch; slots left out take the defaults of `defaults()`."""
         for key in text:
             if key not in (*RECIPE_SLOTS, *cls.PLAIN):
                 raise RecipeError(f"A recipe has no slot {key!r}. {nearest(key, RECIPE_SLOTS)}")
@@ -327,14 +327,14 @@ class Recipe(Method):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the learner's forward pass must give, beyond the policy's log-probabilities."""
+        """Name what the learner's forward pass must give, beyond the policy's log-probabilities."""
         names = [name for slot in self.slots() for name in slot.definition.traits.outputs]
         names += [n for slot in self.slots() for n in slot.needs if n in OUTPUT_STREAMS]
         return tuple(dict.fromkeys(["logp_NT", *names]))
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """What the batch must bring, beyond mask, groups and rewards."""
+        """Name what the batch must bring, beyond mask, groups and rewards."""
         needs = dict.fromkeys(name for slot in self.slots() for name in slot.needs)
         anchor = self.ratio.get("anchor")
         if anchor == "sampler":
@@ -349,17 +349,17 @@ class Recipe(Method):
 
     @property
     def _looks_back(self) -> bool:
-        """Whether old log-probabilities are read before the update's forward pass."""
+        """Tell whether old log-probabilities are read before the update's forward pass."""
         late = ("ratio", "gate", "correction", "penalty")
         return any("old_logp_NT" in s.needs for s in self.slots() if s.kind not in late)
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether a correction weighs or masks by learner/sampler."""
+        """Tell whether a correction weighs or masks by learner/sampler."""
         return any("sampler_logp_NT" in slot.needs for slot in self.correction)
 
     def anchored(self, weights: str, *, close: bool = True) -> Self:
-        """The recipe as it runs with a sampler of these weights: no pass for anchors alone.
+        """Return the recipe as it runs with a sampler of these weights: no pass for anchors alone.
 
         With several updates whose ratio alone reads the policy before them, the anchor is the
         sampler: its log-probabilities are of the same weights and known already. Not for a copy
@@ -473,7 +473,7 @@ def register(entry: Method) -> Method:
 
 
 def recipe(name: str, settings: Mapping[str, Any] | None = None) -> Any:
-    """A recipe by name, or by `file.py:name` from a file of your own, with dotted settings.
+    """Find a recipe by name, or by `file.py:name` in a file of your own, with dotted settings.
 
     Returns a `Recipe` (or a `PairRecipe` for preference methods). `groupwise.recipes` fills what
     is known here: ask for it there.
@@ -539,7 +539,7 @@ def _forget(module_name: str, recipes: Iterable[str]) -> None:
 
 
 def _blame(path: str, file: Path, error: BaseException) -> str:
-    """Which line of a user's file failed, and why."""
+    """Say which line of a user's file failed, and why."""
     if isinstance(error, SyntaxError) and error.filename:
         place = path if error.filename == str(file) else error.filename
         return f"Can't load {place}, line {error.lineno}: {type(error).__name__}: {error.msg}."

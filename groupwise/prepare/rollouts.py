@@ -36,7 +36,7 @@ def write(
     stream: str = "train",
     done: Done | None = None,
 ) -> list[Written]:
-    """Completions for (task, draw number) pairs, in order; `done` is told of each when it is."""
+    """Sample completions for (task, draw number) pairs, in order; tell `done` of each."""
     requests = [
         Request(task.token_ids, samples, prompt_id=task.id, draw=draw, stream=stream)  # type: ignore[arg-type]
         for task, draw in prompts
@@ -53,7 +53,7 @@ def grade(
     known: Ledger | None = None,
     first: int = 0,
 ) -> list[list[Rollout]]:
-    """Every completion with its text and grade, group by group; samples count from `first`.
+    """Return every completion with its text and grade, group by group; samples count from `first`.
 
     What is `known` is taken out of there instead of being graded again.
     """
@@ -85,7 +85,7 @@ def grade(
 
 
 def _last_text(completion: Completion, tokenizer: Tokenizer) -> str | None:
-    """What the policy says in the end; None where the completion is nothing else."""
+    """Return what the policy says in the end; None where the completion is nothing else."""
     if completion.mask_T is None:
         return None
     turn = completion.last_turn
@@ -93,7 +93,7 @@ def _last_text(completion: Completion, tokenizer: Tokenizer) -> str | None:
 
 
 def _placed(given: Grade, completion: Completion, tokenizer: Tokenizer) -> Grade:
-    """The grade of a last turn, its steps where they stand in the whole text."""
+    """Move the steps in the grade of a last turn to where they stand in the whole text."""
     if completion.mask_T is None or not given.steps:
         return given
     before = len(tokenizer.decode(completion.token_ids[: completion.last_turn.start]))
@@ -143,7 +143,7 @@ class Beside:
             self.early[turn] = (written, graded)
 
     def rollouts(self, written: Sequence[Written]) -> list[list[Rollout]]:
-        """Every group graded. One that was sampled again since it was handed on is graded again."""
+        """Return every group graded; grade again what was sampled again since it was handed on."""
         early = {
             number: graded
             for number, (completions, graded) in self.early.items()

@@ -1,4 +1,4 @@
-"""What a configuration names, ready for use: data, reward, model, prompts as token ids.
+"""Data, reward, model and prompts as token ids: a configuration made ready for use.
 
 In the order of cost: a mistake in the data or the reward is found before a model is loaded.
 """
@@ -73,7 +73,7 @@ def set_up(
     *,
     learns: bool = True,
 ) -> Bench:
-    """`model_for` gives the model, which may be made for these tasks and held-out ones."""
+    """Set up what a configuration names; `model_for` may make the model for these tasks."""
     with phase("reading data"):
         found = gather(config, learns=learns)
     return seat(config, found, model_for(found.train, found.held_out))
@@ -97,7 +97,7 @@ def gather(config: Config, *, learns: bool = True) -> Gathered:
 
 
 def read_data(config: Config) -> tuple[Grader, LoadedData]:
-    """The reward and the tasks that it can grade; no answer is graded."""
+    """Read the reward and the tasks that it can grade; no answer is graded."""
     graded = config.recipe.samples
     parts = Grader(config.reward.parts, graders=config.data.graders, timeout=config.reward.timeout)
     if config.data.grader_key and ROW not in parts.parts:
@@ -117,7 +117,7 @@ def read_data(config: Config) -> tuple[Grader, LoadedData]:
 
 
 def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
-    """The data without rows that a part of the reward can't grade; how many, and why."""
+    """Drop the rows that a part of the reward can't grade; say how many, and why."""
     notes, dropped = [*found.notes], dict(found.dropped)
     left = {}
     for setting, tasks in (("data.train", found.train), ("data.eval", found.eval)):
@@ -149,7 +149,7 @@ def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
 
 
 def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
-    """The tasks as this model reads them."""
+    """Prepare the tasks as this model reads them."""
     with phase("preparing kernels" if on_gpu(config) else "preparing the model"):
         notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
@@ -179,7 +179,7 @@ class Fitting:
 
 
 def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfig) -> Fitting:
-    """What a run trains on and is judged on; needs no weights."""
+    """Choose what a run trains on and is judged on; needs no weights."""
     check_answer(config, shape)
     train = with_ids(config, found.train, tokenizer, shape)
     held_out = with_ids(config, found.held_out, tokenizer, shape) if found.held_out else None
@@ -194,7 +194,7 @@ def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfi
 def with_ids(
     config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
 ) -> Prepared:
-    """Prompts as the model sees them, without those that leave no room for an answer."""
+    """Return prompts as the model sees them, without those that leave no room for an answer."""
     room = shape.context - config.engine.max_tokens
     if room < 1:
         raise ConfigError(
@@ -265,14 +265,14 @@ def demand_of(config: Config, shape: ModelConfig, *, training: bool) -> device_r
 
 
 def frozen_of(config: Config, shape: ModelConfig) -> Frozen | None:
-    """What stays and what learns; None where all weights are trained."""
+    """Return what stays and what learns; None where all weights are trained."""
     if not config.adapter.used:
         return None
     return device_room.lora(shape, spec_of(config), config.model.quantize)
 
 
 def micro_tokens_of(config: Config, shape: ModelConfig) -> int:
-    """As the configuration has it, or what suits the device."""
+    """Return the configuration's number, or what suits the device."""
     if config.optim.micro_tokens:
         return config.optim.micro_tokens
     if not on_gpu(config):
@@ -291,7 +291,7 @@ def weight_bytes(config: Config) -> int:
 
 
 def sampling_of(config: Config, **changes: Any) -> Sampling:
-    """How answers are sampled for training, or with changes."""
+    """Return how answers are sampled for training, or with changes."""
     engine = config.engine
     asked: dict[str, Any] = {
         "max_tokens": engine.max_tokens,

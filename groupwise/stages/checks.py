@@ -1,4 +1,4 @@
-"""What is known before anything expensive: what can't be trained, and what is doubtful.
+"""Checks before anything expensive: what can't be trained, and what is doubtful.
 
 Each rule says what, why and what to do instead.
 """

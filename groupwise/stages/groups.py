@@ -192,7 +192,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
 
 @dataclass
 class Spent:
-    """What dynamic sampling has cost in this step: by it, it is decided whether to go on."""
+    """The cost of dynamic sampling in this step: by it, it is decided whether to go on."""
 
     first: int  # tokens of the first draw
     rounds: int = 0

@@ -1,4 +1,4 @@
-"""What every stage has: its recipe as it runs, checks, a source, one learner, and a step's work."""
+"""The base of all stages: a recipe as it runs, checks, a source, a learner, and a step's work."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Taught:
 
 
 class Stage(ABC, Generic[M, L]):
-    """What a run is: it draws samples, learns from them, and knows what can go wrong.
+    """A run's kind: it draws samples, learns from them, and knows what can go wrong.
 
     It holds no state. What a run has learned is in its parts and its progress.
     """

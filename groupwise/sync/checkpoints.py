@@ -64,7 +64,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class Moment:
-    """What a checkpoint is made of: the run at one moment, or its weights alone."""
+    """The contents of a checkpoint: the run at one moment, or its weights alone."""
 
     step: int
     best: bool  # whether this is the best policy so far
@@ -165,7 +165,7 @@ def _last(parent: Path, kind: str, up_to: float = math.inf) -> Path | None:
 
 
 def _states(parent: Path) -> dict[int, dict[str, bool]]:
-    """What each checkpoint says of itself; one that says nothing that can be read is left out."""
+    """Read what each checkpoint says of itself; leave out one that can't be read."""
     found = {}
     for step, folder in _steps(parent).items():
         try:
@@ -274,7 +274,7 @@ def memory_from_json(values: Mapping[str, Any]) -> Memory:
 
 
 def _steps(parent: Path) -> dict[int, Path]:
-    """The checkpoints by step, whole or not; one that was moved aside and not replaced yet too."""
+    """Return the checkpoints by step, whole or not; also one moved aside and not replaced."""
     found = {}
     for path in [*parent.glob(f".step_*.{ASIDE}"), *parent.glob("step_*")]:
         name = path.name.removeprefix(".").removesuffix(f".{ASIDE}").removeprefix("step_")
@@ -382,7 +382,7 @@ def _prune(parent: Path, step: int, keep: int) -> None:
 
 
 def _check_keys(values: Any, path: str = "values") -> None:
-    """JSON turns other keys into strings in silence, and tuples into lists."""
+    """Refuse keys that JSON turns into strings in silence, and tuples, which become lists."""
     if isinstance(values, Mapping):
         for key, value in values.items():
             if not isinstance(key, str):

@@ -91,7 +91,7 @@ def check_agreement(
 
 
 def mismatch_limit(config: Config, parts: Parts[Any]) -> tuple[float, str]:
-    """What the mean may be, and how to name it: nothing at all in exact mode."""
+    """Return what the mean may be, and how to name it: nothing at all in exact mode."""
     if config.engine.exact:
         return 0.0, "0 (engine.exact)"
     limit = config.guard.mismatch
@@ -118,7 +118,7 @@ def note_memory(progress: Progress, parts: Parts[Any], reporter: Reporter) -> No
 
 
 def check_delivery(progress: Progress, parts: Parts[Any]) -> str:
-    """The learner's fingerprint, after making sure that the sampler has the weights it should.
+    """Make sure that the sampler has the weights it should; return the learner's fingerprint.
 
     That is what a sampler made from the learner just now would have, or would have had as many
     updates ago as engine.weights says. Parameters that are the learner's own need no second look.

@@ -83,7 +83,7 @@ def steps(
     *,
     engine: MakeEngine | None = None,
 ) -> Generator[Metrics, None, dict[str, Any]]:
-    """As `train`, one step at a time: yields the metrics of each, and returns the summary.
+    """Train one step at a time: yield the metrics of each, and return the summary.
 
     The first are those of step 0, before any update, unless the run goes on. Whoever does not ask
     for the next step leaves a run that is saved and can go on. While a step is computed, a request
@@ -159,7 +159,7 @@ def begin(run: Run) -> Metrics | None:
 
 
 def one_step(run: Run, stop: threading.Event) -> Metrics | None:
-    """One turn of the cycle. None if it was asked to stop before anything was learned."""
+    """Take one turn of the cycle. None if it was asked to stop before anything was learned."""
     config, stage, progress, parts, reporter, keeper = run
     clock, before, share = Clock(), progress.cursor.state(), progress.share(config)
     reporter.at, unrewarded = progress.step + 1, progress.unrewarded

@@ -148,7 +148,7 @@ def _open(
 
 
 def _origin(config: Config, bench: Bench) -> dict[str, str]:
-    """Digests of what a run starts from, by which it is known again."""
+    """Return digests of what a run starts from, by which it is known again."""
     return {
         "weights": fingerprint(bench.loaded.model.named_parameters()),
         "data": data_fingerprint(bench.tasks),
@@ -159,7 +159,7 @@ def _origin(config: Config, bench: Bench) -> dict[str, str]:
 
 
 def _write_start(run: Run, origin: Mapping[str, str], before: Start | None) -> None:
-    """Into the folder: that it was started here, and with what; `before` is what it knew last.
+    """Write into the folder that it was started here, and with what; `before` is what it knew last.
 
     First of all that a start writes: whoever reads the folder after a kill in between finds every
     recorded step with what it was made with.
@@ -177,7 +177,7 @@ def _write_start(run: Run, origin: Mapping[str, str], before: Start | None) -> N
 def _record_start(
     run: Run, origin: Mapping[str, str], manifest: Mapping[str, Any], dropped: Mapping[str, int]
 ) -> dict[str, str]:
-    """Into the folder: what runs, from what and on what. Returns what came from a hub."""
+    """Write into the folder what runs, from what and on what; return what came from a hub."""
     folder, progress = run.reporter.folder, run.progress
     folder.write_config(configuration.text(run.config))
     with folder.writing("events.jsonl"):
@@ -192,7 +192,7 @@ def _record_start(
 def starting_model(
     config: Config, folder: RunFolder, tasks: Sequence[Task], held_out: Sequence[Task]
 ) -> Loaded:
-    """The policy before its first update. The embedded one is made once a run, and kept."""
+    """Load the policy before its first update. The embedded one is made once a run, and kept."""
     if config.model.path != "tiny":
         check_room(config, config.model.path, training=True)
         return starting_policy(config, config.model.path)
@@ -204,7 +204,7 @@ def starting_model(
 
 
 def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
-    """What changed since the last start; a change that can't be continued stops here."""
+    """Say what changed since the last start; a change that can't be continued stops here."""
     changes = _changes(config, folder)
     recorded = _recorded(folder)
     if changes and not recorded:
@@ -226,7 +226,7 @@ def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
 
 
 def _recorded(folder: RunFolder) -> int:
-    """The last step that the folder holds something of."""
+    """Return the last step that the folder holds something of."""
     steps = [int(line["step"]) for line in folder.read_metrics()]
     return max([*steps, *folder.rollout_steps(), saved.last_step(folder.checkpoints)])
 
@@ -257,7 +257,7 @@ def _check_end(config: Config, folder: RunFolder, changed: set[str], recorded: i
 
 
 def _last_start(folder: RunFolder) -> Start | None:
-    """What the folder was last started with; of an older groupwise, as far as it can be told."""
+    """Read what the folder was last started with, as far as an older groupwise wrote it."""
     starts = read_starts(folder)
     if starts:
         return starts[-1]
@@ -269,7 +269,7 @@ def _last_start(folder: RunFolder) -> Start | None:
 
 
 def placed_for(config: Config, path: str | Path) -> Config:
-    """With a device and a precision for "auto": those of the run that the folder holds, if any."""
+    """Choose a device and a precision for "auto": those of the run in the folder, if any."""
     folder = RunFolder(path)
     with _readable(folder):
         start = _last_start(folder)
@@ -298,7 +298,7 @@ def _readable(folder: RunFolder) -> Iterator[None]:
 
 
 def _changed(before: Start, config: Config, origin: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Settings and code that differ from a start's, as they are written down."""
+    """Return settings and code that differ from a start's, as they are written down."""
     settings = [
         {"what": change.key, "old": change.old, "new": change.new}
         for change in configuration.difference(before.config, config)
@@ -307,7 +307,7 @@ def _changed(before: Start, config: Config, origin: Mapping[str, str]) -> list[d
 
 
 def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display) -> None:
-    """Other weights or tasks stop here; other code of yours may be the very mend, and is said."""
+    """Stop at other weights or tasks; other code of yours may be the very mend, and is said."""
     before = folder.read_manifest().get("origin", {})
     for kind, digest in origin.items():
         if kind not in CODE and before.get(kind, digest) != digest:
@@ -323,13 +323,13 @@ def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display
 
 
 def _makers(folder: RunFolder, step: int) -> list[Start]:
-    """The starts that may have made what is recorded after a step."""
+    """Return the starts that may have made what is recorded after a step."""
     starts = read_starts(folder) or [x for x in [_last_start(folder)] if x is not None]
     return [*(x for x in starts if x.step > step), *[x for x in starts if x.step <= step][-1:]]
 
 
 def _grades_alike(start: Start, config: Config, origin: Mapping[str, str]) -> bool:
-    """Whether the verdicts that a start recorded are what this one would say."""
+    """Tell whether the verdicts that a start recorded are what this one would say."""
     changed = configuration.difference(start.config, config)
     return start.origin.get("reward") == origin["reward"] and not any(
         change.key.startswith("reward") for change in changed
@@ -369,7 +369,7 @@ def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:
 
 
 def finished(config: Config, path: str | Path) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do under this configuration."""
+    """Return the summary of a run that has nothing left to do under this configuration."""
     folder = RunFolder(path)
     if not folder.config.is_file():
         return None
@@ -399,7 +399,7 @@ def complete(path: str | Path) -> list[str]:
 
 
 def nothing_left(config: Config, path: str | Path) -> tuple[dict[str, Any], list[str]] | None:
-    """The summary of a run whose steps are all done, and what was changed in vain since then."""
+    """Return the summary of a run whose steps are all done, and changes made in vain since."""
     summary = finished(config, path)
     if summary is not None:
         return summary, []

@@ -157,7 +157,7 @@ class NativeEngine(Engine):
         self.flight, self.steps = None, iter(())
 
     def cancel(self, tickets: Sequence[Ticket]) -> None:
-        """What is left of the batch in flight starts again, to the same completions."""
+        """Start what is left of the batch in flight again; the completions will be the same."""
         for ticket in tickets:
             for batch in self.batches:
                 if batch.left.pop(ticket, None) is not None and batch is self.batches[0]:
@@ -165,8 +165,8 @@ class NativeEngine(Engine):
         self.batches[:] = [batch for batch in self.batches if batch.left]
 
     def _captured(self, sampling: Sampling) -> bool:
-        """Whether whole steps can run as CUDA graphs: from the learner's own weights, with kernels,
-        and drawing from the whole distribution. Everything else takes the plain way."""
+        """Tell whether whole steps can run as CUDA graphs: from the learner's own weights, with
+        kernels, and drawing from the whole distribution. Everything else takes the plain way."""
         kernels = self.source.model.ops.name
         if kernels == "plain" or self.weights != "shared" or self.failed:
             return False
@@ -241,13 +241,13 @@ class NativeEngine(Engine):
             )
 
     def _give_back(self) -> None:
-        """All memory that the decoder holds, captured steps included."""
+        """Free all memory that the decoder holds, captured steps included."""
         self.decoder = None
         if self.source.model.head_weight.is_cuda:
             torch.cuda.empty_cache()
 
     def sync(self, version: int) -> None:
-        """The learner's weights changed: take them, under this number."""
+        """Take the learner's changed weights, under this number."""
         if self.batches:
             raise EngineError(
                 f"{sum(len(batch.left) for batch in self.batches)} requests are under way, and new "
@@ -275,7 +275,7 @@ def capabilities_with(weights: str) -> Capabilities:
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Also where another error came of it: a capture that breaks off complains by itself."""
+    """Tell whether memory ran out, also where a capture broke off with its own error."""
     while error is not None:
         if is_out_of_memory(error):
             return True

@@ -71,7 +71,7 @@ class Sample:
 
 @dataclass
 class Ended:
-    """What was taken out at a look, on its way to the host."""
+    """Samples that have ended, on their way to the host."""
 
     samples: list[Sample]
     lengths: list[int]
@@ -139,7 +139,7 @@ class DecoderFlight:
         state.least.fill_(self.sampling.min_tokens)
 
     def _steps(self) -> int:
-        """Until the next look: no more than anybody has left."""
+        """Return the steps until the next look: no more than anybody has left."""
         return min(LOOK, self.sampling.max_tokens - self.fewest)
 
     def _admit(self) -> None:
@@ -173,7 +173,7 @@ class DecoderFlight:
         self.fewest = 0  # tokens that a running sample has
 
     def _set_rows(self) -> None:
-        """Rows of one prompt side by side, where they can read it together."""
+        """Put rows of one prompt side by side, where they can read it together."""
         if not self.running:
             return
         rows = sorted(self.running, key=lambda slot: (self.running[slot].prompt, slot))
@@ -183,7 +183,7 @@ class DecoderFlight:
         )
 
     def _compute_prompts(self) -> None:
-        """Of as many groups as the free slots can begin with."""
+        """Compute the prompts of as many groups as the free slots can begin with."""
         room, number = PROMPT_TOKENS, 0
         indices: list[int] = []
         while self.waiting and number < len(self.free) and self.free_prompts:
@@ -296,7 +296,7 @@ class DecoderFlight:
         return whole_of(self.done, [sample.request for sample in ended.samples])
 
     def _stopped(self, count: Sequence[int]) -> dict[int, int]:
-        """Slots whose text holds a stop string, and how many tokens they have then."""
+        """Find slots whose text holds a stop string, and how many tokens they have then."""
         found: dict[int, int] = {}
         slots = list(self.running)
         token_NT = self.state.token_ST[torch.tensor(slots, device=self.device)].cpu()
@@ -314,14 +314,14 @@ class DecoderFlight:
 
 
 def _sent_home(x: Tensor) -> Tensor:
-    """On its way to the host's memory, which does not wait for it."""
+    """Send a tensor to the host's memory without waiting for it."""
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
 
 
 def make_caches(
     config: ModelConfig, slots: int, length: int, prompts: Sequence[int], like: Tensor
 ) -> tuple[int, KeyValueCache, KeyValueCache]:
-    """For as many slots as fit, at most as many as wanted; one more for rows that fill up."""
+    """Make caches for as many slots as fit, at most those wanted, and one for rows that fill up."""
     longest, width = max(prompts), like.element_size()
     per_token = kept_numbers(config) * width
     # What a pass over prompts computes: of a layer at a time, and as much again on the way to it.
@@ -349,7 +349,7 @@ def make_caches(
 
 
 def free_bytes(device: torch.device) -> int:
-    """What PyTorch could still hand out."""
+    """Return the bytes that PyTorch could still hand out."""
     if device.type != "cuda":
         return 1 << 62
     free, _ = torch.cuda.mem_get_info(device)

@@ -27,7 +27,7 @@ class Choice:
 
 
 def padded_width(vocabulary: int) -> int:
-    """Columns of a buffer of logits: whole blocks. Those past the vocabulary hold −inf."""
+    """Return the columns of a buffer of logits: whole blocks, −inf past the vocabulary."""
     return -(-vocabulary // BLOCK) * BLOCK
 
 
@@ -59,7 +59,7 @@ def choose(
 
 
 def draw(weight_NV: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The token where the cumulative weight passes uniform x total, and the total.
+    """Draw the token where the cumulative weight passes uniform x total; return the total too.
 
     Searching for the first sum above the target never stops at a weight of 0, and the last
     token with a weight bounds what rounding could do when the uniform number is close to 1.
@@ -114,7 +114,7 @@ def _cumulative(weight_NV: Tensor) -> Tensor:
 
 
 def _passed(cumulative_NB: Tensor, target_N1: Tensor) -> Tensor:
-    """The first entry above the target, at most the last that adds something."""
+    """Find the first entry above the target, at most the last that adds something."""
     last_N1 = (cumulative_NB < cumulative_NB[:, -1:]).sum(-1, keepdim=True)
     return torch.minimum(torch.searchsorted(cumulative_NB, target_N1, right=True), last_N1)
 
@@ -122,7 +122,7 @@ def _passed(cumulative_NB: Tensor, target_N1: Tensor) -> Tensor:
 def _likeliest(
     logits_NV: Tensor, work_NV: Tensor, count: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The likeliest tokens of the whole distribution and their log-probabilities."""
+    """Return the likeliest tokens of the whole distribution and their log-probabilities."""
     if count == 0:
         return None, None
     value_NK, id_NK = logits_NV.topk(count, dim=-1)

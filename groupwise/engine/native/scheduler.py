@@ -115,7 +115,7 @@ class Flight:
             self.running.append(sample)
 
     def _compute_prompts(self) -> None:
-        """Of as many groups as the free slots can begin with."""
+        """Compute the prompts of as many groups as the free slots can begin with."""
         free, number = self.places - len(self.running), 0
         prompts: list[tuple[int, ...]] = []
         while self.waiting and number < free and len(prompts) < self.together:
@@ -155,7 +155,7 @@ class Flight:
         ]
 
     def _forward(self) -> None:
-        """The last tokens of all that run through the model. Rows behind them are ballast."""
+        """Put every running sample's last token through the model. Rows behind only fill up."""
         if not self.running:
             return
         rows = in_steps(len(self.running), ROW_STEP)
@@ -185,7 +185,7 @@ class Flight:
         return choose(logits_NV, work_NV, uniform_N, self.sampling, self._banned())
 
     def _buffer(self, numbers: Tensor, rows: int) -> Tensor:
-        """[N, V] in whole blocks. A CPU makes the logits of few rows faster lying as [V, N]."""
+        """Return [N, V] in whole blocks. A CPU makes logits of few rows faster lying as [V, N]."""
         width = padded_width(self.model.config.vocab_size)
         flat = numbers[: rows * width]
         return flat.view(rows, width) if flat.is_cuda else flat.view(width, rows).t()
@@ -196,7 +196,7 @@ class Flight:
         return normals(keys, at, vocabulary)
 
     def _banned(self) -> tuple[Tensor, Tensor] | None:
-        """Rows that may not end yet, and the tokens that would end them."""
+        """Find the rows that may not end yet, and the tokens that would end them."""
         if not self.sampling.min_tokens:
             return None
         rows = [
@@ -275,5 +275,5 @@ def whole_of(done: Sequence[Sequence[Completion | None]], written: Sequence[int]
 
 
 def in_steps(number: int, step: int) -> int:
-    """The next multiple."""
+    """Round up to the next multiple."""
     return -(-number // step) * step

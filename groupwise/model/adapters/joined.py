@@ -30,7 +30,7 @@ def lay_adapters(modules: Sequence[Linear]) -> None:
 def add_adapters(
     out_TF: Tensor, x_TD: Tensor, modules: Sequence[Linear], product: Product | None
 ) -> Tensor:
-    """The modules' outputs side by side, and in place what their adapters make of the input."""
+    """Join the modules' outputs side by side, and add what their adapters make in place."""
     placed = _placed(modules)
     if any(adapter.dropping for adapter, _ in placed):  # each drops inputs of its own
         for adapter, columns in placed:

@@ -38,7 +38,7 @@ def borrow_rehearsed(
     dtype: torch.dtype | None,
     device: torch.device | str,
 ) -> Borrowed:
-    """A folder's model with borrowed layers that do what they should."""
+    """Load a folder's model with borrowed layers that do what they should."""
     model = borrow(folder, raw, shape, dtype, device)
     try:
         model.resize(rehearse(model))
@@ -75,7 +75,7 @@ class Watched:
 
 @torch.no_grad()
 def rehearse(model: Borrowed) -> ModelConfig:
-    """The sizes that its layers really have; raises if they do not do what they should."""
+    """Return the sizes that its layers really have; raise if they do not do what they should."""
     device, vocabulary = model.head_weight.device, model.config.vocab_size
     number = torch.arange(PROMPT + sum(ANSWERS), device=device)
     token_T = (number * 7919 + 13) % min(vocabulary, 997)
@@ -144,7 +144,7 @@ def _own_attention(lender: Any) -> Iterator[None]:
 
 @contextmanager
 def _short_windows(config: Any) -> Iterator[None]:
-    """Masks are made from the configuration at each pass."""
+    """Shorten the windows: masks are made from the configuration at each pass."""
     parts = {id(part): part for part in (config, config.get_text_config(decoder=True))}
     before = [
         (part, part.sliding_window)

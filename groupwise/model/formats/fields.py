@@ -21,7 +21,7 @@ REMEDY = "The file is damaged, or of another kind of model: fetch it again, or c
 
 
 class Rule(NamedTuple):
-    """What a field may hold, in words and as a test."""
+    """A rule for what a field may hold, in words and as a test."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -38,7 +38,7 @@ def whole(low: int, high: int) -> Rule:
 
 
 def real(low: float, high: float) -> Rule:
-    """A number in between, the ends included; NaN is in no range."""
+    """Allow a number in between, the ends included; NaN is in no range."""
     return Rule(
         f"a number from {low:g} to {high:g}",
         lambda x: type(x) in (int, float) and low <= x <= high,

@@ -166,7 +166,7 @@ class DecodeAttention:
         return seen_NJQW[:, :, :queries].reshape(rows, heads, -1)
 
     def _mask(self, window: int | None) -> Tensor:
-        """0 where a key is seen, else −inf."""
+        """Return 0 where a key is seen, else −inf."""
         end = self.pieces[-1].stop
         if window is None or window >= end:
             return self.mask_N11U
@@ -183,7 +183,7 @@ class DecodeAttention:
         return attention(query_NJQW, key[:, :, :end], value[:, :, :end], look, mask=mask_N11U)
 
     def _one_by_one(self, query_THW: Tensor, key: Tensor, value: Tensor, look: Look) -> Tensor:
-        """Every head by itself: a sink is a head's own."""
+        """Attend with every head by itself: a sink is a head's own."""
         end = self.pieces[-1].stop
         query_NH1W, mask_N11U = query_THW[:, :, None], self._mask(look.window)
         seen_NH1W = attention(query_NH1W, key[:, :, :end], value[:, :, :end], look, mask=mask_N11U)
@@ -192,7 +192,7 @@ class DecodeAttention:
     def _in_pieces(
         self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor, look: Look
     ) -> Tensor:
-        """Σ w·seen / Σ w over pieces, w = exp(log-sum-exp of the piece's scores). Only on a CPU.
+        """Return Σ w·seen / Σ w over pieces, w = exp(log-sum-exp of their scores). Only on a CPU.
 
         Where a row has no key in a piece, w is exactly 0: longer neighbours change nothing.
         """
@@ -209,7 +209,7 @@ class DecodeAttention:
     def _piece(
         self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor, look: Look, piece: slice
     ) -> tuple[Tensor, Tensor]:
-        """What is seen within a piece, and the log-sum-exp of its scores: NOTHING if nothing is."""
+        """Return what is seen within a piece, and the log-sum-exp of its scores, or NOTHING."""
         none_N = self.position_N < piece.start
         if look.window is not None:
             none_N = none_N | (self.position_N - look.window >= piece.stop - 1)

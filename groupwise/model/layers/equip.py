@@ -119,7 +119,7 @@ def _take_kernels(model: Transformer, exact: bool) -> str | None:
 
 
 def _rehearse(model: Transformer, many: int) -> None:
-    """Every kernel of the learner runs once: what fails shall fail before the run.
+    """Run every kernel of the learner once: what fails shall fail before the run.
 
     A prompt of three tokens and two answers of two, forward and backward; then many tokens.
     Gradients are those of one layer: a model that is only sampled from may have no room for more.

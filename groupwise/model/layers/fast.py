@@ -81,7 +81,7 @@ class Fast:
         return self._linear([module], x_TD)
 
     def _linear(self, modules: Sequence[Linear], x_TD: Tensor) -> Tensor:
-        """What layers and their adapters make of one input, side by side."""
+        """Return what layers and their adapters make of one input, side by side."""
         if _quantized(modules):
             each = [_frozen_or_plain(module, x_TD, self.product) for module in modules]
             out_TF = each[0] if len(each) == 1 else torch.cat(each, dim=1)
@@ -139,7 +139,7 @@ class Fast:
     def _norm_linear(
         self, x_TD: Tensor | None, more_TD: Tensor, norm: Norm, *modules: Linear
     ) -> tuple[Tensor, Tensor]:
-        """x + more, and its norm or what modules make of that, side by side."""
+        """Return x + more, and its norm or what modules make of that, side by side."""
         biases = biases_of(modules)
         alone = biases is None or _quantized(modules) or any(m.adapter is not None for m in modules)
         together = () if alone else modules

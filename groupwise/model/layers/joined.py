@@ -49,7 +49,7 @@ def lay_together(modules: Sequence[Linear]) -> None:
 
 @torch.no_grad()
 def lay_rows(parameters: Sequence[nn.Parameter]) -> None:
-    """Parameters of one width become neighbours in memory, along their first axis."""
+    """Make parameters of one width neighbours in memory, along their first axis."""
     if parameters and _neighbours(parameters) is None:
         named = [("a projection", parameter) for parameter in parameters]
         refuse_shards(named, "Laying projections together in memory")
@@ -59,14 +59,14 @@ def lay_rows(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def joined_weight(modules: Sequence[Linear]) -> Tensor | None:
-    """[sum of outputs, inputs] over the weights' own memory, or None if they lie apart."""
+    """Return [sum of outputs, inputs] over the weights' own memory, or None if they lie apart."""
     return _neighbours([module.weight for module in modules])
 
 
 def linear_joined(
     x_TD: Tensor, modules: Sequence[Linear], product: Product | None = None
 ) -> Tensor:
-    """The modules' outputs side by side, [T, sum of outputs], biases included, adapters not.
+    """Return the modules' outputs side by side, [T, sum of outputs], biases included, adapters not.
 
     `product` takes the place of `F.linear`, in the forward pass only. The backward pass adds to the
     parameters' `.grad` itself: `torch.autograd.grad` with respect to them finds nothing.
@@ -136,7 +136,7 @@ def accumulate(
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a · b with the sums and the result in `dtype`. CUDA does so without widening a and b."""
+    """Return a · b, sums and result in `dtype`. CUDA does so without widening a and b."""
     if a.dtype == dtype:
         return torch.mm(a, b)
     if a.is_cuda:
@@ -152,13 +152,13 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def biases_of(modules: Sequence[Linear]) -> list[nn.Parameter] | None:
-    """The biases of all modules, [] if none has one; None if only some have."""
+    """Return the biases of all modules, [] if none has one; None if only some have."""
     biases = [module.bias for module in modules if module.bias is not None]
     return biases if len(biases) in (0, len(modules)) else None
 
 
 def _neighbours(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """One tensor over the memory of all, along the first axis, if they lie one behind the other.
+    """Return one tensor over the memory of all, along the first axis, if they are neighbours.
 
     Asked several times for every product: as few questions to each tensor as will do.
     """
@@ -188,7 +188,7 @@ def _neighbours(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def whole(tensors: Sequence[Tensor]) -> Tensor:
-    """All of them along the first axis: over their own memory, or copied if they lie apart."""
+    """Join all along the first axis: over their own memory, or copied if they lie apart."""
     together = _neighbours(tensors)
     return torch.cat(list(tensors)) if together is None else together
 

@@ -26,7 +26,7 @@ class Look:
 
     @property
     def fused(self) -> bool:
-        """Whether PyTorch's fused attention can do it. A window is a mask."""
+        """Tell whether PyTorch's fused attention can do it. A window is a mask."""
         return self.cap is None and self.sink_H is None
 
 
@@ -34,7 +34,7 @@ PLAIN = Look()
 
 
 def check_plain(look: Look) -> None:
-    """For attention that knows nothing else."""
+    """Refuse anything special, for attention that knows nothing else."""
     if look is not PLAIN:
         raise ModelError(f"Kernels attend in the plain way alone, not with {look}. Use Plain ops.")
 
@@ -48,7 +48,7 @@ def attention(
     mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """What the queries see, [N, H, Q, W]; masks as `scaled_dot_product_attention` takes them."""
+    """Return what the queries see, [N, H, Q, W]; masks as in `scaled_dot_product_attention`."""
     if look.fused:
         return F.scaled_dot_product_attention(
             query_NHQW,
@@ -70,7 +70,7 @@ def _in_steps(
     mask: Tensor | None,
     causal: bool,
 ) -> Tensor:
-    """Scores in memory, in at least float32: queries x keys for every head."""
+    """Attend with the scores in memory, in at least float32: queries x keys for every head."""
     rows, heads, queries, width = query_NHQW.shape
     groups, keys = key_NJUW.shape[1:3]
     wide = torch.promote_types(query_NHQW.dtype, torch.float32)

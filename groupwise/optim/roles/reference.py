@@ -21,7 +21,7 @@ from groupwise.optim.roles.role import Role, Score
 
 
 def parse_update(text: str) -> tuple[str, float]:
-    """ "frozen", "ema:DECAY" or "reset:STEPS" as (kind, number)."""
+    """Read "frozen", "ema:DECAY" or "reset:STEPS" as (kind, number)."""
     kind, _, number = text.partition(":")
     try:
         if text == "frozen":

@@ -1,4 +1,4 @@
-"""What a role can do. A role does nothing of it by itself: each overrides what it takes part in."""
+"""The parts that a role can take. It takes none by itself: each overrides those that it takes."""
 
 from __future__ import annotations
 
