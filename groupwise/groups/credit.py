@@ -196,7 +196,7 @@ def drift_as_process_reward(
     ddof: Ddof = 1,
     eps: NonNegative = 1e-6,
 ) -> Tensor:
-    """The simplified PRIME of several articles, with the policy in the reward model's place."""
+    """Do the simplified PRIME of several articles: the policy is its own reward model."""
     x_NT = mixed_reward(reward_N, batch, mix)
     select_NT = batch.mask_NT & ~reward_N.isnan()[:, None]
     return _zscore_and_sum(x_NT, select_NT, batch, ddof, eps)

@@ -143,7 +143,7 @@ def kl_sequence_mean(
     coef: NonNegative = 0.001,
     estimator: Literal["k1", "k2", "k3", "k3+"] = "k3",
 ) -> Tensor:
-    """KL to the reference averaged per sequence, whatever the policy term's aggregation."""
+    """Average KL to the reference per sequence, whatever the policy term's aggregation."""
     ref_NT = batch.stream("ref_logp_NT")
     x_NT = batch.stream("logp_NT") - ref_NT
     return coef * (prepared["coefficient_NT"] * VALUES[estimator](x_NT)).sum()

@@ -57,7 +57,7 @@ def tis_sequence(batch: TokenBatch, *, cap: Positive = 2.0) -> Tensor:
     breaks="the tokens that disagree most teach nothing",
 )
 def icepop(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 5.0) -> Tensor:
-    """IcePop: masks tokens outside the band."""
+    """Mask tokens outside the band (IcePop)."""
     rho_NT = bounded_exp(mismatch(batch))
     return rho_NT * ((rho_NT >= low) & (rho_NT <= high))
 

@@ -52,7 +52,7 @@ def on_policy(batch: TokenBatch) -> Tensor:
     breaks="noisy; the product over a long answer is unbounded",
 )
 def token(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
-    """One ratio per token (PPO, GRPO)."""
+    """Take one ratio per token (PPO, GRPO)."""
     return _difference(batch, anchor)
 
 

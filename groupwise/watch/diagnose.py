@@ -146,12 +146,12 @@ def _gap(row: Row) -> float:
 
 
 def _mean(row: Row, name: str) -> float:
-    """Over the policy's own tokens: the file has 0 at others."""
+    """Average over the policy's own tokens: the file has 0 at others."""
     return float(np.sum(row[name])) / max(_length(row), 1) if row[name] else 0.0
 
 
 def _length(row: Row) -> int:
-    """The policy's own tokens; all of them in a file that does not tell."""
+    """Count the policy's own tokens; all of them in a file that does not tell."""
     return sum(row["mask"]) if row["mask"] is not None else len(row["token_ids"] or ())
 
 
