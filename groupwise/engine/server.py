@@ -57,7 +57,7 @@ class BadRequest(ValueError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClientRequest:
     prompt: tuple[int, ...]
     samples: int
     seed: int
@@ -96,7 +96,7 @@ class Server(ThreadingHTTPServer):
         self.max_body = min(BYTES_PER_TOKEN * shape.context + BYTES_BESIDE, MAX_BODY)
         self.connections = threading.Semaphore(MAX_CONNECTIONS)
         self.places = threading.Semaphore(MAX_WAITING)
-        self.waiting: queue.Queue[Asked] = queue.Queue()
+        self.waiting: queue.Queue[ClientRequest] = queue.Queue()
         super().__init__(address, Handler)
         alone = is_loopback(str(self.server_address[0]))
         self.key = key or ("" if alone else secrets.token_urlsafe(24))
@@ -129,7 +129,7 @@ class Server(ThreadingHTTPServer):
             return 421, f"this server is not meant under the name {host:.200}"
         return None
 
-    def read(self, body: Mapping[str, Any]) -> Asked:
+    def read(self, body: Mapping[str, Any]) -> ClientRequest:
         if body.get("stream"):
             raise BadRequest("stream is not offered: ask without it")
         given = {key: value for key, value in body.items() if value is not None}
@@ -151,7 +151,7 @@ class Server(ThreadingHTTPServer):
             if len(sampling.stop) > MAX_STOPS:
                 raise BadRequest(f"stop must be {MAX_STOPS} texts at most")
             prompt = tuple(self.tokenizer.prompt(_messages(body.get("messages"))))
-            asked = Asked(prompt, samples, seed, sampling)
+            asked = ClientRequest(prompt, samples, seed, sampling)
             # Now, since one that can't be answered would fail all that are answered with it.
             check_requests(self.shape, [asked.request], sampling)
         except (GroupwiseError, TypeError, ValueError, OverflowError) as error:
@@ -171,7 +171,7 @@ class Server(ThreadingHTTPServer):
                 self._answer(list(turn.values()), asked[0].sampling)
                 asked = [one for one in asked if turn.get(one.key) is not one]
 
-    def _answer(self, asked: Sequence[Asked], sampling: Sampling) -> None:
+    def _answer(self, asked: Sequence[ClientRequest], sampling: Sampling) -> None:
         requests = [one.request for one in asked]
         try:
             for one, found in zip(asked, self.engine.generate(requests, sampling), strict=True):
@@ -186,7 +186,7 @@ class Server(ThreadingHTTPServer):
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
-    def reply(self, asked: Asked, found: Sequence[Completion]) -> dict[str, Any]:
+    def reply(self, asked: ClientRequest, found: Sequence[Completion]) -> dict[str, Any]:
         ends = [self.tokenizer.decode([token]) for token in self.tokenizer.eos_ids]
         ends += asked.sampling.stop
         texts = self.tokenizer.decode_all([one.token_ids for one in found])

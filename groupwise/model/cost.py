@@ -111,7 +111,7 @@ def weight_bytes(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
     return matrices + shape.num_layers * outputs * SINGLE + rest * width
 
 
-def whole_again(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
+def dequantised_bytes(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
     """Count the bytes of the largest quantised matrix while in use; int8 is in float32 first."""
     if frozen is None or frozen.quantize == "none":
         return 0
@@ -323,7 +323,7 @@ def held(
     return {
         "weights": weight_bytes(shape, width, frozen),
         "adapter": 0 if frozen is None else frozen.adapter * width,
-        "dequantised": whole_again(shape, width, frozen),
+        "dequantised": dequantised_bytes(shape, width, frozen),
         "master weights": count * SINGLE if width == HALF else 0,
         "optimizer moments": 2 * count * SINGLE,
         **{role.name: count * role.held for role in roles},

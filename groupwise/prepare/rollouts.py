@@ -20,7 +20,7 @@ from groupwise.records import Completion, Grade, Rollout, Task
 
 
 @dataclass(frozen=True)
-class Written:
+class SampledGroup:
     """A group before it is graded: one prompt's completions."""
 
     task: Task
@@ -28,14 +28,14 @@ class Written:
     completions: list[Completion]
 
 
-def write(
+def sample_groups(
     engine: Engine,
     prompts: Sequence[tuple[Task, int]],
     samples: int,
     sampling: Sampling,
     stream: str = "train",
     done: Done | None = None,
-) -> list[Written]:
+) -> list[SampledGroup]:
     """Sample completions for (task, draw number) pairs, in order; tell `done` of each."""
     requests = [
         Request(task.token_ids, samples, prompt_id=task.id, draw=draw, stream=stream)  # type: ignore[arg-type]
@@ -43,13 +43,15 @@ def write(
     ]
     with phase("sampling", samples * len(requests), "completions") as told:
         groups = engine.generate(requests, sampling, done=done, wrote=told)
-    return [Written(task, draw, group) for (task, draw), group in zip(prompts, groups, strict=True)]
+    return [
+        SampledGroup(task, draw, group) for (task, draw), group in zip(prompts, groups, strict=True)
+    ]
 
 
 def grade(
     grader: Grader,
     tokenizer: Tokenizer,
-    written: Sequence[Written],
+    written: Sequence[SampledGroup],
     known: Ledger | None = None,
     first: int = 0,
 ) -> list[list[Rollout]]:
@@ -100,11 +102,11 @@ def _placed(given: Grade, completion: Completion, tokenizer: Tokenizer) -> Grade
     return replace(given, steps=tuple((before + end, reward) for end, reward in given.steps))
 
 
-class Beside:
+class ConcurrentGrading:
     """Grades groups while others are still being sampled, where engine and grader allow it.
 
-    `write` tells `take` of every group. What comes out is the same as grading afterwards, and
-    groups are graded in the same order: a function that keeps count sees no difference.
+    `sample_groups` tells `take` of every group. What comes out is the same as grading afterwards,
+    and groups are graded in the same order: a function that keeps count sees no difference.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class Beside:
         self.waiting: dict[int, list[Completion]] = {}  # for those before them
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="grading")
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> ConcurrentGrading:
         return self
 
     def __exit__(
@@ -138,11 +140,11 @@ class Beside:
         self.waiting[number] = completions
         while (turn := len(self.early)) in self.waiting:
             written = self.waiting.pop(turn)
-            group = Written(*self.prompts[turn], written)
+            group = SampledGroup(*self.prompts[turn], written)
             graded = self.thread.submit(grade, self.grader, self.tokenizer, [group], self.known)
             self.early[turn] = (written, graded)
 
-    def rollouts(self, written: Sequence[Written]) -> list[list[Rollout]]:
+    def rollouts(self, written: Sequence[SampledGroup]) -> list[list[Rollout]]:
         """Return every group graded; grade again what was sampled again since it was handed on."""
         early = {
             number: graded

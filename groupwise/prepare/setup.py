@@ -44,7 +44,7 @@ TASKS_SEED = 0
 
 
 @dataclass(frozen=True)
-class Bench:
+class Setup:
     """All that sampling and grading need."""
 
     loaded: Loaded
@@ -57,7 +57,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class CheckedData:
     """Tasks and reward of a configuration, checked, before there is a model."""
 
     train: Sequence[Task]
@@ -72,14 +72,14 @@ def set_up(
     model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded],
     *,
     learns: bool = True,
-) -> Bench:
+) -> Setup:
     """Set up what a configuration names; `model_for` may make the model for these tasks."""
     with phase("reading data"):
-        found = gather(config, learns=learns)
-    return seat(config, found, model_for(found.train, found.held_out))
+        found = check_data(config, learns=learns)
+    return prepare_tasks(config, found, model_for(found.train, found.held_out))
 
 
-def gather(config: Config, *, learns: bool = True) -> Gathered:
+def check_data(config: Config, *, learns: bool = True) -> CheckedData:
     """Check all that can be checked without a model; `learns`: also what the recipe needs."""
     model = place(config.model)
     check_device(model.device)
@@ -93,7 +93,7 @@ def gather(config: Config, *, learns: bool = True) -> Gathered:
         streams = config.recipe.streams if learns else ()
         notes += check(parts, found.train, streams=streams)
         notes += check(parts, found.eval, data="data.eval") if found.eval else []
-    return Gathered(found.train, found.eval, notes, found.weights, found.dropped)
+    return CheckedData(found.train, found.eval, notes, found.weights, found.dropped)
 
 
 def read_data(config: Config) -> tuple[Grader, LoadedData]:
@@ -148,27 +148,27 @@ def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
     )
 
 
-def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
+def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
     """Prepare the tasks as this model reads them."""
     with phase("preparing kernels" if on_gpu(config) else "preparing the model"):
         notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
     with phase("preparing prompts"):
-        fitting = fit(config, found, tokenizer, shape)
+        fitting = fitting_tasks(config, found, tokenizer, shape)
     check_answers(config.recipe, fitting.train, tokenizer, shape.context)
     notes += solution_notes(config.recipe, fitting.train)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
     ends += config.engine.stop
     grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
     notes = list(dict.fromkeys([*notes, *fitting.notes]))
-    return Bench(
+    return Setup(
         loaded, fitting.train, fitting.held_out, grader, notes, found.mixture, found.dropped
     )
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FittingTasks:
     """Tasks with token ids: those whose prompts leave room for an answer."""
 
     train: Sequence[Task]
@@ -178,7 +178,9 @@ class Fitting:
     notes: list[str]
 
 
-def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfig) -> Fitting:
+def fitting_tasks(
+    config: Config, found: CheckedData, tokenizer: Tokenizer, shape: ModelConfig
+) -> FittingTasks:
     """Choose what a run trains on and is judged on; needs no weights."""
     check_answer(config, shape)
     train = with_ids(config, found.train, tokenizer, shape)
@@ -188,7 +190,7 @@ def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfi
         judged = [task for task in judged if task.answer is not None]
     dropped = [row.task for row in train.dropped]
     notes = train.notes + (held_out.notes if held_out else [])
-    return Fitting(train.tasks, judged[: config.eval.tasks], dropped, train.limit, notes)
+    return FittingTasks(train.tasks, judged[: config.eval.tasks], dropped, train.limit, notes)
 
 
 def with_ids(

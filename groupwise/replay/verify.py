@@ -48,8 +48,6 @@ from groupwise.watch.display import Display
 FORMAT = 1  # of the manifest
 JUDGE = "judge"  # the part of a reward that asks a service
 
-Tell = Callable[[str], None]
-
 
 @dataclass
 class Verified:
@@ -120,7 +118,9 @@ class Verified:
         )
 
 
-def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text: None) -> Verified:
+def verify(
+    path: str | Path, steps: int | None = None, tell: Callable[[str], None] = lambda text: None
+) -> Verified:
     """Run it again in a folder that is thrown away, and compare step by step."""
     folder = RunFolder(path)
     config = read_config(folder)
@@ -157,7 +157,7 @@ class _Repetition:
     manifest: Mapping[str, Any]
     metrics: Mapping[int, Mapping[str, Any]]
     found: Verified
-    tell: Tell
+    tell: Callable[[str], None]
 
 
 def _repeat_parts(second: _Repetition, parts: list[RunPart]) -> None:

@@ -20,7 +20,7 @@ from groupwise.optim.roles import ROLES
 from groupwise.stages import stage_of
 from groupwise.watch.rules import RULES
 
-Rule = Callable[[Config, Method], Iterator[str]]
+StageRule = Callable[[Config, Method], Iterator[str]]
 
 
 def check_config(config: Config) -> list[str]:
@@ -190,7 +190,7 @@ def nothing_held_out(config: Config, recipe: Method) -> Iterator[str]:
         )
 
 
-REFUSED: tuple[Rule, ...] = (
+REFUSED: tuple[StageRule, ...] = (
     budget_never_reached,
     greedy_training,
     knobs_that_the_recipe_ignores,
@@ -201,7 +201,7 @@ REFUSED: tuple[Rule, ...] = (
     unknown_rules,
     *ANY_REFUSED,
 )
-DOUBTFUL: tuple[Rule, ...] = (
+DOUBTFUL: tuple[StageRule, ...] = (
     schedule_without_a_run,
     settings_without_effect,
     nothing_held_out,

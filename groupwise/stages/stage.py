@@ -27,17 +27,17 @@ from groupwise.stages.sources import SOURCES
 from groupwise.watch.clock import Clock
 
 M = TypeVar("M", bound=Method)
-Rule = Callable[[Config, M], Iterator[str]]
+StageRule = Callable[[Config, M], Iterator[str]]
 
 
-class Tell(Protocol):
+class TellEvent(Protocol):
     """Takes what people should know: its kind, and a sentence."""
 
     def __call__(self, kind: str, text: str, *, shown: bool = True, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True)
-class Taught:
+class StepUpdates:
     """The updates of one step and what they leave."""
 
     outcomes: list[StepOutcome]
@@ -54,8 +54,8 @@ class Stage(ABC, Generic[M, L]):
     It holds no state. What a run has learned is in its parts and its progress.
     """
 
-    REFUSED: tuple[Rule[Any], ...] = ()  # beside the rules for every stage
-    DOUBTFUL: tuple[Rule[Any], ...] = ()
+    REFUSED: tuple[StageRule[Any], ...] = ()  # beside the rules for every stage
+    DOUBTFUL: tuple[StageRule[Any], ...] = ()
     explains_loss = False  # whether people may wonder why the loss stays near 0
 
     def __init__(self, config: Config, recipe: M) -> None:
@@ -106,7 +106,9 @@ class Stage(ABC, Generic[M, L]):
         size = micro_tokens_of(self.config, model.config)
         return replace(self.config.optim, micro_tokens=size)
 
-    def collect(self, parts: Parts[L], cursor: TaskCursor, tell: Tell, clock: Clock) -> Collected:
+    def collect(
+        self, parts: Parts[L], cursor: TaskCursor, tell: TellEvent, clock: Clock
+    ) -> Collected:
         """Return what a step learns from."""
         groups = self.source.draw(parts, cursor, self.config.prompts_per_step, clock)
         return Collected(groups, sampled=self.source.sampled)
@@ -118,7 +120,7 @@ class Stage(ABC, Generic[M, L]):
         memory: Memory,
         collected: Collected,
         rate: float,
-        tell: Tell,
+        tell: TellEvent,
         clock: Clock,
-    ) -> Taught:
+    ) -> StepUpdates:
         """Make all updates on what was collected."""

@@ -63,7 +63,7 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class Moment:
+class Snapshot:
     """The contents of a checkpoint: the run at one moment, or its weights alone."""
 
     step: int
@@ -84,12 +84,12 @@ class Moment:
         return sum(x.nbytes for x in self.tensors)
 
 
-def weights_alone(step: int, model: Policy, files: Mapping[str, bytes]) -> Moment:
+def weights_alone(step: int, model: Policy, files: Mapping[str, bytes]) -> Snapshot:
     """Return the best policy so far; `files` are those that the model was loaded with."""
-    return Moment(step, True, _weights(model, files), None)
+    return Snapshot(step, True, _weights(model, files), None)
 
 
-def moment(
+def snapshot(
     step: int,
     *,
     model: Policy,
@@ -97,7 +97,7 @@ def moment(
     tensors: Mapping[str, Mapping[str, Tensor]],
     values: Mapping[str, Any],
     best: bool = False,
-) -> Moment:
+) -> Snapshot:
     """Return all that a run goes on from. `values` must come back from JSON unchanged."""
     _check_keys(values)
     parts = tuple(
@@ -105,7 +105,7 @@ def moment(
         for name, named in tensors.items()
     )
     kept = Contents({"values.json": json.dumps(values).encode()}, parts)
-    return Moment(step, best, _weights(model, files), kept)
+    return Snapshot(step, best, _weights(model, files), kept)
 
 
 def _weights(model: Policy, files: Mapping[str, bytes]) -> Contents:
@@ -116,7 +116,7 @@ def _writes(name: str) -> Callable[[Path, dict[str, Tensor]], None]:
     return lambda folder, tensors: save_file(tensors, folder / name)
 
 
-def write(parent: Path, made: Moment, keep: int) -> Path:
+def write(parent: Path, made: Snapshot, keep: int) -> Path:
     """Write `parent/step_N`, set the links, delete all but the last `keep` and the best."""
     final, beside = parent / f"step_{made.step}", parent / f".step_{made.step}.{WRITING}"
     try:
@@ -283,7 +283,7 @@ def _steps(parent: Path) -> dict[int, Path]:
     return found
 
 
-def _write_resume(folder: Path, made: Moment) -> None:
+def _write_resume(folder: Path, made: Snapshot) -> None:
     """Add what resume needs and, last of all, the size and SHA-256 of every file."""
     resume = folder / "resume"
     # Hashing beside writing and flushing: processor and disk are busy at the same time.

@@ -355,6 +355,11 @@ def try_pairs(recipe: PairRecipe) -> list[str]:
     slot = recipe.pairing
     if _is_own(slot):
         choice = call_slot(slot, slot, torch.tensor([0.0, 1.0, 0.5, 0.25]))
-        if not isinstance(choice, Choice) or not {choice.chosen, choice.rejected} <= {0, 1, 2, 3}:
+        if not isinstance(choice, Choice) or not {choice.chosen, choice.rejected} <= {
+            0,
+            1,
+            2,
+            3,
+        }:
             raise _fault(slot, f"returned {choice!r} instead of a Choice of two of the candidates")
     return []

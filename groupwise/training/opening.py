@@ -33,7 +33,7 @@ from groupwise.parallel.world import ALONE
 from groupwise.prepare import pins
 from groupwise.prepare.engines import MakeEngine, engine_of
 from groupwise.prepare.placing import placed
-from groupwise.prepare.setup import Bench, check_room, set_up
+from groupwise.prepare.setup import Setup, check_room, set_up
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.recorder import Recorder
@@ -99,21 +99,21 @@ def _open(
     start = pins.pinned(config, manifest)
     stage = stage_of(start)
     doubts = [f"warning: {doubt}" for doubt in stage.try_slots()]
-    bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks))
-    stage.check_tasks(bench.tasks)
-    loaded, model = bench.loaded, bench.loaded.model
+    setup = set_up(start, lambda *tasks: starting_model(start, folder, *tasks))
+    stage.check_tasks(setup.tasks)
+    loaded, model = setup.loaded, setup.loaded.model
     learner = stage.learner(model, make_roles(model, config.recipe, config), ALONE)
     reporter = Reporter(folder, recorder, mirrors, display)
     parts = Parts(
         loaded=loaded,
-        tasks=bench.tasks,
-        held_out=bench.held_out,
-        grader=bench.grader,
+        tasks=setup.tasks,
+        held_out=setup.held_out,
+        grader=setup.grader,
         engine=engine_of(config, loaded, make_engine, reporter.event),
         learner=learner,
     )
     progress = Progress(
-        cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle),
+        cursor_of(setup.tasks, setup.mixture, config.seed, config.data.shuffle),
         micro_tokens=learner.micro_tokens,
         micro_tokens_asked=learner.optim.micro_tokens,
         opened=begun,
@@ -122,23 +122,23 @@ def _open(
         config, stage, progress, parts, reporter, Keeper(config, progress, parts, reporter, saver)
     )
     with phase("taking the weights' fingerprint"):
-        origin = _origin(config, bench)
+        origin = _origin(config, setup)
     _check_origin(folder, origin, display)
     before = _last_start(folder)
     _restore_latest(run, origin)
     run.keeper.reserve()
     reporter.health.see_all(folder.read_metrics())  # what was said before is not said again
     _write_start(run, origin, before)
-    fetched = _record_start(run, origin, manifest, bench.dropped)
+    fetched = _record_start(run, origin, manifest, setup.dropped)
     mirrors.start()
     display.start(
         [
-            *describe(config, learner.micro_tokens, len(bench.tasks), len(bench.held_out)),
+            *describe(config, learner.micro_tokens, len(setup.tasks), len(setup.held_out)),
             *(f"{name}: {commit}" for name, commit in fetched.items()),
             *adapter_notes(loaded, start),
             *role_notes(start),
             *doubts,
-            *bench.notes,
+            *setup.notes,
         ],
         config.steps,
         progress.step,
@@ -147,13 +147,13 @@ def _open(
     return run
 
 
-def _origin(config: Config, bench: Bench) -> dict[str, str]:
+def _origin(config: Config, setup: Setup) -> dict[str, str]:
     """Return digests of what a run starts from, by which it is known again."""
     return {
-        "weights": fingerprint(bench.loaded.model.named_parameters()),
-        "data": data_fingerprint(bench.tasks),
-        "held_out": data_fingerprint(bench.held_out),
-        "reward": bench.grader.code(),
+        "weights": fingerprint(setup.loaded.model.named_parameters()),
+        "data": data_fingerprint(setup.tasks),
+        "held_out": data_fingerprint(setup.held_out),
+        "reward": setup.grader.code(),
         "recipe": config.recipe.code(),
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from groupwise.errors import RunError
-from groupwise.runfiles import shapes
+from groupwise.runfiles import schemas
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_older
@@ -88,7 +88,7 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
         ("groupwise", folder.read_metrics()) if _is_ours(folder) else read_log(folder.path)
     )
     seen, ours = PartialReader(), tool == "groupwise"
-    events = seen.lines(folder.events, shapes.events) if ours else []
+    events = seen.lines(folder.events, schemas.events) if ours else []
     health = Health(rules)
     findings = health.see_all(lines)
     last = int(lines[-1]["step"]) if lines else 0

@@ -30,8 +30,6 @@ ENDS_IN_S = (
 )
 # Nouns that begin sentences about a class or a module may do; these words may not.
 NO_SUBJECTS = {"Of", "What", "Whether", "As"}
-# Class names that two modules still define: of folders that are not done yet, and of no others.
-STILL_TWICE = {"Choice", "Decoder", "Part", "Plan", "Rule", "Sample"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -100,8 +98,5 @@ def test_a_class_name_has_one_meaning() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"groupwise/{name}:{node.lineno}")
-    twice = {name: where for name, where in places.items() if len(where) > 1}
-    new = [f"{name}: {', '.join(where)}" for name, where in twice.items()
-           if name not in STILL_TWICE]  # fmt: skip
-    assert not new, "\n".join(new)
-    assert twice.keys() >= STILL_TWICE, "no longer twice: take them off the list"
+    twice = [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+    assert not twice, "\n".join(twice)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from groupwise.engine.protocol import State, WeightSource
 from groupwise.errors import EngineError
-from groupwise.model.layers.transformer import PolicyModel, twin
+from groupwise.model.layers.transformer import PolicyModel, copy_trained
 from groupwise.parallel.shards import refuse_shards
 
 FORMS = '"shared", "int8", "stale:K" (K updates old, such as "stale:2"), "noise:S" (noise of \
@@ -75,7 +75,7 @@ class Stale:
         self.sync(version)
 
     def sync(self, version: int) -> None:
-        self.past[version] = detached(self.learner, twin)
+        self.past[version] = detached(self.learner, copy_trained)
         self._choose(version)
 
     def _choose(self, newest: int) -> None:
@@ -104,7 +104,7 @@ class Stale:
         self.past = {newest: self.past[newest]}
         wanted = self._trained()
         for version in sorted({int(name.split("/", 1)[0]) for name in state}):
-            model = detached(self.learner, twin)
+            model = detached(self.learner, copy_trained)
             for name, parameter in model.named_parameters():
                 if name not in wanted:
                     continue
@@ -142,7 +142,7 @@ def make_source(weights: str, learner: PolicyModel, version: int) -> WeightSourc
 def detached(
     model: PolicyModel, copied: Callable[[PolicyModel], PolicyModel] = copy.deepcopy
 ) -> PolicyModel:
-    """Copy the model outside the graph: all of it, or a `twin` that shares what is frozen."""
+    """Copy the model outside the graph: all of it, or by `copy_trained`."""
     made = copied(model)
     for _, parameter in made.named_parameters():
         parameter.requires_grad_(False)

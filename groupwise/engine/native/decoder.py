@@ -20,7 +20,7 @@ from groupwise.model.kernels.attention import decode_attention
 from groupwise.model.kernels.head import sample
 from groupwise.model.kernels.prompts import prompt_attention, prompt_tiles
 from groupwise.model.kernels.record import ENDED, record
-from groupwise.model.layers.look import PLAIN, Look, check_plain
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule, check_plain
 from groupwise.model.layers.transformer import PolicyModel
 
 MOST_ROWS = 1024  # in flight at a time, unless asked otherwise
@@ -97,9 +97,9 @@ class CachedDecode:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
-        check_plain(look)
+        check_plain(rule)
         state, first = self.state, None
         if self.tile_I4 is not None:
             heads = key_TJW.shape[1]

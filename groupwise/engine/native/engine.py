@@ -17,7 +17,7 @@ import torch
 from groupwise import config
 from groupwise.engine.backends import EngineSetup, Tell, warn
 from groupwise.engine.native.copies import make_source
-from groupwise.engine.native.scheduler import Flight, Whole
+from groupwise.engine.native.scheduler import FinishedGroups, Scheduler
 from groupwise.engine.protocol import (
     Capabilities,
     Engine,
@@ -38,7 +38,7 @@ from groupwise.records import Completion
 
 if TYPE_CHECKING:
     from groupwise.engine.native.decoder import Decoder
-    from groupwise.engine.native.gpu_scheduler import DecoderFlight
+    from groupwise.engine.native.gpu_scheduler import GpuScheduler
 
 SLOTS = 64  # unless asked otherwise: more take more memory and are hardly faster on a CPU
 
@@ -79,8 +79,8 @@ class NativeEngine(Engine):
         self.failed = False  # a kernel of the decoder
         self.told = False  # that it is not exact
         self.batches: list[Batch] = []  # the first of them in flight
-        self.flight: Flight | DecoderFlight | None = None
-        self.steps: Iterator[Whole] = iter(())  # of the flight
+        self.flight: Scheduler | GpuScheduler | None = None
+        self.steps: Iterator[FinishedGroups] = iter(())  # of the flight
         self.names: list[Ticket] = []  # of the flight's requests
         self.before = (0, 0)  # completions and tokens of the batch, written by earlier tries
         self.tickets = count()
@@ -180,22 +180,22 @@ class NativeEngine(Engine):
             )
         return whole
 
-    def _decode(self, requests: Sequence[Request], sampling: Sampling) -> DecoderFlight:
+    def _decode(self, requests: Sequence[Request], sampling: Sampling) -> GpuScheduler:
         from groupwise.engine.native.decoder import Decoder  # needs Triton
-        from groupwise.engine.native.gpu_scheduler import DecoderFlight
+        from groupwise.engine.native.gpu_scheduler import GpuScheduler
 
         if self.decoder is None:
             model = self.source.model
             self.decoder = Decoder(model, self.tokenizer, seed=self.seed, slots=self.slots)
         self.places = min(self.decoder.slots, samples_of(requests))
         version = self.source.version
-        flight = DecoderFlight(self.decoder, requests, sampling, version, self.weights)
+        flight = GpuScheduler(self.decoder, requests, sampling, version, self.weights)
         self.places = flight.slots
         return flight
 
-    def _plain(self, requests: Sequence[Request], sampling: Sampling) -> Flight:
+    def _plain(self, requests: Sequence[Request], sampling: Sampling) -> Scheduler:
         self.places = min(self.slots or SLOTS, samples_of(requests))
-        return Flight(self, requests, sampling, self.places)
+        return Scheduler(self, requests, sampling, self.places)
 
     def _recover(
         self,

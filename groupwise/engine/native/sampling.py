@@ -15,11 +15,11 @@ from torch import Tensor
 from groupwise.engine.protocol import Sampling
 
 BLOCK = 64
-FIRST_LOOK = 256  # likeliest tokens in which top-p looks for its share first
+FIRST_CANDIDATES = 256  # likeliest tokens in which top-p looks for its share first
 
 
 @dataclass(frozen=True)
-class Choice:
+class DrawnTokens:
     token_N: Tensor
     logp_N: Tensor  # float32, of the distribution that the token was drawn from
     topk_id_NK: Tensor | None = None
@@ -37,7 +37,7 @@ def choose(
     uniform_N: Tensor,
     sampling: Sampling,
     banned: tuple[Tensor, Tensor] | None = None,
-) -> Choice:
+) -> DrawnTokens:
     """Draw, or take the likeliest. The logits are at the temperature already; both get spoilt.
 
     `banned` are rows, and token ids that they can't draw.
@@ -55,7 +55,7 @@ def choose(
         keep_likeliest(weight_NV, sampling.top_k, sampling.top_p)
         token_N, total_N = draw(weight_NV, uniform_N)
     logp_N = z_NV.gather(1, token_N[:, None])[:, 0].double() - total_N.log()
-    return Choice(token_N, logp_N.float(), topk_id_NK, topk_logp_NK)
+    return DrawnTokens(token_N, logp_N.float(), topk_id_NK, topk_logp_NK)
 
 
 def draw(weight_NV: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ def keep_likeliest(weight_NV: Tensor, top_k: int, top_p: float) -> None:
 
 def _least_of_share(weight_NV: Tensor, share: float) -> Tensor:
     goal_N1 = share * _cumulative(weight_NV)[:, -1:]
-    width = min(FIRST_LOOK, weight_NV.shape[1])
+    width = min(FIRST_CANDIDATES, weight_NV.shape[1])
     while True:
         value_NK = weight_NV.topk(width, dim=-1).values
         reached_NK = value_NK.double().cumsum(-1)

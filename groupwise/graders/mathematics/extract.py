@@ -78,10 +78,10 @@ def find(
     In one that was cut off at the limit of tokens (`cut`), only what a mark closes counts, or a
     value that stands there without a word. `marked`: only what has a mark counts at all.
     """
-    return look(final(text, ends)[-MAX_TEXT:], cut, marked)
+    return find_in_text(final(text, ends)[-MAX_TEXT:], cut, marked)
 
 
-def look(text: str, cut: bool = False, only_marked: bool = False) -> Found:
+def find_in_text(text: str, cut: bool = False, only_marked: bool = False) -> Found:
     """Find the answer of a text that has neither thoughts nor end tokens."""
     mark = tagged(text) or _in_a_box(text) or marked(text)
     if mark is None:
@@ -90,7 +90,7 @@ def look(text: str, cut: bool = False, only_marked: bool = False) -> Found:
         return Found("nothing", "") if lost or not text else Found("whole", text)
     instead = taken_back(text[mark.end :])
     if instead is not None:
-        return look(instead, cut, only_marked) if instead else Found("withdrawn", "")
+        return find_in_text(instead, cut, only_marked) if instead else Found("withdrawn", "")
     if cut and mark.how == "marked" and not text[mark.end :].strip(" "):
         return Found("nothing", "")  # perhaps only a piece of it
     return Found(mark.how, mark.text)

@@ -20,6 +20,7 @@ from groupwise.graders import answers
 from groupwise.graders.mathematics import amounts, numbers
 from groupwise.graders.mathematics.boxes import boxed, boxes
 from groupwise.graders.mathematics.endings import holds
+from groupwise.graders.mathematics.engine_notation import is_left_to_do, is_work, plain_notation
 from groupwise.graders.mathematics.extract import (
     VALUE,
     Found,
@@ -29,7 +30,6 @@ from groupwise.graders.mathematics.extract import (
     without_last_reason,
     without_reason,
 )
-from groupwise.graders.mathematics.fence import is_left_to_do, is_work, plain_notation
 from groupwise.graders.mathematics.formulas import last_formula
 from groupwise.graders.mathematics.notation import MAX_LENGTH, read
 from groupwise.graders.mathematics.rounding import Rounding

@@ -25,7 +25,7 @@ from groupwise.graders.mathematics.amounts import (
 from groupwise.graders.mathematics.endings import holds
 from groupwise.graders.mathematics.extract import (
     VALUE,
-    look,
+    find_in_text,
     sentence_start,
     without_last_reason,
     without_reason,
@@ -107,7 +107,7 @@ def answer_number(text: str, *, cut: bool = False) -> Number | None:
     ones joined by 'or', are no answer. A text in words that was cut off (`cut`) has to
     mark it.
     """
-    found = look(text, cut)
+    found = find_in_text(text, cut)
     if found.how == "whole":
         return last_number(found.text)
     if found.how == "boxed" and "!" in plain(found.text):  # a factorial; elsewhere it is joy

@@ -17,7 +17,7 @@ import sympy  # type: ignore[import-untyped]
 from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
-from groupwise.graders.mathematics.fence import COMMAND, plain_notation
+from groupwise.graders.mathematics.engine_notation import COMMAND, plain_notation
 from groupwise.graders.mathematics.notation import read
 from groupwise.graders.mathematics.rounding import Rounding, is_decimal
 from groupwise.graders.mathematics.values import POINTS, mpf, points, value

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from groupwise.common.extras import install
 from groupwise.errors import ModelError
-from groupwise.model.layers.joined import Product
+from groupwise.model.layers.fused_linear import Product
 from groupwise.model.layers.linear import Linear
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from groupwise.errors import ModelError, in_short
 from groupwise.model.borrowed.families import make_config, model_class, quiet, text_part
 from groupwise.model.config import ModelConfig
 from groupwise.model.layers.attention import Attend
+from groupwise.model.layers.attention_rule import AttentionRule
 from groupwise.model.layers.head import HeadRule
-from groupwise.model.layers.look import Look
 from groupwise.model.layers.transformer import Policy, check_pack
 
 NAME = "groupwise"  # of our attention function, among transformers' own
@@ -76,11 +76,11 @@ def _attention(
             "in a pack. Use another model."
         )
     window = None if attention_mask is None else int(attention_mask)
-    look = Look(scale=scaling, window=window, cap=softcap, sink_H=s_aux)
+    rule = AttentionRule(scale=scaling, window=window, cap=softcap, sink_H=s_aux)
     query_THW, key_TJW, value_TJW = (
         x[0].transpose(0, 1) for x in (query_1HTW, key_1JTW, value_1JTW)
     )
-    seen_THW = _attend.get()(module.layer_idx, query_THW, key_TJW, value_TJW, look)
+    seen_THW = _attend.get()(module.layer_idx, query_THW, key_TJW, value_TJW, rule)
     return seen_THW[None], None
 
 

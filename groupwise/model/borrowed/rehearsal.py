@@ -20,8 +20,8 @@ from groupwise.errors import ModelError, in_short
 from groupwise.model.borrowed.policy import NAME, Borrowed, borrow
 from groupwise.model.config import ModelConfig
 from groupwise.model.layers.attention import Attend, shared_positions, shared_prompts
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule
 from groupwise.model.layers.head import logits
-from groupwise.model.layers.look import PLAIN, Look
 from groupwise.model.memory import is_out_of_memory
 
 # What may differ by rounding: the largest |Δ log p|, in half precision the mean. There a mixture of
@@ -66,11 +66,11 @@ class Watched:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
         self.layers.append(layer)
         self.sizes.add((*key_TJW.shape[1:], value_TJW.shape[2]))
-        return self.attend(layer, query_THW, key_TJW, value_TJW, look)
+        return self.attend(layer, query_THW, key_TJW, value_TJW, rule)
 
 
 @torch.no_grad()

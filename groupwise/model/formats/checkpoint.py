@@ -26,7 +26,7 @@ from groupwise.hub import COMPANIONS, local_model
 from groupwise.model.borrowed.families import read_shape
 from groupwise.model.borrowed.policy import Borrowed
 from groupwise.model.config import ModelConfig
-from groupwise.model.formats.fields import TEXT, Rule, check, read_bytes, table
+from groupwise.model.formats.fields import TEXT, FieldRule, check, read_bytes, table
 from groupwise.model.formats.gguf import GGUFFile, hf_config, read_gguf
 from groupwise.model.formats.gguf_tokenizer import tokenizer_files
 from groupwise.model.formats.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ def _is_file_name(x: Any) -> bool:
     return TEXT.fits(x) and Path(x).name == x and len(x.encode()) < 256
 
 
-PLACES = Rule(
+PLACES = FieldRule(
     "a table of tensors and the names of files beside it",
     lambda x: isinstance(x, dict) and all(map(_is_file_name, x.values())),
 )

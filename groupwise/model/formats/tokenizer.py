@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from groupwise.errors import ModelError
 from groupwise.model.formats.fields import (
     TEXT,
-    Rule,
+    FieldRule,
     Rules,
     check,
     either,
@@ -45,9 +45,9 @@ def _is_named_template(x: Any) -> bool:
 
 UNDECODED = ("The tokenizer can't decode tokens", "Fetch its tokenizer.json again.")
 
-_NAME = either(TEXT, Rule('a table with a text as its "content"', _is_added_token))
+_NAME = either(TEXT, FieldRule('a table with a text as its "content"', _is_added_token))
 _TEMPLATES = several(
-    Rule("", _is_named_template), 'a list of tables with a "name" and a "template"'
+    FieldRule("", _is_named_template), 'a list of tables with a "name" and a "template"'
 )
 _NUMBER = whole(-(2**31), 2**31)  # that it is in the vocabulary is checked with the others
 NAME_RULES: Rules = {

@@ -1,10 +1,11 @@
 """Attention kernels: decode over shared prompts, exact attention of packs, merging of two parts.
 
-Decode and packs share `_look`, the walk through one block of keys. In exact mode they also share
-the block's size, where blocks start (at the prompt's first token, and again at the completion's)
-and the tile's rows and warps, so that a token gets the same bits from either: a block that a row
-may not see is multiplied by exactly 1 and adds exactly 0. Products that feed a sum are written as
-`fma`, because the compiler would else choose for each kernel anew whether to round in between.
+Decode and packs share `_attend_block`, the walk through one block of keys. In exact mode they also
+share the block's size, where blocks start (at the prompt's first token, and again at the
+completion's) and the tile's rows and warps, so that a token gets the same bits from either: a block
+that a row may not see is multiplied by exactly 1 and adds exactly 0. Products that feed a sum are
+written as `fma`, because the compiler would else choose for each kernel anew whether to round in
+between.
 
 Axes: `_B` row of a decode batch, `_Q` row of a tile, `_U` key of a block, `_I` tile, `_X` share of
 the keys, `_G` entry of a layout, else as in CONTRIBUTING.md.
@@ -53,7 +54,7 @@ def exact_shape(width: int, dtype: torch.dtype) -> Shape:
 
 
 @triton.jit
-def _look(query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale):
+def _attend_block(query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale):
     """Add one block of keys, visible up to `last_Q`: softmax sums so far, relative to `top_Q`."""
     score_QU = tl.dot(query_QW, tl.trans(key_UW), input_precision="ieee")
     score_QU = tl.where(index_U[None, :] <= last_Q[:, None], score_QU, float("-inf"))
@@ -156,7 +157,7 @@ def _decode_kernel(
         key_UW = tl.load(key_U[:, None] + at_W[None, :], mask=real_UW, other=0.0)
         value_UW = tl.load(value_U[:, None] + at_W[None, :], mask=real_UW, other=0.0)
         last_Q = tl.full([BLOCK_Q], 0, tl.int32) + last
-        seen_QW, top_Q, total_Q = _look(
+        seen_QW, top_Q, total_Q = _attend_block(
             query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale
         )
 
@@ -244,7 +245,7 @@ def _pack_kernel(
             mask=real_UW,
             other=0.0,
         )
-        seen_QW, top_Q, total_Q = _look(
+        seen_QW, top_Q, total_Q = _attend_block(
             query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale
         )
 

@@ -21,8 +21,8 @@ from groupwise.model.kernels.attention import (
     Shape,
     _address,
     _alignment,
+    _attend_block,
     _block_width,
-    _look,
     _place,
     _row_strides,
     _scale,
@@ -97,7 +97,7 @@ def _prompt_kernel(
         real_UW = (index_U < length)[:, None] & real_W[None, :]
         key_UW = tl.load(key + at_UW, mask=real_UW, other=0.0)
         value_UW = tl.load(value + at_UW, mask=real_UW, other=0.0)
-        seen_QW, top_Q, total_Q = _look(
+        seen_QW, top_Q, total_Q = _attend_block(
             query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale
         )
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.model.layers.look import PLAIN, Look, attention
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule, attention
 
 # Rows go into one block if their sizes fall into the same class; a block is padded to its longest.
 # Classes grow by a third, so at most about a quarter of a block is padding.
@@ -36,7 +36,7 @@ class Attend(Protocol):
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
         """Return what each token sees, [T, H, W], for queries and keys that are rotated already."""
         ...
@@ -88,17 +88,17 @@ class BlockAttention:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
-        if look.window not in self.masks:
-            self.masks[look.window] = [block.within(look.window) for block in self.blocks]
+        if rule.window not in self.masks:
+            self.masks[rule.window] = [block.within(rule.window) for block in self.blocks]
         parts = []
-        for block, mask_N1QU in zip(self.blocks, self.masks[look.window], strict=True):
+        for block, mask_N1QU in zip(self.blocks, self.masks[rule.window], strict=True):
             seen_NHQW = attention(
                 _rows(query_THW, block.query_NQ),
                 _rows(key_TJW, block.key_NU),
                 _rows(value_TJW, block.key_NU),
-                look,
+                rule,
                 mask=mask_N1QU,
                 causal=mask_N1QU is None,
             )

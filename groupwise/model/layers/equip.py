@@ -13,7 +13,7 @@ from groupwise.model.layers.head import HeadQuery
 from groupwise.model.layers.ops import Plain
 from groupwise.model.layers.order import fix_order
 from groupwise.model.layers.transformer import Policy, Transformer
-from groupwise.model.pace import pace
+from groupwise.model.throughput import throughput_line
 from groupwise.model.tiles import prepare_products
 
 # Tokens for which kernels take the largest of their tiles. The head needs more than one tile of
@@ -55,7 +55,9 @@ def _equip_borrowed(model: Borrowed, exact: bool) -> list[str]:
             "Set engine.exact=false."
         )
     fix_order(False)
-    return [f"{family} runs through transformers, without groupwise's layers: {pace(model)}"]
+    return [
+        f"{family} runs through transformers, without groupwise's layers: {throughput_line(model)}"
+    ]
 
 
 _FAST = (

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from groupwise.errors import ModelError
-from groupwise.model.layers.look import PLAIN, Look, check_plain
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule, check_plain
 from groupwise.model.layers.order import order
 
 TILE = 64  # tokens of one segment that the exact kernel looks at together
@@ -44,7 +44,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackPlan:
     """The calls' knowledge of a pack; all tensors are views of one, on its device."""
 
     tokens: int
@@ -77,9 +77,9 @@ class PrefixAttention:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
-        check_plain(look)
+        check_plain(rule)
         if len(query_THW) != self.plan.tokens:
             raise ModelError(
                 f"The pack was planned for {self.plan.tokens} tokens and has {len(query_THW)}. "
@@ -94,7 +94,7 @@ class PrefixAttention:
 class _Prefix(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: Plan, exact: bool
+        ctx: Any, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: PackPlan, exact: bool
     ) -> Tensor:
         attend = _exact if exact and query_THW.is_cuda else _in_parts
         seen_THW, lse_HT = attend(query_THW, key_TJW, value_TJW, plan)
@@ -106,7 +106,7 @@ class _Prefix(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_THW: Tensor) -> tuple[Tensor | None, ...]:
         query_THW, key_TJW, value_TJW, seen_THW, lse_HT = ctx.saved_tensors
-        plan: Plan = ctx.plan
+        plan: PackPlan = ctx.plan
         grad_THW = grad_THW.contiguous()
         with order(fixed=True) if ctx.exact else nullcontext():
             grads = segment_backward(
@@ -126,7 +126,7 @@ class _Prefix(torch.autograd.Function):
 
 
 def _exact(
-    query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: Plan
+    query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: PackPlan
 ) -> tuple[Tensor, Tensor]:
     from groupwise.model.kernels.attention import pack_attention
 
@@ -134,7 +134,7 @@ def _exact(
 
 
 def _in_parts(
-    query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: Plan
+    query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: PackPlan
 ) -> tuple[Tensor, Tensor]:
     own = segment_forward(query_THW, key_TJW, value_TJW, plan.itself)
     if plan.prompts is None:
@@ -147,7 +147,7 @@ def _in_parts(
     return merge(*own, *other, plan.behind_T)
 
 
-def _of_prompts(plan: Plan, key_TJW: Tensor, value_TJW: Tensor) -> tuple[Tensor, Tensor]:
+def _of_prompts(plan: PackPlan, key_TJW: Tensor, value_TJW: Tensor) -> tuple[Tensor, Tensor]:
     return key_TJW.index_select(0, plan.prompt_T), value_TJW.index_select(0, plan.prompt_T)
 
 
@@ -275,7 +275,7 @@ def make_plan(
     completions: Sequence[Sequence[int]],
     device: torch.device,
     exact: bool,
-) -> Plan:
+) -> PackPlan:
     """Put numbers together on the host and send them in one copy."""
     lengths = [n for p, group in zip(prompts, completions, strict=True) for n in (p, *group)]
     if not lengths or min(lengths) < 1:
@@ -301,7 +301,7 @@ def make_plan(
     )
     longest = max(lengths)
     shared = Segments(group_ends, prompt_ends, max(sizes), max(prompts), causal=False)
-    return Plan(
+    return PackPlan(
         tokens=groups[-1],
         itself=Segments(ends, ends, longest, longest, causal=True),
         prompts=shared if any(completions) else None,

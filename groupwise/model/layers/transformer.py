@@ -228,7 +228,7 @@ class Layer(nn.Module):
         return ops.feed_forward(x_TD, seen_TD, self.post_attention_layernorm, self.mlp)
 
 
-class Decoder(nn.Module):
+class TransformerBody(nn.Module):
     """Everything below the head: Hugging Face calls it `model`."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -243,12 +243,12 @@ class Transformer(Policy):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.model = Decoder(config)
+        self.model = TransformerBody(config)
         if not config.tied:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
-    def body(self) -> Decoder:
+    def body(self) -> TransformerBody:
         return self.model
 
     @property
@@ -285,7 +285,7 @@ class Transformer(Policy):
         return self
 
 
-def twin(model: Model) -> Model:
+def copy_trained(model: Model) -> Model:
     """Copy the model, sharing what is frozen: no update ever makes the two differ there."""
     refuse_shards(model.named_parameters(), "A copy of the policy")
     frozen = {id(p): p for _, p in model.named_parameters() if not p.requires_grad}

@@ -43,7 +43,7 @@ class Role:
         return []
 
     @classmethod
-    def told(cls, config: Config) -> str:
+    def description(cls, config: Config) -> str:
         """Return its name with what the configuration makes of it."""
         return cls.name
 

@@ -14,7 +14,7 @@ from groupwise.model.layers.transformer import Policy
 ROWS, TOKENS = 16, 16  # sequences, and tokens of each
 
 
-def pace(model: Policy) -> str:
+def throughput_line(model: Policy) -> str:
     """Say in words how many tokens a second are sampled and scored."""
     sampled, scored = measure(model)
     return (

@@ -58,22 +58,20 @@ def lay_rows(parameters: Sequence[nn.Parameter]) -> None:
             parameter.data = part
 
 
-def joined_weight(modules: Sequence[Linear]) -> Tensor | None:
+def fused_weight(modules: Sequence[Linear]) -> Tensor | None:
     """Return [sum of outputs, inputs] over the weights' own memory, or None if they lie apart."""
     return _neighbours([module.weight for module in modules])
 
 
-def linear_joined(
-    x_TD: Tensor, modules: Sequence[Linear], product: Product | None = None
-) -> Tensor:
+def fused_linear(x_TD: Tensor, modules: Sequence[Linear], product: Product | None = None) -> Tensor:
     """Return the modules' outputs side by side, [T, sum of outputs], biases included, adapters not.
 
     `product` takes the place of `F.linear`, in the forward pass only. The backward pass adds to the
     parameters' `.grad` itself: `torch.autograd.grad` with respect to them finds nothing.
     """
     biases = biases_of(modules)
-    if biases is None or joined_weight(modules) is None:
-        apart = [linear_joined(x_TD, [module], product) for module in modules]
+    if biases is None or fused_weight(modules) is None:
+        apart = [fused_linear(x_TD, [module], product) for module in modules]
         return torch.cat(apart, dim=1)
     weights = [module.weight for module in modules]
     out_TF: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
@@ -94,14 +92,14 @@ class _Linear(torch.autograd.Function):
         # because recomputation hands back copies, and gradients belong to the parameters.
         ctx.save_for_backward(x_TD, *weights)
         ctx.weights, ctx.biases = weights, biases
-        return product(x_TD, whole(weights), whole(biases) if biases else None)
+        return product(x_TD, concatenated(weights), concatenated(biases) if biases else None)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor | None, ...]:
         x_TD, *weights = ctx.saved_tensors
         need_x, _, _, *need = ctx.needs_input_grad
-        grad_x_TD = grad_TF @ whole(weights) if need_x else None
+        grad_x_TD = grad_TF @ concatenated(weights) if need_x else None
         count = len(weights)
         accumulate(ctx.weights, need[:count], grad_TF, x_TD)
         accumulate(ctx.biases, need[count:], grad_TF, None)
@@ -187,7 +185,7 @@ def _neighbours(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return first.detach().as_strided((rows, *rest), (*rest, 1))
 
 
-def whole(tensors: Sequence[Tensor]) -> Tensor:
+def concatenated(tensors: Sequence[Tensor]) -> Tensor:
     """Join all along the first axis: over their own memory, or copied if they lie apart."""
     together = _neighbours(tensors)
     return torch.cat(list(tensors)) if together is None else together

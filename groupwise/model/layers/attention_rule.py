@@ -18,7 +18,7 @@ from groupwise.errors import ModelError
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class AttentionRule:
     scale: float | None = None  # of scores; None: 1/√W
     window: int | None = None  # how many tokens a token sees, itself included; None: all
     cap: float | None = None  # scores become cap·tanh(score/cap)
@@ -30,43 +30,43 @@ class Look:
         return self.cap is None and self.sink_H is None
 
 
-PLAIN = Look()
+PLAIN = AttentionRule()
 
 
-def check_plain(look: Look) -> None:
+def check_plain(rule: AttentionRule) -> None:
     """Refuse anything special, for attention that knows nothing else."""
-    if look is not PLAIN:
-        raise ModelError(f"Kernels attend in the plain way alone, not with {look}. Use Plain ops.")
+    if rule is not PLAIN:
+        raise ModelError(f"Kernels attend in the plain way alone, not with {rule}. Use Plain ops.")
 
 
 def attention(
     query_NHQW: Tensor,
     key_NJUW: Tensor,
     value_NJUW: Tensor,
-    look: Look,
+    rule: AttentionRule,
     *,
     mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
     """Return what the queries see, [N, H, Q, W]; masks as in `scaled_dot_product_attention`."""
-    if look.fused:
+    if rule.fused:
         return F.scaled_dot_product_attention(
             query_NHQW,
             key_NJUW,
             value_NJUW,
             attn_mask=mask,
             is_causal=causal,
-            scale=look.scale,
+            scale=rule.scale,
             enable_gqa=query_NHQW.shape[1] != key_NJUW.shape[1],
         )
-    return _in_steps(query_NHQW, key_NJUW, value_NJUW, look, mask, causal)
+    return _in_steps(query_NHQW, key_NJUW, value_NJUW, rule, mask, causal)
 
 
 def _in_steps(
     query_NHQW: Tensor,
     key_NJUW: Tensor,
     value_NJUW: Tensor,
-    look: Look,
+    rule: AttentionRule,
     mask: Tensor | None,
     causal: bool,
 ) -> Tensor:
@@ -76,9 +76,9 @@ def _in_steps(
     wide = torch.promote_types(query_NHQW.dtype, torch.float32)
     query_NJGQW = query_NHQW.to(wide).view(rows, groups, heads // groups, queries, width)
     score_NJGQU = query_NJGQW @ key_NJUW.to(wide)[:, :, None].mT
-    score_NJGQU = score_NJGQU * (1 / sqrt(width) if look.scale is None else look.scale)
-    if look.cap is not None:
-        score_NJGQU = look.cap * torch.tanh(score_NJGQU / look.cap)
+    score_NJGQU = score_NJGQU * (1 / sqrt(width) if rule.scale is None else rule.scale)
+    if rule.cap is not None:
+        score_NJGQU = rule.cap * torch.tanh(score_NJGQU / rule.cap)
     score_NHQU = score_NJGQU.flatten(1, 2)
     if causal:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query_NHQW.device).tril()
@@ -86,8 +86,8 @@ def _in_steps(
         score_NHQU = score_NHQU.masked_fill(~mask, -inf)
     elif mask is not None:
         score_NHQU = score_NHQU + mask
-    if look.sink_H is not None:
-        sink_NHQ1 = look.sink_H.to(wide)[:, None, None].expand(rows, -1, queries, 1)
+    if rule.sink_H is not None:
+        sink_NHQ1 = rule.sink_H.to(wide)[:, None, None].expand(rows, -1, queries, 1)
         score_NHQU = torch.cat((score_NHQU, sink_NHQ1), dim=-1)
     weight_NHQU = score_NHQU.softmax(-1)[..., :keys]
     weight_NJGQU = weight_NHQU.reshape(rows, groups, -1, queries, keys)
