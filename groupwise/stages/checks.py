@@ -14,7 +14,7 @@ from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
 from groupwise.engine.backends import capabilities_of
 from groupwise.errors import ConfigError
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.methods.trainable import lacking
 from groupwise.optim.roles import ROLES
 from groupwise.stages import stage_of

@@ -7,7 +7,7 @@ from typing import TypeVar
 from groupwise.config.fields import Config
 from groupwise.engine.backends import capabilities_of
 from groupwise.explain.idle import Conditions, Idle, acting, idle, updates_of
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.methods.slots import Slot
 from groupwise.prepare.placing import place
 

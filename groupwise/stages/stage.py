@@ -13,7 +13,7 @@ from groupwise import config as configuration
 from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
 from groupwise.errors import RecipeError, nearest
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.model.cost import Parts as Costs
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.roles.role import Role

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from groupwise.config import Config
 from groupwise.errors import ConfigError, RunError
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.model.cost import HALF as HALF_WIDTH
 from groupwise.model.cost import SINGLE, RoleSize
 from groupwise.model.layers.transformer import Policy, copy_trained

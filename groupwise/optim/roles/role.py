@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from groupwise.config import Config
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.model.cost import RoleSize
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.packs import Pack
