@@ -29,8 +29,7 @@ from groupwise.records import Task
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.stages import stage_of
-from groupwise.training.cold_start import cold_started
-from groupwise.training.opening import COLD_START
+from groupwise.training.cold_start import COLD_START, cold_started
 
 
 def prepare(plan: ComparisonPlan, folder: ComparisonFolder, say: Callable[[str], None]) -> None:

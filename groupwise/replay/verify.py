@@ -40,8 +40,9 @@ from groupwise.replay.stretches import RunPart, edited, lay_out_checkpoint, part
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.manifest import machine_facts
 from groupwise.runfiles.starts import CODE, changes_on_the_way, read_starts
+from groupwise.training.cold_start import COLD_START
 from groupwise.training.loop import begin, one_step
-from groupwise.training.opening import COLD_START, open_run
+from groupwise.training.opening import open_run
 from groupwise.training.run import Run
 from groupwise.watch.display import Display
 

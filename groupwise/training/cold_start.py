@@ -32,6 +32,7 @@ from groupwise.stages.stage import StepUpdates
 from groupwise.watch.clock import Clock
 
 WARMUP, PAST = 50, 0.9  # steps; weight of the past in an average
+COLD_START = "cold_start"  # the folder of the embedded model as it was before reinforcement
 
 
 def cold_started(config: Config, tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:

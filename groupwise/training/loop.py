@@ -25,6 +25,7 @@ from groupwise.stages.collected import Collected, tokens_of
 from groupwise.stages.parts import Parts
 from groupwise.stages.rows import rows_of
 from groupwise.stages.stage import StepUpdates
+from groupwise.training.continuing import complete, nothing_left, placed_for
 from groupwise.training.guards import (
     check_agreement,
     check_delivery,
@@ -33,7 +34,7 @@ from groupwise.training.guards import (
     explained_gap,
     note_memory,
 )
-from groupwise.training.opening import complete, nothing_left, open_run, placed_for
+from groupwise.training.opening import open_run
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
