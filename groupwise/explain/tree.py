@@ -12,7 +12,10 @@ PACKAGE = Path(__file__).parents[1]
 # In the order of the data, then what the cycle runs in and on, then what looks at it.
 ROOMS = (
     ("The cycle, in order", "data engine graders groups losses optim sync"),
-    ("What the cycle runs in and on", "methods model prepare training parallel config common"),
+    (
+        "What the cycle runs in and on",
+        "records methods model prepare stages training parallel config common",
+    ),
     (
         "To see and to judge",
         "runfiles watch view explain evaluate plan probing compare replay commands testing",

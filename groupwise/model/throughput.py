@@ -1,4 +1,4 @@
-"""How fast a model is on this machine, by a short try: for one that is slower than others."""
+"""The speed of a model on this machine, by a short trial: for one that is slower than others."""
 
 from __future__ import annotations
 

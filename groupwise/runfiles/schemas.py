@@ -1,6 +1,6 @@
-"""Shapes of the files of a run: checked once, where they are read, so that nobody else has to.
+"""Schemas of the files of a run: checked once, where they are read, so that nobody else has to.
 
-A shape says in words what is wrong with a value, or "" where it fits. Entries that it does not name
+A schema says in words what is wrong with a value, or "" where it fits. Entries that it does not name
 may be anything: another version of groupwise may have written them.
 """
 
@@ -69,7 +69,7 @@ def each(schema: Schema) -> Schema:
 def table(
     known: Mapping[str, Schema], needed: Collection[str] = (), other: Schema = anything
 ) -> Schema:
-    """Accept an object: shapes of its known entries, required ones, and those of others."""
+    """Accept an object: schemas of its known entries, required ones, and those of others."""
 
     def checked(value: Any) -> str:
         if not isinstance(value, dict):

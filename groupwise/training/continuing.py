@@ -1,4 +1,4 @@
-"""Whether a folder can be continued, and whether anything is left to do in it.
+"""The folder of an earlier start: whether it can be continued, and what is left to do in it.
 
 It goes on under the same configuration or one that differs in what may change, with the same
 weights and data, and to an end that no recorded step lies behind.

@@ -20,6 +20,8 @@ FIRST_CANDIDATES = 256  # likeliest tokens in which top-p looks for its share fi
 
 @dataclass(frozen=True)
 class DrawnTokens:
+    """One token a row, with its log-probability."""
+
     token_N: Tensor
     logp_N: Tensor  # float32, of the distribution that the token was drawn from
     topk_id_NK: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Sampling in plain PyTorch: who is in flight, and what one step of all of them computes.
+"""The scheduler of samples in plain PyTorch: who runs, and what one step of all computes.
 
 Samples in flight fill the first slots of one cache. At each step all of them get a token, those
 that end leave, the last ones move into the gaps, and waiting samples take the free slots at once.

@@ -1,4 +1,4 @@
-"""How a layer looks at keys where that is not the plain way, and attention that does it.
+"""Rules for attention that is not plain, and attention that follows them.
 
 Plain is softmax(q·k/√W) over all keys up to the token itself. Architectures differ by four things,
 which may come together: another scale, a window, a soft cap on scores, a sink. Axes as in
@@ -19,6 +19,8 @@ from groupwise.errors import ModelError
 
 @dataclass(frozen=True, eq=False)
 class AttentionRule:
+    """A layer's own way to see keys."""
+
     scale: float | None = None  # of scores; None: 1/√W
     window: int | None = None  # how many tokens a token sees, itself included; None: all
     cap: float | None = None  # scores become cap·tanh(score/cap)
