@@ -1,7 +1,7 @@
 """Schemas of the files of a run: checked once, where they are read, so that nobody else has to.
 
-A schema says in words what is wrong with a value, or "" where it fits. Entries that it does not name
-may be anything: another version of groupwise may have written them.
+A schema says in words what is wrong with a value, or "" where it fits. Entries that it does not
+name may be anything: another version of groupwise may have written them.
 """
 
 from __future__ import annotations

@@ -226,9 +226,9 @@ def test_verdicts_outlive_a_second_crash(tmp_path: Path, monkeypatch: Any, recip
 def test_files_without_step_rewards_are_no_record_of_them(tmp_path: Path) -> None:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-    from groupwise.runfiles.rollouts import Row, sample_groups
+    from groupwise.runfiles.rollouts import Row, write
 
-    sample_groups(tmp_path / "step_1.parquet", [Row(1, 0, 0, 0, (1,), (2,), [0.0], text="a")], 1)
+    write(tmp_path / "step_1.parquet", [Row(1, 0, 0, 0, (1,), (2,), [0.0], text="a")], 1)
     assert list(recorded([tmp_path / "step_1.parquet"])) == [Key(1, 0, 0, "a")]
     old = pq.read_table(tmp_path / "step_1.parquet").drop_columns(["reward_steps"])
     pq.write_table(old, tmp_path / "step_1.parquet")
