@@ -26,7 +26,7 @@ from shapes import SHAPES, policy
 
 from groupwise.config import Optim
 from groupwise.optim.adamw import AdamW
-from groupwise.sync.checkpoints import Moment, moment
+from groupwise.sync.checkpoints import Snapshot, snapshot
 from groupwise.sync.host import HostCopy
 from groupwise.sync.saver import Saver
 
@@ -56,10 +56,10 @@ class Training:
         self.optimizer.step()
         return now(self.device) - begun
 
-    def moment(self, step: int) -> Moment:
+    def snapshot(self, step: int) -> Snapshot:
         tensors = {"optimizer": self.optimizer.state()}
         loaded = self.loaded
-        return moment(step, model=loaded.model, files=loaded.files, tensors=tensors, values={})
+        return snapshot(step, model=loaded.model, files=loaded.files, tensors=tensors, values={})
 
 
 def main() -> None:
@@ -70,13 +70,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write; default: a temporary folder")
     given = parser.parse_args()
     training = Training(given.shape, given.device)
-    row: dict[str, object] = {"shape": given.shape, "bytes": training.moment(0).bytes}
+    row: dict[str, object] = {"shape": given.shape, "bytes": training.snapshot(0).bytes}
     row |= written(training, given.out) if given.write else copied(training)
     print(json.dumps(row))
 
 
 def copied(training: Training) -> dict[str, object]:
-    host, made = HostCopy(), training.moment(1)
+    host, made = HostCopy(), training.snapshot(1)
     begun = time.perf_counter()
     host.reserve(made.tensors)
     found: dict[str, object] = {"reserve": time.perf_counter() - begun}
@@ -96,12 +96,12 @@ def written(training: Training, out: Path | None) -> dict[str, object]:
     try:
         with Saver(folder, keep=1) as saver:
             begun = time.perf_counter()
-            saver.reserve(training.moment(0))
+            saver.reserve(training.snapshot(0))
             saver.wait()
             reserved = time.perf_counter() - begun
             for step in (1, 2):
                 begun = now(training.device)
-                saver.save(training.moment(step), before=lambda: None)
+                saver.save(training.snapshot(step), before=lambda: None)
                 stalls.append(time.perf_counter() - begun)
                 saver.hold_changes()
                 behind.append(training.update() - plain)

@@ -41,7 +41,7 @@ from groupwise.model.formats.checkpoint import load as load_model
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.memory import peak_bytes
 from groupwise.prepare.engines import judge_of
-from groupwise.prepare.rollouts import grade, write
+from groupwise.prepare.rollouts import grade, sample_groups
 from groupwise.prepare.setup import sampling_of, set_up
 from groupwise.records import Task
 from groupwise.training.loop import one_step
@@ -136,11 +136,11 @@ def rollout(given: argparse.Namespace) -> Iterator[Row]:
     given.train = None
     with tempfile.TemporaryDirectory() as scratch:
         config = workload(given, Path(scratch))
-        bench = set_up(
+        setup = set_up(
             config,
             lambda *_: load_model(given.model, getattr(torch, given.dtype), given.device),
         )
-    yield full_length(given, config, bench.loaded, bench.tasks[: config.prompts_per_step])
+    yield full_length(given, config, setup.loaded, setup.tasks[: config.prompts_per_step])
 
 
 def full_length(
@@ -279,7 +279,7 @@ def held_out(run: Run) -> Row:
     device = run.config.model.device
     begun = now(device)
     sampling = sampling_of(run.config, temperature=run.config.eval.temperature)
-    written = write(
+    written = sample_groups(
         run.parts.engine, [(task, 0) for task in run.parts.held_out], 1, sampling, stream="eval"
     )
     graded = grade(run.parts.grader, run.parts.loaded.tokenizer, written)
@@ -307,19 +307,19 @@ def shape(given: argparse.Namespace) -> Iterator[Row]:
         rows = shapes.prompts(given.prompts, given.prompt_tokens, given.seed)
         data = data_file(Path(scratch), rows)
         dtype = getattr(torch, given.dtype)
-        bench = set_up(
+        setup = set_up(
             shapes.case(given, overrides(given), data, 2, max(given.tokens)),
             lambda *_: shapes.policy(given.shape, dtype, given.device, given.seed),
         )
         for group, tokens, phase in product(given.group, given.tokens, given.phases):
             config = shapes.case(given, overrides(given), data, group, tokens)
             measures: dict[str, Callable[[], Row]] = {
-                "rollout": partial(full_length, given, config, bench.loaded, bench.tasks),
+                "rollout": partial(full_length, given, config, setup.loaded, setup.tasks),
                 "update": partial(
                     shapes.learn,
                     config,
-                    bench.loaded,
-                    bench.tasks,
+                    setup.loaded,
+                    setup.tasks,
                     given.repeats,
                     lambda: now(given.device),
                 ),

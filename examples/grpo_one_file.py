@@ -24,7 +24,7 @@ CLIP, KL_WEIGHT, EPSILON = 0.2, 0.01, 1e-6
 
 
 def group_advantages(reward_N: Tensor, group_size: int) -> Tensor:
-    """How much better than the rest of its group each answer was: (R − mean) / (std + ε)."""
+    """Return how much better than its group each answer was: (R − mean) / (std + ε)."""
     reward_PG = reward_N.reshape(-1, group_size)
     centred_PG = reward_PG - reward_PG.mean(1, keepdim=True)
     return (centred_PG / (reward_PG.std(1, keepdim=True) + EPSILON)).flatten()
@@ -39,7 +39,7 @@ def grpo_loss(
     clip: float = CLIP,
     kl_weight: float = KL_WEIGHT,
 ) -> Tensor:
-    """Clipped policy gradient plus KL to the reference; mean over tokens, then over answers."""
+    """Return clipped policy gradient plus KL to the reference; mean over tokens, then answers."""
     # How much likelier is each token now than when it was sampled? Padding must not matter.
     log_ratio_NT = torch.where(mask_NT, logp_NT - old_logp_NT, 0.0)
     ratio_NT = log_ratio_NT.exp()
@@ -56,7 +56,7 @@ def grpo_loss(
 
 
 def log_probabilities(policy_PTV: Tensor, prompt_N: Tensor, answer_NT: Tensor) -> Tensor:
-    """log π of each written letter."""
+    """Return log π of each written letter."""
     return policy_PTV.log_softmax(-1)[prompt_N].gather(-1, answer_NT[..., None])[..., 0]
 
 
@@ -69,7 +69,7 @@ def write_answers(policy_PTV: Tensor, prompt_N: Tensor) -> tuple[Tensor, Tensor]
 
 
 def grade(answer_NT: Tensor, mask_NT: Tensor, word_NT: Tensor) -> Tensor:
-    """The share of the word's letters (stop sign included) that stand where they should."""
+    """Return the share of the word's letters (stop sign included) that stand where they should."""
     in_word_NT = (word_NT != STOP).long().cummin(1).values.roll(1, 1)
     in_word_NT[:, 0] = 1  # the word and its stop sign
     right_NT = (answer_NT == word_NT) & mask_NT & in_word_NT.bool()
@@ -77,7 +77,7 @@ def grade(answer_NT: Tensor, mask_NT: Tensor, word_NT: Tensor) -> Tensor:
 
 
 def train(seed: int = 0, steps: int = STEPS, report: bool = True) -> tuple[float, float]:
-    """Mean reward before and after."""
+    """Return the mean reward before and after."""
     torch.manual_seed(seed)
     word_PT = torch.randint(1, LETTERS, (PROMPTS, LENGTH))
     for word_T, end in zip(word_PT, torch.randint(2, LENGTH, (PROMPTS,)), strict=True):

@@ -30,7 +30,7 @@ logging.disable_progress_bar()  # of every load: the run has a display of its ow
 
 
 class TransformersEngine(BatchEngine):
-    """Samples one request at a time, all its completions together."""
+    """An engine that samples one request at a time, all its completions together."""
 
     # Weights of its own under that name; random numbers from a request's name alone, so that a run
     # that is continued samples what it would have sampled.

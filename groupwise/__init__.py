@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from groupwise.losses.measures import Tally, merge
     from groupwise.losses.pairs import Pairs
     from groupwise.losses.phase import TokenResult, token_phase
-    from groupwise.methods.composition import PairRecipe, Recipe, register
+    from groupwise.methods.composition import PairRecipe, Recipe
+    from groupwise.methods.registry import register
     from groupwise.parallel.world import Ranks
     from groupwise.probing.probe import probe
     from groupwise.recipes import recipe
@@ -98,7 +99,7 @@ def __getattr__(name: str) -> Any:
 
 # Modules that users' files import by an older name, and where they are now.
 _MOVED = {
-    "groupwise.composition": "groupwise.methods.composition",
+    "groupwise.composition": "groupwise.recipes",
     "groupwise.loop": "groupwise.training.loop",
     "groupwise.losses.kl": "groupwise.groups.kl",
     "groupwise.model.attention": "groupwise.model.layers.attention",

@@ -294,7 +294,7 @@ def _dry_run(asked: Config, run: Path) -> int:
     from groupwise.stages import stage_of
     from groupwise.stages.checks import check_config
     from groupwise.stages.describe import describe
-    from groupwise.training.opening import placed_for
+    from groupwise.training.continuing import placed_for
 
     config = placed_for(asked, run)
     for warning in [*check_config(config), *stage_of(config).try_slots()]:

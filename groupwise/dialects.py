@@ -32,7 +32,9 @@ from groupwise.losses.gates import clip, dual_clip, unclipped
 from groupwise.losses.penalties import drift, kl
 from groupwise.losses.ratios import token
 from groupwise.losses.schedules import joint
-from groupwise.methods.composition import About, Recipe, register
+from groupwise.methods.composition import Recipe
+from groupwise.methods.method import About
+from groupwise.methods.registry import register
 
 
 def dialect(tool: str, *, note: str, setting: dict[str, Any], **slots: Any) -> None:

@@ -74,15 +74,9 @@ from groupwise.losses.ratios import (
     token,
 )
 from groupwise.losses.schedules import joint, low_then_high
-from groupwise.methods.composition import (
-    RECIPES,
-    About,
-    PairRecipe,
-    Recipe,
-    load_plugin,
-    recipe,
-    register,
-)
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.method import About
+from groupwise.methods.registry import RECIPES, load_plugin, recipe, register
 
 __all__ = ["RECIPES", "load_plugin", "method", "recipe", "register"]
 

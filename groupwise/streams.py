@@ -1,4 +1,4 @@
-"""What a batch or a forward pass may bring: names, meanings, and the checks at the door."""
+"""Streams of a batch or a forward pass: names, meanings, and the checks at the door."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _whole_numbers(name: str, x: Tensor, mask_NT: Tensor) -> Tensor:
 
 
 def _renumber(segment_NT: Tensor) -> Tensor:
-    """Any whole numbers -> 0, 1, ... within each row, equal where they were equal."""
+    """Renumber whole numbers as 0, 1, ... within each row, equal where they were equal."""
     order_NT = segment_NT.argsort(1)
     ranked_NT = segment_NT.gather(1, order_NT)
     step_NT = torch.zeros_like(ranked_NT)

@@ -23,7 +23,7 @@ from groupwise.errors import ConfigError, RecipeWarning, nearest
 
 if TYPE_CHECKING:
     from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
-    from groupwise.compare.workers import Progress
+    from groupwise.compare.workers import JobProgress
 
 ARMS = (
     'recipes, with settings behind them in quotes ("grpo recipe.gate.high=0.3"), or whole '
@@ -213,7 +213,7 @@ def go_on(command: Sequence[str]) -> str:
     return f"The same command goes on with them: {shlex.join([*first, *command[1:]])}"
 
 
-def cost(progress: Progress | None, places: int, wall: float) -> dict[str, Any]:
+def cost(progress: JobProgress | None, places: int, wall: float) -> dict[str, Any]:
     """Return the cost of this call: seconds by the clock, those of the runs, and the overhead.
 
     The share is of the processes' time, over the sum of the runs.
@@ -238,7 +238,7 @@ class StatusLine:
         self._failed: set[Job] = set()
         self._live = sys.stderr.isatty()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: JobProgress) -> None:
         for job in progress.failed.keys() - self._failed:
             name = self._plan.arms[job.arm].name
             say(f"{self._clear()}FAILED {name}, seed {job.seed}: {progress.failed[job]}")

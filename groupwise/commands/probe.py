@@ -156,7 +156,7 @@ def expected(prepared: PreparedProbe) -> str:
     from groupwise.plan.estimate import rollout_seconds
     from groupwise.prepare.setup import weight_bytes
 
-    config, shape = prepared.config, prepared.bench.loaded.model.config
+    config, shape = prepared.config, prepared.setup.loaded.model.config
     most, samples = config.engine.max_tokens, prepared.samples
     place = here(config)
     seconds: list[float] = []

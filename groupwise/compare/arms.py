@@ -17,7 +17,7 @@ from groupwise.compare.equal_arms import find_equal_arms
 from groupwise.config import Config
 from groupwise.config.values import flat
 from groupwise.errors import ConfigError, GroupwiseError, RecipeWarning
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.prepare.placing import placed
 from groupwise.recipes import RECIPES
 from groupwise.stages.checks import check_config

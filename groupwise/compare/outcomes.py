@@ -18,7 +18,7 @@ from groupwise.config import difference
 from groupwise.errors import RunError
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.starts import change_words, code_changes, read_starts, stretches
-from groupwise.training.opening import finished
+from groupwise.training.continuing import finished
 
 GRID = 48  # stretches of the budget that curves are drawn over
 LAST = 0.1  # of a run: the share over which what it measured at its end is the mean

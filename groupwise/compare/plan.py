@@ -22,7 +22,7 @@ from groupwise.errors import GroupwiseError, RecipeWarning, RunError
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.lock import holder, sign
-from groupwise.training.opening import finished
+from groupwise.training.continuing import finished
 
 FORMAT = 1
 PATIENCE = 30.0  # seconds in which processes of a comparison that was killed save their runs

@@ -24,13 +24,12 @@ from groupwise.model.formats.checkpoint import (
     stored_tokenizer,
     write_folder,
 )
-from groupwise.prepare.setup import Fitting, Gathered, fit, gather, read_data
+from groupwise.prepare.setup import CheckedData, FittingTasks, check_data, fitting_tasks, read_data
 from groupwise.records import Task
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.stages import stage_of
-from groupwise.training.cold_start import cold_started
-from groupwise.training.opening import COLD_START
+from groupwise.training.cold_start import COLD_START, cold_started
 
 
 def prepare(plan: ComparisonPlan, folder: ComparisonFolder, say: Callable[[str], None]) -> None:
@@ -46,7 +45,7 @@ def prepare(plan: ComparisonPlan, folder: ComparisonFolder, say: Callable[[str],
         read = (recipe.source, recipe.columns, [x for x in OF_REWARDS if x in recipe.streams])
         first.setdefault(repr((*parts, config.model.path, read)), arm)
         _check_code(plan, folder, arm)
-    fitting: list[tuple[Arm, Fitting]] = []
+    fitting: list[tuple[Arm, FittingTasks]] = []
     for arm in first.values():
         with naming_arm(arm):
             found = _prepare_one(arm.config, folder)
@@ -81,9 +80,9 @@ def naming_arm(arm: Arm) -> Iterator[None]:
         raise type(error)(f"{arm.name}: {error}") from None
 
 
-def _prepare_one(config: Config, folder: ComparisonFolder) -> Gathered:
+def _prepare_one(config: Config, folder: ComparisonFolder) -> CheckedData:
     with phase("reading data"):
-        found = gather(config)
+        found = check_data(config)
     check_held_out(found.held_out[: config.eval.tasks])
     stage_of(config).check_tasks(found.train)
     _check_data(config, folder, found.train, found.held_out)
@@ -96,17 +95,17 @@ def _prepare_one(config: Config, folder: ComparisonFolder) -> Gathered:
     return found
 
 
-def _fitting(config: Config, folder: ComparisonFolder, found: Gathered) -> Fitting:
+def _fitting(config: Config, folder: ComparisonFolder, found: CheckedData) -> FittingTasks:
     """Return the tasks that a run of this arm will have."""
     path = start_of(config, folder) or config.model.path
     shape = stored_shape(path)
     if shape is None:
         raise ModelError(f"{path} has no config.json that can be read. Set model.path to a model.")
-    return fit(config, found, stored_tokenizer(path), shape)
+    return fitting_tasks(config, found, stored_tokenizer(path), shape)
 
 
 def _check_shared(
-    a: Arm, left: Fitting, b: Arm, right: Fitting, say: Callable[[str], None]
+    a: Arm, left: FittingTasks, b: Arm, right: FittingTasks, say: Callable[[str], None]
 ) -> None:
     """Refuse arms that drop different prompts as too long: they would be judged on other tasks."""
     least = min(left.limit, right.limit)

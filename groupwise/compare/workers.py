@@ -25,7 +25,7 @@ LOG = "workers.log"  # what processes say beside their answers: prints of reward
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """The work that this call has done so far."""
 
     jobs: Sequence[Job]
@@ -50,8 +50,8 @@ def run_jobs(
     jobs: Sequence[Job],
     places: Sequence[Mapping[str, str]],
     lock: int,
-    show: Callable[[Progress], None],
-) -> Progress:
+    show: Callable[[JobProgress], None],
+) -> JobProgress:
     """Do all jobs, one process for each place; a place is the environment of its process.
 
     Asked to stop (KeyboardInterrupt), it has the runs under way saved, and raises it again. Asked
@@ -61,7 +61,7 @@ def run_jobs(
     for job in jobs:
         waiting.put(job)
     heard: queue.Queue[tuple[Job, dict[str, Any]] | None] = queue.Queue()
-    progress = Progress(jobs)
+    progress = JobProgress(jobs)
     workers = [_Worker(folder, place, lock, waiting, heard) for place in places[: len(jobs)]]
     for worker in workers:
         worker.start()
@@ -89,7 +89,7 @@ def run_jobs(
     return progress
 
 
-def _note(progress: Progress, job: Job, said: dict[str, Any]) -> None:
+def _note(progress: JobProgress, job: Job, said: dict[str, Any]) -> None:
     if "share" in said:
         progress.shares[job] = said["share"]
         return

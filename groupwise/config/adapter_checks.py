@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from groupwise.config.fields import Config
 from groupwise.config.reading import ADAPTER_RATE, DEFAULTS
 from groupwise.config.values import flat
-from groupwise.methods.composition import Method, Recipe
+from groupwise.methods.composition import Recipe
+from groupwise.methods.method import Method
 
 EXACT_STEP = 8  # numbers: kernels of exact mode copy whole 16 bytes
 LOW_RATE = ADAPTER_RATE / 5

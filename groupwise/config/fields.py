@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.methods.slots import Count, Fraction, NonNegative, Positive, Range
 
 

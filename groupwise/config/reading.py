@@ -20,7 +20,8 @@ from groupwise.config.values import FIELDS, OPEN, TABLES, Raw, checked, flat
 from groupwise.errors import ConfigError, RecipeWarning
 from groupwise.groups.filters import overlong
 from groupwise.groups.shaping import soft_overlong
-from groupwise.methods.composition import Method, Recipe
+from groupwise.methods.composition import Recipe
+from groupwise.methods.method import Method
 from groupwise.recipes import RECIPES, load_plugin
 from groupwise.recipes import recipe as recipe_by_name
 

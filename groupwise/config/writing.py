@@ -12,7 +12,7 @@ from typing import Any
 
 from groupwise.config.fields import Config
 from groupwise.config.values import TABLES
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 
 
 def text(config: Config) -> str:

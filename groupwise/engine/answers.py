@@ -1,4 +1,4 @@
-"""What an engine hands in, looked at before anybody learns from it: tickets, counts, lengths."""
+"""Checks of what an engine hands in before anybody learns from it: tickets, counts, lengths."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def warn(kind: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine is made from."""
+    """All that an engine is made from."""
 
     loaded: Loaded  # the policy that learns, its tokenizer, and the files of its folder
     settings: config.EngineSettings  # all of [engine]

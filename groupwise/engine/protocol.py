@@ -1,4 +1,4 @@
-"""What is asked of an engine, whichever it is: requests in, completions with probabilities out."""
+"""The protocol of all engines: requests in, completions with probabilities out."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do, and what its samples come from: all that is asked about its kind."""
+    """Abilities of an engine, and where its samples come from: all that is asked about its kind."""
 
     # "shared": the learner's own parameters. Else the name of a copy, which goes with every sample:
     # then log-probabilities that differ from the learner's are measured instead of refused
@@ -95,7 +95,7 @@ class Capabilities:
 
     @property
     def shares_weights(self) -> bool:
-        """Whether it samples from the learner's own parameters, as they are."""
+        """Tell whether it samples from the learner's own parameters, as they are."""
         return self.weights == "shared"
 
 
@@ -173,7 +173,7 @@ class Engine(ABC):
 
     @abstractmethod
     def sync(self, version: int) -> None:
-        """The learner's weights changed: take them, under this number, and forget every cache."""
+        """Take the learner's changed weights, under this number, and forget every cache."""
 
     def state(self) -> State:
         """Return what resuming needs beyond the learner's parameters and the version."""
@@ -233,7 +233,7 @@ def _check(good: bool, name: str, value: object, wanted: str) -> None:
 
 
 def not_finite(request: Request, position: int, version: int) -> str:
-    """What to say of a model whose numbers have left the range of its precision."""
+    """Say that a model's numbers have left the range of its precision."""
     return (
         f"The model gives no finite probabilities for token {position} behind prompt "
         f"{request.prompt_id} (weights of version {version}): its weights hold NaN or infinity, or "

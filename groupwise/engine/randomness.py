@@ -30,7 +30,7 @@ def key(
 
 
 def uniforms(key_N4: Tensor, positions: int) -> Tensor:
-    """[N, positions] in [0, 1), of 53 bits each, two from every call of the generator."""
+    """Return [N, positions] in [0, 1), of 53 bits each, two from every call of the generator."""
     call_C = torch.arange(-(-positions // 2), device=key_N4.device)
     word_4NC = _words(key_N4, call_C, torch.zeros_like(call_C))
     pair_NC2 = torch.stack([_fraction(*word_4NC[:2]), _fraction(*word_4NC[2:])], dim=-1)
@@ -38,7 +38,7 @@ def uniforms(key_N4: Tensor, positions: int) -> Tensor:
 
 
 def normals(key_N4: Tensor, position_N: Tensor, width: int) -> Tensor:
-    """[N, width] standard normal numbers in float32: four by Box and Muller from every call."""
+    """Return [N, width] normal numbers in float32: four by Box and Muller from every call."""
     call_C = torch.arange(-(-width // 4), device=key_N4.device)
     word_4NC = _words(key_N4, call_C, position_N[:, None])
     uniform = [(word.double() + 0.5) * 2.0**-32 for word in word_4NC]

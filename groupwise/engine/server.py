@@ -53,11 +53,11 @@ FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 class BadRequest(ValueError):
-    """What a client asked for and can't get."""
+    """A request that a client made and that can't be answered."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClientRequest:
     prompt: tuple[int, ...]
     samples: int
     seed: int
@@ -66,7 +66,7 @@ class Asked:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Names the randomness: the same request gets the same answer, in any company."""
+        """Name the randomness: the same request gets the same answer, in any company."""
         return zlib.crc32(repr(self.prompt).encode()), self.seed
 
     @property
@@ -89,21 +89,21 @@ class Server(ThreadingHTTPServer):
         address: tuple[str, int],
         key: str = "",
     ) -> None:
-        """Without a key it makes one up, unless only this machine can reach it."""
+        """Make up a key where none is given, unless only this machine can reach the server."""
         self.address_family = family_of(address[0])
         self.engine, self.tokenizer, self.shape, self.name = engine, tokenizer, shape, name
         self.names = own_names(address[0])
         self.max_body = min(BYTES_PER_TOKEN * shape.context + BYTES_BESIDE, MAX_BODY)
         self.connections = threading.Semaphore(MAX_CONNECTIONS)
         self.places = threading.Semaphore(MAX_WAITING)
-        self.waiting: queue.Queue[Asked] = queue.Queue()
+        self.waiting: queue.Queue[ClientRequest] = queue.Queue()
         super().__init__(address, Handler)
         alone = is_loopback(str(self.server_address[0]))
         self.key = key or ("" if alone else secrets.token_urlsafe(24))
         threading.Thread(target=self._answer_all, daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for each connection, up to a limit."""
+        """Start a thread for each connection, up to a limit."""
         if self.connections.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
@@ -116,7 +116,7 @@ class Server(ThreadingHTTPServer):
             self.connections.release()
 
     def refusal(self, headers: Message) -> tuple[int, str] | None:
-        """Why a request is not answered, whatever it asks for."""
+        """Say why a request is not answered, whatever it asks for."""
         host, origin = headers.get("Host"), headers.get("Origin")
         if origin is not None and not is_own_page(origin, host or ""):
             return 403, f"a page of {origin:.200} asks; this server answers no other site's pages"
@@ -129,7 +129,7 @@ class Server(ThreadingHTTPServer):
             return 421, f"this server is not meant under the name {host:.200}"
         return None
 
-    def read(self, body: Mapping[str, Any]) -> Asked:
+    def read(self, body: Mapping[str, Any]) -> ClientRequest:
         if body.get("stream"):
             raise BadRequest("stream is not offered: ask without it")
         given = {key: value for key, value in body.items() if value is not None}
@@ -151,7 +151,7 @@ class Server(ThreadingHTTPServer):
             if len(sampling.stop) > MAX_STOPS:
                 raise BadRequest(f"stop must be {MAX_STOPS} texts at most")
             prompt = tuple(self.tokenizer.prompt(_messages(body.get("messages"))))
-            asked = Asked(prompt, samples, seed, sampling)
+            asked = ClientRequest(prompt, samples, seed, sampling)
             # Now, since one that can't be answered would fail all that are answered with it.
             check_requests(self.shape, [asked.request], sampling)
         except (GroupwiseError, TypeError, ValueError, OverflowError) as error:
@@ -171,7 +171,7 @@ class Server(ThreadingHTTPServer):
                 self._answer(list(turn.values()), asked[0].sampling)
                 asked = [one for one in asked if turn.get(one.key) is not one]
 
-    def _answer(self, asked: Sequence[Asked], sampling: Sampling) -> None:
+    def _answer(self, asked: Sequence[ClientRequest], sampling: Sampling) -> None:
         requests = [one.request for one in asked]
         try:
             for one, found in zip(asked, self.engine.generate(requests, sampling), strict=True):
@@ -182,11 +182,11 @@ class Server(ThreadingHTTPServer):
                     one.answer.set_exception(error)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is nobody's fault; anything else is shown."""
+        """Show every error but that of a client that hung up."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
-    def reply(self, asked: Asked, found: Sequence[Completion]) -> dict[str, Any]:
+    def reply(self, asked: ClientRequest, found: Sequence[Completion]) -> dict[str, Any]:
         ends = [self.tokenizer.decode([token]) for token in self.tokenizer.eos_ids]
         ends += asked.sampling.stop
         texts = self.tokenizer.decode_all([one.token_ids for one in found])
@@ -213,7 +213,7 @@ class Server(ThreadingHTTPServer):
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
-    """With contents that are texts; a text may come in parts."""
+    """Read messages whose contents are texts; a text may come in parts."""
     if not isinstance(given, list) or not given:
         raise BadRequest("messages must be a list of messages")
     found = []
@@ -307,7 +307,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(status, {"error": {"message": why, "type": "invalid_request_error"}})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the library refuses, in the form of all other errors."""
+        """Send what the library refuses, in the form of all other errors."""
         self.close_connection = True
         self._refuse(code, explain or message or "the request is no HTTP that is known here")
 

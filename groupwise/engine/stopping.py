@@ -27,7 +27,7 @@ class StopWatch:
         self.tail = ""  # the settled text's last characters, as many as a stop string may need
 
     def push(self, token: int) -> bool:
-        """True if a stop string ends in what this token added."""
+        """Add a token; tell whether a stop string ends in what it added."""
         self.ids.append(token)
         before = self.tokenizer.decode(self.ids[self.context : self.settled])
         fresh = self.tokenizer.decode(self.ids[self.context :])[len(before) :]
@@ -40,7 +40,7 @@ class StopWatch:
 
 
 def without_ends(text: str, ends: Sequence[str]) -> str:
-    """The text without end tokens and white space behind it."""
+    """Return the text without end tokens and white space behind it."""
     text = text.rstrip()
     while end := next((end for end in ends if end and text.endswith(end)), ""):
         text = text.removesuffix(end).rstrip()

@@ -19,7 +19,7 @@ from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.policy import load_policy
 from groupwise.prepare.engines import judge_of
 from groupwise.prepare.placing import placed
-from groupwise.prepare.rollouts import failed, grade, verdict, write
+from groupwise.prepare.rollouts import failed, grade, sample_groups, verdict
 from groupwise.prepare.setup import check_room, sampling_of, set_up
 from groupwise.records import Rollout, Task
 from groupwise.sync.export import checkpoint_in
@@ -81,7 +81,7 @@ def evaluate(
     """Sample every task `samples` times. The draw number is always 0: evaluations compare."""
     if not tasks:
         return Evaluation(None, None, None, None, None, None, 0, samples, ())
-    written = write(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")
+    written = sample_groups(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")
     groups = grade(grader, tokenizer, written)
     rows = [rollout for group in groups for rollout in group]
     right = [_mean([verdict(r.grade) for r in group]) for group in groups]
@@ -176,12 +176,12 @@ def evaluate_path(path: str | Path, config: Config) -> Evaluation:
         check_room(config, model, training=False)
         return load_policy(model, getattr(torch, config.model.dtype), config.model.device)
 
-    bench = set_up(config, policy, learns=False)
-    check_held_out(bench.held_out)
+    setup = set_up(config, policy, learns=False)
+    check_held_out(setup.held_out)
     sampling = sampling_of(config, temperature=config.eval.temperature)
-    engine = judge_of(config, bench.loaded)
+    engine = judge_of(config, setup.loaded)
     return evaluate(
-        engine, bench.loaded.tokenizer, bench.grader, bench.held_out, sampling, config.eval.samples
+        engine, setup.loaded.tokenizer, setup.grader, setup.held_out, sampling, config.eval.samples
     )
 
 

@@ -28,8 +28,8 @@ from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.policy import load_policy
 from groupwise.prepare.engines import judge_of
-from groupwise.prepare.rollouts import failed, grade, verdict, write
-from groupwise.prepare.setup import Bench, check_room, on_gpu, sampling_of, seat
+from groupwise.prepare.rollouts import failed, grade, sample_groups, verdict
+from groupwise.prepare.setup import Setup, check_room, on_gpu, prepare_tasks, sampling_of
 from groupwise.records import Rollout, Task
 
 GPU_SLOTS = 1024
@@ -54,7 +54,7 @@ class SuiteEvaluation:
     """The evaluation of one model on one suite; `run` samples and grades."""
 
     entry: Entry
-    bench: Bench
+    setup: Setup
     engine: Engine
     config: Config
     asked: EvalRequest
@@ -81,8 +81,8 @@ class SuiteEvaluation:
             "device": config.model.device,
             "exact": config.engine.exact,
             "reward": dict(config.reward.parts),
-            "reward_code": self.bench.grader.code(),
-            "prompts": _digest(self.bench.tasks),
+            "reward_code": self.setup.grader.code(),
+            "prompts": _digest(self.setup.tasks),
             "at": list(asked.sizes),
         }
         if config.engine.backend != "native":
@@ -111,7 +111,7 @@ class SuiteEvaluation:
         """Sample and grade all tasks; `title` is for whoever waits."""
         begun, tokens = time.perf_counter(), 0
         groups: list[list[Rollout]] = []
-        tasks = self.bench.tasks
+        tasks = self.setup.tasks
         with phase(title, len(tasks), "tasks") as told:
             for first in range(0, len(tasks), self.at_once):
                 some = self.sample(tasks[first : first + self.at_once])
@@ -133,20 +133,20 @@ class SuiteEvaluation:
     def sample(self, tasks: Sequence[Task]) -> list[list[Rollout]]:
         sampling = sampling_of(self.config, temperature=self.asked.temperature)
         named = [(task, 0) for task in tasks]
-        written = write(self.engine, named, self.asked.samples, sampling, stream="eval")
-        return grade(self.bench.grader, self.bench.loaded.tokenizer, written)
+        written = sample_groups(self.engine, named, self.asked.samples, sampling, stream="eval")
+        return grade(self.setup.grader, self.setup.loaded.tokenizer, written)
 
     def _outcomes(self, groups: Sequence[Sequence[Rollout]]) -> list[TaskOutcome]:
         graded = [[r for r in group if not failed(r.grade)] or list(group) for group in groups]
-        tokenizer = self.bench.loaded.tokenizer
+        tokenizer = self.setup.loaded.tokenizer
         ends = [*(tokenizer.decode([x]) for x in tokenizer.eos_ids), *self.config.engine.stop]
-        votes = ballots(graded, self.bench.grader.decider, ends)
+        votes = ballots(graded, self.setup.grader.decider, ends)
         values = values_of([group[0].task.columns for group in groups], self.asked.by)
         budgets = {
             size: at_budget(
                 self.engine,
                 tokenizer,
-                self.bench.grader,
+                self.setup.grader,
                 groups,
                 size,
                 self.forcing,
@@ -204,9 +204,9 @@ def _prepare_suite(
     extra = room(tokenizer, forcing, asked.force_tokens) if asked.budgets else 0
     # What a run learns from is no matter here; pairs would be looked for in the tasks.
     wide = replace(config.engine, max_tokens=most + extra)
-    bench = seat(replace(config, engine=wide, recipe=load().recipe), entry.found, loaded)
-    notes = list(dict.fromkeys([*bench.notes, *notes]))
-    return SuiteEvaluation(entry, bench, engine, config, asked, forcing, notes)
+    setup = prepare_tasks(replace(config, engine=wide, recipe=load().recipe), entry.found, loaded)
+    notes = list(dict.fromkeys([*setup.notes, *notes]))
+    return SuiteEvaluation(entry, setup, engine, config, asked, forcing, notes)
 
 
 def _with_suite_defaults(

@@ -17,7 +17,7 @@ from groupwise.evaluate.suites import Suite, check_names, config_of, find
 from groupwise.hub import local_model, names_model
 from groupwise.model.adapters.peft_files import is_adapter
 from groupwise.model.policy import base_of
-from groupwise.prepare.setup import Gathered, gather
+from groupwise.prepare.setup import CheckedData, check_data
 from groupwise.records import Task
 from groupwise.runfiles.naming import distinct_names
 from groupwise.sync.export import checkpoint_in
@@ -66,7 +66,7 @@ class Entry:
 
     suite: Suite
     config: Config
-    found: Gathered
+    found: CheckedData
     keys: dict[int, str]  # by the tasks' ids
 
     @property
@@ -185,7 +185,7 @@ def check_budgets(asked: EvalRequest, most: int) -> None:
 
 
 def _entry(suite: Suite, config: Config, asked: EvalRequest) -> Entry:
-    gathered = gather(config, learns=False)
+    gathered = check_data(config, learns=False)
     every = gathered.train if suite.source else gathered.held_out
     tasks = [task for task in every if suite.keep(task)]
     if not config.recipe.samples:  # such data has answers for some of the rows, or for none

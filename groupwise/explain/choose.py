@@ -16,7 +16,7 @@ from typing import Any
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.errors import RecipeError, RecipeWarning, nearest
 from groupwise.explain.idle import Conditions, idle, told, updates_of
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.methods.trainable import lacking
 from groupwise.recipes import RECIPES
 

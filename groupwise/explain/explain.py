@@ -18,7 +18,7 @@ import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.explain import pages
 from groupwise.explain.choose import choose
 from groupwise.explain.idle import Conditions, idle, told, updates_of
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.methods.slots import REGISTRY, Definition, Slot
 from groupwise.methods.trainable import lacking
 from groupwise.recipes import RECIPES, recipe

@@ -25,7 +25,7 @@ from groupwise.groups.phase import batch_phase, passes
 from groupwise.losses.gates import unclipped
 from groupwise.losses.phase import token_phase
 from groupwise.losses.ratios import token
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.methods.slots import Slot
 from groupwise.testing.toy import Toy, extra_streams, learner_outputs, leaves, random_toy
 

@@ -28,17 +28,17 @@ from groupwise.records import TokenBatch, Visit
 
 
 def centred(x_N: Tensor, stats: GroupStats) -> Tensor:
-    """x − μ_g in float64; exactly 0 in a uniform group."""
+    """Return x − μ_g in float64; exactly 0 in a uniform group."""
     return torch.where(stats.uniform_N, 0.0, x_N.double() - stats.mean_N)
 
 
 def _over(x: Tensor, scale: Tensor) -> Tensor:
-    """x / scale, and 0 where the scale is 0 (the numerator is 0 there as well)."""
+    """Return x / scale, and 0 where the scale is 0 (the numerator is 0 there as well)."""
     return torch.where(scale == 0, 0.0, x / torch.where(scale == 0, 1.0, scale))
 
 
 def per_token(x: Tensor, batch: TokenBatch) -> Tensor:
-    """One number per row -> the same on each of its valid tokens; token streams pass."""
+    """Spread one number per row over its valid tokens; token streams pass."""
     return batch.valid(x.nan_to_num(0.0) if x.dim() == 1 else x)
 
 
@@ -49,7 +49,7 @@ def per_token(x: Tensor, batch: TokenBatch) -> Tensor:
     breaks="huge variance",
 )
 def raw(reward_N: Tensor, batch: TokenBatch) -> Tensor:
-    """No baseline (REINFORCE)."""
+    """Take rewards without a baseline (REINFORCE)."""
     return reward_N
 
 
@@ -176,13 +176,13 @@ def _blend(reward_N: Tensor, batch: TokenBatch, common: Tensor, mix: float, grou
 def group_and_batch_mean(
     reward_N: Tensor, batch: TokenBatch, *, mix: Fraction = 0.1, groups: Which = "all"
 ) -> Tensor:
-    """Cross-prompt baseline: the group's mean mixed with the batch's."""
+    """Subtract a cross-prompt baseline: the group's mean mixed with the batch's."""
     mean, _ = batch_stats(reward_N, batch, 0)
     return _blend(reward_N, batch, mean, mix, groups)
 
 
 def moving_average(batch: TokenBatch, reward_N: Tensor, decay: float) -> float:
-    """The running mean of rewards after this batch; the first batch starts it."""
+    """Return the running mean of rewards after this batch; the first batch starts it."""
     mean = float(batch_stats(reward_N, batch, 0)[0])
     before = batch.memory.reward_average
     return mean if before is None else decay * before + (1.0 - decay) * mean
@@ -204,7 +204,7 @@ def group_and_moving_mean(
     decay: Fraction = 0.9,
     groups: Which = "all",
 ) -> Tensor:
-    """Cross-prompt baseline: the group's mean mixed with a moving average over earlier batches."""
+    """Subtract the group's mean mixed with a moving average over earlier batches."""
     common = batch.memory.reward_average
     if common is None:
         common = moving_average(batch, reward_N, decay)
@@ -272,7 +272,7 @@ def whiten_tokens(
     eps_in_var: NonNegative = 1e-8,
     eps: NonNegative = 0.0,
 ) -> Tensor:
-    """z-score over all tokens of the batch that are learned from."""
+    """Take z-scores over all tokens of the batch that are learned from."""
     x_NT = per_token(x, batch)
     centred_NT, count = centred_tokens(x_NT, batch)
     var = token_total(centred_NT.square(), batch) / (count - ddof).clamp(min=1)
@@ -292,7 +292,7 @@ def whiten_tokens(
 def whiten_sequences(
     x_N: Tensor, batch: TokenBatch, *, ddof: Ddof = 1, eps: NonNegative = 1e-6
 ) -> Tensor:
-    """z-score over all rows of the batch."""
+    """Take z-scores over all rows of the batch."""
     mean, std = batch_stats(x_N, batch, ddof)
     return _over(x_N.double() - mean, std + eps)
 
@@ -309,7 +309,7 @@ def rescale_for_dead_groups(x: Tensor, batch: TokenBatch) -> Tensor:
 
 
 def dead_group_factor(batch: TokenBatch) -> float:
-    """α = P/(P−M)."""
+    """Return α = P/(P−M)."""
     found = dead_groups(batch)
     alive = found.groups - found.dead
     return found.groups / alive if alive else 1.0
@@ -321,7 +321,7 @@ def dead_group_factor(batch: TokenBatch) -> float:
     breaks="hides how odd it was",
 )
 def limit(x: Tensor, batch: TokenBatch, *, bound: Positive = 10.0) -> Tensor:
-    """Advantages held in a range."""
+    """Hold advantages in a range."""
     return x.clamp(-bound, bound)
 
 
@@ -336,7 +336,7 @@ def limit(x: Tensor, batch: TokenBatch, *, bound: Positive = 10.0) -> Tensor:
 def minus_kl_to_go(
     x: Tensor, batch: TokenBatch, *, coef: NonNegative = 0.01, bound: Positive = 10.0
 ) -> Tensor:
-    """KL (k1) in the reward, outside baseline and scale, as a sum over the tokens to come."""
+    """Subtract KL (k1), outside baseline and scale, as a sum over the tokens to come."""
     drift_NT = batch.stream("old_logp_NT") - batch.stream("ref_logp_NT")
     ones_N = torch.ones_like(drift_NT[:, 0])
     to_go_NT = discounted_suffix_sums(drift_NT.clamp(-bound, bound), ones_N, batch)
@@ -356,7 +356,7 @@ def _nothing_left(params: Mapping[str, Any]) -> str:
     breaks="a learning rate in disguise",
 )
 def scale(x: Tensor, batch: TokenBatch, *, by: Real = 1.0) -> Tensor:
-    """A constant factor."""
+    """Multiply by a constant factor."""
     return x * by
 
 

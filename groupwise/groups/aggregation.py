@@ -16,7 +16,7 @@ from groupwise.records import TokenBatch
 
 
 def lengths(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """Tokens learned from, for each own row and for each row of all ranks."""
+    """Return the tokens learned from, for each own row and for each row of all ranks."""
     n_N = batch.length_N * batch.stream("learn_N")
     return n_N, batch.world.gather(n_N)
 
@@ -108,7 +108,7 @@ def token_sum(batch: TokenBatch) -> Tensor:
 
 
 def length_softmax(batch: TokenBatch, exponent: float, slope: float) -> tuple[Tensor, Tensor]:
-    """f_i(λ) = G·softmax_i(h_i^λ), h = 1 + slope·z(n_i in the group), and df_i/dλ."""
+    """Return f_i(λ) = G·softmax_i(h_i^λ), h = 1 + slope·z(n_i in the group), and df_i/dλ."""
     n_N, _ = lengths(batch)
     n_N = torch.where(n_N > 0, n_N.double(), torch.nan)
     stats = group_stats(n_N, batch)
@@ -131,7 +131,7 @@ def length_softmax(batch: TokenBatch, exponent: float, slope: float) -> tuple[Te
 
 
 def current_exponent(batch: TokenBatch, start: float) -> float:
-    """λ as the batch brings it, or its starting value."""
+    """Return λ as the batch brings it, or its starting value."""
     return start if batch.length_exponent is None else float(batch.length_exponent.detach())
 
 

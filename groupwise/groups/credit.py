@@ -46,7 +46,7 @@ def return_to_go(reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0) 
 
 
 def gae_advantages(reward_N: Tensor, batch: TokenBatch, gamma: float, lam_N: Tensor) -> Tensor:
-    """`A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the last token."""
+    """Return `A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the end."""
     value_NT = close_holes(batch.stream("old_value_NT"), batch)
     delta_NT = close_holes(dense_reward(reward_N, batch), batch).sub_(value_NT)
     delta_NT[:, :-1].add_(value_NT[:, 1:], alpha=gamma)  # 0 behind the last token
@@ -54,7 +54,7 @@ def gae_advantages(reward_N: Tensor, batch: TokenBatch, gamma: float, lam_N: Ten
 
 
 def gae_with_one_lambda(reward_N: Tensor, batch: TokenBatch, gamma: float, lam: float) -> Tensor:
-    """The same for one λ; advantage and critic target often ask for the same."""
+    """Compute the same for one λ; advantage and critic target often ask for the same."""
     key = ("gae", gamma, lam)
     if key not in batch.scratch:
         lam_N = torch.full_like(reward_N, lam)
@@ -79,7 +79,7 @@ def gae(
 
 
 def length_adaptive_lambda(length_N: Tensor, alpha: float) -> Tensor:
-    """λ = 1 − 1/(α·n), held in [0, 1]: below 1/α tokens it would be negative."""
+    """Return λ = 1 − 1/(α·n), held in [0, 1]: below 1/α tokens it would be negative."""
     return (1.0 - 1.0 / (alpha * length_N.double().clamp(min=1))).clamp(0.0, 1.0)
 
 
@@ -101,7 +101,7 @@ def gae_length_adaptive(
 
 
 def implicit_reward(batch: TokenBatch, beta: float) -> Tensor:
-    """r_φ(y_t) = β·(ℓ^φ_t − ℓ^ref_t), detached."""
+    """Return r_φ(y_t) = β·(ℓ^φ_t − ℓ^ref_t), detached."""
     prm_NT = batch.stream("prm_logp_NT").detach()
     return beta * (prm_NT - batch.stream("ref_logp_NT"))
 
@@ -141,7 +141,7 @@ def process_rloo(
 def _zscore_and_sum(
     x_NT: Tensor, select_NT: Tensor, batch: TokenBatch, ddof: int, eps: float
 ) -> Tensor:
-    """z-score over all selected tokens of the group, then sums over the selected tokens to come."""
+    """Take z-scores over all selected tokens of the group, then sum over those to come."""
     stats = group_token_stats(x_NT, select_NT, batch)
     dead_N = stats.uniform_N | (group_stats(batch.task_reward_N, batch).count_N <= 1)
     scale_N = torch.where(dead_N, 1.0, stats.std_N(ddof) + eps)
@@ -173,7 +173,7 @@ def group_process_zscore(
 
 
 def mixed_reward(reward_N: Tensor, batch: TokenBatch, mix: float) -> Tensor:
-    """mix·(ℓ° − ℓ^ref) on every token, (1−mix)·R on the last."""
+    """Return mix·(ℓ° − ℓ^ref) on every token, (1−mix)·R on the last."""
     drift_NT = batch.stream("old_logp_NT") - batch.stream("ref_logp_NT")
     return mix * drift_NT + (1.0 - mix) * dense_reward(reward_N, batch)
 
@@ -196,7 +196,7 @@ def drift_as_process_reward(
     ddof: Ddof = 1,
     eps: NonNegative = 1e-6,
 ) -> Tensor:
-    """The simplified PRIME of several articles, with the policy in the reward model's place."""
+    """Do the simplified PRIME of several articles: the policy is its own reward model."""
     x_NT = mixed_reward(reward_N, batch, mix)
     select_NT = batch.mask_NT & ~reward_N.isnan()[:, None]
     return _zscore_and_sum(x_NT, select_NT, batch, ddof, eps)

@@ -21,37 +21,37 @@ EXP_LIMIT = 20.0
 
 
 def bounded_exp(x: Tensor) -> Tensor:
-    """exp with its argument held in ±20: finite everywhere, no gradient beyond."""
+    """Return exp with its argument held in ±20: finite everywhere, no gradient beyond."""
     return hardtanh(x, -EXP_LIMIT, EXP_LIMIT).exp()
 
 
 def at_most(x: Tensor, bound: float) -> Tensor:
-    """min(x, bound), with a gradient up to the bound and none beyond."""
+    """Return min(x, bound), with a gradient up to the bound and none beyond."""
     return hardtanh(x, -math.inf, bound + abs(bound) * torch.finfo(x.dtype).eps)
 
 
 def at_least(x: Tensor, bound: float) -> Tensor:
-    """max(x, bound), with a gradient down to the bound and none beyond."""
+    """Return max(x, bound), with a gradient down to the bound and none beyond."""
     return hardtanh(x, bound - abs(bound) * torch.finfo(x.dtype).eps, math.inf)
 
 
 def k1(x: Tensor) -> Tensor:
-    """x"""
+    """Return x."""
     return x
 
 
 def k2(x: Tensor) -> Tensor:
-    """x²/2"""
+    """Return x²/2."""
     return 0.5 * x.square()
 
 
 def k3(x: Tensor) -> Tensor:
-    """e^{−x} + x − 1"""
+    """Return e^{−x} + x − 1."""
     return bounded_exp(-x) + x - 1.0
 
 
 def k3_plus(x: Tensor) -> Tensor:
-    """The value of k3 with the gradient of k2."""
+    """Return the value of k3 with the gradient of k2."""
     straight = k2(x)
     return straight + (k3(x) - straight).detach()
 

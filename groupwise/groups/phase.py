@@ -26,7 +26,7 @@ EDGE = 0.25  # of the rewards' range, from its middle: beyond are the outer quar
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What the batch phase hands on."""
+    """Streams, memory and measures that the batch phase hands on."""
 
     batch: TokenBatch  # with advantage_NT and coefficient_NT: feed it to the token phase
     refill: tuple[int, ...]  # ids of groups that a filter dropped and wants others for
@@ -36,7 +36,7 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the filters of a recipe say, row by row."""
+    """The verdict of a recipe's filters, row by row."""
 
     learn_N: Tensor  # the row's tokens are in the loss
     count_N: Tensor  # the row's advantage counts (else it is 0, tokens staying in denominators)
@@ -44,13 +44,13 @@ class Selection:
 
 
 def batch_slots(recipe: Recipe) -> tuple[Slot, ...]:
-    """What makes the advantages and coefficients of a batch; the token phase must agree."""
+    """Return what makes the advantages and coefficients of a batch; the token phase must agree."""
     kinds = ("filter", "shaping", "advantage", "aggregation")
     return tuple(slot for kind in kinds for slot in recipe.of(kind))
 
 
 def returned(slot: Slot, value: Tensor, like: Tensor) -> Tensor:
-    """What a slot returned, of the shape that its signature promises."""
+    """Return what a slot returned, checked for the shape that its signature promises."""
     if not isinstance(value, Tensor) or value.shape != like.shape:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise RecipeError(
@@ -103,7 +103,7 @@ def advantages(recipe: Recipe, batch: TokenBatch, selection: Selection) -> Tenso
 
 @torch.no_grad()
 def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
-    """Rewards, groups, masks and log-probabilities -> advantage and coefficient streams."""
+    """Turn rewards, groups, masks and log-probabilities into advantage and coefficient streams."""
     if batch.advantage_NT is not None:
         raise BatchError("This batch has been through a batch phase. Start from TokenBatch.build.")
     if not len(batch.groups):
@@ -119,7 +119,7 @@ def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
 
 
 def _weigh(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
-    """Coefficients and auxiliary targets, their denominators over these rows of all ranks."""
+    """Add coefficients and auxiliary targets, their denominators over these rows of all ranks."""
     prepared = {
         term.name: term.definition.traits.prepare(batch, dict(term.params))
         for term in recipe.auxiliary
@@ -140,7 +140,7 @@ def _weigh(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
 
 @torch.no_grad()
 def updates(recipe: Recipe, batch: TokenBatch, parts: Sequence[Tensor]) -> list[TokenBatch]:
-    """A batch from the batch phase, split by rows into one optimizer step each.
+    """Split a batch from the batch phase by rows into one optimizer step each.
 
     Advantages stay those of the whole batch; denominators become those of each step, so that a
     step's size does not depend on how many there are. Every rank gives as many parts, in order.
@@ -169,7 +169,7 @@ def _check_parts(recipe: Recipe, batch: TokenBatch, parts: Sequence[Tensor]) -> 
 
 
 def passes(recipe: Recipe, batch: TokenBatch) -> list[TokenBatch]:
-    """The batches to run the token phase on, one after the other, by the recipe's schedule.
+    """Return the batches for the token phase, one after the other, by the recipe's schedule.
 
     Outside a pass, advantage and coefficient are 0; denominators stay those of the whole batch.
     """
@@ -180,7 +180,7 @@ def passes(recipe: Recipe, batch: TokenBatch) -> list[TokenBatch]:
 
 
 def _restrict(batch: TokenBatch, select_NT: Tensor, number: int) -> TokenBatch:
-    """One pass: its tokens of every stream that weighs; terms per row count in the first pass."""
+    """Keep one pass: its tokens of streams that weigh; terms per row count in the first pass."""
     slope_NT = batch.coefficient_slope_NT
     first = 1.0 if number == 0 else 0.0
     factor: dict[str, Tensor | float] = {"coefficient_NT": select_NT, "coefficient_N": first}
@@ -211,7 +211,7 @@ def _check_needs(recipe: Recipe, batch: TokenBatch) -> None:
 
 
 def _remember(recipe: Recipe, batch: TokenBatch) -> Memory:
-    """What later batches need of this one."""
+    """Return what later batches need of this one."""
     memory = batch.memory
     reward_N = batch.stream("reward_N")
     for link in recipe.advantage:
@@ -243,7 +243,7 @@ def add_visits(batch: TokenBatch, reward_N: Tensor, ddof: int) -> dict[int, tupl
 
 
 def edge_share(batch: TokenBatch) -> dict[str, float]:
-    """How much of Σ u·|A| is that of groups near all or nothing: hard and easy prompts."""
+    """Return the share of Σ u·|A| that groups near all or nothing have: hard and easy prompts."""
     gather = batch.world.gather
     weight_NT = batch.stream("coefficient_NT") * batch.stream("advantage_NT")
     weight_M = gather(batch.valid(weight_NT.abs()).sum(1)).double()
@@ -258,7 +258,7 @@ def edge_share(batch: TokenBatch) -> dict[str, float]:
 
 
 def _metrics(batch: TokenBatch) -> dict[str, float]:
-    """Of the whole batch, all ranks; rewards before and after shaping."""
+    """Measure the whole batch, all ranks; rewards before and after shaping."""
     gather = batch.world.gather
     task_M, shaped_M = gather(batch.task_reward_N), gather(batch.stream("reward_N"))
     graded_M = ~task_M.isnan()

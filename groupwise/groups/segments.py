@@ -13,7 +13,7 @@ ENDS = tuple(".,;:!?\n。，；：！？")
 def split_at_punctuation(
     tokens: Sequence[Sequence[str]], width: int, mask_NT: Tensor | None = None
 ) -> Tensor:
-    """Texts of the tokens, row by row -> segment_NT: 0, 1, ... in order, padded with the last.
+    """Turn texts of tokens, row by row, into segment_NT: 0, 1, ... in order, padded with the last.
 
     A token that ends with punctuation (spaces aside) or contains a newline closes its segment. So
     does the last token of the policy before others write (`mask_NT`): two turns are two sentences.

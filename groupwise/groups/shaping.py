@@ -20,7 +20,7 @@ Shaped = tuple[Tensor, Tensor | None]
 
 
 def overlong_penalty(length_N: Tensor, max_length: int, cache: int) -> Tensor:
-    """0 up to max_length − cache, then a ramp down to −1 at max_length, −1 beyond."""
+    """Return 0 up to max_length − cache, then a ramp down to −1 at max_length, −1 beyond."""
     return (((max_length - cache) - length_N.double()) / cache).clamp(-1.0, 0.0)
 
 

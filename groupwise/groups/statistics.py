@@ -32,7 +32,7 @@ class GroupStats:
 
     @property
     def uniform_N(self) -> Tensor:
-        """All values of the group are exactly equal (or there is at most one)."""
+        """Tell where all values of the group are exactly equal (or there is at most one)."""
         return self.low_N >= self.high_N
 
 
@@ -46,7 +46,7 @@ def group_sum(x_M: Tensor, batch: TokenBatch) -> Tensor:
 
 
 def spread(x_P: Tensor, batch: TokenBatch) -> Tensor:
-    """A value per group -> a value per own row."""
+    """Spread a value per group over the group's own rows."""
     return batch.world.own(x_P[batch.groups.index_M])
 
 
@@ -65,7 +65,7 @@ def group_stats(x_N: Tensor, batch: TokenBatch) -> GroupStats:
 
 
 def group_token_stats(x_NT: Tensor, select_NT: Tensor, batch: TokenBatch) -> GroupStats:
-    """The same over all selected tokens of all rows of a group."""
+    """Compute the same over all selected tokens of all rows of a group."""
     gather, weight_NT = batch.world.gather, select_NT.to(x_NT.dtype)
     far_NT = (1.0 - weight_NT) * 1e30  # keeps the others out of the extremes; cheaper than where
 
@@ -91,7 +91,7 @@ def _stats(
     batch: TokenBatch,
     squares: Callable[[Tensor], Tensor],
 ) -> GroupStats:
-    """Per-row counts, sums and extremes -> statistics per group, repeated on its own rows."""
+    """Turn counts, sums and extremes per row into statistics per group, on its own rows."""
     index_M, inf = batch.groups.index_M, float("inf")
     count_P = group_sum(count_M, batch)
     mean_P = group_sum(total_M, batch) / count_P.clamp(min=1)
@@ -145,7 +145,7 @@ def token_total(x_NT: Tensor, batch: TokenBatch) -> Tensor:
 
 
 def centred_tokens(x_NT: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """Deviations from the mean over all tokens that the loss learns from, and their number."""
+    """Return deviations from the mean over all tokens that are learned from, and their number."""
     learned_N = batch.length_N * batch.stream("learn_N")
     learned_M = batch.world.gather(learned_N).double()
     count = learned_M.sum().clamp(min=1)
@@ -158,7 +158,7 @@ def centred_tokens(x_NT: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
 
 
 def discounted_suffix_sums(x_NT: Tensor, decay_N: Tensor, batch: TokenBatch) -> Tensor:
-    """`y_t = x_t + decay·y_{t+1}` over the valid tokens of each row; masked tokens do not count.
+    """Compute `y_t = x_t + decay·y_{t+1}` over each row's valid tokens; masked ones don't count.
 
     `x_NT` is used up.
     """
@@ -166,7 +166,7 @@ def discounted_suffix_sums(x_NT: Tensor, decay_N: Tensor, batch: TokenBatch) -> 
 
 
 def suffix_sums_(y_NT: Tensor, decay_N: Tensor) -> Tensor:
-    """In place and without masks: log2(T) doubling steps; after step k, y_t covers 2^k tokens."""
+    """Sum in place, without masks: log2(T) doubling steps; after step k, y_t covers 2^k tokens."""
     decay_N1 = decay_N.to(y_NT.dtype)[:, None]
     reach = 1
     while reach < y_NT.shape[1]:
@@ -184,5 +184,5 @@ def close_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
 
 
 def reopen_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
-    """Every token back in its place, 0 where masked."""
+    """Put every token back in its place, 0 where masked."""
     return batch.valid(x_NT if batch.place_NT is None else x_NT.gather(1, batch.place_NT))

@@ -23,7 +23,7 @@ Prepared = Mapping[str, Tensor]
 
 
 def _value_targets(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
-    """returns = GAE(λ of the critic) + values, and the token mean's weights."""
+    """Return returns = GAE(λ of the critic) + values, and the token mean's weights."""
     reward_N = batch.stream("reward_N")
     gae_NT = gae_with_one_lambda(reward_N, batch, params["gamma"], params["lam"])
     return {
@@ -35,7 +35,7 @@ def _value_targets(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tenso
 def clipped_value_error(
     value_NT: Tensor, old_value_NT: Tensor, return_NT: Tensor, limit: float
 ) -> tuple[Tensor, Tensor]:
-    """max((v−R)², (clip(v, v_old±ε)−R)²) and where the clipped branch is larger."""
+    """Return max((v−R)², (clip(v, v_old±ε)−R)²) and where the clipped branch is larger."""
     plain_NT = (value_NT - return_NT).square()
     with torch.no_grad():  # where the clipped branch wins it is constant in v
         near_NT = old_value_NT + (value_NT - old_value_NT).clamp_(-limit, limit)
@@ -76,7 +76,7 @@ def value_loss(
 
 
 def _right_token_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
-    """1/N₊ on the tokens of right answers, N₊ of them in the batch."""
+    """Return 1/N₊ on the tokens of right answers, N₊ of them in the batch."""
     right_N = batch.stream("correct_N")
     learned_N = batch.length_N * batch.stream("learn_N")
     tokens = batch.world.gather(right_N * learned_N).sum().clamp(min=1)
@@ -97,7 +97,7 @@ def positive_nll(batch: TokenBatch, prepared: Prepared, *, weight: NonNegative =
 
 
 def _row_mean(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
-    """1/B on rows that have tokens to learn from."""
+    """Return 1/B on rows that have tokens to learn from."""
     counts_N = batch.stream("learn_N") & (batch.length_N > 0)
     rows = batch.world.gather(counts_N.long()).sum().clamp(min=1)
     return {"coefficient_N": counts_N.to(batch.dtype) / rows}
@@ -143,7 +143,7 @@ def kl_sequence_mean(
     coef: NonNegative = 0.001,
     estimator: Literal["k1", "k2", "k3", "k3+"] = "k3",
 ) -> Tensor:
-    """KL to the reference averaged per sequence, whatever the policy term's aggregation."""
+    """Average KL to the reference per sequence, whatever the policy term's aggregation."""
     ref_NT = batch.stream("ref_logp_NT")
     x_NT = batch.stream("logp_NT") - ref_NT
     return coef * (prepared["coefficient_NT"] * VALUES[estimator](x_NT)).sum()

@@ -18,7 +18,7 @@ from groupwise.records import TokenBatch
 
 
 def mismatch(batch: TokenBatch) -> Tensor:
-    """log ρ per token, detached, 0 where masked."""
+    """Return log ρ per token, detached, 0 where masked."""
     sampler_NT = batch.stream("sampler_logp_NT")
     return (anchor_logp(batch, "old") - sampler_NT).detach()
 
@@ -57,7 +57,7 @@ def tis_sequence(batch: TokenBatch, *, cap: Positive = 2.0) -> Tensor:
     breaks="the tokens that disagree most teach nothing",
 )
 def icepop(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 5.0) -> Tensor:
-    """IcePop: masks tokens outside the band."""
+    """Mask tokens outside the band (IcePop)."""
     rho_NT = bounded_exp(mismatch(batch))
     return rho_NT * ((rho_NT >= low) & (rho_NT <= high))
 

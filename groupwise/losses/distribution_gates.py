@@ -36,7 +36,7 @@ def _masked(
     advantage_NT: Tensor,
     batch: TokenBatch,
 ) -> Gated:
-    """sg[min(r, cap)]·M·A·ℓ, and the tokens that the mask M dropped."""
+    """Return sg[min(r, cap)]·M·A·ℓ, and the tokens that the mask M dropped."""
     log_ratio_NT = log_ratio_NT.detach()
     keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
     weight_NT = bounded_exp(log_ratio_NT).clamp(max=cap) * keep_NT
@@ -45,18 +45,18 @@ def _masked(
 
 
 def _of_sampled_token(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """log π and log μ of the sampled token, without gradient."""
+    """Return log π and log μ of the sampled token, without gradient."""
     logp_NT = batch.stream("logp_NT").detach()
     return logp_NT, batch.stream("sampler_logp_NT")
 
 
 def binary_tv(logp_NT: Tensor, sampler_NT: Tensor) -> Tensor:
-    """|π − μ| of the sampled token."""
+    """Return |π − μ| of the sampled token."""
     return (logp_NT.exp() - sampler_NT.exp()).abs()
 
 
 def binary_kl(logp_NT: Tensor, sampler_NT: Tensor) -> Tensor:
-    """KL(μ‖π) of 'this token or another'."""
+    """Return KL(μ‖π) of 'this token or another'."""
     tiny = torch.finfo(logp_NT.dtype).tiny
     rest_mu_NT, rest_pi_NT = -torch.expm1(sampler_NT), -torch.expm1(logp_NT)
     rest_NT = rest_mu_NT * (rest_mu_NT.clamp(min=tiny).log() - rest_pi_NT.clamp(min=tiny).log())
@@ -108,7 +108,7 @@ def kl_mask(
 
 
 def first_k(batch: TokenBatch, name: str, k: int) -> Tensor:
-    """The first k entries of a top-k stream, which must have that many."""
+    """Return the first k entries of a top-k stream, which must have that many."""
     x = batch.stream(name)
     if x.shape[-1] < k:
         raise BatchError(
@@ -119,7 +119,7 @@ def first_k(batch: TokenBatch, name: str, k: int) -> Tensor:
 
 
 def topk_divergences(batch: TokenBatch, k: int, members: str) -> tuple[Tensor, Tensor]:
-    """TV and KL(μ‖π) over the sampler's top-k tokens and one bucket for the rest.
+    """Return TV and KL(μ‖π) over the sampler's top-k tokens and one bucket for the rest.
 
     With members = "top+sampled" the sampled token gets a bucket of its own if it is not among them.
     """
@@ -180,7 +180,7 @@ def topk_mask(
 
 
 def entropy_threshold(batch: TokenBatch, quantile: float) -> Tensor:
-    """The quantile (linear interpolation) of each row's valid token entropies, [N, 1]."""
+    """Return the quantile (linear interpolation) of each row's valid token entropies, [N, 1]."""
     entropy_NT = batch.stream("entropy_NT").detach()
     if not len(entropy_NT):  # a rank without rows
         return entropy_NT[:, :1]
@@ -191,7 +191,7 @@ def entropy_threshold(batch: TokenBatch, quantile: float) -> Tensor:
 def simko_branches(
     batch: TokenBatch, advantage_NT: Tensor, quantile: float
 ) -> tuple[Tensor, Tensor]:
-    """Where to spread (right answers) and where to push harder (wrong, sampled the top token)."""
+    """Tell where to spread (right answers) and push harder (wrong, sampled the top token)."""
     entropy_NT = batch.stream("entropy_NT").detach()
     forking_NT = batch.mask_NT & (entropy_NT > entropy_threshold(batch, quantile))
     top1_NT = batch.stream("topk_id_NTK")[..., 0]

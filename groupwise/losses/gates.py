@@ -25,14 +25,14 @@ def nothing_clipped(batch: TokenBatch) -> Tensor:
 
 
 def clip_within(ratio_NT: Tensor, advantage_NT: Tensor, low: float, high: float) -> Gated:
-    """min(r·A, clip(r, low, high)·A): only the side towards which A pushes is bounded."""
+    """Return min(r·A, clip(r, low, high)·A): only the side towards which A pushes is bounded."""
     objective_NT = advantage_NT.clamp(min=0) * at_most(ratio_NT, high)
     objective_NT = objective_NT + advantage_NT.clamp(max=0) * at_least(ratio_NT, low)
     return objective_NT, _was_clipped(ratio_NT, advantage_NT, objective_NT)
 
 
 def _was_clipped(ratio_NT: Tensor, advantage_NT: Tensor, objective_NT: Tensor) -> Tensor:
-    """A bound on either side changes r·A, downwards by min, upwards by a dual clip."""
+    """Tell where a bound on either side changes r·A, downwards by min, upwards by a dual clip."""
     return (ratio_NT.detach() * advantage_NT) != objective_NT.detach()
 
 
@@ -111,7 +111,7 @@ def dual_clip(
 def dynamic_bounds(
     old_prob_NT: Tensor, low: float, high: float, cap: float
 ) -> tuple[Tensor, Tensor]:
-    """The r that solve |(r−1)·r·q| ≤ ε: ½+½√max(1−4·low/q, 0) and min(½+½√(1+4·high/q), cap)."""
+    """Solve |(r−1)·r·q| ≤ ε for r: ½+½√max(1−4·low/q, 0) and min(½+½√(1+4·high/q), cap)."""
     four_over_q_NT = 4.0 / old_prob_NT.clamp(min=1e-30)
     low_NT = 0.5 + 0.5 * (1.0 - low * four_over_q_NT).clamp(min=0.0).sqrt()
     high_NT = (0.5 + 0.5 * (1.0 + high * four_over_q_NT).sqrt()).clamp(max=cap)
@@ -149,7 +149,7 @@ def dynamic_clip(
 def geometric_weight(
     log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch, limit: float
 ) -> Tensor:
-    """s_i = exp(mean_t e_t), e the log-ratio bounded by ±limit on the side A pushes to, [N, 1]."""
+    """Return s_i = exp(mean_t e_t), e the log-ratio within ±limit on A's side, [N, 1]."""
     up_NT, down_NT = (x.to(log_ratio_NT.dtype) for x in (advantage_NT > 0, advantage_NT < 0))
     bounded_NT = up_NT * at_most(log_ratio_NT, limit) + down_NT * at_least(log_ratio_NT, -limit)
     bounded_NT = bounded_NT + (1.0 - up_NT - down_NT) * log_ratio_NT
@@ -200,7 +200,7 @@ def weight_cap(
 
 
 def soft_temperature(advantage_NT: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
-    """τ by the advantage's sign (A = 0 counts as negative; its objective is 0 anyway)."""
+    """Return τ by the advantage's sign (A = 0 counts as negative; its objective is 0 anyway)."""
     return torch.where(advantage_NT > 0, advantage_NT.new_tensor(tau_pos), tau_neg)
 
 
@@ -228,7 +228,7 @@ def soft(
 def constant(
     segment_entropy_NT: Tensor | None, *, low: NonNegative = 0.2, high: NonNegative = 0.2
 ) -> tuple[float, float]:
-    """The same clip range for every segment."""
+    """Take the same clip range for every segment."""
     return low, high
 
 

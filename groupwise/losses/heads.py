@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def from_logits(logits_NTV: Tensor, token_NT: Tensor | None, k: int = 1) -> dict[str, Tensor]:
-    """Log-probability of the sampled token, entropy and top-k, in at least float32.
+    """Return log-probability of the sampled token, entropy and top-k, in at least float32.
 
     The top-k set itself carries no gradient; its log-probabilities do.
     """

@@ -22,7 +22,7 @@ class Tally:
     peaks: dict[str, Tensor]
 
     def read(self) -> dict[str, float]:
-        """Means, maxima and what follows from them, as numbers."""
+        """Return means, maxima and what follows from them, as numbers."""
         both = [x for pair in self.totals.values() for x in pair]
         numbers = values([*both, *self.peaks.values()])
         totals, weights = numbers[0 : len(both) : 2], numbers[1 : len(both) : 2]
@@ -48,12 +48,12 @@ class Tally:
 
 
 def values(tensors: Sequence[Tensor]) -> list[float]:
-    """Scalars as numbers; the device is waited for once."""
+    """Return scalars as numbers; wait for the device once."""
     return torch.stack([x.detach().double() for x in tensors]).tolist() if tensors else []
 
 
 def merge(tallies: Iterable[Tally]) -> Tally:
-    """The tally of all parts together, whatever their sizes."""
+    """Return the tally of all parts together, whatever their sizes."""
     totals: dict[str, tuple[Tensor, Tensor]] = {}
     peaks: dict[str, Tensor] = {}
     for tally in tallies:
@@ -68,5 +68,5 @@ def merge(tallies: Iterable[Tally]) -> Tally:
 
 
 def quantile(x: Tensor, share: float) -> Tensor:
-    """The value that so large a share of them does not exceed; any number of values."""
+    """Return the value that so large a share of them does not exceed; any number of values."""
     return x.kthvalue(max(math.ceil(share * len(x)), 1)).values

@@ -81,7 +81,7 @@ def logistic(pairs: Pairs, *, beta: Positive = 0.1) -> PairLoss:
 
 
 def optimal_log_odds_shift(preference_probability: float, beta: float) -> float:
-    """At DPO's optimum the log-odds move by logit(p)/β: the smaller β, the further."""
+    """Return logit(p)/β, how far the log-odds move at DPO's optimum: the smaller β, the further."""
     p = torch.tensor(preference_probability, dtype=torch.float64)
     return float(torch.logit(p)) / beta
 

@@ -25,7 +25,7 @@ def kl(
     coef: NonNegative = 0.04,
     estimator: Literal["k1", "k2", "k3", "k3+"] = "k3",
 ) -> Tensor:
-    """KL to the reference model in the loss."""
+    """Add KL to the reference model to the loss."""
     x_NT = batch.stream("logp_NT") - batch.stream("ref_logp_NT")
     return coef * VALUES[estimator](x_NT)
 
@@ -38,7 +38,7 @@ def kl(
     breaks="a second model in memory",
 )
 def kl_importance(batch: TokenBatch, *, coef: NonNegative = 0.001) -> Tensor:
-    """k3 under a differentiable importance ratio (DeepSeek-V3.2)."""
+    """Weigh k3 by a differentiable importance ratio (DeepSeek-V3.2)."""
     logp_NT = batch.stream("logp_NT")
     ratio_NT = bounded_exp(logp_NT - anchor_logp(batch, "old"))
     return coef * ratio_NT * k3(logp_NT - batch.stream("ref_logp_NT"))

@@ -110,7 +110,7 @@ def _attach(recipe: Recipe, batch: TokenBatch, outputs: dict[str, Tensor]) -> To
 
 
 def _cast(batch: TokenBatch, dtype: torch.dtype) -> TokenBatch:
-    """What the batch phase made, in the precision of the log-probabilities."""
+    """Cast what the batch phase made to the precision of the log-probabilities."""
     changes: dict[str, Any] = {
         name: None if x is None else x.to(dtype)
         for name in ("ones_NT", "advantage_NT", "coefficient_NT", "coefficient_slope_NT")
@@ -120,7 +120,7 @@ def _cast(batch: TokenBatch, dtype: torch.dtype) -> TokenBatch:
 
 
 def _coefficient(batch: TokenBatch) -> Tensor:
-    """u; for a learnable aggregation with its exact gradient in λ."""
+    """Return u; for a learnable aggregation with its exact gradient in λ."""
     coefficient_NT = batch.stream("coefficient_NT")
     slope_NT, exponent, weighed = (
         batch.coefficient_slope_NT,
@@ -142,7 +142,7 @@ def _weights(recipe: Recipe, batch: TokenBatch) -> Tensor | None:
 
 
 def _peak(x_NT: Tensor) -> Tensor:
-    """The largest value; 0 on a rank without rows."""
+    """Return the largest value; 0 on a rank without rows."""
     return x_NT.max() if x_NT.numel() else x_NT.new_zeros(())
 
 
@@ -150,7 +150,7 @@ def _peak(x_NT: Tensor) -> Tensor:
 def _measure(
     batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor, weight_NT: Tensor | None
 ) -> Tally:
-    """Sums over the tokens of this micro-batch that are learned from."""
+    """Sum up over the tokens of this micro-batch that are learned from."""
     learn_N = batch.stream("learn_N")
     tokens = (batch.length_N * learn_N).sum()
     totals, peaks = {}, {}

@@ -19,7 +19,7 @@ from groupwise.records import TokenBatch
 
 
 def anchor_logp(batch: TokenBatch, anchor: str) -> Tensor:
-    """The log-probabilities that the ratio divides by, detached."""
+    """Return the log-probabilities that the ratio divides by, detached."""
     if anchor == "sampler":
         return batch.stream("sampler_logp_NT")
     return batch.stream("old_logp_NT")
@@ -52,7 +52,7 @@ def on_policy(batch: TokenBatch) -> Tensor:
     breaks="noisy; the product over a long answer is unbounded",
 )
 def token(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
-    """One ratio per token (PPO, GRPO)."""
+    """Take one ratio per token (PPO, GRPO)."""
     return _difference(batch, anchor)
 
 
@@ -120,7 +120,7 @@ def segment_geomean(batch: TokenBatch, *, anchor: Stream = "old") -> Tensor:
 
 
 def router_drift(batch: TokenBatch) -> Tensor:
-    """Δ = mean over layers and old top-k experts of |log g_new − log g_old|, detached."""
+    """Return Δ = mean over layers and old top-k experts of |log g_new − log g_old|, detached."""
     new = batch.stream("router_NTLK").detach()
     old = batch.stream("old_router_NTLK")
     tiny = torch.finfo(new.dtype).tiny  # an expert that nobody chooses any more

@@ -9,7 +9,7 @@ from groupwise.errors import BatchError
 
 
 def replay_gates(logits_E: Tensor, replay_E: Tensor) -> Tensor:
-    """`I·e^s / ΣI·e^s` over the recorded experts I; s keeps its gradient. Last axis: experts."""
+    """Return `I·e^s / ΣI·e^s` over the recorded experts I (last axis); s keeps its gradient."""
     if logits_E.shape != replay_E.shape:
         raise BatchError(
             f"router logits {tuple(logits_E.shape)} and replay mask {tuple(replay_E.shape)} differ."
@@ -21,6 +21,6 @@ def replay_gates(logits_E: Tensor, replay_E: Tensor) -> Tensor:
 
 
 def topk_experts(logits_E: Tensor, k: int) -> Tensor:
-    """The mask that a router without replay would use: its k largest logits."""
+    """Return the mask that a router without replay would use: its k largest logits."""
     top = logits_E.topk(k, dim=-1).indices
     return torch.zeros_like(logits_E, dtype=torch.bool).scatter(-1, top, True)

@@ -18,7 +18,7 @@ from groupwise.records import TokenBatch
     breaks="more than one update is off-policy",
 )
 def joint(batch: TokenBatch, *, updates: Count = 1) -> list[Tensor]:
-    """All tokens together."""
+    """Learn from all tokens together."""
     return [batch.mask_NT]
 
 

@@ -1,1 +1,1 @@
-"""What a method is made of: slots, recipes as records of slots, and which of them make sense."""
+"""The parts of a method: slots, recipes as records of slots, and which of them make sense."""

@@ -15,7 +15,7 @@ from groupwise.methods.slots import NOT_LITERAL, Slot, parse
 
 
 def slots_of(kind: str, value: Any) -> tuple[Slot, ...]:
-    """A slot, several, or their text form; None is empty."""
+    """Read a slot, several, or their text form; None is empty."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -38,7 +38,7 @@ def slots_of(kind: str, value: Any) -> tuple[Slot, ...]:
 def adjusted(
     name: str, kind: str, slots: tuple[Slot, ...], rest: list[str], value: Any
 ) -> tuple[Slot, ...]:
-    """The slots of a kind with another value for one hyper-parameter of one of them."""
+    """Return the slots of a kind with another value for one hyper-parameter of one of them."""
     owners = [(slot, path) for slot in slots if (path := _reach(slot, rest))]
     if not owners:
         known = [key for slot in slots for key, _ in slot.params]
@@ -57,7 +57,7 @@ def adjusted(
 
 
 def _reach(slot: Slot, path: Sequence[str]) -> tuple[str, ...] | None:
-    """The parameters that a dotted path goes through, names of slots left out; None: nowhere.
+    """Find the parameters that a dotted path goes through, names of slots left out; None: nowhere.
 
     `clip.high` and `high` of a clip are both `high`; `width.low` lies in a slot inside the slot.
     """
@@ -74,7 +74,7 @@ def _reach(slot: Slot, path: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _put(slot: Slot, path: Sequence[str], value: Any) -> Slot:
-    """The slot with another value at a path that `_reach` gave; text is read as a value."""
+    """Set another value at a path that `_reach` gave; text is read as a value."""
     key, *rest = path
     now = slot[key]
     if rest:

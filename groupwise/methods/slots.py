@@ -121,7 +121,7 @@ class Slot:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Streams that the function reads, those of slots inside it included."""
+        """Name the streams that the function reads, those of slots inside it included."""
         inner = [
             name for _, value in self.params if isinstance(value, Slot) for name in value.needs
         ]
@@ -129,7 +129,7 @@ class Slot:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files of the user's that the function comes from, those of slots inside it included."""
+        """List the user's files that the function comes from, those of slots inside it included."""
         inner = [
             file for _, value in self.params if isinstance(value, Slot) for file in value.files
         ]
@@ -138,12 +138,12 @@ class Slot:
 
     @property
     def equation(self) -> str:
-        """The function's equation with its hyper-parameters filled in."""
+        """Return the function's equation with its hyper-parameters filled in."""
         return self.definition.written({key: _show(value, 6) for key, value in self.params})
 
 
 def _make(kind: str, name: str, params: tuple[tuple[str, Any], ...], home: str) -> Slot:
-    """The slot of a pickle: its function is looked up, not stored."""
+    """Make the slot of a pickle: its function is looked up, not stored."""
     if home.startswith("groupwise."):
         import_module(home)
     if name not in REGISTRY[kind]:
@@ -163,7 +163,7 @@ def _show(value: Any, digits: int | None = None) -> str:
 
 
 def shown(equation: str) -> str:
-    """An equation as people read it: `_{j≠i}` as `_(j≠i)`, without factors that are exactly 1."""
+    """Write an equation for people: `_{j≠i}` as `_(j≠i)`, without factors that are exactly 1."""
     equation = re.sub(r"_\{([^{}]*)\}", r"_(\1)", equation)
     equation = re.sub(r"(?<![\w.^/)\]])1(\^\([^()]*\))? ?· ?", "", equation)
     return re.sub(r"(?<!\w)\(([\d.]+)\)\^", r"\1^", equation)
@@ -195,7 +195,7 @@ class Definition:
         self._check_equation()
 
     def _check_arguments(self, found: list[inspect.Parameter]) -> None:
-        """As many positional arguments as the kind has, and no collectors."""
+        """Check for as many positional arguments as the kind has, and no collectors."""
         wanted = ARGUMENTS[self.kind]
         plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in found)
         if len(found) != len(wanted) or not plain:
@@ -207,7 +207,7 @@ class Definition:
             )
 
     def _ranges(self) -> dict[str, Any]:
-        """The annotations of the hyper-parameters: each must say which values it takes."""
+        """Return the annotations of the hyper-parameters: each must say which values it takes."""
         own = {k: p.annotation for k, p in self.parameters.items() if p.annotation is not p.empty}
         try:
             hints = typing.get_type_hints(
@@ -243,17 +243,17 @@ class Definition:
             ) from None
 
     def written(self, values: Mapping[str, str]) -> str:
-        """The equation with these values."""
+        """Return the equation with these values."""
         return shown(self.equation.format(**values))
 
     @property
     def home(self) -> str:
-        """Where the function is written: a module of the package, or a file."""
+        """Return where the function is written: a module of the package, or a file."""
         module, file = self.function.__module__, self.function.__code__.co_filename
         return module if module.startswith("groupwise.") or file.startswith("<") else file
 
     def same_place(self, other: Definition) -> bool:
-        """Whether the other is this function again: a cell or a file that ran twice."""
+        """Tell whether the other is this function again: a cell or a file that ran twice."""
         one, two = self.function, other.function
         same = one.__module__ == two.__module__ or self.home == other.home
         return same and one.__qualname__ == two.__qualname__
@@ -360,7 +360,7 @@ width = _decorator("width")
 
 
 def find(kind: str, name: str) -> Definition:
-    """The slot function of that kind and name."""
+    """Find the slot function of that kind and name."""
     if name not in REGISTRY[kind]:
         raise RecipeError(f"There is no {kind} called {name!r}. {nearest(name, REGISTRY[kind])}")
     return REGISTRY[kind][name]

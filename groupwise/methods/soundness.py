@@ -13,7 +13,7 @@ Rule = Callable[["Recipe"], Iterator[str]]
 
 
 def complaints(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """What makes no sense, and what is probably not meant."""
+    """Say what makes no sense, and what is probably not meant."""
     refused = [text for rule in REFUSED for text in rule(recipe)]
     doubtful = [text for rule in DOUBTFUL for text in rule(recipe)]
     return refused, doubtful

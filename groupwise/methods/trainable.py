@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 
 
 @dataclass(frozen=True)

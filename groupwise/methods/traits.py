@@ -1,4 +1,4 @@
-"""What the package knows of a slot function beyond its equation: facts that its writer states."""
+"""Facts about a slot function beyond its equation, stated by its writer."""
 
 from __future__ import annotations
 

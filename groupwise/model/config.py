@@ -1,4 +1,4 @@
-"""What a decoder is made of, read from a Hugging Face config.json.
+"""The shape of a decoder, read from a Hugging Face config.json.
 
 Only what the forward pass uses is kept. A field that would change the mathematics in a way that
 the forward pass does not know is refused: a model that runs slightly wrong is worse than none.
@@ -148,7 +148,7 @@ class ModelConfig:
 
     @property
     def position_limit(self) -> int | None:
-        """Positions up to which the forward pass is exact; None where it always is.
+        """Return the positions up to which the forward pass is exact; None where it always is.
 
         A sliding window does nothing to shorter sequences, and dynamic NTK scaling leaves them
         alone. Beyond, both would make a token depend on what else is in the batch or the cache.
@@ -162,7 +162,7 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """Tokens that it holds, prompt and answer together."""
+        """Return the tokens that it holds, prompt and answer together."""
         return min(self.max_positions, self.position_limit or self.max_positions)
 
     def check_length(self, length: int) -> None:
@@ -213,7 +213,7 @@ class ModelConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers and vLLM read. Fields absent here keep their defaults."""
+        """Write a config.json for transformers and vLLM. Absent fields keep their defaults."""
         names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
         raw: dict[str, Any] = {
             "architectures": [f"{names[self.family]}ForCausalLM"],
@@ -254,7 +254,7 @@ def _size(raw: Mapping[str, Any], name: str) -> int:
 
 
 def _set(raw: Mapping[str, Any], name: str, default: Any) -> Any:
-    """What a field holds; null is not set, as where it is absent."""
+    """Return what a field holds; null is not set, as where it is absent."""
     value = raw.get(name)
     return default if value is None else value
 
@@ -317,7 +317,7 @@ def _mlp_bias(raw: Mapping[str, Any], family: str) -> bool:
 
 
 def _window(raw: Mapping[str, Any], family: str, layers: int, positions: int) -> int | None:
-    """The window if it could ever act. Absent, Mistral's is 4096, as in transformers."""
+    """Return the window if it could ever act. Absent, Mistral's is 4096, as in transformers."""
     asked = raw.get("use_sliding_window") and _set(raw, "max_window_layers", 28) < layers
     window = raw.get("sliding_window", 4096) if family == "mistral" or asked else None
     kinds = raw.get("layer_types") or []

@@ -1,4 +1,4 @@
-"""What a step costs, part by part: operations, bytes moved and bytes held, from sizes alone.
+"""The cost of a step, part by part: operations, bytes moved and bytes held, from sizes alone.
 
 One model for what a run prints about its speed, for what fits into a device (room.py), and for the
 floor that a measurement stands beside. It counts what can't be avoided: matrix products, attention,
@@ -59,7 +59,7 @@ def add(*many: Mapping[str, Cost]) -> Parts:
 
 
 def layer_weights(shape: ModelConfig) -> int:
-    """Numbers in the matrices of all layers: what every token is multiplied with."""
+    """Count the numbers in the matrices of all layers: what every token is multiplied with."""
     if shape.per_token is not None:
         return shape.per_token
     heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
@@ -71,7 +71,7 @@ def head_weights(shape: ModelConfig) -> int:
 
 
 def parameters(shape: ModelConfig) -> int:
-    """All of them, norms and biases too."""
+    """Count all parameters, norms and biases too."""
     if shape.counted is not None:
         return shape.counted
     width, keys = shape.hidden_size, shape.num_kv_heads * shape.head_dim
@@ -94,12 +94,12 @@ class Frozen:
 
 
 def trained(shape: ModelConfig, frozen: Frozen | None) -> int:
-    """Numbers that have gradients, moments and masters."""
+    """Count the numbers that have gradients, moments and masters."""
     return parameters(shape) if frozen is None else frozen.adapter
 
 
 def weight_bytes(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
-    """Of the model without an adapter. Embedding, norms and head are never quantised."""
+    """Count the model's bytes without an adapter. Embedding, norms and head are never quantised."""
     matrices, rest = layer_weights(shape), parameters(shape) - layer_weights(shape)
     kind = "none" if frozen is None else frozen.quantize
     if kind == "none":
@@ -111,8 +111,8 @@ def weight_bytes(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
     return matrices + shape.num_layers * outputs * SINGLE + rest * width
 
 
-def whole_again(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
-    """Bytes of the largest quantised matrix while it is multiplied by; int8 is in float32 first."""
+def dequantised_bytes(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
+    """Count the bytes of the largest quantised matrix while in use; int8 is in float32 first."""
     if frozen is None or frozen.quantize == "none":
         return 0
     queries = shape.num_heads * shape.head_dim
@@ -121,18 +121,18 @@ def whole_again(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
 
 
 def kept_numbers(shape: ModelConfig) -> int:
-    """Keys and values of one token, in all layers."""
+    """Count the keys and values of one token, in all layers."""
     both = shape.head_dim + (shape.value_dim or shape.head_dim)
     return shape.num_layers * shape.num_kv_heads * both
 
 
 def _attention_flops(shape: ModelConfig, pairs: float) -> float:
-    """Scores and weighted sums of so many (token, token that it sees) pairs, in all layers."""
+    """Count scores and weighted sums of so many (token, token that it sees) pairs."""
     return 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * pairs
 
 
 def _own_pairs(tokens: int) -> float:
-    """A sequence with itself, causal."""
+    """Count the pairs of a sequence with itself, causal."""
     return tokens * (tokens + 1) / 2
 
 
@@ -140,7 +140,7 @@ def _own_pairs(tokens: int) -> float:
 
 
 def prefill_cost(shape: ModelConfig, groups: Sequence[Group], width: int = HALF) -> Parts:
-    """Every group's prompt once, in one pass."""
+    """Count every group's prompt once, in one pass."""
     tokens = sum(group.prompt for group in groups)
     pairs = sum(_own_pairs(group.prompt) for group in groups)
     return {
@@ -152,7 +152,7 @@ def prefill_cost(shape: ModelConfig, groups: Sequence[Group], width: int = HALF)
 def rollout_cost(
     shape: ModelConfig, groups: Sequence[Group], slots: int, width: int = HALF
 ) -> Parts:
-    """Prompts, then as many steps as `slots` sequences at a time need, none of them idle."""
+    """Count prompts, then as many steps as `slots` sequences at a time need, none of them idle."""
     lengths = [n for group in groups for n in group.completions]
     tokens, steps = sum(lengths), decode_steps(lengths, slots)
     behind = sum(_own_pairs(n) for n in lengths)
@@ -170,7 +170,7 @@ def rollout_cost(
 
 
 def decode_steps(lengths: Sequence[int], slots: int) -> int:
-    """The longest alone takes its own number; more sequences than slots wait for their turn."""
+    """Count the steps: the longest takes its own number; others than slots wait their turn."""
     return max(max(lengths, default=0), ceil(sum(lengths) / slots))
 
 
@@ -178,7 +178,7 @@ def decode_steps(lengths: Sequence[int], slots: int) -> int:
 
 
 def forward_cost(shape: ModelConfig, groups: Sequence[Group]) -> Parts:
-    """Prompts once a group; of completions, all tokens are predicted and all but the last read."""
+    """Count prompts once a group; completions predict all tokens and read all but the last."""
     prompts = sum(group.prompt for group in groups)
     predicted = sum(sum(group.completions) for group in groups)
     read = sum(sum(group.completions) - len(group.completions) for group in groups)
@@ -217,7 +217,7 @@ def update_cost(
 
 
 def needed(parts: Mapping[str, Cost]) -> Parts:
-    """What the mathematics asks for: without what was computed twice to save memory."""
+    """Return what the mathematics asks for: without what was computed twice to save memory."""
     return {name: cost for name, cost in parts.items() if name != "recomputed"}
 
 
@@ -226,7 +226,7 @@ def model_flops(parts: Mapping[str, Cost]) -> float:
 
 
 def optimizer_cost(shape: ModelConfig, width: int = HALF, frozen: Frozen | None = None) -> Cost:
-    """One step of AdamW, with float32 masters where the weights are in half precision."""
+    """Count one step of AdamW, with float32 masters where the weights are in half precision."""
     count = trained(shape, frozen)
     return Cost(OPTIMIZER_FLOPS * count, OPTIMIZER_BYTES[width] * count)
 
@@ -247,7 +247,7 @@ def activations(
     cpu: bool = False,
     frozen: Frozen | None = None,
 ) -> int:
-    """Bytes that one token of a micro-batch takes until its backward pass is through.
+    """Count the bytes that one token of a micro-batch takes until its backward pass is through.
 
     In half precision on a GPU kernels keep of a layer: the residual stream twice, in float32;
     queries, keys and values, rotated; what attention saw and its log-sum; gate and up. Elsewhere
@@ -290,7 +290,7 @@ def head_bytes(
     cpu: bool = False,
     frozen: Frozen | None = None,
 ) -> int:
-    """A chunk of logits and its gradient, and a gradient of the head beside the one summed up."""
+    """Count a chunk of logits, its gradient, and a gradient of the head beside the sum."""
     most = HEAD_CHUNK_CPU if cpu else HEAD_CHUNK
     chunk = min(tokens * shape.vocab_size, most) * (SINGLE + (SINGLE if cpu else width))
     return chunk + (head_weights(shape) * SINGLE if frozen is None else 0)
@@ -298,7 +298,7 @@ def head_bytes(
 
 @dataclass(frozen=True)
 class RoleSize:
-    """What takes part beside the policy costs, for every weight that is trained."""
+    """The cost of what takes part beside the policy, for every weight that is trained."""
 
     name: str
     held: int = 0  # bytes in memory
@@ -323,7 +323,7 @@ def held(
     return {
         "weights": weight_bytes(shape, width, frozen),
         "adapter": 0 if frozen is None else frozen.adapter * width,
-        "dequantised": whole_again(shape, width, frozen),
+        "dequantised": dequantised_bytes(shape, width, frozen),
         "master weights": count * SINGLE if width == HALF else 0,
         "optimizer moments": 2 * count * SINGLE,
         **{role.name: count * role.held for role in roles},
@@ -333,7 +333,7 @@ def held(
 def cache_bytes(
     shape: ModelConfig, slots: int, max_tokens: int, prompt: int, group: int, width: int = HALF
 ) -> int:
-    """Keys and values of the sequences in flight, a group's prompt once."""
+    """Count keys and values of the sequences in flight, a group's prompt once."""
     tokens = slots * max_tokens + ceil(slots / group) * prompt
     return kept_numbers(shape) * tokens * width
 
@@ -352,7 +352,7 @@ def memory(
     cpu: bool = False,
     frozen: Frozen | None = None,
 ) -> dict[str, int]:
-    """Bytes of training by what they are for."""
+    """Count the bytes of training by what they are for."""
     per_token = activations(shape, width, recompute=recompute, cpu=cpu, frozen=frozen)
     head = head_bytes(shape, micro_tokens, width, cpu=cpu, frozen=frozen)
     parts = {
@@ -365,7 +365,7 @@ def memory(
 
 
 def loading(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
-    """Bytes on a CPU while a base is rounded to fewer bits: its file's pages and itself in full."""
+    """Count the bytes on a CPU while a base is rounded to fewer bits: its file and itself."""
     if frozen is None or frozen.quantize == "none":
         return 0
     library = BITSANDBYTES if frozen.quantize == "nf4" else 0
@@ -373,7 +373,7 @@ def loading(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
 
 
 def peak(parts: Mapping[str, int]) -> int:
-    """Of `memory`: what is held, and the larger of what takes turns, learning and sampling."""
+    """Return the peak of `memory`: what is held, and the larger of learning and sampling."""
     learning = parts.get("gradients", 0) + parts.get("micro-batch", 0)
     sampling = parts.get("cache", 0)
     return sum(parts.values()) - min(learning, sampling)

@@ -1,4 +1,4 @@
-"""What devices can do, and the least time that the parts of a step take on one of them."""
+"""Devices, and the least time that the parts of a step take on one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from groupwise.model.cost import Cost
 
 @dataclass(frozen=True)
 class Device:
-    """What a device can do, as measured: a large matrix product and a large copy."""
+    """A device's speed as measured: a large matrix product and a large copy."""
 
     name: str
     flops: float | None  # a second, in bfloat16 with float32 sums; None: not known
@@ -41,7 +41,7 @@ KNOWN = (
 
 
 def device_named(name: str, memory: float | None = None) -> Device:
-    """By the name that the driver gives it, such as 'NVIDIA H200'. Others: peaks not known.
+    """Find a device by its driver's name, such as 'NVIDIA H200'. Others: peaks not known.
 
     Whole words: an RTX A1000 is no A100, and of a GPU that is shared out nobody knows the share.
     """
@@ -52,7 +52,7 @@ def device_named(name: str, memory: float | None = None) -> Device:
 
 
 def floor_seconds(parts: Mapping[str, Cost], device: Device) -> float | None:
-    """The least time for parts one after the other, each bound by operations or by memory."""
+    """Return the least time for parts in turn, each bound by operations or by memory."""
     if device.flops is None or device.bandwidth is None:
         return None
     flops, bandwidth = device.flops, device.bandwidth

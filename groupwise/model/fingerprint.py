@@ -40,7 +40,7 @@ SCRATCH = Scratch()
 
 @torch.no_grad()
 def fingerprint(named_parameters: Named) -> str:
-    """64 hexadecimal digits that change with any bit, name, shape or dtype of the weights."""
+    """Return 64 hexadecimal digits that change with any bit, name, shape or dtype."""
     named = sorted(named_parameters, key=lambda item: item[0])
     digest = hashlib.sha256()
     for name, tensor in named:
@@ -57,7 +57,7 @@ def fingerprint(named_parameters: Named) -> str:
 
 @torch.no_grad()
 def same_weights(a: Named, b: Named) -> str | None:
-    """None if both hold the same bits under the same names; else the first that differs, and how.
+    """Return None if both hold the same bits under the same names; else the first difference.
 
     A NaN equals itself here, and 0 is not −0.
     """
@@ -78,7 +78,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _blocks(tensor: Tensor) -> Iterable[Tensor]:
-    """The tensor's bytes in pieces, as whole rows of words, the last one filled up with zeros."""
+    """Cut the tensor's bytes into pieces of whole rows of words, the last filled up with zeros."""
     raw = _bytes(tensor)
     for piece in torch.split(raw, 8 * ROW * BLOCK) if len(raw) else ():
         missing = -len(piece) % (8 * ROW)
@@ -88,7 +88,7 @@ def _blocks(tensor: Tensor) -> Iterable[Tensor]:
 
 
 def _sums(words_RC: Tensor) -> Tensor:
-    """[R, 2]: of each row's words, and of their upper halves."""
+    """Sum each row's words, and their upper halves: [R, 2]."""
     # numpy multiplies and adds in one go; PyTorch would write every product to memory.
     array = words_RC.numpy()
     sums_R2 = np.empty((len(array), 2), np.int64)

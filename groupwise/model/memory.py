@@ -20,20 +20,20 @@ SAYINGS = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for an allocation that failed on any device: less at a time may work."""
+    """Tell whether an allocation failed, on any device: less at a time may work."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in SAYINGS)
 
 
 def give_back() -> None:
-    """What PyTorch keeps for later use: kernels that are loaded get theirs from the device."""
+    """Free what PyTorch keeps for later use: kernels that are loaded get theirs from the device."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def peak_bytes(device: torch.device | str) -> int:
-    """The most memory in use so far: tensors on CUDA, all of the process on the CPU."""
+    """Return the most memory in use so far: tensors on CUDA, all of the process on the CPU."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -41,7 +41,7 @@ def peak_bytes(device: torch.device | str) -> int:
 
 
 def device_bytes(device: torch.device | str) -> int:
-    """What PyTorch holds of a GPU or could still get; all of a machine's memory elsewhere."""
+    """Return what PyTorch holds of a GPU or could get; elsewhere all of a machine's memory."""
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device)

@@ -42,7 +42,7 @@ from groupwise.model.layers.transformer import Policy
 
 @dataclass(frozen=True)
 class Base:
-    """What the frozen weights were made from; kept with every checkpoint of an adapter."""
+    """The origin of the frozen weights; kept with every checkpoint of an adapter."""
 
     path: str
     adapters: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Base:
 
 
 def starting_policy(config: configuration.Config, path: str | Path) -> Loaded:
-    """From the model at this path, as the configuration has it."""
+    """Load the model at this path, as the configuration has it."""
     model, adapter = config.model, config.adapter
     shape = stored_shape(path)
     if shape is not None:  # told before the weights are read
@@ -83,7 +83,7 @@ def load_policy(
     device: torch.device | str = "cpu",
     base: str | Path | None = None,
 ) -> Loaded:
-    """A model's folder or file; or an adapter's, together with the base that it belongs to."""
+    """Load a model's folder or file; or an adapter's, together with the base that it belongs to."""
     if not is_adapter(path):
         return load(path, dtype, device)
     known = base_of(Path(path), base)
@@ -103,7 +103,7 @@ def load_policy(
 
 
 def frozen_base(base: Base, device: torch.device | str) -> Loaded:
-    """The model with adapters folded in and, if asked for, in fewer bits."""
+    """Load the model with adapters folded in and, if asked for, in fewer bits."""
     dtype = None if not base.dtype else getattr(torch, base.dtype)
     few = base.quantize != "none"
     if base.quantize == "nf4":
@@ -126,14 +126,14 @@ def frozen_base(base: Base, device: torch.device | str) -> Loaded:
 
 
 def fold_in(model: Policy, stored: Stored) -> None:
-    """An adapter from a folder becomes a part of the weights."""
+    """Make an adapter from a folder a part of the weights."""
     layers = linear_layers(model)
     for name, (a_RD, b_FR) in stored.tensors.items():
         fold(layers[name], b_FR.float() @ a_RD.float() * stored.spec.scale)
 
 
 def spec_of(config: configuration.Config) -> Spec:
-    """The adapter's numbers: as set, or of the adapter that is trained further."""
+    """Return the adapter's numbers: as set, or of the adapter that is trained further."""
     asked = config.adapter
     if not asked.path:
         return Spec(asked.rank, asked.alpha or ALPHA, asked.targets, asked.rslora)
@@ -159,14 +159,14 @@ def spec_of(config: configuration.Config) -> Spec:
 
 
 def _same(here: object, there: object) -> bool:
-    """PEFT keeps a list of targets as a set: in any order."""
+    """Compare; PEFT keeps a list of targets as a set, in any order."""
     if isinstance(here, tuple) and isinstance(there, tuple):
         return set(here) == set(there)
     return here == there
 
 
 def adapter_notes(loaded: Loaded, config: configuration.Config) -> list[str]:
-    """What a person should know about what is trained and what is not."""
+    """Say what a person should know about what is trained and what is not."""
     model, notes = loaded.model, []
     own = adapters(model)
     if config.model.adapters:
@@ -200,19 +200,19 @@ def adapter_notes(loaded: Loaded, config: configuration.Config) -> list[str]:
 
 
 def _plain_name(path: str) -> str:
-    """Of a folder or an id, without its revision."""
+    """Return the name of a folder or an id, without its revision."""
     return Path(path).name.partition("@")[0]
 
 
 def _made_for(config: configuration.Config) -> dict[str, str]:
-    """The base that each adapter names, where it names one."""
+    """Return the base that each adapter names, where it names one."""
     paths = [*config.model.adapters, *([config.adapter.path] if config.adapter.path else [])]
     named = {path: read_spec(path)[1].get("base_model_name_or_path") for path in paths}
     return {path: str(name) for path, name in named.items() if name}
 
 
 def _with_base(loaded: Loaded, base: Base, spec: Spec, dropout: float) -> Loaded:
-    """Files of checkpoints: what PEFT reads, and what the base was."""
+    """Add files of checkpoints: what PEFT reads, and what the base was."""
     # A base with others folded in is no folder that PEFT could load: its name says so.
     name, revision = " + ".join([base.path, *base.adapters]), None
     if names_model(name):
@@ -225,7 +225,7 @@ def _with_base(loaded: Loaded, base: Base, spec: Spec, dropout: float) -> Loaded
 
 
 def base_of(folder: Path, given: str | Path | None = None) -> Base:
-    """Of an adapter's folder: as it was trained, or as PEFT names it."""
+    """Find the base of an adapter's folder: as it was trained, or as PEFT names it."""
     record = folder / BASE
     if record.is_file():
         try:
@@ -258,7 +258,7 @@ def base_of(folder: Path, given: str | Path | None = None) -> Base:
 
 
 def _named_base(folder: Path) -> str:
-    """As PEFT's configuration has it; an id with its revision."""
+    """Return the base that PEFT's configuration names; an id with its revision."""
     _, raw = read_spec(folder)
     name, revision = (str(raw.get(key) or "") for key in ("base_model_name_or_path", "revision"))
     return f"{name}@{revision}" if revision and names_model(name) else name

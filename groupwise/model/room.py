@@ -1,4 +1,4 @@
-"""What fits into a device's memory: whether a run does, how much at a time, and what would instead.
+"""Room in a device's memory: whether a run fits, how much at a time, and what would fit instead.
 
 All of it counted from sizes (cost.py), before anything is loaded.
 """
@@ -37,7 +37,7 @@ USUAL = Spec(16, ALPHA)  # the adapter that is offered where all weights are too
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run asks of a device, at the least: one sequence at a time."""
+    """The memory that a run asks of a device, at the least: one sequence at a time."""
 
     shape: ModelConfig
     max_tokens: int  # of an answer
@@ -49,7 +49,7 @@ class Demand:
     frozen: Frozen | None = None  # where an adapter learns
 
     def parts(self, micro_tokens: int | None = None) -> dict[str, int]:
-        """Bytes by what they are for, with one sequence in a micro-batch if not told otherwise."""
+        """Count bytes by what they are for, with one sequence in a micro-batch by default."""
         if not self.training:
             held = weight_bytes(self.shape, self.width, self.frozen)
             cache = cache_bytes(self.shape, 1, self.max_tokens, self.prompt, 1, self.width)
@@ -73,12 +73,12 @@ class Demand:
 
 
 def fitting_tokens(demand: Demand, available: float) -> int:
-    """The most tokens in a micro-batch that so many bytes hold; 0 if not even the rest fits."""
+    """Return the most tokens in a micro-batch that so many bytes hold; 0 if the rest won't fit."""
     return _most(lambda tokens: peak(demand.parts(tokens)), available)
 
 
 def automatic_tokens(demand: Demand, available: float) -> int:
-    """Of a micro-batch on a GPU: as many as fit, up to where more are of no use.
+    """Return the tokens of a micro-batch on a GPU: as many as fit, up to where more are of no use.
 
     A power of two, so that a little more or less of free memory does not change the order of sums.
     """
@@ -89,7 +89,7 @@ def automatic_tokens(demand: Demand, available: float) -> int:
 
 
 def refusal(demand: Demand, available: float) -> str:
-    """What does not fit, and what would; "" where it fits."""
+    """Say what does not fit, and what would; "" where it fits."""
     if demand.least <= available:
         return ""
     count = parameters(demand.shape)
@@ -137,13 +137,13 @@ def _with_role(demand: Demand, role: RoleSize, other: RoleSize | None) -> Demand
 
 
 def lora(shape: ModelConfig, spec: Spec = USUAL, quantize: str = "none") -> Frozen:
-    """What an adapter is to a model of this shape."""
+    """Return the size of an adapter for a model of this shape."""
     layers = matching(spec.targets, linear_shapes(shape))
     return Frozen(adapter_weights(shape, spec), spec.rank * len(layers), quantize)
 
 
 def _most(cost: Callable[[int], int], available: float) -> int:
-    """The largest number whose cost, which grows with it, is no more than what there is."""
+    """Return the largest number whose cost, which grows with it, is no more than what there is."""
     return max(bisect_right(range(LONGEST), available, key=cost) - 1, 0)
 
 

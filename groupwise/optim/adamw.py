@@ -73,7 +73,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, learning_rate: float | None = None) -> None:
-        """One update with the gradients as they are; at the constructor's rate if none is given."""
+        """Make one update with the gradients as they are; at the constructor's rate by default."""
         rate = self._learning_rate if learning_rate is None else learning_rate
         matrices = [name for name, p in self._parameters.items() if p.dim() >= 2]
         others = [name for name, p in self._parameters.items() if p.dim() < 2]
@@ -110,7 +110,7 @@ class AdamW:
 
     @torch.no_grad()
     def signal_to_noise(self) -> float | None:
-        """‖mean gradient‖² over its variance, in the last 1/(1−β1) updates or so.
+        """Return ‖mean gradient‖² over its variance, in the last 1/(1−β1) updates or so.
 
         From the moments that are there anyway: E m² holds c of the variance as well, where c is the
         sum of the squared weights of the average, and E v is both. Below 0 where updates cancel
@@ -131,7 +131,7 @@ class AdamW:
         return signal / (square - signal) if square > signal else None
 
     def state(self) -> dict[str, Tensor]:
-        """All that the next step depends on besides the parameters: the tensors, not copies."""
+        """Return all that the next step depends on besides the parameters: tensors, no copies."""
         return {
             "step": torch.tensor(self.steps),
             **{f"exp_avg/{name}": x for name, x in self._exp_avg.items()},

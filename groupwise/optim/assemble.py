@@ -29,7 +29,7 @@ def sequences_of(groups: Sequence[Group]) -> Sequences:
 
 
 def group_numbers(recipe: Recipe, groups: Sequence[Group], first: int = 0) -> list[int]:
-    """One number a row, from `first` on. A prompt that is in the batch twice has two groups.
+    """Number the rows' groups, from `first` on. A prompt that is in the batch twice has two groups.
 
     But a recipe that remembers prompts must know them again: there it is the prompt's own number,
     and the two are one group.
@@ -113,7 +113,7 @@ def assemble(
 
 
 def _padded(values: Sequence[Any], layout_NT: Tensor) -> Tensor:
-    """One row's tokens each, [T] or [T, K], put where they stand.
+    """Put one row's tokens each, [T] or [T, K], where they stand.
 
     What it says of tokens that the policy did not write is cleared when the batch is built.
     """

@@ -35,7 +35,7 @@ OWN = "policy/"  # before the names of the optimizer's tensors in a checkpoint
 
 @dataclass
 class Trace:
-    """What the updates of a step saw, token by token: for the rollout files."""
+    """A trace of a step's updates, token by token: for the rollout files."""
 
     logp_NT: Tensor  # by the policy that nothing moved yet; NaN where it did not read the token
     entropy_NT: Tensor
@@ -51,7 +51,7 @@ class Trace:
     def note(
         self, rows_N: Tensor, micro: TokenBatch, found: Mapping[str, Tensor], result: TokenResult
     ) -> None:
-        """Of these rows, the tokens that this pass is about."""
+        """Note the tokens of these rows that this pass is about."""
         seen_NT = micro.mask_NT if micro.pass_NT is None else micro.pass_NT
         new = [
             (self.entropy_NT, found["entropy_NT"]),
@@ -78,7 +78,7 @@ class Learned:
     micro_batches: int = 0
 
     def add(self, outcome: StepOutcome, results: Sequence[TokenResult]) -> None:
-        """A skipped update counts, but what it measured is no measure of anything."""
+        """Count an update; what a skipped one measured is no measure of anything."""
         self.outcomes.append(outcome)
         self.micro_batches += len(results)
         for result in results if not outcome.skipped else ():
@@ -127,7 +127,7 @@ class Learner:
         return self.model.head_weight.device
 
     def score(self, model: Policy, sequences: Sequences, parts: Sequence[Rows]) -> Tensor:
-        """logp_NT under a model, in the passes that the updates will make."""
+        """Return logp_NT under a model, in the passes that the updates will make."""
         while True:
             cut = [m for part in parts for m in self._cut(sequences, part)]
             try:
@@ -147,7 +147,7 @@ class Learner:
         return found
 
     def update(self, accumulate: Callable[[], list[Named]], learning_rate: float) -> StepOutcome:
-        """One optimizer step on the gradients that `accumulate` sums up.
+        """Take one optimizer step on the gradients that `accumulate` sums up.
 
         It returns what it saw on the way: if one of these tensors is not finite, the update is
         skipped. The device is waited for once, when all is computed. When memory runs out it is
@@ -174,7 +174,7 @@ class Learner:
         return outcome
 
     def dropping(self, at: int) -> AbstractContextManager[None]:
-        """An adapter's dropout, for the micro-batch behind so many rows: in updates alone."""
+        """Switch on an adapter's dropout for the micro-batch behind so many rows: in updates."""
         return dropping(self.model, self.optimizer.steps, at)
 
     def _clear(self) -> None:
@@ -222,7 +222,7 @@ class PolicyLearner(Learner):
             self.own_top_k = self._top_k()
 
     def parts(self, groups: Sequence[int]) -> list[Rows]:
-        """Rows of each update: whole groups while there are enough of them."""
+        """Return the rows of each update: whole groups while there are enough of them."""
         wanted = min(self.recipe.schedule["updates"], len(groups))
         starts = [row for row, group in enumerate(groups) if row == 0 or group != groups[row - 1]]
         if len(starts) < wanted:
@@ -237,7 +237,7 @@ class PolicyLearner(Learner):
         parts: Sequence[Rows],
         learning_rate: float,
     ) -> Learned:
-        """Every pass and update of the recipe's schedule, one optimizer step each."""
+        """Do every pass and update of the recipe's schedule, one optimizer step each."""
         learned = Learned(Trace.empty(batch.mask_NT))
         for rows, part in self._steps(batch, parts):
             moved = any(not outcome.skipped for outcome in learned.outcomes)
@@ -268,7 +268,7 @@ class PolicyLearner(Learner):
         trace: Trace,
         results: list[TokenResult],
     ) -> list[Named]:
-        """Gradients of one update, summed over its micro-batches; what was seen, in order."""
+        """Sum one update's gradients over its micro-batches; return what was seen, in order."""
         results.clear()
         seen: list[Named] = []
         at = 0

@@ -47,36 +47,36 @@ class Sequences:
 
     @cached_property
     def length_N(self) -> Numbers:
-        """Tokens of each completion."""
+        """Return the tokens of each completion."""
         return _counts(self.completions)
 
     @cached_property
     def run_N(self) -> Numbers:
-        """Neighbours with the same prompt have the same number."""
+        """Return numbers that neighbours with the same prompt share."""
         before = (None, *self.prompts)
         new = [a is not b and a != b for a, b in zip(self.prompts, before, strict=False)]
         return np.cumsum(np.array(new, np.int64)) - 1
 
     @cached_property
     def prompt_R(self) -> Numbers:
-        """Tokens of each run's prompt."""
+        """Return the tokens of each run's prompt."""
         return _counts(self._run_prompts)
 
     @cached_property
     def token(self) -> Numbers:
-        """All token ids end to end: the prompt of every run, then every completion."""
+        """Return all token ids end to end: the prompt of every run, then every completion."""
         total = int(self.prompt_R.sum() + self.length_N.sum())
         every = chain(self._run_prompts, self.completions)
         return np.fromiter(chain.from_iterable(every), dtype=np.int64, count=total)
 
     @property
     def prompt_at_R(self) -> Numbers:
-        """Where each prompt begins in `token`."""
+        """Return where each prompt begins in `token`."""
         return np.cumsum(self.prompt_R) - self.prompt_R
 
     @property
     def at_N(self) -> Numbers:
-        """Where each completion begins in `token`."""
+        """Return where each completion begins in `token`."""
         return np.cumsum(self.length_N) - self.length_N + self.prompt_R.sum()
 
     @property
@@ -89,14 +89,14 @@ class Sequences:
         return {}
 
     def pack(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Pack:
-        """The pack of these rows, made when it is asked for the first time."""
+        """Return the pack of these rows, made when it is asked for the first time."""
         key = (tuple(rows), str(device))
         if key not in self._packs:
             self._packs[key] = pack(self, rows, self.width, device)
         return self._packs[key]
 
     def sizes(self) -> list[Group]:
-        """Their tokens, for counting what they cost."""
+        """Return their tokens, for counting what they cost."""
         cuts = np.flatnonzero(np.diff(self.run_N, prepend=-1)).tolist()
         length, prompts = self.length_N.tolist(), self.prompt_R.tolist()
         spans_R = pairwise([*cuts, len(length)])
@@ -104,7 +104,7 @@ class Sequences:
 
     @cached_property
     def own(self) -> NDArray[np.bool_] | None:
-        """Which tokens of all completions, end to end, the policy wrote; None: all."""
+        """Tell which tokens of all completions, end to end, the policy wrote; None: all."""
         if all(mask_T is None for mask_T in self.masks):
             return None
         rows = zip(self.masks, self.completions, strict=True)
@@ -113,18 +113,18 @@ class Sequences:
         )
 
     def layout(self) -> Tensor:
-        """Where a token stands, whoever wrote it; bool [N, T]."""
+        """Tell where a token stands, whoever wrote it; bool [N, T]."""
         return torch.arange(self.width) < torch.from_numpy(self.length_N)[:, None]
 
     def mask(self) -> Tensor:
-        """mask_NT: where a token of the policy stands."""
+        """Return mask_NT: where a token of the policy stands."""
         mask_NT = self.layout()
         if self.own is not None:
             mask_NT[mask_NT.clone()] = torch.from_numpy(self.own)
         return mask_NT
 
     def tokens(self) -> Tensor:
-        """token_NT, padded with 0."""
+        """Return token_NT, padded with 0."""
         token_NT = torch.zeros(len(self.completions), self.width, dtype=torch.long)
         token_NT[self.layout()] = torch.from_numpy(self.token[self.prompt_R.sum() :])
         return token_NT
@@ -147,25 +147,25 @@ class Pack:
 
     @property
     def mask_NT(self) -> Tensor:
-        """The policy's tokens of these rows, as the batch has them."""
+        """Return the policy's tokens of these rows, as the batch has them."""
         flat = torch.zeros(len(self.rows) * self.width, dtype=torch.bool, device=self.row_N.device)
         return flat.index_fill(0, self.place_A, True).view(len(self.rows), self.width)
 
     def spread(self, x_A: Tensor) -> Tensor:
-        """Values per predicted token -> [rows, width, ...], 0 elsewhere; differentiable."""
+        """Spread values per predicted token over [rows, width, ...], with 0 elsewhere."""
         shape = (len(self.rows), self.width, *x_A.shape[1:])
         zeros = x_A.new_zeros(len(self.rows) * self.width, *x_A.shape[1:])
         return zeros.index_copy(0, self.place_A, x_A).view(shape)
 
     def collect(self, x_NT: Tensor) -> Tensor:
-        """The other way round: [rows, width, ...] -> values per predicted token."""
+        """Collect values per predicted token from [rows, width, ...]: the other way round."""
         return x_NT.flatten(0, 1).index_select(0, self.place_A)
 
 
 def micro_batches(
     sequences: Sequences, rows: Sequence[int], budget: int, together: int = 1
 ) -> list[list[int]]:
-    """Rows in order, cut so that a pack has at most `budget` tokens (or what stays `together`).
+    """Cut rows in order so that a pack has at most `budget` tokens (or what stays `together`).
 
     Rows that stay together are neighbours with one prompt.
     """
@@ -190,7 +190,7 @@ def micro_batches(
 def pack(
     sequences: Sequences, rows: Sequence[int], width: int, device: torch.device | str = "cpu"
 ) -> Pack:
-    """The forward pass of these rows; neighbours with the same prompt share it.
+    """Prepare the forward pass of these rows; neighbours with the same prompt share it.
 
     Its segments are prompt, completion, completion, ..., prompt, ...; a completion is read without
     its last token.
@@ -235,13 +235,13 @@ def pack(
 
 
 def spans(start: Numbers, length: Numbers) -> Numbers:
-    """start, start + 1, ... for each of the lengths, end to end."""
+    """Return start, start + 1, ... for each of the lengths, end to end."""
     offset = np.cumsum(length) - length
     return np.repeat(start - offset, length) + np.arange(int(length.sum()))
 
 
 def send(arrays: Sequence[Numbers], device: torch.device | str) -> list[Tensor]:
-    """To the device in one copy that the host does not wait for."""
+    """Send to the device in one copy that the host does not wait for."""
     together = torch.from_numpy(np.concatenate(arrays))
     if torch.device(device).type == "cuda":
         together = together.pin_memory().to(device, non_blocking=True)
@@ -262,7 +262,7 @@ def outputs(
     top_k: int = 0,
     at_NTK: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """What the learner says about the rows, as streams: logp_NT, entropy_NT, and what is asked.
+    """Return the learner's outputs for the rows, as streams: logp_NT, entropy_NT, what is asked.
 
     `top_k` adds the policy's own likeliest tokens, `at_NTK` its view of the sampler's.
     """
@@ -291,7 +291,7 @@ def outputs(
 def score(
     model: PolicyModel, sequences: Sequences, parts: Sequence[Sequence[int]], temperature: float
 ) -> Tensor:
-    """logp_NT of all rows, without gradient, in the same micro-batches as the update's.
+    """Return logp_NT of all rows, without gradient, in the same micro-batches as the update's.
 
     Equal passes give equal bits: then a ratio that should be 1 is exactly 1.
     """

@@ -18,7 +18,7 @@ DECAYS: Mapping[str, Callable[[float], float]] = {
 def learning_rate(
     step: int, *, base: float, schedule: str, warmup_steps: int, total_steps: int
 ) -> float:
-    """The rate of optimizer step `step`, counted from 0.
+    """Return the rate of optimizer step `step`, counted from 0.
 
     The warm-up climbs in equal stairs: base/warmup_steps for the first step (a rate of 0 would
     waste a batch), base for its last. The decays start from base and reach 0 at `total_steps`, the

@@ -55,7 +55,7 @@ def apply(
 
 
 def gradient_norm(gradients: list[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
-    """√Σg² over all of them, in float64.
+    """Return √Σg² over all of them, in float64.
 
     Squares are summed in `dtype` along the last axis alone: over a whole embedding, float32 sums
     are off by percents, and float64 ones twenty times slower on a CPU.
@@ -68,7 +68,7 @@ def gradient_norm(gradients: list[Tensor], dtype: torch.dtype = torch.float32) -
 
 
 def first_bad(named_tensors: Iterable[Named]) -> str | None:
-    """The first tensor with values that are not finite: its name, and how many there are."""
+    """Find the first tensor with values that are not finite: its name, and how many there are."""
     named = list(named_tensors)
     if not named or bool(torch.stack(_sums(named)).isfinite().all()):  # waits for the device once
         return None
@@ -85,6 +85,6 @@ def _sums(named: Iterable[Named]) -> list[Tensor]:
 
 
 def _norm_and_finite(gradients: list[Tensor], seen: Sequence[Named]) -> tuple[float, bool]:
-    """The norm, and whether it and all that was seen is finite; waits for the device once."""
+    """Return the norm, and whether it and all that was seen is finite; wait for the device once."""
     values = torch.stack([gradient_norm(gradients), *_sums(seen)]).tolist()
     return values[0], all(math.isfinite(x) for x in values)

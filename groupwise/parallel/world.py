@@ -19,7 +19,7 @@ class World(Protocol):
 
     @property
     def start(self) -> int:
-        """How many rows the ranks before this one hold."""
+        """Count the rows that the ranks before this one hold."""
         ...
 
     def gather(self, x_N: Tensor) -> Tensor:

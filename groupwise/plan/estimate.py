@@ -14,7 +14,7 @@ from typing import Any
 
 from groupwise.common.sizes import size
 from groupwise.config import Config
-from groupwise.engine.native.scheduler import ROW_STEP, in_steps
+from groupwise.engine.native.scheduler import ROW_STEP, round_up
 from groupwise.explain.idle import passes_of
 from groupwise.model import cost, room
 from groupwise.model.config import ModelConfig
@@ -206,7 +206,7 @@ def space_of(config: Config, shape: ModelConfig) -> Space:
 
 def rows_held(slots: int, *, cpu: bool) -> int:
     """Return the rows of the cache: a CPU's come in whole steps."""
-    return in_steps(slots, ROW_STEP) if cpu else slots
+    return round_up(slots, ROW_STEP) if cpu else slots
 
 
 def micro_tokens(

@@ -1,1 +1,1 @@
-"""What a configuration names, checked and made ready: for training, evaluation, probe and plan."""
+"""Things that a configuration names, made ready for training, evaluation, probe and plan."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from groupwise.errors import DataError, ModelError
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import Task
 

@@ -1,4 +1,4 @@
-"""What a run has from a hub, held at the commits that it was started with."""
+"""Models and adapters from a hub, held at the commits that a run was started with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from groupwise.hub import fetch_adapter, fetch_data, fetch_model, names_data, na
 
 
 def pinned(config: Config, manifest: Mapping[str, Any]) -> Config:
-    """Models and adapters at the commits that a run was started with, wherever branches are now."""
+    """Pin models and adapters to the commits that a run was started with."""
     before: Mapping[str, str] = manifest.get("hub", {})
 
     def at(setting: str, text: str) -> str:
@@ -27,7 +27,7 @@ def pinned(config: Config, manifest: Mapping[str, Any]) -> Config:
 
 
 def commits(config: Config, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What a run has from a hub, at which commit: by the setting that names it."""
+    """Return what a run has from a hub, at which commit: by the setting that names it."""
     found: dict[str, str] = {}
     start = pinned(config, manifest)
     if names_model(config.model.path):

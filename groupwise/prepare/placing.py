@@ -14,7 +14,7 @@ NVIDIA = Path("/dev"), "nvidia[0-9]*"  # a GPU of theirs, whether or not PyTorch
 
 
 def placed(config: Config, before: Model | None = None, path: str | Path = "") -> Config:
-    """The configuration with a device and a precision wherever it says "auto".
+    """Return the configuration with a device and a precision wherever it says "auto".
 
     `before` is what a run that goes on was started with: it stays as it was. Where its device is
     not there, the run moves to one that is, in the precision that it has. `path` is the model's,
@@ -26,7 +26,7 @@ def placed(config: Config, before: Model | None = None, path: str | Path = "") -
 
 
 def place(model: Model, before: Model | None = None) -> Model:
-    """The best that works, for a model."""
+    """Choose the best device and precision that work for a model."""
     device, dtype = model.device, model.dtype
     if device == AUTO:
         stays = before is not None and _fault(before.device) is None
@@ -37,12 +37,12 @@ def place(model: Model, before: Model | None = None) -> Model:
 
 
 def _best(model: Model) -> str:
-    """A GPU if there is one; the embedded model repeats to the bit on a CPU, and is quick there."""
+    """Choose a GPU if there is one; the embedded model is quick, and repeats, on a CPU."""
     return "cpu" if model.path == "tiny" or _idle() is not None else "cuda"
 
 
 def _precision(device: str) -> Precision:
-    """bfloat16 where a GPU computes in it. One that is not here is taken to be of that kind."""
+    """Choose bfloat16 where a GPU computes in it; one that is not here is thought to."""
     if not device.startswith("cuda"):
         return "float32"
     if _fault(device) is not None:
@@ -52,7 +52,7 @@ def _precision(device: str) -> Precision:
 
 
 def _idle() -> str | None:
-    """Why no GPU is used; "" where there is none."""
+    """Say why no GPU is used; "" where there is none."""
     if torch.cuda.is_available():
         fault = _fault("cuda")
         return None if fault is None else f"its GPU can't be used: {fault}"
@@ -68,7 +68,7 @@ def _idle() -> str | None:
 
 
 def place_line(model: Model, asked: Model) -> str:
-    """Which model, where and how: "Qwen2.5-0.5B on cuda (NVIDIA H200), bfloat16".
+    """Say which model, where and how: "Qwen2.5-0.5B on cuda (NVIDIA H200), bfloat16".
 
     `asked` is the same before it was placed.
     """
@@ -82,7 +82,7 @@ def place_line(model: Model, asked: Model) -> str:
 
 
 def passed_over(model: Model, asked: Model) -> str:
-    """Why "auto" came to the CPU on a machine with a GPU; "" where there is nothing to say."""
+    """Say why "auto" came to the CPU on a machine with a GPU; "" where there is nothing to say."""
     if asked.device != AUTO or model.device != "cpu" or model.path == "tiny":
         return ""
     idle = _idle()
@@ -105,7 +105,7 @@ def check_device(name: str) -> None:
 
 
 def _fault(name: str) -> str | None:
-    """Why a device can't be used, found out by using it."""
+    """Say why a device can't be used, found out by using it."""
     device = torch.device(name)
     count = torch.cuda.device_count()
     if device.type == "cuda" and count and (device.index or 0) >= count:

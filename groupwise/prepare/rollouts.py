@@ -20,7 +20,7 @@ from groupwise.records import Completion, Grade, Rollout, Task
 
 
 @dataclass(frozen=True)
-class Written:
+class SampledGroup:
     """A group before it is graded: one prompt's completions."""
 
     task: Task
@@ -28,32 +28,34 @@ class Written:
     completions: list[Completion]
 
 
-def write(
+def sample_groups(
     engine: Engine,
     prompts: Sequence[tuple[Task, int]],
     samples: int,
     sampling: Sampling,
     stream: str = "train",
     done: Done | None = None,
-) -> list[Written]:
-    """Completions for (task, draw number) pairs, in order; `done` is told of each when it is."""
+) -> list[SampledGroup]:
+    """Sample completions for (task, draw number) pairs, in order; tell `done` of each."""
     requests = [
         Request(task.token_ids, samples, prompt_id=task.id, draw=draw, stream=stream)  # type: ignore[arg-type]
         for task, draw in prompts
     ]
     with phase("sampling", samples * len(requests), "completions") as told:
         groups = engine.generate(requests, sampling, done=done, wrote=told)
-    return [Written(task, draw, group) for (task, draw), group in zip(prompts, groups, strict=True)]
+    return [
+        SampledGroup(task, draw, group) for (task, draw), group in zip(prompts, groups, strict=True)
+    ]
 
 
 def grade(
     grader: Grader,
     tokenizer: Tokenizer,
-    written: Sequence[Written],
+    written: Sequence[SampledGroup],
     known: Ledger | None = None,
     first: int = 0,
 ) -> list[list[Rollout]]:
-    """Every completion with its text and grade, group by group; samples count from `first`.
+    """Return every completion with its text and grade, group by group; samples count from `first`.
 
     What is `known` is taken out of there instead of being graded again.
     """
@@ -85,7 +87,7 @@ def grade(
 
 
 def _last_text(completion: Completion, tokenizer: Tokenizer) -> str | None:
-    """What the policy says in the end; None where the completion is nothing else."""
+    """Return what the policy says in the end; None where the completion is nothing else."""
     if completion.mask_T is None:
         return None
     turn = completion.last_turn
@@ -93,18 +95,18 @@ def _last_text(completion: Completion, tokenizer: Tokenizer) -> str | None:
 
 
 def _placed(given: Grade, completion: Completion, tokenizer: Tokenizer) -> Grade:
-    """The grade of a last turn, its steps where they stand in the whole text."""
+    """Move the steps in the grade of a last turn to where they stand in the whole text."""
     if completion.mask_T is None or not given.steps:
         return given
     before = len(tokenizer.decode(completion.token_ids[: completion.last_turn.start]))
     return replace(given, steps=tuple((before + end, reward) for end, reward in given.steps))
 
 
-class Beside:
+class ConcurrentGrading:
     """Grades groups while others are still being sampled, where engine and grader allow it.
 
-    `write` tells `take` of every group. What comes out is the same as grading afterwards, and
-    groups are graded in the same order: a function that keeps count sees no difference.
+    `sample_groups` tells `take` of every group. What comes out is the same as grading afterwards,
+    and groups are graded in the same order: a function that keeps count sees no difference.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class Beside:
         self.waiting: dict[int, list[Completion]] = {}  # for those before them
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="grading")
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> ConcurrentGrading:
         return self
 
     def __exit__(
@@ -138,12 +140,12 @@ class Beside:
         self.waiting[number] = completions
         while (turn := len(self.early)) in self.waiting:
             written = self.waiting.pop(turn)
-            group = Written(*self.prompts[turn], written)
+            group = SampledGroup(*self.prompts[turn], written)
             graded = self.thread.submit(grade, self.grader, self.tokenizer, [group], self.known)
             self.early[turn] = (written, graded)
 
-    def rollouts(self, written: Sequence[Written]) -> list[list[Rollout]]:
-        """Every group graded. One that was sampled again since it was handed on is graded again."""
+    def rollouts(self, written: Sequence[SampledGroup]) -> list[list[Rollout]]:
+        """Return every group graded; grade again what was sampled again since it was handed on."""
         early = {
             number: graded
             for number, (completions, graded) in self.early.items()

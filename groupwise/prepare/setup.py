@@ -1,4 +1,4 @@
-"""What a configuration names, ready for use: data, reward, model, prompts as token ids.
+"""Data, reward, model and prompts as token ids: a configuration made ready for use.
 
 In the order of cost: a mistake in the data or the reward is found before a model is loaded.
 """
@@ -44,7 +44,7 @@ TASKS_SEED = 0
 
 
 @dataclass(frozen=True)
-class Bench:
+class Setup:
     """All that sampling and grading need."""
 
     loaded: Loaded
@@ -57,7 +57,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class CheckedData:
     """Tasks and reward of a configuration, checked, before there is a model."""
 
     train: Sequence[Task]
@@ -72,14 +72,14 @@ def set_up(
     model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded],
     *,
     learns: bool = True,
-) -> Bench:
-    """`model_for` gives the model, which may be made for these tasks and held-out ones."""
+) -> Setup:
+    """Set up what a configuration names; `model_for` may make the model for these tasks."""
     with phase("reading data"):
-        found = gather(config, learns=learns)
-    return seat(config, found, model_for(found.train, found.held_out))
+        found = check_data(config, learns=learns)
+    return prepare_tasks(config, found, model_for(found.train, found.held_out))
 
 
-def gather(config: Config, *, learns: bool = True) -> Gathered:
+def check_data(config: Config, *, learns: bool = True) -> CheckedData:
     """Check all that can be checked without a model; `learns`: also what the recipe needs."""
     model = place(config.model)
     check_device(model.device)
@@ -93,11 +93,11 @@ def gather(config: Config, *, learns: bool = True) -> Gathered:
         streams = config.recipe.streams if learns else ()
         notes += check(parts, found.train, streams=streams)
         notes += check(parts, found.eval, data="data.eval") if found.eval else []
-    return Gathered(found.train, found.eval, notes, found.weights, found.dropped)
+    return CheckedData(found.train, found.eval, notes, found.weights, found.dropped)
 
 
 def read_data(config: Config) -> tuple[Grader, LoadedData]:
-    """The reward and the tasks that it can grade; no answer is graded."""
+    """Read the reward and the tasks that it can grade; no answer is graded."""
     graded = config.recipe.samples
     parts = Grader(config.reward.parts, graders=config.data.graders, timeout=config.reward.timeout)
     if config.data.grader_key and ROW not in parts.parts:
@@ -117,7 +117,7 @@ def read_data(config: Config) -> tuple[Grader, LoadedData]:
 
 
 def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
-    """The data without rows that a part of the reward can't grade; how many, and why."""
+    """Drop the rows that a part of the reward can't grade; say how many, and why."""
     notes, dropped = [*found.notes], dict(found.dropped)
     left = {}
     for setting, tasks in (("data.train", found.train), ("data.eval", found.eval)):
@@ -148,27 +148,27 @@ def without_ungradable(found: LoadedData, grader: Grader) -> LoadedData:
     )
 
 
-def seat(config: Config, found: Gathered, loaded: Loaded) -> Bench:
-    """The tasks as this model reads them."""
+def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
+    """Prepare the tasks as this model reads them."""
     with phase("preparing kernels" if on_gpu(config) else "preparing the model"):
         notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
     with phase("preparing prompts"):
-        fitting = fit(config, found, tokenizer, shape)
+        fitting = fitting_tasks(config, found, tokenizer, shape)
     check_answers(config.recipe, fitting.train, tokenizer, shape.context)
     notes += solution_notes(config.recipe, fitting.train)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
     ends += config.engine.stop
     grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
     notes = list(dict.fromkeys([*notes, *fitting.notes]))
-    return Bench(
+    return Setup(
         loaded, fitting.train, fitting.held_out, grader, notes, found.mixture, found.dropped
     )
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FittingTasks:
     """Tasks with token ids: those whose prompts leave room for an answer."""
 
     train: Sequence[Task]
@@ -178,8 +178,10 @@ class Fitting:
     notes: list[str]
 
 
-def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfig) -> Fitting:
-    """What a run trains on and is judged on; needs no weights."""
+def fitting_tasks(
+    config: Config, found: CheckedData, tokenizer: Tokenizer, shape: ModelConfig
+) -> FittingTasks:
+    """Choose what a run trains on and is judged on; needs no weights."""
     check_answer(config, shape)
     train = with_ids(config, found.train, tokenizer, shape)
     held_out = with_ids(config, found.held_out, tokenizer, shape) if found.held_out else None
@@ -188,13 +190,13 @@ def fit(config: Config, found: Gathered, tokenizer: Tokenizer, shape: ModelConfi
         judged = [task for task in judged if task.answer is not None]
     dropped = [row.task for row in train.dropped]
     notes = train.notes + (held_out.notes if held_out else [])
-    return Fitting(train.tasks, judged[: config.eval.tasks], dropped, train.limit, notes)
+    return FittingTasks(train.tasks, judged[: config.eval.tasks], dropped, train.limit, notes)
 
 
 def with_ids(
     config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
 ) -> Prepared:
-    """Prompts as the model sees them, without those that leave no room for an answer."""
+    """Return prompts as the model sees them, without those that leave no room for an answer."""
     room = shape.context - config.engine.max_tokens
     if room < 1:
         raise ConfigError(
@@ -265,14 +267,14 @@ def demand_of(config: Config, shape: ModelConfig, *, training: bool) -> device_r
 
 
 def frozen_of(config: Config, shape: ModelConfig) -> Frozen | None:
-    """What stays and what learns; None where all weights are trained."""
+    """Return what stays and what learns; None where all weights are trained."""
     if not config.adapter.used:
         return None
     return device_room.lora(shape, spec_of(config), config.model.quantize)
 
 
 def micro_tokens_of(config: Config, shape: ModelConfig) -> int:
-    """As the configuration has it, or what suits the device."""
+    """Return the configuration's number, or what suits the device."""
     if config.optim.micro_tokens:
         return config.optim.micro_tokens
     if not on_gpu(config):
@@ -291,7 +293,7 @@ def weight_bytes(config: Config) -> int:
 
 
 def sampling_of(config: Config, **changes: Any) -> Sampling:
-    """How answers are sampled for training, or with changes."""
+    """Return how answers are sampled for training, or with changes."""
     engine = config.engine
     asked: dict[str, Any] = {
         "max_tokens": engine.max_tokens,

@@ -34,7 +34,7 @@ class Prompts:
 
 
 def sizes_of(config: Config) -> tuple[ModelConfig, Prompts]:
-    """The model's shape and the prompts' lengths."""
+    """Return the model's shape and the prompts' lengths."""
     if config.model.path == "tiny":
         return _tiny(config)
     path = local_model(config.model.path, weights=False)
@@ -54,7 +54,7 @@ def sizes_of(config: Config) -> tuple[ModelConfig, Prompts]:
 
 
 def _tiny(config: Config) -> tuple[ModelConfig, Prompts]:
-    """The embedded model's shape follows from its tasks: a token is a character."""
+    """Derive the embedded model's shape from its tasks: a token is a character."""
     tasks = _tasks(config)
     texts = [str(x) for task in tasks for x in (task.prompt, task.columns.get("solution", ""))]
     tokenizer = Tokenizer.from_files(character_files("".join(sorted(set("".join(texts))))))

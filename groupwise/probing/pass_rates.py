@@ -16,7 +16,7 @@ from groupwise.evaluate.examine import described, load_candidate, prepare_suites
 from groupwise.evaluate.request import Basis, Candidate, Entry, EvalRequest
 from groupwise.evaluate.suites import Suite, config_of
 from groupwise.prepare.rollouts import verdict
-from groupwise.prepare.setup import gather
+from groupwise.prepare.setup import check_data
 from groupwise.records import Rollout
 from groupwise.runfiles.files import append_lines, read_lines, to_line
 
@@ -38,7 +38,7 @@ def open_rows(name: str, basis: Basis, gone: Collection[int]) -> Entry:
     config = config_of(suite, basis.config, 0, own_options=basis.written)
     # Every row has a number of its own, repeated ones too: what goes is the sieve's matter.
     config = replace(config, data=replace(config.data, duplicates="keep"))
-    found = gather(config, learns=False)
+    found = check_data(config, learns=False)
     left = [task for task in found.train if task.id not in gone]
     if not left:
         raise ConfigError(f"No row of {name} is left to look at with a model.")
@@ -68,7 +68,7 @@ def rates(
     found = _before(kept, head)
     if found:
         say(f"{len(found)} rows are in {kept} already.")
-    left = [task for task in sitting.bench.tasks if task.id not in found]
+    left = [task for task in sitting.setup.tasks if task.id not in found]
     with phase(f"{candidate.name} on {entry.suite.name}:", len(left), "tasks") as told:
         for first in range(0, len(left), sitting.at_once):
             groups = sitting.sample(left[first : first + sitting.at_once])

@@ -28,9 +28,9 @@ from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.policy import load_policy
 from groupwise.prepare.engines import MakeEngine, judge_of
 from groupwise.prepare.placing import placed
-from groupwise.prepare.rollouts import grade, write
+from groupwise.prepare.rollouts import grade, sample_groups
 from groupwise.prepare.setup import (
-    Bench,
+    Setup,
     check_room,
     on_gpu,
     sampling_of,
@@ -92,7 +92,7 @@ class PreparedProbe:
     """A probe that is loaded and checked; `run` samples."""
 
     config: Config
-    bench: Bench
+    setup: Setup
     engine: Engine
     passing: PassRule
     samples: int
@@ -127,7 +127,7 @@ class PreparedProbe:
                 raise
             interrupted = True
         sampled = [each for each in self.rollouts if each.groups]
-        shape = self.bench.loaded.model.config
+        shape = self.setup.loaded.model.config
         longest = shape.context
         prompt = max(len(task.token_ids) for each in sampled for task in each.tasks)
         return Probe(
@@ -144,8 +144,8 @@ class PreparedProbe:
     def _sample(self, each: Sampled, tasks: Sequence[Task]) -> list[list[Rollout]]:
         sampling = sampling_of(self.config, temperature=each.temperature)
         named = [(task, 0) for task in tasks]
-        written = write(self.engine, named, self.samples, sampling, stream="probe")
-        return grade(self.bench.grader, self.bench.loaded.tokenizer, written)
+        written = sample_groups(self.engine, named, self.samples, sampling, stream="probe")
+        return grade(self.setup.grader, self.setup.loaded.tokenizer, written)
 
 
 def probe(
@@ -170,20 +170,20 @@ def prepare_probe(
     temperatures = asked.temperatures or (config.engine.temperature,)
     check(config, templates, temperatures, asked)
     configs = {t: replace(config, data=replace(config.data, template=t)) for t in templates}
-    bench = set_up(configs[templates[0]], lambda *tasks: _policy(config, checkpoint, *tasks))
-    chosen = _chosen(config, bench, asked.prompts)
-    notes, by_template = list(bench.notes), {templates[0]: chosen}
+    setup = set_up(configs[templates[0]], lambda *tasks: _policy(config, checkpoint, *tasks))
+    chosen = _chosen(config, setup, asked.prompts)
+    notes, by_template = list(setup.notes), {templates[0]: chosen}
     for template in templates[1:]:
-        other = set_up(configs[template], lambda *tasks: bench.loaded)
+        other = set_up(configs[template], lambda *tasks: setup.loaded)
         wanted = {task.id for task in chosen}
         known = {task.id: task for task in other.tasks if task.id in wanted}
         by_template[template] = [known[task.id] for task in chosen if task.id in known]
         notes += [f"with template {template}: {x}" for x in other.notes if x not in notes]
     return PreparedProbe(
         config=config,
-        bench=bench,
-        engine=judge_of(config, bench.loaded, engine),
-        passing=passing(bench.grader, asked.threshold),
+        setup=setup,
+        engine=judge_of(config, setup.loaded, engine),
+        passing=passing(setup.grader, asked.threshold),
         samples=asked.samples or max(LEAST_SAMPLES, config.group_size),
         rollouts=[Sampled(t, x, by_template[t]) for t, x in product(templates, temperatures)],
         notes=notes,
@@ -228,8 +228,8 @@ def _policy(
         return starting_model(config, RunFolder(scratch), tasks, held_out)
 
 
-def _chosen(config: Config, bench: Bench, prompts: int) -> list[Task]:
+def _chosen(config: Config, setup: Setup, prompts: int) -> list[Task]:
     """Return the first prompts that training would draw, each once."""
-    cursor = cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle)
-    drawn = cursor.take(min(prompts, len(bench.tasks)))
-    return [bench.tasks[place] for place in dict.fromkeys(draw.task for draw in drawn)]
+    cursor = cursor_of(setup.tasks, setup.mixture, config.seed, config.data.shuffle)
+    drawn = cursor.take(min(prompts, len(setup.tasks)))
+    return [setup.tasks[place] for place in dict.fromkeys(draw.task for draw in drawn)]

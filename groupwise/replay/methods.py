@@ -27,7 +27,7 @@ RUN = "run"  # the run's own recipe
 
 
 @dataclass(frozen=True)
-class Method:
+class ReplayMethod:
     """A recipe and its name in tables."""
 
     name: str
@@ -35,13 +35,13 @@ class Method:
     asked: str = RUN  # as it was written, with its file: what a command can be made of
 
 
-def methods_of(run: Recorded, texts: Sequence[str]) -> list[Method]:
+def methods_of(run: Recorded, texts: Sequence[str]) -> list[ReplayMethod]:
     """Return the run's own recipe, then those of the texts: `"dapo recipe.gate.high=0.3"`."""
-    made = [Method(RUN, run.recipe)]
+    made = [ReplayMethod(RUN, run.recipe)]
     for text in texts:
         name, recipe = _read(run.config, text)
         taken = sum(each.name == name or each.name.startswith(f"{name} (") for each in made)
-        made.append(Method(f"{name} ({taken + 1})" if taken else name, recipe, text))
+        made.append(ReplayMethod(f"{name} ({taken + 1})" if taken else name, recipe, text))
     return made
 
 
@@ -76,7 +76,7 @@ def _read(config: Config, text: str) -> tuple[str, Any]:
 _FORM = "Write a name with settings behind it: --recipe 'dapo recipe.gate.high=0.3'."
 
 
-def check(run: Recorded, method: Method, record: Record) -> None:
+def check(run: Recorded, method: ReplayMethod, record: Record) -> None:
     """Refuse a recipe that reads what was not recorded, and say what it is for."""
     recipe = method.recipe
     there = set(KNOWN)
@@ -99,7 +99,7 @@ def check(run: Recorded, method: Method, record: Record) -> None:
     )
 
 
-def _check_steps(run: Recorded, method: Method, record: Record) -> None:
+def _check_steps(run: Recorded, method: ReplayMethod, record: Record) -> None:
     """Refuse a recipe for rewards of steps where none were recorded: all would be one step."""
     if "step_reward_NT" not in method.recipe.streams:
         return
@@ -111,7 +111,7 @@ def _check_steps(run: Recorded, method: Method, record: Record) -> None:
         )
 
 
-def _remedy(name: str, method: Method, kind: str) -> str:
+def _remedy(name: str, method: ReplayMethod, kind: str) -> str:
     if name == "ref_logp_NT" and kind == "advantage":
         return "The run held no reference: take a recipe that reads none."
     if name == "ref_logp_NT":

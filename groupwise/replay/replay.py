@@ -21,7 +21,7 @@ from groupwise.replay.measures import (
     reproduction,
     summed,
 )
-from groupwise.replay.methods import Method, check
+from groupwise.replay.methods import ReplayMethod, check
 from groupwise.replay.parameters import Weights, gradient, load_weights, place_before, pushed
 from groupwise.replay.recorded import NothingLearned, Record, Recorded
 from groupwise.replay.token_weights import MethodWeights, batched, weigh
@@ -47,7 +47,7 @@ class Replay:
     """The steps of a replay, and their sums."""
 
     run: Recorded
-    methods: Sequence[Method]
+    methods: Sequence[ReplayMethod]
     steps: Sequence[int]
     gradients: bool = False
     notes: list[str] = field(default_factory=list)

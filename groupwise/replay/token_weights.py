@@ -18,7 +18,7 @@ from groupwise.losses.measures import merge
 from groupwise.losses.phase import token_phase
 from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers
 from groupwise.records import Memory, TokenBatch
-from groupwise.replay.methods import Method
+from groupwise.replay.methods import ReplayMethod
 from groupwise.replay.recorded import Record, Recorded, rows_of
 
 
@@ -41,7 +41,7 @@ class MethodBatch:
 class MethodWeights:
     """A method on one step; rows and tokens are those of the record, 0 where it does not learn."""
 
-    method: Method
+    method: ReplayMethod
     batched: MethodBatch
     advantage_NT: Tensor
     coefficient_NT: Tensor
@@ -52,7 +52,7 @@ class MethodWeights:
     metrics: dict[str, float]
 
 
-def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> MethodBatch:
+def batched(run: Recorded, method: ReplayMethod, record: Record, memory: Memory) -> MethodBatch:
     """Apply filters, then the batch phase, to what was recorded."""
     own = (
         method.recipe.slots() == run.recipe.slots()
@@ -85,33 +85,35 @@ def batched(run: Recorded, method: Method, record: Record, memory: Memory) -> Me
     )
 
 
-def _numbers(method: Method, groups: list[Group]) -> list[int]:
+def _numbers(method: ReplayMethod, groups: list[Group]) -> list[int]:
     """Return the numbers of the groups, as the filters name them."""
     first_row = [sum(map(len, groups[:at])) for at in range(len(groups))]
     every = group_numbers(method.recipe, groups)
     return [every[row] for row in first_row]
 
 
-def _sent_away(run: Recorded, method: Method, groups: list[Group]) -> set[int]:
+def _sent_away(run: Recorded, method: ReplayMethod, groups: list[Group]) -> set[int]:
     """Return the groups that the method's dynamic sampling would not learn from."""
     if not method.recipe.refilling:
         return set()
     return set(select(method.recipe, _sampled(run, method, groups)).refill)
 
 
-def _sampled(run: Recorded, method: Method, groups: list[Group]) -> TokenBatch:
+def _sampled(run: Recorded, method: ReplayMethod, groups: list[Group]) -> TokenBatch:
     drop = run.config.overlong == "drop"
     tokenizer: Any = run.tokenizer  # `check` saw to it where it is read
     return batch_of(method.recipe, groups, tokenizer, drop_truncated=drop)
 
 
-def _baselines(method: Method, record: Record, groups: list[Group]) -> list[float | None] | None:
+def _baselines(
+    method: ReplayMethod, record: Record, groups: list[Group]
+) -> list[float | None] | None:
     if "greedy_reward_N" not in method.recipe.streams:
         return None
     return [record.greedy.get((group[0].task.id, group[0].draw)) for group in groups]
 
 
-def weigh(method: Method, record: Record, found: MethodBatch) -> MethodWeights:
+def weigh(method: ReplayMethod, record: Record, found: MethodBatch) -> MethodWeights:
     """Differentiate the method's loss in the log-probabilities that the recorded update saw."""
     recipe, row_N = method.recipe, found.row_N
     width = found.batch.mask_NT.shape[1]

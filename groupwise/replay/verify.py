@@ -40,15 +40,14 @@ from groupwise.replay.stretches import RunPart, edited, lay_out_checkpoint, part
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.manifest import machine_facts
 from groupwise.runfiles.starts import CODE, changes_on_the_way, read_starts
+from groupwise.training.cold_start import COLD_START
 from groupwise.training.loop import begin, one_step
-from groupwise.training.opening import COLD_START, open_run
+from groupwise.training.opening import open_run
 from groupwise.training.run import Run
 from groupwise.watch.display import Display
 
 FORMAT = 1  # of the manifest
 JUDGE = "judge"  # the part of a reward that asks a service
-
-Tell = Callable[[str], None]
 
 
 @dataclass
@@ -120,7 +119,9 @@ class Verified:
         )
 
 
-def verify(path: str | Path, steps: int | None = None, tell: Tell = lambda text: None) -> Verified:
+def verify(
+    path: str | Path, steps: int | None = None, tell: Callable[[str], None] = lambda text: None
+) -> Verified:
     """Run it again in a folder that is thrown away, and compare step by step."""
     folder = RunFolder(path)
     config = read_config(folder)
@@ -157,7 +158,7 @@ class _Repetition:
     manifest: Mapping[str, Any]
     metrics: Mapping[int, Mapping[str, Any]]
     found: Verified
-    tell: Tell
+    tell: Callable[[str], None]
 
 
 def _repeat_parts(second: _Repetition, parts: list[RunPart]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from groupwise.errors import RunError
-from groupwise.runfiles.shapes import Shape, any_object
+from groupwise.runfiles.schemas import Schema, any_object
 
 PARTIAL = ".partial"  # how the name of a file ends while it is being written
 HALF = re.compile(
@@ -174,7 +174,7 @@ def _countable(word: str) -> int | None:
     return int(word) if len(word) < 300 else None  # a float holds numbers of 308 digits
 
 
-def read_object(path: Path, fits: Shape) -> dict[str, Any]:
+def read_object(path: Path, fits: Schema) -> dict[str, Any]:
     """Read a JSON file, {} if there is none."""
     data = read_bytes(path)
     if data is None:
@@ -202,7 +202,7 @@ class Lines(NamedTuple):
     damage: str  # the first broken line, and how many others there are; "" if all are sound
 
 
-def scan_lines(path: Path, fits: Shape, start: int = 0, before: int = 0) -> Lines:
+def scan_lines(path: Path, fits: Schema, start: int = 0, before: int = 0) -> Lines:
     """Read a .jsonl file from the byte `start` on, before which so many lines stand.
 
     What a crash did to the last line is left out. A broken line before it, or a last one that is
@@ -237,7 +237,7 @@ def scan_lines(path: Path, fits: Shape, start: int = 0, before: int = 0) -> Line
     return Lines(found, size, len(lines), damage)
 
 
-def read_lines(path: Path, fits: Shape = any_object) -> list[tuple[bytes, dict[str, Any]]]:
+def read_lines(path: Path, fits: Schema = any_object) -> list[tuple[bytes, dict[str, Any]]]:
     """Return every whole line of a .jsonl file, as it is and as an object; none if there is no
     file.
 
@@ -252,7 +252,7 @@ def read_lines(path: Path, fits: Shape = any_object) -> list[tuple[bytes, dict[s
 class GrowingFile:
     """A .jsonl file of which only the new lines are read; a rewound file is read again."""
 
-    def __init__(self, path: Path, fits: Shape = any_object) -> None:
+    def __init__(self, path: Path, fits: Schema = any_object) -> None:
         self.path, self._fits = path, fits
         self.damage = ""  # the first thing that could not be read
         self._forget()

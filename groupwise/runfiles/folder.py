@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import DiskError, RunError
-from groupwise.runfiles import shapes
+from groupwise.runfiles import schemas
 from groupwise.runfiles.disk_errors import disk_error
 from groupwise.runfiles.files import (
     PARTIAL,
@@ -262,20 +262,20 @@ class RunFolder:
             raise unreadable(self.config, f"it is no valid TOML ({error})") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        return [value for _, value in read_lines(self.metrics, shapes.metrics)]
+        return [value for _, value in read_lines(self.metrics, schemas.metrics)]
 
     def read_events(self) -> list[dict[str, Any]]:
-        return [value for _, value in read_lines(self.events, shapes.events)]
+        return [value for _, value in read_lines(self.events, schemas.events)]
 
     def read_evaluations(self) -> list[dict[str, Any]]:
         """Read the evaluations by task; runs of older versions have none."""
-        return [value for _, value in read_lines(self.evaluations, shapes.evaluations)]
+        return [value for _, value in read_lines(self.evaluations, schemas.evaluations)]
 
     def read_manifest(self) -> dict[str, Any]:
-        return read_object(self.manifest, shapes.manifest)
+        return read_object(self.manifest, schemas.manifest)
 
     def read_summary(self) -> dict[str, Any]:
-        return read_object(self.summary, shapes.summary)
+        return read_object(self.summary, schemas.summary)
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts are there, in order."""
@@ -353,7 +353,7 @@ def _steps_in(folder: Path) -> list[int]:
 
 def _drop_after(path: Path, step: int) -> tuple[int, ...]:
     """Keep the lines up to a step, byte for byte; return the steps of those dropped."""
-    lines = read_lines(path, shapes.line)
+    lines = read_lines(path, schemas.line)
     kept = b"".join(raw for raw, value in lines if value["step"] <= step)
     if path.exists() and path.stat().st_size != len(kept):
         write_atomic(path, kept)

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from groupwise.errors import RunError
 from groupwise.runfiles.files import scan_lines
-from groupwise.runfiles.shapes import Shape
+from groupwise.runfiles.schemas import Schema
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class PartialReader:
             self.damage.append(str(error))
             return None
 
-    def lines(self, path: Path, fits: Shape) -> list[dict[str, Any]]:
+    def lines(self, path: Path, fits: Schema) -> list[dict[str, Any]]:
         """Return the sound lines of a .jsonl file."""
         found = self.get(scan_lines, path, fits)
         if found is None:

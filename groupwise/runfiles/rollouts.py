@@ -167,7 +167,7 @@ def _turns(name: str, rows: Sequence[Row]) -> pa.Array:
 
 
 def _one_turn(length: int) -> list[dict[str, Any]]:
-    """What a completion is that the policy wrote alone."""
+    """Return the one turn of a completion that the policy wrote alone."""
     return [{"role": POLICY, "start": 0, "end": length}]
 
 

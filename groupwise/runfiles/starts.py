@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from groupwise.runfiles import shapes
+from groupwise.runfiles import schemas
 from groupwise.runfiles.files import append_lines, read_lines, to_line
 from groupwise.runfiles.folder import Event, RunFolder
 
@@ -75,7 +75,7 @@ def read_starts(folder: RunFolder) -> list[Start]:
             tuple(line.get("changed") or ()),
             bool(line.get("inferred")),
         )
-        for _, line in read_lines(folder.starts, shapes.starts)
+        for _, line in read_lines(folder.starts, schemas.starts)
     ]
 
 

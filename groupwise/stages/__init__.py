@@ -1,4 +1,4 @@
-"""What a run can be: where its samples come from, what it learns from them, what it checks first.
+"""Stages of a run: where its samples come from, what it learns from them, what it checks first.
 
 To add a stage, write a file with a `Stage` and add it to `STAGES` under the name that its kind of
 recipe has as `STAGE`.

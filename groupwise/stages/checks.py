@@ -1,4 +1,4 @@
-"""What is known before anything expensive: what can't be trained, and what is doubtful.
+"""Checks before anything expensive: what can't be trained, and what is doubtful.
 
 Each rule says what, why and what to do instead.
 """
@@ -14,13 +14,13 @@ from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
 from groupwise.engine.backends import capabilities_of
 from groupwise.errors import ConfigError
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.methods.trainable import lacking
 from groupwise.optim.roles import ROLES
 from groupwise.stages import stage_of
 from groupwise.watch.rules import RULES
 
-Rule = Callable[[Config, Method], Iterator[str]]
+StageRule = Callable[[Config, Method], Iterator[str]]
 
 
 def check_config(config: Config) -> list[str]:
@@ -190,7 +190,7 @@ def nothing_held_out(config: Config, recipe: Method) -> Iterator[str]:
         )
 
 
-REFUSED: tuple[Rule, ...] = (
+REFUSED: tuple[StageRule, ...] = (
     budget_never_reached,
     greedy_training,
     knobs_that_the_recipe_ignores,
@@ -201,7 +201,7 @@ REFUSED: tuple[Rule, ...] = (
     unknown_rules,
     *ANY_REFUSED,
 )
-DOUBTFUL: tuple[Rule, ...] = (
+DOUBTFUL: tuple[StageRule, ...] = (
     schedule_without_a_run,
     settings_without_effect,
     nothing_held_out,

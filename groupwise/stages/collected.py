@@ -1,4 +1,4 @@
-"""What a step learns from: groups of answers, and those that were drawn and sent away."""
+"""The groups of answers that a step learns from, and those that were drawn and sent away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from a configuration: the recipe as it runs, and what of it acts."""
+"""Consequences of a configuration: the recipe as it runs, and what of it acts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 from groupwise.config.fields import Config
 from groupwise.engine.backends import capabilities_of
 from groupwise.explain.idle import Conditions, Idle, acting, idle, updates_of
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.methods.slots import Slot
 from groupwise.prepare.placing import place
 
@@ -25,13 +25,13 @@ def sampled_from(config: Config) -> str:
 
 
 def _close(config: Config) -> bool:
-    """Whether a sampler of the learner's own weights gives the learner's probabilities."""
+    """Tell whether a sampler of the learner's own weights gives the learner's probabilities."""
     precise = config.engine.exact or place(config.model).dtype == "float32"
     return precise and not config.adapter.dropout
 
 
 def conditions(config: Config, recipe: Method) -> Conditions:
-    """Which policies of a batch differ under this configuration."""
+    """Tell which policies of a batch differ under this configuration."""
     engine = config.engine
     narrowed = engine.top_p < 1 or engine.top_k > 0 or engine.min_tokens > 0
     return Conditions(
@@ -42,12 +42,12 @@ def conditions(config: Config, recipe: Method) -> Conditions:
 
 
 def idle_slots(config: Config) -> list[Idle]:
-    """What of the recipe changes no update under this configuration, and what would wake it."""
+    """Find what of the recipe changes no update under this configuration, and what would."""
     recipe = anchored(config, config.recipe)
     return idle(recipe, conditions(config, recipe))
 
 
 def what_acts(config: Config) -> tuple[Slot, ...]:
-    """The recipe's slots without those that are idle under this configuration."""
+    """Return the recipe's slots without those that are idle under this configuration."""
     recipe = anchored(config, config.recipe)
     return acting(recipe, conditions(config, recipe))

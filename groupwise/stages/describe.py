@@ -53,7 +53,7 @@ def _engine_lines(config: Config) -> list[str]:
 
 def _models(config: Config) -> str:
     held = [name for name in config.recipe.roles if ROLE_FACTS[name].model]
-    told = [ROLES[n].told(config) if n in ROLES else ROLE_FACTS[n].title for n in held]
+    told = [ROLES[n].description(config) if n in ROLES else ROLE_FACTS[n].title for n in held]
     return ", ".join(["policy", *told])
 
 

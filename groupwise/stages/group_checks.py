@@ -112,7 +112,7 @@ def sampler_narrower_than_learner(config: Config, recipe: Recipe) -> Iterator[st
 
 
 def exact_in_name_only(config: Config, recipe: Recipe) -> Iterator[str]:
-    """What the captured sampler and the kernels of the head do not do takes the plain way."""
+    """Warn of what the captured sampler and the kernels of the head leave to the plain way."""
     engine = config.engine
     reasons = {
         f"engine.top_p={engine.top_p:g}": engine.top_p < 1,

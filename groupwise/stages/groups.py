@@ -32,7 +32,7 @@ from groupwise.stages.data_answers import check_weights
 from groupwise.stages.parts import Parts
 from groupwise.stages.policy_answers import greedy
 from groupwise.stages.rows import token_streams
-from groupwise.stages.stage import Stage, Taught, Tell
+from groupwise.stages.stage import Stage, StepUpdates, TellEvent
 from groupwise.testing.trial import try_groups
 from groupwise.watch.clock import Clock
 
@@ -85,12 +85,12 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         return PolicyLearner(model, recipe, self.optim(model), temperature, roles, world)
 
     def collect(
-        self, parts: Parts[PolicyLearner], cursor: TaskCursor, tell: Tell, clock: Clock
+        self, parts: Parts[PolicyLearner], cursor: TaskCursor, tell: TellEvent, clock: Clock
     ) -> Collected:
         """Return as many groups as a step wants; where refills end before that, what there is."""
         config, wanted = self.config, self.config.prompts_per_step
         groups = self.source.draw(parts, cursor, wanted, clock)
-        spent, dropped = Spent(first=tokens_of(groups)), list[Group]()
+        spent, dropped = RefillCost(first=tokens_of(groups)), list[Group]()
         batch = self.as_batch(parts, groups)
         kept, unwanted = self._sorted_out(groups, batch)
         spent.note(drawn=len(groups), useful=len(kept))
@@ -135,9 +135,9 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         memory: Memory,
         collected: Collected,
         rate: float,
-        tell: Tell,
+        tell: TellEvent,
         clock: Clock,
-    ) -> Taught:
+    ) -> StepUpdates:
         """Score the rollouts, run the batch phase over all groups, make the updates."""
         learner, groups = parts.learner, collected.groups
         recipe, sequences = learner.recipe, sequences_of(groups)
@@ -152,7 +152,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         bad = first_bad(streams.items())
         if bad is not None:  # no batch can be made of it: the rollout file has what was sampled
             outcome = StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
-            return Taught([outcome], {"updates/count": 1.0, "optim/skipped": 1.0}, memory)
+            return StepUpdates([outcome], {"updates/count": 1.0, "optim/skipped": 1.0}, memory)
         batch = assemble(
             recipe,
             groups,
@@ -177,7 +177,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         frozen = self.config.adapter.used
         streams_NT = token_streams(result.batch, learned.trace)
         tail = mismatch_tail(result.batch, streams_NT) if collected.sampled else {}
-        return Taught(
+        return StepUpdates(
             outcomes=learned.outcomes,
             metrics=result.metrics | learned.metrics() | tail,
             memory=result.memory,
@@ -191,8 +191,8 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
 
 
 @dataclass
-class Spent:
-    """What dynamic sampling has cost in this step: by it, it is decided whether to go on."""
+class RefillCost:
+    """The cost of dynamic sampling in this step: by it, it is decided whether to go on."""
 
     first: int  # tokens of the first draw
     rounds: int = 0
@@ -217,7 +217,9 @@ class Spent:
         return ""
 
 
-def _not_full(config: Config, spent: Spent, kept: Sequence[Group], useless: Sequence[Group]) -> str:
+def _not_full(
+    config: Config, spent: RefillCost, kept: Sequence[Group], useless: Sequence[Group]
+) -> str:
     """Say that a batch stays smaller than it was meant to be, and why."""
     right = sum(all(r.grade.correct for r in group) for group in useless)
     wrong = sum(all(r.grade.correct is False for r in group) for group in useless)

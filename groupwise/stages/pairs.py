@@ -21,7 +21,7 @@ from groupwise.prepare.answers import answer_ids, check_columns
 from groupwise.records import Completion, Memory, Task
 from groupwise.stages.collected import Collected
 from groupwise.stages.parts import Parts
-from groupwise.stages.stage import Stage, Taught, Tell
+from groupwise.stages.stage import Stage, StepUpdates, TellEvent
 from groupwise.testing.trial import try_pairs
 from groupwise.watch.clock import Clock
 
@@ -98,15 +98,15 @@ class PairStage(Stage[PairRecipe, PairLearner]):
         memory: Memory,
         collected: Collected,
         rate: float,
-        tell: Tell,
+        tell: TellEvent,
         clock: Clock,
-    ) -> Taught:
+    ) -> StepUpdates:
         """Make one update on the pairs that the groups give; none if there are none."""
         learner = parts.learner
         pairs = pairs_of(self.recipe, collected.groups, parts.loaded.tokenizer)
         if not pairs.completions:
             tell("pairs", "no group of this step has two answers of different reward: no update.")
-            return Taught([], {"pairs/count": 0.0, "updates/count": 0.0}, memory)
+            return StepUpdates([], {"pairs/count": 0.0, "updates/count": 0.0}, memory)
         with clock("update"):
             every = list(range(len(pairs.completions)))
             reference = learner.role_streams(pairs, [every])["ref_logp_NT"]
@@ -117,7 +117,7 @@ class PairStage(Stage[PairRecipe, PairLearner]):
         shape, sizes = learner.model.config, pairs.sizes()
         update = update_cost(shape, sizes, frozen=self.config.adapter.used)
         work = add(update, forward_cost(shape, sizes))  # the reference's
-        return Taught([outcome], metrics, memory, work={"update": work})
+        return StepUpdates([outcome], metrics, memory, work={"update": work})
 
 
 def pairs_of(recipe: PairRecipe, groups: Sequence[Group], tokenizer: Tokenizer) -> Sequences:

@@ -1,4 +1,4 @@
-"""What a step works with."""
+"""The parts that a step works with."""
 
 from __future__ import annotations
 

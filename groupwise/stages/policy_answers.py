@@ -9,7 +9,7 @@ from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
 from groupwise.errors import RecipeError
 from groupwise.optim.assemble import Group
-from groupwise.prepare.rollouts import Beside, grade, write
+from groupwise.prepare.rollouts import ConcurrentGrading, grade, sample_groups
 from groupwise.prepare.setup import sampling_of
 from groupwise.stages.parts import Parts
 from groupwise.watch.clock import Clock
@@ -34,10 +34,10 @@ class PolicyAnswers:
         """Return the next prompts, answered and graded."""
         chosen = [(parts.tasks[d.task], d.number) for d in cursor.take(prompts)]
         sampling = sampling_of(self.config, record_top_k=parts.learner.sampler_top_k)
-        beside = Beside(parts.grader, parts.loaded.tokenizer, chosen, parts.known)
+        beside = ConcurrentGrading(parts.grader, parts.loaded.tokenizer, chosen, parts.known)
         with clock("rollout"), beside:
             samples = self.config.group_size
-            written = write(parts.engine, chosen, samples, sampling, done=beside.take)
+            written = sample_groups(parts.engine, chosen, samples, sampling, done=beside.take)
         with clock("grade"):
             return beside.rollouts(written)
 
@@ -47,6 +47,6 @@ def greedy(config: Config, parts: Parts[Any], groups: Sequence[Group], clock: Cl
     # Its number is -1: beside the group's own.
     prompts = [(group[0].task, group[0].draw) for group in groups]
     with clock("rollout"):
-        written = write(parts.engine, prompts, 1, sampling_of(config, temperature=0.0))
+        written = sample_groups(parts.engine, prompts, 1, sampling_of(config, temperature=0.0))
     with clock("grade"):
         return grade(parts.grader, parts.loaded.tokenizer, written, parts.known, first=-1)

@@ -15,7 +15,7 @@ from groupwise.runfiles.rollouts import Row
 
 
 def token_streams(batch: TokenBatch, trace: Trace) -> dict[str, Tensor | None]:
-    """What learning made of each token, by the names of the file's columns."""
+    """Return what learning made of each token, by the names of the file's columns."""
     return {
         "learner_logp": trace.logp_NT if batch.old_logp_NT is None else batch.old_logp_NT,
         "ref_logp": batch.ref_logp_NT,
@@ -33,7 +33,7 @@ def rows_of(
     streams: Mapping[str, Tensor | None],
     tokenizer: Tokenizer,
 ) -> list[Row]:
-    """Rows of the batch in its order, then what was sampled and not learned from.
+    """Return rows of the batch in its order, then what was sampled and not learned from.
 
     A row's numbers are views of arrays for the whole batch, of all its tokens; those that others
     wrote are 0 in the file. The learner's log-probabilities are absent where only a policy that had

@@ -1,4 +1,4 @@
-"""What every stage has: its recipe as it runs, checks, a source, one learner, and a step's work."""
+"""The base of all stages: a recipe as it runs, checks, a source, a learner, and a step's work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from groupwise import config as configuration
 from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
 from groupwise.errors import RecipeError, nearest
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.model.cost import Parts as Costs
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.roles.role import Role
@@ -27,17 +27,17 @@ from groupwise.stages.sources import SOURCES
 from groupwise.watch.clock import Clock
 
 M = TypeVar("M", bound=Method)
-Rule = Callable[[Config, M], Iterator[str]]
+StageRule = Callable[[Config, M], Iterator[str]]
 
 
-class Tell(Protocol):
+class TellEvent(Protocol):
     """Takes what people should know: its kind, and a sentence."""
 
     def __call__(self, kind: str, text: str, *, shown: bool = True, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True)
-class Taught:
+class StepUpdates:
     """The updates of one step and what they leave."""
 
     outcomes: list[StepOutcome]
@@ -49,13 +49,13 @@ class Taught:
 
 
 class Stage(ABC, Generic[M, L]):
-    """What a run is: it draws samples, learns from them, and knows what can go wrong.
+    """A run's kind: it draws samples, learns from them, and knows what can go wrong.
 
     It holds no state. What a run has learned is in its parts and its progress.
     """
 
-    REFUSED: tuple[Rule[Any], ...] = ()  # beside the rules for every stage
-    DOUBTFUL: tuple[Rule[Any], ...] = ()
+    REFUSED: tuple[StageRule[Any], ...] = ()  # beside the rules for every stage
+    DOUBTFUL: tuple[StageRule[Any], ...] = ()
     explains_loss = False  # whether people may wonder why the loss stays near 0
 
     def __init__(self, config: Config, recipe: M) -> None:
@@ -107,7 +107,9 @@ class Stage(ABC, Generic[M, L]):
         size = micro_tokens_of(self.config, model.config)
         return replace(self.config.optim, micro_tokens=size)
 
-    def collect(self, parts: Parts[L], cursor: TaskCursor, tell: Tell, clock: Clock) -> Collected:
+    def collect(
+        self, parts: Parts[L], cursor: TaskCursor, tell: TellEvent, clock: Clock
+    ) -> Collected:
         """Return what a step learns from."""
         groups = self.source.draw(parts, cursor, self.config.prompts_per_step, clock)
         return Collected(groups, sampled=self.source.sampled)
@@ -119,7 +121,7 @@ class Stage(ABC, Generic[M, L]):
         memory: Memory,
         collected: Collected,
         rate: float,
-        tell: Tell,
+        tell: TellEvent,
         clock: Clock,
-    ) -> Taught:
+    ) -> StepUpdates:
         """Make all updates on what was collected."""

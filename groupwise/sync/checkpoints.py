@@ -63,8 +63,8 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What a checkpoint is made of: the run at one moment, or its weights alone."""
+class Snapshot:
+    """The contents of a checkpoint: the run at one moment, or its weights alone."""
 
     step: int
     best: bool  # whether this is the best policy so far
@@ -84,12 +84,12 @@ class Moment:
         return sum(x.nbytes for x in self.tensors)
 
 
-def weights_alone(step: int, model: Policy, files: Mapping[str, bytes]) -> Moment:
+def weights_alone(step: int, model: Policy, files: Mapping[str, bytes]) -> Snapshot:
     """Return the best policy so far; `files` are those that the model was loaded with."""
-    return Moment(step, True, _weights(model, files), None)
+    return Snapshot(step, True, _weights(model, files), None)
 
 
-def moment(
+def snapshot(
     step: int,
     *,
     model: Policy,
@@ -97,7 +97,7 @@ def moment(
     tensors: Mapping[str, Mapping[str, Tensor]],
     values: Mapping[str, Any],
     best: bool = False,
-) -> Moment:
+) -> Snapshot:
     """Return all that a run goes on from. `values` must come back from JSON unchanged."""
     _check_keys(values)
     parts = tuple(
@@ -105,7 +105,7 @@ def moment(
         for name, named in tensors.items()
     )
     kept = Contents({"values.json": json.dumps(values).encode()}, parts)
-    return Moment(step, best, _weights(model, files), kept)
+    return Snapshot(step, best, _weights(model, files), kept)
 
 
 def _weights(model: Policy, files: Mapping[str, bytes]) -> Contents:
@@ -116,7 +116,7 @@ def _writes(name: str) -> Callable[[Path, dict[str, Tensor]], None]:
     return lambda folder, tensors: save_file(tensors, folder / name)
 
 
-def write(parent: Path, made: Moment, keep: int) -> Path:
+def write(parent: Path, made: Snapshot, keep: int) -> Path:
     """Write `parent/step_N`, set the links, delete all but the last `keep` and the best."""
     final, beside = parent / f"step_{made.step}", parent / f".step_{made.step}.{WRITING}"
     try:
@@ -165,7 +165,7 @@ def _last(parent: Path, kind: str, up_to: float = math.inf) -> Path | None:
 
 
 def _states(parent: Path) -> dict[int, dict[str, bool]]:
-    """What each checkpoint says of itself; one that says nothing that can be read is left out."""
+    """Read what each checkpoint says of itself; leave out one that can't be read."""
     found = {}
     for step, folder in _steps(parent).items():
         try:
@@ -274,7 +274,7 @@ def memory_from_json(values: Mapping[str, Any]) -> Memory:
 
 
 def _steps(parent: Path) -> dict[int, Path]:
-    """The checkpoints by step, whole or not; one that was moved aside and not replaced yet too."""
+    """Return the checkpoints by step, whole or not; also one moved aside and not replaced."""
     found = {}
     for path in [*parent.glob(f".step_*.{ASIDE}"), *parent.glob("step_*")]:
         name = path.name.removeprefix(".").removesuffix(f".{ASIDE}").removeprefix("step_")
@@ -283,7 +283,7 @@ def _steps(parent: Path) -> dict[int, Path]:
     return found
 
 
-def _write_resume(folder: Path, made: Moment) -> None:
+def _write_resume(folder: Path, made: Snapshot) -> None:
     """Add what resume needs and, last of all, the size and SHA-256 of every file."""
     resume = folder / "resume"
     # Hashing beside writing and flushing: processor and disk are busy at the same time.
@@ -382,7 +382,7 @@ def _prune(parent: Path, step: int, keep: int) -> None:
 
 
 def _check_keys(values: Any, path: str = "values") -> None:
-    """JSON turns other keys into strings in silence, and tuples into lists."""
+    """Refuse keys that JSON turns into strings in silence, and tuples, which become lists."""
     if isinstance(values, Mapping):
         for key, value in values.items():
             if not isinstance(key, str):

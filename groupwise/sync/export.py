@@ -49,7 +49,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from what it was made from."""
+    """The files written, and how far they are from what they were made from."""
 
     source: Path
     folder: Path
@@ -62,7 +62,7 @@ class Exported:
 
 
 def checkpoint_in(path: str | Path, which: str | None = None) -> str | Path:
-    """The checkpoint of a run: its best, else its latest, or the one asked for.
+    """Find the checkpoint of a run: its best, else its latest, or the one asked for.
 
     What is no run comes back as it was given: a text may be a model's id on a hub.
     """
@@ -133,7 +133,7 @@ def export(
 
 
 def _check_alone(source: Path, base: Path | None) -> None:
-    """An adapter beside a base that has no folder of its own is of no use to anybody."""
+    """Refuse an adapter whose base has no folder of its own: it is of no use to anybody."""
     if not is_adapter(source):
         raise ModelError(f"{source} is a whole model, and has no adapter. Leave --adapter out.")
     found = base_of(source, base)
@@ -154,7 +154,7 @@ def _check_alone(source: Path, base: Path | None) -> None:
 
 
 def _fold(model: Policy) -> list[str]:
-    """The whole policy in plain weights; what a person should know about them."""
+    """Fold the whole policy into plain weights; return what a person should know about them."""
     kinds = {each.kind for each in model.modules() if isinstance(each, QuantizedLinear)}
     merge(model)
     said = ["the adapter is folded into its base"]
@@ -170,7 +170,7 @@ def _whole(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def sequences_for(source: Path, tokenizer: Tokenizer) -> list[Ids]:
-    """Prompts with their answers from the last rollouts of the run, or texts where it has none."""
+    """Return prompts with answers from the run's last rollouts, or texts where it has none."""
     folders = source.resolve().parents[:2]
     files = [file for each in folders for file in each.glob("rollouts/step_*.parquet")]
     if not files:
@@ -191,7 +191,7 @@ def _encodes(tokenizer: Tokenizer, text: str) -> bool:
 
 @torch.no_grad()
 def logp_of(model: Policy, sequences: Sequence[Ids]) -> Tensor:
-    """Of every token but the first of each sequence, in float32 whatever the weights are in."""
+    """Return logp of every token but each sequence's first, in float32 for any weights."""
     model = model.to("cpu", torch.float32)
     found = []
     for ids in sequences or [tuple(range(min(16, model.config.vocab_size)))]:
@@ -203,7 +203,7 @@ def logp_of(model: Policy, sequences: Sequence[Ids]) -> Tensor:
 
 
 def _check_range(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """float16 ends at 65504: a weight beyond would become infinite."""
+    """Refuse weights beyond float16's end, 65504: they would become infinite."""
     most = torch.finfo(dtype).max
     for name, tensor in tensors.items():
         largest = float(tensor.abs().max())

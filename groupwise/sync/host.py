@@ -30,7 +30,7 @@ class HostCopy:
         self._done: torch.cuda.Event | None = None
 
     def holds(self, count: int) -> bool:
-        """Whether there is memory for so many bytes already."""
+        """Tell whether there is memory for so many bytes already."""
         return sum(self._rooms) >= count
 
     def reserve(self, tensors: Sequence[Tensor]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from groupwise.common.sizes import size
 from groupwise.model.formats.checkpoint import Part
-from groupwise.sync.checkpoints import Moment, Vanished, discard, write
+from groupwise.sync.checkpoints import Snapshot, Vanished, discard, write
 from groupwise.sync.host import HostCopy, free_memory
 
 SPARE = 2**30  # bytes of host memory that are left to others
@@ -40,14 +40,14 @@ class Saver:
         self._abandoned = False  # by somebody who does not want to wait for it
         self._what, self._begun, self._took = "", 0.0, 0.0  # of the work under way; of the last
 
-    def reserve(self, made: Moment) -> None:
+    def reserve(self, made: Snapshot) -> None:
         """Make the memory for such checkpoints while something else is done."""
         tensors = made.tensors
         if any(x.is_cuda for x in tensors) and made.bytes + SPARE < free_memory():
             self._start("the host's memory for checkpoints", lambda: self._host.reserve(tensors))
 
     def save(
-        self, made: Moment, before: Callable[[], None], after: Callable[[], None] = lambda: None
+        self, made: Snapshot, before: Callable[[], None], after: Callable[[], None] = lambda: None
     ) -> None:
         """Take this very moment, and write it when `before` has returned; then call `after`.
 
@@ -143,7 +143,7 @@ class Saver:
         except Exception as error:  # crosses the thread: raised by the next call
             self._error = error
 
-    def _copy(self, made: Moment) -> Moment:
+    def _copy(self, made: Snapshot) -> Snapshot:
         copies = iter(self._host.take(made.tensors))
         weights = replace(made.weights, parts=_filled(made.weights.parts, copies))
         resume = made.resume and replace(made.resume, parts=_filled(made.resume.parts, copies))

@@ -23,7 +23,7 @@ class Space:
 
     @property
     def most(self) -> int:
-        """What a run has at most, while one is being written.
+        """Return the most that a run has, while one is being written.
 
         Beside the last ones lie the best that the last of them knows, which may be a whole one,
         and the best since then. An old one goes when the new one is there.

@@ -21,7 +21,8 @@ from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
 from groupwise.groups.phase import batch_phase, passes
 from groupwise.losses.pairs import Choice, PairLoss, Pairs
 from groupwise.losses.phase import token_phase
-from groupwise.methods.composition import Method, PairRecipe, Recipe
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.method import Method
 from groupwise.methods.slots import Slot
 from groupwise.records import TokenBatch
 from groupwise.streams import STREAMS
@@ -361,6 +362,11 @@ def try_pairs(recipe: PairRecipe) -> list[str]:
     slot = recipe.pairing
     if _is_own(slot):
         choice = call_slot(slot, slot, torch.tensor([0.0, 1.0, 0.5, 0.25]))
-        if not isinstance(choice, Choice) or not {choice.chosen, choice.rejected} <= {0, 1, 2, 3}:
+        if not isinstance(choice, Choice) or not {choice.chosen, choice.rejected} <= {
+            0,
+            1,
+            2,
+            3,
+        }:
             raise _fault(slot, f"returned {choice!r} instead of a Choice of two of the candidates")
     return []

@@ -28,10 +28,11 @@ from groupwise.recipes import recipe
 from groupwise.records import Memory, Task
 from groupwise.stages import stage_of
 from groupwise.stages.parts import Parts
-from groupwise.stages.stage import Taught
+from groupwise.stages.stage import StepUpdates
 from groupwise.watch.clock import Clock
 
 WARMUP, PAST = 50, 0.9  # steps; weight of the past in an average
+COLD_START = "cold_start"  # the folder of the embedded model as it was before reinforcement
 
 
 def cold_started(config: Config, tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
@@ -53,7 +54,7 @@ def teach(config: Config, loaded: Loaded, tasks: Sequence[Task]) -> None:
     When that is varies with the last bits of the arithmetic, so a number of steps would start
     another run from another policy on every kind of machine.
     """
-    course = _course(config)
+    course = _cold_start_config(config)
     stage = stage_of(course)
     prompts = [
         replace(task, token_ids=tuple(loaded.tokenizer.prompt(str(task.prompt)))) for task in tasks
@@ -78,14 +79,14 @@ def teach(config: Config, loaded: Loaded, tasks: Sequence[Task]) -> None:
                 warmup_steps=WARMUP,
                 total_steps=course.steps,
             )
-            collected = stage.collect(parts, cursor, _say_nothing, Clock())
-            taught = stage.teach(parts, memory, collected, rate, _say_nothing, Clock())
-            right = PAST * right + (1 - PAST) * _likely(taught)
+            collected = stage.collect(parts, cursor, _ignore, Clock())
+            updates = stage.teach(parts, memory, collected, rate, _ignore, Clock())
+            right = PAST * right + (1 - PAST) * _likely(updates)
             if right >= config.tiny.cold_start_accuracy:
                 return
 
 
-def _course(config: Config) -> Config:
+def _cold_start_config(config: Config) -> Config:
     """Return the configuration of the supervised stage; it runs where the model is made."""
     return replace(
         config,
@@ -100,12 +101,12 @@ def _course(config: Config) -> Config:
     )
 
 
-def _likely(taught: Taught) -> float:
+def _likely(updates: StepUpdates) -> float:
     """Return the mean probability of the batch's answers before the update."""
-    logp_NT = taught.streams["learner_logp"]
-    assert isinstance(logp_NT, Tensor) and taught.batch is not None
-    return float(torch.where(taught.batch.mask_NT, logp_NT, 0.0).sum(1).exp().mean())
+    logp_NT = updates.streams["learner_logp"]
+    assert isinstance(logp_NT, Tensor) and updates.batch is not None
+    return float(torch.where(updates.batch.mask_NT, logp_NT, 0.0).sum(1).exp().mean())
 
 
-def _say_nothing(kind: str, text: str, *, shown: bool = True, **fields: Any) -> None:
+def _ignore(kind: str, text: str, *, shown: bool = True, **fields: Any) -> None:
     """Take no notice: a course this short has nothing to tell."""

@@ -17,14 +17,14 @@ from groupwise.graders.rubric import too_many_failed
 from groupwise.model.fingerprint import fingerprint, same_weights
 from groupwise.model.layers.transformer import Policy, PolicyModel
 from groupwise.optim.packs import Sequences
-from groupwise.prepare.rollouts import failed, write
+from groupwise.prepare.rollouts import failed, sample_groups
 from groupwise.prepare.setup import sampling_of
 from groupwise.records import Rollout, TokenBatch
 from groupwise.runfiles.files import write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.stages.collected import Collected
 from groupwise.stages.parts import Parts
-from groupwise.stages.stage import Taught
+from groupwise.stages.stage import StepUpdates
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 
@@ -48,7 +48,9 @@ def check_agreement(
         top_p=1.0,
         top_k=0,
     )
-    groups = write(parts.engine, [(task, 0) for task in tasks], PROBE_SAMPLES, sampling, "probe")
+    groups = sample_groups(
+        parts.engine, [(task, 0) for task in tasks], PROBE_SAMPLES, sampling, "probe"
+    )
     rows = [(group.task.token_ids, done) for group in groups for done in group.completions]
     drawn = [done for _, done in rows]
     sequences = Sequences(
@@ -91,7 +93,7 @@ def check_agreement(
 
 
 def mismatch_limit(config: Config, parts: Parts[Any]) -> tuple[float, str]:
-    """What the mean may be, and how to name it: nothing at all in exact mode."""
+    """Return what the mean may be, and how to name it: nothing at all in exact mode."""
     if config.engine.exact:
         return 0.0, "0 (engine.exact)"
     limit = config.guard.mismatch
@@ -118,7 +120,7 @@ def note_memory(progress: Progress, parts: Parts[Any], reporter: Reporter) -> No
 
 
 def check_delivery(progress: Progress, parts: Parts[Any]) -> str:
-    """The learner's fingerprint, after making sure that the sampler has the weights it should.
+    """Make sure that the sampler has the weights it should; return the learner's fingerprint.
 
     That is what a sampler made from the learner just now would have, or would have had as many
     updates ago as engine.weights says. Parameters that are the learner's own need no second look.
@@ -205,17 +207,17 @@ def _check_any_reward(
 
 
 def check_updates(
-    config: Config, progress: Progress, taught: Taught, reporter: Reporter
+    config: Config, progress: Progress, updates: StepUpdates, reporter: Reporter
 ) -> GroupwiseError | None:
     """Count skipped updates, keep the batch for inspection, and say when it is enough."""
-    for outcome in taught.outcomes:
+    for outcome in updates.outcomes:
         progress.skipped = progress.skipped + 1 if outcome.skipped else 0
-    bad = next((outcome.bad for outcome in taught.outcomes if outcome.skipped), None)
+    bad = next((outcome.bad for outcome in updates.outcomes if outcome.skipped), None)
     if bad is None:
         return None
     file = f"rollouts/step_{progress.step}.parquet"
-    if taught.batch is not None:
-        file = dump(reporter.folder, progress.step, taught.batch)
+    if updates.batch is not None:
+        file = dump(reporter.folder, progress.step, updates.batch)
     reporter.event(
         "not finite", f"update skipped at step {progress.step}: {bad}. Batch kept in {file}."
     )

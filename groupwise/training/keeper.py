@@ -56,7 +56,7 @@ class Keeper:
         """
         step, folder = self.progress.step, self.reporter.folder
         with phase("saving"):
-            self.saver.save(self._moment(), self._ready(), after=lambda: folder.forget(step))
+            self.saver.save(self._snapshot(), self._ready(), after=lambda: folder.forget(step))
         self.saved_at, self.saved_step = time.monotonic(), step
 
     def save_best(self) -> None:
@@ -93,7 +93,7 @@ class Keeper:
         """Make room for checkpoints: on the disk it must be there, on the host it is made."""
         if self.progress.over(self.config):  # and saved: only the end is left to be written
             return
-        made = self._moment()
+        made = self._snapshot()
         space = Space(made.bytes, made.weights.bytes, self.config.checkpoint.keep)
         tight = check_space(self.reporter.folder.checkpoints, space)
         if tight is not None:
@@ -133,7 +133,7 @@ class Keeper:
 
         return wait
 
-    def _moment(self) -> saved.Moment:
+    def _snapshot(self) -> saved.Snapshot:
         parts, progress = self.parts, self.progress
         progress.micro_tokens = parts.learner.micro_tokens
         tensors: dict[str, dict[str, Tensor]] = {
@@ -141,7 +141,7 @@ class Keeper:
             "engine": parts.engine.state(),
             **{name: role.state() for name, role in parts.learner.roles.items()},
         }
-        return saved.moment(
+        return saved.snapshot(
             progress.step,
             model=parts.loaded.model,
             files=parts.loaded.files,

@@ -24,7 +24,8 @@ from groupwise.prepare.setup import sampling_of
 from groupwise.stages.collected import Collected, tokens_of
 from groupwise.stages.parts import Parts
 from groupwise.stages.rows import rows_of
-from groupwise.stages.stage import Taught
+from groupwise.stages.stage import StepUpdates
+from groupwise.training.continuing import complete, nothing_left, placed_for
 from groupwise.training.guards import (
     check_agreement,
     check_delivery,
@@ -33,7 +34,7 @@ from groupwise.training.guards import (
     explained_gap,
     note_memory,
 )
-from groupwise.training.opening import complete, nothing_left, open_run, placed_for
+from groupwise.training.opening import open_run
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
@@ -83,7 +84,7 @@ def steps(
     *,
     engine: MakeEngine | None = None,
 ) -> Generator[Metrics, None, dict[str, Any]]:
-    """As `train`, one step at a time: yields the metrics of each, and returns the summary.
+    """Train one step at a time: yield the metrics of each, and return the summary.
 
     The first are those of step 0, before any update, unless the run goes on. Whoever does not ask
     for the next step leaves a run that is saved and can go on. While a step is computed, a request
@@ -159,7 +160,7 @@ def begin(run: Run) -> Metrics | None:
 
 
 def one_step(run: Run, stop: threading.Event) -> Metrics | None:
-    """One turn of the cycle. None if it was asked to stop before anything was learned."""
+    """Take one turn of the cycle. None if it was asked to stop before anything was learned."""
     config, stage, progress, parts, reporter, keeper = run
     clock, before, share = Clock(), progress.cursor.state(), progress.share(config)
     reporter.at, unrewarded = progress.step + 1, progress.unrewarded
@@ -185,22 +186,22 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     )
     version = progress.version  # that rollouts should be of
     keeper.saver.hold_changes()
-    taught = stage.teach(parts, progress.memory, collected, rate, reporter.event, clock)
+    updates = stage.teach(parts, progress.memory, collected, rate, reporter.event, clock)
     note_memory(progress, parts, reporter)
 
     # New weights to the sampler, and what the next step builds on.
     progress.step += 1
-    progress.version += sum(not outcome.skipped for outcome in taught.outcomes)
-    progress.memory, progress.tokens = taught.memory, progress.tokens + collected.tokens
+    progress.version += sum(not outcome.skipped for outcome in updates.outcomes)
+    progress.memory, progress.tokens = updates.memory, progress.tokens + collected.tokens
     parts.engine.sync(progress.version)
     delivered = check_delivery(progress, parts)
     for role in parts.learner.roles.values():
         role.after_step(parts.loaded.model, progress.step)
-    enough = check_updates(config, progress, taught, reporter)
+    enough = check_updates(config, progress, updates, reporter)
 
     # What it was like, how good the policy is now, what it cost; all of it written down.
     metrics: Metrics = {
-        **what_it_was_like(run, collected, taught, version),
+        **step_metrics(run, collected, updates, version),
         "optim/learning_rate": rate,
         "weights/fingerprint": delivered,
     }
@@ -212,8 +213,8 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         metrics |= evaluation.metrics()
         improved = progress.note_evaluation(evaluation)
     metrics |= clock.metrics(collected.tokens)
-    metrics |= what_it_cost(run, collected, taught, clock, metrics["time/step"])
-    sick = write_down(run, collected, taught, metrics, evaluation, improved)
+    metrics |= cost_metrics(run, collected, updates, clock, metrics["time/step"])
+    sick = record_step(run, collected, updates, metrics, evaluation, improved)
     enough = enough or sick
     if enough is not None:
         raise enough
@@ -228,15 +229,15 @@ def give_up(run: Run, collected: Collected) -> None:
     run.keeper.save_and_wait()
 
 
-def what_it_was_like(run: Run, collected: Collected, taught: Taught, version: int) -> Metrics:
+def step_metrics(run: Run, collected: Collected, updates: StepUpdates, version: int) -> Metrics:
     """Measure samples, rewards, loss; `version` is that of the weights before the updates."""
     drawn, dropped = collected.drawn, tokens_of(collected.dropped)
     snr = run.parts.learner.optimizer.signal_to_noise()
     return {
         **collected.metrics(),
         **sample_measures(drawn, version),
-        **wasted(taught.batch, dropped, tokens_of(drawn)),
-        **taught.metrics,
+        **wasted(updates.batch, dropped, tokens_of(drawn)),
+        **updates.metrics,
         **({} if snr is None else {"optim/grad_snr": snr}),
         "mismatch/limit": explained_gap(run.config, run.parts),
         "weights/version": run.progress.version,
@@ -245,13 +246,13 @@ def what_it_was_like(run: Run, collected: Collected, taught: Taught, version: in
     }
 
 
-def what_it_cost(
-    run: Run, collected: Collected, taught: Taught, clock: Clock, seconds: float
+def cost_metrics(
+    run: Run, collected: Collected, updates: StepUpdates, clock: Clock, seconds: float
 ) -> Metrics:
     """Measure the step's work against its time, and the run's so far against what it gained."""
     config, progress, parts = run.config, run.progress, run.parts
     sampled = sequences_of(collected.drawn + collected.greedy)
-    work = {"rollout": rollout_work(config, parts, sampled), **taught.work}
+    work = {"rollout": rollout_work(config, parts, sampled), **updates.work}
     progress.flops += sum(model_flops(costs) for costs in work.values())
     return {
         **step_speed(parts.learner.device, work, clock, seconds),
@@ -275,10 +276,10 @@ def rollout_work(config: Config, parts: Parts[Any], sampled: Sequences) -> Costs
     return rollout_cost(model.config, sampled.sizes(), slots, model.head_weight.element_size())
 
 
-def write_down(
+def record_step(
     run: Run,
     collected: Collected,
-    taught: Taught,
+    updates: StepUpdates,
     metrics: Metrics,
     evaluation: Evaluation | None,
     improved: bool,
@@ -286,7 +287,7 @@ def write_down(
     """Write files first, then tell people; do what the health rules ask for, or say to stop."""
     config, progress, reporter, keeper = run.config, run.progress, run.reporter, run.keeper
     tokenizer = run.parts.loaded.tokenizer
-    rows = rows_of(collected.groups, collected.unused, taught.streams, tokenizer)
+    rows = rows_of(collected.groups, collected.unused, updates.streams, tokenizer)
     found, events = reporter.judge(progress.step, metrics)
     by_task = {} if evaluation is None else evaluation.by_task
     reporter.recorder.step(progress.step, rows, metrics, events, by_task)

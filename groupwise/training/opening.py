@@ -1,17 +1,10 @@
-"""A run opened: what is cheap checked first, then what it needs loaded, then its state restored.
-
-Whether a folder can be continued is decided here: under the same configuration or one that differs
-in what may change, with the same weights and data, and to an end that no recorded step lies behind.
-"""
+"""A run opened: what is cheap checked first, then what it needs loaded, then its state restored."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +12,9 @@ import torch
 
 from groupwise import config as configuration
 from groupwise.common.progress import phase
-from groupwise.config import Budget, Config, Model
+from groupwise.config import Config
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
-from groupwise.errors import RunError
 from groupwise.graders.recorded_verdicts import recorded
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
@@ -32,29 +24,33 @@ from groupwise.optim.roles import make_roles, role_notes
 from groupwise.parallel.world import ALONE
 from groupwise.prepare import pins
 from groupwise.prepare.engines import MakeEngine, engine_of
-from groupwise.prepare.placing import placed
-from groupwise.prepare.setup import Bench, check_room, set_up
+from groupwise.prepare.setup import Setup, check_room, set_up
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.recorder import Recorder
-from groupwise.runfiles.starts import CODE, Start, code_changes, read_starts, write_starts
+from groupwise.runfiles.starts import Start, read_starts, write_starts
 from groupwise.stages import stage_of
 from groupwise.stages.checks import check_config
 from groupwise.stages.describe import describe
 from groupwise.stages.parts import Parts
 from groupwise.sync import checkpoints as saved
 from groupwise.sync.saver import Saver
-from groupwise.training.cold_start import cold_started
+from groupwise.training.cold_start import COLD_START, cold_started
+from groupwise.training.continuing import (
+    changes_since,
+    check_configuration,
+    check_origin,
+    grades_alike,
+    last_start,
+    placed_for,
+    starts_since,
+)
 from groupwise.training.keeper import Keeper
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
 from groupwise.watch.display import Display
-from groupwise.watch.mirrors import forget
 from groupwise.watch.mirrors.children import Mirrors
-from groupwise.watch.report import write_report
-
-COLD_START = "cold_start"  # the embedded model as it was before reinforcement
 
 
 @contextlib.contextmanager
@@ -71,7 +67,7 @@ def open_run(
         folder.tidy()
         for text in doubts:
             display.warn(text)
-        for text in _same_configuration(config, folder):
+        for text in check_configuration(config, folder):
             display.note(text)
         keep = config.checkpoint.keep
         with (
@@ -99,30 +95,21 @@ def _open(
     start = pins.pinned(config, manifest)
     stage = stage_of(start)
     doubts = [f"warning: {doubt}" for doubt in stage.try_slots()]
-    bench = set_up(start, lambda *tasks: starting_model(start, folder, *tasks))
-    stage.check_tasks(bench.tasks)
-    loaded, model = bench.loaded, bench.loaded.model
+    setup = set_up(start, lambda *tasks: starting_model(start, folder, *tasks))
+    stage.check_tasks(setup.tasks)
+    loaded, model = setup.loaded, setup.loaded.model
     learner = stage.learner(model, make_roles(model, config.recipe, config), ALONE)
     reporter = Reporter(folder, recorder, mirrors, display)
-    run: Run | None = None
-
-    def tell(kind: str, text: str) -> None:
-        """Tell what the engine says; before there is a run, no step is known to write it under."""
-        if run is None:
-            display.warn(text)
-        else:
-            reporter.event(kind, text)
-
     parts = Parts(
         loaded=loaded,
-        tasks=bench.tasks,
-        held_out=bench.held_out,
-        grader=bench.grader,
-        engine=engine_of(config, loaded, make_engine, tell),
+        tasks=setup.tasks,
+        held_out=setup.held_out,
+        grader=setup.grader,
+        engine=engine_of(config, loaded, make_engine, reporter.event),
         learner=learner,
     )
     progress = Progress(
-        cursor_of(bench.tasks, bench.mixture, config.seed, config.data.shuffle),
+        cursor_of(setup.tasks, setup.mixture, config.seed, config.data.shuffle),
         micro_tokens=learner.micro_tokens,
         micro_tokens_asked=learner.optim.micro_tokens,
         opened=begun,
@@ -131,23 +118,23 @@ def _open(
         config, stage, progress, parts, reporter, Keeper(config, progress, parts, reporter, saver)
     )
     with phase("taking the weights' fingerprint"):
-        origin = _origin(config, bench)
-    _check_origin(folder, origin, display)
-    before = _last_start(folder)
+        origin = _origin(config, setup)
+    check_origin(folder, origin, display)
+    before = last_start(folder)
     _restore_latest(run, origin)
     run.keeper.reserve()
     reporter.health.see_all(folder.read_metrics())  # what was said before is not said again
     _write_start(run, origin, before)
-    fetched = _record_start(run, origin, manifest, bench.dropped)
+    fetched = _record_start(run, origin, manifest, setup.dropped)
     mirrors.start()
     display.start(
         [
-            *describe(config, learner.micro_tokens, len(bench.tasks), len(bench.held_out)),
+            *describe(config, learner.micro_tokens, len(setup.tasks), len(setup.held_out)),
             *(f"{name}: {commit}" for name, commit in fetched.items()),
             *adapter_notes(loaded, start),
             *role_notes(start),
             *doubts,
-            *bench.notes,
+            *setup.notes,
         ],
         config.steps,
         progress.step,
@@ -156,19 +143,19 @@ def _open(
     return run
 
 
-def _origin(config: Config, bench: Bench) -> dict[str, str]:
-    """Digests of what a run starts from, by which it is known again."""
+def _origin(config: Config, setup: Setup) -> dict[str, str]:
+    """Return digests of what a run starts from, by which it is known again."""
     return {
-        "weights": fingerprint(bench.loaded.model.named_parameters()),
-        "data": data_fingerprint(bench.tasks),
-        "held_out": data_fingerprint(bench.held_out),
-        "reward": bench.grader.code(),
+        "weights": fingerprint(setup.loaded.model.named_parameters()),
+        "data": data_fingerprint(setup.tasks),
+        "held_out": data_fingerprint(setup.held_out),
+        "reward": setup.grader.code(),
         "recipe": config.recipe.code(),
     }
 
 
 def _write_start(run: Run, origin: Mapping[str, str], before: Start | None) -> None:
-    """Into the folder: that it was started here, and with what; `before` is what it knew last.
+    """Write into the folder that it was started here, and with what; `before` is what it knew last.
 
     First of all that a start writes: whoever reads the folder after a kill in between finds every
     recorded step with what it was made with.
@@ -177,7 +164,7 @@ def _write_start(run: Run, origin: Mapping[str, str], before: Start | None) -> N
     # Of an older groupwise, which wrote none down: what it began with goes first.
     unwritten = [before] if not known and before is not None and run.progress.step else []
     last = [*known, *unwritten][-1:]
-    changed = [change for start in last for change in _changed(start, run.config, origin)]
+    changed = [change for start in last for change in changes_since(start, run.config, origin)]
     text = configuration.text(run.config)
     now = Start(run.progress.step, text, dict(origin), torch.get_num_threads(), tuple(changed))
     write_starts(run.reporter.folder, [*unwritten, now])
@@ -186,7 +173,7 @@ def _write_start(run: Run, origin: Mapping[str, str], before: Start | None) -> N
 def _record_start(
     run: Run, origin: Mapping[str, str], manifest: Mapping[str, Any], dropped: Mapping[str, int]
 ) -> dict[str, str]:
-    """Into the folder: what runs, from what and on what. Returns what came from a hub."""
+    """Write into the folder what runs, from what and on what; return what came from a hub."""
     folder, progress = run.reporter.folder, run.progress
     folder.write_config(configuration.text(run.config))
     with folder.writing("events.jsonl"):
@@ -201,7 +188,7 @@ def _record_start(
 def starting_model(
     config: Config, folder: RunFolder, tasks: Sequence[Task], held_out: Sequence[Task]
 ) -> Loaded:
-    """The policy before its first update. The embedded one is made once a run, and kept."""
+    """Load the policy before its first update. The embedded one is made once a run, and kept."""
     if config.model.path != "tiny":
         check_room(config, config.model.path, training=True)
         return starting_policy(config, config.model.path)
@@ -212,147 +199,14 @@ def starting_model(
     return starting_policy(config, kept)
 
 
-def _same_configuration(config: Config, folder: RunFolder) -> list[str]:
-    """What changed since the last start; a change that can't be continued stops here."""
-    changes = _changes(config, folder)
-    recorded = _recorded(folder)
-    if changes and not recorded:
-        # Nothing was learned yet: the folder starts over.
-        shutil.rmtree(folder.path / COLD_START, ignore_errors=True)
-        folder.manifest.unlink(missing_ok=True)
-        folder.starts.unlink(missing_ok=True)
-        forget(folder.path)
-        return []
-    refused = [change for change in changes if not change.compatible]
-    if refused:
-        listed = "; ".join(map(str, refused))
-        raise RunError(
-            f"{folder.path} holds a run with another configuration: {listed}. What it learned so "
-            "far does not fit. Take another folder (--run), or set these back."
-        )
-    _check_end(config, folder, {change.key for change in changes}, recorded)
-    return [f"changed since the run started: {change}" for change in changes]
-
-
-def _recorded(folder: RunFolder) -> int:
-    """The last step that the folder holds something of."""
-    steps = [int(line["step"]) for line in folder.read_metrics()]
-    return max([*steps, *folder.rollout_steps(), saved.last_step(folder.checkpoints)])
-
-
-def _check_end(config: Config, folder: RunFolder, changed: set[str], recorded: int) -> None:
-    """Refuse an end before the last recorded step: what lies behind it would be deleted for good.
-
-    A budget that was not changed has its end where the run finds it.
-    """
-    ends = {}
-    if "steps" in changed:
-        ends[f"steps={config.steps}"] = config.steps
-    spent = {"tokens": 0.0, "seconds": 0.0}
-    for line in folder.read_metrics():
-        spent["tokens"] = line.get("cost/tokens") or spent["tokens"]
-        spent["seconds"] += (line.get("time/step") or 0.0) - (line.get("time/eval") or 0.0)
-        for unit, limit in asdict(config.budget).items():
-            if f"budget.{unit}" in changed and 0 < limit <= spent[unit]:
-                ends.setdefault(f"budget.{unit}={limit:g}", int(line["step"]))
-    for setting, end in ends.items():
-        if end < recorded:
-            raise RunError(
-                f"{folder.path} has {recorded} recorded steps, and with {setting} it would end "
-                f"after step {end}: the steps behind it would be deleted. Nothing was. To end the "
-                f"run where it stands set steps={recorded}; to train anew take another folder "
-                "(--run)."
-            )
-
-
-def _last_start(folder: RunFolder) -> Start | None:
-    """What the folder was last started with; of an older groupwise, as far as it can be told."""
-    starts = read_starts(folder)
-    if starts:
-        return starts[-1]
-    config = folder.read_config()
-    if config is None:
-        return None
-    manifest = folder.read_manifest()
-    return Start(0, config, manifest.get("origin") or {}, manifest.get("threads"), inferred=True)
-
-
-def placed_for(config: Config, path: str | Path) -> Config:
-    """With a device and a precision for "auto": those of the run that the folder holds, if any."""
-    folder = RunFolder(path)
-    with _readable(folder):
-        start = _last_start(folder)
-        model = {} if start is None else tomllib.loads(start.config).get("model", {})
-    before = {name: model[name] for name in ("device", "dtype") if name in model}
-    return placed(config, Model(**before) if len(before) == 2 else None)
-
-
-def _changes(config: Config, folder: RunFolder) -> list[configuration.SettingChange]:
-    with _readable(folder):
-        before = _last_start(folder)
-        return [] if before is None else configuration.difference(before.config, config)
-
-
-@contextlib.contextmanager
-def _readable(folder: RunFolder) -> Iterator[None]:
-    """Say what to do about a configuration that is damaged."""
-    try:
-        yield
-    except ValueError as error:  # no TOML, no text
-        place = folder.starts if folder.starts.is_file() else folder.config
-        raise RunError(
-            f"{place} can't be read: {error}. It is written in one piece, so it was edited "
-            "or the disk is faulty. Mend it, or remove it to go on without comparing."
-        ) from error
-
-
-def _changed(before: Start, config: Config, origin: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Settings and code that differ from a start's, as they are written down."""
-    settings = [
-        {"what": change.key, "old": change.old, "new": change.new}
-        for change in configuration.difference(before.config, config)
-    ]
-    return settings + code_changes(before.origin, origin)
-
-
-def _check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display) -> None:
-    """Other weights or tasks stop here; other code of yours may be the very mend, and is said."""
-    before = folder.read_manifest().get("origin", {})
-    for kind, digest in origin.items():
-        if kind not in CODE and before.get(kind, digest) != digest:
-            what = kind.replace("held_out", "held-out tasks")
-            raise RunError(
-                f"The {what} of this run are not those that {folder.path} was started with "
-                f"({digest} instead of {before[kind]}). Put them back, or take another folder "
-                "(--run)."
-            )
-    start = _last_start(folder)
-    for change in code_changes({} if start is None else start.origin, origin):
-        display.warn(f"changed since the run started: the {change['what']}")
-
-
-def _makers(folder: RunFolder, step: int) -> list[Start]:
-    """The starts that may have made what is recorded after a step."""
-    starts = read_starts(folder) or [x for x in [_last_start(folder)] if x is not None]
-    return [*(x for x in starts if x.step > step), *[x for x in starts if x.step <= step][-1:]]
-
-
-def _grades_alike(start: Start, config: Config, origin: Mapping[str, str]) -> bool:
-    """Whether the verdicts that a start recorded are what this one would say."""
-    changed = configuration.difference(start.config, config)
-    return start.origin.get("reward") == origin["reward"] and not any(
-        change.key.startswith("reward") for change in changed
-    )
-
-
 def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:
     folder, display, progress = run.reporter.folder, run.reporter.display, run.progress
     found = saved.load_latest(folder.checkpoints)
     step = 0 if found is None else found.step
-    makers = _makers(folder, step)
-    changed = any(_changed(start, run.config, origin) for start in makers)
+    makers = starts_since(folder, step)
+    changed = any(changes_since(start, run.config, origin) for start in makers)
     again = "dropped, and made anew with what was changed" if changed else "done again"
-    if makers and all(_grades_alike(start, run.config, origin) for start in makers):
+    if makers and all(grades_alike(start, run.config, origin) for start in makers):
         run.parts.known = recorded(folder.set_aside(step), display.warn)
     else:
         folder.forget()
@@ -375,48 +229,3 @@ def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:
         f"continuing {folder.path} after step {progress.step}"
         + (f"; {dropped} recorded steps after it are {again}" if dropped else "")
     )
-
-
-def finished(config: Config, path: str | Path) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do under this configuration."""
-    folder = RunFolder(path)
-    if not folder.config.is_file():
-        return None
-    summary = folder.read_summary()
-    if not summary or _changes(config, folder):
-        return None
-    spent = config.budget != Budget() and summary.get("budget") == asdict(config.budget)
-    return summary if spent or summary["steps"] >= config.steps else None
-
-
-def complete(path: str | Path) -> list[str]:
-    """Finish what a kill behind the summary left undone, and say so; a whole folder is left alone.
-
-    A folder that can't be written any more is no reason to fail: the run is finished.
-    """
-    folder = RunFolder(path)
-    if folder.report.is_file() and not folder.leftovers():
-        return []
-    try:
-        with folder.locked():
-            folder.tidy()
-            if folder.report.is_file():
-                return []
-            return [f"the end of the run was cut short; wrote {write_report(folder.path)}"]
-    except RunError as error:
-        return [f"{folder.path} has no report, and none could be written: {error}"]
-
-
-def nothing_left(config: Config, path: str | Path) -> tuple[dict[str, Any], list[str]] | None:
-    """The summary of a run whose steps are all done, and what was changed in vain since then."""
-    summary = finished(config, path)
-    if summary is not None:
-        return summary, []
-    folder = RunFolder(path)
-    summary = folder.read_summary() if folder.config.is_file() else None
-    if not summary or not config.steps <= summary["steps"] == folder.durable_step():
-        return None
-    changes = _changes(config, folder)
-    if not all(change.compatible for change in changes):
-        return None  # opening it says which
-    return summary, [str(change) for change in changes]

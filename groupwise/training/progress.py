@@ -35,7 +35,7 @@ def _same(value: Any) -> Any:
 
 @dataclass
 class Progress:
-    """What the next step depends on, beside weights and optimizer; and what was spent so far.
+    """The state that the next step depends on, beside weights and optimizer; what was spent.
 
     Random numbers need no saving: they are a function of this.
     """

@@ -13,7 +13,7 @@ from groupwise.training.reporter import Reporter
 
 
 class Run(NamedTuple):
-    """What opening a run gives; a function takes of it what it uses."""
+    """An opened run; a function takes of it what it uses."""
 
     config: Config
     stage: Stage[Any, Any]

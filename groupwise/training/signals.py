@@ -18,7 +18,7 @@ class Signals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """As long as this lasts; the outermost counts. Python tells the main thread only."""
+        """Hold signals as long as this lasts; the outermost counts. Only the main thread can."""
         if self._previous or threading.current_thread() is not threading.main_thread():
             yield
             return

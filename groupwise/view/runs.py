@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import ConfigError
-from groupwise.runfiles import shapes
+from groupwise.runfiles import schemas
 from groupwise.runfiles.files import GrowingFile
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import comparison_of, distinct_names
@@ -46,8 +46,8 @@ class ViewedRun:
         self.comparison = comparison  # the name of the one that it belongs to
         self.short = name.removeprefix(f"{comparison}/")  # beside others of its comparison
         self.lock = threading.RLock()  # requests are answered by several threads
-        self._metrics = GrowingFile(self.folder.metrics, shapes.metrics)
-        self._events = GrowingFile(self.folder.events, shapes.events)
+        self._metrics = GrowingFile(self.folder.metrics, schemas.metrics)
+        self._events = GrowingFile(self.folder.events, schemas.events)
         self._clear()
         self.events: list[dict[str, Any]] = []
 

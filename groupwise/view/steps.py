@@ -121,7 +121,7 @@ def _finite(reward: float | None) -> float | None:
 
 
 def own_lengths(table: pa.Table) -> list[int]:
-    """Tokens of each row that the policy wrote; all of them where the file does not tell."""
+    """Count the tokens of each row that the policy wrote; all where the file does not tell."""
     every, mask = _lengths(table.column("token_ids")), table.column("mask")
     told = np.array(_lengths(mask), dtype=np.int64)
     if pa.types.is_null(mask.type):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from groupwise.errors import RunError
-from groupwise.runfiles import shapes
+from groupwise.runfiles import schemas
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_older
@@ -88,7 +88,7 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
         ("groupwise", folder.read_metrics()) if _is_ours(folder) else read_log(folder.path)
     )
     seen, ours = PartialReader(), tool == "groupwise"
-    events = seen.lines(folder.events, shapes.events) if ours else []
+    events = seen.lines(folder.events, schemas.events) if ours else []
     health = Health(rules)
     findings = health.see_all(lines)
     last = int(lines[-1]["step"]) if lines else 0
@@ -146,12 +146,12 @@ def _gap(row: Row) -> float:
 
 
 def _mean(row: Row, name: str) -> float:
-    """Over the policy's own tokens: the file has 0 at others."""
+    """Average over the policy's own tokens: the file has 0 at others."""
     return float(np.sum(row[name])) / max(_length(row), 1) if row[name] else 0.0
 
 
 def _length(row: Row) -> int:
-    """The policy's own tokens; all of them in a file that does not tell."""
+    """Count the policy's own tokens; all of them in a file that does not tell."""
     return sum(row["mask"]) if row["mask"] is not None else len(row["token_ids"] or ())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from groupwise.common.extras import install
 from groupwise.errors import ConfigError
-from groupwise.runfiles import shapes
+from groupwise.runfiles import schemas
 from groupwise.runfiles.files import write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.partial import PartialReader
@@ -32,7 +32,7 @@ def write_plots(path: str | os.PathLike[str]) -> list[Path]:
     folder, seen = RunFolder(path), PartialReader()  # the report says what is damaged
     made = []
     for _, curve in curves(
-        seen.lines(folder.metrics, shapes.metrics), seen.lines(folder.events, shapes.events)
+        seen.lines(folder.metrics, schemas.metrics), seen.lines(folder.events, schemas.events)
     ):
         if curve.points:
             name = re.sub(r"\W+", "_", curve.title.lower())

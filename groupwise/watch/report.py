@@ -15,7 +15,7 @@ from typing import Any
 from groupwise.common.progress import clock
 from groupwise.common.sizes import size
 from groupwise.errors import RunError
-from groupwise.runfiles import shapes
+from groupwise.runfiles import schemas
 from groupwise.runfiles.catalogue import find
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
@@ -100,7 +100,7 @@ def write_report(path: str | os.PathLike[str]) -> Path:
 
 def report_page(folder: RunFolder) -> str:
     seen = PartialReader()
-    metrics = seen.lines(folder.metrics, shapes.metrics)
+    metrics = seen.lines(folder.metrics, schemas.metrics)
     config = seen.get(folder.read_config)
     if not metrics and config is None and not seen.damage:
         raise RunError(
@@ -109,7 +109,7 @@ def report_page(folder: RunFolder) -> str:
         )
     summary: dict[str, Any] = seen.get(folder.read_summary) or {}
     manifest: dict[str, Any] = seen.get(folder.read_manifest) or {}
-    events = seen.lines(folder.events, shapes.events)
+    events = seen.lines(folder.events, schemas.events)
     settings = (seen.get(folder.read_settings) if config else None) or {}
     samples = _samples(folder, summary, seen)
     starts = seen.get(read_starts, folder)

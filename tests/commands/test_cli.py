@@ -253,7 +253,7 @@ def test_equal_recipes_are_said_to_be_equal(capsys: pytest.CaptureFixture[str]) 
 PLUGIN = """
 import torch
 from groupwise import Recipe, register
-from groupwise.methods.composition import About
+from groupwise.methods.method import About
 from groupwise.groups.kl import bounded_exp
 from groupwise.methods.slots import Positive, gate
 

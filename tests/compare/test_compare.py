@@ -48,7 +48,7 @@ from groupwise.evaluate.statistics import paired_difference
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import stored_shape, stored_tokenizer
 from groupwise.prepare.placing import placed
-from groupwise.prepare.setup import fit, gather
+from groupwise.prepare.setup import check_data, fitting_tasks
 from groupwise.runfiles.rollouts import read
 from groupwise.watch.display import Display
 
@@ -386,7 +386,7 @@ def test_as_many_held_out_tasks_as_asked_for_are_judged_of_those_that_fit(
     config = placed(groupwise.load_config(own, ["eval.tasks=3", "data.max_prompt_tokens=12"]))
     shape = stored_shape(start)
     assert shape is not None
-    found = fit(config, gather(config), stored_tokenizer(start), shape)
+    found = fitting_tasks(config, check_data(config), stored_tokenizer(start), shape)
     assert [task.prompt for task in found.held_out] == rows[1:4]
 
 

@@ -16,7 +16,7 @@ from groupwise.config import Data, load
 from groupwise.data import load as load_data
 from groupwise.data.sources import LoadedTasks
 from groupwise.errors import DataError, RewardError
-from groupwise.prepare.setup import gather
+from groupwise.prepare.setup import check_data
 from groupwise.runfiles.folder import RunFolder
 
 GOOD: list[dict[str, Any]] = [
@@ -110,14 +110,14 @@ def test_rows_that_the_reward_can_not_grade(tmp_path: Path) -> None:
     train = jsonl(tmp_path / "train.jsonl", *GOOD[:20], odd)
     held = jsonl(tmp_path / "held.jsonl", odd, *GOOD[20:])
     with pytest.raises(RewardError, match=r"leave them out with data.drop_bad=true"):
-        gather(load(settings(train, held)))
-    found = gather(load(settings(train, held, **{"data.drop_bad": True})))
+        check_data(load(settings(train, held)))
+    found = check_data(load(settings(train, held, **{"data.drop_bad": True})))
     assert (len(found.train), len(found.held_out)) == (20, 5)
     assert found.dropped == {"data.train": 1, "data.eval": 1}
     assert any("row 20: the answer 'several' holds no number" in note for note in found.notes)
     words = jsonl(tmp_path / "words.jsonl", odd, odd)
     with pytest.raises(RewardError, match="can't grade 2 of 2 tasks"):
-        gather(load(settings(words, **{"data.drop_bad": True})))
+        check_data(load(settings(words, **{"data.drop_bad": True})))
 
 
 def test_a_run_says_records_and_repeats_what_it_left_out(tmp_path: Path) -> None:

@@ -155,18 +155,18 @@ def test_a_call_that_is_broken_off_leaves_nothing_under_way() -> None:
 
 def test_each_group_is_told_once_also_where_memory_ran_out(monkeypatch: Any) -> None:
     """Half way: what was handed in stays, the rest is sampled again with fewer slots."""
-    from groupwise.engine.native.scheduler import Flight
+    from groupwise.engine.native.scheduler import Scheduler
 
     requests = [request(4 + n, 2, n) for n in range(4)]
     wanted = engine(slots=2).generate(requests, SAMPLING)
-    forward, steps = Flight._forward, iter(range(1000))
+    forward, steps = Scheduler._forward, iter(range(1000))
 
-    def failing(self: Flight) -> None:
+    def failing(self: Scheduler) -> None:
         if next(steps) == 8:
             raise MemoryError
         forward(self)
 
-    monkeypatch.setattr(Flight, "_forward", failing)
+    monkeypatch.setattr(Scheduler, "_forward", failing)
     said: list[str] = []
     told: list[int] = []
     wrote: list[tuple[int, int]] = []

@@ -16,7 +16,7 @@ from engine_zoo import engine, one, request, same
 from runs import small
 
 from groupwise.engine.native.engine import NativeEngine
-from groupwise.engine.native.scheduler import Flight
+from groupwise.engine.native.scheduler import Scheduler
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import EngineError, EngineWarning
 from groupwise.training.loop import train
@@ -52,7 +52,7 @@ def room_for(
     slots: int, monkeypatch: pytest.MonkeyPatch, error: Any = torch.OutOfMemoryError
 ) -> list[int]:
     """Both kinds of flight run out of memory above so many slots; how many each one had."""
-    from groupwise.engine.native.gpu_scheduler import DecoderFlight
+    from groupwise.engine.native.gpu_scheduler import GpuScheduler
 
     tried: list[int] = []
     alive: list[weakref.ref[Any]] = []
@@ -71,8 +71,8 @@ def room_for(
 
         monkeypatch.setattr(kind, "run", run)
 
-    limited(DecoderFlight, "slots")
-    limited(Flight, "places")
+    limited(GpuScheduler, "slots")
+    limited(Scheduler, "places")
     return tried
 
 

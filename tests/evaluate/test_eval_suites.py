@@ -247,12 +247,12 @@ def test_a_task_of_which_every_grading_failed_has_no_vote(letters: Tokenizer) ->
     task = Task(0, "2+3=", "5", {}, grader="number")
     lost = Rollout(task, 0, 0, Completion((1,), torch.zeros(1), "eos", 0), "7",
                    Grade(None, {}, None, "timeout"))  # fmt: skip
-    bench: Any = SimpleNamespace(loaded=SimpleNamespace(tokenizer=letters),
+    setup: Any = SimpleNamespace(loaded=SimpleNamespace(tokenizer=letters),
                                  grader=SimpleNamespace(decider="number"))  # fmt: skip
     entry: Any = SimpleNamespace(keys={0: "k"})
     engine: Any = None
     sitting = examine.SuiteEvaluation(
-        entry, bench, engine, load(), EvalRequest(samples=2), Forcing("", ()), []
+        entry, setup, engine, load(), EvalRequest(samples=2), Forcing("", ()), []
     )
     [found] = sitting._outcomes([[lost, lost]])
     assert found.failed == 2 and majority_at([found], 2) is None

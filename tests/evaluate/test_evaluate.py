@@ -24,7 +24,7 @@ def test_a_grading_that_failed_is_no_verdict(monkeypatch: pytest.MonkeyPatch) ->
         [Rollout(task, 0, number, completion, "7", grade) for number, grade in enumerate(grades)]
         for task, grades in zip(tasks, graded, strict=True)
     ]
-    monkeypatch.setattr(evaluating, "write", lambda *_, **__: [])
+    monkeypatch.setattr(evaluating, "sample_groups", lambda *_, **__: [])
     monkeypatch.setattr(evaluating, "grade", lambda *_, **__: groups)
     nothing = cast(Any, None)
     found = evaluating.evaluate(nothing, nothing, nothing, tasks, nothing, 2)

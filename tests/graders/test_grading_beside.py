@@ -21,7 +21,7 @@ from groupwise.engine.batch import BatchEngine
 from groupwise.engine.protocol import Sampling
 from groupwise.graders.recorded_verdicts import Key, recorded
 from groupwise.graders.rubric import Grader
-from groupwise.prepare.rollouts import Beside, Written, grade, write
+from groupwise.prepare.rollouts import ConcurrentGrading, SampledGroup, grade, sample_groups
 from groupwise.records import Completion, Task
 from groupwise.training.loop import train
 from groupwise.watch.display import Display
@@ -68,13 +68,13 @@ def batch(completions): return [float(len(completions))] * len(completions)
 def draw(engine: Slow, grader: Grader, again: bool = False, **known: Any) -> list[list[Any]]:
     """`again`: other completions of all groups were handed on before."""
     prompts = [(Task(n, "q", token_ids=(1,)), 0) for n in range(4)]
-    beside = Beside(grader, Letters(), prompts, **known)  # type: ignore[arg-type]
+    beside = ConcurrentGrading(grader, Letters(), prompts, **known)  # type: ignore[arg-type]
     # As long as the grades of the others do, if there is anybody who makes them.
     engine.last = lambda: wait([graded for _, graded in beside.early.values()], 60)
     with beside:
         for number in range(len(prompts) if again else 0):
             beside.take(number, [completion(7), completion(7)])
-        written = write(engine, prompts, 2, Sampling(max_tokens=4), done=beside.take)
+        written = sample_groups(engine, prompts, 2, Sampling(max_tokens=4), done=beside.take)
     early = sum(graded.done() for _, graded in beside.early.values())
     assert early == (4 if grader.by_group else 0)  # before the engine was through
     return beside.rollouts(written)
@@ -112,7 +112,7 @@ def test_what_was_sampled_again_is_graded_again() -> None:
 def test_a_known_verdict_is_not_graded_again(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text(SOURCE)
     grader = Grader({f"{tmp_path}/r.py:one": 1.0})
-    group = Written(Task(3, "q"), 5, [completion(0), completion(1), completion(2)])
+    group = SampledGroup(Task(3, "q"), 5, [completion(0), completion(1), completion(2)])
     (first,) = grade(grader, Letters(), [group])  # type: ignore[arg-type]
     known = {Key(3, 5, r.sample, r.text): r.grade for r in first if r.sample != 1}
     known[Key(3, 5, 1, "other text")] = first[0].grade
@@ -244,9 +244,9 @@ def test_a_run_graded_beside_is_the_run_graded_after(tmp_path: Path, monkeypatch
 
 def test_the_native_engine_hands_on_every_group(tmp_path: Path, monkeypatch: Any) -> None:
     early: list[int] = []
-    whole = Beside.rollouts
+    whole = ConcurrentGrading.rollouts
 
-    def counted(self: Beside, written: Any) -> Any:
+    def counted(self: ConcurrentGrading, written: Any) -> Any:
         early.append(len(self.early))
         assert all(
             completions == written[number].completions
@@ -254,7 +254,7 @@ def test_the_native_engine_hands_on_every_group(tmp_path: Path, monkeypatch: Any
         )
         return whole(self, written)
 
-    monkeypatch.setattr(Beside, "rollouts", counted)
+    monkeypatch.setattr(ConcurrentGrading, "rollouts", counted)
     run(tmp_path / "run", steps=2)
     assert early == [4, 4]  # prompts of a step
 

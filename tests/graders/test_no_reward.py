@@ -17,7 +17,7 @@ from groupwise.errors import GroupwiseError, RewardError
 from groupwise.evaluate.evaluate import evaluate_path
 from groupwise.graders.functions import TRIES
 from groupwise.graders.rubric import Grader, check
-from groupwise.prepare.setup import gather
+from groupwise.prepare.setup import check_data
 from groupwise.records import Task
 from groupwise.training import loop
 from groupwise.watch.diagnose import diagnose
@@ -110,7 +110,7 @@ def test_a_run_is_refused_before_its_model_is_looked_for(
 def test_evaluation_data_that_no_part_grades_is_named(part: Callable[[str], str]) -> None:
     config = load({"reward.parts": {part("forgets"): 1.0}, "eval.tasks": 8})
     with pytest.raises(RewardError, match=r"rows of data.train"):
-        gather(config)
+        check_data(config)
     with pytest.raises(RewardError, match=r"rows of data.eval"):
         check(Grader(config.reward.parts), TASKS, data="data.eval")
 
@@ -121,11 +121,11 @@ def test_evaluation_data_that_no_part_grades_is_named(part: Callable[[str], str]
 def test_a_recipe_for_steps_needs_a_reward_that_gives_them(part: Callable[[str], str]) -> None:
     config = {"recipe": "grpo_process", "eval.tasks": 8, "data.options": {"digits": 1}}
     with pytest.raises(RewardError) as refused:
-        gather(load({**config, "reward.parts": {"number": 1.0, part("sound"): 1.0}}))
+        check_data(load({**config, "reward.parts": {"number": 1.0, part("sound"): 1.0}}))
     for words in ("a reward for each step", "'steps': [(end, reward), ...]", "prm(path="):
         assert words in str(refused.value)
-    gather(load({**config, "reward.parts": {part("stepwise"): 1.0}}))
-    gather(load({**config, "reward.parts": {"number": 1.0}}), learns=False)  # to evaluate
+    check_data(load({**config, "reward.parts": {part("stepwise"): 1.0}}))
+    check_data(load({**config, "reward.parts": {"number": 1.0}}), learns=False)  # to evaluate
 
 
 def test_a_recipe_that_reads_what_is_correct_needs_a_part_that_says_so() -> None:
@@ -247,12 +247,12 @@ def test_an_evaluation_without_rewards_has_no_accuracy(
     part: Callable[[str], str], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = cold_start.configured(model, reward__parts={part("moody"): 1.0})
-    seat = evaluate_path.__globals__["set_up"]
+    prepare_tasks = evaluate_path.__globals__["set_up"]
 
     def then_it_breaks(*args: Any, **options: Any) -> Any:
-        bench = seat(*args, **options)
+        setup = prepare_tasks(*args, **options)
         (tmp_path / "broken").touch()
-        return bench
+        return setup
 
     monkeypatch.setitem(evaluate_path.__globals__, "set_up", then_it_breaks)
     found = evaluate_path(model, config)

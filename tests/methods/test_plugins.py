@@ -19,7 +19,8 @@ from groupwise.errors import RecipeError
 from groupwise.explain.explain import explain, markdown, notes, slot_functions
 from groupwise.explain.render import explain_text
 from groupwise.losses.gates import clip, constant
-from groupwise.methods.composition import About, PairRecipe, Recipe
+from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.methods.method import About
 from groupwise.methods.slots import REGISTRY, parse, shown
 from groupwise.recipes import RECIPES, load_plugin
 

@@ -27,7 +27,7 @@ from groupwise.model.cost import SINGLE, RoleSize, held, weight_bytes
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.layers.linear import Linear, linear_layers
 from groupwise.model.layers.ops import Plain
-from groupwise.model.layers.transformer import Transformer, twin
+from groupwise.model.layers.transformer import Transformer, copy_trained
 from groupwise.model.policy import starting_policy
 from groupwise.model.room import lora
 from groupwise.optim.roles.reference import Reference
@@ -459,7 +459,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 def test_a_twin_of_a_quantised_model_shares_its_bits() -> None:
     model = few_bits("int8")[0]
-    other = twin(model)
+    other = copy_trained(model)
     assert other.layers[0].mlp.up_proj.bits is model.layers[0].mlp.up_proj.bits
     assert isinstance(model.ops, Plain) and torch.equal(
         hidden(other, sequences([4])), hidden(model, sequences([4]))

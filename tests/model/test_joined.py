@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from groupwise.errors import ModelError
 from groupwise.model.formats import checkpoint
-from groupwise.model.layers.joined import joined_weight, lay_together, linear_joined
+from groupwise.model.layers.fused_linear import fused_linear, fused_weight, lay_together
 from groupwise.model.layers.transformer import Linear, Transformer
 from groupwise.optim.adamw import AdamW
 from groupwise.optim.step import apply
@@ -72,7 +72,7 @@ def check_against_autograd(modules: list[Linear], twins: list[Linear], steps: in
     """Outputs, the input's gradients and the sums of the parameters' over some micro-batches."""
     for step in range(steps):
         x, x_twin = (inputs(5 + step, step).requires_grad_() for _ in range(2))
-        found, wanted = linear_joined(x, modules), apart(x_twin, twins)
+        found, wanted = fused_linear(x, modules), apart(x_twin, twins)
         wave(found).backward()
         wave(wanted).backward()
         same([found, x.grad], [wanted, x_twin.grad])
@@ -83,11 +83,11 @@ def test_laying_together_keeps_parameters_and_values() -> None:
     modules = projections()
     before = parameters(modules)
     values = [parameter.clone() for parameter in before]
-    assert joined_weight(modules) is None
+    assert fused_weight(modules) is None
     lay_together(modules)
     assert all(one is other for one, other in zip(parameters(modules), before, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(before, values, strict=True))
-    joined = joined_weight(modules)
+    joined = fused_weight(modules)
     assert joined is not None and joined.shape == (64, INPUTS) and joined.is_contiguous()
     assert torch.equal(joined, torch.cat([module.weight for module in modules]))
     with torch.no_grad():
@@ -96,8 +96,8 @@ def test_laying_together_keeps_parameters_and_values() -> None:
     places = [p.data_ptr() for p in before]
     lay_together(modules)
     assert [p.data_ptr() for p in before] == places  # once is enough
-    assert joined_weight([modules[0], modules[2]]) is None  # a gap between them
-    assert joined_weight([modules[1], modules[0]]) is None  # the wrong order
+    assert fused_weight([modules[0], modules[2]]) is None  # a gap between them
+    assert fused_weight([modules[1], modules[0]]) is None  # the wrong order
 
 
 def test_what_can_not_lie_together_is_refused() -> None:
@@ -127,7 +127,7 @@ def test_a_bias_here_and_none_there() -> None:
 def test_gradients_are_neighbours_and_stay_where_they_are() -> None:
     modules = projections()
     lay_together(modules)
-    wave(linear_joined(inputs(5), modules)).backward()
+    wave(fused_linear(inputs(5), modules)).backward()
     grads = [module.weight.grad for module in modules]
     assert grads[0] is not None
     start = grads[0].data_ptr()
@@ -135,14 +135,14 @@ def test_gradients_are_neighbours_and_stay_where_they_are() -> None:
     places = [start, start + sizes[0], start + sizes[0] + sizes[1]]
     for _ in range(2):
         assert [g.data_ptr() for g in grads if g is not None] == places
-        wave(linear_joined(inputs(5), modules)).backward()
+        wave(fused_linear(inputs(5), modules)).backward()
         assert all(g is m.weight.grad for g, m in zip(grads, modules, strict=True))
 
 
 def test_two_passes_before_one_backward() -> None:
     modules, twins = projections(), projections()
     lay_together(modules)
-    for product, own in ((linear_joined, modules), (apart, twins)):
+    for product, own in ((fused_linear, modules), (apart, twins)):
         (wave(product(inputs(5), own)) + wave(product(inputs(4, 1), own))).backward()
     same([p.grad for p in parameters(modules)], [p.grad for p in parameters(twins)])
 
@@ -156,7 +156,7 @@ def test_frozen_parameters_get_no_gradient(frozen: list[int]) -> None:
             parameters(own)[index].requires_grad_(False)
     check_against_autograd(modules, twins)
     if len(frozen) == 6:
-        assert not linear_joined(inputs(3), modules).requires_grad
+        assert not fused_linear(inputs(3), modules).requires_grad
 
 
 def test_a_parameter_frozen_between_micro_batches_keeps_its_gradient() -> None:
@@ -187,7 +187,7 @@ def test_input_gradient_by_finite_differences() -> None:
     modules = projections()
     lay_together(modules)
     x = inputs(3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: linear_joined(x, modules), (x,))
+    assert torch.autograd.gradcheck(lambda x: fused_linear(x, modules), (x,))
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -197,7 +197,7 @@ def test_recomputation_gives_the_same_gradients(together: bool) -> None:
         lay_together(modules)
     for step in range(2):
         x, x_twin = (inputs(5, step).requires_grad_() for _ in range(2))
-        out = recompute(lambda x: linear_joined(x.tanh(), modules).tanh(), x, use_reentrant=False)
+        out = recompute(lambda x: fused_linear(x.tanh(), modules).tanh(), x, use_reentrant=False)
         wave(out).backward()
         wave(apart(x_twin.tanh(), twins).tanh()).backward()
         same([x.grad], [x_twin.grad])
@@ -207,7 +207,7 @@ def test_recomputation_gives_the_same_gradients(together: bool) -> None:
 def test_a_weight_that_changes_before_the_backward_pass_is_found_out() -> None:
     modules = projections()
     lay_together(modules)
-    out = linear_joined(inputs(3).requires_grad_(), modules)
+    out = fused_linear(inputs(3).requires_grad_(), modules)
     with torch.no_grad():
         modules[1].weight.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -223,7 +223,7 @@ def test_another_product_serves_the_forward_pass() -> None:
         seen.append(tuple(weight_FD.shape))
         return 2 * F.linear(x_TD, weight_FD, bias_F)
 
-    out = linear_joined(inputs(3), modules, product)
+    out = fused_linear(inputs(3), modules, product)
     wave(out).backward()
     assert seen == [(64, INPUTS)]
     wanted = apart(inputs(3), twins)
@@ -247,7 +247,7 @@ def test_half_precision_gradients_have_the_dtype_that_is_asked_for(
     for step in range(3):
         x = inputs(50, step, torch.bfloat16)
         grad = inputs(50, step + 9, torch.bfloat16).repeat(1, 3)[:, :64].contiguous()
-        linear_joined(x, modules).backward(grad)
+        fused_linear(x, modules).backward(grad)
         columns = grad.double().split(OUTPUTS, dim=1)
         exact += [y for c in columns for y in (c.t() @ x.double(), c.sum(0))]
     for index, parameter in enumerate(parameters(modules)):
@@ -296,7 +296,7 @@ def test_updates_are_those_of_separate_parameters(dtype: torch.dtype) -> None:
         for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
             assert torch.equal(one, other)
     mlp = models[0].model.layers[0].mlp
-    assert joined_weight([mlp.gate_proj, mlp.up_proj]) is not None  # still one memory
+    assert fused_weight([mlp.gate_proj, mlp.up_proj]) is not None  # still one memory
 
 
 def test_files_hold_the_same_tensors(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_files_hold_the_same_tensors(tmp_path: Path) -> None:
         weight_decay=0.0,
     )
     tensors = {"optimizer": optimizer.state(), "reference": dict(model.named_parameters())}
-    made = state.moment(1, model=model, files={}, tensors=tensors, values={})
+    made = state.snapshot(1, model=model, files={}, tensors=tensors, values={})
     state.write(tmp_path / "run", made, keep=1)
     found = state.load_latest(tmp_path / "run")
     assert found is not None
@@ -332,7 +332,7 @@ def test_loading_in_place_keeps_them_together() -> None:
     model, other = laid(make("qwen2")), make("qwen2", seed=5)
     model.load_state_dict(other.state_dict())
     mlp = model.model.layers[1].mlp
-    joined = joined_weight([mlp.gate_proj, mlp.up_proj])
+    joined = fused_weight([mlp.gate_proj, mlp.up_proj])
     twin = other.model.layers[1].mlp
     assert joined is not None
     assert torch.equal(joined, torch.cat([twin.gate_proj.weight, twin.up_proj.weight]))
@@ -343,13 +343,13 @@ def test_copies_lie_apart_and_work_all_the_same(how: str) -> None:
     modules, twins = projections(dtype=torch.float32), projections(dtype=torch.float32)
     lay_together(modules)
     if how == "meta":
-        assert joined_weight([module.to("meta") for module in modules]) is None
+        assert fused_weight([module.to("meta") for module in modules]) is None
         return
     copies = [copy.deepcopy(module) for module in modules] if how == "deepcopy" else modules
     copies = [module.double() for module in copies]
     twins = [module.double() for module in twins]
-    assert joined_weight(copies) is None
+    assert fused_weight(copies) is None
     check_against_autograd(copies, twins)
     lay_together(copies)
-    assert joined_weight(copies) is not None
+    assert fused_weight(copies) is not None
     check_against_autograd(copies, twins)

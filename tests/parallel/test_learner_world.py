@@ -22,7 +22,7 @@ from torch import Tensor
 from groupwise import batch_phase, config, recipe
 from groupwise.engine.native.engine import NativeEngine
 from groupwise.errors import ModelError
-from groupwise.model.layers.joined import lay_together
+from groupwise.model.layers.fused_linear import lay_together
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers, sequences_of
 from groupwise.optim.learner import PolicyLearner

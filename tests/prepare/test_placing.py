@@ -18,8 +18,8 @@ from groupwise.config import Model, load, text
 from groupwise.errors import ConfigError
 from groupwise.prepare import placing
 from groupwise.prepare.placing import check_device, place, place_line, placed
+from groupwise.training.continuing import placed_for
 from groupwise.training.loop import train
-from groupwise.training.opening import placed_for
 from groupwise.watch.display import Display
 
 IDLE = placing._idle  # as it is: all other tests go without

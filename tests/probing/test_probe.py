@@ -154,7 +154,7 @@ def known(rates: float | tuple[float, ...], asked: ProbeRequest, **changes: Any)
         task.id: rates if isinstance(rates, float) else rates[i % len(rates)]
         for i, task in enumerate(tasks)
     }
-    prepared.engine = Known(prepared.bench.loaded, by_task, answers)
+    prepared.engine = Known(prepared.setup.loaded, by_task, answers)
     return prepared
 
 
@@ -276,7 +276,7 @@ def test_settings_are_compared_beyond_chance() -> None:
 
     old = prepared.engine
     assert isinstance(old, Known)
-    prepared.engine = Warm(prepared.bench.loaded, 0.0, old.answers)
+    prepared.engine = Warm(prepared.setup.loaded, 0.0, old.answers)
     made = prepared.run()
     assert made.findings[0].never == 24
     assert advice.advise(made).first == "data.template=auto engine.temperature=1"

@@ -420,7 +420,7 @@ def test_requests_that_make_no_sense(
     assert "recipe.auxiliary='" in refused(capsys, path, "--recipe", "grpo@skyrl")
     own = tmp_path / "mine.py"
     own.write_text(
-        "from groupwise import recipe\nfrom groupwise.methods.composition import register\n"
+        "from groupwise import recipe\nfrom groupwise.methods.registry import register\n"
         'register(recipe("grpo").replace(name="replayed", gate="clip(low=0.2, high=0.4)"))\n'
     )
     said = refused(capsys, path, "--recipe", f"{own}:replayed recipe.gate.low=0.1")

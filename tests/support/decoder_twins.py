@@ -26,10 +26,10 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
     from groupwise.engine.native.drawing import draw_plain
     from groupwise.model.kernels.record import record_plain
 
-    flights: list[inflight.DecoderFlight] = []
-    tell = inflight.DecoderFlight._tell_device
+    flights: list[inflight.GpuScheduler] = []
+    tell = inflight.GpuScheduler._tell_device
 
-    def tell_and_note(flight: inflight.DecoderFlight) -> None:
+    def tell_and_note(flight: inflight.GpuScheduler) -> None:
         flights.append(flight)
         tell(flight)
 
@@ -71,7 +71,7 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
             seen.append(torch.einsum("hu,huw->hw", weight_HU, value_HUW))
         return torch.stack(seen)
 
-    monkeypatch.setattr(inflight.DecoderFlight, "_tell_device", tell_and_note)
+    monkeypatch.setattr(inflight.GpuScheduler, "_tell_device", tell_and_note)
     monkeypatch.setattr(decoder, "sample", sample)
     monkeypatch.setattr(decoder, "record", record_plain)
     monkeypatch.setattr(decoder, "decode_attention", decode_attention)

@@ -24,7 +24,7 @@ from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.packs import Sequences
 from groupwise.records import Rollout
 from groupwise.stages.collected import Collected
-from groupwise.stages.stage import Taught
+from groupwise.stages.stage import StepUpdates
 from groupwise.training.guards import check_delivery
 from groupwise.training.loop import one_step
 from groupwise.training.opening import open_run
@@ -121,7 +121,7 @@ def gather(run: Run) -> Collected:
     return run.stage.collect(run.parts, run.progress.cursor, run.reporter.event, Clock())
 
 
-def learn(run: Run, collected: Collected, rate: float = 1e-3) -> Taught:
+def learn(run: Run, collected: Collected, rate: float = 1e-3) -> StepUpdates:
     """The updates on these rollouts. The run's counters stay."""
     memory, tell = run.progress.memory, run.reporter.event
     return run.stage.teach(run.parts, memory, collected, rate, tell, Clock())

@@ -17,7 +17,7 @@ from groupwise.model.formats.checkpoint import load_weights
 from groupwise.model.layers.transformer import Transformer
 from groupwise.sync import checkpoints as states
 from groupwise.sync import saver as savers
-from groupwise.sync.checkpoints import Moment, load_latest, moment, weights_alone
+from groupwise.sync.checkpoints import Snapshot, load_latest, snapshot, weights_alone
 from groupwise.sync.saver import Saver
 
 
@@ -25,8 +25,10 @@ def nothing() -> None:
     """Waits for nothing."""
 
 
-def taken(model: Transformer, step: int, **tensors: Tensor) -> Moment:
-    return moment(step, model=model, files={}, tensors={"optimizer": tensors}, values={"at": step})
+def taken(model: Transformer, step: int, **tensors: Tensor) -> Snapshot:
+    return snapshot(
+        step, model=model, files={}, tensors={"optimizer": tensors}, values={"at": step}
+    )
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from groupwise.plan.estimate import Host, space_of
 from groupwise.prepare.placing import placed
 from groupwise.prepare.sizes import sizes_of
 from groupwise.sync import checkpoints as states
-from groupwise.sync.checkpoints import moment, weights_alone, write
+from groupwise.sync.checkpoints import snapshot, weights_alone, write
 from groupwise.sync.space import Space
 from groupwise.training.opening import open_run
 
@@ -44,7 +44,7 @@ def test_a_plan_counts_a_checkpoint_as_the_run_has_it(
     if "engine__weights" in changes:  # whose copies come with the updates
         run(tmp_path / "run", steps=1, eval__every=0, **changes)
     with open_run(config, tmp_path / "run", quiet()) as going:
-        made = going._moment()
+        made = going._snapshot()
     counted = space_of(config, sizes_of(config)[0])
     assert counted.best == made.weights.bytes
     assert 0 <= made.bytes - counted.whole <= 8  # how many steps the optimizer has made
@@ -69,7 +69,7 @@ def test_no_run_has_more_on_the_disk_than_was_counted(
     def saved(step: int, kind: str) -> Path:
         if kind == "weights":
             return write(tmp_path, weights_alone(step, model, {}), 2)
-        made = moment(step, model=model, files={}, tensors=rest, values={}, best=kind == "best")
+        made = snapshot(step, model=model, files={}, tensors=rest, values={}, best=kind == "best")
         return write(tmp_path, made, 2)
 
     whole, best = (

@@ -37,7 +37,7 @@ from groupwise.sync.checkpoints import (
     load_latest,
     memory_from_json,
     memory_to_json,
-    moment,
+    snapshot,
     weights_alone,
 )
 from groupwise.sync.export import checkpoint_in
@@ -360,7 +360,7 @@ def parts(step: int) -> dict[str, dict[str, Tensor]]:
 
 
 def write(parent: Path, step: int, keep: int = 2, best: bool = False, **values: Any) -> Path:
-    made = moment(
+    made = snapshot(
         step,
         model=at_step(step),
         files={"generation_config.json": b"{}"},
@@ -429,7 +429,7 @@ def test_bug_46_training_from_a_checkpoint_on_disk_is_2n_to_the_bit(tmp_path: Pa
     whole = AdamW(straight.named_parameters(), **SETTINGS)
     train(straight, whole, 0, 3)
     tensors = {"optimizer": whole.state()}
-    made = moment(3, model=straight, files={}, tensors=tensors, values={})
+    made = snapshot(3, model=straight, files={}, tensors=tensors, values={})
     states.write(tmp_path, made, keep=1)
     train(straight, whole, 3, 6)
 

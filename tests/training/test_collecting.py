@@ -14,7 +14,7 @@ from groupwise.config import load
 from groupwise.data.cursor import Cursor
 from groupwise.runfiles import rollouts as files
 from groupwise.stages.collected import Collected, tokens_of
-from groupwise.stages.groups import BARREN_DRAWS, Spent
+from groupwise.stages.groups import BARREN_DRAWS, RefillCost
 from groupwise.training.run import Run
 
 # A sum of two digits does not fit: some of the answers are cut off.
@@ -150,11 +150,11 @@ def test_refills_end_at_their_tokens(start: Start, tmp_path: Path) -> None:
 
 def test_without_a_limit_of_ones_own_refills_end_at_ten_first_draws() -> None:
     full = load(recipe="dapo", refills="until full")
-    assert Spent(first=100, tokens=999).why_stop(full) == ""
-    assert "1,000 tokens (ten times the first draw)" in Spent(100, tokens=1000).why_stop(full)
+    assert RefillCost(first=100, tokens=999).why_stop(full) == ""
+    assert "1,000 tokens (ten times the first draw)" in RefillCost(100, tokens=1000).why_stop(full)
     three = load(recipe="dapo")
-    assert Spent(100, rounds=2, tokens=10**6, barren=10**6).why_stop(three) == ""
-    assert "refills=3 rounds" in Spent(100, rounds=3).why_stop(three)
+    assert RefillCost(100, rounds=2, tokens=10**6, barren=10**6).why_stop(three) == ""
+    assert "refills=3 rounds" in RefillCost(100, rounds=3).why_stop(three)
 
 
 def test_rewards_that_are_all_missing_teach_nothing_and_one_such_step_stops_nothing(

@@ -1,4 +1,4 @@
-"""What the engine samples from: the learner's own parameters, or a copy that differs on purpose.
+"""The weights that the engine samples from: the learner's own, or a copy that differs on purpose.
 
 Copies are for studying a mismatch between sampler and learner: rounded to 8 bits, some updates
 old, or with noise on the logits. What is recorded is always the copy's own.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from groupwise.engine.protocol import State, WeightSource
 from groupwise.errors import EngineError
-from groupwise.model.layers.transformer import PolicyModel, twin
+from groupwise.model.layers.transformer import PolicyModel, copy_trained
 from groupwise.parallel.shards import refuse_shards
 
 FORMS = '"shared", "int8", "stale:K" (K updates old, such as "stale:2"), "noise:S" (noise of \
@@ -75,7 +75,7 @@ class Stale:
         self.sync(version)
 
     def sync(self, version: int) -> None:
-        self.past[version] = detached(self.learner, twin)
+        self.past[version] = detached(self.learner, copy_trained)
         self._choose(version)
 
     def _choose(self, newest: int) -> None:
@@ -85,7 +85,7 @@ class Stale:
         self.model = self.past[self.version]
 
     def state(self) -> State:
-        """All but the newest, which the learner holds, and of them what is trained."""
+        """Return the trained tensors of all but the newest copy, which the learner holds."""
         trained = self._trained()
         return {
             f"{version}/{name}": parameter.detach().clone()
@@ -99,12 +99,12 @@ class Stale:
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        """Into an engine made from the learner as it was when the state was taken."""
+        """Restore an engine that was made from the learner as it was when the state was taken."""
         newest = max(self.past)
         self.past = {newest: self.past[newest]}
         wanted = self._trained()
         for version in sorted({int(name.split("/", 1)[0]) for name in state}):
-            model = detached(self.learner, twin)
+            model = detached(self.learner, copy_trained)
             for name, parameter in model.named_parameters():
                 if name not in wanted:
                     continue
@@ -121,7 +121,7 @@ class Stale:
 
 
 def make_source(weights: str, learner: PolicyModel, version: int) -> WeightSource:
-    """From the text form."""
+    """Make the source of weights that a text names."""
     # The sampler reads parameters where they lie, the head between two forward passes.
     refuse_shards(learner.named_parameters(), "The native engine")
     name, _, argument = weights.partition(":")
@@ -142,7 +142,7 @@ def make_source(weights: str, learner: PolicyModel, version: int) -> WeightSourc
 def detached(
     model: PolicyModel, copied: Callable[[PolicyModel], PolicyModel] = copy.deepcopy
 ) -> PolicyModel:
-    """A copy outside the graph: of all of it, or a `twin` that shares what is frozen."""
+    """Copy the model outside the graph: all of it, or by `copy_trained`."""
     made = copied(model)
     for _, parameter in made.named_parameters():
         parameter.requires_grad_(False)
@@ -151,7 +151,7 @@ def detached(
 
 
 def round_trip(weight: Tensor) -> Tensor:
-    """round(w/s)·s with s = max|w|/127 of each row (output channel)."""
+    """Return round(w/s)·s with s = max|w|/127 of each row (output channel)."""
     wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
     scale = wide.abs().amax(-1, keepdim=True) / 127
     return ((wide / scale.clamp(min=1e-30)).round() * scale).to(weight.dtype)

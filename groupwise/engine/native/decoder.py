@@ -20,7 +20,7 @@ from groupwise.model.kernels.attention import decode_attention
 from groupwise.model.kernels.head import sample
 from groupwise.model.kernels.prompts import prompt_attention, prompt_tiles
 from groupwise.model.kernels.record import ENDED, record
-from groupwise.model.layers.look import PLAIN, Look, check_plain
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule, check_plain
 from groupwise.model.layers.transformer import PolicyModel
 
 MOST_ROWS = 1024  # in flight at a time, unless asked otherwise
@@ -39,7 +39,7 @@ ROWS_A_TILE = 4
 
 
 def bucket(rows: int) -> int:
-    """The batch size of the captured step that serves so many rows: at most a third more."""
+    """Return the batch size of the captured step that serves so many rows: at most a third more."""
     for step, up_to in ((16, 64), (32, 128), (64, 512), (128, 1024), (256, 1 << 30)):
         if rows <= up_to:
             return -(-rows // step) * step
@@ -47,12 +47,12 @@ def bucket(rows: int) -> int:
 
 
 def most_tiles(size: int) -> int:
-    """Of the rows that share their prompts, in the captured step of this batch size."""
+    """Bound the tiles of rows that share prompts, in the captured step of this batch size."""
     return size // ROWS_A_TILE
 
 
 class State:
-    """What the device knows of each slot. Slot 0 is for rows that only fill up a batch."""
+    """The device's record of each slot. Slot 0 is for rows that only fill up a batch."""
 
     def __init__(self, slots: int, length: int, model: PolicyModel) -> None:
         self.slots, self.length = slots, length
@@ -97,9 +97,9 @@ class CachedDecode:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
-        check_plain(look)
+        check_plain(rule)
         state, first = self.state, None
         if self.tile_I4 is not None:
             heads = key_TJW.shape[1]
@@ -135,7 +135,7 @@ class Decoder:
         self.captured_at = model.placement
 
     def ready(self, slots: int, length: int) -> State:
-        """Buffers for so many slots of so many tokens; captured steps belong to their buffers."""
+        """Make buffers for so many slots of so many tokens; captured steps belong to theirs."""
         state = self.state
         moved = self.captured_at != self.model.placement
         if state is None or state.slots < slots or state.length < length or moved:
@@ -151,7 +151,7 @@ class Decoder:
         return self.state
 
     def set_rows(self, slots: Sequence[int], prompts: Sequence[tuple[int, int]]) -> None:
-        """Who is in which row from now on: a slot each, and its prompt's slot and length.
+        """Set who is in which row from now on: a slot each, and its prompt's slot and length.
 
         Rows of one prompt are neighbours: they may read it together.
         """
@@ -173,7 +173,7 @@ class Decoder:
                 _overwrite(state.tile_I4[:most], tiles + [(0, 0, 0, 0)] * (most - len(tiles)))
 
     def advance(self, rows: int, steps: int, temperature: float) -> None:
-        """So many tokens for the first rows."""
+        """Decode so many tokens for the first rows."""
         size = bucket(rows)
         if self.device.type != "cuda":  # no graphs there: the step as it is
             for _ in range(steps):
@@ -235,7 +235,7 @@ class Decoder:
         state.hidden_SD.index_copy_(0, slot_B.long(), hidden_BD)
 
     def _splits(self, rows: int) -> int:
-        """Programs for each row and key head, where few rows alone would leave the GPU idle."""
+        """Return the programs for each row and key head: several where rows are few."""
         splits = 1
         while not self.exact and splits < MOST_SPLITS:
             if rows * self.model.config.num_kv_heads * splits >= PROGRAMS:

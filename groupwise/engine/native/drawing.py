@@ -28,7 +28,7 @@ def draw_plain(
     end_K: Tensor | None = None,
     may_end_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One token a row, drawn or the likeliest (the lowest id of equals), and its log p.
+    """Draw one token a row, or take the likeliest (the lowest id of equals), with its log p.
 
     The logits are at the temperature already. Rows that may not end cannot draw the tokens of
     `end_K`, which lose their share of p.
@@ -59,14 +59,14 @@ def draw_plain(
 
 
 def _uniforms(key_B4: Tensor, call_B: Tensor, position_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Two numbers in [0, 1) of 53 bits from one call of the generator."""
+    """Make two numbers in [0, 1) of 53 bits from one call of the generator."""
     key_0, key_1, key_2, key_3 = (key_B4.long() & 0xFFFFFFFF).unbind(1)
     a, b, c, d = philox((call_B.long(), position_B.long(), key_2, key_3), (key_0, key_1))
     return _fraction(a, b), _fraction(c, d)
 
 
 def _pick(weight_BK: Tensor, uniform_B: Tensor) -> Tensor:
-    """The first entry with a weight whose running sum passes uniform x total, else the last one."""
+    """Pick the first entry with weight whose running sum passes uniform x total, else the last."""
     sum_BK = weight_BK.double().cumsum(-1)
     goal_B1 = uniform_B[:, None] * sum_BK[:, -1:]
     place_K = torch.arange(weight_BK.shape[1], device=weight_BK.device)

@@ -17,7 +17,7 @@ import torch
 from groupwise import config
 from groupwise.engine.backends import EngineSetup, Tell, warn
 from groupwise.engine.native.copies import make_source
-from groupwise.engine.native.scheduler import Flight, Whole
+from groupwise.engine.native.scheduler import FinishedGroups, Scheduler
 from groupwise.engine.protocol import (
     Capabilities,
     Engine,
@@ -38,7 +38,7 @@ from groupwise.records import Completion
 
 if TYPE_CHECKING:
     from groupwise.engine.native.decoder import Decoder
-    from groupwise.engine.native.gpu_scheduler import DecoderFlight
+    from groupwise.engine.native.gpu_scheduler import GpuScheduler
 
 SLOTS = 64  # unless asked otherwise: more take more memory and are hardly faster on a CPU
 
@@ -79,8 +79,8 @@ class NativeEngine(Engine):
         self.failed = False  # a kernel of the decoder
         self.told = False  # that it is not exact
         self.batches: list[Batch] = []  # the first of them in flight
-        self.flight: Flight | DecoderFlight | None = None
-        self.steps: Iterator[Whole] = iter(())  # of the flight
+        self.flight: Scheduler | GpuScheduler | None = None
+        self.steps: Iterator[FinishedGroups] = iter(())  # of the flight
         self.names: list[Ticket] = []  # of the flight's requests
         self.before = (0, 0)  # completions and tokens of the batch, written by earlier tries
         self.tickets = count()
@@ -157,7 +157,7 @@ class NativeEngine(Engine):
         self.flight, self.steps = None, iter(())
 
     def cancel(self, tickets: Sequence[Ticket]) -> None:
-        """What is left of the batch in flight starts again, to the same completions."""
+        """Start what is left of the batch in flight again; the completions will be the same."""
         for ticket in tickets:
             for batch in self.batches:
                 if batch.left.pop(ticket, None) is not None and batch is self.batches[0]:
@@ -165,8 +165,8 @@ class NativeEngine(Engine):
         self.batches[:] = [batch for batch in self.batches if batch.left]
 
     def _captured(self, sampling: Sampling) -> bool:
-        """Whether whole steps can run as CUDA graphs: from the learner's own weights, with kernels,
-        and drawing from the whole distribution. Everything else takes the plain way."""
+        """Tell whether whole steps can run as CUDA graphs: from the learner's own weights, with
+        kernels, and drawing from the whole distribution. Everything else takes the plain way."""
         kernels = self.source.model.ops.name
         if kernels == "plain" or self.weights != "shared" or self.failed:
             return False
@@ -180,22 +180,22 @@ class NativeEngine(Engine):
             )
         return whole
 
-    def _decode(self, requests: Sequence[Request], sampling: Sampling) -> DecoderFlight:
+    def _decode(self, requests: Sequence[Request], sampling: Sampling) -> GpuScheduler:
         from groupwise.engine.native.decoder import Decoder  # needs Triton
-        from groupwise.engine.native.gpu_scheduler import DecoderFlight
+        from groupwise.engine.native.gpu_scheduler import GpuScheduler
 
         if self.decoder is None:
             model = self.source.model
             self.decoder = Decoder(model, self.tokenizer, seed=self.seed, slots=self.slots)
         self.places = min(self.decoder.slots, samples_of(requests))
         version = self.source.version
-        flight = DecoderFlight(self.decoder, requests, sampling, version, self.weights)
+        flight = GpuScheduler(self.decoder, requests, sampling, version, self.weights)
         self.places = flight.slots
         return flight
 
-    def _plain(self, requests: Sequence[Request], sampling: Sampling) -> Flight:
+    def _plain(self, requests: Sequence[Request], sampling: Sampling) -> Scheduler:
         self.places = min(self.slots or SLOTS, samples_of(requests))
-        return Flight(self, requests, sampling, self.places)
+        return Scheduler(self, requests, sampling, self.places)
 
     def _recover(
         self,
@@ -241,13 +241,13 @@ class NativeEngine(Engine):
             )
 
     def _give_back(self) -> None:
-        """All memory that the decoder holds, captured steps included."""
+        """Free all memory that the decoder holds, captured steps included."""
         self.decoder = None
         if self.source.model.head_weight.is_cuda:
             torch.cuda.empty_cache()
 
     def sync(self, version: int) -> None:
-        """The learner's weights changed: take them, under this number."""
+        """Take the learner's changed weights, under this number."""
         if self.batches:
             raise EngineError(
                 f"{sum(len(batch.left) for batch in self.batches)} requests are under way, and new "
@@ -275,7 +275,7 @@ def capabilities_with(weights: str) -> Capabilities:
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Also where another error came of it: a capture that breaks off complains by itself."""
+    """Tell whether memory ran out, also where a capture broke off with its own error."""
     while error is not None:
         if is_out_of_memory(error):
             return True

@@ -1,6 +1,6 @@
-"""Who is in flight on a GPU, and when: the host's side of the decoder.
+"""The scheduler of samples on a GPU: the host's side of the decoder.
 
-The host looks every `LOOK` steps: it takes out what has ended, lets waiting samples in, and goes on
+Every `CHECK_EVERY` steps the host takes out what has ended, lets waiting samples in, and goes on
 with the captured step of the next smaller batch size when enough have left. While the device runs
 the next steps, it hands in what it took out. Everything goes by counts, nothing by the clock. A
 group's prompt is computed and stored once, apart from the completions.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from groupwise.engine.native.decoder import Decoder
-from groupwise.engine.native.scheduler import Whole, whole_of
+from groupwise.engine.native.scheduler import FinishedGroups, finished_groups
 from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key
 from groupwise.engine.stopping import StopWatch
@@ -27,11 +27,11 @@ from groupwise.model.cost import activations, kept_numbers
 from groupwise.model.kernels.attention import cache_layout
 from groupwise.model.kernels.record import ENDED, RUNNING
 from groupwise.model.layers.attention import Attend
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule
 from groupwise.model.layers.cache import KeyValueCache
-from groupwise.model.layers.look import PLAIN, Look
 from groupwise.records import Completion
 
-LOOK = 8  # steps between two looks of the host
+CHECK_EVERY = 8  # steps between two looks of the host
 PROMPT_TOKENS = 16_384  # of the prompts that are computed in one pass, unless one is longer
 SPARE = 2**30  # bytes that stay free for what a step computes in between
 
@@ -51,15 +51,15 @@ class StoredPrompts:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
         self.cache.key_LSJUW[layer][self.slot_T, :, self.position_T] = key_TJW
         self.cache.value_LSJUW[layer][self.slot_T, :, self.position_T] = value_TJW
-        return self.within(layer, query_THW, key_TJW, value_TJW, look)
+        return self.within(layer, query_THW, key_TJW, value_TJW, rule)
 
 
 @dataclass
-class Sample:
+class GpuSample:
     """A completion in the making, as the host sees it."""
 
     request: int
@@ -70,10 +70,10 @@ class Sample:
 
 
 @dataclass
-class Ended:
-    """What was taken out at a look, on its way to the host."""
+class EndedSamples:
+    """Samples that have ended, on their way to the host."""
 
-    samples: list[Sample]
+    samples: list[GpuSample]
     lengths: list[int]
     reasons: list[Finish]
     token_NT: Tensor
@@ -81,7 +81,7 @@ class Ended:
     arrived: torch.cuda.Event | None
 
 
-class DecoderFlight:
+class GpuScheduler:
     """One batch of requests: who is waiting, who runs in which slot, and the caches."""
 
     def __init__(
@@ -110,24 +110,24 @@ class DecoderFlight:
         self._tell_device()
         self.free = list(range(1, self.slots + 1))
         self.free_prompts = list(range(self.prompts.slots))
-        self.running: dict[int, Sample] = {}  # by slot
+        self.running: dict[int, GpuSample] = {}  # by slot
         self.waiting = deque(range(len(requests)))
-        self.ready: deque[Sample] = deque()  # their prompts are computed
+        self.ready: deque[GpuSample] = deque()  # their prompts are computed
         self.last_PD = decoder.model.head_weight.new_zeros(
             self.prompts.slots, config.hidden_size
         )  # hidden states behind the prompts
-        self.ended: Ended | None = None
+        self.ended: EndedSamples | None = None
         self.left = [request.samples for request in requests]
         self.done: list[list[Completion | None]] = [[None] * r.samples for r in requests]
 
     @torch.no_grad()
-    def run(self) -> Iterator[Whole]:
+    def run(self) -> Iterator[FinishedGroups]:
         """Sample, and yield after every few steps the groups that have become whole."""
         self._admit()
         while self.running:
             self.decoder.advance(len(self.running), self._steps(), self.sampling.temperature)
             yield self._hand_in()  # while the device is at work
-            self._look()
+            self._check_ended()
             self._admit()
         yield self._hand_in()
 
@@ -139,12 +139,12 @@ class DecoderFlight:
         state.least.fill_(self.sampling.min_tokens)
 
     def _steps(self) -> int:
-        """Until the next look: no more than anybody has left."""
-        return min(LOOK, self.sampling.max_tokens - self.fewest)
+        """Return the steps until the next look: no more than anybody has left."""
+        return min(CHECK_EVERY, self.sampling.max_tokens - self.fewest)
 
     def _admit(self) -> None:
         """Waiting samples into free slots; then the rows are those that run."""
-        new: list[tuple[int, Sample]] = []
+        new: list[tuple[int, GpuSample]] = []
         while self.free and (self.ready or self.waiting):
             if not self.ready:
                 self._compute_prompts()
@@ -156,7 +156,7 @@ class DecoderFlight:
             self._enter(new)
         self._set_rows()
 
-    def _enter(self, new: Sequence[tuple[int, Sample]]) -> None:
+    def _enter(self, new: Sequence[tuple[int, GpuSample]]) -> None:
         state = self.state
         words = [
             [slot, sample.prompt, len(self.requests[sample.request].prompt), *sample.key]
@@ -173,7 +173,7 @@ class DecoderFlight:
         self.fewest = 0  # tokens that a running sample has
 
     def _set_rows(self) -> None:
-        """Rows of one prompt side by side, where they can read it together."""
+        """Put rows of one prompt side by side, where they can read it together."""
         if not self.running:
             return
         rows = sorted(self.running, key=lambda slot: (self.running[slot].prompt, slot))
@@ -183,7 +183,7 @@ class DecoderFlight:
         )
 
     def _compute_prompts(self) -> None:
-        """Of as many groups as the free slots can begin with."""
+        """Compute the prompts of as many groups as the free slots can begin with."""
         room, number = PROMPT_TOKENS, 0
         indices: list[int] = []
         while self.waiting and number < len(self.free) and self.free_prompts:
@@ -208,11 +208,11 @@ class DecoderFlight:
         for index, slot in zip(indices, slots, strict=True):
             self.ready.extend(self._group(index, slot))
 
-    def _group(self, index: int, prompt: int) -> list[Sample]:
+    def _group(self, index: int, prompt: int) -> list[GpuSample]:
         request, stop = self.requests[index], self.sampling.stop
         named = (self.decoder.seed, request.stream, request.prompt_id, request.draw)
         return [
-            Sample(
+            GpuSample(
                 index,
                 number,
                 prompt,
@@ -222,7 +222,7 @@ class DecoderFlight:
             for number in range(request.samples)
         ]
 
-    def _look(self) -> None:
+    def _check_ended(self) -> None:
         """Take out what has ended. The only time that the host waits for the device."""
         finish, count = torch.stack((self.state.finish_S, self.state.count_S)).tolist()
         ended = {slot: count[slot] for slot in self.running if finish[slot] != RUNNING}
@@ -251,19 +251,19 @@ class DecoderFlight:
         )
         arrived = None
         if self.device.type == "cuda":
-            token_NT, logp_NT = _sent_home(token_NT), _sent_home(logp_NT)
+            token_NT, logp_NT = _to_host(token_NT), _to_host(logp_NT)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         samples = [self.running.pop(slot) for slot in ended]
         lengths, why = list(ended.values()), [reasons[slot] for slot in ended]
-        self.ended = Ended(samples, lengths, why, token_NT, logp_NT, arrived)
+        self.ended = EndedSamples(samples, lengths, why, token_NT, logp_NT, arrived)
         for slot, sample in zip(ended, samples, strict=True):
             heapq.heappush(self.free, slot)
             self.left[sample.request] -= 1
             if not self.left[sample.request]:
                 self.free_prompts.append(sample.prompt)
 
-    def _hand_in(self) -> Whole:
+    def _hand_in(self) -> FinishedGroups:
         """Make completions of what was taken out at the last look; return groups that are whole."""
         if self.ended is None:
             return []
@@ -293,10 +293,10 @@ class DecoderFlight:
                 version=self.version,
                 weights=self.weights,
             )
-        return whole_of(self.done, [sample.request for sample in ended.samples])
+        return finished_groups(self.done, [sample.request for sample in ended.samples])
 
     def _stopped(self, count: Sequence[int]) -> dict[int, int]:
-        """Slots whose text holds a stop string, and how many tokens they have then."""
+        """Find slots whose text holds a stop string, and how many tokens they have then."""
         found: dict[int, int] = {}
         slots = list(self.running)
         token_NT = self.state.token_ST[torch.tensor(slots, device=self.device)].cpu()
@@ -313,15 +313,15 @@ class DecoderFlight:
         return found
 
 
-def _sent_home(x: Tensor) -> Tensor:
-    """On its way to the host's memory, which does not wait for it."""
+def _to_host(x: Tensor) -> Tensor:
+    """Send a tensor to the host's memory without waiting for it."""
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
 
 
 def make_caches(
     config: ModelConfig, slots: int, length: int, prompts: Sequence[int], like: Tensor
 ) -> tuple[int, KeyValueCache, KeyValueCache]:
-    """For as many slots as fit, at most as many as wanted; one more for rows that fill up."""
+    """Make caches for as many slots as fit, at most those wanted, and one for rows that fill up."""
     longest, width = max(prompts), like.element_size()
     per_token = kept_numbers(config) * width
     # What a pass over prompts computes: of a layer at a time, and as much again on the way to it.
@@ -349,7 +349,7 @@ def make_caches(
 
 
 def free_bytes(device: torch.device) -> int:
-    """What PyTorch could still hand out."""
+    """Return the bytes that PyTorch could still hand out."""
     if device.type != "cuda":
         return 1 << 62
     free, _ = torch.cuda.mem_get_info(device)

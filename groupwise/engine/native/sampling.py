@@ -15,11 +15,13 @@ from torch import Tensor
 from groupwise.engine.protocol import Sampling
 
 BLOCK = 64
-FIRST_LOOK = 256  # likeliest tokens in which top-p looks for its share first
+FIRST_CANDIDATES = 256  # likeliest tokens in which top-p looks for its share first
 
 
 @dataclass(frozen=True)
-class Choice:
+class DrawnTokens:
+    """One token a row, with its log-probability."""
+
     token_N: Tensor
     logp_N: Tensor  # float32, of the distribution that the token was drawn from
     topk_id_NK: Tensor | None = None
@@ -27,7 +29,7 @@ class Choice:
 
 
 def padded_width(vocabulary: int) -> int:
-    """Columns of a buffer of logits: whole blocks. Those past the vocabulary hold −inf."""
+    """Return the columns of a buffer of logits: whole blocks, −inf past the vocabulary."""
     return -(-vocabulary // BLOCK) * BLOCK
 
 
@@ -37,7 +39,7 @@ def choose(
     uniform_N: Tensor,
     sampling: Sampling,
     banned: tuple[Tensor, Tensor] | None = None,
-) -> Choice:
+) -> DrawnTokens:
     """Draw, or take the likeliest. The logits are at the temperature already; both get spoilt.
 
     `banned` are rows, and token ids that they can't draw.
@@ -55,11 +57,11 @@ def choose(
         keep_likeliest(weight_NV, sampling.top_k, sampling.top_p)
         token_N, total_N = draw(weight_NV, uniform_N)
     logp_N = z_NV.gather(1, token_N[:, None])[:, 0].double() - total_N.log()
-    return Choice(token_N, logp_N.float(), topk_id_NK, topk_logp_NK)
+    return DrawnTokens(token_N, logp_N.float(), topk_id_NK, topk_logp_NK)
 
 
 def draw(weight_NV: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The token where the cumulative weight passes uniform x total, and the total.
+    """Draw the token where the cumulative weight passes uniform x total; return the total too.
 
     Searching for the first sum above the target never stops at a weight of 0, and the last
     token with a weight bounds what rounding could do when the uniform number is close to 1.
@@ -91,7 +93,7 @@ def keep_likeliest(weight_NV: Tensor, top_k: int, top_p: float) -> None:
 
 def _least_of_share(weight_NV: Tensor, share: float) -> Tensor:
     goal_N1 = share * _cumulative(weight_NV)[:, -1:]
-    width = min(FIRST_LOOK, weight_NV.shape[1])
+    width = min(FIRST_CANDIDATES, weight_NV.shape[1])
     while True:
         value_NK = weight_NV.topk(width, dim=-1).values
         reached_NK = value_NK.double().cumsum(-1)
@@ -114,7 +116,7 @@ def _cumulative(weight_NV: Tensor) -> Tensor:
 
 
 def _passed(cumulative_NB: Tensor, target_N1: Tensor) -> Tensor:
-    """The first entry above the target, at most the last that adds something."""
+    """Find the first entry above the target, at most the last that adds something."""
     last_N1 = (cumulative_NB < cumulative_NB[:, -1:]).sum(-1, keepdim=True)
     return torch.minimum(torch.searchsorted(cumulative_NB, target_N1, right=True), last_N1)
 
@@ -122,7 +124,7 @@ def _passed(cumulative_NB: Tensor, target_N1: Tensor) -> Tensor:
 def _likeliest(
     logits_NV: Tensor, work_NV: Tensor, count: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The likeliest tokens of the whole distribution and their log-probabilities."""
+    """Return the likeliest tokens of the whole distribution and their log-probabilities."""
     if count == 0:
         return None, None
     value_NK, id_NK = logits_NV.topk(count, dim=-1)

@@ -1,4 +1,4 @@
-"""Sampling in plain PyTorch: who is in flight, and what one step of all of them computes.
+"""The scheduler of samples in plain PyTorch: who runs, and what one step of all computes.
 
 Samples in flight fill the first slots of one cache. At each step all of them get a token, those
 that end leave, the last ones move into the gaps, and waiting samples take the free slots at once.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from groupwise.engine.native.sampling import Choice, choose, padded_width
+from groupwise.engine.native.sampling import DrawnTokens, choose, padded_width
 from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key, normals, uniforms
 from groupwise.engine.stopping import StopWatch
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from groupwise.engine.native.engine import NativeEngine
 
 ROW_STEP = 16
-Whole = list[tuple[int, list[Completion]]]  # numbers of requests, and their completions
+FinishedGroups = list[tuple[int, list[Completion]]]  # numbers of requests, and their completions
 PROMPT_TOKENS = 2048  # of the prompts that are computed in one pass, unless one is longer
 
 
 @dataclass
-class Sample:
+class RunningSample:
     """A completion in the making."""
 
     request: int
@@ -55,7 +55,7 @@ class Sample:
     topk: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
-class Flight:
+class Scheduler:
     """One batch of requests: the samples in flight, their cache, and who is waiting."""
 
     def __init__(
@@ -74,13 +74,13 @@ class Flight:
         wide = torch.float64 if head_VD.dtype == torch.float64 else torch.float32
         self.temperature = sampling.temperature or 1.0
         self.places = places
-        rows = in_steps(self.places, ROW_STEP)
+        rows = round_up(self.places, ROW_STEP)
         longest = max(len(request.prompt) for request in requests)
         self.together = max(1, min(self.places, len(requests), PROMPT_TOKENS // longest))
-        capacity = in_steps(longest + sampling.max_tokens, KEY_STEP)
+        capacity = round_up(longest + sampling.max_tokens, KEY_STEP)
         self.cache = KeyValueCache(config, rows, capacity, head_VD.dtype, self.device)
         # One slot more, for the ballast that makes the rows of a pass whole steps.
-        room = in_steps(max(longest, ROW_STEP), KEY_STEP)
+        room = round_up(max(longest, ROW_STEP), KEY_STEP)
         self.prompts = KeyValueCache(config, self.together + 1, room, head_VD.dtype, self.device)
         self.last_PD = head_VD.new_zeros(0)  # hidden states behind the prompts in that cache
         self.hidden_SD = head_VD.new_zeros(rows, config.hidden_size)
@@ -88,18 +88,18 @@ class Flight:
             torch.empty(rows * padded_width(config.vocab_size), dtype=wide, device=self.device)
             for _ in range(2)
         ]
-        self.running: list[Sample] = []
-        self.ready: deque[Sample] = deque()  # their prompts are computed
+        self.running: list[RunningSample] = []
+        self.ready: deque[RunningSample] = deque()  # their prompts are computed
         self.waiting = deque(range(len(requests)))
         self.done: list[list[Completion | None]] = [[None] * r.samples for r in requests]
         self.written, self.tokens = 0, 0  # completions, and tokens of all
 
     @torch.no_grad()
-    def run(self) -> Iterator[Whole]:
+    def run(self) -> Iterator[FinishedGroups]:
         """Sample, and yield after every step the groups whose last completion it wrote."""
         self._admit()
         while self.running:
-            yield whole_of(self.done, self._retire(self._write(self._choose())))
+            yield finished_groups(self.done, self._retire(self._write(self._choose())))
             self._forward()
             self._admit()
 
@@ -115,7 +115,7 @@ class Flight:
             self.running.append(sample)
 
     def _compute_prompts(self) -> None:
-        """Of as many groups as the free slots can begin with."""
+        """Compute the prompts of as many groups as the free slots can begin with."""
         free, number = self.places - len(self.running), 0
         prompts: list[tuple[int, ...]] = []
         while self.waiting and number < free and len(prompts) < self.together:
@@ -136,13 +136,13 @@ class Flight:
         hidden_TD = self.model(token_T.to(self.device), attend.position_T, attend)
         self.last_PD = hidden_TD[last_P]
 
-    def _group(self, index: int, prompt: int) -> list[Sample]:
+    def _group(self, index: int, prompt: int) -> list[RunningSample]:
         request, stop = self.requests[index], self.sampling.stop
         named = (self.engine.seed, request.stream, request.prompt_id, request.draw)
         keys = [key(*named, number) for number in range(request.samples)]
         uniform_NT = uniforms(torch.tensor(keys), self.sampling.max_tokens).tolist()
         return [
-            Sample(
+            RunningSample(
                 request=index,
                 number=number,
                 prompt=prompt,
@@ -155,10 +155,10 @@ class Flight:
         ]
 
     def _forward(self) -> None:
-        """The last tokens of all that run through the model. Rows behind them are ballast."""
+        """Put every running sample's last token through the model. Rows behind only fill up."""
         if not self.running:
             return
-        rows = in_steps(len(self.running), ROW_STEP)
+        rows = round_up(len(self.running), ROW_STEP)
         ballast = [0] * (rows - len(self.running))
         tokens = [sample.tokens[-1] for sample in self.running] + ballast
         held = [sample.held for sample in self.running] + ballast
@@ -168,8 +168,8 @@ class Flight:
         for sample in self.running:
             sample.held += 1
 
-    def _choose(self) -> Choice:
-        rows = in_steps(len(self.running), ROW_STEP)
+    def _choose(self) -> DrawnTokens:
+        rows = round_up(len(self.running), ROW_STEP)
         vocabulary = self.model.config.vocab_size
         logits_NV, work_NV = (self._buffer(numbers, rows) for numbers in self.scratch)
         real_NV = logits_NV[:, :vocabulary]
@@ -185,7 +185,7 @@ class Flight:
         return choose(logits_NV, work_NV, uniform_N, self.sampling, self._banned())
 
     def _buffer(self, numbers: Tensor, rows: int) -> Tensor:
-        """[N, V] in whole blocks. A CPU makes the logits of few rows faster lying as [V, N]."""
+        """Return [N, V] in whole blocks. A CPU makes logits of few rows faster lying as [V, N]."""
         width = padded_width(self.model.config.vocab_size)
         flat = numbers[: rows * width]
         return flat.view(rows, width) if flat.is_cuda else flat.view(width, rows).t()
@@ -196,7 +196,7 @@ class Flight:
         return normals(keys, at, vocabulary)
 
     def _banned(self) -> tuple[Tensor, Tensor] | None:
-        """Rows that may not end yet, and the tokens that would end them."""
+        """Find the rows that may not end yet, and the tokens that would end them."""
         if not self.sampling.min_tokens:
             return None
         rows = [
@@ -207,7 +207,7 @@ class Flight:
         ends = torch.tensor(self.engine.tokenizer.eos_ids, dtype=torch.long, device=self.device)
         return torch.tensor(rows, dtype=torch.long, device=self.device), ends
 
-    def _write(self, choice: Choice) -> list[tuple[int, Finish]]:
+    def _write(self, choice: DrawnTokens) -> list[tuple[int, Finish]]:
         """Append what was chosen; which slots have ended, and why."""
         ended: list[tuple[int, Finish]] = []
         self.tokens += len(self.running)
@@ -226,7 +226,7 @@ class Flight:
                 ended.append((slot, finish))
         return ended
 
-    def _finish(self, sample: Sample) -> Finish | None:
+    def _finish(self, sample: RunningSample) -> Finish | None:
         written, token = len(sample.tokens), sample.tokens[-1]
         if token in self.engine.tokenizer.eos_ids:
             return "eos"
@@ -251,7 +251,7 @@ class Flight:
                 self.running[slot] = last
         return requests
 
-    def _completion(self, sample: Sample, finish: Finish) -> Completion:
+    def _completion(self, sample: RunningSample, finish: Finish) -> Completion:
         ids, logps = zip(*sample.topk, strict=True) if sample.topk else (None, None)
         return Completion(
             token_ids=tuple(sample.tokens),
@@ -264,9 +264,11 @@ class Flight:
         )
 
 
-def whole_of(done: Sequence[Sequence[Completion | None]], written: Sequence[int]) -> Whole:
+def finished_groups(
+    done: Sequence[Sequence[Completion | None]], written: Sequence[int]
+) -> FinishedGroups:
     """Return those of some requests that lack no completion any more, in the order of the first."""
-    found: Whole = []
+    found: FinishedGroups = []
     for request in dict.fromkeys(written):
         group = [completion for completion in done[request] if completion is not None]
         if len(group) == len(done[request]):
@@ -274,6 +276,6 @@ def whole_of(done: Sequence[Sequence[Completion | None]], written: Sequence[int]
     return found
 
 
-def in_steps(number: int, step: int) -> int:
-    """The next multiple."""
+def round_up(number: int, step: int) -> int:
+    """Round up to the next multiple."""
     return -(-number // step) * step

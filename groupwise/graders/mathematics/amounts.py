@@ -1,4 +1,4 @@
-"""What one number in a text is worth, with all that belongs to it.
+"""The value of one number in a text, with all that belongs to it.
 
 A number that is denied, compared with or a piece of a formula is none.
 """
@@ -112,7 +112,7 @@ class Number(NamedTuple):
     unit: Unit | None = None  # of the word behind it
 
     def equals(self, other: Number) -> bool:
-        """Exactly. '50%' is 50 for one who writes no sign, and 0.5; '50%' is never '5000%'.
+        """Compare exactly. '50%' is 50 for one who writes no sign, and 0.5; '50%' is never '5000%'.
 
         A currency or unit may be left out. Where both have one, $4 is 400 cents and not 4 cents,
         4 m are 400 cm and not 4 cm.
@@ -130,7 +130,7 @@ class Number(NamedTuple):
 
 
 def goes_on(text: str) -> bool:
-    """Whether what stands behind a formula may change its value: numbers, million, squared."""
+    """Tell whether what follows a formula may change its value: numbers, million, squared."""
     word = WORD.match(text)
     said = word["word"].casefold() if word else ""
     scales = said in TAKES_BACK or said in PERCENT or worth(said) is not None
@@ -138,9 +138,8 @@ def goes_on(text: str) -> bool:
 
 
 def read(text: str, match: re.Match[str]) -> Number | None:
-    """A number with what belongs to it: minus, million, percent, cents. None where it is not said,
-    but denied, compared with, or a piece of something else.
-    """
+    """Read a number with what belongs to it: minus, million, percent, cents. None where it is not
+    said, but denied, compared with, or a piece of something else."""
     found = written(match)
     end = match.end()
     if end < len(text):
@@ -170,7 +169,7 @@ def read(text: str, match: re.Match[str]) -> Number | None:
 
 
 def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
-    """What the word behind a number makes of it; None where that is no number."""
+    """Apply the word behind a number to it; None where that is no number."""
     said, glued = word["word"].rstrip(SUPERSCRIPT_DIGITS), not word["space"]
     letter = len(said) == 1 and not re.match(f"[{UNSPACED}]", said)
     if word["digit"] and glued:
@@ -212,7 +211,7 @@ def _with_word(text: str, found: Number, word: re.Match[str]) -> Number | None:
 
 
 def is_item(text: str) -> bool:
-    """Whether a text is an item of a list: '- 4 apples'."""
+    """Tell whether a text is an item of a list: '- 4 apples'."""
     found = NUMBER.search(text) if text.startswith(("- ", "– ")) else None
     if found is None or text[1 : found.start()].strip():
         return False
@@ -221,7 +220,7 @@ def is_item(text: str) -> bool:
 
 
 def _is_minus(text: str, at: int, end: int) -> bool:
-    """Whether a dash with a space behind it is a minus, and no bullet or punctuation.
+    """Tell whether a dash with a space behind it is a minus, and no bullet or punctuation.
 
     At the start of a line it is a bullet where other lines begin so, the line before ends with a
     colon, or words follow; elsewhere it is a minus behind 'is', '=' and the like.
@@ -237,7 +236,7 @@ def _is_minus(text: str, at: int, end: int) -> bool:
 
 
 def written(match: re.Match[str]) -> Number:
-    """A number by itself."""
+    """Read a number by itself."""
     sign, money, late_sign, whole, top, bottom, exponent, percent = match.groups()
     value = Fraction(int(top) if top.isdecimal() else re.sub("[,'’]", "", top))
     if bottom:
@@ -251,7 +250,7 @@ def written(match: re.Match[str]) -> Number:
 
 
 def plain(text: str) -> str:
-    """Fractions and mixed numbers as 1 1/2, without LaTeX's ways to write digits and words."""
+    """Write fractions and mixed numbers as 1 1/2, without LaTeX's ways to write digits."""
     if not text.isascii():
         text = VULGAR_FRACTION.sub(lambda found: VULGAR[found[0]], text)
         text = TEN_TO.sub(lambda found: f"^{found[0].translate(SUPERSCRIPTS)}", text)
@@ -270,6 +269,6 @@ def plain(text: str) -> str:
 
 
 def matches(text: str, start: int = 0) -> list[re.Match[str]]:
-    """Where the numbers stand; not one divided by 0, nor one of thousands of digits."""
+    """Find the numbers of a text; not one divided by 0, nor one of thousands of digits."""
     found = NUMBER.finditer(text, start)
     return [m for m in found if len(m[0]) <= MAX_NUMBER and int(m["bottom"] or 1)]

@@ -1,4 +1,4 @@
-"""What a text puts in boxes: `\\boxed{...}`."""
+"""Boxes of a text: `\\boxed{...}`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Box(NamedTuple):
 
 
 def boxed(text: str) -> str | None:
-    """What the last box holds, or all boxes of one answer."""
+    """Return what the last box holds, or all boxes of one answer."""
     found = last_box(text)
     return None if found is None else found.content
 
 
 def last_box(text: str) -> Box | None:
-    """The last box; of boxes that are the parts of one answer, what all hold.
+    """Find the last box; of boxes that are the parts of one answer, join what all hold.
 
     Parts are listed (`x = \\boxed{1}` and `y = \\boxed{2}`). Where one box leads to the next ('so',
     'then', '=', the end of a sentence), the last is the answer. `\\boxed{4}, not \\boxed{5}` is 4.
@@ -52,7 +52,7 @@ def last_box(text: str) -> Box | None:
 
 
 def boxes(text: str) -> list[Box]:
-    """All that are not denied; an empty one where the text is cut off inside a box."""
+    """Find all boxes that are not denied; an empty one where the text is cut off inside a box."""
     found: list[Box] = []
     for match in BOX.finditer(text):
         if found and match.start() < found[-1].end:
@@ -84,7 +84,7 @@ def _are_listed(between: str) -> bool:
 
 
 def _unwrapped(content: str) -> str:
-    """What a box holds that is all that a box holds, some levels deep."""
+    """Take away boxes around a whole box, some levels deep."""
     for _ in range(DEEP):
         found = WRAPPED.match(content)
         inner = _content(content, found.end() - 1) if found else None

@@ -35,7 +35,7 @@ ENDED = re.compile(r"[.!?。！？][)\]}\"'”’$]*(?:\s+[A-Z]|\n)")
 
 
 def unfinished(text: str, at: int) -> bool:
-    """Whether a text whose last value ends at this place was cut off, by the looks of it.
+    """Tell whether a text whose last value ends at this place looks cut off.
 
     It has no full stop, and ends on a sign or a word that something must follow, inside a bracket
     or a formula, in a new sentence behind that value, or many words behind it where the sentences
@@ -54,7 +54,7 @@ def unfinished(text: str, at: int) -> bool:
 
 
 def _is_open(text: str) -> bool:
-    """Inside a bracket of the last line, a formula or an environment."""
+    """Tell whether a text ends inside a bracket of the last line, a formula or an environment."""
     line = text[text.rfind("\n") + 1 :][-LINE:]
     if line.count("(") + line.count("{") > line.count(")") + line.count("}") + line.count("]"):
         return True
@@ -115,7 +115,7 @@ SIGNS = " \t$)]}\\*_"
 
 
 def taken_back(tail: str) -> str | None:
-    """What a text says instead where it takes back what this stands behind; None if it does not.
+    """Return what a text says instead where it takes back the value here; None if it does not.
 
     Its own sentence and the next one may deny it, and so may each that turns ('Wait,', 'But').
     """
@@ -140,5 +140,5 @@ def taken_back(tail: str) -> str | None:
 
 
 def holds(text: str, at: int) -> bool:
-    """Whether a value that ends at this place of an unmarked text is what the text comes to."""
+    """Tell whether a value that ends at this place of an unmarked text is its result."""
     return not unfinished(text, at) and taken_back(text[at:]) is None

@@ -82,7 +82,7 @@ class Expressions(Tokens):
         )
 
     def beside(self, tree: Tree) -> Tree:
-        """A product without a sign; a whole number beside a fraction of numbers is a sum."""
+        """Join as a product without a sign; a whole number beside a fraction is a sum."""
         fraction = self.next == r"\frac"
         right = self.power()
         whole = tree[1] if tree[0] == "-" and len(tree) == 2 else tree
@@ -120,7 +120,7 @@ class Expressions(Tokens):
         return ("-", exponent) if negative else exponent
 
     def argument(self) -> Tree:
-        """`{...}`, or the one sign that TeX takes: \\frac12 is a half."""
+        """Read `{...}`, or the one sign that TeX takes: \\frac12 is a half."""
         if self.next == "{":
             return self.braces()
         kind, word = self.kind, self.next
@@ -189,7 +189,7 @@ class Expressions(Tokens):
     # --- names and functions
 
     def name(self, letter: str) -> Tree:
-        """x, x_1, y', f(x); e and i are numbers."""
+        """Read x, x_1, y', f(x); e and i are numbers."""
         if self.next == "_":
             self.take()
             index = self.argument()
@@ -203,7 +203,7 @@ class Expressions(Tokens):
         return self.call(letter) or ("name", letter)
 
     def call(self, letter: str) -> Tree | None:
-        """f(x), P(2), u(t, x): no products. x(x + 1) is one."""
+        """Read f(x), P(2), u(t, x): no products. x(x + 1) is one."""
         if self.next != "(":
             return None
         start = self.at
@@ -217,7 +217,7 @@ class Expressions(Tokens):
         return None
 
     def arguments(self) -> list[Tree]:
-        """(t, x), \\{1, 2\\}: what a function is of, apart by commas."""
+        """Read what a function is of, separated by commas: (t, x), \\{1, 2\\}."""
         closing = {"(": ")", r"\{": r"\}"}.get(self.take())
         if closing is None:
             raise Unsure
@@ -260,7 +260,7 @@ class Expressions(Tokens):
         return self.name(f"\\{look}{{{letters}}}")
 
     def function(self, name: str) -> Tree:
-        """sin x, sin^2 x, log_2 8. A log without a base has one that is not said."""
+        """Read sin x, sin^2 x, log_2 8. A log without a base has one that is not said."""
         base: Tree | None = BASES.get(name)
         raised: Tree | None = None
         while self.next in ("_", "^"):
@@ -281,7 +281,7 @@ class Expressions(Tokens):
         return tree if raised is None else ("^", tree, raised)
 
     def of_function(self) -> Tree:
-        """Brackets, or what stands beside it up to a sign or another function: sin 5x cos x."""
+        """Read brackets, or what follows up to a sign or another function: sin 5x cos x."""
         if self.next in ("(", "{", "|", "["):
             return self.atom()
         inner = self.power()
@@ -297,7 +297,7 @@ class Expressions(Tokens):
 
 
 def _letters(tree: Tree) -> str:
-    """CD of \\overline{CD}."""
+    """Return CD of \\overline{CD}."""
     if tree[0] == "name":
         return str(tree[1])
     if tree[0] in ("e", "i"):

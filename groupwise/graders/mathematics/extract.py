@@ -73,16 +73,16 @@ class Marked(NamedTuple):
 def find(
     text: str, ends: tuple[str, ...] = (), *, cut: bool = False, marked: bool = False
 ) -> Found:
-    """The answer of a completion, as it is written there.
+    """Find the answer of a completion, as it is written there.
 
     In one that was cut off at the limit of tokens (`cut`), only what a mark closes counts, or a
     value that stands there without a word. `marked`: only what has a mark counts at all.
     """
-    return look(final(text, ends)[-MAX_TEXT:], cut, marked)
+    return find_in_text(final(text, ends)[-MAX_TEXT:], cut, marked)
 
 
-def look(text: str, cut: bool = False, only_marked: bool = False) -> Found:
-    """The answer of a text that has neither thoughts nor end tokens."""
+def find_in_text(text: str, cut: bool = False, only_marked: bool = False) -> Found:
+    """Find the answer of a text that has neither thoughts nor end tokens."""
     mark = tagged(text) or _in_a_box(text) or marked(text)
     if mark is None:
         # A bare value is said as far as anyone can tell; a sentence may come to another one.
@@ -90,14 +90,14 @@ def look(text: str, cut: bool = False, only_marked: bool = False) -> Found:
         return Found("nothing", "") if lost or not text else Found("whole", text)
     instead = taken_back(text[mark.end :])
     if instead is not None:
-        return look(instead, cut, only_marked) if instead else Found("withdrawn", "")
+        return find_in_text(instead, cut, only_marked) if instead else Found("withdrawn", "")
     if cut and mark.how == "marked" and not text[mark.end :].strip(" "):
         return Found("nothing", "")  # perhaps only a piece of it
     return Found(mark.how, mark.text)
 
 
 def tagged(text: str) -> Marked | None:
-    """What the last pair of answer tags holds, or the box in it."""
+    """Find what the last pair of answer tags holds, or the box in it."""
     if CLOSE not in text:
         return None
     before = text.rpartition(CLOSE)[0]
@@ -114,7 +114,7 @@ def _in_a_box(text: str) -> Marked | None:
 
 
 def marked(text: str) -> Marked | None:
-    """What follows the last 'answer is', to the end of its sentence; of a formula there, that."""
+    """Find what follows the last 'answer is', to the end of its sentence, or the formula there."""
     folded = text.casefold()
     words = ASCII_WORDS if text.isascii() else WORDS
     if "####" not in folded and not any(word in folded for word in words):
@@ -127,7 +127,7 @@ def marked(text: str) -> Marked | None:
 
 
 def _behind(text: str, phrase: re.Match[str]) -> Marked | None:
-    """What a mark is followed by. A question is none, nor are words that announce a calculation."""
+    """Read what follows a mark: no question, nor words that announce a calculation."""
     rest = text[phrase.end() :].lstrip(" \t*:").lstrip()
     if "\n" in text[phrase.start() : len(text) - len(rest)]:
         rest = BULLET.sub("", rest, count=1)
@@ -152,18 +152,18 @@ def _opening_formula(text: str) -> str | None:
 
 
 def end_of(sentence: str) -> str:
-    """What a sentence says of its subject: 'the largest $n$ is 34' says 34."""
+    """Return what a sentence says of its subject: 'the largest $n$ is 34' says 34."""
     return VERB.split(sentence)[-1].strip().strip("*_`").strip()
 
 
 def without_reason(sentence: str) -> str:
-    """An answer without what follows its 'because'."""
+    """Return an answer without what follows its 'because'."""
     before = REASON.split(sentence, maxsplit=1)[0].rstrip(" ,;(")
     return before if VALUE.search(before) else sentence
 
 
 def without_last_reason(text: str) -> str:
-    """A text without the reason that its last sentence gives; a calculation there may say more."""
+    """Return a text without its last sentence's reason; a calculation there may say more."""
     found = None
     for found in REASON.finditer(text, max(len(text) - MAX_SENTENCE, 0)):  # noqa: B007  the last
         pass
@@ -174,7 +174,7 @@ def without_last_reason(text: str) -> str:
 
 
 def sentence_start(text: str, end: int) -> int:
-    """Where the sentence begins that a text has before this place; the stop at its end aside."""
+    """Find where the sentence before this place begins; the stop at its end does not count."""
     start = max(end - MAX_SENTENCE, 0)
     for stop in SENTENCE.finditer(text, start, len(text[:end].rstrip(" \t\n.*$)"))):
         start = stop.end()
@@ -182,6 +182,6 @@ def sentence_start(text: str, end: int) -> int:
 
 
 def predicate(text: str) -> str:
-    """What the last sentence of a text says: 'It comes to 10^3.' says 10^3."""
+    """Return what the last sentence of a text says: 'It comes to 10^3.' says 10^3."""
     sentence = SENTENCE.split(FULL_STOP.sub("", text[-MAX_SENTENCE:].rstrip()))[-1]
     return SAYS.split(sentence)[-1].strip()

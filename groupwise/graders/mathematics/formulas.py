@@ -1,4 +1,4 @@
-"""What a text puts between dollars or LaTeX brackets. One look at each delimiter: linear."""
+"""Formulas of a text, between dollars or LaTeX brackets. Each delimiter is read once: linear."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLOSING = {"$$": "$$", "$": "$", r"\[": r"\]", r"\(": r"\)"}
 
 
 def formulas(text: str) -> list[str]:
-    """What each formula of a text holds."""
+    """Return what each formula of a text holds."""
     return _scan(text)[0]
 
 
@@ -21,7 +21,7 @@ def last_formula(text: str) -> str | None:
 
 
 def ends_inside(text: str) -> bool:
-    """Whether a text ends before its last formula does. A dollar and digits are money."""
+    """Tell whether a text ends before its last formula does. A dollar and digits are money."""
     return ("$" in text or "\\" in text) and _scan(text)[1]
 
 

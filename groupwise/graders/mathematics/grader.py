@@ -20,6 +20,7 @@ from groupwise.graders import answers
 from groupwise.graders.mathematics import amounts, numbers
 from groupwise.graders.mathematics.boxes import boxed, boxes
 from groupwise.graders.mathematics.endings import holds
+from groupwise.graders.mathematics.engine_notation import is_left_to_do, is_work, plain_notation
 from groupwise.graders.mathematics.extract import (
     VALUE,
     Found,
@@ -29,7 +30,6 @@ from groupwise.graders.mathematics.extract import (
     without_last_reason,
     without_reason,
 )
-from groupwise.graders.mathematics.fence import is_left_to_do, is_work, plain_notation
 from groupwise.graders.mathematics.formulas import last_formula
 from groupwise.graders.mathematics.notation import MAX_LENGTH, read
 from groupwise.graders.mathematics.rounding import Rounding
@@ -81,7 +81,7 @@ class Verdict(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What the engine is asked, and what holds if it finds nothing to read."""
+    """A question for the engine, and the verdict that holds if it finds nothing to read."""
 
     gold: str
     answer: str
@@ -112,11 +112,11 @@ def verdicts(
     digits: int | None = 6,
     marked: bool = False,
 ) -> list[Verdict]:
-    """For (completion, gold answer) pairs, in order. `cut`: which of them hit the token limit.
-    `marked`: only an answer behind a mark counts.
+    """Judge (completion, gold answer) pairs, in order; `cut`: which of them hit the token limit.
 
-    `timeout`: seconds of the processor that an answer may take to work out. One that takes more,
-    or too much memory, is worth nothing, unless its gold answer does so by itself.
+    `marked`: only an answer behind a mark counts. `timeout`: seconds of the processor that an
+    answer may take to work out. One that takes more, or too much memory, is worth nothing, unless
+    its gold answer does so by itself.
     """
     rounding = Rounding(digits, decimals)
     found: list[Verdict | Question] = [
@@ -135,7 +135,7 @@ def verdicts(
 
 
 def _costly_golds(golds: Sequence[str], timeout: float) -> set[str]:
-    """Those of which not even a plain answer, or the same one, can be judged within the limits."""
+    """Find gold answers that can't be compared, even with themselves, within the limits."""
     trials = [(gold, answer, ROUNDING) for gold in dict.fromkeys(golds) for answer in _trials(gold)]
     told = engine().work_out(trials, timeout)
     return {
@@ -144,8 +144,8 @@ def _costly_golds(golds: Sequence[str], timeout: float) -> set[str]:
 
 
 def _trials(gold: str) -> list[str | None]:
-    """What the engine is asked of a gold answer alone, where arithmetic can't judge as much: 0, and
-    the gold answer itself (None)."""
+    """List the trials of a gold answer alone that arithmetic can't judge: 0, and the gold answer
+    itself (None)."""
     tree = read(gold)
     plain = ["0"] if isinstance(decide(r"\boxed{0}", gold), Question) else []
     written_otherwise: Tree = ("+", tree, ("number", Fraction(0)))
@@ -162,7 +162,7 @@ def decide(
     cut: bool = False,
     marked: bool = False,
 ) -> Verdict | Question:
-    """The verdict where arithmetic can give it, else the question for the engine."""
+    """Give the verdict where arithmetic can, else the question for the engine."""
     found = find(text, ends, cut=cut, marked=marked)
     if not found.text:
         return Verdict(
@@ -197,8 +197,8 @@ def decide(
 def _decide_marked(
     said: str, wanted: str, text: str | None, rounding: Rounding
 ) -> Verdict | Question:
-    """The sentence behind a mark, where it is not the answer alone; of words that only announce it,
-    the whole text counts where there is one."""
+    """Judge the sentence behind a mark, where it is not the answer alone; where its words only
+    announce an answer, the whole text counts if there is more."""
     announces = not VALUE.search(said) and _is_number(wanted)
     if text is not None and announces and not text.rstrip(".*!").endswith(said):
         return _decide_whole(text, wanted, rounding)  # 'to find the answer: multiply'
@@ -215,7 +215,7 @@ def _decide_marked(
 
 
 def _by_parts(wanted: str, text: str, rounding: Rounding) -> bool | None:
-    """All boxes of a text, where there are as many as the gold answer has parts."""
+    """Compare all boxes of a text, where there are as many as the gold answer has parts."""
     tree = read(wanted)
     found = boxes(text) if tree is not None and tree[0] in SEVERAL else []
     parts = sum(isinstance(part, tuple) for part in tree or ())
@@ -226,7 +226,7 @@ def _by_parts(wanted: str, text: str, rounding: Rounding) -> bool | None:
 
 
 def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Question:
-    """No mark: a short answer and nothing else, or the last formula or number of a text."""
+    """Judge a text without a mark: a short answer alone, or its last formula or number."""
     if _squeezed(text) == _squeezed(wanted):
         return Verdict(1.0, "the gold answer as it is written")
     if amounts.is_item(text):
@@ -270,13 +270,13 @@ def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Quest
 
 
 def _last_digit(text: str) -> int:
-    """Where the last number of a text ends; the end of one without any."""
+    """Find where the last number of a text ends; the end of the text if it has none."""
     found = LAST_DIGIT.search(text, max(len(text) - MAX_LENGTH, 0))
     return found.end() if found else len(text)
 
 
 def _without_name(text: str, wanted: str) -> str:
-    """What a number is called left out: 'Total: 42', f(3) = 42, x ≈ 42."""
+    """Leave out what a number is called: 'Total: 42', f(3) = 42, x ≈ 42."""
     named = NAME.match(text)
     if named is None or NAME.match(wanted) or not _is_number(wanted):
         return text
@@ -289,7 +289,7 @@ def _equals(last: amounts.Number, gold: amounts.Number, rounding: Rounding) -> b
 
 
 def _ask(wanted: str, answer: str, otherwise: Verdict) -> Verdict | Question:
-    """The engine, where it reads all of both and there is something to work out."""
+    """Ask the engine, where it reads all of both and there is something to work out."""
     read_whole = plain_notation(wanted) is not None and plain_notation(answer) is not None
     if not read_whole or not is_work(wanted, answer, _is_number(wanted)):
         return otherwise
@@ -299,7 +299,7 @@ def _ask(wanted: str, answer: str, otherwise: Verdict) -> Verdict | Question:
 
 
 def compare(gold: str, answer: str, rounding: Rounding = ROUNDING) -> bool | None:
-    """Two answers without any text around them; None if arithmetic does not decide."""
+    """Compare two answers without any text around them; None if arithmetic does not decide."""
     one = read(gold)
     if one is not None and not names_in(one):
         answer = letter_in_full(_without_dollars(answer), glued=one[0] == "quantity")
@@ -313,14 +313,14 @@ def compare(gold: str, answer: str, rounding: Rounding = ROUNDING) -> bool | Non
 
 
 def _without_dollars(text: str) -> str:
-    """$5$ as 5; $5 is money."""
+    """Write $5$ as 5; $5 is money."""
     text = text.strip()
     around = len(text) > 2 and text.startswith("$") and text.endswith("$")
     return text[1:-1].strip() if around else text
 
 
 def _with_words(text: str) -> Tree | None:
-    """The tree of a number among words: 'about 4', '4万元'."""
+    """Return the tree of a number among words: 'about 4', '4万元'."""
     found = numbers.bare_number(text)
     return None if found is None else _tree(found)
 
@@ -335,12 +335,12 @@ def _tree(found: amounts.Number) -> Tree:
 
 
 def _is_number(gold: str) -> bool:
-    """Whether the gold answer is one number, of whatever unit."""
+    """Tell whether the gold answer is one number, of whatever unit."""
     return _worth(gold) is not None
 
 
 def _gold_number(gold: str) -> amounts.Number | None:
-    """The gold answer for one who looks for numbers in a text."""
+    """Read the gold answer for one who looks for numbers in a text."""
     found = None if WORD_BEFORE.match(gold) else numbers.gold_number(gold)
     if found is None and isinstance(number := _worth(gold), Fraction):
         return amounts.Number(number, False, 0, 0)
@@ -349,7 +349,7 @@ def _gold_number(gold: str) -> amounts.Number | None:
 
 @lru_cache(maxsize=2**16)  # a group's samples share their answer
 def _worth(gold: str) -> Any:
-    """What the gold answer is worth, without its unit, if it is a number."""
+    """Return the gold answer's value without its unit, if it is a number."""
     tree = read(gold)
     while tree is not None and tree[0] in ("percent", "quantity", "named"):
         tree = tree[2] if tree[0] == "named" else tree[1]
@@ -364,7 +364,7 @@ def _worth(gold: str) -> Any:
 
 @lru_cache(maxsize=2**16)  # a group's samples share their answer
 def gold_answer(gold: str) -> str:
-    """The answer in a gold column: all of it, or what a solution boxes or marks with ####."""
+    """Find the answer in a gold column: all of it, or what a solution boxes or marks with ####."""
     box = boxed(gold)
     if box:
         return letter_in_full(box.strip())
@@ -376,7 +376,7 @@ def gold_answer(gold: str) -> str:
 
 
 def _hedges(text: str, wanted: str) -> bool:
-    """'3 or 4' at the end, where the gold answer is one thing: candidates are worth nothing."""
+    """Tell whether it ends on '3 or 4' where the gold answer is one thing: worth nothing."""
     last = text.rstrip().rpartition("\n")[2][-MAX_LENGTH:]
     found = list(OR.finditer(last))
     if not found or MANY.search(wanted):
@@ -385,7 +385,7 @@ def _hedges(text: str, wanted: str) -> bool:
 
 
 def repeats(text: str, gold: str, question: str, ends: tuple[str, ...] = ()) -> bool:
-    """Whether the answer is what the question asks to work out: right, and no answer.
+    """Tell whether the answer is what the question asks to work out: right, and no answer.
 
     `2^3 + 1` for "What is 2^3 + 1?"; a number or a fraction of the question may well be the answer.
     """
@@ -402,7 +402,7 @@ def repeats(text: str, gold: str, question: str, ends: tuple[str, ...] = ()) -> 
 
 
 def _is_simple(tree: Tree) -> bool:
-    """A number, a fraction in lowest terms, a word: nothing is left to work out."""
+    """Tell whether nothing is left to work out: a number, a fraction in lowest terms, a word."""
     if tree[0] == "/":
         ends = [part[1] for part in tree[1:] if part[0] == "number"]
         whole = len(ends) == 2 and all(x.denominator == 1 for x in ends)

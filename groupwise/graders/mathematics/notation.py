@@ -28,7 +28,7 @@ STATEMENTS = RELATIONS | {"list", "named", "equation"}  # what has no unit of it
 
 @lru_cache(maxsize=2**16)  # a group's samples share their answer, and often their mistakes
 def read(text: str) -> Tree | None:
-    """The tree of an answer, or None."""
+    """Return the tree of an answer, or None."""
     if len(text) > MAX_LENGTH or not text.strip():
         return None
     try:
@@ -96,7 +96,7 @@ class _Reader(Expressions):
         return groups[0] if len(groups) == 1 else _several(groups, False)
 
     def group(self) -> Tree:
-        """What commas hold together, and `or`: x = 1, y = 2; x = 2, y = 1."""
+        """Read what commas hold together, and `or`: x = 1, y = 2; x = 2, y = 1."""
         items, either = [self.statement()], False
         while self.next in (",", "∨"):
             either |= self.take() == "∨"
@@ -104,7 +104,7 @@ class _Reader(Expressions):
         return items[0] if len(items) == 1 else _several(items, either)
 
     def statement(self) -> Tree:
-        """One answer: `x = 3`, `x < 3`, `x \\in [0, 1)`, a union of intervals, an expression."""
+        """Read one answer: `x = 3`, `x < 3`, `x \\in [0, 1)`, a union of intervals, a term."""
         if self.next == "≈":  # about 3
             self.take()
         sides, signs = [self.ratio()], list[str]()
@@ -164,7 +164,7 @@ class _Reader(Expressions):
         return self.next in ("", ",", ";", "=", "∪", "≈", "∨", ":", ")", "]", "}", r"\}")
 
     def items(self) -> list[Tree]:
-        """What stands between brackets, apart by commas."""
+        """Read what stands between brackets, separated by commas."""
         self.deeper()
         found: list[Tree] = []
         while True:
@@ -177,7 +177,7 @@ class _Reader(Expressions):
 
 
 def _several(items: list[Tree], either: bool) -> Tree:
-    """Answers one behind the other. Inequalities hold together, or one or the other does."""
+    """Join answers that follow each other. Inequalities hold together, or one or the other does."""
     if not all(item[0] in RELATIONS for item in items):
         return ("list", *items)
     kind = "or" if either else "and"
@@ -186,7 +186,7 @@ def _several(items: list[Tree], either: bool) -> Tree:
 
 
 def _equal(sides: list[Tree]) -> Tree:
-    """x = 3 and 3 = x; 2 + 2 = 4, a calculation, which ends on the answer; an equation."""
+    """Make x = 3 of x = 3 and 3 = x; the answer of 2 + 2 = 4, a calculation; else an equation."""
     if is_name(sides[0]):
         return ("named", sides[0], sides[-1])
     if not any(_mentions(side) for side in sides):
@@ -200,7 +200,7 @@ def _equal(sides: list[Tree]) -> Tree:
 
 
 def _compared(sides: list[Tree], signs: list[str]) -> Tree:
-    """a < b, a < b <= c: each of its pieces, turned so that it points to the left."""
+    """Split a < b, a < b <= c into pieces, each turned so that it points to the left."""
     if "=" in signs or not any(_mentions(side) for side in sides):
         raise Unsure
     if any(side[0] in ("tuple", "set", "union", "ratio") for side in sides):
@@ -219,7 +219,7 @@ def _mentions(tree: Tree) -> bool:
 
 
 def is_name(tree: Tree) -> bool:
-    """x, x_1, f(x), (x, y), |AB|: what stands before '=' when what follows is the answer."""
+    """Tell whether it may stand before '=' with the answer behind: x, x_1, f(x), (x, y), |AB|."""
     if tree[0] in ("name", "call"):
         return True
     if tree[0] == "tuple":

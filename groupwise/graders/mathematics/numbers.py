@@ -25,7 +25,7 @@ from groupwise.graders.mathematics.amounts import (
 from groupwise.graders.mathematics.endings import holds
 from groupwise.graders.mathematics.extract import (
     VALUE,
-    look,
+    find_in_text,
     sentence_start,
     without_last_reason,
     without_reason,
@@ -95,19 +95,19 @@ FORMULA = re.compile(r"[-+*/^=<>±:\\_(){}\[\]]|(?<![^\W\d])[^\W\d](?!\w)")
 
 
 def number(text: str, answer: Number, *, cut: bool = False) -> float:
-    """1 if the number that the text ends on, or marks as its answer, is the right one."""
+    """Return 1 if the number that the text ends on, or marks as its answer, is the right one."""
     found = answer_number(text, cut=cut)
     return float(found is not None and found.equals(answer))
 
 
 def answer_number(text: str, *, cut: bool = False) -> Number | None:
-    """The one number that a text marks as its answer; without a mark, the last.
+    """Find the one number that a text marks as its answer; without a mark, the last.
 
     Candidates are worth nothing: several different numbers where the answer is marked, or two last
     ones joined by 'or', are no answer. A text in words that was cut off (`cut`) has to
     mark it.
     """
-    found = look(text, cut)
+    found = find_in_text(text, cut)
     if found.how == "whole":
         return last_number(found.text)
     if found.how == "boxed" and "!" in plain(found.text):  # a factorial; elsewhere it is joy
@@ -119,7 +119,7 @@ def answer_number(text: str, *, cut: bool = False) -> Number | None:
 
 
 def last_number(text: str) -> Number | None:
-    """The number that a text without a mark comes to."""
+    """Find the number that a text without a mark comes to."""
     whole, kept = text, without_last_reason(text)
     text = plain(kept)
     last = _last_two(text)
@@ -142,7 +142,7 @@ def last_number(text: str) -> Number | None:
 
 
 def one_number(text: str) -> Number | None:
-    """The number of a text that has one, once or several times; None where it is taken back.
+    """Find the number of a text that has one, once or several times; None where it is taken back.
 
     Of a calculation, what stands behind the last '='.
     """
@@ -166,7 +166,7 @@ def one_number(text: str) -> Number | None:
 
 
 def _results(text: str, found: Sequence[re.Match[str]]) -> list[re.Match[str]]:
-    """Those that no '=' follows in their part of a list."""
+    """Keep those that no '=' follows in their part of a list."""
     if "=" not in text:
         return list(found)
     ends = [match.start() for match in SEVERAL.finditer(text)] + [len(text)]
@@ -182,13 +182,13 @@ def _results(text: str, found: Sequence[re.Match[str]]) -> list[re.Match[str]]:
 
 
 def _says_when(text: str, number: re.Match[str]) -> bool:
-    """Whether a number is that of a time: 'he has 5 left after 2 weeks'."""
+    """Tell whether a number is that of a time: 'he has 5 left after 2 weeks'."""
     before = text[max(number.start() - CONTEXT, 0) : number.start()]
     return bool(WHEN_BEHIND.match(text, number.end()) and WHEN_BEFORE.search(before))
 
 
 def gold_number(answer: Any) -> Number | None:
-    """The number that an answer column holds, if it holds one and nothing else but words."""
+    """Read the number of an answer column, if it holds one and nothing else but words."""
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         return None
     return _gold_number(str(answer))
@@ -200,7 +200,7 @@ def _gold_number(answer: str) -> Number | None:
 
 
 def bare_number(text: str) -> Number | None:
-    """The number of a text that has one, with words of the same sentence beside it at most."""
+    """Read the number of a text that has one, with words of the same sentence beside it at most."""
     if SENTENCES.search(text):
         return None
     if WIDE.fullmatch(text.strip()):
@@ -218,14 +218,14 @@ def bare_number(text: str) -> Number | None:
 
 
 def _last_two(text: str) -> list[re.Match[str]]:
-    """No number reaches over a letter but e: behind one, a search finds what it would have."""
+    """Find the last two: no number reaches over a letter but e, so search behind one."""
     letter = LETTER.search(text, max(len(text) - TAIL, 0))
     found = matches(text, letter.end()) if letter else []
     return (found if len(found) > 1 else matches(text))[-2:]
 
 
 def _result(text: str, last: re.Match[str]) -> re.Match[str] | None:
-    """What stands behind the last '=' of the last sentence, if the last number says of what."""
+    """Find what follows the last '=' of the last sentence, if the last number says of what."""
     equals = text.rfind("=", 0, last.start())
     if equals < 0 or equals < sentence_start(text, last.start()):
         return None
@@ -236,14 +236,14 @@ def _result(text: str, last: re.Match[str]) -> re.Match[str] | None:
 
 
 def _spoken(text: str) -> Number | None:
-    """'Twelve', 'twelve apples': all that a text says."""
+    """Read a text that is a number in words and nothing more: 'Twelve', 'twelve apples'."""
     found = ALL_IN_WORDS.fullmatch(text)
     value = None if found is None else in_words(found[1])
     return None if value is None else Number(value, False, 0, len(text))
 
 
 def _said_in_words(text: str, start: int) -> Number | None:
-    """'So he has twelve.': what a text says in words, behind its last number in digits."""
+    """Read what a text says in words behind its last number in digits: 'So he has twelve.'."""
     tail = text[max(start, len(text) - TAIL) :]
     last = None
     for last in SAID_IN_WORDS.finditer(tail):  # noqa: B007  the last of them
@@ -255,7 +255,7 @@ def _said_in_words(text: str, start: int) -> Number | None:
 
 
 def _joined(text: str, one: re.Match[str], other: re.Match[str]) -> bool:
-    """Whether two numbers are candidates, a range, a formula or one quantity in two units."""
+    """Tell whether two numbers are candidates, a range, a formula or one quantity in two units."""
     between = text[one.end() : other.start()]
     if len(between) > CONTEXT:
         between = " ".join(between.split())
@@ -284,7 +284,7 @@ def _in_formula(text: str, one: re.Match[str], other: re.Match[str]) -> bool:
 
 
 def _denies(text: str, one: re.Match[str], other: re.Match[str]) -> bool:
-    """4, not 5."""
+    """Tell whether the second is denied: 4, not 5."""
     between = text[one.end() : other.start()]
     return len(between) <= CONTEXT and bool(NOT_THE_OTHER.fullmatch(between))
 

@@ -53,7 +53,7 @@ NUMBER_IN_WORDS = re.compile(
 
 
 def in_words(text: str) -> Fraction | None:
-    """'one hundred and five' is 105; None for what is no number in words."""
+    """Read 'one hundred and five' as 105; None for what is no number in words."""
     if not NUMBER_IN_WORDS.fullmatch(text):
         return None
     words = [word for word in re.split(r"[\s-]+", text.lower()) if word not in ("and", "a")]
@@ -79,7 +79,7 @@ def in_words(text: str) -> Fraction | None:
 
 
 def worth(word: str) -> tuple[Fraction, int] | None:
-    """What a word behind a number multiplies it by, and how many of its letters say so."""
+    """Return what a word behind a number multiplies it by, and how many of its letters say so."""
     found = WORTH.get(word) or WORTH.get(word.casefold())
     if found is not None:
         return found, len(word)

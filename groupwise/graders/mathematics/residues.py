@@ -22,7 +22,7 @@ MAX_EXPONENT = 10**6  # bits
 
 
 def residue(tree: Tree, draw: int = 0) -> int:
-    """The value of a rational expression at a point of the field. Undecided for any other."""
+    """Return a rational expression's value at a point of the field. Undecided for any other."""
     kind = tree[0]
     if kind == "number":
         return int(tree[1].numerator) * _inverse(tree[1].denominator) % PRIME
@@ -51,7 +51,7 @@ def residue(tree: Tree, draw: int = 0) -> int:
 
 
 def _exact(tree: Tree) -> int:
-    """A whole number: an exponent."""
+    """Return a whole number: an exponent."""
     if names_in(tree):
         raise Undecided
     number = value(tree, {}, 1)

@@ -22,7 +22,7 @@ class Rounding(NamedTuple):
     decimals: int | None = None
 
     def takes(self, one: Any, other: Any, written: tuple[bool, bool] = (True, True)) -> bool:
-        """Whether two different numbers count as one; `written`: which of them are decimals."""
+        """Tell whether two different numbers count as one; `written`: which are decimals."""
         if any(isinstance(number, str | mpc) for number in (one, other)):
             return False
         try:
@@ -38,7 +38,7 @@ class Rounding(NamedTuple):
         return mp.nint(to_float(number) * 10 ** (self.decimals or 0))
 
     def stands_for(self, decimal: Any, number: Any) -> bool:
-        """Whether a decimal of enough digits is a longer number rounded or cut off, or what a
+        """Tell whether a decimal of enough digits is a longer number rounded or cut off, or what a
         computer prints of it: 1.4142135623730951 for the root of 2, wrong in its last digit."""
         places = _places(decimal)
         if self.digits is None or not places:
@@ -59,7 +59,7 @@ class Rounding(NamedTuple):
 
 
 def is_decimal(tree: Tree) -> bool:
-    """A number written out, with its sign; a percentage."""
+    """Tell whether it is a number written out, with its sign, or a percentage."""
     if tree[0] == "/":
         return tree[2] == ("number", Fraction(100)) and is_decimal(tree[1])
     if tree[0] == "-":
@@ -68,7 +68,7 @@ def is_decimal(tree: Tree) -> bool:
 
 
 def _places(number: Any) -> int | None:
-    """How many decimals a number has; None if they do not end."""
+    """Count the decimals of a number; None if they do not end."""
     if not isinstance(number, Fraction):
         return None
     rest, counts = number.denominator, []

@@ -1,4 +1,4 @@
-"""Whether two trees of `notation` mean the same: exactly in fractions, else to many digits.
+"""The comparison of two trees of `notation`: exact in fractions, else to many digits.
 
 Expressions with names in them are compared at fixed points; there, different values prove that
 the expressions differ, and equal ones at several points of many digits that they do not. Where
@@ -50,7 +50,7 @@ LOG_BASES: tuple[Tree, ...] = (
 
 
 def same(gold: Tree, answer: Tree, rounding: Rounding | None = None) -> bool | None:
-    """None: not decided here. `answer` may be written in more ways than `gold`."""
+    """Compare; None: not decided here. `answer` may be written in more ways than `gold`."""
     try:
         return _Sameness(rounding or Rounding()).same(gold, answer)
     except (Undecided, RecursionError, OverflowError, ZeroDivisionError, ValueError, KeyError):
@@ -90,7 +90,7 @@ class _Sameness:
         return self.expressions(gold, answer)
 
     def percentages(self, gold: Tree, answer: Tree) -> bool | None:
-        """50% is 50 for one who leaves the sign out, and it is 0.5; it is never 5000%."""
+        """Take 50% for 50 where one leaves the sign out, and for 0.5; never for 5000%."""
         if gold[0] == answer[0]:
             return self.same(gold[1], answer[1])
         rate, plain = (gold, answer) if gold[0] == "percent" else (answer, gold)
@@ -100,7 +100,7 @@ class _Sameness:
         return self.same(("/", rate[1], ("number", Fraction(100))), plain)
 
     def quantities(self, gold: Tree, answer: Tree) -> bool | None:
-        """A unit may be left out. Where both have one: 1 m is 100 cm, and not 1 cm."""
+        """Let a unit be left out. Where both have one: 1 m is 100 cm, and not 1 cm."""
         if gold[0] != answer[0]:
             bare = (tree[1] if tree[0] == "quantity" else tree for tree in (gold, answer))
             return self.same(*bare)
@@ -111,7 +111,7 @@ class _Sameness:
     # --- statements
 
     def equations(self, gold: Tree, answer: Tree) -> bool | None:
-        """x = 3 is 3; but x = 3 is not y = 3, and an equation is not its right side."""
+        """Take x = 3 for 3; but x = 3 is not y = 3, and an equation is not its right side."""
         both = {gold[0], answer[0]} <= {"named", "equation"}
         if both and (is_vacuous(gold) or is_vacuous(answer)):
             return False
@@ -129,7 +129,7 @@ class _Sameness:
         return self.same(*(tree[2] if tree[0] == "named" else tree for tree in (gold, answer)))
 
     def relations(self, gold: Tree, answer: Tree) -> bool | None:
-        """x < 3 is 3 > x, 2x < 6 and (-∞, 3)."""
+        """Take x < 3 for 3 > x, 2x < 6 and (-∞, 3)."""
         names = {one_name(tree) for tree in (gold, answer)} - {None}
         covered = [regions(tree) for tree in (gold, answer)]
         if len(names) == 1 and None not in covered:
@@ -143,7 +143,7 @@ class _Sameness:
         return self.in_any_order(gold[1:], answer[1:])
 
     def regions(self, gold: Any, answer: Any) -> bool:
-        """Intervals one by one: open or closed alike, and with the same ends."""
+        """Compare intervals one by one: open or closed alike, and with the same ends."""
         if [part[2:] for part in gold] != [part[2:] for part in answer]:
             return False
         return all(
@@ -153,7 +153,7 @@ class _Sameness:
         )
 
     def ratios(self, gold: Tree, answer: Tree) -> bool | None:
-        """2:4 is 1:2, and 1/2, for a ratio; and not for a clock."""
+        """Take 2:4 for 1:2, and 1/2, as ratios; not as times of a clock."""
         if gold[0] == answer[0]:
             return True if self.in_order(gold[1:], answer[1:]) else None
         ratio, other = (gold, answer) if gold[0] == "ratio" else (answer, gold)
@@ -199,7 +199,7 @@ class _Sameness:
         return False  # several numbers are not one, and a set has no order
 
     def vectors(self, gold: Tree, answer: Tree) -> bool | None:
-        """(1, 2) for a row or a column of them; [[1, 2], [3, 4]] for a matrix."""
+        """Compare (1, 2) with a row or a column of them; [[1, 2], [3, 4]] with a matrix."""
         matrix, other = (gold, answer) if gold[0] == "matrix" else (answer, gold)
         rows, items = matrix[1:], other[3:]
         if all(item[0] == "tuple" and item[1:3] == ("[", "]") for item in items):
@@ -209,7 +209,7 @@ class _Sameness:
         return self.in_order([cell for row in rows for cell in row], items)
 
     def spread(self, gold: Tree, answer: Tree) -> bool | None:
-        """A list against one expression, which may stand for two values (±)."""
+        """Compare a list with one expression, which may stand for two values (±)."""
         found = [
             tree[1:]
             if tree[0] in COLLECTIONS
@@ -232,7 +232,7 @@ class _Sameness:
         return _all(self.same(one, other) for one, other in zip(gold, answer, strict=True))
 
     def in_any_order(self, gold: Sequence[Tree], answer: Sequence[Tree]) -> bool | None:
-        """As sets: what stands there twice counts once."""
+        """Compare as sets: what stands there twice counts once."""
         table = [[self.same(one, other) for other in answer] for one in gold]
         rows = [True if True in row else (None if None in row else False) for row in table]
         columns = [
@@ -272,11 +272,11 @@ class _Sameness:
         return self.rounding.takes(value(gold, {}, 1), value(answer, {}, 1), written)
 
     def numbers(self, one: Any, other: Any) -> bool:
-        """The ends of an interval."""
+        """Compare the ends of an interval."""
         return close(one, other) or self.rounding.takes(one, other)
 
     def signs(self, gold: Tree, answer: Tree, names: Sequence[str]) -> bool | None:
-        """1 ± √2 is both of them, and ± is the same sign all through."""
+        """Take 1 ± √2 for both values; ± is the same sign all through."""
         if not names:
             pairs = [[_number_tree(x) for x in _both_signs(tree)] for tree in (gold, answer)]
             return self.in_any_order(*pairs)
@@ -286,7 +286,7 @@ class _Sameness:
 
 
 def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    """False as soon as one is; undecided if one of the others is."""
+    """Return False as soon as one is; undecided if one of the others is."""
     found: bool | None = True
     for verdict in verdicts:
         if verdict is False:
@@ -301,7 +301,7 @@ def _any(one: bool | None, other: bool | None) -> bool | None:
 
 
 def _texts(gold: Tree, answer: Tree) -> bool | None:
-    """Words, or letters: a set A is no side a."""
+    """Compare words, or letters: a set A is no side a."""
     letters = {("e",): "e", ("i",): "i"}
     words = [
         letters.get(tree) or tree[1]
@@ -314,7 +314,7 @@ def _texts(gold: Tree, answer: Tree) -> bool | None:
 
 
 def _bases(gold: Tree, answer: Tree) -> bool | None:
-    """204_5 is 54, and never 204."""
+    """Take 204_5 for 54, and never for 204."""
     for tree in (gold, answer):
         if names_in(tree) or tree[0] in COLLECTIONS or has_sign(tree):
             return False
@@ -324,7 +324,7 @@ def _bases(gold: Tree, answer: Tree) -> bool | None:
 
 
 def in_ten(tree: Tree) -> Fraction:
-    """What a number in a base is worth."""
+    """Return the value of a number in a base."""
     return Fraction(int(tree[1] or "0", int(tree[2])))
 
 
@@ -333,7 +333,7 @@ def _both_signs(tree: Tree) -> list[Any]:
 
 
 def _signed(tree: Tree, sign: int) -> Tree:
-    """With + or - for ±."""
+    """Write + or - for ±."""
     parts = tuple(_signed(part, sign) if isinstance(part, tuple) else part for part in tree)
     if tree[0] not in ("±", "∓"):
         return parts
@@ -351,7 +351,7 @@ def _number_tree(number: Any) -> Tree:
 
 
 def _at_points(gold: Tree, answer: Tree, names: Sequence[str]) -> bool | None:
-    """At points where both have a value: some, or many where they are of whole numbers."""
+    """Compare at points where both have a value: some, or many where they are of whole numbers."""
     whole = is_of_whole_numbers(gold) or is_of_whole_numbers(answer)
     verdicts: list[bool] = []
     for point in points(names, whole):

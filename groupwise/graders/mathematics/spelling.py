@@ -107,7 +107,7 @@ class Unsure(Exception):
 
 
 def clean(text: str) -> tuple[str, bool, Unit | None]:
-    """Without looks and currency; whether it is a percentage, and of what currency."""
+    """Take away looks and currency; tell whether it is a percentage, and of what currency."""
     text = text.strip()
     money = CURRENCIES["$"] if text.startswith("$") and text.count("$") == 1 else None
     text = text.strip("$").strip()
@@ -139,7 +139,7 @@ def clean(text: str) -> tuple[str, bool, Unit | None]:
 
 
 def with_points(text: str) -> str | None:
-    """3,5 as 3.5, and (0,5; 1,5) as (0.5; 1.5): the other reading of commas, where there is one."""
+    """Write 3,5 as 3.5, and (0,5; 1,5) as (0.5; 1.5): the other reading of commas, if any."""
     if text.count(",") != 1 and (";" not in text or re.search(r",\s|\s,", text)):
         return None
     if not DECIMAL_COMMA.search(text) or (";" not in text and re.search(r"[(\[{].*,", text)):
@@ -152,7 +152,7 @@ def _bare(found: re.Match[str]) -> str:
 
 
 def _as_command(found: re.Match[str]) -> str:
-    """2sqrt(3) as 2\\sqrt(3), pi as \\pi, sin(x) as \\sin(x), U between intervals as \\cup."""
+    """Write 2sqrt(3) as 2\\sqrt(3), pi as \\pi, sin(x) as \\sin(x), U of intervals as \\cup."""
     if found["function"]:
         return f"\\{BY_OTHER_NAME.get(found['function'], found['function'])}"
     if found["frac"] or found["union"]:
@@ -164,7 +164,7 @@ def _as_command(found: re.Match[str]) -> str:
 
 
 def _level(text: str) -> str:
-    """Signs above, below and in one with others, as LaTeX writes them; repeating decimals."""
+    """Write signs above, below and in one with others as LaTeX does; repeating decimals too."""
     if "." in text:
         text = repeating_decimals(text)
         if CUT_OFF.search(text):
@@ -181,13 +181,13 @@ def _level(text: str) -> str:
 
 
 def repeating_decimals(text: str) -> str:
-    """0.\\overline{3}, 0.(3) and 0.333... as fractions."""
+    """Write 0.\\overline{3}, 0.(3) and 0.333... as fractions."""
     text = RECURRING.sub(lambda found: _repeating(found[1], found[2], found[3]), text)
     return REPEATING.sub(lambda m: _repeating(m[1], m[2], m[3] or m[4]), text)
 
 
 def _repeating(whole: str, start: str, again: str) -> str:
-    """0.1\\overline{6} is 15/90."""
+    """Write 0.1\\overline{6} as 15/90."""
     nines = "9" * len(again) + "0" * len(start)
     top = int((whole or "0") + start + again) - int((whole or "0") + start)
     return rf"\frac{{{top}}}{{{nines}}}"
@@ -198,7 +198,7 @@ def _a_part(found: re.Match[str]) -> str:
 
 
 def _pairs_apart(text: str) -> str:
-    """(20,100) is a pair: commas between brackets separate. Where they seem to do both, refuse."""
+    """Read (20,100) as a pair: commas in brackets separate. If they seem to do both, refuse."""
 
     def apart(found: re.Match[str]) -> str:
         if re.search(r",0\d\d(?!\d)", found[0]) or re.search(r",\s", found[0]):
@@ -209,8 +209,7 @@ def _pairs_apart(text: str) -> str:
 
 
 def take_unit(text: str) -> tuple[str, Fraction, Unit | None]:
-    """The number without the words behind it; what those multiply it by (million), and what they
-    are a unit of, where that is known.
+    """Split a number from the words behind it: what they multiply it by, and what unit they are.
 
     Words alone are kept: they are the answer.
     """
@@ -232,13 +231,13 @@ def take_unit(text: str) -> tuple[str, Fraction, Unit | None]:
 
 
 def _begins_with_words(tail: str) -> bool:
-    """Letters that LaTeX sets as text are words, whatever they are."""
+    """Tell whether it begins with words; letters that LaTeX sets as text always are."""
     letters = tail.partition("\\")[0].rstrip()
     return not letters or are_words(letters)
 
 
 def _take_scale(words: str) -> tuple[Fraction, str]:
-    """'million dollars' is a million, of dollars."""
+    """Read 'million dollars' as a million, of dollars."""
     scale = Fraction(1)
     while (first := re.match(r"[^\W\d_]+", words)) and (size := worth(first[0])):
         scale, words = scale * size[0], words[first.end() :].lstrip(" -(")
@@ -249,7 +248,7 @@ def _take_scale(words: str) -> tuple[Fraction, str]:
 
 
 def only_words(text: str) -> str:
-    """The words of an answer that has nothing but words: folded, without brackets around them."""
+    """Return the words of an answer that has nothing else: folded, without brackets around them."""
     bare = TEXT.sub(r"\1", text)
     if bare == text and not re.fullmatch(r"\(?[A-Z]\)?|[^\W\d_]{3,}(?:[ '-][^\W\d_]+)*", text):
         return ""

@@ -1,4 +1,4 @@
-"""What equations and inequalities say: curves, intervals, values of names."""
+"""The meaning of equations and inequalities: curves, intervals, values of names."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def as_equation(tree: Tree) -> Tree:
 
 
 def is_vacuous(tree: Tree) -> bool:
-    """x = x and 1 = 1 say nothing."""
+    """Tell whether it says nothing, as x = x and 1 = 1."""
     return bool(tree[1] == tree[2]) or not names_in(tree)
 
 
 def same_name(one: Tree, other: Tree) -> bool:
-    """y = ... may be f(x) = ..., and f = ... too."""
+    """Tell whether names mean the same: y = ... may be f(x) = ..., and f = ... too."""
     if one == other:
         return True
     call, name = (one, other) if one[0] == "call" else (other, one)
@@ -54,7 +54,7 @@ def same_name(one: Tree, other: Tree) -> bool:
 
 
 def system(tree: Tree) -> dict[Tree, Tree] | None:
-    """The values of several names: x = 1, y = 2."""
+    """Read the values of several names: x = 1, y = 2."""
     items = tree[3:] if tree[0] == "tuple" else tree[1:]
     if tree[0] not in ("list", "tuple", "set") or any(item[0] != "named" for item in items):
         return None
@@ -63,7 +63,7 @@ def system(tree: Tree) -> dict[Tree, Tree] | None:
 
 
 def as_tuple(values: dict[Tree, Tree], by_alphabet: bool) -> Tree:
-    """(x, y) for x = 1, y = 2: as they stand, or letters in the order of the alphabet."""
+    """Return (x, y) for x = 1, y = 2: in their order, or in that of the alphabet."""
     names = [*values]
     letters = [name[0] == "name" and INDEXED.fullmatch(str(name[1])) for name in names]
     if by_alphabet and all(letters):
@@ -77,12 +77,12 @@ def _alphabetic(name: Tree) -> tuple[str, int]:
 
 
 def has_names(tree: Tree) -> bool:
-    """Whether it says what its values are the values of."""
+    """Tell whether it says what its values are the values of."""
     return any(isinstance(item, tuple) and item[:1] == ("named",) for item in tree)
 
 
 def without_names(tree: Tree) -> Tree:
-    """x = 1, x = 2 as 1, 2."""
+    """Write x = 1, x = 2 as 1, 2."""
     if tree[0] not in ("list", "set"):
         return tree
     return (tree[0], *(item[2] if item[0] == "named" else item for item in tree[1:]))
@@ -92,7 +92,7 @@ def without_names(tree: Tree) -> Tree:
 
 
 def curves(gold: Tree, answer: Tree) -> bool | None:
-    """The same curve where one is a multiple of the other, everywhere by the same factor."""
+    """Compare curves: the same where one is a multiple of the other, everywhere by one factor."""
     one, other = (_difference(tree) for tree in (gold, answer))
     if has_sign(one) or has_sign(other):
         return None
@@ -108,7 +108,7 @@ def curves(gold: Tree, answer: Tree) -> bool | None:
 
 
 def _difference(equation: Tree) -> Tree:
-    """What is 0 on the curve. |a| = |b| is a^2 = b^2, and |a| = 3 is a^2 = 9."""
+    """Return what is 0 on the curve. |a| = |b| is a^2 = b^2, and |a| = 3 is a^2 = 9."""
     left, right = equation[1:]
     if left[0] == "abs" and (right[0] == "abs" or _is_positive(right)):
         left, right = (
@@ -123,7 +123,7 @@ def _is_positive(tree: Tree) -> bool:
 
 
 def _factors(one: Tree, other: Tree) -> list[Any]:
-    """By what one expression is a multiple of another, at some points."""
+    """Return the factors between two expressions at some points."""
     found = []
     for point in points(sorted(names_in(one) | names_in(other))):
         try:
@@ -136,12 +136,12 @@ def _factors(one: Tree, other: Tree) -> list[Any]:
 
 
 def _if_linear(one: Tree, other: Tree) -> bool | None:
-    """Lines that are no multiples of each other differ; of other curves nothing is known."""
+    """Tell lines apart that are no multiples of each other; of other curves nothing is known."""
     return False if _is_linear(one) and _is_linear(other) else None
 
 
 def _is_linear(tree: Tree) -> bool:
-    """No name times a name, in a power or a denominator."""
+    """Tell whether no name is multiplied by a name, in a power or in a denominator."""
     if not names_in(tree):
         return True
     if tree[0] == "name":
@@ -157,7 +157,7 @@ def _is_linear(tree: Tree) -> bool:
 
 
 def same_side(gold: Tree, answer: Tree) -> bool | None:
-    """Of one border: one is the other times a positive number."""
+    """Tell whether two are on one side of a border: one is the other times a positive number."""
     one, other = (("-", tree[2], tree[3]) for tree in (gold, answer))
     if gold[1] != answer[1] or names_in(one) != names_in(other):
         return False
@@ -170,21 +170,21 @@ def same_side(gold: Tree, answer: Tree) -> bool | None:
 
 
 def one_name(tree: Tree) -> str | None:
-    """The name that inequalities are about, if it is one."""
+    """Return the name that inequalities are about, if it is one."""
     names = names_in(flat(tree)) if tree[0] in RELATIONS else frozenset()
     return next(iter(names)) if len(names) == 1 else None
 
 
 def flat(tree: Tree) -> Tree:
-    """With f(x) as one name."""
+    """Read f(x) as one name."""
     if tree[0] == "call":
         return ("name", str(tree))
     return tuple(flat(part) if isinstance(part, tuple) else part for part in tree)
 
 
 def regions(tree: Tree) -> list[Piece] | None:
-    """What a union of intervals or inequalities of one name cover, in order; None if that takes
-    more than a division."""
+    """Return what a union of intervals or inequalities of one name cover, in order; None if that
+    takes more than a division."""
     try:
         return _joined(_pieces(tree))
     except (Undecided, KeyError):
@@ -211,7 +211,7 @@ def _pieces(tree: Tree) -> list[Piece]:
 
 
 def _half_lines(tree: Tree) -> list[Piece]:
-    """Where left - right = a x + b is below 0."""
+    """Find where left - right = a x + b is below 0."""
     difference = flat(("-", tree[2], tree[3]))
     name = one_name(tree)
     if name is None or not _is_linear(difference):
@@ -234,7 +234,7 @@ def _exact(*numbers: Any) -> bool:
 
 
 def _place(number: Any) -> Any:
-    """On the line, in a form that compares: rounded to the digits that must agree."""
+    """Place a value on the line so that it compares: rounded to the digits that must agree."""
     if isinstance(number, str):
         return mpf("inf") if number == HIGHEST else mpf("-inf")
     number = to_float(number)
@@ -258,7 +258,7 @@ def _overlap(one: Piece, other: Piece) -> Piece:
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """In order, without what is empty, and with what overlaps or touches as one."""
+    """Order pieces, drop empty ones, and join those that overlap or touch."""
     there = [piece for piece in pieces if _place(piece[0]) < _place(piece[1]) or _point(piece)]
     found: list[Piece] = []
     for piece in sorted(there, key=_from):

@@ -17,7 +17,7 @@ import sympy  # type: ignore[import-untyped]
 from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
-from groupwise.graders.mathematics.fence import COMMAND, plain_notation
+from groupwise.graders.mathematics.engine_notation import COMMAND, plain_notation
 from groupwise.graders.mathematics.notation import read
 from groupwise.graders.mathematics.rounding import Rounding, is_decimal
 from groupwise.graders.mathematics.values import POINTS, mpf, points, value
@@ -31,8 +31,8 @@ ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\}")
 
 
 def judge(gold: str, answer: str | None, rounding: Rounding) -> Verdict:
-    """Whether two answers are the same, both read as a whole. None for the gold answer itself,
-    worked out as another's would be."""
+    """Tell whether two answers are the same, both read as a whole. With None for an answer, the
+    gold answer itself is worked out as another's would be."""
     if answer is None:
         one = read_whole(gold)
         return "same" if one is not None and _worked_out(one, one) else "nothing found"
@@ -53,7 +53,7 @@ def judge(gold: str, answer: str | None, rounding: Rounding) -> Verdict:
 
 @lru_cache(maxsize=4096)  # a group's samples share their answer
 def read_whole(text: str) -> Any:
-    """What sympy makes of an answer, if all of it is read and all its names are kept."""
+    """Return what sympy makes of an answer, if all of it is read and all its names are kept."""
     plain = plain_notation(text)
     if plain is None:
         return None
@@ -65,7 +65,7 @@ def read_whole(text: str) -> Any:
 
 
 def _letters(text: str) -> set[str]:
-    """The names in an answer; e and i are numbers, d belongs to an integral."""
+    """Return the names in an answer; e and i are numbers, d belongs to an integral."""
     bare = COMMAND.sub(" ", ENVIRONMENT.sub(" ", text))
     return set(LETTER.findall(bare)) - set("eid")
 
@@ -77,7 +77,7 @@ def _names(found: Any) -> set[str]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Of one kind, and equal."""
+    """Tell whether they are of one kind, and equal."""
     return one == other or _in_order(one) == _in_order(other) or _worked_out(one, other)
 
 
@@ -97,14 +97,14 @@ def _worked_out(one: Any, other: Any) -> bool:
 
 
 def _in_order(found: Any) -> Any:
-    """With its sums and products in the order that sympy gives them; the reader leaves them."""
+    """Put sums and products into sympy's order; the reader leaves them."""
     if not isinstance(found, sympy.Basic) or not found.args:
         return found
     return found.func(*map(_in_order, found.args))
 
 
 def _same_relations(one: Any, other: Any) -> bool:
-    """Equations of one curve; inequalities of one name that hold alike."""
+    """Compare equations of one curve, or inequalities of one name that hold alike."""
     if isinstance(one, sympy.Eq) and isinstance(other, sympy.Eq):
         return _same_curves(one, other)
     relations = [x for x in (one, other) if isinstance(x, (Relational, sympy.And))]
@@ -118,14 +118,14 @@ def _same_relations(one: Any, other: Any) -> bool:
 
 
 def _where(found: Any) -> Any:
-    """The numbers of which inequalities hold."""
+    """Return the numbers of which inequalities hold."""
     if isinstance(found, sympy.And):
         return sympy.Intersection(*(_where(part) for part in found.args))
     return found.as_set() if isinstance(found, Relational) else found
 
 
 def _same_curves(one: Any, other: Any) -> bool:
-    """Of quotients the numerators count: y = 1/x is xy = 1. (x - 1)^3 = 0 is not x = 1."""
+    """Compare the numerators of quotients: y = 1/x is xy = 1. (x - 1)^3 = 0 is not x = 1."""
     tops = [sympy.together(x.lhs - x.rhs).as_numer_denom()[0] for x in (one, other)]
     if tops[0].free_symbols != tops[1].free_symbols or 0 in tops:
         return False
@@ -156,7 +156,7 @@ def _same_numbers(one: Any, other: Any) -> bool | None:
 
 
 def _number(found: Any) -> Any:
-    """Its digits; worked out first only where it has to be."""
+    """Return its digits; work it out first only where that is needed."""
     for worked_out in (False, True) if found.has(sympy.Integral) else (True,):
         number = sympy.N(found.doit() if worked_out else found, DIGITS)
         if isinstance(number, sympy.Number) or (number.is_number and number.is_finite):
@@ -165,7 +165,7 @@ def _number(found: Any) -> Any:
 
 
 def _rounded(gold: str, one: Any, answer: str, other: Any, rounding: Rounding) -> bool:
-    """A decimal for what was worked out."""
+    """Tell whether one is a decimal for what was worked out."""
     for text, found in ((gold, other), (answer, one)):
         tree = read(text)
         worked_out = isinstance(found, sympy.Expr) and not found.free_symbols

@@ -70,7 +70,7 @@ class Tokens:
 
 @lru_cache(maxsize=2**14)
 def signs(text: str) -> tuple[tuple[str, str], ...] | str:
-    """What an answer that can't be read consists of; itself where not even that is known."""
+    """Split an answer that can't be read into signs; return itself where not even that works."""
     try:
         plain, percent, money = clean(TEXT.sub(r" \1 ", text))
         return (*Tokens(plain).tokens, ("of", f"{percent} {money}"))

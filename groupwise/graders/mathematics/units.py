@@ -65,14 +65,14 @@ RAISED_UNIT = re.compile(
 
 
 def unit_of(word: str) -> Unit | None:
-    """What a word behind a number is a unit of: km, Kilometers, m."""
+    """Return what a word behind a number is a unit of: km, Kilometers, m."""
     word = word.lower()
     plural = len(word) > 2 and word.endswith("s")  # gs are no grams
     return UNIT_OF.get(word) or (UNIT_OF.get(word[:-1]) if plural else None)
 
 
 def read_unit(text: str, start: int = 0) -> tuple[Unit, int] | None:
-    """The unit that stands there and where it ends: km, square metres, m/s^2, miles per hour.
+    """Read the unit that stands there and where it ends: km, square metres, m/s^2, miles per hour.
 
     Of 'km per trip' it is km.
     """
@@ -100,7 +100,7 @@ def _power(part: re.Match[str]) -> int:
 
 
 def letter_in_full(text: str, glued: bool = False) -> str:
-    """5 m as 5 metre, which can't be read as a product; 5m too, where that is asked for."""
+    """Write 5 m as 5 metre, which can't be read as a product; 5m too, where that is asked for."""
     found = LETTER_UNIT.match(text)
     if found is None or not (found[2] or glued):
         return text
@@ -111,7 +111,7 @@ def letter_in_full(text: str, glued: bool = False) -> str:
 
 
 def raise_units(text: str) -> str:
-    """25 cm^2 as 25 cm²."""
+    """Write 25 cm^2 as 25 cm²."""
 
     def raised(found: re.Match[str]) -> str:
         names = [*found[1].strip(" /").split(), found[2]]
@@ -123,7 +123,7 @@ def raise_units(text: str) -> str:
 
 
 def are_words(tail: str) -> bool:
-    """Whether letters behind a number are words, and no product of names: apples, kg; not xy."""
+    """Tell whether letters behind a number are words, and no product: apples, kg; not xy."""
     words = re.findall(r"[a-zA-Z]+", tail)
     glued = tail[:1].isalpha()
     return any(_is_word(word, glued and place == 0) for place, word in enumerate(words))

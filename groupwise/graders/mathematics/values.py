@@ -1,4 +1,4 @@
-"""What a tree of `notation` is worth: a fraction where that is exact, else many digits."""
+"""The value of a tree of `notation`: a fraction where that is exact, else many digits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def points(names: Sequence[str], whole: bool = False) -> Iterator[dict[str, Frac
 
 
 def is_of_whole_numbers(tree: Tree) -> bool:
-    """n!, a floor of n/2, (-1)^n."""
+    """Tell whether it is of whole numbers: n!, a floor of n/2, (-1)^n."""
     if tree[0] in WHOLE or (tree[0] in ("floor", "ceil") and names_in(tree) <= COUNTING):
         return True
     if tree[0] == "^" and tree[1][0] == "-" and not names_in(tree[1]) and names_in(tree[2]):
@@ -83,9 +83,9 @@ def _coordinate(name: str, number: int) -> Fraction:
 
 
 def agree(one: Tree, other: Tree, point: dict[str, Fraction], sign: int = 1) -> bool:
-    """Whether two expressions have one value. Fractions exactly, others to so many digits that no
-    one writes them by hand: behind the point for small numbers, all of those before it for large
-    ones."""
+    """Tell whether two expressions have one value. Fractions agree exactly, others to so many
+    digits that no one writes them by hand: behind the point for small numbers, all of those before
+    it for large ones."""
     values = [value(tree, point, sign) for tree in (one, other)]
     if not close(*values) or any(isinstance(x, str) for x in values):
         return close(*values)
@@ -103,7 +103,7 @@ def agree(one: Tree, other: Tree, point: dict[str, Fraction], sign: int = 1) -> 
 
 
 def close(one: Any, other: Any) -> bool:
-    """Fractions exactly; others to so many digits that no one writes by hand."""
+    """Compare fractions exactly; others to so many digits that no one writes by hand."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one == other
     if isinstance(one, str) or isinstance(other, str):  # infinite
@@ -122,7 +122,7 @@ def to_float(number: Any) -> Any:
 
 
 def value(tree: Tree, point: dict[str, Fraction], sign: int) -> Any:
-    """A Fraction where that is exact, an mpf or mpc of DIGITS digits, or '∞' and '-∞'."""
+    """Return a Fraction where that is exact, an mpf or mpc of DIGITS digits, or '∞' and '-∞'."""
     kind = tree[0]
     if kind in ("number", "float"):
         return tree[1]
@@ -147,7 +147,7 @@ def value(tree: Tree, point: dict[str, Fraction], sign: int) -> Any:
 
 
 def _is_out_of_reach(tree: Tree, parts: Sequence[Any]) -> bool:
-    """Whether a root of names is one of a negative number: they stand for real ones."""
+    """Tell whether a root of names is one of a negative number: they stand for real ones."""
     if tree[0] == "^":
         whole = isinstance(parts[1], Fraction) and parts[1].denominator == 1
         root = not whole and not names_in(tree[2]) and bool(names_in(tree[1]))
@@ -157,7 +157,7 @@ def _is_out_of_reach(tree: Tree, parts: Sequence[Any]) -> bool:
 
 
 def _unknown(name: str, arguments: Sequence[Any]) -> Fraction:
-    """What a function of which nothing is known has there: anything, and always the same for one
+    """Return a value for a function of which nothing is known: any, and always the same for one
     point of the comparison."""
     said = [x if isinstance(x, str) else mp.nstr(to_float(x), 30) for x in arguments]
     return _coordinate(f"{name}({', '.join(said)})", 0)
@@ -212,7 +212,7 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _root(number: Any, index: Any) -> Any:
-    """A perfect root of a fraction is one; an odd root of a negative number is left open."""
+    """Return a perfect root as a fraction; leave an odd root of a negative number open."""
     if not isinstance(index, Fraction) or index.denominator != 1 or not 2 <= index <= 64:
         raise Undecided
     if isinstance(number, Fraction) and number >= 0:

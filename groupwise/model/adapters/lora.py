@@ -44,12 +44,12 @@ class LoRA(nn.Module):
         return multiply(narrow_TR, self.lora_B) * self.scale
 
     def delta(self) -> Tensor:
-        """[F, D] in float32: what it adds to the layer's weight."""
+        """Return what it adds to the layer's weight: [F, D] in float32."""
         return self.lora_B.detach().float() @ self.lora_A.detach().float() * self.scale
 
 
 def plain_product(x_TD: Tensor, weight_FD: Tensor) -> Tensor:
-    """`F.linear`, except for one column.
+    """Multiply as `F.linear` does, except for one column.
 
     There the library takes another road for a few rows, and a row's bits would depend on its
     company: two columns, of which one is thrown away, do not.
@@ -63,7 +63,7 @@ def plain_product(x_TD: Tensor, weight_FD: Tensor) -> Tensor:
 
 
 def adapters(model: nn.Module) -> dict[str, LoRA]:
-    """By the name of the layer that each sits on; empty where all weights are trained."""
+    """Return adapters by the name of their layer; none where all weights are trained."""
     layers = linear_layers(model)
     found = {name: getattr(layer, "adapter", None) for name, layer in layers.items()}
     return {name: each for name, each in found.items() if isinstance(each, LoRA)}
@@ -92,7 +92,7 @@ def attach(
 
 
 def _place(layer: nn.Module, made: LoRA) -> None:
-    """Our layers know their adapter (layers/ops.py); a layer of others adds it behind itself."""
+    """Give our layers their adapter (layers/ops.py); a layer of others adds it behind itself."""
     if isinstance(layer, Linear):
         layer.adapter = made
         return
@@ -141,7 +141,7 @@ def fold(layer: nn.Module, delta_FD: Tensor) -> None:
 
 @contextmanager
 def dropping(model: nn.Module, *moment: int) -> Iterator[None]:
-    """Within a block, adapters drop a share of their inputs: the learner's update, nothing else.
+    """Let adapters drop a share of their inputs within a block: the learner's update, nothing else.
 
     What is dropped follows from the run's seed and the moment, so that a run repeats.
     """
@@ -168,7 +168,7 @@ def dropping(model: nn.Module, *moment: int) -> Iterator[None]:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every adapter's matrices, under the names that PEFT gives them."""
+    """Return every adapter's matrices, under the names that PEFT gives them."""
     return {
         peft_name(name, part): getattr(adapter, part).detach()
         for name, adapter in adapters(model).items()

@@ -77,7 +77,7 @@ class Stored:
     tensors: dict[str, tuple[Tensor, Tensor]]
 
     def named(self) -> dict[str, Tensor]:
-        """As PEFT names them."""
+        """Return the tensors as PEFT names them."""
         return {
             peft_name(layer, part): tensor
             for layer, pair in self.tensors.items()
@@ -86,7 +86,7 @@ class Stored:
 
 
 def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
-    """An adapter's numbers from its configuration alone; what is not done here is refused."""
+    """Read an adapter's numbers from its configuration alone; what is not done here is refused."""
     folder = local_adapter(path)
     file = folder / CONFIG
     try:
@@ -111,7 +111,7 @@ def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
 
 
 def layers_in(path: str | Path) -> tuple[str, ...]:
-    """The layers that an adapter has tensors for: its own settings may name others besides."""
+    """List the layers that an adapter has tensors for: its own settings may name others besides."""
     names = (
         each.removeprefix("base_model.model.") for each in names_in(_file(local_adapter(path)))
     )
@@ -119,7 +119,7 @@ def layers_in(path: str | Path) -> tuple[str, ...]:
 
 
 def read(path: str | Path, sizes: Mapping[str, tuple[int, int]]) -> Stored:
-    """The whole adapter, checked against the (inputs, outputs) of the layers that it is for."""
+    """Read the whole adapter, checked against the (inputs, outputs) of its layers."""
     folder = local_adapter(path)
     spec, raw = read_spec(folder)
     layers = _by_layer(folder, dict(tensors_in(_file(folder))))
@@ -157,7 +157,7 @@ def save(
 def config_bytes(
     model: nn.Module, spec: Spec, base: str, dropout: float, revision: str | None = None
 ) -> bytes:
-    """adapter_config.json of a model's adapters."""
+    """Write adapter_config.json of a model's adapters."""
     layers = linear_layers(model)
     raw = {
         "peft_type": "LORA",
@@ -194,7 +194,7 @@ def is_adapter(path: str | Path) -> bool:
 
 
 def _check_features(file: Path, raw: Mapping[str, Any]) -> None:
-    """What PEFT can do and this can't would be left out in silence."""
+    """Refuse what PEFT can do and this can't: it would be left out in silence."""
     kind = raw.get("peft_type")
     if kind != "LORA":
         raise ModelError(f"{file} is of peft_type {kind!r}; LORA is what runs here. {REMEDY}")
@@ -217,7 +217,7 @@ def _check_features(file: Path, raw: Mapping[str, Any]) -> None:
 
 
 def _by_layer(folder: Path, found: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Tensors of base_model.model.LAYER.lora_A.weight and lora_B.weight, in pairs."""
+    """Pair the tensors of base_model.model.LAYER.lora_A.weight and lora_B.weight."""
     file = folder / TENSORS
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, tensor in found.items():

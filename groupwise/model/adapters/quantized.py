@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from groupwise.common.extras import install
 from groupwise.errors import ModelError
-from groupwise.model.layers.joined import Product
+from groupwise.model.layers.fused_linear import Product
 from groupwise.model.layers.linear import Linear
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class QuantizedLinear(Linear):
         self.bias, self.adapter = layer.bias, layer.adapter
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
-        """[F, D], the numbers that the bits stand for."""
+        """Return the numbers that the bits stand for, [F, D]."""
         if self.kind == "int8":
             return (self.bits.float() * self.scale[:, None]).to(dtype)
         library = bitsandbytes()
@@ -62,7 +62,7 @@ class QuantizedLinear(Linear):
 
 
 def quantize(model: Policy, kind: Kind, device: torch.device | str) -> None:
-    """The matrices of all layers, one at a time on the device; the rest moves there as it is."""
+    """Quantise all layers' matrices, one at a time on the device; move the rest as it is."""
     for layer in cast("Transformer", model).layers:  # borrowed layers are refused before
         for parent in (layer.self_attn, layer.mlp):
             for name, module in list(parent.named_children()):
@@ -89,7 +89,7 @@ def _quantized(layer: Linear, kind: Kind, device: torch.device | str) -> Quantiz
 
 
 def _check_close(made: QuantizedLinear, weight: Tensor) -> None:
-    """A library that gives back other numbers would train beside another model, in silence."""
+    """Refuse a library that gives back other numbers: it would train beside another model."""
     off = float((made.dequantised(torch.float32) - weight.float()).abs().max())
     largest = float(weight.abs().max())
     if not off <= LARGEST_ERROR[made.kind] * largest:
@@ -113,7 +113,7 @@ def bitsandbytes() -> Any:
 
 
 def frozen_product(x_TD: Tensor, layer: QuantizedLinear, product: Product | None = None) -> Tensor:
-    """x · Wᵀ + b; only x has a gradient."""
+    """Return x · Wᵀ + b; only x has a gradient."""
     out_TF: Tensor = _Frozen.apply(  # type: ignore[no-untyped-call]
         x_TD, layer, product or F.linear
     )

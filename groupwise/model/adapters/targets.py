@@ -28,12 +28,12 @@ class Spec:
 
     @property
     def scale(self) -> float:
-        """alpha / rank, or alpha / √rank: what the product of its matrices is multiplied by."""
+        """Return alpha / rank, or alpha / √rank: the factor of its matrices' product."""
         return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
 
 
 def linear_shapes(shape: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of every layer that can have an adapter, by its full name."""
+    """Return (inputs, outputs) of every layer that can have an adapter, by its full name."""
     if not shape.native:
         return {name: (inputs, outputs) for name, inputs, outputs in shape.linears}
     width, inner = shape.hidden_size, shape.intermediate_size
@@ -55,7 +55,7 @@ def linear_shapes(shape: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def matching(targets: Targets, names: Iterable[str]) -> list[str]:
-    """The names that targets mean; every target must mean at least one.
+    """Return the names that targets mean; every target must mean at least one.
 
     As in PEFT: an entry of a list is a name or its end (`q_proj`, `mlp.up_proj`,
     `layers.0.self_attn.q_proj`), a string is a regular expression for whole names, or "all".
@@ -83,7 +83,7 @@ def matching(targets: Targets, names: Iterable[str]) -> list[str]:
 
 
 def fits(spec: Spec, sizes: Mapping[str, tuple[int, int]]) -> None:
-    """The layers are there, and one of them at least can use all of the rank."""
+    """Check that the layers are there, and that one at least can use all of the rank."""
     most = max(min(sizes[name]) for name in matching(spec.targets, sizes))
     if spec.rank > most:
         raise ModelError(
@@ -94,13 +94,13 @@ def fits(spec: Spec, sizes: Mapping[str, tuple[int, int]]) -> None:
 
 
 def adapter_weights(shape: ModelConfig, spec: Spec) -> int:
-    """Numbers in the two matrices of every layer that it sits on."""
+    """Count the numbers in the two matrices of every layer that it sits on."""
     sizes = linear_shapes(shape)
     return sum(spec.rank * sum(sizes[name]) for name in matching(spec.targets, sizes))
 
 
 def shortest(names: Iterable[str], every: Iterable[str]) -> list[str]:
-    """Targets that mean just these names: their last words if those mean no others."""
+    """Return targets that mean just these names: their last words if those mean no others."""
     names = list(names)
     words = sorted({name.rpartition(".")[2] for name in names})
     return words if matching(tuple(words), every) == names else names

@@ -25,7 +25,7 @@ ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def read_shape(raw: Mapping[str, Any]) -> ModelConfig:
-    """From a config.json: groupwise's own layers where they fit, else borrowed ones."""
+    """Read a config.json: groupwise's own layers where they fit, else borrowed ones."""
     try:
         return ModelConfig.from_hf(raw)
     except NotNative as reason:
@@ -41,7 +41,7 @@ def read_shape(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def borrowed_shape(raw: Mapping[str, Any], reason: ModelError | None = None) -> ModelConfig:
-    """Of a model with borrowed layers; `reason`: why it can't have groupwise's own."""
+    """Read the shape of a model with borrowed layers; `reason`: why it can't have our own."""
     transformers = import_transformers(raw, reason)
     family = raw.get("model_type")
     if family not in transformers.CONFIG_MAPPING:
@@ -90,7 +90,7 @@ def import_transformers(raw: Mapping[str, Any], reason: BaseException | None = N
 
 
 def make_config(raw: Mapping[str, Any]) -> Any:
-    """transformers' own record, with all dropout at 0: the learner never drops anything."""
+    """Make transformers' own record, with all dropout at 0: the learner never drops anything."""
     from transformers import CONFIG_MAPPING
 
     with quiet(), library("transformers can't make sense of config.json", REMEDY):
@@ -104,7 +104,7 @@ def make_config(raw: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What matters of what transformers would say is said by errors here."""
+    """Silence transformers; what matters of what it would say is said by errors here."""
     from transformers.utils import logging as said
 
     logging: Any = said  # it has no types
@@ -120,12 +120,12 @@ def quiet() -> Iterator[None]:
 
 
 def text_part(config: Any) -> Any:
-    """The language model's part of a configuration that has others beside it."""
+    """Return the language model's part of a configuration that has others beside it."""
     return config.get_text_config(decoder=True)
 
 
 def model_class(config: Any) -> Any:
-    """transformers' class for it; raises where its layers can't be borrowed."""
+    """Return transformers' class for it; raise where its layers can't be borrowed."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     name = config.model_type
@@ -206,7 +206,7 @@ def _sizes(config: Any, empty: Any) -> ModelConfig:
 
 
 def _per_token(model: Any, share: float) -> int:
-    """Numbers of matrices in the layers; of experts, those that a token is sent to."""
+    """Count the numbers of matrices in the layers; of experts, those that a token is sent to."""
     tables = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     total = 0.0
     for name, parameter in model.get_decoder().named_parameters():
@@ -217,7 +217,7 @@ def _per_token(model: Any, share: float) -> int:
 
 
 def _exact_positions(part: Any) -> int | None:
-    """Up to where positions do not depend on what else is in the batch; None: always.
+    """Return up to where positions do not depend on the rest of the batch; None: always.
 
     Dynamic and long rope take other frequencies as soon as one sequence of a batch is longer, and
     chunked attention begins to act.
@@ -235,6 +235,6 @@ def _exact_positions(part: Any) -> int | None:
 
 
 def _first(part: Any, *names: str) -> int | None:
-    """The first of these fields that holds a number above 0."""
+    """Return the first of these fields that holds a number above 0."""
     found = [getattr(part, name, None) for name in names]
     return next((x for x in found if isinstance(x, int) and x > 0), None)

@@ -22,8 +22,8 @@ from groupwise.errors import ModelError, in_short
 from groupwise.model.borrowed.families import make_config, model_class, quiet, text_part
 from groupwise.model.config import ModelConfig
 from groupwise.model.layers.attention import Attend
+from groupwise.model.layers.attention_rule import AttentionRule
 from groupwise.model.layers.head import HeadRule
-from groupwise.model.layers.look import Look
 from groupwise.model.layers.transformer import Policy, check_pack
 
 NAME = "groupwise"  # of our attention function, among transformers' own
@@ -44,7 +44,7 @@ _attend: ContextVar[Attend] = ContextVar("attend")
 
 @contextmanager
 def attending(attend: Attend) -> Iterator[None]:
-    """Our attention function calls this one within the block."""
+    """Let our attention function call this one within the block."""
     token = _attend.set(attend)
     try:
         yield
@@ -63,7 +63,7 @@ def _attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' layers call."""
+    """Attend as transformers' layers ask for it."""
     unknown = [name for name, x in others.items() if name not in WITHOUT_EFFECT and x is not None]
     if unknown:
         raise ModelError(
@@ -76,16 +76,16 @@ def _attention(
             "in a pack. Use another model."
         )
     window = None if attention_mask is None else int(attention_mask)
-    look = Look(scale=scaling, window=window, cap=softcap, sink_H=s_aux)
+    rule = AttentionRule(scale=scaling, window=window, cap=softcap, sink_H=s_aux)
     query_THW, key_TJW, value_TJW = (
         x[0].transpose(0, 1) for x in (query_1HTW, key_1JTW, value_1JTW)
     )
-    seen_THW = _attend.get()(module.layer_idx, query_THW, key_TJW, value_TJW, look)
+    seen_THW = _attend.get()(module.layer_idx, query_THW, key_TJW, value_TJW, rule)
     return seen_THW[None], None
 
 
 def _mask(*, local_size: int | None = None, **ignored: Any) -> Tensor | None:
-    """Who sees whom is the caller's matter; of a layer's mask only its window is handed on."""
+    """Hand on only the window of a layer's mask; the caller decides who sees whom."""
     return None if local_size is None else torch.tensor(local_size).view(1, 1, 1, 1)
 
 
@@ -114,7 +114,7 @@ class Borrowed(Policy):
         self._config = config
 
     def _freeze_the_rest(self) -> None:
-        """What a text never reaches, such as a tower for images."""
+        """Freeze what a text never reaches, such as a tower for images."""
         reached = {id(p) for p in self.body.parameters()}
         reached |= {id(p) for p in self.lender.get_output_embeddings().parameters()}
         for parameter in self.parameters():
@@ -152,7 +152,7 @@ class Borrowed(Policy):
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """transformers' layers recompute while they are `training`; all else in them is not."""
+        """Recompute transformers' layers, which do so while `training`; nothing else in them is."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         on = self.recompute and torch.is_grad_enabled()
@@ -181,7 +181,7 @@ class Borrowed(Policy):
 
 
 def _recomputed(layer: Callable[..., Any], *given: Any) -> Any:
-    """As `checkpoint`, with the attention of this pass also when it runs again."""
+    """Run `checkpoint`, with the attention of this pass also when it runs again."""
     attend = _attend.get()
 
     def run(*again: Any) -> Any:
@@ -198,7 +198,7 @@ def borrow(
     dtype: torch.dtype | None,
     device: torch.device | str,
 ) -> Borrowed:
-    """A folder's model with transformers' layers; rehearse it (rehearsal.py) before it is used."""
+    """Load a folder's model with transformers' layers; rehearse it before use (rehearsal.py)."""
     config = make_config(raw)
     kind = model_class(config)
     _register()
@@ -225,7 +225,7 @@ def borrow(
 
 
 def _check_loaded(folder: Path, told: dict[str, Any]) -> None:
-    """transformers would go on with random weights in the place of missing ones."""
+    """Refuse missing weights: transformers would go on with random ones in their place."""
     words = {
         "missing_keys": "lacks {} that config.json asks for",
         "mismatched_keys": "holds {} in other shapes than config.json asks for",

@@ -20,8 +20,8 @@ from groupwise.errors import ModelError, in_short
 from groupwise.model.borrowed.policy import NAME, Borrowed, borrow
 from groupwise.model.config import ModelConfig
 from groupwise.model.layers.attention import Attend, shared_positions, shared_prompts
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule
 from groupwise.model.layers.head import logits
-from groupwise.model.layers.look import PLAIN, Look
 from groupwise.model.memory import is_out_of_memory
 
 # What may differ by rounding: the largest |Δ log p|, in half precision the mean. There a mixture of
@@ -38,7 +38,7 @@ def borrow_rehearsed(
     dtype: torch.dtype | None,
     device: torch.device | str,
 ) -> Borrowed:
-    """A folder's model with borrowed layers that do what they should."""
+    """Load a folder's model with borrowed layers that do what they should."""
     model = borrow(folder, raw, shape, dtype, device)
     try:
         model.resize(rehearse(model))
@@ -66,16 +66,16 @@ class Watched:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
         self.layers.append(layer)
         self.sizes.add((*key_TJW.shape[1:], value_TJW.shape[2]))
-        return self.attend(layer, query_THW, key_TJW, value_TJW, look)
+        return self.attend(layer, query_THW, key_TJW, value_TJW, rule)
 
 
 @torch.no_grad()
 def rehearse(model: Borrowed) -> ModelConfig:
-    """The sizes that its layers really have; raises if they do not do what they should."""
+    """Return the sizes that its layers really have; raise if they do not do what they should."""
     device, vocabulary = model.head_weight.device, model.config.vocab_size
     number = torch.arange(PROMPT + sum(ANSWERS), device=device)
     token_T = (number * 7919 + 13) % min(vocabulary, 997)
@@ -144,7 +144,7 @@ def _own_attention(lender: Any) -> Iterator[None]:
 
 @contextmanager
 def _short_windows(config: Any) -> Iterator[None]:
-    """Masks are made from the configuration at each pass."""
+    """Shorten the windows: masks are made from the configuration at each pass."""
     parts = {id(part): part for part in (config, config.get_text_config(decoder=True))}
     before = [
         (part, part.sliding_window)

@@ -26,7 +26,7 @@ from groupwise.hub import COMPANIONS, local_model
 from groupwise.model.borrowed.families import read_shape
 from groupwise.model.borrowed.policy import Borrowed
 from groupwise.model.config import ModelConfig
-from groupwise.model.formats.fields import TEXT, Rule, check, read_bytes, table
+from groupwise.model.formats.fields import TEXT, FieldRule, check, read_bytes, table
 from groupwise.model.formats.gguf import GGUFFile, hf_config, read_gguf
 from groupwise.model.formats.gguf_tokenizer import tokenizer_files
 from groupwise.model.formats.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ def _is_file_name(x: Any) -> bool:
     return TEXT.fits(x) and Path(x).name == x and len(x.encode()) < 256
 
 
-PLACES = Rule(
+PLACES = FieldRule(
     "a table of tensors and the names of files beside it",
     lambda x: isinstance(x, dict) and all(map(_is_file_name, x.values())),
 )
@@ -61,7 +61,7 @@ class Loaded:
 def load(
     path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Loaded:
-    """From a Hugging Face folder or a GGUF file; in the stored precision if none is given."""
+    """Load a Hugging Face folder or a GGUF file; in the stored precision if none is given."""
     with phase(f"loading {path}"):
         return _load(local_model(path), dtype, device)
 
@@ -92,7 +92,7 @@ def _naming(path: Path) -> Iterator[None]:
 def load_weights(
     path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Policy:
-    """A folder's model, without its tokenizer."""
+    """Load a folder's model, without its tokenizer."""
     folder = _folder(local_model(path))
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(
@@ -117,7 +117,7 @@ def load_weights(
 
 
 def stored_shape(path: str | Path) -> ModelConfig | None:
-    """A model's sizes without its weights; None for a model that can't be read."""
+    """Read a model's sizes without its weights; None for a model that can't be read."""
     path = local_model(path, weights=False)
     try:
         if path.suffix == ".gguf":
@@ -130,7 +130,7 @@ def stored_shape(path: str | Path) -> ModelConfig | None:
 
 
 def stored_tokenizer(path: str | Path) -> Tokenizer:
-    """A model's tokenizer without its weights."""
+    """Read a model's tokenizer without its weights."""
     path = local_model(path, weights=False)
     with _naming(path):
         if path.suffix == ".gguf":
@@ -144,7 +144,7 @@ def assemble(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> Transformer:
-    """A model with these weights: all of them, no others, each of its shape."""
+    """Make a model with these weights: all of them, no others, each of its shape."""
     with torch.device("meta"):
         model = Transformer(config)
     shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
@@ -182,7 +182,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is to stand in a folder: small files as they are, and tensors."""
+    """The contents of a folder to be written: small files as they are, and tensors."""
 
     files: dict[str, bytes]
     parts: tuple[Part, ...]
@@ -230,7 +230,7 @@ def save(
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
-    """A folder with what `fill` writes, whole or not at all."""
+    """Write a folder with what `fill` writes, whole or not at all."""
     if folder.exists() and not replace:
         raise ModelError(
             f"{folder} exists already and would be overwritten. Choose another name, or pass "
@@ -267,7 +267,7 @@ def _folder(path: Path) -> Path:
 
 
 def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the folder, one at a time."""
+    """Read every tensor of the folder, one at a time."""
     if (folder / INDEX).is_file():
         places = _places(folder / INDEX)
         for file in sorted(set(places.values())):
@@ -325,7 +325,7 @@ def _places(index: Path) -> dict[str, str]:
 
 
 def _bytes_of(file: Path) -> int:
-    """What a safetensors file should have: length of the header, header, tensors."""
+    """Return the size that a safetensors file should have: length, header, tensors."""
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         try:
@@ -337,7 +337,7 @@ def _bytes_of(file: Path) -> int:
 
 
 def names_in(file: Path) -> list[str]:
-    """Of the tensors in a safetensors file, which are not read."""
+    """List the tensors of a safetensors file without reading them."""
     with _opened(file) as stored:
         return list(stored.keys())
 
@@ -426,7 +426,7 @@ def write_file(file: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _config_bytes(config: ModelConfig, files: Mapping[str, bytes], dtype: torch.dtype) -> bytes:
-    """The config.json that came with the model, if it still describes it; else a new one."""
+    """Return the config.json that came with the model, if it still describes it; else a new one."""
     raw = json.loads(files.get("config.json", b"{}"))
     if config.native and (not raw or ModelConfig.from_hf(raw) != config):
         raw = config.to_hf()
@@ -436,7 +436,7 @@ def _config_bytes(config: ModelConfig, files: Mapping[str, bytes], dtype: torch.
 
 
 def _flush(folder: Path) -> None:
-    """To the disk, so that the rename never comes before the bytes."""
+    """Flush to the disk, so that the rename never comes before the bytes."""
     for path in (*folder.iterdir(), folder):
         handle = os.open(path, os.O_RDONLY)
         try:

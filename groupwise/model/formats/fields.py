@@ -20,53 +20,53 @@ MOST_BYTES = 2**28  # of one file: the largest tokenizers have some 2**25
 REMEDY = "The file is damaged, or of another kind of model: fetch it again, or correct the field."
 
 
-class Rule(NamedTuple):
-    """What a field may hold, in words and as a test."""
+class FieldRule(NamedTuple):
+    """A rule for what a field may hold, in words and as a test."""
 
     words: str
     fits: Callable[[Any], bool]
 
 
-Rules = Mapping[str, Rule]
+Rules = Mapping[str, FieldRule]
 
 
-def whole(low: int, high: int) -> Rule:
-    return Rule(
+def whole(low: int, high: int) -> FieldRule:
+    return FieldRule(
         f"a whole number from {low:,} to {high:,}",
         lambda x: type(x) is int and low <= x <= high,
     )
 
 
-def real(low: float, high: float) -> Rule:
-    """A number in between, the ends included; NaN is in no range."""
-    return Rule(
+def real(low: float, high: float) -> FieldRule:
+    """Allow a number in between, the ends included; NaN is in no range."""
+    return FieldRule(
         f"a number from {low:g} to {high:g}",
         lambda x: type(x) in (int, float) and low <= x <= high,
     )
 
 
-def positive(high: float) -> Rule:
-    return Rule(
+def positive(high: float) -> FieldRule:
+    return FieldRule(
         f"a number above 0, at most {high:g}",
         lambda x: type(x) in (int, float) and 0 < x <= high,
     )
 
 
-def several(of: Rule, words: str) -> Rule:
-    return Rule(words, lambda x: isinstance(x, list) and all(map(of.fits, x)))
+def several(of: FieldRule, words: str) -> FieldRule:
+    return FieldRule(words, lambda x: isinstance(x, list) and all(map(of.fits, x)))
 
 
-def either(first: Rule, second: Rule) -> Rule:
-    return Rule(f"{first.words}, or {second.words}", lambda x: first.fits(x) or second.fits(x))
+def either(first: FieldRule, second: FieldRule) -> FieldRule:
+    return FieldRule(f"{first.words}, or {second.words}", lambda x: first.fits(x) or second.fits(x))
 
 
-FLAG = Rule("true or false", lambda x: isinstance(x, bool))
-TEXT = Rule(
+FLAG = FieldRule("true or false", lambda x: isinstance(x, bool))
+TEXT = FieldRule(
     "a text", lambda x: isinstance(x, str) and x.encode("utf-8", "ignore").decode("utf-8") == x
 )
-TABLE = Rule("a table", lambda x: isinstance(x, dict))
+TABLE = FieldRule("a table", lambda x: isinstance(x, dict))
 TEXTS = several(TEXT, "a list of texts")
-FINITE = Rule(
+FINITE = FieldRule(
     "a finite number", lambda x: type(x) in (int, float) and abs(x) < 1e300 and math.isfinite(x)
 )
 

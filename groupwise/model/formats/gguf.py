@@ -181,7 +181,7 @@ class GGUFModel:
 
 
 def read_gguf(path: str | Path) -> GGUFModel:
-    """Everything that a Hugging Face folder would hold."""
+    """Read everything that a Hugging Face folder would hold."""
     file = GGUFFile(path)
     raw = hf_config(file)
     config = ModelConfig.from_hf(raw)
@@ -202,7 +202,7 @@ def read_gguf(path: str | Path) -> GGUFModel:
 
 
 def hf_name(name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
+    """Turn blk.3.attn_q.weight into model.layers.3.self_attn.q_proj.weight."""
     if name in _OUTER:
         return _OUTER[name]
     part = name.split(".")
@@ -215,7 +215,7 @@ def hf_name(name: str) -> str:
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
-    """The metadata as the fields of a config.json."""
+    """Return the metadata as the fields of a config.json."""
     meta = file.metadata
     family = meta.get("general.architecture")
     if family not in FAMILIES:
@@ -286,7 +286,7 @@ def _rope_scaling(
 
 
 def _llama3_scaling(file: GGUFFile, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """GGUF keeps Llama 3's divisors, not the rule behind them: accept the rule that gives them."""
+    """Find the rule behind Llama 3's divisors, which alone GGUF keeps."""
     divisor_F = file.tensor("rope_freqs.weight")
     factor = float(divisor_F.max()) if divisor_F.numel() else 1.0
     rule = Rope(theta=raw["rope_theta"], kind="llama3", factor=factor)
@@ -308,12 +308,12 @@ def _llama3_scaling(file: GGUFFile, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_half_pairs(x: Tensor, heads: int) -> Tensor:
-    """Rows 0, 1, 2, 3, ... of each head -> the even ones, then the odd ones."""
+    """Reorder rows 0, 1, 2, 3, ... of each head: the even ones, then the odd ones."""
     if not x.dim() or x.shape[0] % (2 * heads):
         return x  # of another shape than the metadata says, which is refused with both
     return x.view(heads, -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
 def _shortest(x: float) -> float:
-    """A float32 of the metadata as it was written: 1e-05, not 9.999999747378752e-06."""
+    """Write a float32 of the metadata as it was meant: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(x)))

@@ -31,7 +31,7 @@ TYPES = {
 
 
 def unpack(kind: int, data: Bytes) -> Floats:
-    """The weights of a tensor's bytes, flat."""
+    """Return the weights of a tensor's bytes, flat."""
     name, _, size = TYPES[kind]
     return _UNPACK[name](data.reshape(-1, size)).reshape(-1)
 
@@ -94,7 +94,7 @@ def _q6_k(block: Bytes) -> Floats:
 
 
 def _halves(packed: Bytes, run: int) -> Bytes:
-    """Runs of bytes -> their low halves, then their high halves."""
+    """Split runs of bytes into their low halves, then their high halves."""
     runs = packed.reshape(len(packed), -1, 1, run)
     both = (runs >> np.array([0, 4], dtype=np.uint8)[:, None]) & np.uint8(15)
     return both.reshape(len(packed), -1)
@@ -107,7 +107,7 @@ def _fifth_bits(packed: Bytes) -> Bytes:
 
 
 def _scaled_in_eighths(block: Bytes, number_B: Bytes) -> Floats:
-    """scale · q − offset, with a 6-bit scale and offset for every eighth of the block.
+    """Return scale · q − offset, with a 6-bit scale and offset for every eighth of the block.
 
     The twelve bytes hold four scales, four offsets (six bits each), then the low halves of the
     other four of both; their upper two bits sit on top of the first eight bytes.

@@ -38,7 +38,7 @@ _WORDS = (
 
 
 def tokenizer_files(meta: Mapping[str, Any]) -> dict[str, bytes]:
-    """tokenizer.json, tokenizer_config.json and generation_config.json."""
+    """Write tokenizer.json, tokenizer_config.json and generation_config.json."""
     check("The tokenizer in the GGUF file", meta, RULES)
     with library("The tokenizer can't be rebuilt from the GGUF file", DAMAGED):
         backend = build(meta)

@@ -41,7 +41,7 @@ class _Generation(Extension):
 
 @functools.lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    """The environment that templates are written for (transformers'), without the clock.
+    """Compile in the environment that templates are written for (transformers'), without the clock.
 
     `strftime_now` stays undefined: templates that test for it fall back to a fixed date, and a
     prompt is the same tomorrow, which resuming a run relies on.

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from groupwise.errors import ModelError
 from groupwise.model.formats.fields import (
     TEXT,
-    Rule,
+    FieldRule,
     Rules,
     check,
     either,
@@ -45,9 +45,9 @@ def _is_named_template(x: Any) -> bool:
 
 UNDECODED = ("The tokenizer can't decode tokens", "Fetch its tokenizer.json again.")
 
-_NAME = either(TEXT, Rule('a table with a text as its "content"', _is_added_token))
+_NAME = either(TEXT, FieldRule('a table with a text as its "content"', _is_added_token))
 _TEMPLATES = several(
-    Rule("", _is_named_template), 'a list of tables with a "name" and a "template"'
+    FieldRule("", _is_named_template), 'a list of tables with a "name" and a "template"'
 )
 _NUMBER = whole(-(2**31), 2**31)  # that it is in the vocabulary is checked with the others
 NAME_RULES: Rules = {
@@ -97,7 +97,7 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
-        """From tokenizer.json, and the settings in the other files where they exist."""
+        """Read tokenizer.json, and the settings in the other files where they exist."""
         if "tokenizer.json" not in files:
             raise ModelError(
                 "The folder has no tokenizer.json. Make one: AutoTokenizer.from_pretrained(FOLDER)"
@@ -141,7 +141,7 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, with_bos: bool = False) -> list[int]:
-        """Ids of the text alone, or with the special tokens that the tokenizer puts around it."""
+        """Return ids of the text alone, or with the tokenizer's special tokens around it."""
         with library(
             f"The tokenizer can't encode {text[:80]!r}",
             "Remove the characters that its vocabulary does not have.",
@@ -154,13 +154,13 @@ class Tokenizer:
             return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def decode_all(self, many: Sequence[Sequence[int]]) -> list[str]:
-        """Several texts at once, on all cores."""
+        """Decode several texts at once, on all cores."""
         lists = [list(ids) for ids in many]
         with library(*UNDECODED):
             return self.backend.decode_batch(lists, skip_special_tokens=False)
 
     def prompt(self, prompt: str | Sequence[Message], **variables: Any) -> list[int]:
-        """Ids to continue from. Messages get the chat template, once; a string never does."""
+        """Return ids to continue from. Messages get the chat template, once; strings never do."""
         if isinstance(prompt, str):
             return self.encode(prompt, with_bos=True)
         # The template writes the special tokens itself: adding them again would double them.
@@ -169,7 +169,7 @@ class Tokenizer:
     def render(
         self, messages: Sequence[Message], *, to_continue: bool = True, **variables: Any
     ) -> str:
-        """The chat template's text; `to_continue` opens the assistant's turn."""
+        """Return the chat template's text; `to_continue` opens the assistant's turn."""
         if self.template is None:
             raise ModelError(self.no_template)
         for message in messages:
@@ -191,7 +191,7 @@ class Tokenizer:
 
 
 def character_files(alphabet: str, end: str = "<end>") -> dict[str, bytes]:
-    """Files of a tokenizer for tiny models: one token a character, and one that ends a text."""
+    """Make a tokenizer's files for tiny models: one token a character, and one that ends a text."""
     vocabulary = {end: 0} | {c: i for i, c in enumerate(dict.fromkeys(alphabet), 1)}
     backend = Backend(models.WordLevel(vocabulary, unk_token="\0"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -212,7 +212,7 @@ def _json(files: Mapping[str, bytes], name: str, rules: Rules) -> dict[str, Any]
 
 
 def _special_names(settings: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token and friends; each may be a string or a record with the string as its content."""
+    """Read bos_token and the others; each is a string or a record with the string inside."""
     names = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = settings.get(name)
@@ -224,7 +224,7 @@ def _special_names(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The chat template, or None and why. Copies of it in several files must be copies."""
+    """Return the chat template, or None and why. Copies of it in several files must be copies."""
     given: dict[str, Any] = {
         "tokenizer_config.json": settings.get("chat_template"),
         "chat_template.json": _json(files, "chat_template.json", NAME_RULES).get("chat_template"),

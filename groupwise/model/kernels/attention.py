@@ -1,10 +1,11 @@
 """Attention kernels: decode over shared prompts, exact attention of packs, merging of two parts.
 
-Decode and packs share `_look`, the walk through one block of keys. In exact mode they also share
-the block's size, where blocks start (at the prompt's first token, and again at the completion's)
-and the tile's rows and warps, so that a token gets the same bits from either: a block that a row
-may not see is multiplied by exactly 1 and adds exactly 0. Products that feed a sum are written as
-`fma`, because the compiler would else choose for each kernel anew whether to round in between.
+Decode and packs share `_attend_block`, the walk through one block of keys. In exact mode they also
+share the block's size, where blocks start (at the prompt's first token, and again at the
+completion's) and the tile's rows and warps, so that a token gets the same bits from either: a block
+that a row may not see is multiplied by exactly 1 and adds exactly 0. Products that feed a sum are
+written as `fma`, because the compiler would else choose for each kernel anew whether to round in
+between.
 
 Axes: `_B` row of a decode batch, `_Q` row of a tile, `_U` key of a block, `_I` tile, `_X` share of
 the keys, `_G` entry of a layout, else as in CONTRIBUTING.md.
@@ -53,8 +54,8 @@ def exact_shape(width: int, dtype: torch.dtype) -> Shape:
 
 
 @triton.jit
-def _look(query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale):
-    """One block of keys more, visible up to `last_Q`: softmax sums so far, relative to `top_Q`."""
+def _attend_block(query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale):
+    """Add one block of keys, visible up to `last_Q`: softmax sums so far, relative to `top_Q`."""
     score_QU = tl.dot(query_QW, tl.trans(key_UW), input_precision="ieee")
     score_QU = tl.where(index_U[None, :] <= last_Q[:, None], score_QU, float("-inf"))
     higher_Q = tl.maximum(top_Q, tl.max(score_QU, 1))
@@ -72,14 +73,14 @@ def _look(query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, 
 
 @triton.jit
 def _address(layout_G, entry: tl.constexpr, element: tl.constexpr):
-    """A cache's first element. Allocations start at whole vectors of 16 bytes."""
+    """Return a cache's first element. Allocations start at whole vectors of 16 bytes."""
     pointer = tl.load(layout_G + entry).to(tl.pointer_type(element))
     return tl.multiple_of(pointer, 16)
 
 
 @triton.jit
 def _place(layout_G, entry: tl.constexpr, layer, slot, head, ALIGN: tl.constexpr):
-    """Where a slot's head starts in its cache: strides of layer, slot and head from `entry`."""
+    """Find where a slot's head starts in its cache: strides of layer, slot, head from `entry`."""
     layer_stride = tl.load(layout_G + entry)
     slot_stride = tl.load(layout_G + entry + 1)
     head_stride = tl.load(layout_G + entry + 2)
@@ -96,7 +97,7 @@ def _decode_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_W: tl.constexpr, WHOLE: tl.constexpr,
     FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One row, one key head, one share of its keys. Rows of a prompt are neighbours in the grid.
+    """Do one row, one key head, one share of its keys. Rows of a prompt are neighbours in the grid.
 
     With FIRST, the prompt was seen before: the first share goes on from there.
     """
@@ -156,7 +157,7 @@ def _decode_kernel(
         key_UW = tl.load(key_U[:, None] + at_W[None, :], mask=real_UW, other=0.0)
         value_UW = tl.load(value_U[:, None] + at_W[None, :], mask=real_UW, other=0.0)
         last_Q = tl.full([BLOCK_Q], 0, tl.int32) + last
-        seen_QW, top_Q, total_Q = _look(
+        seen_QW, top_Q, total_Q = _attend_block(
             query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale
         )
 
@@ -176,7 +177,7 @@ def _combine_kernel(
     part_BHXW, top_BHX, total_BHX, seen_BHW, scale, shares,
     W: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """The shares of one row and query head. A share without keys has top −inf: it weighs 0."""
+    """Join the shares of one row and query head. A share without keys has top −inf: it weighs 0."""
     row = tl.program_id(0).to(tl.int64)
     at_X, at_W = tl.arange(0, BLOCK_X), tl.arange(0, BLOCK_W)
     real_X, real_W = at_X < shares, at_W < W
@@ -199,7 +200,7 @@ def _pack_kernel(
     H: tl.constexpr, QUERIES: tl.constexpr, W: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a segment's tokens, one query head."""
+    """Do one tile of a segment's tokens, one query head."""
     tile, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(tile_I5 + tile * 5)  # where things lie in the pack
     start = tl.load(tile_I5 + tile * 5 + 1)
@@ -244,7 +245,7 @@ def _pack_kernel(
             mask=real_UW,
             other=0.0,
         )
-        seen_QW, top_Q, total_Q = _look(
+        seen_QW, top_Q, total_Q = _attend_block(
             query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale
         )
 
@@ -264,7 +265,7 @@ def _merge_kernel(
     seen_THW, lse_HT, other_THW, other_HT, behind_T, merged_THW, merged_HT, rows, tokens,
     H: tl.constexpr, W: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Some rows, each a token and query head; `_R`."""
+    """Merge some rows, each a token and query head; `_R`."""
     at_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     real_R = at_R < rows
     token_R = at_R // H
@@ -289,7 +290,7 @@ def _merge_kernel(
 def cache_layout(
     own_key_LSJUW: Tensor, own_value_LSJUW: Tensor, prompt_key_LPJUW: Tensor, prompt_value: Tensor
 ) -> Tensor:
-    """Where the caches lie, for `decode_attention`: addresses, and strides in elements.
+    """Describe where the caches lie, for `decode_attention`: addresses, and strides in elements.
 
     Kernels in a captured graph read it from the device, so the caches may move between replays.
     """
@@ -318,7 +319,7 @@ def decode_attention(
     exact: bool,
     first: Parts | None = None,
 ) -> Tensor:
-    """What one new token a row sees: its prompt, its slot's own tokens, itself. [B, H, W].
+    """Attend with one new token a row: to its prompt, its slot's own tokens, itself. [B, H, W].
 
     Row b works on slot `slot_B[b]`, which holds `own_S` tokens behind prompt `prompt_S` of
     `prompt_length_S` tokens; the new key and value are written behind them. `splits` programs
@@ -361,7 +362,7 @@ def decode_attention(
 def pack_attention(
     query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, tile_I5: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What each token of a pack sees, [T, H, W], and its log-sum-exp, [H, T] in float32.
+    """Return what each token of a pack sees, [T, H, W], and its log-sum-exp, [H, T] in float32.
 
     `tile_I5` says of up to TILE tokens in a row: the first, where their segment starts and how
     long it is, and the same of the prompt before it (`prefix.tiles` makes it). A token gets the
@@ -384,7 +385,7 @@ def pack_attention(
 def merge(
     seen_THW: Tensor, lse_HT: Tensor, other_THW: Tensor, other_HT: Tensor, behind_T: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One attention from those over two sets of keys; the second counts where `behind_T`."""
+    """Merge the attentions over two sets of keys into one; the second counts where `behind_T`."""
     tokens, heads, width = seen_THW.shape
     merged_THW, merged_HT = torch.empty_like(seen_THW), torch.empty_like(lse_HT)
     block = triton.next_power_of_2(width)
@@ -397,7 +398,7 @@ def merge(
 
 
 def _scale(width: int) -> float:
-    """Of scores whose exponentials are powers of 2."""
+    """Return the scale of scores whose exponentials are powers of 2."""
     return log2(e) / sqrt(width)
 
 
@@ -406,7 +407,7 @@ def _block_width(width: int) -> int:
 
 
 def _alignment(width: int) -> int:
-    """The largest power of 2 that divides the width, and so every stride of a cache."""
+    """Return the largest power of 2 that divides the width, and so every stride of a cache."""
     return width & -width
 
 

@@ -49,7 +49,7 @@ def score(
     inverse_temperature: float = 1.0,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """log p(target | hidden) and perhaps the entropy; each row's peak logit and sum of exp.
+    """Return log p(target | hidden) and perhaps the entropy; each row's peak logit and sum of exp.
 
     p = softmax(hidden · headᵀ · inverse_temperature). A target outside of the vocabulary gets NaN.
     """
@@ -78,7 +78,7 @@ def sample(
     end_K: Tensor | None = None,
     may_end_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One token a row, drawn or the likeliest (the lowest id of equals), and its log p.
+    """Draw one token a row, or take the likeliest (the lowest id of equals), with its log p.
 
     Rows that may not end cannot draw the tokens of `end_K`, which lose their share of p.
     """
@@ -120,7 +120,7 @@ def grad_logits(
     inverse_temperature: float,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """The loss's gradient by the logits, which are float32 and before the temperature.
+    """Return the loss's gradient by the logits, which are float32 and before the temperature.
 
     ∂ log p_i/∂z_j = [i = j] − p_j,   ∂H/∂z_j = −p_j (log p_j + H).
     """
@@ -192,7 +192,7 @@ class HeadScore(torch.autograd.Function):
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """In float32: cuBLAS adds parts of long sums in the precision of the result."""
+    """Multiply in float32: cuBLAS adds parts of long sums in the precision of the result."""
     return a @ b if a.dtype == torch.float32 else torch.mm(a, b, out_dtype=torch.float32)
 
 
@@ -239,7 +239,7 @@ def _tiles(
 
 
 def _choose_tile(tokens: int, dtype: torch.dtype) -> Tile:
-    """Few rows get a smaller tile of the same instruction, and so of the same bits."""
+    """Choose the tile: few rows get a smaller one of the same instruction and the same bits."""
     if dtype == torch.float32:
         return SINGLE_TILE
     return HALF_TILES[tokens > HALF_TILES[0].rows]
@@ -322,7 +322,7 @@ def _join(
     TILES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """A row's tiles put together, in float64: its order of adding leaves no trace in float32."""
+    """Join a row's tiles, in float64: its order of adding leaves no trace in float32."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tile_G = tl.arange(0, WIDTH)
     here_R = row_R < T
@@ -364,7 +364,7 @@ def _join(
 
 @triton.jit
 def _words(key_T4, position_T, row_R, here_R, call):
-    """The generator's four words for this row, position and call; see engine/randomness.py."""
+    """Return the generator's four words for this row, position and call (engine/randomness.py)."""
     key_R = key_T4 + row_R * 4
     left_R = tl.load(key_R, mask=here_R, other=0).to(tl.uint32)
     right_R = tl.load(key_R + 1, mask=here_R, other=0).to(tl.uint32)
@@ -378,14 +378,14 @@ def _words(key_T4, position_T, row_R, here_R, call):
 
 @triton.jit
 def _fraction(high, low):
-    """53 bits in [0, 1)."""
+    """Make a number in [0, 1) of 53 bits."""
     high, low = (high >> 5).to(tl.float64), (low >> 6).to(tl.float64)
     return (high * 67108864.0 + low) * 1.1102230246251565e-16
 
 
 @triton.jit
 def _pick(weight_RK, uniform_R, WIDTH: tl.constexpr):
-    """The first entry with a weight whose running sum passes uniform x total, else the last one.
+    """Pick the first entry with weight whose running sum passes uniform x total, else the last.
 
     Entries of weight 0 are asked for by name: a parallel running sum may rise there by rounding.
     """

@@ -39,7 +39,7 @@ SINGLE_TILES = (Tile(32, 64, 16, 4, 2),)
 
 
 def matmul(x_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Tensor:
-    """x · weightᵀ + bias, in the inputs' precision, summed in float32."""
+    """Return x · weightᵀ + bias, in the inputs' precision, summed in float32."""
     check_operands(x_TD, weight_FD)
     (tokens, width), features = x_TD.shape, weight_FD.shape[0]
     y_TF = torch.empty((tokens, features), dtype=x_TD.dtype, device=x_TD.device)
@@ -66,7 +66,7 @@ def matmul(x_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Ten
 
 
 def choose_tile(tokens: int, features: int, dtype: torch.dtype) -> Tile:
-    """The largest tile that gives every multiprocessor one, else the smallest."""
+    """Choose the largest tile that gives every multiprocessor one, else the smallest."""
     tiles = SINGLE_TILES if dtype == torch.float32 else HALF_TILES
     for tile in tiles:
         count = triton.cdiv(tokens, tile.rows) * triton.cdiv(features, tile.columns)
@@ -91,7 +91,7 @@ def check_operands(x_TD: Tensor, weight_FD: Tensor) -> None:
 
 
 def check_rows(matrix: Tensor) -> None:
-    """The copy engine moves whole 16 bytes."""
+    """Check that rows are whole 16 bytes: the copy engine moves no others."""
     step = 16 // matrix.element_size()
     if matrix.stride(-1) != 1 or matrix.stride(0) % step or matrix.data_ptr() % 16:
         raise ModelError(
@@ -127,7 +127,7 @@ def _matmul(
 
 @triton.jit
 def tile_place(row_tiles, column_tiles, GROUP: tl.constexpr):
-    """This program's tile: rows first within a group, so that programs at a time share operands."""
+    """Find this program's tile: rows first within a group, to share operands."""
     in_group = GROUP * column_tiles
     group, within = tl.program_id(0) // in_group, tl.program_id(0) % in_group
     first = group * GROUP
@@ -146,7 +146,7 @@ def product_tile(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """[ROWS, COLUMNS] of x · weightᵀ in float32. What lies outside of a matrix is read as 0."""
+    """Return [ROWS, COLUMNS] of x · weightᵀ in float32. Outside of a matrix all is 0."""
     sum_RB = tl.zeros((ROWS, COLUMNS), tl.float32)
     for at in range(0, D, DEPTH):
         x_RD = x.load([row, at])

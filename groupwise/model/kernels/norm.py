@@ -25,7 +25,7 @@ PER_WARP = 512
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Also for [T, H, W], heads of a joined projection included: they need not be copied first."""
+    """Normalise rows, also of [T, H, W]; heads of a joined projection need not be copied first."""
     y_TD: Tensor = _Norm.apply(x_TD, weight_D, eps)
     return y_TD
 
@@ -49,7 +49,7 @@ class _Norm(torch.autograd.Function):
 def add_norm_forward(
     x_TD: Tensor | None, more_TD: Tensor, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + more in float32 (more alone without an x), its norm, and 1/rms of every row."""
+    """Return x + more in float32 (more alone without an x), its norm, and 1/rms of every row."""
     return _forward(x_TD, more_TD.contiguous(), weight_D, eps)
 
 
@@ -60,7 +60,7 @@ def add_norm_backward(
     grad_TD: Tensor,
     grad_sum_TD: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x and of what was added, the norm once more, and the weight's gradient.
+    """Return gradients of x and of what was added, the norm once more, and the weight's gradient.
 
     Whoever multiplied the norm need not keep it.
     """
@@ -73,12 +73,12 @@ def add_norm_backward(
 
 
 def _as_rows(x_TD: Tensor) -> Tensor:
-    """The last axis must be contiguous; the others may have any strides."""
+    """View as rows: the last axis must be contiguous; the others may have any strides."""
     return x_TD if x_TD.dim() <= 3 and x_TD.stride(-1) == 1 else x_TD.contiguous()
 
 
 def _shape(x_TD: Tensor) -> dict[str, int]:
-    """Where rows lie and how they are cut, from the width alone."""
+    """Describe where rows lie and how they are cut, from the width alone."""
     width = x_TD.shape[-1]
     block = triton.next_power_of_2(width)
     tile = max(block, TILE)
@@ -96,7 +96,7 @@ def _shape(x_TD: Tensor) -> dict[str, int]:
 def _forward(
     x_TD: Tensor | None, more_TD: Tensor | None, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + more (or the one that there is), its norm, and 1/rms of every row."""
+    """Return x + more (or the one that there is), its norm, and 1/rms of every row."""
     given = more_TD if x_TD is None else x_TD
     assert given is not None
     shape = _shape(given)
@@ -118,7 +118,7 @@ def _backward(
     grad_sum_TD: Tensor | None,
     grad_more_TD: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """With a place for the gradient of what was added, the norm is made again as well.
+    """Return gradients; with a place for that of what was added, the norm is made again too.
 
     The weight's gradient stays in float32; autograd rounds it if the parameter asks for that.
     """

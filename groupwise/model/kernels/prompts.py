@@ -21,8 +21,8 @@ from groupwise.model.kernels.attention import (
     Shape,
     _address,
     _alignment,
+    _attend_block,
     _block_width,
-    _look,
     _place,
     _row_strides,
     _scale,
@@ -31,7 +31,7 @@ from groupwise.model.layers.prefix import TILE
 
 
 def prompt_shape(width: int, dtype: torch.dtype) -> Shape:
-    """64 rows and 4 warps for `wgmma`; as many blocks under way as a short prompt has."""
+    """Choose 64 rows and 4 warps for `wgmma`; as many blocks under way as a short prompt has."""
     if dtype.itemsize > 2:  # no tensor cores: more warps, lest the registers run out
         return Shape(TILE, keys=32, warps=8, stages=2)
     if width > 128:
@@ -62,7 +62,7 @@ def _prompt_kernel(
     H: tl.constexpr, QUERIES: tl.constexpr, W: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows, one key head. Tiles nobody uses stand last in the grid and return."""
+    """Do one tile of rows, one key head. Tiles nobody uses stand last in the grid and return."""
     head, tile = tl.program_id(0), tl.program_id(1)
     first = tl.load(tile_I4 + tile * 4).to(tl.int64)
     rows = tl.load(tile_I4 + tile * 4 + 1)
@@ -97,7 +97,7 @@ def _prompt_kernel(
         real_UW = (index_U < length)[:, None] & real_W[None, :]
         key_UW = tl.load(key + at_UW, mask=real_UW, other=0.0)
         value_UW = tl.load(value + at_UW, mask=real_UW, other=0.0)
-        seen_QW, top_Q, total_Q = _look(
+        seen_QW, top_Q, total_Q = _attend_block(
             query_QW, key_UW, value_UW, index_U, last_Q, seen_QW, top_Q, total_Q, scale
         )
 
@@ -110,7 +110,7 @@ def _prompt_kernel(
 def prompt_attention(
     layer: int, query_BHW: Tensor, key_heads: int, tile_I4: Tensor, layout_G: Tensor
 ) -> Parts:
-    """What each row sees of its prompt, for `decode_attention`.
+    """Compute what each row sees of its prompt, for `decode_attention`.
 
     `tile_I4` is what `prompt_tiles` makes; a tile of 0 rows is nobody's, and a row without a tile
     gets nothing: what it finds is not initialised.

@@ -1,4 +1,4 @@
-"""What a step sampled, noted on the device: no host has to look at a token before the next step."""
+"""A record of what a step sampled, kept on the device: the next step needs no host for it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def record_plain(
     token_ST: Tensor,
     logp_ST: Tensor,
 ) -> None:
-    """The same in PyTorch. Slots that several rows name must have ended already."""
+    """Do the same in PyTorch. Slots that several rows name must have ended already."""
     going = finish_S[slot_B] == RUNNING
     slot, token = slot_B[going].long(), token_B[going]
     count = count_S[slot]

@@ -22,7 +22,7 @@ PER_WARP = 1024
 def split_rotate(
     qkv_TF: Tensor, cos_TK: Tensor, sin_TK: Tensor, heads: int, kv_heads: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [T, H, W] and keys [T, J, W] turned by the token's angles, and values [T, J, W].
+    """Turn queries [T, H, W] and keys [T, J, W] by their angles; split off values [T, J, W].
 
     cos and sin are float32, one number for each pair (i, i + W/2) of a head.
     """
@@ -33,7 +33,7 @@ def split_rotate(
 
 
 def rotate(x_THW: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """Heads that are split already, because they were normalised first."""
+    """Turn heads that are split already, because they were normalised first."""
     _, heads, width = x_THW.shape
     return split_rotate(x_THW.flatten(1), cos_TK, sin_TK, heads, 0, width)[0]
 
@@ -73,7 +73,7 @@ def _launch(
     *,
     backward: bool,
 ) -> None:
-    """Blocks of heads follow from their number and width: the same for any number of tokens."""
+    """Launch blocks of heads that follow from their number and width: the same for any tokens."""
     tokens, heads, width = parts[0].shape
     kv_heads = parts[1].shape[1]
     total = heads + 2 * kv_heads

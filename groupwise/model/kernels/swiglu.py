@@ -15,7 +15,7 @@ WARPS = 4
 
 
 def swiglu(gate_up_TF2: Tensor) -> Tensor:
-    """[T, 2F], gates first, to [T, F]. Nothing but the input is kept for the backward pass."""
+    """Turn [T, 2F], gates first, into [T, F]. Only the input is kept for the backward pass."""
     act_TF: Tensor = _SwiGLU.apply(gate_up_TF2)
     return act_TF
 
@@ -42,7 +42,7 @@ def swiglu_forward(gate_up_TF2: Tensor) -> Tensor:
 
 
 def swiglu_backward(gate_up_TF2: Tensor, grad_TF: Tensor) -> tuple[Tensor, Tensor]:
-    """The input's gradient, and the output once more: whoever multiplied it need not keep it."""
+    """Return the input's gradient, and the output again: its users need not keep it."""
     gate_up_TF2, grad_TF = gate_up_TF2.contiguous(), grad_TF.contiguous()
     grad_gate_up_TF2, act_TF = torch.empty_like(gate_up_TF2), torch.empty_like(grad_TF)
     grid, shape = _shape(grad_TF)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.model.layers.look import PLAIN, Look, attention
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule, attention
 
 # Rows go into one block if their sizes fall into the same class; a block is padded to its longest.
 # Classes grow by a third, so at most about a quarter of a block is padding.
@@ -36,9 +36,9 @@ class Attend(Protocol):
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
-        """What each token sees, [T, H, W], for queries and keys that are rotated already."""
+        """Return what each token sees, [T, H, W], for queries and keys that are rotated already."""
         ...
 
 
@@ -62,7 +62,7 @@ class Block:
         return Block(query_NQ, self.real_NQ, key_NU, mask, before_N1)
 
     def within(self, window: int | None) -> Tensor | None:
-        """The mask where a token sees no more than so many; keys lie by position."""
+        """Return the mask where a token sees no more than so many; keys lie by position."""
         keys = self.key_NU.shape[1]
         if window is None or window >= keys:
             return self.mask_N1QU
@@ -88,17 +88,17 @@ class BlockAttention:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
-        if look.window not in self.masks:
-            self.masks[look.window] = [block.within(look.window) for block in self.blocks]
+        if rule.window not in self.masks:
+            self.masks[rule.window] = [block.within(rule.window) for block in self.blocks]
         parts = []
-        for block, mask_N1QU in zip(self.blocks, self.masks[look.window], strict=True):
+        for block, mask_N1QU in zip(self.blocks, self.masks[rule.window], strict=True):
             seen_NHQW = attention(
                 _rows(query_THW, block.query_NQ),
                 _rows(key_TJW, block.key_NU),
                 _rows(value_TJW, block.key_NU),
-                look,
+                rule,
                 mask=mask_N1QU,
                 causal=mask_N1QU is None,
             )
@@ -136,7 +136,7 @@ def shared_prompts(
 
 
 def packed_positions(lengths: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """0, 1, 2, ... within each sequence."""
+    """Return 0, 1, 2, ... within each sequence."""
     return torch.cat([torch.arange(n) for n in lengths]).to(device)
 
 
@@ -145,7 +145,7 @@ def shared_positions(
     completions: Sequence[Sequence[int]],
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """As `packed_positions`; each completion goes on where its prompt ended."""
+    """Return `packed_positions`, each completion going on where its prompt ended."""
     parts = []
     for p, group in zip(prompts, completions, strict=True):
         parts.append(torch.arange(p))
@@ -195,7 +195,7 @@ def _causal_blocks(spans: Sequence[Span]) -> list[Block]:
 
 
 def _behind_prompts(rows: Sequence[tuple[Span, Span]]) -> Block:
-    """Keys lie by position: the prompt's, then at once the completion's, then padding."""
+    """Make a block whose keys lie by position: prompt, completion, padding."""
     query_NQ, real_NQ = _indices([completion for _, completion in rows])
     (prompt_N1, before_N1), (start_N1, length_N1) = (
         torch.tensor(spans).T[:, :, None] for spans in zip(*rows, strict=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from groupwise.errors import ModelError
 from groupwise.model.config import ModelConfig
 from groupwise.model.layers.attention import KEY_STEP, PIECE, QUERY_STEP, up_to
-from groupwise.model.layers.look import PLAIN, Look, attention
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule, attention
 
 NOTHING = -1e30  # below every log-sum-exp; unlike −inf, twice nothing makes no NaN
 
@@ -83,7 +83,7 @@ class CachedAttention:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
         key_SJUW, value_SJUW = self.cache.key_LSJUW[layer], self.cache.value_LSJUW[layer]
         key_SJUW[self.slot_T, :, self.position_T] = key_TJW
@@ -93,7 +93,7 @@ class CachedAttention:
             end = min(up_to(start + length, KEY_STEP), self.cache.capacity)
             query_QHW = query_THW.new_zeros((end - start, *query_THW.shape[1:]))
             query_QHW[:length] = query_THW[at : at + length]
-            mask_QU, window = None, end if look.window is None else look.window
+            mask_QU, window = None, end if rule.window is None else rule.window
             if start or window < end:
                 mask_QU = torch.ones(end - start, end, dtype=torch.bool, device=query_THW.device)
                 mask_QU = mask_QU.tril(start).triu(start - window + 1)
@@ -101,7 +101,7 @@ class CachedAttention:
                 query_QHW.transpose(0, 1)[None],
                 key_SJUW[slot, :, :end][None],
                 value_SJUW[slot, :, :end][None],
-                look,
+                rule,
                 mask=mask_QU,
                 causal=mask_QU is None,
             )[0]
@@ -143,7 +143,7 @@ class DecodeAttention:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
         key_SJUW, value_SJUW = self.cache.key_LSJUW[layer], self.cache.value_LSJUW[layer]
         key_SJUW[self.row_N, :, self.position_N] = key_TJW
@@ -157,16 +157,16 @@ class DecodeAttention:
         # The heads that share a key head pose as its queries: nothing is copied for them.
         self.query_NJQW[:, :, :queries] = query_THW.view(rows, groups, queries, width)
         key_NJUW, value_NJUW = key_SJUW[:rows], value_SJUW[:rows]
-        if not look.fused:
-            return self._one_by_one(query_THW, key_NJUW, value_NJUW, look)
+        if not rule.fused:
+            return self._one_by_one(query_THW, key_NJUW, value_NJUW, rule)
         if len(self.pieces) == 1 or key_NJUW.shape[-1] != value_NJUW.shape[-1]:
-            seen_NJQW = self._whole(self.query_NJQW, key_NJUW, value_NJUW, look)
+            seen_NJQW = self._whole(self.query_NJQW, key_NJUW, value_NJUW, rule)
         else:
-            seen_NJQW = self._in_pieces(self.query_NJQW, key_NJUW, value_NJUW, look)
+            seen_NJQW = self._in_pieces(self.query_NJQW, key_NJUW, value_NJUW, rule)
         return seen_NJQW[:, :, :queries].reshape(rows, heads, -1)
 
     def _mask(self, window: int | None) -> Tensor:
-        """0 where a key is seen, else −inf."""
+        """Return 0 where a key is seen, else −inf."""
         end = self.pieces[-1].stop
         if window is None or window >= end:
             return self.mask_N11U
@@ -177,26 +177,28 @@ class DecodeAttention:
             self.masks[window] = self.mask_N11U.masked_fill(past_NU[:, None, None], -torch.inf)
         return self.masks[window]
 
-    def _whole(self, query_NJQW: Tensor, key: Tensor, value: Tensor, look: Look) -> Tensor:
+    def _whole(self, query_NJQW: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         end = self.pieces[-1].stop
-        mask_N11U = self._mask(look.window)
-        return attention(query_NJQW, key[:, :, :end], value[:, :, :end], look, mask=mask_N11U)
+        mask_N11U = self._mask(rule.window)
+        return attention(query_NJQW, key[:, :, :end], value[:, :, :end], rule, mask=mask_N11U)
 
-    def _one_by_one(self, query_THW: Tensor, key: Tensor, value: Tensor, look: Look) -> Tensor:
-        """Every head by itself: a sink is a head's own."""
+    def _one_by_one(
+        self, query_THW: Tensor, key: Tensor, value: Tensor, rule: AttentionRule
+    ) -> Tensor:
+        """Attend with every head by itself: a sink is a head's own."""
         end = self.pieces[-1].stop
-        query_NH1W, mask_N11U = query_THW[:, :, None], self._mask(look.window)
-        seen_NH1W = attention(query_NH1W, key[:, :, :end], value[:, :, :end], look, mask=mask_N11U)
+        query_NH1W, mask_N11U = query_THW[:, :, None], self._mask(rule.window)
+        seen_NH1W = attention(query_NH1W, key[:, :, :end], value[:, :, :end], rule, mask=mask_N11U)
         return seen_NH1W[:, :, 0]
 
     def _in_pieces(
-        self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor, look: Look
+        self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor, rule: AttentionRule
     ) -> Tensor:
-        """Σ w·seen / Σ w over pieces, w = exp(log-sum-exp of the piece's scores). Only on a CPU.
+        """Return Σ w·seen / Σ w over pieces, w = exp(log-sum-exp of their scores). Only on a CPU.
 
         Where a row has no key in a piece, w is exactly 0: longer neighbours change nothing.
         """
-        given = (query_NJQW, key_NJUW, value_NJUW, look)
+        given = (query_NJQW, key_NJUW, value_NJUW, rule)
         total_NJQW, level_NJQ = self._piece(*given, self.pieces[0])
         for piece in self.pieces[1:]:
             seen_NJQW, score_NJQ = self._piece(*given, piece)
@@ -207,13 +209,18 @@ class DecodeAttention:
         return total_NJQW.to(query_NJQW.dtype)
 
     def _piece(
-        self, query_NJQW: Tensor, key_NJUW: Tensor, value_NJUW: Tensor, look: Look, piece: slice
+        self,
+        query_NJQW: Tensor,
+        key_NJUW: Tensor,
+        value_NJUW: Tensor,
+        rule: AttentionRule,
+        piece: slice,
     ) -> tuple[Tensor, Tensor]:
-        """What is seen within a piece, and the log-sum-exp of its scores: NOTHING if nothing is."""
+        """Return what is seen within a piece, and the log-sum-exp of its scores, or NOTHING."""
         none_N = self.position_N < piece.start
-        if look.window is not None:
-            none_N = none_N | (self.position_N - look.window >= piece.stop - 1)
-        mask_N11U = self._mask(look.window)[..., piece]
+        if rule.window is not None:
+            none_N = none_N | (self.position_N - rule.window >= piece.stop - 1)
+        mask_N11U = self._mask(rule.window)[..., piece]
         mask_N11U = mask_N11U.masked_fill(none_N[:, None, None, None], 0)
         # The kernel behind scaled_dot_product_attention, which does not hand out the second.
         seen_NJQW, score_NJQ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -221,7 +228,7 @@ class DecodeAttention:
             key_NJUW[:, :, piece],
             value_NJUW[:, :, piece],
             attn_mask=mask_N11U,
-            scale=look.scale,
+            scale=rule.scale,
         )
         return seen_NJQW, score_NJQ.masked_fill(none_N[:, None, None], NOTHING)
 

@@ -13,7 +13,7 @@ from groupwise.model.layers.head import HeadQuery
 from groupwise.model.layers.ops import Plain
 from groupwise.model.layers.order import fix_order
 from groupwise.model.layers.transformer import Policy, Transformer
-from groupwise.model.pace import pace
+from groupwise.model.throughput import throughput_line
 from groupwise.model.tiles import prepare_products
 
 # Tokens for which kernels take the largest of their tiles. The head needs more than one tile of
@@ -55,7 +55,9 @@ def _equip_borrowed(model: Borrowed, exact: bool) -> list[str]:
             "Set engine.exact=false."
         )
     fix_order(False)
-    return [f"{family} runs through transformers, without groupwise's layers: {pace(model)}"]
+    return [
+        f"{family} runs through transformers, without groupwise's layers: {throughput_line(model)}"
+    ]
 
 
 _FAST = (
@@ -119,7 +121,7 @@ def _take_kernels(model: Transformer, exact: bool) -> str | None:
 
 
 def _rehearse(model: Transformer, many: int) -> None:
-    """Every kernel of the learner runs once: what fails shall fail before the run.
+    """Run every kernel of the learner once: what fails shall fail before the run.
 
     A prompt of three tokens and two answers of two, forward and backward; then many tokens.
     Gradients are those of one layer: a model that is only sampled from may have no room for more.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from groupwise.model.adapters.joined import add_adapters, lay_adapters
+from groupwise.model.adapters.fused_lora import add_adapters, lay_adapters
 from groupwise.model.adapters.quantized import QuantizedLinear, frozen_product
 from groupwise.model.kernels.head import HeadScore
 from groupwise.model.kernels.matmul import matmul
@@ -18,15 +18,15 @@ from groupwise.model.kernels.norm import add_norm_backward, add_norm_forward, rm
 from groupwise.model.kernels.rotary import rotate, split_rotate
 from groupwise.model.kernels.swiglu import swiglu, swiglu_backward, swiglu_forward
 from groupwise.model.layers.attention import Attend
-from groupwise.model.layers.head import NO_RULE, HeadOutputs, HeadRule, log_probs
-from groupwise.model.layers.joined import (
+from groupwise.model.layers.fused_linear import (
     Product,
     accumulate,
     biases_of,
+    concatenated,
+    fused_linear,
     lay_together,
-    linear_joined,
-    whole,
 )
+from groupwise.model.layers.head import NO_RULE, HeadOutputs, HeadRule, log_probs
 from groupwise.model.layers.linear import Linear
 from groupwise.model.layers.prefix import PrefixAttention
 
@@ -81,12 +81,12 @@ class Fast:
         return self._linear([module], x_TD)
 
     def _linear(self, modules: Sequence[Linear], x_TD: Tensor) -> Tensor:
-        """What layers and their adapters make of one input, side by side."""
+        """Return what layers and their adapters make of one input, side by side."""
         if _quantized(modules):
             each = [_frozen_or_plain(module, x_TD, self.product) for module in modules]
             out_TF = each[0] if len(each) == 1 else torch.cat(each, dim=1)
         else:
-            out_TF = linear_joined(x_TD, modules, self.product)
+            out_TF = fused_linear(x_TD, modules, self.product)
         return add_adapters(out_TF, x_TD, modules, self.product)
 
     def feed_forward(
@@ -139,7 +139,7 @@ class Fast:
     def _norm_linear(
         self, x_TD: Tensor | None, more_TD: Tensor, norm: Norm, *modules: Linear
     ) -> tuple[Tensor, Tensor]:
-        """x + more, and its norm or what modules make of that, side by side."""
+        """Return x + more, and its norm or what modules make of that, side by side."""
         biases = biases_of(modules)
         alone = biases is None or _quantized(modules) or any(m.adapter is not None for m in modules)
         together = () if alone else modules
@@ -166,7 +166,7 @@ class Exact(Fast):
 def _frozen_or_plain(module: Linear, x_TD: Tensor, product: Product | None) -> Tensor:
     if isinstance(module, QuantizedLinear):
         return frozen_product(x_TD, module, product)
-    return linear_joined(x_TD, [module], product)
+    return fused_linear(x_TD, [module], product)
 
 
 def _quantized(modules: Sequence[Linear]) -> bool:
@@ -198,7 +198,9 @@ class _NormLinear(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if not count:
             return sum_TD, normed_TD
-        return sum_TD, product(normed_TD, whole(weights), whole(biases) if biases else None)
+        return sum_TD, product(
+            normed_TD, concatenated(weights), concatenated(biases) if biases else None
+        )
 
     @staticmethod
     @once_differentiable
@@ -212,7 +214,7 @@ class _NormLinear(torch.autograd.Function):
             passed = None if ctx.first else grad_sum_TD
             more = None if grad_sum_TD is None else grad_sum_TD.to(norm_D.dtype)
             return (passed, more, *(None for _ in ctx.needs_input_grad[2:]))
-        grad_normed_TD = grad_TF @ whole(weights) if count else grad_TF
+        grad_normed_TD = grad_TF @ concatenated(weights) if count else grad_TF
         grad_x_TD, grad_more_TD, normed_TD, grad_norm_D = add_norm_backward(
             sum_TD, norm_D, rstd_T, grad_normed_TD, grad_sum_TD
         )

@@ -29,7 +29,7 @@ CACHED_COLUMNS = 2048
 
 @dataclass(frozen=True, eq=False)
 class HeadRule:
-    """What some architectures do to hidden · weightᵀ: cap · tanh(scale · (it + bias) / cap)."""
+    """A rule of some models for z = hidden · weightᵀ: cap · tanh(scale · (z + bias) / cap)."""
 
     scale: float = 1.0
     cap: float | None = None
@@ -41,7 +41,7 @@ NO_RULE = HeadRule()
 
 @dataclass(frozen=True, eq=False)
 class HeadQuery:
-    """What is asked of the head: of which hidden states, about which tokens, and what else."""
+    """A question to the head: of which hidden states, about which tokens, and what else."""
 
     take_A: Tensor  # rows of the pack; a row may be asked several times
     token_A: Tensor
@@ -52,7 +52,7 @@ class HeadQuery:
 
 
 class HeadOutputs(NamedTuple):
-    """What the head says about each token, at the temperature asked for. All but ids carry grad.
+    """The head's outputs for each token, at the temperature asked for. All but ids carry grad.
 
     A tuple, because hooks around a forward pass look for tensors in those, and in no records.
     """
@@ -76,7 +76,7 @@ def log_probs(
     chunk: int | None = None,
     rule: HeadRule = NO_RULE,
 ) -> HeadOutputs:
-    """log p(token | hidden), where p = softmax(hidden · weightᵀ / temperature), and what is asked.
+    """Return log p(token | hidden), p = softmax(hidden · weightᵀ / temperature), and what is asked.
 
     `rule` acts on the product. `top_k` adds the policy's own most likely tokens, `at_TK` the
     log-probabilities of given ids.
@@ -105,7 +105,7 @@ def logits(
     out: Tensor | None = None,
     rule: HeadRule = NO_RULE,
 ) -> Tensor:
-    """hidden · weightᵀ / temperature, summed in float32 whatever the model's precision."""
+    """Return hidden · weightᵀ / temperature, summed in float32 whatever the model's precision."""
     head_VD = widened(weight_VD)
     if out is None or head_VD.is_cuda:
         logits_TV = _product(hidden_TD, head_VD.t(), out)
@@ -119,7 +119,7 @@ def logits(
 
 
 def _follow(rule: HeadRule, logits_TV: Tensor) -> None:
-    """In place."""
+    """Apply the rule in place."""
     if rule.bias_V is not None:
         logits_TV.add_(rule.bias_V.detach())
     if rule.cap is not None:
@@ -220,7 +220,7 @@ class _Head(torch.autograd.Function):
 def _read(
     z_CV: Tensor, work_CV: Tensor, ids_CI: Tensor, entropy: bool, top_k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities at the ids, entropy, peak and sum of exp, top-k ids. Spoils z and work.
+    """Return log p at the ids, entropy, peak and sum of exp, top-k ids. Spoils z and work.
 
     By hand, because torch.logsumexp on a CPU takes as long as the matrix product itself.
     """
@@ -237,7 +237,7 @@ def _read(
 
 
 def widened(weight_VD: Tensor) -> Tensor:
-    """The head as the products want it. CUDA sums products of bfloat16 in float32 by itself.
+    """Return the head as the products want it. CUDA sums products of bfloat16 in float32 by itself.
 
     Not so float16: gradients of unlikely tokens would fall below its smallest number.
     """
@@ -249,7 +249,7 @@ def widened(weight_VD: Tensor) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a @ b in float32, or float64. Products of two bfloat16 numbers fit float32 exactly."""
+    """Return a @ b in float32, or float64. Products of two bfloat16 numbers fit float32 exactly."""
     a = a.to(b.dtype)
     if b.dtype in (torch.float32, torch.float64):
         return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)

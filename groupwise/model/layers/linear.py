@@ -20,7 +20,7 @@ class Linear(nn.Module):
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every layer that can have an adapter, by its full name.
+    """Return every layer that can have an adapter, by its full name.
 
     Of a policy those that a text passes through below the head: the head's logits never lie in
     memory, and a tower for images learns nothing from a text.
@@ -29,7 +29,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def layers_within(model: nn.Module, body: nn.Module) -> dict[str, nn.Module]:
-    """Those in a part of a model, by their names in the whole."""
+    """Return those in a part of a model, by their names in the whole."""
     inside = {id(module) for module in body.modules()}
     found = {name: module for name, module in model.named_modules() if id(module) in inside}
     return {
@@ -38,12 +38,12 @@ def layers_within(model: nn.Module, body: nn.Module) -> dict[str, nn.Module]:
 
 
 def layer_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each layer that can have an adapter."""
+    """Return (inputs, outputs) of each layer that can have an adapter."""
     return {name: sizes_of(layer) for name, layer in linear_layers(model).items()}
 
 
 def sizes_of(layer: nn.Module) -> tuple[int, int]:
-    """(inputs, outputs)"""
+    """Return (inputs, outputs)."""
     if isinstance(layer, Linear):
         return layer.inputs, layer.outputs
     first, second = cast(Tensor, layer.weight).shape
@@ -51,5 +51,5 @@ def sizes_of(layer: nn.Module) -> tuple[int, int]:
 
 
 def is_turned(layer: nn.Module) -> bool:
-    """Whether the weight lies as [inputs, outputs]: GPT-2's layers, in transformers."""
+    """Tell whether the weight lies as [inputs, outputs]: GPT-2's layers, in transformers."""
     return type(layer).__name__ == "Conv1D"

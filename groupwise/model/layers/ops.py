@@ -36,7 +36,7 @@ class Ops(Protocol):
         ...
 
     def add_norm(self, x_TD: Tensor | None, more_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """x + more, the residual stream (at first there is no x), and its norm."""
+        """Return x + more, the residual stream (at first there is no x), and its norm."""
         ...
 
     def heads(
@@ -48,7 +48,7 @@ class Ops(Protocol):
         cos_TF: Tensor,
         sin_TF: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x + more; of its norm, queries, keys and values. The first two are rotated."""
+        """Return x + more; of its norm, queries, keys and values. The first two are rotated."""
         ...
 
     def linear(self, module: Linear, x_TD: Tensor) -> Tensor: ...
@@ -56,13 +56,13 @@ class Ops(Protocol):
     def feed_forward(
         self, x_TD: Tensor, more_TD: Tensor, norm: Norm, layer: FeedForward
     ) -> tuple[Tensor, Tensor]:
-        """x + more; of its norm, down(silu(gate) · up)."""
+        """Return x + more; of its norm, down(silu(gate) · up)."""
         ...
 
     def attention(
         self, prompts: Sequence[int], completions: Sequence[Sequence[int]], device: torch.device
     ) -> Attend:
-        """Within a pack of prompts, each with its completions behind it."""
+        """Attend within a pack of prompts, each with its completions behind it."""
         ...
 
     def log_probs(
@@ -83,7 +83,7 @@ class Plain:
     name = "plain"
 
     def lay_out(self, model: Policy) -> None:
-        """They are fine where they are."""
+        """Leave the weights where they are."""
 
     def add_norm(self, x_TD: Tensor | None, more_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         x_TD = more_TD if x_TD is None else x_TD + more_TD
@@ -131,6 +131,6 @@ class Plain:
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / rms(x) · weight; the mean in float32, the product in the model's precision."""
+    """Return x / rms(x) · weight; the mean in float32, the product in the model's precision."""
     wide_TD = x_TD if x_TD.dtype == torch.float64 else x_TD.float()
     return weight_D * F.rms_norm(wide_TD, wide_TD.shape[-1:], eps=eps).to(x_TD.dtype)

@@ -17,7 +17,7 @@ _ours = False  # whether it was switched on here: what somebody else switched on
 
 
 def fix_order(on: bool) -> None:
-    """From now on in this process.
+    """Fix the order of sums from now on in this process.
 
     An operation that knows no fixed order warns and goes on: such as a plug-in may bring.
     """
@@ -34,13 +34,13 @@ def fix_order(on: bool) -> None:
 
 
 def _fill_fresh_memory(on: bool) -> None:
-    """A help in finding bugs that goes with the switch, and writes all memory once more."""
+    """Switch a help in finding bugs that goes with it, and writes all memory once more."""
     deterministic.fill_uninitialized_memory = on  # type: ignore[attr-defined]
 
 
 @contextmanager
 def order(*, fixed: bool) -> Iterator[None]:
-    """Within a block, then as it was.
+    """Fix the order within a block, then leave it as it was.
 
     Fixed here is strict: flash attention takes a mere warning for leave to add as it comes.
     """

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from groupwise.errors import ModelError
-from groupwise.model.layers.look import PLAIN, Look, check_plain
+from groupwise.model.layers.attention_rule import PLAIN, AttentionRule, check_plain
 from groupwise.model.layers.order import order
 
 TILE = 64  # tokens of one segment that the exact kernel looks at together
@@ -44,8 +44,8 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the calls need to know about a pack; all tensors are views of one, on its device."""
+class PackPlan:
+    """The calls' knowledge of a pack; all tensors are views of one, on its device."""
 
     tokens: int
     itself: Segments
@@ -77,9 +77,9 @@ class PrefixAttention:
         query_THW: Tensor,
         key_TJW: Tensor,
         value_TJW: Tensor,
-        look: Look = PLAIN,
+        rule: AttentionRule = PLAIN,
     ) -> Tensor:
-        check_plain(look)
+        check_plain(rule)
         if len(query_THW) != self.plan.tokens:
             raise ModelError(
                 f"The pack was planned for {self.plan.tokens} tokens and has {len(query_THW)}. "
@@ -94,7 +94,7 @@ class PrefixAttention:
 class _Prefix(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: Plan, exact: bool
+        ctx: Any, query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: PackPlan, exact: bool
     ) -> Tensor:
         attend = _exact if exact and query_THW.is_cuda else _in_parts
         seen_THW, lse_HT = attend(query_THW, key_TJW, value_TJW, plan)
@@ -106,7 +106,7 @@ class _Prefix(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_THW: Tensor) -> tuple[Tensor | None, ...]:
         query_THW, key_TJW, value_TJW, seen_THW, lse_HT = ctx.saved_tensors
-        plan: Plan = ctx.plan
+        plan: PackPlan = ctx.plan
         grad_THW = grad_THW.contiguous()
         with order(fixed=True) if ctx.exact else nullcontext():
             grads = segment_backward(
@@ -126,7 +126,7 @@ class _Prefix(torch.autograd.Function):
 
 
 def _exact(
-    query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: Plan
+    query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: PackPlan
 ) -> tuple[Tensor, Tensor]:
     from groupwise.model.kernels.attention import pack_attention
 
@@ -134,7 +134,7 @@ def _exact(
 
 
 def _in_parts(
-    query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: Plan
+    query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, plan: PackPlan
 ) -> tuple[Tensor, Tensor]:
     own = segment_forward(query_THW, key_TJW, value_TJW, plan.itself)
     if plan.prompts is None:
@@ -147,14 +147,14 @@ def _in_parts(
     return merge(*own, *other, plan.behind_T)
 
 
-def _of_prompts(plan: Plan, key_TJW: Tensor, value_TJW: Tensor) -> tuple[Tensor, Tensor]:
+def _of_prompts(plan: PackPlan, key_TJW: Tensor, value_TJW: Tensor) -> tuple[Tensor, Tensor]:
     return key_TJW.index_select(0, plan.prompt_T), value_TJW.index_select(0, plan.prompt_T)
 
 
 def merge(
     seen_THW: Tensor, lse_HT: Tensor, other_THW: Tensor, other_HT: Tensor, behind_T: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One attention from those over two sets of keys; the second counts where `behind_T`."""
+    """Merge the attentions over two sets of keys into one; the second counts where `behind_T`."""
     other_HT = other_HT.masked_fill(~behind_T, -inf)
     merged_HT = torch.logaddexp(lse_HT, other_HT)
     weight_TH1, other_TH1 = ((x - merged_HT).exp().T[:, :, None] for x in (lse_HT, other_HT))
@@ -165,7 +165,7 @@ def merge(
 def segment_forward(
     query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, segments: Segments
 ) -> tuple[Tensor, Tensor]:
-    """What the queries see, and the log-sum-exp of their scores, [H, T]."""
+    """Return what the queries see, and the log-sum-exp of their scores, [H, T]."""
     if not flash_fits(query_THW):
         return plain_forward(query_THW, key_TJW, value_TJW, segments)
     seen_THW, lse_HT, *_ = torch.ops.aten._flash_attention_forward(
@@ -192,7 +192,7 @@ def segment_backward(
     lse_HT: Tensor,
     segments: Segments,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values; output and lse may be those over more keys."""
+    """Return gradients of queries, keys and values; output and lse may be those over more keys."""
     if not flash_fits(query_THW):
         return plain_backward(grad_THW, query_THW, key_TJW, value_TJW, seen_THW, lse_HT, segments)
     no_dropout = torch.empty(2, dtype=torch.uint64, device=query_THW.device)
@@ -216,7 +216,7 @@ def segment_backward(
 
 
 def flash_fits(query_THW: Tensor) -> bool:
-    """Whether flash attention takes such queries; the plain twin takes the rest."""
+    """Tell whether flash attention takes such queries; the plain version takes the rest."""
     width, half = query_THW.shape[-1], query_THW.dtype in (torch.bfloat16, torch.float16)
     return query_THW.is_cuda and half and width % 8 == 0 and width <= 256
 
@@ -224,7 +224,7 @@ def flash_fits(query_THW: Tensor) -> bool:
 def plain_forward(
     query_THW: Tensor, key_TJW: Tensor, value_TJW: Tensor, segments: Segments
 ) -> tuple[Tensor, Tensor]:
-    """A loop over the segments, in any precision."""
+    """Attend in a loop over the segments, in any precision."""
     seen_THW = torch.empty_like(query_THW)
     lse_TH = query_THW.new_empty(query_THW.shape[:2], dtype=_wide(query_THW.dtype))
     for queries, keys in _spans(segments):
@@ -247,7 +247,7 @@ def plain_backward(
     lse_HT: Tensor,
     segments: Segments,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """P = exp(score − lse), dscore = P·(dP − Σ_w dout·out): the same as flash attention's."""
+    """Use P = exp(score − lse), dscore = P·(dP − Σ_w dout·out): the same as flash attention's."""
     grads = torch.zeros_like(query_THW), torch.zeros_like(key_TJW), torch.zeros_like(value_TJW)
     groups, scale = key_TJW.shape[1], 1 / sqrt(query_THW.shape[2])
     for queries, keys in _spans(segments):
@@ -275,8 +275,8 @@ def make_plan(
     completions: Sequence[Sequence[int]],
     device: torch.device,
     exact: bool,
-) -> Plan:
-    """Numbers are put together on the host and travel in one copy."""
+) -> PackPlan:
+    """Put numbers together on the host and send them in one copy."""
     lengths = [n for p, group in zip(prompts, completions, strict=True) for n in (p, *group)]
     if not lengths or min(lengths) < 1:
         raise ModelError(
@@ -301,7 +301,7 @@ def make_plan(
     )
     longest = max(lengths)
     shared = Segments(group_ends, prompt_ends, max(sizes), max(prompts), causal=False)
-    return Plan(
+    return PackPlan(
         tokens=groups[-1],
         itself=Segments(ends, ends, longest, longest, causal=True),
         prompts=shared if any(completions) else None,
@@ -312,7 +312,7 @@ def make_plan(
 
 
 def tiles(prompts: Sequence[int], completions: Sequence[Sequence[int]]) -> Tensor:
-    """Each segment cut into tiles of up to TILE tokens, for `pack_attention`; on the host.
+    """Cut each segment into tiles of up to TILE tokens, for `pack_attention`; on the host.
 
     Columns: first token, start and length of the segment, start and length of its prompt.
     """
@@ -350,7 +350,7 @@ def _scores(query_QHW: Tensor, key_UJW: Tensor, causal: bool) -> Tensor:
 
 
 def _by_key_head(x_THW: Tensor, groups: int) -> Tensor:
-    """[J, G, T, W] in at least float32: the G query heads that share each key head."""
+    """Return [J, G, T, W] in at least float32: the G query heads that share each key head."""
     tokens, heads, width = x_THW.shape
     x_TJGW = x_THW.to(_wide(x_THW.dtype)).reshape(tokens, groups, heads // groups, width)
     return x_TJGW.permute(1, 2, 0, 3)

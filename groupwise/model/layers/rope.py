@@ -12,7 +12,7 @@ from groupwise.model.config import ModelConfig, Rope
 
 
 def rope_tables(config: ModelConfig, position_T: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of every token's angles, [T, W/2] in float32."""
+    """Return cos and sin of every token's angles, [T, W/2] in float32."""
     frequency_F = frequencies(config.rope, config.head_dim, position_T.device)
     angle_TF = position_T[:, None].float() * frequency_F
     return angle_TF.cos(), angle_TF.sin()

@@ -36,17 +36,17 @@ class PolicyModel(Protocol):
 
     @property
     def ops(self) -> Ops:
-        """How its arithmetic is done; also for the head and for attention within packs."""
+        """Return how its arithmetic is done; also for the head and for attention within packs."""
         ...
 
     @property
     def head_weight(self) -> Tensor:
-        """[V, D]: logits are hidden states times its transpose."""
+        """Return [V, D]: logits are hidden states times its transpose."""
         ...
 
     @property
     def head_rule(self) -> HeadRule:
-        """What is done to logits; nothing in most architectures."""
+        """Return what is done to logits; nothing in most architectures."""
         ...
 
     def __call__(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
@@ -61,7 +61,7 @@ class PolicyModel(Protocol):
 
     @property
     def placement(self) -> int:
-        """A number that changes whenever parameters are moved or replaced, not when they learn."""
+        """Return a number that changes if parameters are moved or replaced, not if they learn."""
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
@@ -82,7 +82,7 @@ class Policy(nn.Module):
 
     @property
     def placement(self) -> int:
-        """A number that changes whenever parameters are moved or replaced, not when they learn.
+        """Return a number that changes if parameters are moved or replaced, not if they learn.
 
         Who keeps addresses of parameters, as captured steps do, compares it.
         """
@@ -109,7 +109,7 @@ class Policy(nn.Module):
 
     @property
     def body(self) -> nn.Module:
-        """What a text passes through below the head."""
+        """Return what a text passes through below the head."""
         raise NotImplementedError
 
     @property
@@ -228,8 +228,8 @@ class Layer(nn.Module):
         return ops.feed_forward(x_TD, seen_TD, self.post_attention_layernorm, self.mlp)
 
 
-class Decoder(nn.Module):
-    """What Hugging Face calls `model`: everything below the head."""
+class TransformerBody(nn.Module):
+    """Everything below the head: Hugging Face calls it `model`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -243,12 +243,12 @@ class Transformer(Policy):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.model = Decoder(config)
+        self.model = TransformerBody(config)
         if not config.tied:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
-    def body(self) -> Decoder:
+    def body(self) -> TransformerBody:
         return self.model
 
     @property
@@ -285,8 +285,8 @@ class Transformer(Policy):
         return self
 
 
-def twin(model: Model) -> Model:
-    """A copy that shares what is frozen: no update ever makes the two differ there."""
+def copy_trained(model: Model) -> Model:
+    """Copy the model, sharing what is frozen: no update ever makes the two differ there."""
     refuse_shards(model.named_parameters(), "A copy of the policy")
     frozen = {id(p): p for _, p in model.named_parameters() if not p.requires_grad}
     return copy.deepcopy(model, dict[int, Any](frozen))

@@ -6,7 +6,7 @@ To add one, write a file with a `Role`, add it to `ROLES`, and describe it in `s
 from __future__ import annotations
 
 from groupwise.config import Config
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.model.cost import RoleSize
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.roles.length_exponent import LengthExponent

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.config import Config, Optim
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.model.cost import RoleSize
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.adamw import make_optimizer

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from groupwise.config import Config
 from groupwise.errors import ConfigError, RunError
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.model.cost import HALF as HALF_WIDTH
 from groupwise.model.cost import SINGLE, RoleSize
-from groupwise.model.layers.transformer import Policy, twin
+from groupwise.model.layers.transformer import Policy, copy_trained
 from groupwise.optim.adamw import HALF, check_layout
 from groupwise.optim.roles.role import Role, Score
 
 
 def parse_update(text: str) -> tuple[str, float]:
-    """ "frozen", "ema:DECAY" or "reset:STEPS" as (kind, number)."""
+    """Read "frozen", "ema:DECAY" or "reset:STEPS" as (kind, number)."""
     kind, _, number = text.partition(":")
     try:
         if text == "frozen":
@@ -57,7 +57,7 @@ class Reference(Role):
     def __init__(self, model: Policy, update: str) -> None:
         self._kind, self._number = parse_update(update)
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
-        self.model = twin(model).requires_grad_(False)
+        self.model = copy_trained(model).requires_grad_(False)
         self.model.ops.lay_out(self.model)
         own = self.model.named_parameters()
         self._own = {name: p.detach() for name, p in own if name in trained}
@@ -96,7 +96,7 @@ class Reference(Role):
         return [f"the reference is the starting policy ({start}); it shares the frozen weights"]
 
     @classmethod
-    def told(cls, config: Config) -> str:
+    def description(cls, config: Config) -> str:
         return f"reference ({config.reference.update})"
 
     def check_start(self, policy_NT: Tensor, score: Score) -> None:

@@ -1,4 +1,4 @@
-"""What a role can do. A role does nothing of it by itself: each overrides what it takes part in."""
+"""The parts that a role can take. It takes none by itself: each overrides those that it takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from groupwise.config import Config
-from groupwise.methods.composition import Method
+from groupwise.methods.method import Method
 from groupwise.model.cost import RoleSize
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.packs import Pack
@@ -43,7 +43,7 @@ class Role:
         return []
 
     @classmethod
-    def told(cls, config: Config) -> str:
+    def description(cls, config: Config) -> str:
         """Return its name with what the configuration makes of it."""
         return cls.name
 

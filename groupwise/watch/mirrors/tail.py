@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RunError
-from groupwise.runfiles import shapes
+from groupwise.runfiles import schemas
 from groupwise.runfiles.files import GrowingFile, to_line, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import run_name
@@ -77,8 +77,8 @@ class Tail:
             self._again()
 
     def _open(self) -> None:
-        self._metrics = GrowingFile(self._folder.metrics, shapes.metrics)
-        self._events = GrowingFile(self._folder.events, shapes.events)
+        self._metrics = GrowingFile(self._folder.metrics, schemas.metrics)
+        self._events = GrowingFile(self._folder.events, schemas.events)
         self._waiting: list[Note] = []  # for the metrics line of their step
 
     def _again(self) -> None:

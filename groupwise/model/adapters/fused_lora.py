@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from groupwise.model.adapters.lora import LoRA
-from groupwise.model.layers.joined import Product, accumulate, lay_rows, whole
+from groupwise.model.layers.fused_linear import Product, accumulate, concatenated, lay_rows
 from groupwise.model.layers.linear import Linear
 
 Columns = tuple[int, int]  # of the layers' outputs side by side: from, to
@@ -30,7 +30,7 @@ def lay_adapters(modules: Sequence[Linear]) -> None:
 def add_adapters(
     out_TF: Tensor, x_TD: Tensor, modules: Sequence[Linear], product: Product | None
 ) -> Tensor:
-    """The modules' outputs side by side, and in place what their adapters make of the input."""
+    """Join the modules' outputs side by side, and add what their adapters make in place."""
     placed = _placed(modules)
     if any(adapter.dropping for adapter, _ in placed):  # each drops inputs of its own
         for adapter, columns in placed:
@@ -54,13 +54,13 @@ def _add(
     narrow = [adapter.lora_A for adapter, _ in placed]
     wide = [adapter.lora_B for adapter, _ in placed]
     where = [(columns, adapter.scale) for adapter, columns in placed]
-    summed_TF: Tensor = _Beside.apply(  # type: ignore[no-untyped-call]
+    summed_TF: Tensor = _AddAdapters.apply(  # type: ignore[no-untyped-call]
         out_TF, x_TD, product, where, *narrow, *wide
     )
     return summed_TF
 
 
-class _Beside(torch.autograd.Function):
+class _AddAdapters(torch.autograd.Function):
     """y += s·n·Bᵀ in the layer's columns, n = x·Aᵀ of all layers at once.
 
     ∂n = s·∂y·B,  ∂B = ∂yᵀ·s·n,  ∂A = ∂nᵀ·x,  ∂x = ∂n·A
@@ -76,7 +76,7 @@ class _Beside(torch.autograd.Function):
         *parameters: nn.Parameter,
     ) -> Tensor:
         narrow, wide = parameters[: len(where)], parameters[len(where) :]
-        narrow_TR = (product or F.linear)(x_TD, whole(narrow), None)
+        narrow_TR = (product or F.linear)(x_TD, concatenated(narrow), None)
         for own_TR, b_FR, ((start, end), scale) in zip(
             _split(narrow_TR, wide), wide, where, strict=True
         ):
@@ -107,7 +107,7 @@ class _Beside(torch.autograd.Function):
             kept = ctx.parameters[count + row]
             accumulate([kept], [need[count + row]], part_TF, own_TR * scale)
         accumulate(ctx.parameters[:count], need[:count], grad_narrow_TR, x_TD)
-        grad_x_TD = grad_narrow_TR @ whole(parameters[:count])
+        grad_x_TD = grad_narrow_TR @ concatenated(parameters[:count])
         return (grad_TF, grad_x_TD, None, None, *(None for _ in need))
 
 

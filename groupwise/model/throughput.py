@@ -1,4 +1,4 @@
-"""How fast a model is on this machine, by a short try: for one that is slower than others."""
+"""The speed of a model on this machine, by a short trial: for one that is slower than others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from groupwise.model.layers.transformer import Policy
 ROWS, TOKENS = 16, 16  # sequences, and tokens of each
 
 
-def pace(model: Policy) -> str:
-    """In words: tokens a second, sampled and scored."""
+def throughput_line(model: Policy) -> str:
+    """Say in words how many tokens a second are sampled and scored."""
     sampled, scored = measure(model)
     return (
         f"{sampled:,.0f} tokens/s sampled {ROWS} at a time, {scored:,.0f} tokens/s scored, "
@@ -26,7 +26,7 @@ def pace(model: Policy) -> str:
 
 @torch.no_grad()
 def measure(model: Policy) -> tuple[float, float]:
-    """Tokens a second: of a step that gives every row its next one, and of a pass over packs."""
+    """Measure tokens a second: of steps that give every row its next, and of a pass over packs."""
     device, lengths = model.head_weight.device, [TOKENS] * ROWS
     token_T = torch.zeros(ROWS * TOKENS, dtype=torch.long, device=device)
     behind: list[list[int]] = [[] for _ in lengths]
@@ -44,7 +44,7 @@ def measure(model: Policy) -> tuple[float, float]:
 
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
-    """Of the faster of two, after one that warms up."""
+    """Time the faster of two runs, after one that warms up."""
     found = []
     for _ in range(3):
         start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Shapes of the files of a run: checked once, where they are read, so that nobody else has to.
+"""Schemas of the files of a run: checked once, where they are read, so that nobody else has to.
 
-A shape says in words what is wrong with a value, or "" where it fits. Entries that it does not name
-may be anything: another version of groupwise may have written them.
+A schema says in words what is wrong with a value, or "" where it fits. Entries that it does not
+name may be anything: another version of groupwise may have written them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from groupwise.runfiles.catalogue import find
 
-Shape = Callable[[Any], str]
+Schema = Callable[[Any], str]
 
 MOST_STEPS = 2**53  # beyond it a page's script can't tell two steps apart
 DEEPEST = 20  # lists and tables within one another; groupwise writes five at most
@@ -50,26 +50,26 @@ def anything(value: Any, levels: int = DEEPEST) -> str:
     return next((wrong for one in inside if (wrong := anything(one, levels - 1))), "")
 
 
-def or_null(shape: Shape) -> Shape:
-    return lambda value: "" if value is None else shape(value)
+def or_null(schema: Schema) -> Schema:
+    return lambda value: "" if value is None else schema(value)
 
 
-def each(shape: Shape) -> Shape:
+def each(schema: Schema) -> Schema:
     """Accept a list of such values."""
 
     def checked(value: Any) -> str:
         if not isinstance(value, list):
             return _unless(False, value, "a list")
-        found = ((at, shape(one)) for at, one in enumerate(value, start=1))
+        found = ((at, schema(one)) for at, one in enumerate(value, start=1))
         return next((f"entry {at} is {wrong}" for at, wrong in found if wrong), "")
 
     return checked
 
 
 def table(
-    known: Mapping[str, Shape], needed: Collection[str] = (), other: Shape = anything
-) -> Shape:
-    """Accept an object: shapes of its known entries, required ones, and those of others."""
+    known: Mapping[str, Schema], needed: Collection[str] = (), other: Schema = anything
+) -> Schema:
+    """Accept an object: schemas of its known entries, required ones, and those of others."""
 
     def checked(value: Any) -> str:
         if not isinstance(value, dict):

@@ -1,15 +1,11 @@
-"""The nouns. Tensor names carry their axes: `_N` sequence (row), `_T` token, `_K` top-k entry.
-
-In the order of the cycle: Task (a prompt), Completion (what the engine wrote), Grade (what the
-grader said), Rollout (the three together), TokenBatch (the rollouts as the two phases read them).
-"""
+"""The rollouts of a step as the two phases read them: rows of tokens, with all their streams."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,140 +21,6 @@ from groupwise.streams import (
     is_number_per_token,
 )
 
-Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Task:
-    """A prompt and what its answer is checked with."""
-
-    id: int  # the row's number in its source: the same in every run
-    prompt: str | tuple[Message, ...]
-    answer: Any = None
-    columns: Mapping[str, Any] = field(default_factory=dict)  # all others, for the reward
-    token_ids: tuple[int, ...] = ()  # the prompt as the model reads it; filled up front
-    source: str = ""  # which of several sources it is from
-    grader: str = ""  # the row's own, for the part `row` of a reward
-
-
-POLICY = "assistant"  # the role of a turn that the policy wrote
-
-
-class Turn(NamedTuple):
-    """Who wrote a stretch of a completion's tokens, and from where to where."""
-
-    role: str  # POLICY, or who else: "tool", "user", "environment", ...
-    start: int  # the first of its tokens
-    end: int  # one behind the last
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What stands behind one prompt, token by token; never re-encoded from text.
-
-    The policy wrote all of it, in one turn, unless `mask_T` and `turns` say otherwise: then tools,
-    environments or the data wrote the rest. Every token is read, and has its place and its cost;
-    what is learned, counted and measured is the policy's own.
-    """
-
-    token_ids: tuple[int, ...]  # the token that ended it included
-    # float32: of each token under the distribution that it was drawn from; anything where the
-    # policy did not draw it
-    logp_T: Tensor
-    finish: Literal["eos", "stop", "length"]  # an end token, a stop string, the limit
-    version: int  # of the weights: the number of updates before them
-    weights: str = "shared"  # the learner's own, or which copy: "int8", "stale:2", "noise:0.1"
-    topk_id_TK: Tensor | None = None  # the sampler's likeliest tokens, where asked for
-    topk_logp_TK: Tensor | None = None
-    mask_T: Tensor | None = None  # bool: the tokens that the policy wrote; None: all of them
-    turns: tuple[Turn, ...] = ()  # end to end, of all tokens; filled in where the policy wrote all
-
-    def __post_init__(self) -> None:
-        if self.mask_T is not None:
-            _check_turns(len(self.token_ids), self.mask_T, self.turns)
-        elif {turn.role for turn in self.turns} <= {POLICY} and len(self.turns) <= 1:
-            # Also where the tokens of another completion were replaced.
-            object.__setattr__(self, "turns", (Turn(POLICY, 0, len(self.token_ids)),))
-        else:
-            raise BatchError(
-                f"A completion without mask_T is one turn by the policy, of {len(self.token_ids)} "
-                "tokens here. Say with mask_T which tokens the policy wrote, or leave turns out."
-            )
-
-    @property
-    def truncated(self) -> bool:
-        return self.finish == "length"
-
-    @property
-    def own_ids(self) -> tuple[int, ...]:
-        """The tokens that the policy wrote."""
-        if self.mask_T is None:
-            return self.token_ids
-        own_T = self.mask_T.tolist()
-        return tuple(number for number, own in zip(self.token_ids, own_T, strict=True) if own)
-
-    @property
-    def own_length(self) -> int:
-        """How many tokens the policy wrote: what a length means wherever one is judged."""
-        return len(self.token_ids) if self.mask_T is None else int(self.mask_T.sum())
-
-    @property
-    def last_turn(self) -> Turn:
-        """The policy's last turn: what it says in the end."""
-        return next(turn for turn in reversed(self.turns) if turn.role == POLICY)
-
-
-def _check_turns(length: int, mask_T: Tensor, turns: tuple[Turn, ...]) -> None:
-    """Refuse a mask that does not fit the tokens, and turns that do not fit the mask."""
-    if mask_T.dtype != torch.bool or mask_T.shape != (length,):
-        raise BatchError(
-            f"mask_T must be bool with one value for each of the {length} tokens, got "
-            f"{mask_T.dtype} {tuple(mask_T.shape)}."
-        )
-    if not mask_T.any():
-        raise BatchError("A completion without a token of the policy teaches nothing: leave it out")
-    starts = [0, *(turn.end for turn in turns)]
-    if [turn.start for turn in turns] != starts[:-1] or starts[-1] != length:
-        raise BatchError(f"The turns must cover the {length} tokens end to end, got {turns}.")
-    for turn in turns:
-        if turn.start >= turn.end:
-            raise BatchError(f"A turn has at least one token, {turn} has none.")
-        if turn.role != POLICY and mask_T[turn.start : turn.end].any():
-            raise BatchError(
-                f"mask_T says that the policy wrote tokens of {turn}: its turns have the role "
-                f"{POLICY!r}."
-            )
-
-
-@dataclass(frozen=True)
-class Grade:
-    """A reward, its parts, and how it came about. No reward (None) is not a reward of 0."""
-
-    reward: float | None
-    parts: Mapping[str, float | None] = field(default_factory=dict)  # before weights
-    correct: bool | None = None  # for accuracies; None where nothing says so
-    status: Literal["ok", "abstained", "error", "timeout"] = "ok"
-    reason: str = ""
-    steps: tuple[tuple[int, float], ...] = ()  # process rewards: (end in the text, reward)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One sample: a row of a batch and of the rollout files."""
-
-    task: Task
-    draw: int  # how often the prompt had been drawn before
-    sample: int  # number within the group
-    completion: Completion
-    text: str  # the completion's tokens decoded, special tokens included, whoever wrote them
-    grade: Grade
-    last_text: str | None = None  # the policy's last turn, where others wrote some of the text
-
-    @property
-    def said(self) -> str:
-        """What the policy says in the end: all that is judged as its words."""
-        return self.text if self.last_text is None else self.last_text
-
 
 @dataclass(frozen=True)
 class Visit:
@@ -171,7 +33,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Memory:
-    """What batch phases hand on to later batches; part of a checkpoint."""
+    """Values that batch phases hand on to later batches; part of a checkpoint."""
 
     visits: Mapping[int, tuple[Visit, ...]] = field(default_factory=dict)
     reward_average: float | None = None
@@ -311,7 +173,7 @@ class TokenBatch:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the batch phase computes in: float64 if a stream came in float64, else float32."""
+        """Return the batch phase's precision: float64 if a stream came in float64, else float32."""
         return self.ones_NT.dtype
 
     @property
@@ -329,7 +191,7 @@ class TokenBatch:
 
     @cached_property
     def last_N(self) -> Tensor:
-        """Where each row's last valid token stands (anywhere for a row without one)."""
+        """Return where each row's last valid token stands (anywhere for a row without one)."""
         if self.place_NT is None and self.mask_NT[:, 0].all():  # every row starts at its left end
             return self.length_N - 1
         number_T = torch.arange(1, self.mask_NT.shape[1] + 1, device=self.mask_NT.device)
@@ -337,12 +199,12 @@ class TokenBatch:
 
     @cached_property
     def scratch(self) -> dict[Any, Any]:
-        """What several slots of one batch phase compute alike."""
+        """Keep what several slots of one batch phase compute alike."""
         return {}
 
     @cached_property
     def place_NT(self) -> Tensor | None:
-        """Where valid tokens go when a tool's output between them is left out; None if none is.
+        """Return where valid tokens go when a tool's output between them is left out, if any is.
 
         Masked tokens go to one column behind the last.
         """
@@ -353,19 +215,19 @@ class TokenBatch:
 
     @cached_property
     def learned_NT(self) -> Tensor:
-        """The tokens that the loss learns from, as numbers."""
+        """Return the tokens that the loss learns from, as numbers."""
         return self.ones_NT * self.stream("learn_N")[:, None]
 
     def valid(self, x: Tensor) -> Tensor:
-        """A finite value per row or token, on the tokens that the policy wrote; 0 elsewhere."""
+        """Return a finite value per row or token, on the policy's own tokens; 0 elsewhere."""
         return (x if x.dim() == 2 else x[:, None]).to(self.ones_NT.dtype) * self.ones_NT
 
     def learned(self, x: Tensor) -> Tensor:
-        """The same on the tokens that the loss learns from."""
+        """Return the same on the tokens that the loss learns from."""
         return (x if x.dim() == 2 else x[:, None]).to(self.ones_NT.dtype) * self.learned_NT
 
     def stream(self, name: str, reader: object = None) -> Tensor:
-        """A stream that can't be done without: a slot's `needs` say so, and the phases check it.
+        """Return a stream that a slot needs: its `needs` say so, and the phases check it.
 
         Slots of users' files say who they are as `reader`; the slot that is called is known now.
         """
@@ -380,7 +242,7 @@ class TokenBatch:
         return x
 
     def select(self, rows: Tensor | slice) -> TokenBatch:
-        """A micro-batch: some rows (indices, a bool mask or a slice), with all they carry."""
+        """Return a micro-batch: some rows (indices, bool mask or slice), with all they carry."""
         changes: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -394,7 +256,7 @@ class TokenBatch:
         return replace(self, **changes)
 
     def keep(self, rows: Tensor) -> TokenBatch:
-        """A batch of its own from some rows, before the batch phase: without what a filter drops.
+        """Make a batch of its own from some rows, before the batch phase: a filter dropped others.
 
         All ranks call it.
         """
@@ -403,7 +265,7 @@ class TokenBatch:
 
     @classmethod
     def join(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
-        """One batch from several before their batch phase, for topping up what a filter dropped.
+        """Join several batches before their batch phase, for topping up what a filter dropped.
 
         All ranks call it. Rows keep their order; shorter ones are padded.
         """
@@ -420,7 +282,7 @@ class TokenBatch:
         return replace(whole, world=batches[0].world.for_rows(whole.rows))
 
     def with_outputs(self, **outputs: Tensor) -> TokenBatch:
-        """The batch with the learner's outputs, cleaned, in at least float32."""
+        """Return the batch with the learner's outputs, cleaned, in at least float32."""
         checked: dict[str, Any] = {
             name: check_stream(
                 name, x, self.mask_NT, self.ones_NT, graph=True, look=not self.watched
@@ -438,7 +300,7 @@ class TokenBatch:
 
 
 def _widen(x: Tensor, name: str, width: int) -> Tensor:
-    """Zeros behind the last token of a stream with a token axis."""
+    """Put zeros behind the last token of a stream with a token axis."""
     if not name.rsplit("_", 1)[1].startswith("NT") or x.shape[1] == width:
         return x
     behind = x.new_zeros((len(x), width - x.shape[1], *x.shape[2:]))

@@ -49,7 +49,7 @@ def lay_together(modules: Sequence[Linear]) -> None:
 
 @torch.no_grad()
 def lay_rows(parameters: Sequence[nn.Parameter]) -> None:
-    """Parameters of one width become neighbours in memory, along their first axis."""
+    """Make parameters of one width neighbours in memory, along their first axis."""
     if parameters and _neighbours(parameters) is None:
         named = [("a projection", parameter) for parameter in parameters]
         refuse_shards(named, "Laying projections together in memory")
@@ -58,22 +58,20 @@ def lay_rows(parameters: Sequence[nn.Parameter]) -> None:
             parameter.data = part
 
 
-def joined_weight(modules: Sequence[Linear]) -> Tensor | None:
-    """[sum of outputs, inputs] over the weights' own memory, or None if they lie apart."""
+def fused_weight(modules: Sequence[Linear]) -> Tensor | None:
+    """Return [sum of outputs, inputs] over the weights' own memory, or None if they lie apart."""
     return _neighbours([module.weight for module in modules])
 
 
-def linear_joined(
-    x_TD: Tensor, modules: Sequence[Linear], product: Product | None = None
-) -> Tensor:
-    """The modules' outputs side by side, [T, sum of outputs], biases included, adapters not.
+def fused_linear(x_TD: Tensor, modules: Sequence[Linear], product: Product | None = None) -> Tensor:
+    """Return the modules' outputs side by side, [T, sum of outputs], biases included, adapters not.
 
     `product` takes the place of `F.linear`, in the forward pass only. The backward pass adds to the
     parameters' `.grad` itself: `torch.autograd.grad` with respect to them finds nothing.
     """
     biases = biases_of(modules)
-    if biases is None or joined_weight(modules) is None:
-        apart = [linear_joined(x_TD, [module], product) for module in modules]
+    if biases is None or fused_weight(modules) is None:
+        apart = [fused_linear(x_TD, [module], product) for module in modules]
         return torch.cat(apart, dim=1)
     weights = [module.weight for module in modules]
     out_TF: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
@@ -94,14 +92,14 @@ class _Linear(torch.autograd.Function):
         # because recomputation hands back copies, and gradients belong to the parameters.
         ctx.save_for_backward(x_TD, *weights)
         ctx.weights, ctx.biases = weights, biases
-        return product(x_TD, whole(weights), whole(biases) if biases else None)
+        return product(x_TD, concatenated(weights), concatenated(biases) if biases else None)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor | None, ...]:
         x_TD, *weights = ctx.saved_tensors
         need_x, _, _, *need = ctx.needs_input_grad
-        grad_x_TD = grad_TF @ whole(weights) if need_x else None
+        grad_x_TD = grad_TF @ concatenated(weights) if need_x else None
         count = len(weights)
         accumulate(ctx.weights, need[:count], grad_TF, x_TD)
         accumulate(ctx.biases, need[count:], grad_TF, None)
@@ -136,7 +134,7 @@ def accumulate(
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a · b with the sums and the result in `dtype`. CUDA does so without widening a and b."""
+    """Return a · b, sums and result in `dtype`. CUDA does so without widening a and b."""
     if a.dtype == dtype:
         return torch.mm(a, b)
     if a.is_cuda:
@@ -152,13 +150,13 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def biases_of(modules: Sequence[Linear]) -> list[nn.Parameter] | None:
-    """The biases of all modules, [] if none has one; None if only some have."""
+    """Return the biases of all modules, [] if none has one; None if only some have."""
     biases = [module.bias for module in modules if module.bias is not None]
     return biases if len(biases) in (0, len(modules)) else None
 
 
 def _neighbours(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """One tensor over the memory of all, along the first axis, if they lie one behind the other.
+    """Return one tensor over the memory of all, along the first axis, if they are neighbours.
 
     Asked several times for every product: as few questions to each tensor as will do.
     """
@@ -187,8 +185,8 @@ def _neighbours(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return first.detach().as_strided((rows, *rest), (*rest, 1))
 
 
-def whole(tensors: Sequence[Tensor]) -> Tensor:
-    """All of them along the first axis: over their own memory, or copied if they lie apart."""
+def concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """Join all along the first axis: over their own memory, or copied if they lie apart."""
     together = _neighbours(tensors)
     return torch.cat(list(tensors)) if together is None else together
 

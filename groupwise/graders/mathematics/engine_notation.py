@@ -1,4 +1,4 @@
-"""What the engine is asked: notation that it reads as we do, to the last sign.
+"""Notation that may go to the engine: it reads it as we do, to the last sign.
 
 It drops signs that it does not know and picks among the rest, so what it says of other texts is
 worth nothing.
@@ -35,7 +35,7 @@ OF_A_SET = re.compile(r"\A\s*[a-zA-Z]\s*(?:\\in(?![a-z])|∈)")  # x in [0, 1]
 
 
 def plain_notation(text: str) -> str | None:
-    """An answer as the engine is shown it; None if it would not read all of it."""
+    """Return an answer as the engine is shown it; None if it would not read all of it."""
     if len(text) > MAX_LENGTH:
         return None
     try:
@@ -48,14 +48,14 @@ def plain_notation(text: str) -> str | None:
 
 
 def is_work(gold: str, answer: str, number: bool) -> bool:
-    """Whether there is something to work out or to solve. A `number` is no inequality."""
+    """Tell whether there is something to work out or to solve. A `number` is no inequality."""
     if number and COMPARES.search(BOUND.sub("", answer)):
         return False
     return any(WORK.search(text) or COMPARES.search(text) for text in (gold, answer))
 
 
 def is_left_to_do(gold: str, answer: str) -> bool:
-    """Whether an answer leaves a sum, product, integral or limit standing that the gold has not.
+    """Tell whether an answer leaves a sum, product, integral or limit that the gold has not.
 
     It would often be the question itself, said again.
     """

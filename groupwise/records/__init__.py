@@ -1,0 +1,18 @@
+"""The nouns. Tensor names carry their axes: `_N` sequence (row), `_T` token, `_K` top-k entry."""
+
+from groupwise.records.batch import Groups, Memory, TokenBatch, Visit
+from groupwise.records.rollouts import POLICY, Completion, Grade, Message, Rollout, Task, Turn
+
+__all__ = [
+    "POLICY",
+    "Completion",
+    "Grade",
+    "Groups",
+    "Memory",
+    "Message",
+    "Rollout",
+    "Task",
+    "TokenBatch",
+    "Turn",
+    "Visit",
+]

@@ -1,0 +1,150 @@
+"""A prompt's way through a run: task, completion, grade, rollout.
+
+Task (a prompt), Completion (what the engine wrote), Grade (what the grader said), Rollout (the
+three together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from groupwise.errors import BatchError
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt and what its answer is checked with."""
+
+    id: int  # the row's number in its source: the same in every run
+    prompt: str | tuple[Message, ...]
+    answer: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)  # all others, for the reward
+    token_ids: tuple[int, ...] = ()  # the prompt as the model reads it; filled up front
+    source: str = ""  # which of several sources it is from
+    grader: str = ""  # the row's own, for the part `row` of a reward
+
+
+POLICY = "assistant"  # the role of a turn that the policy wrote
+
+
+class Turn(NamedTuple):
+    """Who wrote a stretch of a completion's tokens, and from where to where."""
+
+    role: str  # POLICY, or who else: "tool", "user", "environment", ...
+    start: int  # the first of its tokens
+    end: int  # one behind the last
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completion of one prompt, token by token; never re-encoded from text.
+
+    The policy wrote all of it, in one turn, unless `mask_T` and `turns` say otherwise: then tools,
+    environments or the data wrote the rest. Every token is read, and has its place and its cost;
+    what is learned, counted and measured is the policy's own.
+    """
+
+    token_ids: tuple[int, ...]  # the token that ended it included
+    # float32: of each token under the distribution that it was drawn from; anything where the
+    # policy did not draw it
+    logp_T: Tensor
+    finish: Literal["eos", "stop", "length"]  # an end token, a stop string, the limit
+    version: int  # of the weights: the number of updates before them
+    weights: str = "shared"  # the learner's own, or which copy: "int8", "stale:2", "noise:0.1"
+    topk_id_TK: Tensor | None = None  # the sampler's likeliest tokens, where asked for
+    topk_logp_TK: Tensor | None = None
+    mask_T: Tensor | None = None  # bool: the tokens that the policy wrote; None: all of them
+    turns: tuple[Turn, ...] = ()  # end to end, of all tokens; filled in where the policy wrote all
+
+    def __post_init__(self) -> None:
+        if self.mask_T is not None:
+            _check_turns(len(self.token_ids), self.mask_T, self.turns)
+        elif {turn.role for turn in self.turns} <= {POLICY} and len(self.turns) <= 1:
+            # Also where the tokens of another completion were replaced.
+            object.__setattr__(self, "turns", (Turn(POLICY, 0, len(self.token_ids)),))
+        else:
+            raise BatchError(
+                f"A completion without mask_T is one turn by the policy, of {len(self.token_ids)} "
+                "tokens here. Say with mask_T which tokens the policy wrote, or leave turns out."
+            )
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish == "length"
+
+    @property
+    def own_ids(self) -> tuple[int, ...]:
+        """Return the tokens that the policy wrote."""
+        if self.mask_T is None:
+            return self.token_ids
+        own_T = self.mask_T.tolist()
+        return tuple(number for number, own in zip(self.token_ids, own_T, strict=True) if own)
+
+    @property
+    def own_length(self) -> int:
+        """Count the tokens that the policy wrote: what a length means wherever one is judged."""
+        return len(self.token_ids) if self.mask_T is None else int(self.mask_T.sum())
+
+    @property
+    def last_turn(self) -> Turn:
+        """Return the policy's last turn: what it says in the end."""
+        return next(turn for turn in reversed(self.turns) if turn.role == POLICY)
+
+
+def _check_turns(length: int, mask_T: Tensor, turns: tuple[Turn, ...]) -> None:
+    """Refuse a mask that does not fit the tokens, and turns that do not fit the mask."""
+    if mask_T.dtype != torch.bool or mask_T.shape != (length,):
+        raise BatchError(
+            f"mask_T must be bool with one value for each of the {length} tokens, got "
+            f"{mask_T.dtype} {tuple(mask_T.shape)}."
+        )
+    if not mask_T.any():
+        raise BatchError("A completion without a token of the policy teaches nothing: leave it out")
+    starts = [0, *(turn.end for turn in turns)]
+    if [turn.start for turn in turns] != starts[:-1] or starts[-1] != length:
+        raise BatchError(f"The turns must cover the {length} tokens end to end, got {turns}.")
+    for turn in turns:
+        if turn.start >= turn.end:
+            raise BatchError(f"A turn has at least one token, {turn} has none.")
+        if turn.role != POLICY and mask_T[turn.start : turn.end].any():
+            raise BatchError(
+                f"mask_T says that the policy wrote tokens of {turn}: its turns have the role "
+                f"{POLICY!r}."
+            )
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A reward, its parts, and how it came about. No reward (None) is not a reward of 0."""
+
+    reward: float | None
+    parts: Mapping[str, float | None] = field(default_factory=dict)  # before weights
+    correct: bool | None = None  # for accuracies; None where nothing says so
+    status: Literal["ok", "abstained", "error", "timeout"] = "ok"
+    reason: str = ""
+    steps: tuple[tuple[int, float], ...] = ()  # process rewards: (end in the text, reward)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sample: a row of a batch and of the rollout files."""
+
+    task: Task
+    draw: int  # how often the prompt had been drawn before
+    sample: int  # number within the group
+    completion: Completion
+    text: str  # the completion's tokens decoded, special tokens included, whoever wrote them
+    grade: Grade
+    last_text: str | None = None  # the policy's last turn, where others wrote some of the text
+
+    @property
+    def said(self) -> str:
+        """Return what the policy says in the end: all that is judged as its words."""
+        return self.text if self.last_text is None else self.last_text
