@@ -222,7 +222,7 @@ class Engine(ABC):
 
 
 def _older(generate: Callable[..., Any]) -> bool:
-    """Whether it can't be told who waits for its answers."""
+    """Tell whether it can't be told who waits for its answers."""
     taken = signature(generate).parameters.values()
     return not any(x.name == "done" or x.kind is x.VAR_KEYWORD for x in taken)
 
