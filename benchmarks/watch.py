@@ -27,21 +27,21 @@ from groupwise.config import Config, load
 from groupwise.groups import phase as groups_phase
 from groupwise.losses import phase
 from groupwise.optim.adamw import AdamW
+from groupwise.stages import groups as teach
 from groupwise.training import loop
-from groupwise.training import update as teach
-from groupwise.training.run import Run
+from groupwise.training.reporter import Reporter
 from groupwise.watch.display import Display
 
 WATCHING: tuple[tuple[Any, str], ...] = (
     (loop, "sample_measures"),
     (loop, "wasted"),
     (loop, "costs"),
-    (loop, "step_work"),
+    (loop, "rollout_work"),
     (groups_phase, "edge_share"),
     (phase, "_measure"),
     (teach, "mismatch_tail"),
     (AdamW, "signal_to_noise"),
-    (Run, "judge"),
+    (Reporter, "judge"),
 )
 
 

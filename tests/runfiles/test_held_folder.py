@@ -277,4 +277,4 @@ def test_the_clock_of_a_run_starts_before_it_is_loaded(
 
     monkeypatch.setattr("groupwise.training.opening.set_up", loaded)
     with open_run(placed(small(steps=1)), tmp_path / "run", quiet()) as going:
-        assert going.opened <= loading[0]
+        assert going.progress.opened <= loading[0]

@@ -44,7 +44,7 @@ def test_a_plan_counts_a_checkpoint_as_the_run_has_it(
     if "engine__weights" in changes:  # whose copies come with the updates
         run(tmp_path / "run", steps=1, eval__every=0, **changes)
     with open_run(config, tmp_path / "run", quiet()) as going:
-        made = going._snapshot()
+        made = going.keeper._snapshot()
     counted = space_of(config, sizes_of(config)[0])
     assert counted.best == made.weights.bytes
     assert 0 <= made.bytes - counted.whole <= 8  # how many steps the optimizer has made

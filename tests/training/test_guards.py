@@ -17,6 +17,7 @@ import torch
 from cold_start import events, latest, rows
 from runs import left_behind, metrics
 from safetensors.torch import load_file
+from teaching import before_updates
 from torch import Tensor
 
 from groupwise.engine.native import copies
@@ -28,7 +29,7 @@ from groupwise.model.formats.checkpoint import load_weights
 from groupwise.optim import learner, packs
 from groupwise.optim.roles.reference import Reference
 from groupwise.sync import saver
-from groupwise.training import guards, loop
+from groupwise.training import guards
 
 Patch = pytest.MonkeyPatch
 
@@ -250,13 +251,8 @@ def test_a_run_goes_on_with_the_versions_that_it_delivered(run: Run, tmp_path: P
 @pytest.fixture
 def now(monkeypatch: Patch) -> SimpleNamespace:
     """Which step is being learned."""
-    found, real = SimpleNamespace(step=0), loop.teach
-
-    def noted(run: Any, *args: Any) -> Any:
-        found.step = run.progress.step + 1
-        return real(run, *args)
-
-    monkeypatch.setattr(loop, "teach", noted)
+    found = SimpleNamespace(step=0)
+    before_updates(monkeypatch, lambda step: setattr(found, "step", step + 1))
     return found
 
 
@@ -457,13 +453,12 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_update(
 def test_out_of_memory_in_the_middle_is_told_and_lasts(
     run: Run, room: SimpleNamespace, now: SimpleNamespace, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    folder, taught = tmp_path / "run", loop.teach
+    folder = tmp_path / "run"
 
-    def less_from_step_2(run: Any, *args: Any) -> Any:
-        room.tokens = 24 if run.progress.step == 1 else 10**9
-        return taught(run, *args)
+    def less_from_step_2(step: int) -> None:
+        room.tokens = 24 if step == 1 else 10**9
 
-    monkeypatch.setattr(loop, "teach", less_from_step_2)
+    before_updates(monkeypatch, less_from_step_2)
     run(folder, steps=2, optim__micro_tokens=96)
     (event,) = events(folder, "memory")
     assert event["step"] == 2 and "the batch and the update stay the same" in event["text"]

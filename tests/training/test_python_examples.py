@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from runs import SMALL, left_behind, quiet, small
+from teaching import before_updates
 
 from groupwise import steps
 from groupwise.config import load, text
@@ -180,13 +181,8 @@ def test_signals_are_held_while_a_step_is_computed_and_not_between(
     cycle = steps(small(steps=5), tmp_path, quiet())
     next(cycle)
     assert signal.getsignal(signal.SIGINT) is before
-    teach = loop.teach
-
-    def interrupted(*given: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)  # no KeyboardInterrupt: the step goes on
-        return teach(*given)
-
-    monkeypatch.setattr(loop, "teach", interrupted)
+    # No KeyboardInterrupt: the step goes on.
+    before_updates(monkeypatch, lambda step: os.kill(os.getpid(), signal.SIGINT))
     assert next(cycle)["step"] == 1
     with pytest.raises(Stopped, match="after step 1, saved"):
         next(cycle)

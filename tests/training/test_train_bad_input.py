@@ -19,6 +19,7 @@ import pytest
 from cold_start import events, latest, rows
 from runs import left_behind, metrics, quiet, small
 from safetensors.torch import load_file, save_file
+from teaching import before_updates
 from tokenizers import Tokenizer, normalizers
 
 from groupwise.cli import main
@@ -426,16 +427,9 @@ def test_a_reward_that_fails_too_often_stops_the_run_which_goes_on_when_it_is_me
     line.run = line.folder / "whole"
     assert line.train(moody, "steps=4").status == 0
     line.run = first
-    teach = loop.teach
-
-    def then_it_breaks(run: Any, *args: Any) -> Any:
-        if run.progress.step == 1:
-            broken.touch()
-        return teach(run, *args)
-
     settings = [moody, "steps=4", "eval.every=2", "checkpoint.every_steps=0"]
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "teach", then_it_breaks)
+        before_updates(patch, lambda step: broken.touch() if step == 1 else None)
         why = one_line(line.train(*settings))
     assert "rewards failed, more than reward.max_failed_share = 0.05" in why
     assert "the judge is out" in why and "Mend the function" in why
@@ -557,14 +551,12 @@ def test_report_of_a_finished_and_of_an_unfinished_run(line: Line, monkeypatch: 
     said = line("report", line.run).out.splitlines()
     assert said[0] == f"wrote {line.run / 'report.html'}"
     assert "<svg" in (line.run / "report.html").read_text()
-    teach = loop.teach
 
-    def dies(run: Any, *args: Any) -> Any:
-        if run.progress.step == 3:
+    def dies(step: int) -> None:
+        if step == 3:
             raise RunError("gone")
-        return teach(run, *args)
 
-    monkeypatch.setattr(loop, "teach", dies)
+    before_updates(monkeypatch, dies)
     line.run = line.folder / "unfinished"
     assert line.train("steps=9").status == 2
     assert not (line.run / "report.html").exists()
