@@ -233,6 +233,10 @@ class PairRecipe(Method):
         return True
 
     @property
+    def learns_from(self) -> str:
+        return "pairs of answers"
+
+    @property
     def fixed(self) -> dict[str, str]:
         return {"reference": self.reference}
 

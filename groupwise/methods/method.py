@@ -107,6 +107,11 @@ class Method:
         return bool(self.columns)
 
     @property
+    def learns_from(self) -> str:
+        """Return what it learns from, in words."""
+        return "its own answers" if self.samples else "answers of the data"
+
+    @property
     def fixed(self) -> dict[str, str]:
         """Return what of its equation no slot says, by name."""
         return {}

@@ -197,7 +197,7 @@ def check(
     check_config(config)
     if not config.recipe.samples:
         raise ConfigError(
-            f"recipe {config.recipe.name} learns from answers of the data: nothing is sampled in "
+            f"recipe {config.recipe.name} learns from {config.recipe.learns_from} and samples none in "
             "training, so there is nothing to probe. Set recipe=dr_grpo to look at this model on "
             "prompts."
         )

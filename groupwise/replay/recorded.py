@@ -81,9 +81,9 @@ def open_recorded(path: str | Path) -> Recorded:
     config = read_config(folder)
     if not config.recipe.weighs_tokens:
         raise RunError(
-            f"{folder.path} was trained with {config.recipe.name}, which gives no token of a "
-            "sample an advantage: there are no advantages, ratios or clips to replay. Give a run "
-            "of a group recipe."
+            f"{folder.path} was trained with {config.recipe.name}, which learns from "
+            f"{config.recipe.learns_from}: there are no advantages, ratios or clips of samples to "
+            "replay. Give a run of a group recipe."
         )
     durable = {int(line["step"]) for line in folder.read_metrics()}
     steps = [step for step in folder.rollout_steps() if step in durable]

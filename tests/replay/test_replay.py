@@ -204,7 +204,7 @@ def test_the_norm_of_the_own_gradient_is_the_runs(runs: Runs) -> None:
     run = runs("one")
     again = Replay(run, methods_of(run, ["gspo"]), run.steps, gradients=True)
     norms = [math.sqrt(seen.products["parameter_"][0][0]) for seen in again]
-    wrote = [line["optim/grad_norm"] for line in run.reporter.folder.read_metrics() if line["step"]]
+    wrote = [line["optim/grad_norm"] for line in run.folder.read_metrics() if line["step"]]
     assert norms == pytest.approx(wrote, rel=1e-4)
     assert len(norms) == 2
 
@@ -226,7 +226,7 @@ def test_the_moved_update_is_measured_with_its_own_weights(runs: Runs) -> None:
 
 def test_only_steps_with_their_own_weights_have_gradients(runs: Runs) -> None:
     run = runs("rloo")
-    for place in run.reporter.folder.checkpoints.glob("step_1"):
+    for place in run.folder.checkpoints.glob("step_1"):
         place.rename(place.with_name("kept_1"))
     again = Replay(run, methods_of(run, ["grpo"]), run.steps, gradients=True)
     assert [bool(seen.weights) for seen in again] == [True, False]
@@ -283,7 +283,7 @@ def test_the_command_writes_what_the_viewer_opens(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = runs("one")
-    command = ["replay", str(run.reporter.folder.path), "--recipe", "gspo", "--recipe", "dapo"]
+    command = ["replay", str(run.folder.path), "--recipe", "gspo", "--recipe", "dapo"]
     out = tmp_path / "out"
     assert main([*command, "--out", str(out)]) == 0
     shown = capsys.readouterr().out

@@ -219,5 +219,5 @@ def test_a_baseline_of_a_group_is_not_told_to_raise_what_would_be_ignored() -> N
 
 
 def test_probe_says_what_the_recipe_learns_from() -> None:
-    with pytest.raises(ConfigError, match="sft learns from answers of the data: nothing is"):
+    with pytest.raises(ConfigError, match="sft learns from answers of the data and samples none"):
         prepare_probe(small(**SFT), ProbeRequest())

@@ -225,7 +225,8 @@ def test_weights_that_do_not_reach_the_sampler_stop_the_run(
 ) -> None:
     monkeypatch.setattr(native.NativeEngine, "sync", sync)
     with pytest.raises(RunError, match="does not sample from version") as caught:
-        run(tmp_path / "run", recipe="tis", engine__weights=weights)
+        # Many prompts, so that the first step learns something whatever the start.
+        run(tmp_path / "run", recipe="tis", engine__weights=weights, prompts_per_step=16)
     assert f"After step {step} " in str(caught.value) and why in str(caught.value)
     # What was learned before is there, and nothing after it.
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(step))

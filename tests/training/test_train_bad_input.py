@@ -254,21 +254,25 @@ def one_line(ended: Ended) -> str:
 
 
 @pytest.mark.parametrize(
-    ("room", "said"),
+    ("when", "room", "said"),
     [
-        (20 << 10, "rollouts/step_3.parquet of the run folder"),
-        (200 << 10, "The checkpoint of step 3 could not be written"),
+        ("in the step", 0, "rollouts/step_3.parquet of the run folder"),
+        ("before it", 200 << 10, "The checkpoint of step 3 could not be written"),
     ],
 )
 def test_a_full_disk_stops_cleanly_and_the_same_command_goes_on(
-    room: int, said: str, line: Line, mounted: Path, tmp_path: Path
+    when: str, room: int, said: str, line: Line, mounted: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     line.run = tmp_path / "whole"
     assert line.train("steps=4").status == 0
     line.run = mounted / "run"
     assert line.train("steps=2").status == 0
-    ballast = fill(mounted, but=room)
-    why = one_line(line.train("steps=4"))
+    ballast = mounted / "ballast"
+    if when == "before it":
+        fill(mounted, but=room)
+    with monkeypatch.context() as patch:
+        before_updates(patch, lambda step: ballast.exists() or fill(mounted, but=room))
+        why = one_line(line.train("steps=4"))
     assert said in why and "space" in why and "same command again" in why
     assert latest(line.run) == "step_2"
     ballast.unlink()
