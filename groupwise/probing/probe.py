@@ -197,9 +197,9 @@ def check(
     check_config(config)
     if not config.recipe.samples:
         raise ConfigError(
-            f"recipe {config.recipe.name} learns from {config.recipe.learns_from} and samples none in "
-            "training, so there is nothing to probe. Set recipe=dr_grpo to look at this model on "
-            "prompts."
+            f"recipe {config.recipe.name} learns from {config.recipe.learns_from} and samples none "
+            "in training, so there is nothing to probe. Set recipe=dr_grpo to look at this model "
+            "on prompts."
         )
     for name, values in (("template", templates), ("temperature", temperatures)):
         twice = [value for value, times in Counter(values).items() if times > 1]

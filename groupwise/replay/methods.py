@@ -63,8 +63,8 @@ def _read(config: Config, text: str) -> tuple[str, Any]:
         found = recipe_by_name(first)
         if not found.weighs_tokens:
             raise RecipeError(
-                f"{first} learns from {found.learns_from}: it gives no token of a sample an advantage "
-                "or a weight that could be put beside a group recipe's. Choose one of those: "
+                f"{first} learns from {found.learns_from}: it gives no token of a sample an "
+                "advantage or a weight that could be put beside a group recipe's. Choose one of those: "
                 "`groupwise recipes`."
             )
         asked = replace(config, recipe=found.configure(pairs))
