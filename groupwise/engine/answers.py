@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from groupwise.errors import EngineError
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from groupwise.engine.protocol import Engine, Request, Sampling
 
 FINISHES = ("eos", "stop", "length")
+NOT_FINITE = (
+    "has log-probabilities that are not finite. A token that was drawn has one above minus "
+    "infinity: look for NaN in the weights that the engine took over, and for a token that it drew "
+    "otherwise than it scored it."
+)
 
 
 def check_tickets(engine: Engine, waiting: Container[int], found: Sequence[int]) -> None:
@@ -42,8 +48,10 @@ def check_answer(
             f"{request.prompt_id}, and {request.samples} were asked for. Return "
             "`request.samples` of them for every request, in order."
         )
-    for number, completion in enumerate(group):
-        why = problem(completion, sampling, engine.capabilities.weights)
+    whys = [problem(each, sampling, engine.capabilities.weights) for each in group]
+    if not any(whys) and not all_finite(group):  # looked at once a group: that is faster
+        whys = ["" if all_finite([each]) else NOT_FINITE for each in group]
+    for number, why in enumerate(whys):
         if why:
             raise EngineError(
                 f"The engine {_name(engine)} can't be learned from: completion {number} of prompt "
@@ -51,9 +59,15 @@ def check_answer(
             )
 
 
+def all_finite(group: Sequence[Completion]) -> bool:
+    """Tell whether every token that the policy drew has a finite log-probability."""
+    drawn = [x.logp_T if x.mask_T is None else x.logp_T[x.mask_T] for x in group]
+    return bool(torch.cat(drawn).isfinite().all())
+
+
 def problem(completion: Completion, sampling: Sampling, weights: str) -> str:
     """Return what is wrong with a completion and what to do; "" where nothing is."""
-    length, logp_T, mask_T = len(completion.token_ids), completion.logp_T, completion.mask_T
+    length, logp_T = len(completion.token_ids), completion.logp_T
     if not 1 <= completion.own_length <= sampling.max_tokens:
         return (
             f"has {completion.own_length} tokens; 1 to {sampling.max_tokens} can be "
@@ -74,13 +88,6 @@ def problem(completion: Completion, sampling: Sampling, weights: str) -> str:
         return (
             f"has {length} tokens and log-probabilities of shape {tuple(logp_T.shape)}. Give one "
             "for every token, that of the end included."
-        )
-    own_T = logp_T if mask_T is None else logp_T[mask_T]  # what others wrote was not drawn
-    if not bool(own_T.isfinite().all()):
-        return (
-            "has log-probabilities that are not finite. A token that was drawn has one above minus "
-            "infinity: look for NaN in the weights that the engine took over, and for a token that "
-            "it drew otherwise than it scored it."
         )
     if completion.weights != weights:
         return (

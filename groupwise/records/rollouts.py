@@ -66,7 +66,7 @@ class Completion:
     def __post_init__(self) -> None:
         if self.mask_T is not None:
             _check_turns(len(self.token_ids), self.mask_T, self.turns)
-        elif {turn.role for turn in self.turns} <= {POLICY} and len(self.turns) <= 1:
+        elif len(self.turns) <= 1 and all(turn.role == POLICY for turn in self.turns):
             # Also where the tokens of another completion were replaced.
             object.__setattr__(self, "turns", (Turn(POLICY, 0, len(self.token_ids)),))
         else:

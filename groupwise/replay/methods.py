@@ -64,8 +64,8 @@ def _read(config: Config, text: str) -> tuple[str, Any]:
         if not found.weighs_tokens:
             raise RecipeError(
                 f"{first} learns from {found.learns_from}: it gives no token of a sample an "
-                "advantage or a weight that could be put beside a group recipe's. Choose one of those: "
-                "`groupwise recipes`."
+                "advantage or a weight that could be put beside a group recipe's. Choose one of "
+                "those: `groupwise recipes`."
             )
         asked = replace(config, recipe=found.configure(pairs))
         made = without_paper_sizes(asked, config.recipe, [f"recipe.{key}" for key in pairs])

@@ -11,10 +11,11 @@ from runs import left_behind, metrics, run
 from torch import Tensor
 
 from groupwise.errors import BatchError
-from groupwise.methods.composition import Method, recipe
+from groupwise.methods.method import Method
+from groupwise.methods.registry import recipe
 from groupwise.methods.slots import NonNegative, penalty
 from groupwise.model.cost import RoleSize
-from groupwise.model.layers.transformer import Policy, twin
+from groupwise.model.layers.transformer import Policy, copy_trained
 from groupwise.optim.roles import ROLES
 from groupwise.optim.roles.role import Role, Score
 from groupwise.records import TokenBatch
@@ -35,7 +36,7 @@ class Tutor(Role):
     name = "tutor"
 
     def __init__(self, model: Policy) -> None:
-        self.model = twin(model).requires_grad_(False)
+        self.model = copy_trained(model).requires_grad_(False)
         self.model.ops.lay_out(self.model)
         with torch.no_grad():
             for parameter in self.model.parameters():

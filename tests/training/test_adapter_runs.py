@@ -198,14 +198,16 @@ def test_bug_38_an_adapter_that_does_not_reach_the_sampler_stops_the_run(
 
     monkeypatch.setattr(native.NativeEngine, "sync", base_alone)
     with pytest.raises(RunError, match=r"After step 1 the engine does not sample from version 1"):
-        run_from(model, tmp_path / "run", **LORA, recipe="tis", engine__weights=weights)
+        many = {"prompts_per_step": 16}  # so that the first step learns whatever the start
+        run_from(model, tmp_path / "run", **LORA, **many, recipe="tis", engine__weights=weights)
 
 
 def test_updates_and_restoring_never_move_an_adapter_in_memory(
     model: str, trained: Path, tmp_path: Path
 ) -> None:
     """Captured steps of a GPU read the addresses that they were captured with."""
-    config = configured(model, **LORA, model__dtype="bfloat16", guard__mismatch=0.01)
+    many = {"prompts_per_step": 16}  # so that the first step learns whatever the start
+    config = configured(model, **LORA, **many, model__dtype="bfloat16", guard__mismatch=0.01)
     with open_run(config, tmp_path / "run", quiet()) as run:
         policy = run.parts.loaded.model
         before = {name: p.data_ptr() for name, p in policy.named_parameters()}
@@ -213,7 +215,7 @@ def test_updates_and_restoring_never_move_an_adapter_in_memory(
         loop.begin(run)
         loop.one_step(run, loop.threading.Event())
         assert fingerprint(policy.named_parameters()) != marks
-        run._restore_weights(trained / "checkpoints" / "latest")
+        run.keeper._restore_weights(trained / "checkpoints" / "latest")
         assert {name: p.data_ptr() for name, p in policy.named_parameters()} == before
 
 
@@ -471,7 +473,8 @@ def test_a_base_that_was_moved_can_be_named(model: str, tmp_path: Path) -> None:
 def test_a_quantised_base_trains_and_exports_the_numbers_it_trained_beside(
     kind: str, model: str, tmp_path: Path
 ) -> None:
-    run_from(model, tmp_path / "run", **LORA, model__quantize=kind, steps=2, recipe="grpo")
+    many = {"prompts_per_step": 16}  # so that the first step learns whatever the start
+    run_from(model, tmp_path / "run", **LORA, **many, model__quantize=kind, steps=2, recipe="grpo")
     begun, first, second = metrics(tmp_path / "run")
     assert begun["gate/mismatch_max"] < 1e-6 and first["kl/ref"] == 0.0 < second["kl/ref"]
     source = exporting.checkpoint_in(tmp_path / "run")

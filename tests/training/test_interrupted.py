@@ -32,7 +32,9 @@ from groupwise.view.tokens import token_page, tokenizer_of
 
 recipe("grpo")  # fills the registry
 TRAINABLE = [
-    name for name, made in RECIPES.items() if isinstance(made, Recipe) and not lacking(made)
+    name
+    for name, made in RECIPES.items()
+    if isinstance(made, Recipe) and made.samples and not lacking(made)
 ]
 
 

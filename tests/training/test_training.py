@@ -51,6 +51,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "grpo_process": {"reward": "stepwise"},
     "reinforce_pp": {"group_size": 1, "prompts_per_step": 16},
     "remax": {"group_size": 1, "prompts_per_step": 16},
+    "sft": {"group_size": 8},  # the default: nothing is sampled
     "spin": {"data__answer_key": "solution", "group_size": 1},
 }
 

@@ -11,17 +11,19 @@ import importlib
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
 
 from groupwise.common.extras import install
-from groupwise.config.fields import Mirror
 from groupwise.errors import ConfigError, nearest
 from groupwise.watch.mirrors.tracker import TrackedRun, Tracker
 
-# Trackers, and what must be there to import. The setting lists them: each is the name of an extra,
-# of a module here, and of a package that it needs.
-BESIDE = {"mlflow": ("sqlalchemy",)}
-NEEDS = {name: (name, *BESIDE.get(name, ())) for name in get_args(Mirror)}
+# Trackers, and what must be there to import: each is also the name of an extra and of a module.
+# The setting `watch.mirrors` lists them a second time, as whoever mirrors a run loads no PyTorch.
+NEEDS = {
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+    "mlflow": ("mlflow", "sqlalchemy"),
+}
 FOLDER = "mirrors"  # in the run folder: what is known of each tracker, its log, local stores
 
 
