@@ -95,8 +95,12 @@ def _open(
     start = pins.pinned(config, manifest)
     stage = stage_of(start)
     doubts = [f"warning: {doubt}" for doubt in stage.try_slots()]
-    setup = set_up(start, lambda *tasks: starting_model(start, folder, *tasks))
-    stage.check_tasks(setup.tasks)
+
+    def model_for(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
+        stage.check_tasks(tasks)  # before anything is loaded
+        return starting_model(start, folder, tasks, held_out)
+
+    setup = set_up(start, model_for)
     loaded, model = setup.loaded, setup.loaded.model
     learner = stage.learner(model, make_roles(model, config.recipe, config), ALONE)
     reporter = Reporter(folder, recorder, mirrors, display)
