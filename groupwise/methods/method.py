@@ -24,7 +24,7 @@ class About:
     title: str
     paper: str = ""  # arXiv id, or a name where there is none
     year: int = 0
-    # method | variant | correction | dialect | ablation | preference | your own
+    # method | variant | correction | dialect | ablation | preference | supervised | your own
     family: str = "method"
     fixes: str = ""
     breaks: str = ""

@@ -57,6 +57,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         return try_groups(self.recipe)
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:
+        super().check_tasks(tasks)
         if not self.recipe.samples:
             check_weights(tasks)
 

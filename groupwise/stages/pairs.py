@@ -17,8 +17,8 @@ from groupwise.optim.packs import Ids, Sequences
 from groupwise.optim.pairs import PairLearner
 from groupwise.optim.roles.role import Role
 from groupwise.parallel.world import World
-from groupwise.prepare.answers import answer_ids, check_columns
-from groupwise.records import Completion, Memory, Task
+from groupwise.prepare.answers import answer_ids
+from groupwise.records import Completion, Memory
 from groupwise.stages.collected import Collected
 from groupwise.stages.parts import Parts
 from groupwise.stages.stage import Stage, StepUpdates, TellEvent
@@ -64,9 +64,6 @@ class PairStage(Stage[PairRecipe, PairLearner]):
 
     def try_slots(self) -> list[str]:
         return try_pairs(self.recipe)
-
-    def check_tasks(self, tasks: Sequence[Task]) -> None:
-        check_columns(self.recipe, tasks)
 
     def batch_line(self) -> str:
         prompts, samples = self.config.prompts_per_step, self.config.group_size

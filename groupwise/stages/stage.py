@@ -19,6 +19,7 @@ from groupwise.model.layers.transformer import Policy
 from groupwise.optim.roles.role import Role
 from groupwise.optim.step import StepOutcome
 from groupwise.parallel.world import World
+from groupwise.prepare.answers import check_columns
 from groupwise.prepare.setup import micro_tokens_of
 from groupwise.records import Memory, Task, TokenBatch
 from groupwise.stages.collected import Collected
@@ -87,6 +88,7 @@ class Stage(ABC, Generic[M, L]):
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:
         """Refuse tasks that it can't learn from, before there is a model."""
+        check_columns(self.recipe, tasks)
 
     @abstractmethod
     def batch_line(self) -> str:

@@ -131,19 +131,15 @@ def _open(
     _write_start(run, origin, before)
     fetched = _record_start(run, origin, manifest, setup.dropped)
     mirrors.start()
-    display.start(
-        [
-            *describe(config, learner.micro_tokens, len(setup.tasks), len(setup.held_out)),
-            *(f"{name}: {commit}" for name, commit in fetched.items()),
-            *adapter_notes(loaded, start),
-            *role_notes(start),
-            *doubts,
-            *setup.notes,
-        ],
-        config.steps,
-        progress.step,
-        explain_loss=stage.explains_loss,
-    )
+    lines = [
+        *describe(config, learner.micro_tokens, len(setup.tasks), len(setup.held_out)),
+        *(f"{name}: {commit}" for name, commit in fetched.items()),
+        *adapter_notes(loaded, start),
+        *role_notes(start),
+        *doubts,
+        *setup.notes,
+    ]
+    display.start(lines, config.steps, progress.step, explain_loss=stage.explains_loss)
     return run
 
 

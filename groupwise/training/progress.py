@@ -17,6 +17,7 @@ from groupwise.records import Memory
 from groupwise.sync.checkpoints import memory_from_json, memory_to_json
 
 # How a field is written to JSON and read back, where it is not what JSON gives by itself.
+CURSOR = {"to_json": lambda cursor: cursor.state()}
 MEMORY = {"to_json": memory_to_json, "from_json": memory_from_json}
 BY_NUMBER = {
     "to_json": lambda found: {str(number): x for number, x in found.items()},
@@ -40,7 +41,7 @@ class Progress:
     Random numbers need no saving: they are a function of this.
     """
 
-    cursor: TaskCursor  # restored in place: it knows the tasks
+    cursor: TaskCursor = field(metadata=CURSOR)  # restored in place: it knows the tasks
     step: int = 0  # finished ones
     version: int = 0  # updates so far
     memory: Memory = field(default_factory=Memory, metadata=MEMORY)
@@ -62,12 +63,11 @@ class Progress:
 
     def state(self) -> dict[str, Any]:
         """Return all of it as JSON takes it, at this moment."""
-        found = {each.name: getattr(self, each.name) for each in self._saved()}
         written = {
-            each.name: each.metadata.get("to_json", _same)(found[each.name])
+            each.name: each.metadata.get("to_json", _same)(getattr(self, each.name))
             for each in self._saved()
         }
-        return written | {"cursor": self.cursor.state(), "seconds": self.elapsed}
+        return written | {"seconds": self.elapsed}
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Take back what `state` returned; a field that an older groupwise did not save stays."""

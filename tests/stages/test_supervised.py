@@ -187,6 +187,22 @@ def test_a_source_is_a_setting_and_comes_back_from_its_text() -> None:
         stage_of(wrong)
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [({}, "no text in column 'completion'"), ({"completion": "1", "weight": "x"}, "has weight")],
+)
+def test_such_rows_are_refused_before_a_model_is_loaded(
+    row: dict[str, Any], message: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*given: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("groupwise.training.opening.starting_model", never)
+    data = start.rows("early", [{"prompt": "1+2="} | row])
+    with pytest.raises(DataError, match=message), start.opened(tmp_path, **SFT, data__train=data):
+        pass
+
+
 def test_a_source_gets_what_stands_behind_the_colon(monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere(DataAnswers):
         def __init__(self, config: Config, place: str) -> None:

@@ -408,6 +408,21 @@ def test_written_and_restored_to_the_bit(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_an_older_checkpoint_has_its_length_exponent_where_roles_look_for_it(
+    tmp_path: Path,
+) -> None:
+    """It was kept with the optimizer before there were roles."""
+    model = make("qwen2")
+    optimizer = AdamW(model.named_parameters(), **SETTINGS).state()
+    exponent = {"exponent": torch.tensor(0.25), "exponent_optimizer/step": torch.tensor(3)}
+    tensors = {"optimizer": {f"policy/{k}": x for k, x in optimizer.items()} | exponent}
+    states.write(tmp_path, snapshot(3, model=model, files={}, tensors=tensors, values={}), keep=1)
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert same(found.tensors["length_exponent"], exponent)
+    assert found.tensors["optimizer"].keys() == {f"policy/{k}" for k in optimizer}
+
+
 def test_a_checkpoint_is_a_plain_hugging_face_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     folder = write(tmp_path, 3)
