@@ -269,6 +269,29 @@ def test_a_reason_is_cut_off_only_behind_a_value() -> None:
     assert without_last_reason("It is 5 because it fits. So 6.") == "It is 5 because it fits. So 6."
 
 
+@both
+def test_a_sentence_that_turns_away_from_its_value_has_not_said_it(grader: str) -> None:
+    for text in (
+        "There were 42 but half of them left.", "It is 42, but that leaves out the tip.",
+        "So we get 42, although nothing of that was shown.", "42 but not sure",
+        "Es sind 42, aber die Hälfte ist fort.", "Right answer 42 but no reasoning at all",
+    ):  # fmt: skip
+        assert not right(grader, "42", text), text
+    for text in (
+        "There were 50 but now there are 42.", "She has 42 left, though.",
+        "It is 42, but that is correct.", "We get 42. But check it: 6 * 7 = 42.",
+        "The answer is 42 but she wants more.", "\\boxed{42} but see below.",
+        "It is 42, but not 43.", "The butler has 42.",
+    ):  # fmt: skip
+        assert right(grader, "42", text), text
+
+
+def test_a_formula_may_be_turned_away_from_too() -> None:
+    (turned, plain) = verdicts([("We find $x^2$ but more is asked for.", "x^2"),
+                                ("We find $x^2$ here.", "x^2")])  # fmt: skip
+    assert (turned.score, plain.score) == (0.0, 1.0)
+
+
 # ---------------------------------------------------------------- any text, in linear time
 
 
@@ -294,7 +317,8 @@ def test_no_text_takes_long() -> None:
         "answer: ? " * 10_000, "because " * 10_000 + "5", "5" + ". " * 20_000 + "x",
         "5" + "\n" * 20_000 + "x", "\\(" * 20_000 + "5", "wait, " * 10_000 + "5",
         r"\boxed{5}" + "wait, no, " * 10_000, "5 = 5 a " * 9_000, "5 " + "*" * 20_000,
-        "answer: " + "\\(" * 20_000, "answer: 5" + ", no, " * 10_000, "$" * 20_001,
+        "answer: " + "\\(" * 20_000, "5 but" * 20_000, "5" + " but" * 20_000,
+        "answer: 5" + ", no, " * 10_000, "$" * 20_001,
     ]  # fmt: skip
     wanted = gold_number("5")
     assert wanted is not None

@@ -110,6 +110,10 @@ CONFIRMS = re.compile(
     r"|\A\W*(?:yes|correct|right|good|ok(?:ay)?)\b",
     re.IGNORECASE,
 )
+# A clause that turns away from what its sentence said; 'though' at the end of one does not.
+TURNS_AWAY = re.compile(
+    r"\b(?:but|however|although|though|aber|mais|pero)\b(?=\W+\w)|但是|但", re.IGNORECASE
+)
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*|(?<=[。！？])")
 SIGNS = " \t$)]}\\*_"
 
@@ -139,6 +143,16 @@ def taken_back(tail: str) -> str | None:
     return None if CONFIRMS.search(SENTENCE.split(instead.rstrip())[-1]) else instead
 
 
+def turned_away(tail: str) -> bool:
+    """Tell whether the sentence of a value goes on with a 'but': '42, but half of them are gone'.
+
+    What it comes to is then behind that, and not said in a number; a confirmation turns nothing.
+    """
+    own = SENTENCE.split(tail[:LINE].lstrip(SIGNS), maxsplit=1)[0]
+    return bool(TURNS_AWAY.search(own)) and not CONFIRMS.search(own)
+
+
 def holds(text: str, at: int) -> bool:
     """Tell whether a value that ends at this place of an unmarked text is its result."""
-    return not unfinished(text, at) and taken_back(text[at:]) is None
+    behind = text[at : at + BEHIND]
+    return not unfinished(text, at) and not turned_away(behind) and taken_back(behind) is None

@@ -19,7 +19,7 @@ from groupwise.errors import RewardError
 from groupwise.graders import answers
 from groupwise.graders.mathematics import amounts, numbers
 from groupwise.graders.mathematics.boxes import boxed, boxes
-from groupwise.graders.mathematics.endings import holds
+from groupwise.graders.mathematics.endings import holds, turned_away
 from groupwise.graders.mathematics.engine_notation import is_left_to_do, is_work, plain_notation
 from groupwise.graders.mathematics.extract import (
     VALUE,
@@ -32,6 +32,7 @@ from groupwise.graders.mathematics.extract import (
 )
 from groupwise.graders.mathematics.formulas import last_formula
 from groupwise.graders.mathematics.notation import MAX_LENGTH, read
+from groupwise.graders.mathematics.ordering import asks_for_order, out_of_order
 from groupwise.graders.mathematics.rounding import Rounding
 from groupwise.graders.mathematics.sameness import in_ten, same
 from groupwise.graders.mathematics.spelling import CURRENCIES
@@ -237,6 +238,8 @@ def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Quest
         verdict = compare(wanted, value, rounding)
         if verdict and WORDED.search(text) and not holds(text, len(text)):
             return Verdict(0.0, CUT)
+        if verdict and turned_away(text[_last_digit(text) :]):
+            return Verdict(0.0, "the sentence turns away from it: 'but'")
         if verdict or (verdict is False and not _is_text(value)):
             return _said(bool(verdict), Found("whole", text), wanted)
     whole, text = text, without_last_reason(text)
@@ -382,6 +385,17 @@ def _hedges(text: str, wanted: str) -> bool:
     if not found or MANY.search(wanted):
         return False
     return not _is_number(wanted) or any(CANDIDATE.match(last, each.end()) for each in found)
+
+
+def disordered(
+    text: str, gold: str, question: str, ends: tuple[str, ...] = (), rounding: Rounding = ROUNDING
+) -> bool:
+    """Tell whether the parts of the answer stand in another order than the question asks for."""
+    if not asks_for_order(question):
+        return False
+    found = find(text, ends)
+    said = found.text if found.how != "whole" else (last_formula(found.text) or found.text)
+    return out_of_order(gold_answer(gold), said, rounding)
 
 
 def repeats(text: str, gold: str, question: str, ends: tuple[str, ...] = ()) -> bool:
