@@ -107,6 +107,7 @@ class Data:
             "old_value_NT": lambda: uniform(rows, width),
             "step_reward_NT": lambda: uniform(rows, width),
             "step_end_NT": lambda: uniform(rows, width) < 0.05,
+            "step_value_NT": lambda: uniform(rows, width),
             "greedy_reward_N": lambda: torch.randint(0, 2, (rows,), generator=g).float(),
             "correct_N": lambda: self.reward_N > 0,
             "truncated_N": lambda: length_N == width,

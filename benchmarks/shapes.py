@@ -28,6 +28,7 @@ from groupwise.model.memory import device_bytes, is_out_of_memory, peak_bytes
 from groupwise.model.room import refusal
 from groupwise.optim.assemble import assemble, batch_of, group_numbers, sequences_of
 from groupwise.optim.learner import PolicyLearner
+from groupwise.optim.schedules import LearningRates
 from groupwise.prepare.setup import demand_of, micro_tokens_of
 from groupwise.records import Completion, Grade, Rollout, Task
 from groupwise.watch.speed import device_of, peaks
@@ -166,7 +167,7 @@ def learn(
             batch = assemble(recipe, groups, said, device=device)
             ready = batch_phase(recipe, batch).batch
             begun = now()  # what time/update has in a run
-            learner.learn(ready, sequences, parts, 0.0)
+            learner.learn(ready, sequences, parts, LearningRates(0.0))
             seconds.append(now() - begun)
     finally:  # the weights outlive the learner
         for parameter in loaded.model.parameters():

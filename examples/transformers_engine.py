@@ -23,7 +23,7 @@ from groupwise import BatchEngine, Capabilities
 from groupwise.engine.backends import EngineSetup
 from groupwise.engine.protocol import Finish, Request, Sampling
 from groupwise.engine.randomness import key
-from groupwise.engine.stopping import StopWatch
+from groupwise.engine.stopping import watch_of
 from groupwise.records import Completion
 
 logging.disable_progress_bar()  # of every load: the run has a display of its own
@@ -66,8 +66,8 @@ class TransformersEngine(BatchEngine):
                 attention_mask=torch.ones_like(prompt_NT),
                 do_sample=drawn,
                 num_return_sequences=request.samples if drawn else 1,
-                max_new_tokens=sampling.max_tokens,
-                min_new_tokens=sampling.min_tokens or None,
+                max_new_tokens=request.most(sampling),
+                min_new_tokens=request.least(sampling) or None,
                 top_k=sampling.top_k if drawn else None,  # 0: all; left out, it would be 50
                 eos_token_id=list(self.tokenizer.eos_ids) or None,
                 pad_token_id=self.tokenizer.pad_id,
@@ -80,16 +80,18 @@ class TransformersEngine(BatchEngine):
         token_NT = made.sequences[:, prompt_NT.shape[1] :]
         logp_NT = score_NTV.log_softmax(-1).gather(-1, token_NT[..., None])[..., 0].cpu()
         rows = zip(token_NT.tolist(), logp_NT, strict=True)
-        found = [self._completion(row, logp_T, sampling) for row, logp_T in rows]
+        found = [self._completion(row, logp_T, request, sampling) for row, logp_T in rows]
         return found if drawn else found * request.samples  # greedy ones are all the same
 
     def _seed(self, request: Request) -> int:
         named = (request.stream, request.prompt_id, request.draw)
         return key(self.setup.seed, *named, sample=0)[0]
 
-    def _completion(self, row: Sequence[int], logp_T: Tensor, sampling: Sampling) -> Completion:
+    def _completion(
+        self, row: Sequence[int], logp_T: Tensor, request: Request, sampling: Sampling
+    ) -> Completion:
         """Cut a row where it ended: others of its group may have gone on."""
-        watch = StopWatch(self.tokenizer, sampling.stop) if sampling.stop else None
+        watch = watch_of(self.tokenizer, sampling.stop, request.begun_ids)
         length: int = len(row)
         finish: Finish = "length"
         for count, token in enumerate(row, 1):
@@ -97,7 +99,7 @@ class TransformersEngine(BatchEngine):
             if token in self.tokenizer.eos_ids:
                 length, finish = count, "eos"
                 break
-            if stopped and count >= sampling.min_tokens:
+            if stopped and count >= request.least(sampling):
                 length, finish = count, "stop"
                 break
         return Completion(

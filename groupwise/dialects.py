@@ -24,8 +24,10 @@ from groupwise.groups.aggregation import (
     token_mean_batch,
     token_sum,
 )
-from groupwise.groups.filters import zero_variance
-from groupwise.losses.auxiliary import kl_sequence_mean
+from groupwise.groups.credit import gae, process_rloo_release
+from groupwise.groups.filters import accuracy_band, zero_variance
+from groupwise.groups.shaping import kl_per_token
+from groupwise.losses.auxiliary import kl_sequence_mean, outcome_bce, value_loss
 from groupwise.losses.corrections import icepop, mis_sequence, tis_token
 from groupwise.losses.distribution_gates import tv_mask
 from groupwise.losses.gates import clip, dual_clip, unclipped
@@ -34,11 +36,14 @@ from groupwise.losses.ratios import token
 from groupwise.losses.schedules import joint
 from groupwise.methods.composition import Recipe
 from groupwise.methods.method import About
-from groupwise.methods.registry import register
+from groupwise.methods.registry import RECIPES, register
 
 
-def dialect(tool: str, *, note: str, setting: dict[str, Any], **slots: Any) -> None:
-    """Register `grpo@tool`."""
+def dialect(
+    tool: str, *, note: str, setting: dict[str, Any], of: str = "grpo", **slots: Any
+) -> None:
+    """Register `grpo@tool`, or what a tool makes of another method."""
+    source = RECIPES[of].about
     plain: dict[str, Any] = {
         "advantage": group_zscore(ddof=1, eps=1e-6),
         "ratio": token(),
@@ -47,19 +52,19 @@ def dialect(tool: str, *, note: str, setting: dict[str, Any], **slots: Any) -> N
         "schedule": joint(),
     }
     about = About(
-        title=f"GRPO as {tool} runs it",
-        paper="2402.03300",
+        title=f"{source.title} as {tool} runs it",
+        paper=source.paper,
         year=2026,
         family="dialect",
         fixes="moving from that tool without changing the loss",
-        breaks="see grpo for what the paper says",
+        breaks=f"see {of} for what the paper says",
         reach_for=f"a run that used {tool}",
         setting=setting,
         note=note,
     )
     with warnings.catch_warnings():  # a dialect repeats what a tool does, doubtful or not
         warnings.simplefilter("ignore", RecipeWarning)
-        register(Recipe(name=f"grpo@{tool}", about=about, **{**plain, **slots}))
+        register(Recipe(name=f"{of}@{tool}", about=about, **{**plain, **slots}))
 
 
 dialect(
@@ -174,4 +179,27 @@ dialect(
     setting={"group_size": "4 or 16 by recipe", "learning_rate": "1e-5 or 4e-5 by recipe"},
     note="tinker-cookbook 0.5.8, rl/data_processing.py and rl/train.py. The loss itself runs on a hosted"
     " service: sum, anchor and the missing clip are from its documentation, not from code.",
+)
+dialect(
+    "verl",
+    of="ppo",
+    shaping=kl_per_token(coef=0.001),
+    advantage=(gae(gamma=1.0, lam=1.0), whiten_tokens(ddof=1, eps_in_var=1e-8)),
+    gate=dual_clip(0.2, 0.2, 3.0),
+    auxiliary=value_loss(limit=0.5, gamma=1.0, lam=1.0),
+    schedule=joint(updates=4),
+    setting={"group_size": 1, "prompts": 256, "learning_rate": "1e-6, critic 1e-5"},
+    note="verl 0.9.1, docs/algo/ppo.md and trainer/config: what its published GSM8K numbers were made"
+    " with. λ is 1, so the critic is a baseline and no bootstrap. The value loss is 0.5 x the token mean,"
+    " as here; its critic's head starts at random, here at 0.",
+)
+dialect(
+    "release",
+    of="prime",
+    filter=accuracy_band(0.2, 0.8),
+    advantage=(process_rloo_release(beta=0.05, weight=5.0), whiten_tokens(ddof=1, eps_in_var=1e-8)),
+    auxiliary=outcome_bce(beta=0.05),
+    setting={"group_size": 4, "learning_rate": "5e-7, reward model 1e-6"},
+    note="PRIME at 18ad596: process rewards are divided by the largest return of the batch, both terms"
+    " have weight 5, and their sum is whitened over all tokens. The clip is the house's.",
 )

@@ -39,6 +39,7 @@ from groupwise.groups.credit import (
     group_process_zscore,
     process_rloo,
     return_to_go,
+    step_difference,
 )
 from groupwise.groups.filters import accuracy_band, enough_mixed, overlong, reject, zero_variance
 from groupwise.groups.shaping import kl_per_sequence, kl_per_token, signed, soft_overlong
@@ -74,9 +75,11 @@ from groupwise.losses.ratios import (
     token,
 )
 from groupwise.losses.schedules import joint, low_then_high
+from groupwise.losses.scores import bradley_terry, every_pair, soft_labels
 from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.methods.method import About
 from groupwise.methods.registry import RECIPES, load_plugin, recipe, register
+from groupwise.methods.scoring import ProcessRewardModelRecipe, RewardModelRecipe
 
 __all__ = ["RECIPES", "load_plugin", "method", "recipe", "register"]
 
@@ -207,6 +210,24 @@ method(
     breaks="a critic, and 50 steps to warm it up",
     reach_for="long answers and the memory for a critic",
     note="[T] λ is negative below 20 tokens: held at 0 [H].",
+)  # fmt: skip
+
+method(
+    "vineppo",
+    title="VinePPO", paper="2410.01679", year=2024,
+    advantage=(
+        step_difference(branches=9, most_steps=25, split="line"),
+        whiten_tokens(ddof=1, eps_in_var=1e-8),
+    ),
+    penalty=kl(coef=1e-4, estimator="k3"),
+    setting={"group_size": 8, "prompts": 64, "learning_rate": 1e-6, "temperature": 0.6, "passes": "2 x 8 updates"},
+    fixes="a critic's errors: values of steps are means of sampled answers",
+    breaks="sampling costs branches x steps times the answers' own; a step is one action",
+    reach_for="answers in steps, sampling cheaper than a critic",
+    note="[V] equation, K, the cap, whitening and KL from the release. It values the first 25 steps,"
+    " here they are spread over the answer [H]; it samples K answers for the root, here the group's"
+    " others are its value [H]; it splits solutions of MATH by rules of LaTeX, here by lines or"
+    " sentences [H].",
 )  # fmt: skip
 
 # --- group baselines --------------------------------------------------------------------------
@@ -623,6 +644,31 @@ register(PairRecipe(
             "the policy judges nothing: candidates are graded by reward.parts, where a judge of "
             "yours may stand (docs/judges.md); the paper's model scores its own answers",
         ),
+    ),
+))  # fmt: skip
+
+# --- models that score --------------------------------------------------------------------------
+
+register(RewardModelRecipe(
+    "reward_model", every_pair(), bradley_terry(centre=0.01),
+    About(
+        "Reward model", "2203.02155", 2022, "reward model",
+        fixes="turns preferences into a score that any answer can get",
+        breaks="length and style are scored with the rest; far from the data it says anything",
+        reach_for="preferences of people, and reinforcement learning afterwards",
+        setting={"epochs": 1, "learning_rate": "1e-5, with adapters 1e-4"},
+        note="[V] margins of 2307.09288, centring of 2312.09244; a score that starts at 0 [H].",
+    ),
+))  # fmt: skip
+register(ProcessRewardModelRecipe(
+    "process_reward_model", soft_labels(),
+    about=About(
+        "Process reward model", "2312.08935", 2023, "reward model",
+        fixes="says at which step an answer goes wrong",
+        breaks="labels by sampling are noisy, and only as good as the policy that continued",
+        reach_for="long answers in steps: credit within them, or a choice among them",
+        setting={"continuations": 8},
+        note="[V] one number a step, read at its last token, with a sigmoid behind it.",
     ),
 ))  # fmt: skip
 

@@ -22,6 +22,7 @@ _STREAMS = {
     "sampler_logp_NT": "the sampler's log-probabilities",
     "step_reward_NT": "rewards at the last token of each step",
     "step_end_NT": "a mark on the last token of each step",
+    "step_value_NT": "the value of the state that a step begins in, at the step's last token",
     "greedy_reward_N": "the reward of the prompt's greedy completion",
     "correct_N": "which completions are correct",
     "truncated_N": "which completions hit the length limit",
@@ -64,7 +65,7 @@ ROLE_FACTS = {
             "old_value_NT": "the critic's values before the update",
             "value_NT": "the critic's values, with gradient",
         },
-        start="a copy of the policy (or of a reward model) with a scalar head",
+        start="a copy of the policy with a scalar head of 0 (or from critic.start)",
         note="before the update its values are old_value_NT",
     ),
     "prm": RoleFacts(

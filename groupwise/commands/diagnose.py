@@ -64,6 +64,8 @@ def text(found: Diagnosis, width: int) -> str:
             lines += [
                 f"  step {f.evidence.first}  {f.rule.name}: {f.evidence.text}" for f in others
             ]
+    if found.alone:
+        lines += ["", f"In {found.alone} steps a critic learned alone, and the policy waited."]
     if found.changed:
         lines += ["", "Changed on the way:"]
         lines += [_cut(f"  {words}", width) for words in found.changed]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.commands.shared import print_json, start_pytorch
+from groupwise.errors import ConfigError, RunError
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -25,6 +26,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--adapter", action="store_true", help="of a run with LoRA, PEFT's folder; default: merged"
     )
+    parser.add_argument(
+        "--critic", action="store_true", help="of a run with a critic, that one; a token classifier"
+    )
     parser.add_argument("--base", metavar="FOLDER", help="where the adapter's base lies now")
     parser.add_argument("--json", action="store_true", help="data instead of text")
     parser.set_defaults(run_command=run)
@@ -35,11 +39,16 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from groupwise.sync.export import checkpoint_in, export
+    from groupwise.sync.export_scorer import export_critic
 
-    source = Path(checkpoint_in(args.path, args.which))
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
-    base = None if args.base is None else Path(args.base)
-    found = export(source, Path(args.out), dtype, adapter=args.adapter, base=base)
+    if args.critic:
+        _check_critic_alone(args)
+        found = export_critic(Path(args.path), Path(args.out), dtype)
+    else:
+        source = Path(checkpoint_in(args.path, args.which))
+        base = None if args.base is None else Path(args.base)
+        found = export(source, Path(args.out), dtype, adapter=args.adapter, base=base)
     if args.json:
         print_json(asdict(found))
         return 0
@@ -47,7 +56,19 @@ def run(args: argparse.Namespace) -> int:
     for note in found.notes:
         print(note)
     print(
-        f"read back: log-probabilities of {found.tokens} tokens differ by at most {found.max:.2g} "
+        f"read back: {found.compared} of {found.tokens} tokens differ by at most {found.max:.2g} "
         f"(mean {found.mean:.2g}; allowed {found.limit:g})"
     )
     return 0
+
+
+def _check_critic_alone(args: argparse.Namespace) -> None:
+    """Refuse what says something about a policy's export, and a folder that is no run."""
+    for name in ("which", "adapter", "base"):
+        if getattr(args, name):
+            raise ConfigError(
+                f"--{name} is for the policy: a critic is exported whole, from the latest "
+                "checkpoint, the only one that has it. Leave one of the two out."
+            )
+    if not (Path(args.path) / "config.toml").is_file():
+        raise RunError(f"{args.path} is no run folder: it has no config.toml. Give a run's.")

@@ -28,8 +28,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "grade",
         help="grade JSON lines from standard input",
-        description="Reads JSON lines with gold and pred (or prompt, completion and what else the "
-        "grader reads, such as tests); writes a JSON line for each: score, status, why, seconds.",
+        usage="groupwise grade --grader NAME [--timeout TIMEOUT] < ROWS.jsonl",
+        description="Reads JSON lines from standard input, with gold and pred (or prompt, "
+        "completion and what else the grader reads, such as tests); writes a JSON line for each: "
+        "score, status, why, seconds.",
     )
     parser.add_argument(
         "--grader", required=True, metavar="NAME", help="such as math, choice, rewards.py:function"

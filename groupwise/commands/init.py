@@ -14,7 +14,9 @@ from groupwise.commands import machine
 from groupwise.commands.shared import warn
 from groupwise.errors import ConfigError, GroupwiseError
 
-GENERATORS = {"arithmetic": "number", "countdown": "countdown"}  # and the reward that fits
+# And the reward that fits.
+GENERATORS = {"arithmetic": "number", "chain": "number", "countdown": "countdown"}
+TINY_TOKENS = {"chain": 28, "countdown": 16}  # of an answer; 4 are enough for a number
 TINY = "tiny"
 # Parameters, and the rate that a model of at most so many takes when all its weights are trained.
 RATES = ((3e8, "1e-5"), (1e9, "5e-6"), (3e9, "3e-6"))
@@ -35,7 +37,7 @@ QUESTIONS = (
         "tiny (made here).",
     ),
     InitQuestion(
-        "data", "Which prompts? A file with prompts and answers, arithmetic, or countdown."
+        "data", "Which prompts? A file with prompts and answers, arithmetic, chain, or countdown."
     ),
     InitQuestion("reward", "What is right? number, exact, countdown, or your file.py:function."),
     InitQuestion("device", "Where? auto (a GPU if there is one), cpu or cuda."),
@@ -169,7 +171,7 @@ def configuration(answers: dict[str, str]) -> str:
     model, data, device = answers["model"], answers["data"], answers["device"]
     tiny = model == TINY
     gpu = device.startswith("cuda") or (device == "auto" and bool(machine.gpus()))
-    tokens = (16 if data == "countdown" else 4) if tiny else (512 if gpu else 64)
+    tokens = TINY_TOKENS.get(data, 4) if tiny else (512 if gpu else 64)
     prompts = 32 if tiny else (64 if gpu else 8)
     lines = [
         "# What you set here is what runs. `groupwise train FILE --dry-run` prints the rest.",

@@ -166,19 +166,27 @@ def _best(work: Callable[[], object], times: int = 8) -> float:
 
 def text(made: Plan) -> str:
     from groupwise.model.cost import parameters
+    from groupwise.optim.roles import ROLES
     from groupwise.plan.estimate import assumptions
 
     config, prompts = made.config, made.prompts
-    notes = NOTES | {
-        "activations": f"while learning, of {made.micro_tokens:,} tokens at a time",
-        "cache": f"while sampling, of {made.slots:,} sequences at a time; not beside learning",
-    }
+    rows = config.recipe.rows(config.group_size)
+    answers = f"{rows} answers" if config.recipe.scores else f"{config.group_size} samples"
+    roles = {name: ROLES[name].description(config) for name in config.recipe.roles}
+    notes = (
+        NOTES
+        | roles
+        | {
+            "activations": f"while learning, of {made.micro_tokens:,} tokens at a time",
+            "cache": f"while sampling, of {made.slots:,} sequences at a time; not beside learning",
+        }
+    )
     lines = [
         f"{Path(config.model.path).name}, {_count(parameters(made.shape))} parameters in "
         f"{config.model.dtype}, on {made.place.device.name}",
         *_adapter(made),
-        f"{config.prompts_per_step} prompts x {config.group_size} samples a step; prompts of "
-        f"{prompts.mean} tokens, at most {prompts.longest} ({prompts.source})",
+        f"{config.prompts_per_step} prompts x {answers} a step; prompts of {prompts.mean} "
+        f"tokens, at most {prompts.longest} ({prompts.source})",
         "",
         *(_row(name, size(x), notes.get(name, "")) for name, x in made.memory.items()),
         _row("peak", size(made.peak), _verdict(made)),

@@ -122,7 +122,7 @@ class Tiny:
     cold_start_rate: Positive = 3e-3  # learning rate of the cold start
 
 
-GENERATORS = ("arithmetic", "countdown")
+GENERATORS = ("arithmetic", "chain", "countdown")
 GYM = "reasoning_gym"  # its tasks are generators, too: reasoning_gym:chain_sum
 FILES = re.compile(r"hub:|.*[./*]")  # and no name of a task
 
@@ -132,7 +132,7 @@ def is_generator(name: str) -> bool:
     task = name.removeprefix(f"{GYM}:")
     if task != name:
         return not FILES.match(task)
-    return name in GENERATORS or name.startswith("arithmetic:")
+    return name in GENERATORS or name.startswith(("arithmetic:", "chain:"))
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class Data:
     """The prompts."""
 
     # tasks to train on: a file, a pattern ("data/*.parquet"), a named set ("gsm8k:FILE") or a
-    # generator (arithmetic, countdown, reasoning_gym:TASK); a list of them, or a table:
+    # generator (arithmetic, chain, countdown, reasoning_gym:TASK); a list of them, or a table:
     # { "gsm8k:FILE" = 0.7, "FILE" = { weight = 0.3, grader = "number" } } (also size and options,
-    # of a generator; arithmetic:NAME is one). FILE may be on a hub: hub:org/name,
+    # of a generator; arithmetic:NAME and chain:NAME are some). FILE may be on a hub: hub:org/name,
     # hub:org/name@revision/train*.parquet
     train: str | tuple[str, ...] | dict[str, Positive | SourceSettings] = "arithmetic"
     # held-out tasks, written like data.train but without weights; "": some tasks of a generator are
@@ -312,6 +312,45 @@ class ReferenceSettings:
 
 
 @dataclass(frozen=True)
+class CriticSettings:
+    """The critic, for recipes that have one: it says at every token how the answer will end."""
+
+    # start of the critic: "policy", a copy of the starting policy; or the folder of a model with
+    # the same tokenizer: a smaller language model, a reward model, the critic of an earlier run
+    start: str = "policy"
+    # rank of a LoRA adapter that the critic trains instead of its weights; 0: as the policy does
+    adapter: Whole = 0
+    learning_rate: NonNegative = 0.0  # learning rate of the critic; 0: 10 x optim.learning_rate
+    # course of the critic's learning rate after its warm-up; linear and cosine end at 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Whole = 0  # steps in which the critic's learning rate rises to its full value
+    weight_decay: NonNegative = 0.0  # AdamW's weight decay of the critic
+    # gradients of the critic with a larger norm are scaled down to it; 0: none are
+    clip_norm: NonNegative = 1.0
+    # steps at the start, of those in `steps`, in which the critic learns and the policy waits;
+    # "recipe": as the method's source has it, 50 for vapo and 0 for others
+    alone_steps: Whole | Literal["recipe"] = "recipe"
+    # held-out prompts at which every evaluation compares the critic with the truth: answers are
+    # sampled on from four places of an answer, 16 from each; 0: it does not
+    truth_prompts: Whole = 4
+
+
+@dataclass(frozen=True)
+class RewardModelSettings:
+    """The implicit reward model of recipes such as PRIME: it learns beside the policy."""
+
+    # when it learns from a step's answers: "before" its rewards for them are used, or "after"
+    update: Literal["before", "after"] = "before"
+    learning_rate: NonNegative = 1e-6  # learning rate of the implicit reward model
+    # course of its learning rate after its warm-up; linear and cosine end at 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Whole = 0  # steps in which its learning rate rises to its full value
+    weight_decay: NonNegative = 0.0  # AdamW's weight decay of the implicit reward model
+    # gradients of it with a larger norm are scaled down to it; 0: none are
+    clip_norm: NonNegative = 10.0
+
+
+@dataclass(frozen=True)
 class Eval:
     """The evaluation on held-out tasks."""
 
@@ -394,6 +433,8 @@ class Config:
     engine: EngineSettings = field(default_factory=EngineSettings)
     optim: Optim = field(default_factory=Optim)
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    reward_model: RewardModelSettings = field(default_factory=RewardModelSettings)
     eval: Eval = field(default_factory=Eval)
     budget: Budget = field(default_factory=Budget)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 
 from groupwise.config.values import FIELDS
 from groupwise.errors import ConfigError
-from groupwise.methods.composition import PAIR_SLOTS, RECIPE_SLOTS
+from groupwise.methods.slots import KINDS
 
 # What TRL, verl and others call it -> what it is here. Only for advice: names differ because
 # meanings do (a batch size there may count completions, here prompts), so nothing is translated.
@@ -246,7 +246,7 @@ def _advice(key: str) -> str:
         return f"What other tools call {leaf!r} is {ELSEWHERE[leaf]!r} here (docs/migrate.md)."
     if leaf in NOWHERE:
         return f"What other tools call {leaf!r} has no counterpart: {NOWHERE[leaf]}."
-    if key.partition(".")[0] in (*RECIPE_SLOTS, *PAIR_SLOTS):
+    if key.partition(".")[0] in KINDS:
         return f"Slots belong to the recipe: did you mean 'recipe.{key}'?"
     scores = {name: _likeness(key, leaf, name) for name in (*FIELDS, "recipe")}
     best = max(scores.values())

@@ -77,8 +77,9 @@ def load(
         else:
             now = values.get(setting.field, DEFAULTS[setting.field])
             values[setting.field] = {**now, setting.entry: setting.value}
-    if values.get("adapter.rank") or values.get("adapter.path"):
-        values.setdefault("optim.learning_rate", ADAPTER_RATE)
+    adapted = values.get("adapter.rank") or values.get("adapter.path")
+    usual = ADAPTER_RATE if adapted else DEFAULTS["optim.learning_rate"]
+    values.setdefault("optim.learning_rate", usual * values["recipe"].rate_factor)
     return _with_overlong(_assemble(Config, "", values))
 
 

@@ -66,6 +66,37 @@ def parse_info(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def with_prompt(row: dict[str, Any]) -> dict[str, Any]:
+    """Split the prompt off two whole conversations, or texts, that begin alike.
+
+    Rows that have a prompt, or no two answers with a common beginning, stay as they are.
+    """
+    chosen, rejected = row.get("chosen"), row.get("rejected")
+    if any(name in row for name in PROMPTS):
+        return row
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        same = _alike(chosen, rejected)
+        # At a blank, which goes with the word behind it: half a word is no prompt.
+        cut = max(chosen.rfind(blank, 0, same) for blank in " \n\t")
+        if cut > 0:
+            return row | {
+                "prompt": chosen[:cut], "chosen": chosen[cut:], "rejected": rejected[cut:]
+            }  # fmt: skip
+    elif isinstance(chosen, list) and isinstance(rejected, list):
+        same = min(_alike(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+        if same > 0:
+            return row | {
+                "prompt": chosen[:same], "chosen": chosen[same:], "rejected": rejected[same:]
+            }  # fmt: skip
+    return row
+
+
+def _alike(one: Sequence[Any], two: Sequence[Any]) -> int:
+    """Count how many things two sequences have in common from the start."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(two)))
+
+
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
     return next((name for name in names if name in row), names[0])
 

@@ -170,7 +170,7 @@ def separated(path: Path, separator: str) -> Iterator[FileRow]:
         if nul is not None:  # a torn file, or UTF-16
             yield FileRow(place, {}, f"a NUL byte in {nul!r}", separator.join(cells))
         elif len(cells) != len(header):
-            why = f"{len(cells)} cells under {len(header)} columns"
+            why = f"{len(cells)} cell{'s' * (len(cells) != 1)} under {len(header)} columns"
             yield FileRow(place, {}, why, separator.join(cells))
         else:
             yield FileRow(place, dict(zip(header, cells, strict=True)))

@@ -1,4 +1,4 @@
-"""Tasks made on the spot: arithmetic and countdown. They need no download.
+"""Tasks made on the spot: arithmetic, chain and countdown. They need no download.
 
 A generator is a function of size, seed and its options; the same call gives the same tasks. Their
 prompts differ from each other; where there are not enough different ones, there are fewer tasks.
@@ -93,6 +93,35 @@ def arithmetic(
     return tasks
 
 
+def chain(
+    size: int,
+    stream: random.Random,
+    *,
+    terms: int = 4,
+    high: int = 9,
+    operations: str = "+-",
+) -> list[Task]:
+    """Make tasks such as '7+5-3+8=' -> '17', with a solution of one step a line, `terms` - 1 lines.
+
+    A step takes the next number into what is known so far: '7+5=12', '12-3=9', '9+8=17'. Numbers
+    are from 0 to `high`.
+    """
+    _whole("chain", "terms", terms, 2, 100)
+    _whole("chain", "high", high, 1, 10**100)
+    _operations("chain", operations, "+-")  # a product would have to come before sums
+    bases = [high + 1] + [len(operations), high + 1] * (terms - 1)
+    tasks = []
+    for task_id, code in enumerate(_distinct(_product(bases), size, stream)):
+        first, *rest = _digits(code, bases)
+        text, total, steps = str(first), first, []
+        for sign, number in zip((operations[x] for x in rest[::2]), rest[1::2], strict=True):
+            before, total = total, total + number if sign == "+" else total - number
+            text += f"{sign}{number}"
+            steps.append(f"{before}{sign}{number}={total}")
+        tasks.append(Task(task_id, f"{text}=", str(total), {"solution": "\n".join(steps)}))
+    return tasks
+
+
 def countdown(
     size: int,
     stream: random.Random,
@@ -139,6 +168,7 @@ def countdown(
 
 GENERATORS: dict[str, Callable[..., list[Task]]] = {
     "arithmetic": arithmetic,
+    "chain": chain,
     "countdown": countdown,
 }
 

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groupwise.data.columns import MISSING, PROMPTS, Layout, lookup, names_in, parse_info, recognise
+from groupwise.data.columns import (
+    MISSING,
+    PROMPTS,
+    Layout,
+    lookup,
+    names_in,
+    parse_info,
+    recognise,
+    with_prompt,
+)
 from groupwise.data.files import FileRow, files_of, format_of, rows
 from groupwise.errors import DataError, nearest
 from groupwise.records import Message, Task
@@ -118,6 +127,8 @@ class Scan:
                 values = self.convert(values)
             except BadRow as error:
                 return values, str(error)
+        elif not self.prompt_key:
+            values = with_prompt(values)
         if self.layout is None:
             keys = ("prompt", "answer") if self.convert else (self.prompt_key, self.answer_key)
             found = recognise(values, *keys)
@@ -193,6 +204,11 @@ def prompt_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+def turns_of(prompt: str | Sequence[Message]) -> list[Message]:
+    """Return a prompt as messages: a text is what a user says."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
 def normalised(prompt: str | Sequence[Mapping[str, Any]]) -> str:

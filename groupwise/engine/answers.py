@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,7 +49,8 @@ def check_answer(
             f"{request.prompt_id}, and {request.samples} were asked for. Return "
             "`request.samples` of them for every request, in order."
         )
-    whys = [problem(each, sampling, engine.capabilities.weights) for each in group]
+    most, weights = request.most(sampling), engine.capabilities.weights
+    whys = [problem(each, sampling, weights, most) for each in group]
     if not any(whys) and not all_finite(group):  # looked at once a group: that is faster
         whys = ["" if all_finite([each]) else NOT_FINITE for each in group]
     for number, why in enumerate(whys):
@@ -65,12 +67,33 @@ def all_finite(group: Sequence[Completion]) -> bool:
     return bool(torch.cat(drawn).isfinite().all())
 
 
-def problem(completion: Completion, sampling: Sampling, weights: str) -> str:
-    """Return what is wrong with a completion and what to do; "" where nothing is."""
+def cut(completion: Completion, most: int) -> Completion:
+    """Return a completion that ends behind so many tokens of the policy, if it is longer."""
+    if completion.own_length <= most or not isinstance(completion.logp_T, Tensor):
+        return completion
+    mask_T, ids_TK, logp_TK = completion.mask_T, completion.topk_id_TK, completion.topk_logp_TK
+    at = most if mask_T is None else int(mask_T.nonzero()[most - 1]) + 1
+    turns = [turn._replace(end=min(turn.end, at)) for turn in completion.turns if turn.start < at]
+    return replace(
+        completion,
+        token_ids=completion.token_ids[:at],
+        logp_T=completion.logp_T[:at],
+        finish="length",
+        topk_id_TK=None if ids_TK is None else ids_TK[:at],
+        topk_logp_TK=None if logp_TK is None else logp_TK[:at],
+        mask_T=None if mask_T is None else mask_T[:at],
+        turns=tuple(turns),
+    )
+
+
+def problem(completion: Completion, sampling: Sampling, weights: str, most: int) -> str:
+    """Return what is wrong with a completion of at `most` so many tokens and what to do; "" where
+    nothing is.
+    """
     length, logp_T = len(completion.token_ids), completion.logp_T
-    if not 1 <= completion.own_length <= sampling.max_tokens:
+    if not 1 <= completion.own_length <= most:
         return (
-            f"has {completion.own_length} tokens; 1 to {sampling.max_tokens} can be "
+            f"has {completion.own_length} tokens; 1 to {most} can be "
             "(sampling.max_tokens). Hand in the tokens behind the prompt alone, the one that ended "
             "it included; a mask_T tells which of them others wrote."
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from torch import Tensor
 
-from groupwise.engine.answers import check_answer, check_tickets
+from groupwise.engine.answers import check_answer, check_tickets, cut
 from groupwise.errors import EngineError
 from groupwise.records import Completion
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from groupwise.engine.backends import EngineSetup
     from groupwise.model.layers.transformer import PolicyModel
 
-Stream = Literal["train", "eval", "probe"]
+Stream = str  # what samples are for: "train", "eval", "probe"; or that of `branch_stream`
 Finish = Literal["eos", "stop", "length"]
 State = dict[str, Tensor]
 Ticket = int  # names a request from its submission to its answer
@@ -71,6 +71,10 @@ class Request:
     """A prompt and how many completions it gets.
 
     Stream, prompt id and draw name the randomness: a prompt that comes back needs another draw.
+
+    A prompt may end in the beginning of an answer, to be gone on with (`begun`): the completions
+    are what follows, and have the tokens that are left. An engine that does not look at it writes
+    too much now and then, and is cut.
     """
 
     prompt: tuple[int, ...]
@@ -78,6 +82,29 @@ class Request:
     prompt_id: int
     draw: int
     stream: Stream = "train"
+    begun: int = 0  # tokens of the answer that the policy has written: the prompt ends in them
+
+    @property
+    def begun_ids(self) -> tuple[int, ...]:
+        """Return the last tokens of the prompt, as many as the policy has written."""
+        return self.prompt[len(self.prompt) - self.begun :]
+
+    def most(self, sampling: Sampling) -> int:
+        """Return how many tokens a completion of it may have."""
+        return sampling.max_tokens - self.begun
+
+    def least(self, sampling: Sampling) -> int:
+        """Return how many tokens come before an end."""
+        return max(sampling.min_tokens - self.begun, 0)
+
+
+def branch_stream(sample: int, position: int) -> Stream:
+    """Return the stream of answers that go on from a position of a group's sample.
+
+    With the seed, the prompt's id and its draw it names the randomness of each of them: it depends
+    on nothing else that is sampled.
+    """
+    return f"branch {sample} {position}"
 
 
 @dataclass(frozen=True)
@@ -210,7 +237,10 @@ class Engine(ABC):
                 check_tickets(self, left, [ticket for ticket, _ in found])
                 for ticket, group in found:
                     number = left[ticket]
-                    check_answer(self, requests[number], sampling, group)
+                    request = requests[number]
+                    if request.begun:
+                        group = [cut(each, request.most(sampling)) for each in group]
+                    check_answer(self, request, sampling, group)
                     del left[ticket]
                     answers[number] = list(group)
                     if done is not None:

@@ -39,6 +39,16 @@ class StopWatch:
         return found
 
 
+def watch_of(tokenizer: Tokenizer, stop: Sequence[str], begun: Sequence[int]) -> StopWatch | None:
+    """Return the watch of an answer that has begun with these tokens; None without stop strings."""
+    if not stop:
+        return None
+    watch = StopWatch(tokenizer, stop)
+    for token in begun:
+        watch.push(token)
+    return watch
+
+
 def without_ends(text: str, ends: Sequence[str]) -> str:
     """Return the text without end tokens and white space behind it."""
     text = text.rstrip()

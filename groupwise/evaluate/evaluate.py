@@ -46,9 +46,12 @@ class Evaluation:
     scores: tuple[float | None, ...] = ()
     # the same of every metric that is a mean over tasks, by its name
     by_task: dict[str, list[float | None]] = field(default_factory=dict)
+    # further metrics, by name: of a model that scores
+    others: dict[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        found = {
+        found: dict[str, float | None] = {
+            **self.others,
             "eval/accuracy": self.accuracy,
             "eval/accuracy_stderr": self.stderr,
             "eval/reward": self.reward,

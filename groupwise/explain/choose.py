@@ -16,6 +16,7 @@ from typing import Any
 import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.errors import RecipeError, RecipeWarning, nearest
 from groupwise.explain.idle import Conditions, idle, told, updates_of
+from groupwise.explain.memory import memory
 from groupwise.methods.method import Method
 from groupwise.methods.trainable import lacking
 from groupwise.recipes import RECIPES
@@ -53,7 +54,12 @@ QUESTIONS = (
     RecipeQuestion(
         "steps", "Is there a trustworthy reward per step?", NO_YES, when="verifiable=yes"
     ),
-    RecipeQuestion("critic", "Is there memory for a critic?", NO_YES, when="verifiable=yes"),
+    RecipeQuestion(
+        "critic",
+        "Is there memory for a critic?",
+        {"no": "", "yes": "14 bytes a weight more in bfloat16; few of them as an adapter"},
+        when="verifiable=yes",
+    ),
     RecipeQuestion(
         "length",
         "How long are the answers?",
@@ -106,6 +112,9 @@ ROWS = (
     DecisionRow(
         "data=pairs", "self_rewarding", 4, "goes on where the pairs end, with a judge of yours"
     ),
+    DecisionRow(
+        "data=pairs", "reward_model", 6, "a score for any answer: the reward of a run afterwards"
+    ),
     DecisionRow("data=answers", "spin", 10, "sets your answers against the model's own"),
     DecisionRow("data=answers", "self_rewarding", 4, "as a next round, with a judge of yours"),
     DecisionRow(
@@ -137,6 +146,12 @@ ROWS = (
     ),
     DecisionRow(
         "steps=yes group=1", "reinforce_pp", 5, "sums token rewards still to come, without a group"
+    ),
+    DecisionRow(
+        "steps=no critic=no length=short group=8+",
+        "vineppo",
+        1,
+        "credits written steps by sampled values: time in place of a critic",
     ),
     DecisionRow("critic=yes steps=no", "ppo", 3, "credit per token from the critic"),
     DecisionRow(
@@ -282,8 +297,6 @@ def _changes(name: str, answers: Mapping[str, str]) -> list[dict[str, Any]]:
 def _idle(name: str, answers: Mapping[str, str]) -> list[str]:
     """Return the parts of a recommended recipe that would change no update, under these answers."""
     entry = RECIPES[name]
-    if lacking(entry):
-        return []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecipeWarning)
         entry = entry.configure({c["set"]: c["to"] for c in _changes(name, answers)})
@@ -319,13 +332,11 @@ def _ranked(answers: Mapping[str, str]) -> tuple[dict[str, int], dict[str, list[
 
 
 def choose(answers: Mapping[str, str], most: int = 5) -> list[dict[str, Any]]:
-    """Recommend recipes, each with reasons and further settings.
-
-    The best first; behind those that can be trained, those that can't yet, and why.
-    """
+    """Recommend recipes that can be trained, the best first, with reasons and further settings."""
     full = complete(answers)
     points, reasons = _ranked(full)
-    best = sorted(points, key=lambda name: -points[name])[:most]
+    trained = [name for name in points if not lacking(RECIPES[name])]
+    best = sorted(trained, key=lambda name: -points[name])[:most]
     return [
         {
             "recipe": name,
@@ -334,9 +345,9 @@ def choose(answers: Mapping[str, str], most: int = 5) -> list[dict[str, Any]]:
             "reasons": reasons[name],
             "watch": RECIPES[name].about.breaks,
             "changes": _changes(name, full),
-            "untrainable": [f"can't be trained here: it {x}" for x in lacking(RECIPES[name])],
+            "memory": memory(RECIPES[name]),
             "departs": list(RECIPES[name].departs),
             "idle": _idle(name, full),
         }
-        for name in sorted(best, key=lambda name: bool(lacking(RECIPES[name])))
+        for name in best
     ]

@@ -18,6 +18,7 @@ import groupwise.recipes  # noqa: F401 - fills RECIPES
 from groupwise.explain import pages
 from groupwise.explain.choose import choose
 from groupwise.explain.idle import Conditions, idle, told, updates_of
+from groupwise.explain.memory import GRADIENT, bytes_a_weight, memory
 from groupwise.methods.method import Method
 from groupwise.methods.slots import REGISTRY, Definition, Slot
 from groupwise.methods.trainable import lacking
@@ -29,9 +30,9 @@ __all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "tab
 # The loss is read from the outside in: S needs r and A, A needs R, and so on.
 READING_ORDER = (
     "gate", "ratio", "advantage", "shaping", "filter", "aggregation", "correction", "penalty",
-    "auxiliary", "schedule", "pairing", "preference",
+    "auxiliary", "schedule", "pairing", "preference", "labelling",
 )  # fmt: skip
-SYMBOLS = {"reference": "ℓ^ref"}  # of what no slot says
+SYMBOLS = {"reference": "ℓ^ref", "separator": "behind a step"}  # of what no slot says
 SLOT_MEANING = {
     "filter": "which groups and answers a batch learns from",
     "shaping": "what changes the reward before the baseline",
@@ -45,6 +46,7 @@ SLOT_MEANING = {
     "schedule": "passes and updates per batch",
     "pairing": "how chosen and rejected answers are found",
     "preference": "the loss of a pair",
+    "labelling": "the loss of a labelled step",
     "width": "clip ranges inside a gate",
 }
 
@@ -90,9 +92,14 @@ def equation(entry: Method) -> list[dict[str, str]]:
     for kind in READING_ORDER:
         lines += [{"slot": kind, "equation": slot.equation} for slot in slots.get(kind, ())]
     lines += [
-        {"slot": name, "equation": f"{SYMBOLS[name]} = {x}"} for name, x in entry.fixed.items()
+        {"slot": name, "equation": f"{SYMBOLS[name]} = {x}"} for name, x in _fixed(entry).items()
     ]
     return lines
+
+
+def _fixed(entry: Method) -> dict[str, str]:
+    """Return what no slot says, with line breaks and the like written out."""
+    return {k: x if x.isprintable() else repr(x) for k, x in entry.fixed.items()}
 
 
 def _function(slot: Slot, level: str = "") -> dict[str, str]:
@@ -129,6 +136,7 @@ def _demands(entry: Method) -> dict[str, Any]:
     return {
         "source": entry.source,
         "models": list(entry.models),
+        "memory": memory(entry),
         "needs": _streams(entry.streams),
         "outputs": list(entry.outputs),
         "trains": parts,
@@ -155,7 +163,7 @@ def _derived(entry: Method) -> dict[str, Any] | None:
     if base is None:
         return None
     differing = {k: {"a": d["a"], "b": d["b"]} for k, d in _slot_differences(base, entry).items()}
-    differing |= _apart(base.fixed, entry.fixed)
+    differing |= _apart(_fixed(base), _fixed(entry))
     return {"from": base.name, "paper": base.about.paper, "differs": differing}
 
 
@@ -190,6 +198,7 @@ def table() -> list[dict[str, Any]]:
             "slots": {kind: entry.text()[kind] for kind in entry.KINDS},
             "short": {k: ", ".join(map(short, slots)) for k, slots in by_kind(entry).items()},
             "models": list(entry.models),
+            "bytes": sum(bytes_a_weight(entry).values()) + GRADIENT,
         }
         for entry in RECIPES.values()
     ]
@@ -247,7 +256,7 @@ def difference(a: str, b: str) -> dict[str, Any]:
     """Return only what differs between two recipes: slots, settings, demands."""
     first: Method = recipe(a)
     second: Method = recipe(b)
-    sides = [{**_demands(entry), **entry.fixed} for entry in (first, second)]
+    sides = [{**_demands(entry), **_fixed(entry)} for entry in (first, second)]
     return {
         "a": first.name,
         "b": second.name,
@@ -323,7 +332,9 @@ def markdown() -> str:
     names = [name for name in RECIPES if name in notes()]
     rows = [row for row in table() if row["name"] in notes()]
     dialects = {
-        name: difference("grpo", name) for name in names if RECIPES[name].about.family == "dialect"
+        name: difference(name.partition("@")[0], name)
+        for name in names
+        if RECIPES[name].about.family == "dialect"
     }
     return pages.algorithms_page(
         rows=rows,

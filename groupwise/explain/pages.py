@@ -78,12 +78,18 @@ def listed(title: str, items: Sequence[str]) -> list[str]:
 
 
 def methods_table(rows: Sequence[Data]) -> str:
-    policy = [row for row in rows if row["family"] not in ("dialect", "preference")]
+    others = ("dialect", "preference", "reward model")
+    policy = [row for row in rows if row["family"] not in others]
     body = [[link(row["name"]), *(code(row["short"][k]) for k in SLOT_COLUMNS)] for row in policy]
     pairs = [row for row in rows if row["family"] == "preference"]
     pair_body = [
         [link(row["name"]), *(code(row["short"][kind]) for kind in ("pairing", "preference"))]
         for row in pairs
+    ]
+    scoring = [
+        [link(row["name"]), ", ".join(map(code, row["short"].values()))]
+        for row in rows
+        if row["family"] == "reward model"
     ]
     return "\n\n".join(
         [
@@ -91,6 +97,8 @@ def methods_table(rows: Sequence[Data]) -> str:
             grid(["method", *SLOT_COLUMNS], body),
             "Preference pairs:",
             grid(["method", "pairing", "preference"], pair_body),
+            "Models that score:",
+            grid(["method", "slots"], scoring),
         ]
     )
 
@@ -110,7 +118,7 @@ def _slots(data: Data) -> list[str]:
 
 
 def _demands(data: Data) -> list[str]:
-    lines = [f"- models in memory: {', '.join(data['models'])}"]
+    lines = [f"- in memory: {data['memory']}"]
     if data["source"] != "policy":
         lines.append(f"- answers from the {data['source']}: nothing is sampled")
     lines += [f"- trains a {p['name']}: starts from {p['start']}" for p in data["trains"]]
@@ -147,7 +155,7 @@ def section(data: Data) -> str:
 
 
 def dialects_part(dialects: Mapping[str, Data], recipes: Mapping[str, Data]) -> str:
-    """Return what differs from the paper's grpo, slot by slot, then the notes of each tool."""
+    """Return what differs from the paper's method, slot by slot, then the notes of each tool."""
     differing = [k for k in SLOT_COLUMNS if any(k in d["slots"] for d in dialects.values())]
     rows = [
         [
@@ -160,9 +168,10 @@ def dialects_part(dialects: Mapping[str, Data], recipes: Mapping[str, Data]) -> 
         for name, d in dialects.items()
     ]
     lines = [
-        "## Dialects: what other tools call GRPO",
+        "## Dialects: what other tools call GRPO, PPO or PRIME",
         "",
-        "Only slots that differ from [grpo](#grpo) are filled in.",
+        "Only slots that differ from the recipe before the @ are filled in ([grpo](#grpo),"
+        " [ppo](#ppo), [prime](#prime)).",
         "",
         grid(["dialect", *differing], rows),
         "",

@@ -57,7 +57,8 @@ def recipes_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     lines = [f"{'METHOD'.ljust(names)}{'PAPER'.ljust(papers)}MODELS IN MEMORY", ""]
     for row in rows:
         head = f"{row['name'].ljust(names)}{source(row).ljust(papers)}"
-        lines += wrapped(", ".join(row["models"]), width, head, indent=0)
+        held = f"{', '.join(row['models'])} ({row['bytes']} bytes a weight)"
+        lines += wrapped(held, width, head, indent=0)
         for text in row["untrainable"]:
             lines += wrapped(text, width, "refused")
         slots = " · ".join(text for text in row["short"].values() if text)
@@ -67,8 +68,9 @@ def recipes_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
         lines.append("")
     lines += wrapped(
         "slots: in the order of the axes (filter, shaping, advantage, aggregation, ratio, gate, "
-        "correction, penalty, auxiliary, schedule), defaults left out. More: groupwise explain "
-        "METHOD, groupwise recipes --choose.",
+        "correction, penalty, auxiliary, schedule), defaults left out. Bytes: in bfloat16, without "
+        "adapters, gradients included; groupwise plan counts them for a model. More: groupwise "
+        "explain METHOD, groupwise recipes --choose.",
         width,
         indent=0,
     )
@@ -109,7 +111,7 @@ def explain_text(data: Mapping[str, Any], width: int) -> str:
         lines += wrapped(line["equation"], width, line["slot"])
     lines += ["", "slots (+ what each fixes, − what it breaks)"]
     lines += _slots_text(data["functions"], width)
-    lines += ["", "what it asks for", *wrapped(", ".join(data["models"]), width, "in memory")]
+    lines += ["", "what it asks for", *wrapped(data["memory"], width, "in memory")]
     lines += wrapped(f"from the {data['source']}", width, "answers")
     for part in data["trains"]:
         lines += wrapped(f"{part['name']}: starts from {part['start']}", width, "trains")
@@ -176,7 +178,8 @@ def choice_text(
     lines = wrapped(f"For {given}:", width, indent=0)
     for place, item in enumerate(found, 1):
         lines += ["", f"{place}. {item['recipe']} ({item['title']})"]
-        for label, key in (("refused", "untrainable"), ("otherwise", "departs"), ("idle", "idle")):
+        lines += wrapped(item["memory"], width, "in memory", 3)
+        for label, key in (("otherwise", "departs"), ("idle", "idle")):
             for text in item[key]:
                 lines += wrapped(text, width, label, 3)
         lines += wrapped("; ".join(item["reasons"]), width, "because", 3)

@@ -196,7 +196,7 @@ def _hint(error: BaseException, known: Mapping[str, Any]) -> str:
         )
         return (
             f". Completions are strings here, not lists of messages.{batch}"
-            " Use the completion itself where the function takes [0]['content'] of it."
+            " Use the completion itself where the function takes [0]['content'] of it"
         )
     chat = "'list' object has no attribute" in said or "expected string or bytes-like" in said
     if not isinstance(error, (AttributeError, TypeError)) or not chat:
@@ -205,11 +205,11 @@ def _hint(error: BaseException, known: Mapping[str, Any]) -> str:
         return (
             ". Completions were given as messages, [{'role': 'assistant', 'content': ...}], as in "
             "TRL where the prompt is a list of messages: take completion[0]['content']. A function "
-            "whose parameter is `completion`, for one sample, is given the text."
+            "whose parameter is `completion`, for one sample, is given the text"
         )
     return (
         ". The prompt of a chat is a list of messages, not a string: take "
-        "prompt[-1]['content'], or write the function for the completion alone."
+        "prompt[-1]['content'], or write the function for the completion alone"
     )
 
 

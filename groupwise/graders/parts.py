@@ -19,6 +19,7 @@ from groupwise.errors import RewardError, nearest
 from groupwise.graders import answers, choice, form, instructions
 from groupwise.graders.mathematics import grader as mathematics
 from groupwise.graders.mathematics import numbers
+from groupwise.graders.mathematics.rounding import Rounding
 
 if TYPE_CHECKING:
     from groupwise.records import Task
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "abstained", "error", "timeout"]
 REPEATS = "it repeats the question"
+DISORDERED = "its parts are in another order than the question asks for"
 
 
 class SampleToGrade(NamedTuple):
@@ -140,6 +142,9 @@ class Mathematics:
             question, gold = _question(sample.task), str(sample.task.answer)
             if mathematics.repeats(sample.text, gold, question, self.ends):
                 return Mark(0.0, reason=REPEATS)
+            rounding = Rounding(self.digits, self.decimals)
+            if mathematics.disordered(sample.text, gold, question, self.ends, rounding):
+                return Mark(0.0, reason=DISORDERED)
         return Mark(verdict.score, verdict.status, verdict.why)
 
 

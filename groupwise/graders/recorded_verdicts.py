@@ -5,17 +5,17 @@ A judge may change its mind, and costs money; what the files say stays what happ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from groupwise.errors import RunError
-from groupwise.records import Grade
+from groupwise.records import Branch, Grade
 from groupwise.runfiles.rollouts import read
 
 STEPS = "reward_steps"
-COLUMNS = ("prompt_id", "draw", "sample", "text", "reward", "reward_parts", STEPS, "correct",
-           "grader_status", "grader_reason")  # fmt: skip
+COLUMNS = ("prompt_id", "draw", "sample", "branch", "text", "reward", "reward_parts", STEPS,
+           "correct", "grader_status", "grader_reason")  # fmt: skip
 
 
 class Key(NamedTuple):
@@ -25,6 +25,7 @@ class Key(NamedTuple):
     draw: int
     sample: int
     text: str
+    branch: Branch | None = None
 
 
 Ledger = dict[Key, Grade]
@@ -45,7 +46,7 @@ def recorded(files: Iterable[Path], warn: Callable[[str], None] | None = None) -
                 raise
             warn(f"the verdicts of {file.stem} are lost and asked for again: {error}")
     return {
-        Key(row["prompt_id"], row["draw"], row["sample"], row["text"]): Grade(
+        Key(row["prompt_id"], row["draw"], row["sample"], row["text"], _branch(row)): Grade(
             row["reward"],
             dict(row["reward_parts"]),
             row["correct"],
@@ -57,3 +58,8 @@ def recorded(files: Iterable[Path], warn: Callable[[str], None] | None = None) -
         if STEPS in table.column_names
         for row in table.to_pylist()
     }
+
+
+def _branch(row: Mapping[str, Any]) -> Branch | None:
+    found = row["branch"]
+    return None if found is None else Branch(**found)

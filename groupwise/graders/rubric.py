@@ -262,9 +262,9 @@ def _try(name: str, part: RewardPart, answers: Sequence[tuple[str, SampleToGrade
             kind = kinds[id(sample)]
             if mark.status in ("error", "timeout"):
                 raise RewardError(
-                    f"The reward can't be used: {mark.reason}, for {kind} of row "
-                    f"{sample.task.id}, {_short(sample.text)!r}. It must return a finite number, "
-                    "or None where it has nothing to say, for whatever a model may write."
+                    f"The reward can't be used, for {kind} of row {sample.task.id}, "
+                    f"{_short(sample.text)!r}: {_ended(mark.reason)} It must return a finite "
+                    "number, or None where it has nothing to say, for whatever a model may write."
                 )
             found.append(Tried(kind, sample, mark))
     return found
@@ -387,6 +387,11 @@ def _check_weights(weights: Mapping[str, Any]) -> None:
             "reward.parts has no part with a weight: every reward would be empty. Write for "
             'example reward.parts = {"number" = 1.0}.'
         )
+
+
+def _ended(text: str) -> str:
+    """Put a full stop behind what has no end of its own."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _short(text: str, width: int = 60) -> str:

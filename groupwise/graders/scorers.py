@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -16,10 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.common.extras import install
-from groupwise.data.tasks import prompt_text
+from groupwise.data.steps import SEPARATOR, last_tokens, step_ends
+from groupwise.data.tasks import prompt_text, turns_of
 from groupwise.engine.stopping import without_ends
 from groupwise.errors import RewardError
 from groupwise.graders.parts import Mark, SampleToGrade
+from groupwise.model.adapters.peft_files import CONFIG as ADAPTER
+from groupwise.model.formats.classifier import END
+from groupwise.model.formats.classifier import SEPARATOR as TRAINED_WITH
 from groupwise.records import Task
 
 Squash = Literal["none", "sigmoid"]
@@ -39,6 +44,10 @@ class Scorer:
     model: Any
     tokenizer: Any
     batch: int
+    # The token that ends an answer, of models that were trained here: they read prompt and answer
+    # as ids of their own, as a policy has them.
+    end: int | None = None
+    separator: str | None = None  # behind each step, of token classifiers that were trained here
 
     def encode(self, task: Task, text: str) -> tuple[list[int], list[int]]:
         """Return the ids of prompt and completion, and where each token begins in the completion.
@@ -47,13 +56,14 @@ class Scorer:
         begins below 0; what the tokenizer adds without a text, nowhere.
         """
         text = text.encode("utf-8", "replace").decode()  # half a character is nothing to read
+        if self.end is not None:
+            return self._apart(task, text)
         special = not getattr(self.tokenizer, "chat_template", None)
         if special:
             before = prompt_text(task.prompt)
             said = before + text
         else:
-            asked = task.prompt
-            turns = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
+            turns = turns_of(task.prompt)
             template = self.tokenizer.apply_chat_template
             before = template(turns, tokenize=False, add_generation_prompt=True)
             said = template([*turns, {"role": "assistant", "content": text}], tokenize=False)
@@ -65,6 +75,20 @@ class Scorer:
             for start, end in found["offset_mapping"]
         ]
         return found["input_ids"], starts
+
+    def _apart(self, task: Task, text: str) -> tuple[list[int], list[int]]:
+        """Return the same for a model that was trained here."""
+        chat = getattr(self.tokenizer, "chat_template", None) is not None
+        if chat:
+            asked = self.tokenizer.apply_chat_template(
+                turns_of(task.prompt), tokenize=False, add_generation_prompt=True
+            )
+        else:
+            asked = prompt_text(task.prompt)
+        before = self.tokenizer(asked, add_special_tokens=not chat)["input_ids"]
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        starts = [start if end > start else NOWHERE for start, end in found["offset_mapping"]]
+        return before + found["input_ids"], [-1] * len(before) + starts
 
     @property
     def longest(self) -> int:
@@ -104,6 +128,7 @@ class RewardModel:
     scorer: Scorer
     squash: Squash
     ends: tuple[str, ...]
+    minus: float = 0.0
     decides: bool = False
     needs_answers: bool = False
 
@@ -111,7 +136,12 @@ class RewardModel:
         return ""
 
     def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
-        rows = [self.scorer.encode(s.task, without_ends(s.text, self.ends))[0] for s in samples]
+        end = [] if self.scorer.end is None else [self.scorer.end]
+        texts = [without_ends(sample.text, self.ends) for sample in samples]
+        rows = [
+            self.scorer.encode(sample.task, text)[0] + end
+            for sample, text in zip(samples, texts, strict=True)
+        ]
         return [
             _too_long(row, self.scorer) if out is None else _mark(self._value(out))
             for row, out in zip(rows, self.scorer.logits(rows), strict=True)
@@ -119,6 +149,7 @@ class RewardModel:
 
     def _value(self, out: Any) -> float:
         value = out[0] if len(out) == 1 else out[1] - out[0]  # of two classes, for the good one
+        value = value - self.minus
         return float(value.sigmoid() if self.squash == "sigmoid" else value)
 
 
@@ -151,8 +182,7 @@ class ProcessRewardModel:
             if out is None:
                 marks.append(_too_long(row, self.scorer))
                 continue
-            behind = [end + len(self.separator) for end in steps]
-            places = [max(at for at, start in enumerate(starts) if start < end) for end in behind]
+            places = last_tokens(starts, steps, self.separator)
             marks.append(self._mark([_chance(out[place]) for place in places], steps))
         return marks
 
@@ -163,16 +193,6 @@ class ProcessRewardModel:
         if mark.value is None or not self.process:
             return mark
         return Mark(mark.value, steps=tuple(zip(steps, scores, strict=True)))
-
-
-def step_ends(text: str, separator: str) -> list[int]:
-    """Return where each step ends, in characters, without its separator; blank ones are none."""
-    ends, start = [], 0
-    for piece in text.split(separator):
-        if piece.strip():
-            ends.append(start + len(piece))
-        start += len(piece) + len(separator)
-    return ends
 
 
 def _chance(out: Any) -> float:
@@ -197,7 +217,12 @@ def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
     """Load a classifier from a folder of this machine: nothing is fetched, no code of it is run."""
     if importlib.util.find_spec("transformers") is None:
         raise RewardError(f"{kind} needs the package transformers: `{install('scorers')}`")
-    folder = Path(path).expanduser()
+    folder = _classifier_in(Path(path).expanduser())
+    if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
+        raise RewardError(
+            f"{kind}: {path!r} is an adapter, and a whole classifier is needed. Make one with "
+            f"`groupwise export {path} FOLDER`, and name that folder."
+        )
     if not (folder / "config.json").is_file():
         raise RewardError(f"{kind}: {path!r} is no Hugging Face folder: it has no config.json.")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
@@ -234,7 +259,14 @@ def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
         model = model.to(device).eval()
     except (RuntimeError, AssertionError) as error:
         raise RewardError(f"{kind}: device = {device!r} can't be used: {error}.") from error
-    return Scorer(model, tokenizer, batch)
+    raw = json.loads((folder / "config.json").read_bytes())
+    return Scorer(model, tokenizer, batch, raw.get(END), raw.get(TRAINED_WITH))
+
+
+def _classifier_in(folder: Path) -> Path:
+    """Return a run's best checkpoint, else its latest; what is no run, as it is."""
+    kept = [folder / "checkpoints" / name for name in ("best", "latest")]
+    return next((each for each in kept if each.is_dir()), folder)
 
 
 def rm(
@@ -242,14 +274,18 @@ def rm(
     *,
     path: str,
     squash: Squash = "none",
+    minus: float = 0.0,
     device: str = "cpu",
     dtype: str = "float32",
     batch: int = 16,
 ) -> RewardModel:
-    """Give the score of a sequence classifier, as it is or between 0 and 1."""
+    """Give the score of a sequence classifier, `minus` a constant, as it is or between 0 and 1."""
+    if isinstance(minus, bool) or not isinstance(minus, int | float) or not math.isfinite(minus):
+        raise RewardError(f"rm: minus = {minus!r} must be a number, to be taken off every score.")
     if squash not in ("none", "sigmoid"):
         raise RewardError(f"rm: squash = {squash!r} must be none or sigmoid.")
-    return RewardModel(load(path, "rm", device, dtype, batch), squash, tuple(ends))
+    scorer = load(path, "rm", device, dtype, batch)
+    return RewardModel(scorer, squash, tuple(ends), float(minus))
 
 
 def prm(
@@ -257,7 +293,7 @@ def prm(
     *,
     path: str,
     pool: Pool = "min",
-    separator: str = "\n\n",
+    separator: str = SEPARATOR,
     process: bool = False,
     device: str = "cpu",
     dtype: str = "float32",
@@ -271,4 +307,10 @@ def prm(
     if not separator:
         raise RewardError("prm: separator is empty; it is what stands between two steps.")
     scorer = load(path, "prm", device, dtype, batch)
+    if scorer.separator not in (None, separator):
+        raise RewardError(
+            f"prm: {path!r} was trained with {scorer.separator!r} behind each step, and separator "
+            f"is {separator!r}: scores would be read where none was learned. Write "
+            f"separator={scorer.separator!r}."
+        )
     return ProcessRewardModel(scorer, pool, separator, process, tuple(ends))

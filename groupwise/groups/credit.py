@@ -5,6 +5,8 @@ Sums run over the valid tokens still to come; a tool's output between them does 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from groupwise.groups.statistics import (
     reopen_holes,
     suffix_sums_,
 )
-from groupwise.methods.slots import Ddof, Fraction, NonNegative, Positive, advantage
+from groupwise.methods.slots import Count, Ddof, Fraction, NonNegative, Positive, advantage
 from groupwise.records import TokenBatch
 
 
@@ -138,6 +140,43 @@ def process_rloo(
     return torch.where((graded.count_N > 1)[:, None], total_NT, 0.0)
 
 
+@advantage(
+    base=True,
+    per_token=True,
+    needs=("prm_logp_NT", "ref_logp_NT"),
+    equation="r = {beta}·(ℓ^φ − ℓ^ref) / max_batch |Σ_{{s≥t}} r_s|; A_t = {weight}·Σ_{{s≥t}}"
+    " [K·r_s − Σ_j r̄_j]/(K−1) + {weight}·(R − mean_{{j≠i}} R_j)",
+    fixes="process and outcome rewards of one size",
+    breaks="one long answer sets the scale for all",
+)
+def process_rloo_release(
+    reward_N: Tensor, batch: TokenBatch, *, beta: Positive = 0.05, weight: Positive = 5.0
+) -> Tensor:
+    """Return what PRIME's released code computes instead of equation 5, before its whitening.
+
+    A token's own answer is in the mean that is subtracted, and K/(K−1) makes up for it: beside
+    equation 5 that leaves (r_t − r̄_i)/(K−1).
+    """
+    counted_N = (batch.length_N > 0) & ~reward_N.isnan()
+    reward_NT = implicit_reward(batch, beta) * counted_N[:, None]
+    one_N = torch.ones_like(reward_N)
+    to_go_NT = discounted_suffix_sums(reward_NT.clone(), one_N, batch)  # it sums in place
+    largest = batch.world.gather(to_go_NT.abs().amax(1)).max()
+    reward_NT = reward_NT / torch.where(largest > 0, largest, 1.0)
+    average_N = reward_NT.sum(1).double() / batch.length_N.clamp(min=1)
+    stats = group_stats(torch.where(counted_N, average_N, torch.nan), batch)
+    others_N = (stats.count_N - 1).clamp(min=1)
+    base_N = (stats.mean_N * stats.count_N / others_N).nan_to_num(0.0)
+    scale_N = stats.count_N / others_N
+    centred_NT = scale_N[:, None] * reward_NT - base_N[:, None]
+    centred_NT = batch.valid(centred_NT.to(batch.dtype))
+    process_NT = discounted_suffix_sums(centred_NT, one_N, batch)
+    graded = group_stats(reward_N, batch)
+    outcome_N = centred(reward_N, graded) * graded.count_N / (graded.count_N - 1).clamp(min=1)
+    total_NT = weight * (process_NT + per_token(outcome_N, batch))
+    return torch.where((graded.count_N > 1)[:, None], total_NT, 0.0)
+
+
 def _zscore_and_sum(
     x_NT: Tensor, select_NT: Tensor, batch: TokenBatch, ddof: int, eps: float
 ) -> Tensor:
@@ -170,6 +209,44 @@ def group_process_zscore(
     end_NT = batch.stream("step_end_NT")
     select_NT = end_NT & ~reward_N.isnan()[:, None]
     return _zscore_and_sum(step_NT, select_NT, batch, ddof, eps)
+
+
+@advantage(
+    base=True,
+    per_token=True,
+    needs=("step_value_NT", "step_end_NT"),
+    equation="A_t = R·1[k is the last] + V̂(s_{{k+1}}) − V̂(s_k) for all tokens of step k; V̂(s) ="
+    " mean reward of {branches} answers that go on from s, 0 behind the end; V̂(s_1) ="
+    " mean_{{j≠i}} R_j; steps by {split}, {most_steps} + 1 at the most",
+    fixes="credit per step without a critic: unbiased, however few branches",
+    breaks="samples many times the tokens that it learns from; one number for all tokens of a step",
+)
+def step_difference(
+    reward_N: Tensor,
+    batch: TokenBatch,
+    *,
+    branches: Count = 9,
+    most_steps: Count = 25,
+    split: Literal["line", "sentence"] = "line",
+) -> Tensor:
+    """Take the difference of Monte-Carlo values around each step (VinePPO, 2410.01679).
+
+    `step_value_NT` has at the last token of a step the value of the state that it begins in.
+    """
+    own_NT = close_holes(batch.mask_NT, batch)
+    value_NT = close_holes(batch.stream("step_value_NT"), batch)
+    left_NT = own_NT.flip(1).cumsum(1).flip(1)  # own tokens from here on
+    end_NT = own_NT & (close_holes(batch.stream("step_end_NT"), batch) | (left_NT == 1))
+    rows, width = end_NT.shape
+    place_T = torch.arange(width, device=end_NT.device)
+    # Where each token's step ends; `width` behind the last, where the value is 0.
+    at_NT = torch.where(end_NT, place_T, width).flip(1).cummin(1).values.flip(1)
+    nothing = at_NT.new_full((rows, 2), width)
+    next_NT = torch.cat((at_NT, nothing), 1).gather(1, at_NT + 1)
+    value_NT = torch.cat((value_NT, value_NT.new_zeros(rows, 1)), 1)
+    gain_NT = value_NT.gather(1, next_NT) - value_NT.gather(1, at_NT)
+    paid_N1 = reward_N.nan_to_num(0.0).to(gain_NT.dtype)[:, None]
+    return reopen_holes(gain_NT + paid_N1 * (next_NT == width), batch)
 
 
 def mixed_reward(reward_N: Tensor, batch: TokenBatch, mix: float) -> Tensor:

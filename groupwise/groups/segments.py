@@ -27,6 +27,11 @@ def split_at_punctuation(
             if t >= len(texts):
                 continue
             others_follow = t + 1 < len(texts) and own_T[t] and not own_T[t + 1]
-            if "\n" in texts[t] or texts[t].rstrip(" ").endswith(ENDS) or others_follow:
+            if closes_sentence(texts[t]) or others_follow:
                 number += 1
     return segment_NT
+
+
+def closes_sentence(text: str) -> bool:
+    """Tell whether a token ends with punctuation (spaces aside) or contains a newline."""
+    return "\n" in text or text.rstrip(" ").endswith(ENDS)

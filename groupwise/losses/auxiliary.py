@@ -38,9 +38,12 @@ def clipped_value_error(
     """Return max((v−R)², (clip(v, v_old±ε)−R)²) and where the clipped branch is larger."""
     plain_NT = (value_NT - return_NT).square()
     with torch.no_grad():  # where the clipped branch wins it is constant in v
-        near_NT = old_value_NT + (value_NT - old_value_NT).clamp_(-limit, limit)
+        moved_NT = value_NT - old_value_NT
+        # Within the range the two branches are one: their rounding must not take a gradient away.
+        outside_NT = moved_NT.abs() > limit
+        near_NT = old_value_NT + moved_NT.clamp_(-limit, limit)
         bounded_NT = near_NT.sub_(return_NT).square_()
-        clipped_NT = bounded_NT > plain_NT
+        clipped_NT = (bounded_NT > plain_NT) & outside_NT
         live_NT = (~clipped_NT).to(plain_NT.dtype)
         constant_NT = bounded_NT.mul_(1.0 - live_NT)
     return plain_NT * live_NT + constant_NT, clipped_NT

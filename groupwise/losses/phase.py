@@ -9,6 +9,7 @@ the whole batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from groupwise.groups.phase import batch_slots, returned
 from groupwise.losses.corrections import mismatch
 from groupwise.losses.measures import Tally
 from groupwise.methods.composition import Recipe
+from groupwise.methods.slots import Slot
 from groupwise.records import TokenBatch
 from groupwise.streams import STREAMS
 
@@ -41,13 +43,17 @@ class TokenResult:
     tally: Tally  # merge over micro-batches and ranks, then read
 
 
-def token_phase(recipe: Recipe, batch: TokenBatch, **outputs: Tensor) -> TokenResult:
+def token_phase(
+    recipe: Recipe, batch: TokenBatch, *, apart: Collection[str] = (), **outputs: Tensor
+) -> TokenResult:
     """Differentiable log-probabilities (and what else the recipe reads) -> loss and measures.
 
     `batch` comes from the batch phase (or is a `select`ion of its rows). `outputs` are the
     learner's: logp_NT always; entropy_NT, topk_logp_NTK, value_NT, router_NTLK, ... by recipe.
+    Terms that train the roles named in `apart` are left to `role_phase`.
     """
-    batch = _attach(recipe, batch, outputs)
+    others = [term for role in apart for term in recipe.terms_of(role)]
+    batch = _attach(recipe, batch, outputs, others)
     coefficient_NT = _coefficient(batch)
     log_ratio_NT = returned(recipe.ratio, recipe.ratio(batch), batch.mask_NT)
     advantage_NT = batch.stream("advantage_NT")
@@ -62,7 +68,8 @@ def token_phase(recipe: Recipe, batch: TokenBatch, **outputs: Tensor) -> TokenRe
         loss_NT = returned(penalty, penalty(batch), batch.mask_NT)
         terms[penalty.name] = (coefficient_NT * loss_NT).sum()
     for term in recipe.auxiliary:
-        terms[term.name] = term(batch, batch.prepared[term.name])
+        if term not in others:
+            terms[term.name] = term(batch, batch.prepared[term.name])
     loss = torch.stack(list(terms.values())).sum() if len(terms) > 1 else terms["policy"]
     return TokenResult(
         loss=loss,
@@ -75,11 +82,23 @@ def token_phase(recipe: Recipe, batch: TokenBatch, **outputs: Tensor) -> TokenRe
     )
 
 
-def _attach(recipe: Recipe, batch: TokenBatch, outputs: dict[str, Tensor]) -> TokenBatch:
+def role_phase(
+    recipe: Recipe, batch: TokenBatch, role: str, **outputs: Tensor
+) -> tuple[TokenBatch, dict[str, Tensor]]:
+    """Return the micro-batch with a role's outputs, and the terms of the loss that train it."""
+    held = batch.with_outputs(**outputs)
+    terms = {term.name: term(held, held.prepared[term.name]) for term in recipe.terms_of(role)}
+    return held, terms
+
+
+def _attach(
+    recipe: Recipe, batch: TokenBatch, outputs: dict[str, Tensor], others: Sequence[Slot]
+) -> TokenBatch:
     if batch.coefficient_NT is None or batch.advantage_NT is None:
         raise BatchError("The token phase needs a batch from the batch phase: call that first.")
+    elsewhere = {name for term in others for name in term.definition.traits.outputs}
     for name in recipe.outputs:
-        if name not in outputs:
+        if name not in outputs and name not in elsewhere:
             raise BatchError(
                 f"Recipe {recipe.name!r} reads {name} ({STREAMS[name]}): pass it to the token "
                 f"phase as {name}=...."

@@ -19,7 +19,12 @@ RECIPE_SLOTS = (
 PAIR_SLOTS = ("pairing", "preference")
 SOURCE_COLUMNS = {"data": ("completion",)}  # of the data, by the source that reads them there
 # The same, by what a pairing reads.
-PAIR_COLUMNS = {"labels": ("chosen", "rejected"), "answers": ("answer",), "grades": ()}
+PAIR_COLUMNS = {
+    "labels": ("chosen", "rejected"),
+    "answers": ("answer",),
+    "grades": (),
+    "ranks": (),  # which recipes of reward models alone read
+}
 OUTPUT_STREAMS = (
     "entropy_NT", "value_NT", "topk_logp_NTK", "topk_id_NTK", "logp_at_sampler_topk_NTK",
     "router_NTLK",
@@ -164,6 +169,10 @@ class Recipe(Method):
             warnings.simplefilter("ignore", RecipeWarning)  # its doubts were told before
             return self.replace(ratio=ratio, name=self.name, about=self.about)
 
+    def terms_of(self, role: str) -> tuple[Slot, ...]:
+        """Return the auxiliary terms that train a role."""
+        return tuple(term for term in self.auxiliary if term.definition.traits.learns == role)
+
     @property
     def roles(self) -> tuple[str, ...]:
         """Return who fills the streams that the slots read, and what they train."""
@@ -201,6 +210,13 @@ class PairRecipe(Method):
 
     def __post_init__(self) -> None:
         self._settle()
+        if self.reads == "ranks" or self.preference.definition.traits.scores:
+            odd = self.pairing if self.reads == "ranks" else self.preference
+            raise RecipeError(
+                f"Recipe {self.name!r} makes no sense: {odd} is for scores of a reward model, and "
+                f"{self.name} compares log-probabilities of a policy. Take recipe=reward_model, or "
+                "another slot."
+            )
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ class About:
     title: str
     paper: str = ""  # arXiv id, or a name where there is none
     year: int = 0
-    # method | variant | correction | dialect | ablation | preference | supervised | your own
+    # method | variant | correction | dialect | ablation | preference | supervised |
+    # reward model | your own
     family: str = "method"
     fixes: str = ""
     breaks: str = ""
@@ -94,6 +95,16 @@ class Method:
     def samples(self) -> bool:
         """Tell whether answers are sampled from the policy and graded while it learns."""
         return bool(self.source == "policy")
+
+    @property
+    def scores(self) -> str:
+        """Return what its model gives numbers to, "answers" or "steps"; "" if it writes answers."""
+        return ""
+
+    @property
+    def rate_factor(self) -> float:
+        """Return how many times the usual learning rate it takes, where none is set."""
+        return 1.0
 
     @property
     def models(self) -> tuple[str, ...]:

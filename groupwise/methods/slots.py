@@ -42,6 +42,7 @@ ARGUMENTS = {
     "schedule": ("batch",),
     "pairing": ("scores_C",),
     "preference": ("pairs",),
+    "labelling": ("steps",),
     "width": ("segment_entropy_NT",),
 }
 KINDS = tuple(ARGUMENTS)
@@ -166,7 +167,8 @@ def shown(equation: str) -> str:
     """Write an equation for people: `_{j≠i}` as `_(j≠i)`, without factors that are exactly 1."""
     equation = re.sub(r"_\{([^{}]*)\}", r"_(\1)", equation)
     equation = re.sub(r"(?<![\w.^/)\]])1(\^\([^()]*\))? ?· ?", "", equation)
-    return re.sub(r"(?<!\w)\(([\d.]+)\)\^", r"\1^", equation)
+    equation = re.sub(r"(?<!\w)\(([\d.]+)\)\^", r"\1^", equation)
+    return re.sub(r"(?<![\w.])1\^\w ", "", equation)
 
 
 class Definition:
@@ -356,6 +358,7 @@ auxiliary = _decorator("auxiliary")
 schedule = _decorator("schedule")
 pairing = _decorator("pairing")
 preference = _decorator("preference")
+labelling = _decorator("labelling")
 width = _decorator("width")
 
 

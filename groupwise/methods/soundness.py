@@ -138,6 +138,16 @@ def ignored_rewards(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def shaping_beside_branches(recipe: Recipe) -> Iterator[str]:
+    valued = [link for link in recipe.advantage if "step_value_NT" in link.needs]
+    if valued and recipe.shaping:
+        yield (
+            f"{valued[0].name} compares the reward of an answer with those of its branches, and "
+            f"shaping {recipe.shaping[0].name} changes the answer's alone. Put it into the reward "
+            "(reward.parts), or a KL into penalty."
+        )
+
+
 def baseline_for_dropped_groups(recipe: Recipe) -> Iterator[str]:
     taught = _with(recipe, "advantage", lambda traits: traits.uniform == "teaches")
     dropping = _with(recipe, "filter", lambda traits: traits.uniform == "drops")
@@ -320,6 +330,7 @@ REFUSED: tuple[Rule, ...] = (
     ratio_fits_gate,
     gate_needs_token_ratio,
     token_links,
+    shaping_beside_branches,  # before the next, whose remedies are shapings too
     ignored_rewards,
     baseline_for_dropped_groups,
     critic_nobody_reads,

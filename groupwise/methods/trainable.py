@@ -28,17 +28,11 @@ class Lack:
         )
 
 
-CRITIC = Lack("critic", ("reinforce_pp", "grpo"), "also per token, without a critic")
-REWARD_MODEL = Lack(
-    "implicit reward model", ("rloo", "grpo"), "the same baseline on outcomes alone"
-)
-NOT_HELD = {"critic": CRITIC, "prm": REWARD_MODEL}
 ROUTER = Lack("router", ("gspo",), "its ratio per answer does not mind how experts are chosen")
 
 
 def lacking(recipe: Method) -> tuple[Lack, ...]:
     """Return what keeps a recipe from being trained; nothing where it can be."""
-    found = [lack for role, lack in NOT_HELD.items() if role in recipe.roles]
     read = any("router" in name for name in (*recipe.streams, *recipe.outputs))
     replayed = any(slot.definition.traits.routing for slot in recipe.slots())
-    return (*found, *([ROUTER] if read or replayed else []))
+    return (ROUTER,) if read or replayed else ()

@@ -57,7 +57,9 @@ class Traits:
     learns: str = ""  # aggregation, auxiliary: the part with parameters of its own that it trains
     outputs: tuple[str, ...] = ()  # aggregation, auxiliary: streams of a forward pass that it reads
     prepare: Prepare = nothing  # auxiliary: makes its targets, in the batch phase
-    reads: Literal["", "labels", "answers", "grades"] = ""  # pairing: where pairs come from
+    # pairing: where pairs come from
+    reads: Literal["", "labels", "answers", "grades", "ranks"] = ""
+    scores: bool = False  # preference: compares scores of a model, not log-probabilities
     refuses: Refuses = any_settings  # every kind: what is wrong with its settings, in words
     breaks_at: Mapping[str, str] = field(default_factory=dict)  # gate: drawbacks by level of ratio
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from groupwise.model.adapters.targets import Spec, adapter_weights, linear_shapes, matching
 from groupwise.model.config import ModelConfig
 
 HALF, SINGLE = 2, 4  # bytes of a number
@@ -91,6 +92,12 @@ class Frozen:
     adapter: int  # numbers that learn
     narrow: int  # of a token, in the middle of all adapters: their ranks together
     quantize: str = "none"
+
+
+def lora(shape: ModelConfig, spec: Spec, quantize: str = "none") -> Frozen:
+    """Return the size of an adapter for a model of this shape."""
+    layers = matching(spec.targets, linear_shapes(shape))
+    return Frozen(adapter_weights(shape, spec), spec.rank * len(layers), quantize)
 
 
 def trained(shape: ModelConfig, frozen: Frozen | None) -> int:
@@ -297,15 +304,88 @@ def head_bytes(
 
 
 @dataclass(frozen=True)
+class LearningModel:
+    """A model that learns beside the policy, with an optimizer of its own."""
+
+    shape: ModelConfig | None = None  # None: a copy of the policy, which shares what is frozen
+    spec: Spec | None = None  # the adapter that learns; None: as much as of the policy
+    scalar: bool = False  # one number a token in place of a head over the vocabulary
+
+    def beside(self, shape: ModelConfig, frozen: Frozen | None) -> Learning:
+        """Return what learns, where the policy has this shape and this frozen part."""
+        own, part = self.shape or shape, frozen if self.shape is None else None
+        if self.spec is not None:
+            part = lora(own, self.spec, "none" if part is None else part.quantize)
+        shared = self.shape is None and frozen is not None
+        return Learning(own, part, self.scalar, shared)
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A model as it learns: the policy, or one beside it."""
+
+    shape: ModelConfig
+    frozen: Frozen | None
+    scalar: bool = False
+    shared: bool = False  # its frozen part is the policy's
+
+    @property
+    def count(self) -> int:
+        """Return how many numbers learn. An untied head that nobody reads does not."""
+        found = trained(self.shape, self.frozen)
+        if not self.scalar:
+            return found
+        unread = self.frozen is None and not self.shape.tied
+        return found - unread * head_weights(self.shape) + self.shape.hidden_size
+
+    def held(self, width: int) -> int:
+        """Count its bytes: weights, masters and moments."""
+        if self.frozen is None:
+            weights = parameters(self.shape) * width
+        else:
+            base = 0 if self.shared else weight_bytes(self.shape, width, self.frozen)
+            weights = base + self.frozen.adapter * width
+        return weights + self.count * ((SINGLE if width == HALF else 0) + 2 * SINGLE)
+
+    def saved(self) -> int:
+        """Count its bytes in a checkpoint: weights in float32, and moments."""
+        return self.count * 3 * SINGLE
+
+    def forward_flops(self, groups: Sequence[Group]) -> float:
+        parts = forward_cost(self.shape, groups)
+        return total({k: x for k, x in parts.items() if not (self.scalar and k == "head")}).flops
+
+    def while_updated(
+        self, tokens: int, width: int, *, recompute: bool, cpu: bool
+    ) -> tuple[int, int, int]:
+        """Count the bytes of its gradients, of activations, and of its head's logits."""
+        each = activations(self.shape, width, recompute=recompute, cpu=cpu, frozen=self.frozen)
+        head = head_bytes(self.shape, tokens, width, cpu=cpu, frozen=self.frozen)
+        return self.count * SINGLE, tokens * each, 0 if self.scalar else head
+
+
+@dataclass(frozen=True)
 class RoleSize:
-    """The cost of what takes part beside the policy, for every weight that is trained."""
+    """The cost of what takes part beside the policy; bytes for every weight that is trained."""
 
     name: str
     held: int = 0  # bytes in memory
     saved: int = 0  # bytes in a checkpoint
     passes: int = 0  # forward passes over the rows of a step, before the update
+    updates: int = 0  # passes with a backward one, for every pass of the policy's
+    model: LearningModel | None = None  # that it holds, where it learns: beside the bytes above
+    smaller: str = ""  # how another, smaller model is asked for, where one can be
     # What a person can do where it is too much, and what it would be then; None: not there.
     instead: Mapping[str, RoleSize | None] = field(default_factory=dict)
+
+    def learning(self, shape: ModelConfig, frozen: Frozen | None) -> Learning:
+        """Return the model that is asked, beside a policy: its own, or one like the policy."""
+        if self.model is None:
+            return Learning(shape, frozen)
+        return self.model.beside(shape, frozen)
+
+    def model_bytes(self, shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
+        return 0 if self.model is None else self.model.beside(shape, frozen).held(width)
 
 
 def held(
@@ -326,8 +406,37 @@ def held(
         "dequantised": dequantised_bytes(shape, width, frozen),
         "master weights": count * SINGLE if width == HALF else 0,
         "optimizer moments": 2 * count * SINGLE,
-        **{role.name: count * role.held for role in roles},
+        **{role.name: count * role.held + role.model_bytes(shape, width, frozen) for role in roles},
     }
+
+
+def saved(shape: ModelConfig, roles: Sequence[RoleSize], frozen: Frozen | None = None) -> int:
+    """Count what the roles add to a checkpoint."""
+    models = [role.model.beside(shape, frozen) for role in roles if role.model is not None]
+    each = trained(shape, frozen) * sum(role.saved for role in roles)
+    return each + sum(model.saved() for model in models)
+
+
+def largest_update(
+    shape: ModelConfig,
+    tokens: int,
+    width: int = HALF,
+    *,
+    recompute: bool = False,
+    roles: Sequence[RoleSize] = (),
+    cpu: bool = False,
+    frozen: Frozen | None = None,
+) -> tuple[int, int, int]:
+    """Count gradients, activations and logits of the policy's update, or of a larger one beside it.
+
+    One model is through with its update before the next begins.
+    """
+    models = [role.model.beside(shape, frozen) for role in roles if role.model is not None]
+    every = [Learning(shape, frozen), *models]
+    return max(
+        (each.while_updated(tokens, width, recompute=recompute, cpu=cpu) for each in every),
+        key=sum,
+    )
 
 
 def cache_bytes(
@@ -353,12 +462,13 @@ def memory(
     frozen: Frozen | None = None,
 ) -> dict[str, int]:
     """Count the bytes of training by what they are for."""
-    per_token = activations(shape, width, recompute=recompute, cpu=cpu, frozen=frozen)
-    head = head_bytes(shape, micro_tokens, width, cpu=cpu, frozen=frozen)
+    gradients, kept, head = largest_update(
+        shape, micro_tokens, width, recompute=recompute, roles=roles, cpu=cpu, frozen=frozen
+    )
     parts = {
         **held(shape, width, roles=roles, frozen=frozen),
-        "gradients": trained(shape, frozen) * SINGLE,
-        "micro-batch": micro_tokens * per_token + head,
+        "gradients": gradients,
+        "micro-batch": kept + head,
         "cache": cache_bytes(shape, slots, max_tokens, prompt, group, width),
     }
     return {**parts, "process": PROCESS} if cpu else parts

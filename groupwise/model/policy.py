@@ -12,6 +12,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 
@@ -51,24 +52,26 @@ class Base:
     weights: str = ""  # their fingerprint
 
 
-def starting_policy(config: configuration.Config, path: str | Path) -> Loaded:
-    """Load the model at this path, as the configuration has it."""
+def starting_policy(config: configuration.Config, path: str | Path, *, head: bool = True) -> Loaded:
+    """Load the model at this path, as the configuration has it; or what is below its `head`."""
     model, adapter = config.model, config.adapter
     shape = stored_shape(path)
     if shape is not None:  # told before the weights are read
         sizes = linear_shapes(shape)
-        for each in (*model.adapters, *([adapter.path] if adapter.path else [])):
+        for each in model.adapters:
             read(each, sizes)
+        if adapter.path:
+            read(adapter.path, sizes, scores=not head)
         if adapter.used:
             fits(spec_of(config), sizes)
     folded = tuple(lasting(each, fetch_adapter) for each in model.adapters)
     base = Base(lasting(path), folded, model.quantize, model.dtype)
-    loaded = frozen_base(base, model.device)
+    loaded = frozen_base(base, model.device, head=head)
     if not adapter.used:
         return loaded
     policy, spec, dropout = loaded.model, spec_of(config), adapter.dropout
     if adapter.path:
-        stored = read(adapter.path, layer_sizes(policy))
+        stored = read(adapter.path, layer_sizes(policy), scores=not head)
         attach(policy, spec, seed=config.seed, dropout=dropout, names=list(stored.tensors))
         fill(policy, stored.named())
     else:
@@ -82,13 +85,15 @@ def load_policy(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     base: str | Path | None = None,
+    *,
+    head: bool = True,
 ) -> Loaded:
     """Load a model's folder or file; or an adapter's, together with the base that it belongs to."""
     if not is_adapter(path):
-        return load(path, dtype, device)
+        return load(path, dtype, device, head=head)
     known = base_of(Path(path), base)
     asked = known.dtype if dtype is None else str(dtype).removeprefix("torch.")
-    loaded = frozen_base(replace(known, dtype=asked), device)
+    loaded = frozen_base(replace(known, dtype=asked), device, head=head)
     found = fingerprint(loaded.model.named_parameters()) if known.weights else ""
     if found != known.weights and asked == known.dtype:
         raise ModelError(
@@ -96,13 +101,13 @@ def load_policy(
             f"{found[:12]} instead of {known.weights[:12]}): together they would be another "
             "policy. Put the base back, or name it with --base."
         )
-    stored = read(path, layer_sizes(loaded.model))
+    stored = read(path, layer_sizes(loaded.model), scores=not head)
     attach(loaded.model, stored.spec, seed=0, names=list(stored.tensors))
     fill(loaded.model, stored.named())
     return _with_base(loaded, known, stored.spec, stored.dropout)
 
 
-def frozen_base(base: Base, device: torch.device | str) -> Loaded:
+def frozen_base(base: Base, device: torch.device | str, *, head: bool = True) -> Loaded:
     """Load the model with adapters folded in and, if asked for, in fewer bits."""
     dtype = None if not base.dtype else getattr(torch, base.dtype)
     few = base.quantize != "none"
@@ -116,7 +121,7 @@ def frozen_base(base: Base, device: torch.device | str) -> Loaded:
             "adapter beside full weights works."
         )
     # What becomes smaller never lies on the device as a whole.
-    loaded = load(base.path, dtype, "cpu" if few else device)
+    loaded = load(base.path, dtype, "cpu" if few else device, head=head)
     for path in base.adapters:
         fold_in(loaded.model, read(path, layer_sizes(loaded.model)))
     if few:
@@ -241,7 +246,8 @@ def base_of(folder: Path, given: str | Path | None = None) -> Base:
         found = Base(_named_base(folder), dtype="")
     if given is not None:
         found = replace(found, path=str(given))
-    remedy = f"--base: `groupwise export {folder} OUT --base FOLDER` makes a whole model of both."
+    command = f"groupwise export {quote(str(folder))} OUT --base FOLDER"
+    remedy = f"--base: `{command}` makes a whole model of both."
     if names_model(found.path):
         try:
             fetch_model(found.path)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from groupwise.common.sizes import size
-from groupwise.model.adapters.targets import ALPHA, Spec, adapter_weights, linear_shapes, matching
+from groupwise.model.adapters.targets import ALPHA, Spec
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import (
     HALF,
     Frozen,
     RoleSize,
     cache_bytes,
+    lora,
     memory,
     parameters,
     peak,
@@ -112,11 +113,12 @@ def _alternatives(demand: Demand, available: float) -> list[str]:
         **{text: _with_role(demand, role, other) for role, text, other in _lighter(demand)},
     }
     if demand.training and demand.frozen is None:
-        changes["adapter.rank=16 (LoRA)"] = replace(demand, frozen=lora(demand.shape))
+        changes["adapter.rank=16 (LoRA)"] = replace(demand, frozen=lora(demand.shape, USUAL))
     elif demand.frozen is not None and demand.frozen.quantize == "none":
         few = replace(demand.frozen, quantize="nf4")
         changes["model.quantize=nf4"] = replace(demand, frozen=few)
     found = [text for text, other in changes.items() if other.least <= available]
+    found += [text for role in demand.roles if (text := _smaller(demand, role, available))]
     longest = _most(lambda tokens: replace(demand, max_tokens=tokens).least, available)
     if longest:
         found.append(f"engine.max_tokens={longest} or less")
@@ -136,10 +138,14 @@ def _with_role(demand: Demand, role: RoleSize, other: RoleSize | None) -> Demand
     return replace(demand, roles=tuple(each for each in new if each is not None))
 
 
-def lora(shape: ModelConfig, spec: Spec = USUAL, quantize: str = "none") -> Frozen:
-    """Return the size of an adapter for a model of this shape."""
-    layers = matching(spec.targets, linear_shapes(shape))
-    return Frozen(adapter_weights(shape, spec), spec.rank * len(layers), quantize)
+def _smaller(demand: Demand, role: RoleSize, available: float) -> str:
+    """Say how large a model of the role's may be beside all else; "" where it can't be chosen."""
+    left = available - _with_role(demand, role, None).least
+    if not role.smaller or role.model is None or left <= 0:
+        return ""
+    model = role.model.beside(demand.shape, demand.frozen)
+    count = left * parameters(model.shape) / model.held(demand.width)
+    return f"{role.smaller} of about {_count(count)} parameters or fewer" if count > 1e6 else ""
 
 
 def _most(cost: Callable[[int], int], available: float) -> int:

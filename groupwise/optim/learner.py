@@ -2,103 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from groupwise import config
 from groupwise.common.progress import counted
 from groupwise.errors import ConfigError, RunError
 from groupwise.groups.phase import passes, updates
-from groupwise.losses.measures import Tally, merge, values
-from groupwise.losses.phase import TokenResult, token_phase
+from groupwise.losses.measures import Tally
+from groupwise.losses.phase import TokenResult, role_phase, token_phase
 from groupwise.methods.composition import Recipe
 from groupwise.model.adapters.lora import dropping
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.memory import give_back, is_out_of_memory
 from groupwise.optim.adamw import make_optimizer
-from groupwise.optim.packs import Sequences, micro_batches, outputs, score
+from groupwise.optim.learned import Learned, RoleUpdates, Trace
+from groupwise.optim.packs import Pack, Sequences, micro_batches, outputs, read_rows, score
 from groupwise.optim.roles.role import Role
+from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import Named, StepOutcome, apply
 from groupwise.parallel.world import ALONE, World
 from groupwise.records import TokenBatch
 
 Rows = list[int]
+T = TypeVar("T")
 OWN = "policy/"  # before the names of the optimizer's tensors in a checkpoint
 
 
-@dataclass
-class Trace:
-    """A trace of a step's updates, token by token: for the rollout files."""
+@dataclass(frozen=True)
+class Scoring:
+    """Reads the rows of a step for roles, without gradient, in the passes of the updates."""
 
-    logp_NT: Tensor  # by the policy that nothing moved yet; NaN where it did not read the token
-    entropy_NT: Tensor
-    ratio_NT: Tensor
-    clipped_NT: Tensor
+    learner: Learner
+    sequences: Sequences
+    parts: Sequence[Rows]
 
-    @classmethod
-    def empty(cls, like_NT: Tensor) -> Trace:
-        zeros = torch.zeros_like(like_NT, dtype=torch.float32)
-        nothing = torch.full_like(zeros, float("nan"))
-        return cls(nothing, zeros, zeros.clone(), torch.zeros_like(like_NT, dtype=torch.bool))
+    def __call__(self, model: Policy) -> Tensor:
+        return self.learner.score(model, self.sequences, self.parts)
 
-    def note(
-        self, rows_N: Tensor, micro: TokenBatch, found: Mapping[str, Tensor], result: TokenResult
-    ) -> None:
-        """Note the tokens of these rows that this pass is about."""
-        seen_NT = micro.mask_NT if micro.pass_NT is None else micro.pass_NT
-        new = [
-            (self.entropy_NT, found["entropy_NT"]),
-            (self.ratio_NT, result.log_ratio_NT.exp()),
-            (self.clipped_NT, result.clipped_NT),
-        ]
-        if not micro.moved:
-            new.append((self.logp_NT, found["logp_NT"]))
-        for kept_NT, x_NT in new:
-            kept_NT[rows_N] = torch.where(seen_NT, x_NT.detach().to(kept_NT.dtype), kept_NT[rows_N])
-
-
-@dataclass
-class Learned:
-    """The updates of one step: what to report and what to look at when one was skipped.
-
-    What is measured stays on its device until `metrics` reads it, all at once.
-    """
-
-    trace: Trace
-    outcomes: list[StepOutcome] = field(default_factory=list)
-    terms: list[tuple[str, Tensor]] = field(default_factory=list)
-    tallies: list[Tally] = field(default_factory=list)
-    micro_batches: int = 0
-
-    def add(self, outcome: StepOutcome, results: Sequence[TokenResult]) -> None:
-        """Count an update; what a skipped one measured is no measure of anything."""
-        self.outcomes.append(outcome)
-        self.micro_batches += len(results)
-        for result in results if not outcome.skipped else ():
-            self.tallies.append(result.tally)
-            self.terms += result.terms.items()
-
-    def metrics(self) -> dict[str, float]:
-        taken = [outcome for outcome in self.outcomes if not outcome.skipped]
-        found = merge(self.tallies).read()
-        totals: dict[str, float] = {}
-        for (name, _), value in zip(self.terms, values([x for _, x in self.terms]), strict=True):
-            totals[name] = totals.get(name, 0.0) + value
-        found["updates/count"] = float(len(self.outcomes))
-        found["optim/skipped"] = float(len(self.outcomes) - len(taken))
-        found["optim/micro_batches"] = float(self.micro_batches)
-        if taken:
-            found |= {f"loss/{name}": total / len(taken) for name, total in totals.items()}
-            found["loss/total"] = sum(totals.values()) / len(taken)
-            found["optim/grad_norm"] = sum(outcome.grad_norm for outcome in taken) / len(taken)
-        return found
+    def values(self, read: Callable[[Pack], Tensor]) -> Tensor:
+        learner, sequences = self.learner, self.sequences
+        return learner.within_memory(
+            lambda: read_rows(sequences, learner.cut(sequences, self.parts), learner.device, read)
+        )
 
 
 class Learner:
@@ -120,7 +73,15 @@ class Learner:
         self.world = world  # who shares its batches
         self.micro_tokens = optim.micro_tokens  # halved when memory runs out
         model.recompute = optim.recompute
-        self.optimizer = make_optimizer(model.named_parameters(), optim, optim.weight_decay)
+        self.optimizer = make_optimizer(self.parameters(), optim, optim.weight_decay)
+
+    def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield all that the run's model is made of, by name."""
+        return self.model.named_parameters()
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield what updates may change, by name; what is frozen is passed over later."""
+        return self.weights()
 
     @property
     def device(self) -> torch.device:
@@ -128,49 +89,64 @@ class Learner:
 
     def score(self, model: Policy, sequences: Sequences, parts: Sequence[Rows]) -> Tensor:
         """Return logp_NT under a model, in the passes that the updates will make."""
-        while True:
-            cut = [m for part in parts for m in self._cut(sequences, part)]
-            try:
-                return score(model, sequences, cut, self.temperature)
-            except Exception as error:
-                self._halve(error)
-            give_back()  # now that the error holds on to nothing
+        return self.within_memory(
+            lambda: score(model, sequences, self.cut(sequences, parts), self.temperature)
+        )
+
+    def cut(self, sequences: Sequences, parts: Sequence[Rows]) -> list[Rows]:
+        """Return the micro-batches of the parts, one after the other."""
+        return [micro for part in parts for micro in self._cut(sequences, part)]
 
     def _cut(self, sequences: Sequences, rows: Sequence[int]) -> list[Rows]:
         return micro_batches(sequences, rows, self.micro_tokens, self.together)
 
-    def role_streams(self, sequences: Sequences, parts: Sequence[Rows]) -> dict[str, Tensor]:
-        """Return what the roles say of the rows of a step before the batch phase."""
+    def role_streams(
+        self, sequences: Sequences, parts: Sequence[Rows], names: Iterable[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Return what the roles, or those named, say of the rows of a step."""
         found: dict[str, Tensor] = {}
-        for role in self.roles.values():
-            found |= role.streams(lambda model: self.score(model, sequences, parts))
+        for name in self.roles if names is None else names:
+            found |= self.roles[name].streams(Scoring(self, sequences, parts))
         return found
 
-    def update(self, accumulate: Callable[[], list[Named]], learning_rate: float) -> StepOutcome:
+    def within_memory(self, compute: Callable[[], T]) -> T:
+        """Compute something in micro-batches; where memory runs out, again in smaller ones."""
+        while True:
+            try:
+                return compute()
+            except Exception as error:
+                self._halve(error)
+            give_back()  # now that the error holds on to nothing
+
+    def update(
+        self,
+        accumulate: Callable[[], list[Named]],
+        learning_rate: float,
+        of_roles: Mapping[str, float] | None = None,
+    ) -> StepOutcome:
         """Take one optimizer step on the gradients that `accumulate` sums up.
 
         It returns what it saw on the way: if one of these tensors is not finite, the update is
         skipped. The device is waited for once, when all is computed. When memory runs out it is
-        called again, with smaller micro-batches.
+        called again, with smaller micro-batches. Roles that learn with the policy follow, at rates
+        of their own.
         """
-        while True:
+
+        def begun() -> list[Named]:
             self._clear()
-            try:
-                seen = accumulate()
-                break
-            except Exception as error:
-                self._halve(error)
-            give_back()
+            return accumulate()
+
         outcome = apply(
-            self.model.named_parameters(),
+            self.parameters(),
             self.optimizer,
             clip_norm=self.optim.clip_norm,
             learning_rate=learning_rate,
-            seen=seen,
+            seen=self.within_memory(begun),
         )
         if not outcome.skipped:
-            for role in self.roles.values():
-                role.update()
+            for name, rate in (of_roles or {}).items():
+                if not self.roles[name].apart:
+                    self.roles[name].update(rate, [])
         return outcome
 
     def dropping(self, at: int) -> AbstractContextManager[None]:
@@ -178,7 +154,7 @@ class Learner:
         return dropping(self.model, self.optimizer.steps, at)
 
     def _clear(self) -> None:
-        for parameter in self.model.parameters():
+        for _, parameter in self.parameters():
             parameter.grad = None
         for role in self.roles.values():
             role.clear()
@@ -215,6 +191,7 @@ class PolicyLearner(Learner):
     ) -> None:
         super().__init__(model, optim, temperature, roles, world)
         self.recipe = recipe
+        self.apart = [name for name, role in self.roles.items() if role.apart]
         self.own_top_k = 0  # how many of its own likeliest tokens the recipe wants to see
         if "sampler_topk_logp_NTK" in recipe.streams:
             self.sampler_top_k = self._top_k()
@@ -230,34 +207,122 @@ class PolicyLearner(Learner):
         cuts = [starts[len(starts) * part // wanted] for part in range(wanted)] + [len(groups)]
         return [list(range(a, b)) for a, b in pairwise(cuts)]
 
+    def recipe_at(self, rates: LearningRates) -> Recipe:
+        """Return the recipe as it runs at these rates: with targets of its own while one waits."""
+        recipe = self.recipe
+        for role in self.roles.values() if rates.policy is None else ():
+            recipe = role.alone(recipe)
+        return recipe
+
+    def measures(self, batch: TokenBatch, rates: LearningRates) -> dict[str, float]:
+        """Measure what the roles said of a batch, before they learn from it."""
+        found: dict[str, float] = {}
+        for role in self.roles.values():
+            found |= role.measures(self.recipe_at(rates), batch)
+        return found
+
+    def columns(self, batch: TokenBatch, rates: LearningRates) -> dict[str, Tensor]:
+        """Return what the roles said of each token, by the fields of the rollout file's rows."""
+        found: dict[str, Tensor] = {}
+        for role in self.roles.values():
+            found |= role.columns(self.recipe_at(rates), batch)
+        return found
+
+    def learn_first(
+        self, batch: TokenBatch, sequences: Sequences, parts: Sequence[Rows], rates: LearningRates
+    ) -> list[RoleUpdates]:
+        """Teach the roles whose word on a batch counts only once they have learned from it."""
+        first = [role for role in self.roles.values() if role.apart and role.learns_first()]
+        return [self._teach(role, batch, sequences, parts, rates) for role in first]
+
     def learn(
-        self,
-        batch: TokenBatch,
-        sequences: Sequences,
-        parts: Sequence[Rows],
-        learning_rate: float,
+        self, batch: TokenBatch, sequences: Sequences, parts: Sequence[Rows], rates: LearningRates
     ) -> Learned:
-        """Do every pass and update of the recipe's schedule, one optimizer step each."""
+        """Do every pass and update of the recipe's schedule, one optimizer step each.
+
+        Models that learn beside the policy go first in each update, and are through with it before
+        the policy begins. A policy that waits has no updates.
+        """
+        beside = [r for r in self.roles.values() if r.apart and not r.learns_first()]
         learned = Learned(Trace.empty(batch.mask_NT))
-        for rows, part in self._steps(batch, parts):
+        learned.roles = {role.name: RoleUpdates(role.name) for role in beside}
+        for rows, part in self._steps(self.recipe_at(rates), batch, parts):
+            for role in beside:
+                rate = rates.roles[role.name]
+                self._update_role(role, part, rows, sequences, rate, learned.roles[role.name])
+            if rates.policy is None:
+                continue
             moved = any(not outcome.skipped for outcome in learned.outcomes)
             part = replace(part, watched=True, moved=moved and batch.old_logp_NT is None)
             results: list[TokenResult] = []
             accumulate = partial(self._accumulate, part, rows, sequences, learned.trace, results)
-            outcome = self.update(accumulate, learning_rate)
+            outcome = self.update(accumulate, rates.policy, rates.roles)
             learned.add(outcome, results)
         return learned
 
-    def _steps(self, batch: TokenBatch, parts: Sequence[Rows]) -> Iterator[tuple[Rows, TokenBatch]]:
+    def _teach(
+        self,
+        role: Role,
+        batch: TokenBatch,
+        sequences: Sequences,
+        parts: Sequence[Rows],
+        rates: LearningRates,
+    ) -> RoleUpdates:
+        """Make a role's updates on a batch, all rows once."""
+        found = RoleUpdates(role.name)
         index = [torch.tensor(rows, device=self.device) for rows in parts]
-        for one_pass in passes(self.recipe, batch):
-            split = updates(self.recipe, one_pass, index)
+        for rows, part in zip(parts, updates(self.recipe, batch, index), strict=True):
+            self._update_role(role, part, rows, sequences, rates.roles[role.name], found)
+        return found
+
+    def _update_role(
+        self,
+        role: Role,
+        part: TokenBatch,
+        rows: Rows,
+        sequences: Sequences,
+        rate: float,
+        into: RoleUpdates,
+    ) -> None:
+        """Make one update of a model that learns in passes of its own."""
+        part = replace(part, watched=True)
+
+        def accumulate() -> tuple[list[Named], Tensor, list[Tally]]:
+            role.clear()
+            seen, tallies, total = list[Named](), list[Tally](), torch.zeros((), device=self.device)
+            at = 0
+            for some in counted("updating the " + role.name, self._cut(sequences, rows), "passes"):
+                micro = part.select(slice(at, at + len(some)))
+                at += len(some)
+                found = role.outputs(sequences.pack(some, self.device))
+                micro, terms = role_phase(self.recipe, micro, role.name, **found)
+                loss = torch.stack(list(terms.values())).sum()
+                loss.backward()  # type: ignore[no-untyped-call]
+                total = total + loss.detach()
+                seen += [(name, x.detach()) for name, x in found.items()]
+                tallies.append(role.tally(self.recipe, micro))
+            return seen, total, tallies
+
+        seen, total, tallies = self.within_memory(accumulate)
+        outcome = role.update(rate, [*seen, (f"loss of the {role.name}", total)])
+        assert outcome is not None
+        into.outcomes.append(outcome)
+        if not outcome.skipped:
+            into.losses.append(total)
+            into.tallies += tallies
+
+    def _steps(
+        self, recipe: Recipe, batch: TokenBatch, parts: Sequence[Rows]
+    ) -> Iterator[tuple[Rows, TokenBatch]]:
+        index = [torch.tensor(rows, device=self.device) for rows in parts]
+        for one_pass in passes(recipe, batch):
+            split = updates(recipe, one_pass, index)
             for number, rows in enumerate(parts):
                 moved: dict[str, Any] = {}
                 for role in self.roles.values():
                     moved |= role.moved()
                 if moved:  # and with it the weights that the batch phase made
-                    split = updates(self.recipe, one_pass.with_streams(**moved), index)
+                    split = updates(recipe, one_pass.with_streams(**moved), index)
                 yield rows, split[number]
 
     def _accumulate(
@@ -285,8 +350,8 @@ class PolicyLearner(Learner):
                     at_NTK=micro.sampler_topk_id_NTK,
                 )
                 for role in self.roles.values():
-                    found |= role.outputs(packed)
-                result = token_phase(self.recipe, micro, **found)
+                    found |= {} if role.apart else role.outputs(packed)
+                result = token_phase(self.recipe, micro, apart=self.apart, **found)
                 seen += [(name, x.detach()) for name, x in found.items()]
                 seen += [(f"loss {name}", term) for name, term in result.terms.items()]
                 result.loss.backward()  # type: ignore[no-untyped-call]

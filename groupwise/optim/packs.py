@@ -7,7 +7,7 @@ completion is predicted but never read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -22,6 +22,7 @@ from groupwise.common.progress import counted
 from groupwise.model.cost import Group
 from groupwise.model.layers.head import HeadQuery
 from groupwise.model.layers.transformer import PolicyModel
+from groupwise.model.scalar_head import ScalarHead
 
 Ids = tuple[int, ...]
 Numbers = NDArray[np.int64]
@@ -288,16 +289,40 @@ def outputs(
 
 
 @torch.no_grad()
-def score(
-    model: PolicyModel, sequences: Sequences, parts: Sequence[Sequence[int]], temperature: float
+def read_rows(
+    sequences: Sequences,
+    parts: Sequence[Sequence[int]],
+    device: torch.device,
+    read: Callable[[Pack], Tensor],
 ) -> Tensor:
-    """Return logp_NT of all rows, without gradient, in the same micro-batches as the update's.
+    """Return what a model says of all rows, [N, T], in the same micro-batches as the update's.
 
     Equal passes give equal bits: then a ratio that should be 1 is exactly 1.
     """
-    device = model.head_weight.device
-    logp_NT = torch.zeros(len(sequences.completions), sequences.width, device=device)
+    found_NT = torch.zeros(len(sequences.completions), sequences.width, device=device)
     for rows in counted("scoring", parts, "micro-batches"):
         part = sequences.pack(rows, device)
-        logp_NT[part.row_N] = outputs(model, part, temperature=temperature)["logp_NT"]
-    return logp_NT
+        found_NT[part.row_N] = read(part).to(found_NT.dtype)
+    return found_NT
+
+
+def score(
+    model: PolicyModel, sequences: Sequences, parts: Sequence[Sequence[int]], temperature: float
+) -> Tensor:
+    """Return logp_NT of all rows, without gradient."""
+
+    def log_probs(part: Pack) -> Tensor:
+        return outputs(model, part, temperature=temperature)["logp_NT"]
+
+    return read_rows(sequences, parts, model.head_weight.device, log_probs)
+
+
+def values(model: ScalarHead, part: Pack) -> Tensor:
+    """Return value_NT of the rows: of the states before each of the policy's tokens.
+
+    The value of a state is read where the next token is predicted, so the state behind the last
+    token has none.
+    """
+    attend = model.trunk.ops.attention(part.prompts, part.behind, part.token_T.device)
+    value_A: Tensor = model(part.token_T, part.position_T, attend, part.take_A)
+    return part.spread(value_A)

@@ -20,6 +20,7 @@ from groupwise.model.layers.transformer import Policy
 from groupwise.optim.learner import Learner
 from groupwise.optim.packs import Sequences, outputs
 from groupwise.optim.roles.role import Role
+from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import Named, StepOutcome
 from groupwise.parallel.world import ALONE, World
 
@@ -42,11 +43,13 @@ class PairLearner(Learner):
         self.recipe = recipe
 
     def learn_pairs(
-        self, pairs: Sequences, ref_logp_NT: Tensor, learning_rate: float
+        self, pairs: Sequences, ref_logp_NT: Tensor, rates: LearningRates
     ) -> tuple[StepOutcome, dict[str, float]]:
         """Make one update; return it with what the pairs looked like before it."""
         losses: list[PairLoss] = []
-        outcome = self.update(partial(self._accumulate, pairs, ref_logp_NT, losses), learning_rate)
+        assert rates.policy is not None  # no role of a pair recipe learns before the policy does
+        accumulate = partial(self._accumulate, pairs, ref_logp_NT, losses)
+        outcome = self.update(accumulate, rates.policy, rates.roles)
         return outcome, {} if outcome.skipped else _metrics(losses)
 
     def _accumulate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from groupwise.errors import ConfigError, nearest
 
@@ -13,6 +14,13 @@ DECAYS: Mapping[str, Callable[[float], float]] = {
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
 }
+
+
+class LearningRates(NamedTuple):
+    """The learning rates of one step."""
+
+    policy: float | None  # None: it waits, while what stands beside it learns
+    roles: Mapping[str, float] = {}
 
 
 def learning_rate(

@@ -16,11 +16,12 @@ from groupwise.common.sizes import size
 from groupwise.config import Config
 from groupwise.engine.native.scheduler import ROW_STEP, round_up
 from groupwise.explain.idle import passes_of
+from groupwise.groups.steps import branching_of
 from groupwise.model import cost, room
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import Group
 from groupwise.model.devices import KNOWN, Device, floor_seconds
-from groupwise.optim.roles import role_sizes
+from groupwise.optim.roles import alone_steps, role_sizes
 from groupwise.prepare.setup import demand_of, frozen_of, weight_bytes
 from groupwise.prepare.sizes import Prompts, sizes_of
 from groupwise.stages.consequences import sampled_from
@@ -36,6 +37,7 @@ CPU_SLOTS, GPU_SLOTS = 64, 1024  # sequences in flight, unless asked otherwise
 # 135M to 7B parameters, 64 to 1,024 sequences and 256 to 4,096 tokens (docs/performance.md).
 LAYER_START, DECODE_SHARE, CPU_DECODE_SHARE = 32e-6, 0.71, 0.4
 UPDATE_SHARES, CPU_UPDATE_SHARE = ((135e6, 0.28), (1.5e9, 0.59)), 0.55
+STEP_TOKENS = 20  # of a written step: a line of a worked sum; not known before the run
 OPTIMIZER_SHARE = 0.5  # of the bandwidth; not measured by itself
 
 
@@ -141,7 +143,8 @@ class Plan:
 def plan(config: Config, place: Place, tokens: int | None = None, host: Host | None = None) -> Plan:
     """Plan a configuration on a device, with answers of so many tokens on average."""
     shape, prompts = sizes_of(config)
-    made = count(config, place, shape, prompts, tokens or config.engine.max_tokens)
+    usual = prompts.answers or config.engine.max_tokens
+    made = count(config, place, shape, prompts, tokens or usual)
     return replace(made, advice=advice(made), host=host)
 
 
@@ -150,6 +153,7 @@ def plan(config: Config, place: Place, tokens: int | None = None, host: Host | N
 
 def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, tokens: int) -> Plan:
     width, rows = weight_bytes(config), config.prompts_per_step * config.group_size
+    rows = max(rows, sum(len(group.completions) for group in branches(config, 1, tokens)))
     slots = min(config.engine.slots or (CPU_SLOTS if place.cpu else GPU_SLOTS), rows)
     micro = micro_tokens(config, place, shape, prompts, tokens)
     (group, *_) = learned_groups(config, prompts.mean, tokens)
@@ -169,7 +173,17 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
         frozen=frozen,
     )
     # The head's logits are counted with the micro-batch; to people they are something else.
-    head = cost.head_bytes(shape, filled, width, cpu=place.cpu, frozen=frozen)
+    _, _, head = cost.largest_update(
+        shape,
+        filled,
+        width,
+        recompute=config.optim.recompute,
+        roles=role_sizes(config, width),
+        cpu=place.cpu,
+        frozen=frozen,
+    )
+    if config.recipe.scores:  # one number in place of logits
+        parts["micro-batch"], head = parts["micro-batch"] - head, 0
     peak = cost.peak(parts)
     if place.cpu:
         # What learning freed stays with the process in pieces too small for a cache, which comes
@@ -194,10 +208,11 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
 
 def space_of(config: Config, shape: ModelConfig) -> Space:
     """Return the bytes of the checkpoints: weights or adapter, optimizer's state, copies."""
-    width, learned = weight_bytes(config), cost.trained(shape, frozen_of(config, shape))
+    width, frozen = weight_bytes(config), frozen_of(config, shape)
+    learned = cost.trained(shape, frozen)
     master = 0 if width == cost.SINGLE else cost.SINGLE
     state = learned * (2 * cost.SINGLE + master)
-    state += learned * sum(role.saved for role in role_sizes(config, width))
+    state += cost.saved(shape, role_sizes(config, width), frozen)
     kind, _, lag = config.engine.weights.partition(":")
     state += learned * width * (int(lag) if kind == "stale" else 0)
     best = learned * width
@@ -240,6 +255,18 @@ def learned_groups(config: Config, prompt: int, tokens: int) -> list[Group]:
     return [Group(prompt, [tokens] * rows)] * config.prompts_per_step
 
 
+def branches(config: Config, prompt: int, tokens: int) -> list[Group]:
+    """Return what is sampled from within answers, for values of steps of `STEP_TOKENS`."""
+    how = branching_of(config.recipe)
+    if how is None:
+        return []
+    steps = min(how.most_steps, max(tokens - 1, 0) // STEP_TOKENS)
+    starts = [tokens * number // (steps + 1) for number in range(1, steps + 1)]
+    starts = [0, *starts] if config.group_size == 1 else starts
+    answer = [Group(prompt + at, [max(tokens - at, 1)] * how.branches) for at in starts]
+    return answer * (config.group_size * config.prompts_per_step)
+
+
 def seconds(
     config: Config, place: Place, shape: ModelConfig, prompt: int, tokens: int, slots: int
 ) -> dict[str, float] | None:
@@ -257,21 +284,40 @@ def seconds(
         rollout = rollout_seconds(place, shape, sampled, slots, width)
         assert rollout is not None
         found["rollout"] = rollout
-    rate = device.flops * update_share(cost.parameters(shape), cpu=place.cpu)
+        if more := branches(config, prompt, tokens):
+            valued = rollout_seconds(place, shape, more, slots, width)
+            assert valued is not None
+            found["branches"] = valued
+    device_flops = device.flops
+    rate = device_flops * update_share(cost.parameters(shape), cpu=place.cpu)
     batch = learned_groups(config, prompt, tokens)
     forward = cost.total(cost.forward_cost(shape, batch)).flops / rate
     old = "old_logp_NT" in recipe.anchored(sampled_from(config)).streams
-    scored = old + sum(role.passes for role in role_sizes(config, width))
     passes = passes_of(recipe)
     updates = recipe.updates * passes
+    frozen = frozen_of(config, shape)
+    beside = [(role, role.learning(shape, frozen)) for role in role_sizes(config, width)]
+
+    def one_pass(model: cost.Learning) -> float:
+        share = update_share(cost.parameters(model.shape), cpu=place.cpu)
+        return model.forward_flops(batch) / (device_flops * share)
+
+    scored = old * forward + sum(role.passes * one_pass(model) for role, model in beside)
     if scored:
-        found["score"] = scored * forward
+        found["score"] = scored
+
     # A measured share is of what the mathematics asks for, three times a forward pass. What is
     # computed again to save memory is one more, and frozen weights have no gradients: one less.
-    frozen = frozen_of(config, shape)
-    times = (3 if frozen is None else 2) + config.optim.recompute
-    found["update"] = times * passes * forward
+    def times(part: cost.Frozen | None) -> int:
+        return (3 if part is None else 2) + config.optim.recompute
+
+    found["update"] = times(frozen) * passes * forward
     moved = cost.optimizer_cost(shape, width, frozen).bytes * updates
+    for role, model in beside:
+        if role.updates:
+            name = f"{role.name} update"
+            found[name] = role.updates * times(model.frozen) * passes * one_pass(model)
+            moved += model.count * cost.OPTIMIZER_BYTES[width] * updates
     found["optimizer"] = moved / (device.bandwidth * OPTIMIZER_SHARE)
     return found
 
@@ -308,10 +354,10 @@ def assumptions(made: Plan) -> list[str]:
     """Return what the figures rest on."""
     config, place, tokens = made.config, made.place, made.answer_tokens
     most = tokens == config.engine.max_tokens
-    found = [
-        f"answers of {tokens} tokens"
-        + (": the most that they can have; --tokens N for what you expect" if most else "")
-    ]
+    said = ": the most that they can have; --tokens N for what you expect" if most else ""
+    if tokens == made.prompts.answers:
+        said = ", the mean of those in data.train"
+    found = [f"answers of {tokens} tokens{said}"]
     if made.seconds is None:
         known = ", ".join(device.name for device in KNOWN if device.flops)
         return [*found, f"no times: they are known for bfloat16 on {known}, and for a CPU"]
@@ -333,8 +379,17 @@ def assumptions(made: Plan) -> list[str]:
         "time is that of steps: loading, compilation in the first of them, grading, evaluation, "
         "checkpoints and the report are not counted"
     )
+    alone = alone_steps(config)
+    if alone:
+        found.append(f"in the first {alone} steps the critic learns alone: they are shorter")
     if config.recipe.refilling:
         found.append(_refill_line(config))
+    how = branching_of(config.recipe)
+    if how is not None:
+        found.append(
+            f"steps of {STEP_TOKENS} tokens, {how.most_steps} valued at the most, and "
+            f"{how.branches} branches from each"
+        )
     weights = sampled_from(config)
     if weights != "shared":
         found.append(f"the sampler's copy of the weights ({weights}) not counted")
@@ -400,6 +455,8 @@ def changes(made: Plan) -> dict[str, Config]:
         found["optim.recompute=true"] = replace(config, optim=replace(optim, recompute=True))
     if model.dtype != "bfloat16" and made.place.device.bfloat16:
         found["model.dtype=bfloat16"] = replace(config, model=replace(model, dtype="bfloat16"))
+    if "critic" in config.recipe.roles and not (config.critic.adapter or config.adapter.used):
+        found["critic.adapter=16"] = replace(config, critic=replace(config.critic, adapter=16))
     if not config.adapter.used:
         found["adapter.rank=16"] = replace(config, adapter=replace(config.adapter, rank=16))
     elif model.quantize == "none":

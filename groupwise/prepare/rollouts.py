@@ -16,7 +16,7 @@ from groupwise.engine.protocol import Done, Engine, Request, Sampling
 from groupwise.graders.recorded_verdicts import Key, Ledger
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.tokenizer import Tokenizer
-from groupwise.records import Completion, Grade, Rollout, Task
+from groupwise.records import Branch, Completion, Grade, Rollout, Task
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class SampledGroup:
     task: Task
     draw: int
     completions: list[Completion]
+    of: tuple[int, int] | None = None  # the sample and its position that they all go on from
+
+    def named(self, number: int) -> tuple[int, Branch | None]:
+        """Return the number of a sample in its group, and which of its branches it is."""
+        return (number, None) if self.of is None else (self.of[0], Branch(self.of[1], number))
 
 
 def sample_groups(
@@ -38,7 +43,7 @@ def sample_groups(
 ) -> list[SampledGroup]:
     """Sample completions for (task, draw number) pairs, in order; tell `done` of each."""
     requests = [
-        Request(task.token_ids, samples, prompt_id=task.id, draw=draw, stream=stream)  # type: ignore[arg-type]
+        Request(task.token_ids, samples, prompt_id=task.id, draw=draw, stream=stream)
         for task, draw in prompts
     ]
     with phase("sampling", samples * len(requests), "completions") as told:
@@ -62,13 +67,13 @@ def grade(
     every = tokenizer.decode_all([c.token_ids for group in written for c in group.completions])
     following = iter(every)
     samples = [
-        (group, number, completion, next(following))
+        (group, group.named(number), completion, next(following))
         for group in written
         for number, completion in enumerate(group.completions, first)
     ]
     grades = [
-        known.pop(Key(group.task.id, group.draw, number, text), None) if known else None
-        for group, number, _, text in samples
+        known.pop(Key(group.task.id, group.draw, number, text, branch), None) if known else None
+        for group, (number, branch), _, text in samples
     ]
     last = [_last_text(completion, tokenizer) for _, _, completion, _ in samples]
     asked = [
@@ -79,9 +84,11 @@ def grade(
     with phase("grading", len(asked), "answers"):
         told = iter(grader.grade(asked))
     rollouts: list[Rollout] = []
-    for (group, number, completion, text), own, found in zip(samples, last, grades, strict=True):
-        given = found or _placed(next(told), completion, tokenizer)
-        rollouts.append(Rollout(group.task, group.draw, number, completion, text, given, own))
+    for (group, named, completion, text), own, found in zip(samples, last, grades, strict=True):
+        given, (number, branch) = found or _placed(next(told), completion, tokenizer), named
+        rollouts.append(
+            Rollout(group.task, group.draw, number, completion, text, given, own, branch)
+        )
     made = iter(rollouts)
     return [[next(made) for _ in group.completions] for group in written]
 

@@ -28,7 +28,7 @@ from groupwise.graders.pool import START_SECONDS
 from groupwise.graders.rubric import Grader, check
 from groupwise.model import room as device_room
 from groupwise.model.config import ModelConfig
-from groupwise.model.cost import Frozen, cache_bytes
+from groupwise.model.cost import Frozen, cache_bytes, lora
 from groupwise.model.formats.checkpoint import Loaded, stored_shape
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.equip import check_precision, equip
@@ -37,6 +37,7 @@ from groupwise.model.policy import spec_of
 from groupwise.optim.roles import role_sizes
 from groupwise.prepare.answers import check_answers, solution_notes
 from groupwise.prepare.placing import check_device, place
+from groupwise.prepare.scored import check_held_out, fitting_rows
 from groupwise.records import Task
 
 # Tasks are data: the same in every run, so that runs with other seeds can be compared.
@@ -89,6 +90,8 @@ def check_data(config: Config, *, learns: bool = True) -> CheckedData:
     with phase("loading reward functions", limit=START_SECONDS):
         parts, found = read_data(config)
     notes = [*found.notes]
+    if config.recipe.scores and learns:
+        check_held_out(config.recipe, found.eval)
     if config.recipe.samples:
         streams = config.recipe.streams if learns else ()
         notes += check(parts, found.train, streams=streams)
@@ -182,6 +185,8 @@ def fitting_tasks(
     config: Config, found: CheckedData, tokenizer: Tokenizer, shape: ModelConfig
 ) -> FittingTasks:
     """Choose what a run trains on and is judged on; needs no weights."""
+    if config.recipe.scores:
+        return _fitting_rows(config, found, tokenizer, shape)
     check_answer(config, shape)
     train = with_ids(config, found.train, tokenizer, shape)
     held_out = with_ids(config, found.held_out, tokenizer, shape) if found.held_out else None
@@ -191,6 +196,19 @@ def fitting_tasks(
     dropped = [row.task for row in train.dropped]
     notes = train.notes + (held_out.notes if held_out else [])
     return FittingTasks(train.tasks, judged[: config.eval.tasks], dropped, train.limit, notes)
+
+
+def _fitting_rows(
+    config: Config, found: CheckedData, tokenizer: Tokenizer, shape: ModelConfig
+) -> FittingTasks:
+    """Choose the rows of a model that scores: with their answers they must fit."""
+    train, held_out = (
+        fitting_rows(config, tasks, tokenizer, shape.context)
+        for tasks in (found.train, found.held_out)
+    )
+    judged = held_out.tasks[: config.eval.tasks]
+    notes = train.notes + held_out.notes
+    return FittingTasks(train.tasks, judged, train.dropped, shape.context, notes)
 
 
 def with_ids(
@@ -270,7 +288,7 @@ def frozen_of(config: Config, shape: ModelConfig) -> Frozen | None:
     """Return what stays and what learns; None where all weights are trained."""
     if not config.adapter.used:
         return None
-    return device_room.lora(shape, spec_of(config), config.model.quantize)
+    return lora(shape, spec_of(config), config.model.quantize)
 
 
 def micro_tokens_of(config: Config, shape: ModelConfig) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from groupwise.config import Config
 from groupwise.data import load as load_data
@@ -16,6 +16,7 @@ from groupwise.hub import local_model
 from groupwise.model.config import ModelConfig
 from groupwise.model.formats.checkpoint import stored_shape, stored_tokenizer
 from groupwise.model.formats.tokenizer import Tokenizer, character_files
+from groupwise.prepare.scored import fitting_rows, scored_answers
 from groupwise.prepare.setup import TASKS_SEED, with_ids
 from groupwise.prepare.tiny import hugging_face_config
 from groupwise.records import Task
@@ -31,6 +32,7 @@ class Prompts:
     mean: int
     longest: int
     source: str
+    answers: int | None = None  # tokens of the data's, on average, where a model scores them
 
 
 def sizes_of(config: Config) -> tuple[ModelConfig, Prompts]:
@@ -45,6 +47,8 @@ def sizes_of(config: Config) -> tuple[ModelConfig, Prompts]:
             "model.path to a model's folder or a .gguf file; its configuration is enough, weights "
             "are not read."
         )
+    if config.recipe.scores:
+        shape = replace(shape, tied=True)  # without a head
     try:
         return shape, _prompts(config, _tasks(config), stored_tokenizer(path), shape)
     except (GroupwiseError, OSError) as error:
@@ -71,7 +75,25 @@ def _prompts(
     config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
 ) -> Prompts:
     some = tasks[:: max(1, len(tasks) // READ_PROMPTS)][:READ_PROMPTS]
+    if config.recipe.scores:
+        return _scored(config, some, tokenizer, shape)
     prepared = with_ids(config, some, tokenizer, shape)
     lengths = [len(task.token_ids) for task in prepared.tasks]
     source = f"{len(lengths)} prompts of data.train read"
     return Prompts(round(statistics.mean(lengths)), max(lengths), source)
+
+
+def _scored(
+    config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
+) -> Prompts:
+    """Return the lengths of rows that a model scores, answers too."""
+    kept = fitting_rows(config, tasks, tokenizer, shape.context).tasks
+    prompts = [len(task.token_ids) for task in kept]
+    answers = [
+        len(answer.token_ids)
+        for task in kept
+        for answer in scored_answers(config.recipe, task, tokenizer)
+    ]
+    source = f"{len(prompts)} rows of data.train read"
+    mean = round(statistics.mean(prompts))
+    return Prompts(mean, max(prompts), source, round(statistics.mean(answers)))

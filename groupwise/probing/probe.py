@@ -170,8 +170,8 @@ def prepare_probe(
     temperatures = asked.temperatures or (config.engine.temperature,)
     check(config, templates, temperatures, asked)
     configs = {t: replace(config, data=replace(config.data, template=t)) for t in templates}
-    setup = set_up(configs[templates[0]], lambda *tasks: _policy(config, checkpoint, *tasks))
-    chosen = _chosen(config, setup, asked.prompts)
+    setup = set_up(configs[templates[0]], lambda *tasks: policy_for(config, checkpoint, *tasks))
+    chosen = first_prompts(config, setup, asked.prompts)
     notes, by_template = list(setup.notes), {templates[0]: chosen}
     for template in templates[1:]:
         other = set_up(configs[template], lambda *tasks: setup.loaded)
@@ -218,9 +218,10 @@ def check(
             raise ConfigError(f"--{name} {value} is too few. Take {least} or more.")
 
 
-def _policy(
-    config: Config, checkpoint: Path | None, tasks: list[Task], held_out: list[Task]
+def policy_for(
+    config: Config, checkpoint: Path | None, tasks: Sequence[Task], held_out: Sequence[Task]
 ) -> Loaded:
+    """Return the model that a configuration starts from, or that of a checkpoint."""
     if checkpoint is not None:
         check_room(config, checkpoint, training=False)
         return load_policy(checkpoint, getattr(torch, config.model.dtype), config.model.device)
@@ -228,7 +229,7 @@ def _policy(
         return starting_model(config, RunFolder(scratch), tasks, held_out)
 
 
-def _chosen(config: Config, setup: Setup, prompts: int) -> list[Task]:
+def first_prompts(config: Config, setup: Setup, prompts: int) -> list[Task]:
     """Return the first prompts that training would draw, each once."""
     cursor = cursor_of(setup.tasks, setup.mixture, config.seed, config.data.shuffle)
     drawn = cursor.take(min(prompts, len(setup.tasks)))

@@ -1,10 +1,20 @@
 """The nouns. Tensor names carry their axes: `_N` sequence (row), `_T` token, `_K` top-k entry."""
 
 from groupwise.records.batch import Groups, Memory, TokenBatch, Visit
-from groupwise.records.rollouts import POLICY, Completion, Grade, Message, Rollout, Task, Turn
+from groupwise.records.rollouts import (
+    POLICY,
+    Branch,
+    Completion,
+    Grade,
+    Message,
+    Rollout,
+    Task,
+    Turn,
+)
 
 __all__ = [
     "POLICY",
+    "Branch",
     "Completion",
     "Grade",
     "Groups",

@@ -73,6 +73,7 @@ class TokenBatch:
     token_reward_NT: Tensor | None = None
     step_reward_NT: Tensor | None = None
     step_end_NT: Tensor | None = None
+    step_value_NT: Tensor | None = None
     greedy_reward_N: Tensor | None = None
     correct_N: Tensor | None = None
     truncated_N: Tensor | None = None

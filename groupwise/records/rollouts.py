@@ -132,6 +132,13 @@ class Grade:
     steps: tuple[tuple[int, float], ...] = ()  # process rewards: (end in the text, reward)
 
 
+class Branch(NamedTuple):
+    """Which of the answers that go on from within another one it is."""
+
+    at: int  # how many of the other's tokens it begins with
+    number: int  # among those that begin there
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One sample: a row of a batch and of the rollout files."""
@@ -143,6 +150,7 @@ class Rollout:
     text: str  # the completion's tokens decoded, special tokens included, whoever wrote them
     grade: Grade
     last_text: str | None = None  # the policy's last turn, where others wrote some of the text
+    branch: Branch | None = None  # of an answer that goes on from within the sample
 
     @property
     def said(self) -> str:

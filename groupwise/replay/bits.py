@@ -13,20 +13,18 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.model.adapters import peft_files
-from groupwise.model.adapters.lora import adapters
 from groupwise.model.fingerprint import fingerprint, same_weights
 from groupwise.model.formats import checkpoint
-from groupwise.model.formats.checkpoint import Loaded
+from groupwise.model.formats.checkpoint import Contents
 from groupwise.runfiles.rollouts import read
 from groupwise.watch.display import visible
 
 # What a step makes, in the order in which it makes it: the first that differs is nearest the cause.
-ORDER = ("prompt_id", "draw", "group", "sample", "prompt_text", "answer", "prompt_token_ids",
-         "token_ids", "mask", "turns", "sampler_logp", "finish", "weights", "text", "reward",
-         "correct", "grader_status", "reward_parts", "reward_steps", "used", "learner_logp",
-         "ref_logp", "advantage", "coefficient", "entropy", "ratio", "clipped",
-         "weight_version")  # fmt: skip
+ORDER = ("prompt_id", "draw", "group", "sample", "branch", "prompt_text", "answer",
+         "prompt_token_ids", "token_ids", "mask", "turns", "sampler_logp", "finish", "weights",
+         "text", "reward", "correct", "grader_status", "reward_parts", "reward_steps", "used",
+         "learner_logp", "ref_logp", "value", "process_reward", "advantage", "return",
+         "coefficient", "entropy", "ratio", "clipped", "weight_version")  # fmt: skip
 WEIGHTS = "weights/fingerprint"
 OF_THE_MACHINE = ("time/", "memory/")  # metrics that are not promised to repeat
 
@@ -106,7 +104,7 @@ def compare_metrics(
     return None
 
 
-def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> FirstDifference | None:
+def compare_weights(step: int, name: str, recorded: Path, now: Contents) -> FirstDifference | None:
     """Compare a checkpoint with what the second run would write there."""
     try:
         then = _tensors(recorded)  # first: a run that goes on may clear it away meanwhile
@@ -114,7 +112,7 @@ def compare_weights(step: int, name: str, recorded: Path, now: Loaded) -> FirstD
         return FirstDifference(step, f"the weights in {name}", str(error), "whole")
     with tempfile.TemporaryDirectory(prefix="groupwise_verify_") as place:
         again = Path(place) / recorded.name
-        (peft_files if adapters(now.model) else checkpoint).save(now.model, again, now.files)
+        checkpoint.write_folder(again, now.fill)
         here = _tensors(again)
     why = same_weights(then.items(), here.items())
     if why is None:

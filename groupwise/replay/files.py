@@ -124,7 +124,11 @@ def with_method(recorded: pa.Table, seen: StepResult, method: MethodWeights) -> 
         "clipped": method.clipped_NT,
         "weight": method.weight_NT,
     }
-    columns = {}
+    columns = dict[str, list[Any]]()
+    if method.target_NT is not None:
+        streams["return"] = method.target_NT
+    elif "return" in recorded.column_names:
+        columns["return"] = [None] * recorded.num_rows  # the run's critic had it, and it has none
     for name, x_NT in streams.items():
         array, lists = x_NT.numpy(), list[Any]([None] * recorded.num_rows)
         for row, place in enumerate(place_N):

@@ -103,6 +103,8 @@ def reproduction(run: MethodWeights, record: Record) -> dict[str, float]:
             ("advantage", run.advantage_NT), ("coefficient", run.coefficient_NT),
         )
     }  # fmt: skip
+    if run.target_NT is not None and "return" in wrote:
+        gap["return"] = float((run.target_NT - wrote["return"]).abs()[own_NT].max())
     return gap | {"clipped": float((run.clipped_NT != wrote["clipped"])[own_NT].sum())}
 
 

@@ -12,17 +12,21 @@ from groupwise.compare.arms import without_paper_sizes
 from groupwise.config import Config
 from groupwise.errors import RecipeError, RecipeWarning
 from groupwise.methods.composition import Recipe
+from groupwise.optim.roles import apart
 from groupwise.recipes import recipe as recipe_by_name
 from groupwise.replay.recorded import Record, Recorded
 from groupwise.stages.consequences import anchored
 from groupwise.streams import STREAMS
 
-# What a rollout file gives to any recipe; beside them reference and greedy rewards, where recorded.
+# What a rollout file gives to any recipe; beside them reference, greedy
+# rewards and branches, where recorded.
 KNOWN = {
     "old_logp_NT", "sampler_logp_NT", "correct_N", "truncated_N", "token_NT", "step_reward_NT",
     "step_end_NT",
 }  # fmt: skip
 OUTPUTS = {"logp_NT", "entropy_NT", "length_exponent"}
+# Streams and the columns that they are read from, or made of, where the file has them.
+COLUMNS = {"ref_logp_NT": "ref_logp", "old_value_NT": "value", "prm_logp_NT": "process_reward"}
 RUN = "run"  # the run's own recipe
 
 
@@ -80,11 +84,14 @@ def check(run: Recorded, method: ReplayMethod, record: Record) -> None:
     """Refuse a recipe that reads what was not recorded, and say what it is for."""
     recipe = method.recipe
     there = set(KNOWN)
-    there |= {"ref_logp_NT"} if "ref_logp" in record.streams else set()
+    there |= {name for name, column in COLUMNS.items() if column in record.streams}
     there |= {"greedy_reward_N"} if record.greedy else set()
+    there |= {"step_value_NT"} if record.branches else set()
     there |= {"segment_NT"} if run.tokenizer is not None else set()
     needed = [name for name in recipe.streams if name not in there]
-    needed += [name for name in recipe.outputs if name not in OUTPUTS]
+    needed += [name for name in recipe.outputs if name not in (OUTPUTS | _elsewhere(recipe))]
+    if "entropy_NT" in recipe.outputs and "entropy" not in record.streams:
+        needed.append("entropy_NT")
     if run.tokenizer is None and "step_reward_NT" in recipe.streams:
         needed.append("step_reward_NT")
     if not needed:
@@ -97,6 +104,12 @@ def check(run: Recorded, method: ReplayMethod, record: Record) -> None:
         f"{readers[0].name}), and step {record.step} of {run.folder.path} did not record that. "
         + _remedy(name, method, readers[0].kind)
     )
+
+
+def _elsewhere(recipe: Recipe) -> set[str]:
+    """Return the outputs of models that learn apart: they give no token of the policy a weight."""
+    terms = [term for name in apart(recipe) for term in recipe.terms_of(name)]
+    return {name for term in terms for name in term.definition.traits.outputs}
 
 
 def _check_steps(run: Recorded, method: ReplayMethod, record: Record) -> None:
@@ -118,6 +131,14 @@ def _remedy(name: str, method: ReplayMethod, kind: str) -> str:
         return f"Replay it without: --recipe {shlex.quote(f'{method.asked} recipe.{kind}=')}."
     if name == "greedy_reward_N":
         return "Only a run of remax samples greedy baselines: take another recipe."
+    if name == "old_value_NT":
+        return "Only a run with a critic (ppo, vapo) records values: take a recipe without one."
+    if name == "prm_logp_NT":
+        return "Only a run of prime records process rewards: take another recipe."
+    if name == "entropy_NT":
+        return "No update of the policy read it, as it waited for its critic: choose later steps."
+    if name == "step_value_NT":
+        return "Only a run of vineppo samples branches of its answers: take another recipe."
     if name in ("segment_NT", "step_reward_NT"):
         return "The run has saved no tokenizer yet: wait for its first checkpoint."
     return "No rollout file holds it: take another recipe (`groupwise recipes`)."

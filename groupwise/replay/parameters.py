@@ -23,6 +23,7 @@ from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import load_policy, starting_policy
 from groupwise.optim.assemble import sequences_of
 from groupwise.optim.packs import micro_batches, outputs
+from groupwise.optim.roles import apart
 from groupwise.prepare import pins
 from groupwise.prepare.placing import check_device
 from groupwise.prepare.setup import micro_tokens_of
@@ -90,7 +91,8 @@ def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: MethodBatch
             if one_pass.length_exponent is not None:
                 seen["length_exponent"] = one_pass.length_exponent
             micro = one_pass.select(torch.tensor(rows, device=device))
-            token_phase(recipe, micro, **seen).loss.backward()  # type: ignore[no-untyped-call]
+            loss = token_phase(recipe, micro, apart=apart(recipe), **seen).loss
+            loss.backward()  # type: ignore[no-untyped-call]
     return torch.cat([_flat(parameter) for parameter in trained])
 
 

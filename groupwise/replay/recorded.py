@@ -21,16 +21,17 @@ from groupwise.methods.composition import Recipe
 from groupwise.model.formats.checkpoint import read_companions
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.assemble import Group, sequences_of
-from groupwise.records import Completion, Grade, Rollout, Task, Turn
+from groupwise.records import Branch, Completion, Grade, Rollout, Task, Turn
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read
 from groupwise.stages.consequences import anchored
 
 SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "turns",
-           "reward", "reward_steps", "correct", "finish", "weight_version", "weights",
+           "branch", "reward", "reward_steps", "correct", "finish", "weight_version", "weights",
            "text")  # fmt: skip
 TINY = 1e-30  # a ratio of 0 is one that float32 could not hold
-LEARNED = ("advantage", "coefficient", "ratio", "clipped")  # of every row that was learned from
+LEARNED = ("advantage", "coefficient")  # of every row that was learned from
+UPDATED = ("ratio", "clipped")  # and of those that an update of the policy read
 
 
 class NothingLearned(RunError):
@@ -46,6 +47,7 @@ class Record:
     groups: list[Group]
     dropped: list[Group]  # sampled, and sent away by dynamic sampling
     greedy: Mapping[tuple[int, int], float | None]  # by prompt and draw: rewards of baselines
+    branches: Mapping[tuple[int, int], Group]  # by prompt and draw: those of its answers
     place_N: list[int]  # where each row stands in the file
     length_N: list[int]  # tokens of each row, whoever wrote them
     mask_NT: Tensor  # those that the policy wrote
@@ -54,6 +56,7 @@ class Record:
     moved: bool  # whether that policy is not the one that sampled
     spread: bool  # one ratio an answer (or a piece) was recorded: the tokens share it
     filled: int  # rows whose old log-probabilities are the sampler's
+    waited: bool = False  # whether the policy waited in this step, while a critic learned
 
     @property
     def old_NT(self) -> Tensor:
@@ -120,7 +123,8 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
     """Read a step, and the policy that its last update saw."""
     path = folder.rollout(step)
     table = read(path)
-    sampled = pc.greater_equal(table.column("sample"), 0)
+    answers = pc.is_null(table.column("branch"))
+    sampled = pc.and_(answers, pc.greater_equal(table.column("sample"), 0))
     used = pc.and_(sampled, table.column("used"))
     learned = table.filter(used).combine_chunks()
     groups = groups_of(learned)
@@ -138,8 +142,14 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
             f"{path} has rollouts without {', '.join(missing)}: no update was made on them, as "
             "their log-probabilities were not finite. Choose another step."
         )
+    waited = all(name not in streams for name in UPDATED)
+    if waited:
+        streams["ratio"] = mask_NT.float()
+        streams["clipped"] = torch.zeros_like(mask_NT)
     filled = _fill_old(streams, mask_NT)
-    policy_NT, moved, spread = _policy(streams, recipe, mask_NT)
+    policy_NT, moved, spread = streams["learner_logp"].double(), False, False
+    if not waited:
+        policy_NT, moved, spread = _policy(streams, recipe, mask_NT)
     greedy = table.filter(pc.less(table.column("sample"), 0)).select(
         ["prompt_id", "draw", "reward"]
     )
@@ -149,6 +159,10 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
         groups=groups,
         dropped=groups_of(table.filter(pc.and_(sampled, pc.invert(table.column("used"))))),
         greedy={(row["prompt_id"], row["draw"]): row["reward"] for row in greedy.to_pylist()},
+        branches={
+            (group[0].task.id, group[0].draw): group
+            for group in groups_of(table.filter(pc.invert(answers)))
+        },
         place_N=np.flatnonzero(used.to_numpy()).tolist(),
         length_N=sequences.length_N.tolist(),
         mask_NT=mask_NT,
@@ -157,6 +171,7 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
         moved=moved,
         spread=spread,
         filled=filled,
+        waited=waited,
     )
 
 
@@ -181,7 +196,8 @@ def groups_of(table: pa.Table) -> list[Group]:
         )
         steps = tuple((each["end"], each["reward"]) for each in row.get("reward_steps") or ())
         grade = Grade(row["reward"], correct=row["correct"], steps=steps)
-        rollout = Rollout(task, row["draw"], row["sample"], done, row["text"], grade)
+        branch = None if row["branch"] is None else Branch(**row["branch"])
+        rollout = Rollout(task, row["draw"], row["sample"], done, row["text"], grade, branch=branch)
         made.setdefault(row["group"], []).append(rollout)
     return list(made.values())
 

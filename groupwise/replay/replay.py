@@ -110,7 +110,7 @@ class Replay:
         self, record: Record, seen: Sequence[MethodWeights], weights: Weights
     ) -> dict[str, Gram]:
         run = self.run
-        exact = [gradient(run, weights, each.method.recipe, each.batched) for each in seen]
+        exact = [gradient(run, weights, each.batched.recipe, each.batched) for each in seen]
         found = {PARAMETERS: gram(exact)}
         if record.moved:
             found[MOVED] = gram([pushed(run, weights, each, record) for each in seen])
@@ -182,7 +182,10 @@ class Replay:
             (record.spread,
              f"{run.recipe.ratio.name} records one ratio for all tokens of an answer or piece: "
              "ratios per token in later updates are not known, and are taken to be equal there."),
-            (record.filled > 0,
+            (record.waited,
+             "In some steps the policy waited while a critic learned alone: no update was made, so "
+             "every ratio is taken as 1, and targets of critics are plain returns (λ = 1)."),
+            (record.filled > 0 and not record.waited,
              "Some rows were read by updates alone, which had moved: for their old "
              "log-probabilities stand the sampler's, of the same weights."),
         ]  # fmt: skip
@@ -271,8 +274,8 @@ class Replay:
         if self.gradients:
             said += self._about_weights()
         worst = {
-            name: max(each["reproduction"][name] for each in self.by_step)
-            for name in ("advantage", "coefficient", "clipped")
+            name: max(each["reproduction"].get(name, 0.0) for each in self.by_step)
+            for name in ("advantage", "coefficient", "clipped", "return")
         }
         if any(worst.values()):
             said.append(

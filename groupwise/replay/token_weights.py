@@ -17,6 +17,10 @@ from groupwise.groups.phase import BatchResult, batch_phase, passes, select
 from groupwise.losses.measures import merge
 from groupwise.losses.phase import token_phase
 from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers
+from groupwise.optim.roles import apart, while_waiting
+from groupwise.optim.roles.critic import targets
+from groupwise.optim.roles.implicit_reward import beta_of, logp_behind
+from groupwise.optim.step_values import value_streams
 from groupwise.records import Memory, TokenBatch
 from groupwise.replay.methods import ReplayMethod
 from groupwise.replay.recorded import Record, Recorded, rows_of
@@ -26,6 +30,7 @@ from groupwise.replay.recorded import Record, Recorded, rows_of
 class MethodBatch:
     """The batch that a method would have learned from, after its batch phase."""
 
+    recipe: Any  # the method's, as it runs at this step
     groups: list[Group]
     row_N: Tensor  # its rows, by their place among those of the record
     result: BatchResult
@@ -49,6 +54,7 @@ class MethodWeights:
     weight_NT: Tensor  # float64
     clipped_NT: Tensor
     learned_NT: Tensor  # bool: tokens in its loss
+    target_NT: Tensor | None  # of its critic, where it has one
     metrics: dict[str, float]
 
 
@@ -66,23 +72,45 @@ def batched(run: Recorded, method: ReplayMethod, record: Record, memory: Memory)
                           for _ in group]).nonzero()[:, 0]  # fmt: skip
     width = max(len(r.completion.token_ids) for r in rows_of(kept))
     streams: dict[str, Any] = {"old_logp_NT": record.old_NT[row_N, :width]}
-    if "ref_logp" in record.streams:
-        streams["ref_logp_NT"] = record.streams["ref_logp"][row_N, :width]
+    streams |= {name: x_NT[row_N, :width] for name, x_NT in of_roles(run, record).items()}
     if "length_exponent" in method.recipe.outputs:
         streams["length_exponent"] = torch.tensor(float(method.recipe.aggregation["exponent"]))
+    if "step_value_NT" in method.recipe.streams:
+        drop = run.config.overlong == "drop"
+        branches = [record.branches.get((g[0].task.id, g[0].draw), []) for g in kept]
+        streams |= value_streams(kept, branches, drop_truncated=drop)
+    recipe = while_waiting(method.recipe) if record.waited else method.recipe
     batch = assemble(
-        method.recipe,
+        recipe,
         kept,
         _sampled(run, method, kept),
         greedy=_baselines(method, record, kept),
         memory=memory,
         **streams,
     )
-    result = batch_phase(method.recipe, batch)
+    result = batch_phase(recipe, batch)
     turned = _sent_away(run, method, record.dropped) if record.dropped else set()
     return MethodBatch(
-        kept, row_N, result, len(record.groups) - len(kept), len(record.dropped) - len(turned)
+        recipe,
+        kept,
+        row_N,
+        result,
+        wanted=len(record.groups) - len(kept),
+        kept_of_dropped=len(record.dropped) - len(turned),
     )
+
+
+def of_roles(run: Recorded, record: Record) -> dict[str, Tensor]:
+    """Return what the run's reference, critic and implicit reward model said, as recorded."""
+    wrote, beta = record.streams, beta_of(run.recipe)
+    found = {}
+    if "ref_logp" in wrote:
+        found["ref_logp_NT"] = wrote["ref_logp"]
+    if "value" in wrote:
+        found["old_value_NT"] = wrote["value"]
+    if "process_reward" in wrote and "ref_logp" in wrote and beta is not None:
+        found["prm_logp_NT"] = logp_behind(wrote["process_reward"], wrote["ref_logp"], beta)
+    return found
 
 
 def _numbers(method: ReplayMethod, groups: list[Group]) -> list[int]:
@@ -115,7 +143,7 @@ def _baselines(
 
 def weigh(method: ReplayMethod, record: Record, found: MethodBatch) -> MethodWeights:
     """Differentiate the method's loss in the log-probabilities that the recorded update saw."""
-    recipe, row_N = method.recipe, found.row_N
+    recipe, row_N = found.recipe, found.row_N
     width = found.batch.mask_NT.shape[1]
     logp_NT = record.policy_NT[row_N, :width].clone().requires_grad_()
     outputs = {"logp_NT": logp_NT}
@@ -127,7 +155,7 @@ def weigh(method: ReplayMethod, record: Record, found: MethodBatch) -> MethodWei
     clipped_NT = torch.zeros_like(found.batch.mask_NT)
     loss, tallies = logp_NT.new_zeros(()), []
     for one_pass in passes(recipe, found.batch):
-        result = token_phase(recipe, one_pass, **outputs)
+        result = token_phase(recipe, one_pass, apart=apart(recipe), **outputs)
         seen_NT = one_pass.mask_NT if one_pass.pass_NT is None else one_pass.pass_NT
         ratio_NT = torch.where(seen_NT, result.log_ratio_NT.exp(), ratio_NT)
         clipped_NT |= seen_NT & result.clipped_NT
@@ -136,7 +164,7 @@ def weigh(method: ReplayMethod, record: Record, found: MethodBatch) -> MethodWei
     (weight_NT,) = torch.autograd.grad(loss, logp_NT, allow_unused=True)
     if weight_NT is None:
         weight_NT = torch.zeros_like(logp_NT)
-    batch = found.batch
+    batch, target_NT = found.batch, targets(recipe, found.batch)
 
     def whole(x_NT: Tensor) -> Tensor:
         out_NT = torch.zeros(record.mask_NT.shape, dtype=x_NT.dtype)
@@ -152,5 +180,6 @@ def weigh(method: ReplayMethod, record: Record, found: MethodBatch) -> MethodWei
         weight_NT=whole(weight_NT),
         clipped_NT=whole(clipped_NT & batch.mask_NT),
         learned_NT=whole(batch.learned_NT.bool()),
+        target_NT=None if target_NT is None else whole(batch.valid(target_NT)),
         metrics=found.result.metrics | merge(tallies).read(),
     )

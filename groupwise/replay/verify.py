@@ -243,7 +243,8 @@ def _repeat(second: _Repetition, run: Run, part: RunPart, *, last: bool, taken: 
             difference = compare_metrics(step, second.metrics[step], now, judged)
         for name in (f"checkpoints/step_{step}", f"snapshots/step_{step}"):
             if difference is None and (folder.path / name).is_dir():
-                difference = compare_weights(step, name, folder.path / name, run.parts.loaded)
+                weights = run.stage.contents(run.parts)
+                difference = compare_weights(step, name, folder.path / name, weights)
                 found.checkpoints += [name] if difference is None else []
         if difference is not None:
             found.difference = difference

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# The training reward, the first that a step has: that of all samples before that of what dynamic
+# sampling keeps, which is neither all right nor all wrong and says less the better the model gets.
+REWARD = ("reward/sampled_mean", "reward/mean")
+
 
 class Metric(NamedTuple):
     """One entry of the page."""
@@ -35,11 +39,22 @@ SECTIONS: dict[str, dict[str, Metric]] = {
     },
     "Held-out evaluation": {
         "eval/accuracy": Metric("held-out tasks answered correctly", "share", "rises; the number to judge a run by", "falls while reward/mean rises: reward hacking or over-fitting; stop and read samples"),
+        "eval/margin": Metric("of a reward model: mean lead of the better answer's score, held out", "score", "rises", "as for scores/margin"),
+        "eval/length_correlation": Metric("of a reward model: correlation of score and length, held out", "–", "as scores/length_correlation", "as there"),
+        "eval/first_error_accuracy": Metric("of a process reward model: held-out answers whose first bad step is found", "share", "rises", "as for steps/accuracy"),
+        "eval/area_under_curve": Metric("of a process reward model: how often a good step's score is above a bad one's, held out", "share", "rises from 0.5", "as for steps/accuracy"),
+        "eval/positive_share": Metric("of a process reward model: held-out steps that are good", "share", "as in training", "far off: held-out rows are of another kind"),
         "eval/accuracy_stderr": Metric("standard error of eval/accuracy, from the spread between tasks", "share", "below a third of the gain that you want to see", "raise eval.tasks or eval.samples"),
         "eval/reward": Metric("mean reward on held-out tasks", "reward", "rises with reward/mean", "as for eval/accuracy"),
         "eval/length": Metric("mean length of held-out answers", "tokens", "as length/mean", "as for length/mean"),
         "eval/truncated_share": Metric("held-out answers that hit the token limit", "share", "below 0.1", "raise engine.max_tokens"),
         "eval/failed_share": Metric("held-out samples whose grader raised or ran out of time", "share", "0", "fix the grader: they are missing from eval/accuracy"),
+        "eval/critic/correlation": Metric("of a critic's values with Monte-Carlo values at the same places: mean rewards of answers that really go on from there, on the first held-out prompts (critic.truth_prompts); absent where one of the two does not vary", "–", "rises above 0.5", "near 0: the critic ranks states no better than chance; longer critic.alone_steps, or a recipe without a critic"),
+        "eval/critic/mean_error": Metric("mean |V − Monte Carlo| there", "reward", "near eval/critic/noise", "far above it: as for eval/critic/correlation"),
+        "eval/critic/bias": Metric("mean of V − Monte Carlo there", "reward", "near 0", "above 0: the critic hopes for too much; below: for too little"),
+        "eval/critic/bias/*": Metric("the same by tenth of the answer", "reward", "near 0", "as for eval/critic/bias"),
+        "eval/critic/noise": Metric("how far the Monte-Carlo values themselves are off, root mean square", "reward", "falls with nothing: 16 answers a place", "–"),
+        "eval/critic/points": Metric("places that were compared", "places", "four a prompt", "fewer: short answers, or grades that failed"),
         "eval/source/*": Metric("of the held-out tasks of one of several sources: accuracy and mean reward", "share, reward", "every source gets better", "one falls while others rise: change the weights in data.train"),
     },
     "Groups": {
@@ -52,6 +67,11 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "advantage/edge_share": Metric("of the weight that advantages have in the loss (Σ u·|A|), that of groups near all or nothing: mean reward in the lowest or highest quarter of the step's range", "share", "no target: what the advantage makes of difficulty; z-scores have more of it than centred rewards", "–"),
         "refill/rounds": Metric("extra sampling rounds of dynamic sampling", "rounds", "0 to 1; rises as the data is mastered", "at the limit `refills`: the batch gets smaller; other data, or refills='until full'"),
         "refill/tokens": Metric("tokens sampled in these rounds; those that were dropped in the step: cost/wasted/dropped", "tokens", "below tokens/count", "what a full batch costs: other data; refill_tokens limits it"),
+        "vineppo/branches": Metric("answers that were sampled from within the step's answers, for values of their steps: vineppo", "answers", "branches x valued_steps x answers", "0: answers have no steps to value; other recipe.advantage.split"),
+        "vineppo/branch_tokens": Metric("tokens that branches took, beyond what they begin with; in cost/tokens", "tokens", "the price of the values: several times tokens/count", "far above: fewer branches, or a lower most_steps"),
+        "vineppo/valued_steps": Metric("positions of an answer that branches go on from", "steps an answer", "as many as its written steps, less one", "0: every answer is one step, as for leave-one-out; at most_steps: longer stretches share an advantage"),
+        "vineppo/truncated_share": Metric("branches that hit the length limit", "share", "near length/truncated_share", "far above it: beginnings take the room that an answer needs"),
+        "vineppo/ungraded_share": Metric("branches without a grade, which are in no value", "share", "0", "as reward/missing_share"),
         "refill/drawn_groups": Metric("groups sampled for the step, dropped ones included", "groups", "below 3 x prompts_per_step", "sampling pays for groups that are thrown away: other data"),
     },
     "Length and tokens": {
@@ -115,9 +135,34 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "optim/learning_rate": Metric("learning rate of the step", "–", "as the schedule says", "–"),
         "optim/skipped": Metric("updates skipped because loss or gradient was not finite", "updates", "0", "events.jsonl names the first bad tensor; the run stops after guard.max_skipped in a row"),
         "optim/micro_batches": Metric("forward and backward passes of the step", "passes", "as few as memory allows", "raise optim.micro_tokens; it changes memory, not the update"),
-        "updates/count": Metric("optimizer steps made on the batch; 1 is on-policy", "updates", "as the recipe's schedule says", "–"),
+        "updates/count": Metric("optimizer steps made on the batch; 1 is on-policy, and 0 in the steps in which a critic learns alone: then what measures the policy's updates is absent", "updates", "as the recipe's schedule says", "–"),
         "weights/fingerprint": Metric("hash of the weights after the step; equal runs have equal ones", "text", "changes whenever an update was made", "stands still: updates are skipped"),
         "weights/version": Metric("optimizer steps since the start", "updates", "rises by updates/count", "stands still: updates are skipped"),
+    },
+    "The critic": {
+        "critic/explained_variance": Metric("1 − Var(R̂ − V)/Var(R̂) over learned tokens, of values before the update: what the critic knows of its targets. Absent where all targets are equal: then there is nothing to know", "share", "0 at the first step; rises within tens of steps, and ends above 0.3", "below 0: worse than a constant; critic.alone_steps=20 at the start of a new run, or halve critic.learning_rate"),
+        "critic/explained_variance_first": Metric("the same over first tokens alone: what it knows of the prompt, as the mean of a group does", "share", "rises with critic/explained_variance", "near 0 while that rises: it reads answers and not prompts; more different prompts"),
+        "critic/explained_variance_last": Metric("the same over last tokens alone, where the answer is written", "share", "rises; above 0.5 where the critic can tell right from wrong", "near 0: it can't tell right from wrong answers; raise critic.learning_rate"),
+        "critic/bias_*": Metric("mean of V − R̂ by tenth of the answer, from 1 to 10, before the update; a tenth without tokens is absent", "reward", "near 0 in every tenth", "large in the first tenths: a start that scored ends alone; critic.alone_steps"),
+        "critic/value_mean": Metric("mean value before the update", "reward", "follows critic/return_mean", "far from it: see critic/bias_*"),
+        "critic/value_min": Metric("smallest value", "reward", "within the range of rewards, or a little outside", "far outside: halve critic.learning_rate"),
+        "critic/value_max": Metric("largest value", "reward", "as for critic/value_min; 0 at the first step alone", "0 for longer: the critic does not learn; see critic/skipped and critic/grad_norm"),
+        "critic/return_mean": Metric("mean of the targets R̂", "reward", "close to reward/shaped_mean", "far from it: rewards per token (a KL in the reward), or a small λ that leans on values"),
+        "critic/reward_min": Metric("smallest reward that an answer got in all, shaped: what values should stay within", "reward", "as the reward has it", "–"),
+        "critic/reward_max": Metric("largest of these", "reward", "as the reward has it", "–"),
+        "critic/loss": Metric("value loss, mean over the critic's updates; absent where all were skipped", "–", "falls towards ½ of the targets' variance that can't be known", "grows: halve critic.learning_rate"),
+        "critic/grad_norm": Metric("norm of the critic's gradient before clipping, mean over its updates", "–", "steady within a factor of 10", "spikes: lower critic.learning_rate or critic.clip_norm"),
+        "critic/clip_share": Metric("learned tokens whose value moved beyond the clip range and gets no gradient", "share", "0 in the first update of a step, else below 0.2", "above 0.5: halve critic.learning_rate, or raise recipe.auxiliary.limit"),
+        "critic/skipped": Metric("updates of the critic that were skipped because loss or gradient was not finite", "updates", "0", "events.jsonl names the first bad tensor; lower critic.learning_rate"),
+    },
+    "The implicit reward model": {
+        "prm/accuracy": Metric("answers whose reward Σβ·(ℓ^φ − ℓ^ref) is above 0 where they are right and below where they are wrong, before it learned from them", "share", "rises above the share of the commoner kind", "stays: raise reward_model.learning_rate; at 1 with a falling eval/accuracy: it is being hacked"),
+        "prm/reward_right": Metric("mean of that reward over right answers; absent where there are none", "reward", "above prm/reward_wrong, and moves away from it", "below it: raise reward_model.learning_rate"),
+        "prm/reward_wrong": Metric("the same over wrong answers", "reward", "below prm/reward_right", "as for prm/reward_right"),
+        "prm/length_correlation": Metric("correlation of that reward with the answer's length; absent where one of them does not vary", "correlation", "between −0.5 and 0.5", "near 1 or −1: it has learned lengths, and the policy will follow it; see length/mean"),
+        "prm/loss": Metric("its cross-entropy against being right, mean over its updates; absent where all were skipped", "nats", "0.69 at the first step, then falls", "grows: halve reward_model.learning_rate"),
+        "prm/grad_norm": Metric("norm of its gradient before clipping, mean over its updates", "–", "steady within a factor of 10", "spikes: lower reward_model.learning_rate or reward_model.clip_norm"),
+        "prm/skipped": Metric("its updates that were skipped because loss or gradient was not finite", "updates", "0", "events.jsonl names the first bad tensor; lower reward_model.learning_rate"),
     },
     "Preference pairs": {
         "pairs/count": Metric("pairs of answers in the step", "pairs", "prompts_per_step", "fewer: groups without two different rewards give no pair"),
@@ -126,6 +171,18 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "pairs/chosen_reward": Metric("mean implicit reward of chosen answers", "reward", "above 0", "below 0: chosen answers become less likely; see pairs/displaced_share"),
         "pairs/rejected_reward": Metric("mean implicit reward of rejected answers", "reward", "below pairs/chosen_reward", "as for pairs/margin"),
         "pairs/displaced_share": Metric("pairs that are preferred although the chosen answer became less likely", "share", "below 0.5", "a recipe with a term for the chosen answer's own likelihood"),
+    },
+    "Models that score": {
+        "scores/accuracy": Metric("comparisons in which the better answer has the higher score; a tie counts half, a row once", "share", "rises from 0.5", "stays: raise the rate, or the preferences can't be told from the text"),
+        "scores/margin": Metric("mean lead of the better answer's score", "score", "rises slowly", "runs away while eval/accuracy stands still: fewer steps; it learns its rows by heart"),
+        "scores/mean": Metric("mean score of all answers", "score", "near 0: centring holds it there", "drifts: raise recipe.preference.centre"),
+        "scores/length_correlation": Metric("correlation of score and length in tokens; absent where one of them does not vary", "–", "as in your preferences, else near 0", "near 1: it scores length; balance the data"),
+        "scores/pairs": Metric("comparisons in the step", "pairs", "prompts_per_step or more", "–"),
+        "steps/accuracy": Metric("labelled steps whose score has the right sign (good from a label of 0.5 on); a tie counts half", "share", "rises above steps/positive_share", "stays there: all steps are called good; more bad ones, or a higher rate"),
+        "steps/first_error_accuracy": Metric("answers whose first bad step is found, or that rightly have none", "share", "rises", "as for steps/accuracy"),
+        "steps/area_under_curve": Metric("how often a good step has a higher score than a bad one; absent without both", "share", "rises from 0.5", "as for steps/accuracy"),
+        "steps/positive_share": Metric("labelled steps that are good", "share", "0.2 to 0.8", "near 0 or 1: accuracy says little; look at steps/area_under_curve"),
+        "steps/count": Metric("labelled steps in the step's rows", "steps", "–", "–"),
     },
     "Data and cost": {
         "data/epoch": Metric("how often the data has been gone through; of several sources, the one that came round most often", "epochs", "below 10", "answers may be memorised: compare correct/mean with eval/accuracy"),
@@ -143,8 +200,8 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "time/step": Metric("seconds of the step, all phases", "s", "steady", "time/bottleneck names what to look at"),
         "time/rollout": Metric("seconds of sampling", "s", "the largest phase for long answers", "more engine.slots, fewer engine.max_tokens"),
         "time/grade": Metric("seconds of grading", "s", "below a tenth of time/step", "a faster or parallel grader"),
-        "time/score": Metric("seconds of scoring with the learner before the update, and with the reference", "s", "below time/update", "a recipe without reference needs less"),
-        "time/update": Metric("seconds of forward, backward and optimizer", "s", "about half of time/step for short answers", "raise optim.micro_tokens; optim.recompute = false"),
+        "time/score": Metric("seconds of scoring with the learner before the update, and with the reference, the critic and the implicit reward model", "s", "below time/update", "a recipe without reference needs less"),
+        "time/update": Metric("seconds of forward, backward and optimizer, those of a critic included", "s", "about half of time/step for short answers", "raise optim.micro_tokens; optim.recompute = false"),
         "time/eval": Metric("seconds of held-out evaluation", "s", "below a tenth of all time", "raise eval.every, lower eval.tasks"),
         "time/checkpoint": Metric("seconds that training waited for checkpoints since the step before: copying to the host, or the one before that is still being written", "s", "below a twentieth of all time", "raise checkpoint.every_seconds"),
         "time/run": Metric("seconds since `train` began to load, all starts together: loading, steps, evaluation, checkpoints; not the interpreter's start before it", "s", "near the sum of time/step", "far above it: time/eval, time/checkpoint, or a slow start"),

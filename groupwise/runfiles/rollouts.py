@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +23,12 @@ from groupwise.errors import RunError, in_short
 from groupwise.runfiles.files import file_status, storable, write_atomic
 
 if TYPE_CHECKING:
-    from groupwise.records import Rollout, Turn
+    from groupwise.records import Branch, Rollout, Turn
 
-VERSION = 2  # of the schema; a change of a column's name, type or meaning raises it
-OLDEST = 1  # that is read as if it were of this version: the policy wrote all, in one turn
+VERSION = 3  # of the schema; a change of a column's name, type or meaning raises it
+# That is read as if it were of this version: in 1 the policy wrote all, in one turn; before 3
+# there were no branches, and nothing of critics and implicit reward models was written.
+OLDEST = 1
 POLICY = "assistant"  # as in groupwise.records, which would load torch: readers need none
 VERSION_KEY = b"groupwise.rollouts.version"
 Numbers = Any  # one per token of the completion: a list, a numpy array, a CPU tensor without grad
@@ -44,6 +47,7 @@ class Row:
     sampler_logp: Numbers
     mask: Numbers | None = None  # None: the policy wrote every token
     turns: Sequence[Turn] = ()  # none: one turn by the policy
+    branch: Branch | None = None  # of the group's sample of that number; None: it is that sample
     learner_logp: Numbers | None = None
     ref_logp: Numbers | None = None
     entropy: Numbers | None = None
@@ -51,6 +55,9 @@ class Row:
     coefficient: Numbers | None = None
     ratio: Numbers | None = None
     clipped: Numbers | None = None
+    value: Numbers | None = None
+    return_: Numbers | None = None
+    process_reward: Numbers | None = None
     reward: float | None = None
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
     reward_steps: Sequence[tuple[int, float]] = ()
@@ -89,6 +96,7 @@ class Row:
             sampler_logp=sampler_logp,
             mask=done.mask_T,
             turns=done.turns,
+            branch=rollout.branch,
             reward=grade.reward,
             reward_parts=grade.parts,
             reward_steps=grade.steps,
@@ -104,6 +112,11 @@ class Row:
             answer=None if task.answer is None else str(task.answer),
             **streams,
         )
+
+
+def field_of(column: str) -> str:
+    """Return the field of a row that a column is made of: `return` is a word of Python's."""
+    return f"{column}_" if keyword.iskeyword(column) else column
 
 
 def _only(own_T: Numbers, values: Numbers | None) -> Numbers | None:
@@ -137,7 +150,7 @@ def _list(kind: pa.DataType) -> Callable[[str, Sequence[Row]], pa.Array]:
     dtype = kind.to_pandas_dtype()
 
     def column(name: str, rows: Sequence[Row]) -> pa.Array:
-        given = [getattr(row, name) for row in rows]
+        given = [getattr(row, field_of(name)) for row in rows]
         return _lists([None if x is None else np.asarray(x, dtype=dtype) for x in given], kind)
 
     return column
@@ -166,6 +179,11 @@ def _turns(name: str, rows: Sequence[Row]) -> pa.Array:
     return pa.array(entries, type=TURNS)
 
 
+def _branch(name: str, rows: Sequence[Row]) -> pa.Array:
+    entries = [None if row.branch is None else row.branch._asdict() for row in rows]
+    return pa.array(entries, type=BRANCH)
+
+
 def _one_turn(length: int) -> list[dict[str, Any]]:
     """Return the one turn of a completion that the policy wrote alone."""
     return [{"role": POLICY, "start": 0, "end": length}]
@@ -178,6 +196,7 @@ def _step(step: int) -> Callable[[str, Sequence[Row]], pa.Array]:
 REWARD_PARTS = pa.map_(pa.string(), pa.float64())
 REWARD_STEPS = pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))
 TURNS = pa.list_(pa.struct([("role", pa.string()), ("start", pa.int32()), ("end", pa.int32())]))
+BRANCH = pa.struct([("at", pa.int32()), ("number", pa.int32())])
 _INT32, _INT64, _FLOAT32, _BOOL = pa.int32(), pa.int64(), pa.float32(), pa.bool_()
 
 # What every row of a file has.
@@ -185,7 +204,8 @@ _NEVER_ABSENT = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "to
                  "turns", "sampler_logp")  # fmt: skip
 # Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
 PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "advantage",
-             "coefficient", "ratio", "clipped")  # fmt: skip
+             "coefficient", "ratio", "clipped", "value", "return",
+             "process_reward")  # fmt: skip
 _FLOATS = tuple(name for name in PER_TOKEN if name not in ("mask", "clipped"))
 _TEXTS = ("grader_status", "grader_reason", "finish", "weights", "prompt_text", "text", "answer")
 
@@ -194,6 +214,7 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
     "draw": _plain(_INT32),
     "group": _plain(_INT64),
     "sample": _plain(_INT32),
+    "branch": _branch,
     "prompt_token_ids": _list(_INT32),
     "token_ids": _list(_INT32),
     "mask": _mask,
@@ -220,7 +241,7 @@ def to_table(rows: Sequence[Row], step: int) -> pa.Table:
     """Return the rows as columns, checked: a list per token is as long as its completion."""
     for number, row in enumerate(rows):
         for name in PER_TOKEN:
-            values = getattr(row, name)
+            values = getattr(row, field_of(name))
             if values is not None and len(values) != len(row.token_ids):
                 raise RunError(
                     f"Row {number} of step {step} has {len(values)} values of {name} for "
@@ -273,6 +294,8 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         table = _some(file, columns)
         if columns is None or "turns" in columns:
             table = _with_turns(table, file)
+        if (columns is None or "branch" in columns) and "branch" not in table.column_names:
+            table = table.append_column("branch", pa.nulls(table.num_rows, BRANCH))
         for name in _NEVER_ABSENT:
             asked = columns is None or name in columns
             if asked and (name not in table.column_names or table.column(name).null_count):
@@ -296,6 +319,12 @@ def read_older(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows))
     return table.select(list(columns)), found
+
+
+def read_answers(path: Path, columns: Sequence[str]) -> tuple[pa.Table, int]:
+    """Read the same of the answers alone, without branches of them."""
+    table, found = read_older(path, (*columns, "branch"))
+    return table.filter(pc.is_null(table.column("branch"))).select(list(columns)), found
 
 
 def _with_turns(table: pa.Table, file: pq.ParquetFile) -> pa.Table:

@@ -11,9 +11,15 @@ from typing import Any
 from groupwise.config import Config
 from groupwise.stages.groups import GroupStage
 from groupwise.stages.pairs import PairStage
+from groupwise.stages.scoring import ProcessRewardModelStage, RewardModelStage
 from groupwise.stages.stage import Stage
 
-STAGES: dict[str, type[Stage[Any, Any]]] = {"groups": GroupStage, "pairs": PairStage}
+STAGES: dict[str, type[Stage[Any, Any]]] = {
+    "groups": GroupStage,
+    "pairs": PairStage,
+    "reward_model": RewardModelStage,
+    "process_reward_model": ProcessRewardModelStage,
+}
 
 
 def stage_of(config: Config) -> Stage[Any, Any]:

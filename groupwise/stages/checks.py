@@ -31,6 +31,7 @@ def check_config(config: Config) -> list[str]:
     stage, recipe = stage_of(config), config.recipe
     refused = [*models_not_held(config, recipe), *stage.refused()]
     refused += [text for rule in REFUSED for text in rule(config, recipe)]
+    refused += [text for name in recipe.roles for text in ROLES[name].refused(config)]
     if refused:
         raise ConfigError("\n".join(refused))
     return stage.doubtful() + [text for rule in DOUBTFUL for text in rule(config, recipe)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
-from groupwise.optim.assemble import Group
+from groupwise.model.cost import Group as Size
+from groupwise.optim.assemble import Group, sequences_of
 from groupwise.prepare.rollouts import failed
-from groupwise.records import TokenBatch
+from groupwise.records import Rollout, TokenBatch
 
 
 @dataclass
@@ -21,6 +23,7 @@ class Collected:
     greedy: list[Group] = field(default_factory=list)  # one baseline a group, where asked for
     sampled: bool = True  # or taken from the data
     batch: TokenBatch | None = None  # of the groups, where filters looked at it
+    branches: list[Group] = field(default_factory=list)  # of each group's answers, where asked for
 
     @property
     def unused(self) -> list[Group]:
@@ -35,7 +38,15 @@ class Collected:
     @property
     def tokens(self) -> int:
         """Return how many tokens were sampled."""
-        return tokens_of(self.drawn + self.greedy)
+        return tokens_of(self.drawn + self.greedy + self.branches)
+
+    def sizes(self) -> list[Size]:
+        """Return prompts and completions that were sampled, by their tokens."""
+        found = sequences_of(self.drawn + self.greedy).sizes()
+        rows = [r for group in self.branches for r in group if r.branch is not None]
+        for (prompt, _), same in groupby(rows, key=_begins):
+            found.append(Size(prompt, [r.completion.own_length for r in same]))
+        return found
 
     def metrics(self) -> dict[str, float]:
         """Measure all that was sampled: what dynamic sampling drops is part of the picture."""
@@ -53,6 +64,8 @@ class Collected:
             "reward/missing_share": sum(r.grade.reward is None for r in rows) / len(rows),
             "correct/mean": _mean([r.grade.correct for r in rows]),
         }
+        if self.branches:
+            found |= self._of_branches()
         for name in dict.fromkeys(name for r in rows for name in r.grade.parts):
             found[f"reward/part/{name}"] = _mean([r.grade.parts.get(name) for r in rows])
         for source in sorted({r.task.source for r in rows if r.task.source}):
@@ -61,6 +74,28 @@ class Collected:
             found[f"data/source/{source}/reward"] = _mean([r.grade.reward for r in own])
             found[f"data/source/{source}/correct"] = _mean([r.grade.correct for r in own])
         return {name: value for name, value in found.items() if value is not None}
+
+    def _of_branches(self) -> dict[str, float]:
+        rows = [r for group in self.branches for r in group]
+        answers = sum(map(len, self.groups))
+        found = {
+            "vineppo/branches": float(len(rows)),
+            "vineppo/branch_tokens": float(tokens_of(self.branches)),
+            "vineppo/valued_steps": len({_begins(r) for r in rows}) / answers,
+        }
+        if rows:
+            truncated = sum(r.completion.truncated for r in rows)
+            ungraded = sum(r.grade.reward is None for r in rows)
+            found["vineppo/truncated_share"] = truncated / len(rows)
+            found["vineppo/ungraded_share"] = ungraded / len(rows)
+        return found
+
+
+def _begins(rollout: Rollout) -> tuple[int, tuple[int, int, int, int]]:
+    """Return how long what a branch goes on from is, and which it is."""
+    assert rollout.branch is not None
+    at = rollout.branch.at
+    return len(rollout.task.token_ids) + at, (rollout.task.id, rollout.draw, rollout.sample, at)
 
 
 def tokens_of(groups: Sequence[Group]) -> int:

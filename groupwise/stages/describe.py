@@ -30,12 +30,14 @@ def describe(
             "policy before the updates, and nothing is scored again"
         )
     tokens = config.prompts_per_step * config.group_size * config.engine.max_tokens
-    sampled = f"at most {tokens:,} tokens sampled a step ({config.engine.max_tokens} an answer); "
-    lines.append(sampled if recipe.samples else "nothing is sampled; ")
+    again = ", and what refills draw" if recipe.refilling else ""
+    sampled = f"at most {tokens:,} tokens sampled a step ({config.engine.max_tokens} an answer)"
+    lines.append(f"{sampled}{again}; " if recipe.samples else "nothing is sampled; ")
     lines[-1] += _micro_batches(config, micro_tokens)
     drawn = config.steps * config.prompts_per_step
     drawn_of = "" if tasks is None else f" from {tasks:,} tasks"
-    lines.append(f"{config.steps:,} steps draw {drawn:,} prompts{drawn_of}")
+    steps = "1 step draws" if config.steps == 1 else f"{config.steps:,} steps draw"
+    lines.append(f"{steps} {drawn:,} prompts{drawn_of}{again}")
     budget = {"tokens": config.budget.tokens, "seconds": config.budget.seconds}
     lines += [
         f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n
@@ -54,7 +56,7 @@ def _engine_lines(config: Config) -> list[str]:
 def _models(config: Config) -> str:
     held = [name for name in config.recipe.roles if ROLE_FACTS[name].model]
     told = [ROLES[n].description(config) if n in ROLES else ROLE_FACTS[n].title for n in held]
-    return ", ".join(["policy", *told])
+    return ", ".join([config.recipe.models[0], *told])
 
 
 def _micro_batches(config: Config, tokens: int | None) -> str:
@@ -69,6 +71,10 @@ def _eval_line(config: Config, tasks: int | None) -> str:
     held_out = config.eval
     if not held_out.tasks or not config.data.evaluates or tasks == 0:
         return "no held-out evaluation"
+    if config.recipe.scores:
+        rows = "all" if tasks is None else f"{tasks:,}"
+        often = f"every {held_out.every} steps" if held_out.every else "before and after"
+        return f"held-out accuracy {often}: {rows} rows"
     how = f"temperature {held_out.temperature:g}" if held_out.temperature else "greedy"
     often = f"every {held_out.every} steps" if held_out.every else "before and after"
     count = f"at most {held_out.tasks}" if tasks is None else f"{tasks}"

@@ -16,7 +16,8 @@ from groupwise.testing.toy import random_toy
 
 TAKES_ONE = "reinforce_pp, remax or reinforce"
 # Streams that an answer has because it was sampled in this run.
-OF_SAMPLES = ("sampler_logp_NT", "sampler_topk_logp_NTK", "sampler_topk_id_NTK", "greedy_reward_N")
+OF_SAMPLES = ("sampler_logp_NT", "sampler_topk_logp_NTK", "sampler_topk_id_NTK", "greedy_reward_N",
+              "step_value_NT")  # fmt: skip
 SMALL_BATCH = 32  # completions
 SINGLES = 24  # answers of the trial, each alone in its group
 

@@ -13,19 +13,24 @@ from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
 from groupwise.explain.idle import told, updates_of
 from groupwise.groups.phase import batch_phase, select
+from groupwise.groups.steps import branching_of
 from groupwise.losses.measures import quantile
 from groupwise.methods.composition import Recipe
 from groupwise.model.cost import add, forward_cost, update_cost
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers, sequences_of
-from groupwise.optim.learner import PolicyLearner
+from groupwise.optim.learner import PolicyLearner, Rows
+from groupwise.optim.packs import Sequences
 from groupwise.optim.roles import role_sizes
 from groupwise.optim.roles.role import Role
+from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import StepOutcome, first_bad
+from groupwise.optim.step_values import value_streams
 from groupwise.parallel.world import World
 from groupwise.prepare.setup import weight_bytes
 from groupwise.records import Memory, Task, TokenBatch
 from groupwise.stages import group_checks
+from groupwise.stages.branches import branches_of
 from groupwise.stages.collected import Collected, tokens_of
 from groupwise.stages.consequences import anchored, idle_slots, sampled_from
 from groupwise.stages.data_answers import check_weights
@@ -77,6 +82,12 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
 
     def notes(self) -> list[str]:
         lines = [_refill_line(self.config, name) for name in self.recipe.refilling]
+        how = branching_of(self.recipe)
+        if how is not None:
+            lines.append(
+                f"{how.branches} answers go on from each of up to {how.most_steps} steps (by "
+                f"{how.split}) of every answer, for their values: graded, and not learned from"
+            )
         idle = told(idle_slots(self.config))
         return lines + [f"idle, updates are the same without: {line}" for line in idle]
 
@@ -112,8 +123,17 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
             batch = self.as_batch(parts, kept)
         asks_greedy = "greedy_reward_N" in self.recipe.streams
         baselines = greedy(config, parts, used, clock) if asks_greedy else []
-        sampled = self.source.sampled
-        return Collected(used, dropped, spent.rounds, spent.tokens, baselines, sampled, batch)
+        how = branching_of(self.recipe)
+        return Collected(
+            used,
+            dropped,
+            spent.rounds,
+            spent.tokens,
+            baselines,
+            self.source.sampled,
+            batch,
+            branches=branches_of(config, parts, used, how, clock) if how is not None else [],
+        )
 
     def as_batch(self, parts: Parts[PolicyLearner], groups: Sequence[Group]) -> TokenBatch:
         """Return the groups as filters and learner read them."""
@@ -135,25 +155,23 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         parts: Parts[PolicyLearner],
         memory: Memory,
         collected: Collected,
-        rate: float,
+        rates: LearningRates,
         tell: TellEvent,
         clock: Clock,
     ) -> StepUpdates:
         """Score the rollouts, run the batch phase over all groups, make the updates."""
         learner, groups = parts.learner, collected.groups
-        recipe, sequences = learner.recipe, sequences_of(groups)
+        recipe, sequences = learner.recipe_at(rates), sequences_of(groups)
         split = learner.parts(group_numbers(recipe, groups))
-        looks_back = "old_logp_NT" in recipe.streams
-        scored = sum(role.passes for role in role_sizes(self.config, weight_bytes(self.config)))
-        streams: dict[str, Tensor] = {}
-        with clock("score") if scored or looks_back else nullcontext():
-            if looks_back:
-                streams["old_logp_NT"] = learner.score(learner.model, sequences, split)
-            streams |= learner.role_streams(sequences, split)
+        with clock("score") if self._score_passes(recipe) else nullcontext():
+            streams = self._scored(learner, recipe, sequences, split)
         bad = first_bad(streams.items())
         if bad is not None:  # no batch can be made of it: the rollout file has what was sampled
             outcome = StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
             return StepUpdates([outcome], {"updates/count": 1.0, "optim/skipped": 1.0}, memory)
+        if collected.branches:
+            drop = self.config.overlong == "drop"
+            streams |= value_streams(groups, collected.branches, drop_truncated=drop)
         batch = assemble(
             recipe,
             groups,
@@ -165,6 +183,13 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
             **streams,
         )
         result = batch_phase(recipe, batch)
+        measured = learner.measures(result.batch, rates)
+        with clock("update"):
+            first = learner.learn_first(result.batch, sequences, split, rates)
+        if first:  # what they say now, having learned, is what counts
+            with clock("score"):
+                fresh = learner.role_streams(sequences, split, [role.name for role in first])
+            result = batch_phase(recipe, batch.with_streams(**fresh))
         if not result.metrics["tokens/learned_share"]:
             tell(
                 "nothing learned",
@@ -172,23 +197,43 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
                 "at grader_reason and finish in its rollout file.",
             )
         with clock("update"):
-            learned = learner.learn(result.batch, sequences, split, rate)
+            learned = learner.learn(result.batch, sequences, split, rates)
         shape, sizes = learner.model.config, sequences.sizes()
+        learned.roles |= {role.name: role for role in first}
+        for role in learned.roles.values():
+            for bad in [outcome.bad for outcome in role.outcomes if outcome.skipped]:
+                tell("not finite", f"an update of the {role.name} was skipped: {bad}.")
         passes = len(learned.outcomes) // len(split)
+        taught = sum(len(role.outcomes) for role in learned.roles.values()) // len(split)
         frozen = self.config.adapter.used
-        streams_NT = token_streams(result.batch, learned.trace)
+        streams_NT = token_streams(result.batch, learned.trace if learned.outcomes else None)
+        streams_NT |= learner.columns(result.batch, rates)
         tail = mismatch_tail(result.batch, streams_NT) if collected.sampled else {}
         return StepUpdates(
             outcomes=learned.outcomes,
-            metrics=result.metrics | learned.metrics() | tail,
+            metrics=result.metrics | measured | learned.metrics() | tail,
             memory=result.memory,
             batch=result.batch,
             streams=streams_NT,
             work={
-                "score": add(*[forward_cost(shape, sizes)] * (scored + looks_back)),
-                "update": update_cost(shape, sizes, passes=passes, frozen=frozen),
+                "score": add(*[forward_cost(shape, sizes)] * self._score_passes(recipe)),
+                "update": update_cost(shape, sizes, passes=passes + taught, frozen=frozen),
             },
         )
+
+    def _score_passes(self, recipe: Recipe) -> int:
+        """Count the forward passes over a step's rows before its batch phase."""
+        roles = role_sizes(self.config, weight_bytes(self.config))
+        return ("old_logp_NT" in recipe.streams) + sum(role.passes for role in roles)
+
+    def _scored(
+        self, learner: PolicyLearner, recipe: Recipe, sequences: Sequences, split: Sequence[Rows]
+    ) -> dict[str, Tensor]:
+        """Return what models say of the rows: the policy where the recipe looks back, and roles."""
+        streams: dict[str, Tensor] = {}
+        if "old_logp_NT" in recipe.streams:
+            streams["old_logp_NT"] = learner.score(learner.model, sequences, split)
+        return streams | learner.role_streams(sequences, split)
 
 
 @dataclass

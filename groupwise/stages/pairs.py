@@ -16,6 +16,7 @@ from groupwise.optim.assemble import Group
 from groupwise.optim.packs import Ids, Sequences
 from groupwise.optim.pairs import PairLearner
 from groupwise.optim.roles.role import Role
+from groupwise.optim.schedules import LearningRates
 from groupwise.parallel.world import World
 from groupwise.prepare.answers import answer_ids
 from groupwise.records import Completion, Memory
@@ -94,7 +95,7 @@ class PairStage(Stage[PairRecipe, PairLearner]):
         parts: Parts[PairLearner],
         memory: Memory,
         collected: Collected,
-        rate: float,
+        rates: LearningRates,
         tell: TellEvent,
         clock: Clock,
     ) -> StepUpdates:
@@ -107,7 +108,7 @@ class PairStage(Stage[PairRecipe, PairLearner]):
         with clock("update"):
             every = list(range(len(pairs.completions)))
             reference = learner.role_streams(pairs, [every])["ref_logp_NT"]
-            outcome, metrics = learner.learn_pairs(pairs, reference, rate)
+            outcome, metrics = learner.learn_pairs(pairs, reference, rates)
         metrics |= {"updates/count": 1.0, "optim/skipped": float(outcome.skipped)}
         if not outcome.skipped:
             metrics["optim/grad_norm"] = outcome.grad_norm

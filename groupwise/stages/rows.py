@@ -9,19 +9,28 @@ import numpy as np
 from torch import Tensor
 
 from groupwise.model.formats.tokenizer import Tokenizer
-from groupwise.optim.learner import Trace
+from groupwise.optim.learned import Trace
 from groupwise.records import Rollout, TokenBatch
 from groupwise.runfiles.rollouts import Row
 
 
-def token_streams(batch: TokenBatch, trace: Trace) -> dict[str, Tensor | None]:
-    """Return what learning made of each token, by the names of the file's columns."""
-    return {
-        "learner_logp": trace.logp_NT if batch.old_logp_NT is None else batch.old_logp_NT,
+def token_streams(batch: TokenBatch, trace: Trace | None) -> dict[str, Tensor | None]:
+    """Return what learning made of each token, by the fields of a row.
+
+    Without a trace the policy waited: no update of it has read the tokens.
+    """
+    before = {
+        "learner_logp": batch.old_logp_NT,
         "ref_logp": batch.ref_logp_NT,
-        "entropy": trace.entropy_NT,
         "advantage": batch.advantage_NT,
         "coefficient": batch.coefficient_NT,
+    }
+    if trace is None:
+        return before
+    return {
+        **before,
+        "learner_logp": trace.logp_NT if batch.old_logp_NT is None else batch.old_logp_NT,
+        "entropy": trace.entropy_NT,
         "ratio": trace.ratio_NT,
         "clipped": trace.clipped_NT,
     }
@@ -32,8 +41,11 @@ def rows_of(
     unused: Sequence[Sequence[Rollout]],
     streams: Mapping[str, Tensor | None],
     tokenizer: Tokenizer,
+    branches: Sequence[Sequence[Rollout]] = (),
 ) -> list[Row]:
     """Return rows of the batch in its order, then what was sampled and not learned from.
+
+    Branches of the answers come last, under the number of their group.
 
     A row's numbers are views of arrays for the whole batch, of all its tokens; those that others
     wrote are 0 in the file. The learner's log-probabilities are absent where only a policy that had
@@ -53,4 +65,8 @@ def rows_of(
             if used and known_N is not None and not known_N[row]:
                 seen["learner_logp"] = None
             made.append(Row.of(rollout, group=number, prompt_text=prompt_text, used=used, **seen))
+    for number, group in enumerate(branches):
+        for rollout in group:
+            prompt_text = tokenizer.decode(rollout.task.token_ids)
+            made.append(Row.of(rollout, group=number, prompt_text=prompt_text, used=False))
     return made

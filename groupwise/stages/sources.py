@@ -12,6 +12,7 @@ from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
 from groupwise.optim.assemble import Group
 from groupwise.stages.data_answers import DataAnswers
+from groupwise.stages.labelled_answers import LabelledAnswers
 from groupwise.stages.parts import Parts
 from groupwise.stages.policy_answers import PolicyAnswers
 from groupwise.watch.clock import Clock
@@ -32,4 +33,8 @@ class Source(Protocol):
         ...
 
 
-SOURCES: dict[str, type[Source]] = {"policy": PolicyAnswers, "data": DataAnswers}
+SOURCES: dict[str, type[Source]] = {
+    "policy": PolicyAnswers,
+    "data": DataAnswers,
+    "labels": LabelledAnswers,
+}

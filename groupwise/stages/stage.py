@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -12,19 +13,30 @@ from torch import Tensor
 from groupwise import config as configuration
 from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
-from groupwise.errors import RecipeError, nearest
+from groupwise.engine.backends import Tell
+from groupwise.engine.protocol import Engine
+from groupwise.errors import RecipeError, RunError, nearest
+from groupwise.evaluate.evaluate import Evaluation, evaluate
 from groupwise.methods.method import Method
+from groupwise.model.adapters.lora import adapters, fill
+from groupwise.model.adapters.peft_files import read as read_adapter
 from groupwise.model.cost import Parts as Costs
+from groupwise.model.formats.checkpoint import Contents, Loaded, load_weights
+from groupwise.model.layers.linear import layer_sizes
 from groupwise.model.layers.transformer import Policy
+from groupwise.model.policy import starting_policy
 from groupwise.optim.roles.role import Role
+from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import StepOutcome
 from groupwise.parallel.world import World
 from groupwise.prepare.answers import check_columns
-from groupwise.prepare.setup import micro_tokens_of
+from groupwise.prepare.engines import MakeEngine, engine_of, judge_of
+from groupwise.prepare.setup import micro_tokens_of, sampling_of
 from groupwise.records import Memory, Task, TokenBatch
 from groupwise.stages.collected import Collected
 from groupwise.stages.parts import L, Parts
 from groupwise.stages.sources import SOURCES
+from groupwise.sync.checkpoints import policy_contents
 from groupwise.watch.clock import Clock
 
 M = TypeVar("M", bound=Method)
@@ -98,6 +110,36 @@ class Stage(ABC, Generic[M, L]):
         """Return what else a person should know."""
         return []
 
+    # --- its model ---
+
+    def start(self, path: str | Path) -> Loaded:
+        """Load the model that a run begins with."""
+        return starting_policy(self.config, path)
+
+    def engine(self, loaded: Loaded, make: MakeEngine | None, tell: Tell) -> Engine:
+        """Return who samples from it."""
+        return engine_of(self.config, loaded, make, tell)
+
+    def contents(self, parts: Parts[L]) -> Contents:
+        """Return the folder that a checkpoint is."""
+        return policy_contents(parts.loaded.model, parts.loaded.files)
+
+    def take_back(self, parts: Parts[L], path: Path) -> None:
+        """Load a checkpoint's weights; where an adapter learns, it is all that it holds."""
+        model, head = parts.loaded.model, not self.recipe.scores
+        if adapters(model):
+            stored = read_adapter(path, layer_sizes(model), scores=not head)
+            fill(model, stored.named())
+            return
+        whole = load_weights(path, device=parts.learner.device, head=head)
+        same = {k: v.shape for k, v in model.state_dict().items()}
+        if same != {k: v.shape for k, v in whole.state_dict().items()}:
+            raise RunError(
+                f"The checkpoint {path} is of another model than {self.config.model.path}. "
+                "Take another run folder (--run), or set model.path back."
+            )
+        model.load_state_dict(whole.state_dict())
+
     # --- in a run ---
 
     @abstractmethod
@@ -122,8 +164,24 @@ class Stage(ABC, Generic[M, L]):
         parts: Parts[L],
         memory: Memory,
         collected: Collected,
-        rate: float,
+        rates: LearningRates,
         tell: TellEvent,
         clock: Clock,
     ) -> StepUpdates:
         """Make all updates on what was collected."""
+
+    def evaluate(self, parts: Parts[L]) -> Evaluation:
+        """Measure the policy on tasks that training never sees, by the run's own engine.
+
+        Where engine.weights asks for a copy that differs on purpose, that copy is not measured.
+        """
+        config = self.config
+        own = config.engine.weights == "shared"
+        return evaluate(
+            parts.engine if own else judge_of(config, parts.loaded),
+            parts.loaded.tokenizer,
+            parts.grader,
+            parts.held_out,
+            sampling_of(config, temperature=config.eval.temperature),
+            config.eval.samples,
+        )

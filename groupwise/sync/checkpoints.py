@@ -84,16 +84,15 @@ class Snapshot:
         return sum(x.nbytes for x in self.tensors)
 
 
-def weights_alone(step: int, model: Policy, files: Mapping[str, bytes]) -> Snapshot:
-    """Return the best policy so far; `files` are those that the model was loaded with."""
-    return Snapshot(step, True, _weights(model, files), None)
+def weights_alone(step: int, weights: Contents) -> Snapshot:
+    """Return the best model so far."""
+    return Snapshot(step, True, weights, None)
 
 
 def snapshot(
     step: int,
     *,
-    model: Policy,
-    files: Mapping[str, bytes],
+    weights: Contents,
     tensors: Mapping[str, Mapping[str, Tensor]],
     values: Mapping[str, Any],
     best: bool = False,
@@ -105,10 +104,11 @@ def snapshot(
         for name, named in tensors.items()
     )
     kept = Contents({"values.json": json.dumps(values).encode()}, parts)
-    return Snapshot(step, best, _weights(model, files), kept)
+    return Snapshot(step, best, weights, kept)
 
 
-def _weights(model: Policy, files: Mapping[str, bytes]) -> Contents:
+def policy_contents(model: Policy, files: Mapping[str, bytes]) -> Contents:
+    """Return a policy's folder, or its adapter's; `files` are those that it was loaded with."""
     return (peft_files if adapters(model) else checkpoint).contents(model, files)
 
 

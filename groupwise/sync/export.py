@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import torch
@@ -25,6 +26,7 @@ from groupwise.model.adapters.peft_files import BASE, CONFIG, is_adapter
 from groupwise.model.adapters.peft_files import save as save_adapter
 from groupwise.model.adapters.quantized import QuantizedLinear
 from groupwise.model.formats.checkpoint import load, save
+from groupwise.model.formats.classifier import is_classifier
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.layers.head import HeadQuery
@@ -59,6 +61,7 @@ class Exported:
     max: float
     limit: float
     notes: tuple[str, ...] = ()
+    compared: str = "log-probabilities"
 
 
 def checkpoint_in(path: str | Path, which: str | None = None) -> str | Path:
@@ -98,7 +101,21 @@ def export(
     """
     if folder.exists():
         raise ModelError(f"{folder} exists already, and nothing is overwritten. Choose another.")
+    if folder.suffix == ".gguf":
+        raise ModelError(
+            f"{folder}: a folder is written, and no GGUF file. Choose another name; llama.cpp's "
+            "convert_hf_to_gguf.py makes a file of the folder."
+        )
     adapted = is_adapter(source)
+    if is_classifier(source):
+        if adapter:
+            raise ModelError(
+                f"{source} scores texts: its adapter alone is the checkpoint itself. Leave "
+                "--adapter out to export the whole classifier, which rm(...) and prm(...) read."
+            )
+        from groupwise.sync.export_scorer import export_scorer
+
+        return export_scorer(source, folder, dtype, base=base)
     if adapter:
         _check_alone(source, base)
     policy = load_policy(source, base=base)
@@ -147,8 +164,9 @@ def _check_alone(source: Path, base: Path | None) -> None:
         precision = f" --dtype {found.dtype}" if found.dtype else ""
         raise ModelError(
             f"The base of {source} is a GGUF file, {found.path}, and PEFT loads folders alone. "
-            f"Make a folder of it, `groupwise export {found.path} BASE{precision}`, and name that: "
-            f"`groupwise export {source} OUT --adapter --base BASE`. Or leave --adapter out to "
+            f"Make a folder of it, `groupwise export {quote(str(found.path))} BASE{precision}`, "
+            f"and name that: `groupwise export {quote(str(source))} OUT --adapter --base BASE`. Or "
+            "leave --adapter out to "
             "export the whole model."
         )
 

@@ -32,6 +32,7 @@ _STREAMS = {
     "router_old_topk": "old_router_NTLK",
     "step_reward_NT": "step_reward_NT",
     "step_end_NT": "step_end_NT",
+    "step_value_NT": "step_value_NT",
     "token_rewards": "token_reward_NT",
 }
 # How to call a stream that is missing.

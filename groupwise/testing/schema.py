@@ -125,6 +125,7 @@ INPUTS = {
     "tokens": "the sampled ids, as [[2, 0], [1, 3]]",
     "step_reward_NT": "at the last token of each step, as [[0, 1], [0.5, 0]]",
     "step_end_NT": "1 on the last token of each step, as [[0, 1], [1, 0]]",
+    "step_value_NT": "where a step begins, at the last token of each, as [[0, 0.4], [0.5, 0]]",
     "router_old_topk": "probabilities [row][token][layer][expert]",
     "router_new_at_old_topk": "probabilities [row][token][layer][expert]",
     "advantages": "one per row or token, as [1.5, -0.5]",

@@ -98,6 +98,7 @@ def random_toy(
         "old_value_NT": value_NT,
         "step_reward_NT": normal(rows, width),
         "step_end_NT": (torch.rand(rows, width, generator=g) < 0.4),
+        "step_value_NT": value_NT.flip(1),
         "greedy_reward_N": torch.randint(0, 2, (rows,), generator=g).double(),
         "correct_N": reward_N > 0.5,
         "truncated_N": torch.rand(rows, generator=g) < 0.15,

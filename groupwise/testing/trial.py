@@ -21,8 +21,10 @@ from groupwise.errors import GroupwiseError, RecipeError, RecipeWarning, nearest
 from groupwise.groups.phase import batch_phase, passes
 from groupwise.losses.pairs import Choice, PairLoss, Pairs
 from groupwise.losses.phase import token_phase
+from groupwise.losses.scores import LabelledSteps, ScoredPairs
 from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.methods.method import Method
+from groupwise.methods.scoring import ProcessRewardModelRecipe, RewardModelRecipe
 from groupwise.methods.slots import Slot
 from groupwise.records import TokenBatch
 from groupwise.streams import STREAMS
@@ -37,7 +39,12 @@ TOKEN_KINDS = ("ratio", "gate", "correction", "penalty", "auxiliary")
 
 def try_slots(recipe: Method) -> list[str]:
     """Refuse a faulty slot that is not the package's, whatever the recipe learns from."""
-    tried: dict[str, Callable[[Any], list[str]]] = {"groups": try_groups, "pairs": try_pairs}
+    tried: dict[str, Callable[[Any], list[str]]] = {
+        "groups": try_groups,
+        "pairs": try_pairs,
+        "reward_model": try_scores,
+        "process_reward_model": try_labels,
+    }
     return tried[recipe.STAGE](recipe)
 
 
@@ -370,3 +377,35 @@ def try_pairs(recipe: PairRecipe) -> list[str]:
         }:
             raise _fault(slot, f"returned {choice!r} instead of a Choice of two of the candidates")
     return []
+
+
+def try_scores(recipe: RewardModelRecipe) -> list[str]:
+    """Refuse a faulty pairing or preference of scores that is not the package's, by name."""
+    g = torch.Generator().manual_seed(SEED)
+    chosen_N, rejected_N = (torch.randn(6, generator=g).requires_grad_() for _ in range(2))
+    if _is_own(recipe.preference):
+        pairs = ScoredPairs(chosen_N, rejected_N, torch.zeros(6))
+        _try_loss(recipe.preference, pairs, chosen_N)
+    slot = recipe.pairing
+    if _is_own(slot):
+        found = call_slot(slot, slot, torch.tensor([0.0, 1.0, 0.5, 0.25]))
+        several = isinstance(found, tuple | list) and all(isinstance(x, Choice) for x in found)
+        places = {n for x in found for n in (x.chosen, x.rejected)} if several else set()
+        if not several or not places <= {0, 1, 2, 3}:
+            raise _fault(slot, f"returned {found!r} instead of Choices of two of the candidates")
+    return []
+
+
+def try_labels(recipe: ProcessRewardModelRecipe) -> list[str]:
+    """Refuse a faulty labelling that is not the package's, by name."""
+    score_N = torch.randn(6, generator=torch.Generator().manual_seed(SEED)).requires_grad_()
+    if _is_own(recipe.labelling):
+        _try_loss(recipe.labelling, LabelledSteps(score_N, torch.linspace(0, 1, 6)), score_N)
+    return []
+
+
+def _try_loss(slot: Slot, given: Any, like_N: Tensor) -> None:
+    loss_N = call_slot(slot, slot, given)
+    _finite(slot, _shaped(slot, loss_N, [like_N]), torch.ones(len(like_N), dtype=torch.bool))
+    if not loss_N.requires_grad:
+        raise _fault(slot, "returned a loss without a gradient: something in it is detached")

@@ -20,7 +20,7 @@ from groupwise.data.cursor import Cursor
 from groupwise.errors import DataError
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import Loaded
-from groupwise.optim.schedules import learning_rate
+from groupwise.optim.schedules import LearningRates, learning_rate
 from groupwise.parallel.world import ALONE
 from groupwise.prepare import tiny
 from groupwise.prepare.engines import engine_of
@@ -40,8 +40,8 @@ def cold_started(config: Config, tasks: Sequence[Task], held_out: Sequence[Task]
     if not tasks or any("solution" not in task.columns for task in tasks):
         raise DataError(
             'model.path = "tiny" is taught on solutions first, which these tasks do not have. Use '
-            'a generator (data.train = "arithmetic" or "countdown"), add a column \'solution\', '
-            "or set model.path to a model."
+            'a generator (data.train = "arithmetic", "chain" or "countdown"), add a column '
+            "'solution', or set model.path to a model."
         )
     loaded = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)
     teach(config, loaded, tasks)
@@ -80,7 +80,7 @@ def teach(config: Config, loaded: Loaded, tasks: Sequence[Task]) -> None:
                 total_steps=course.steps,
             )
             collected = stage.collect(parts, cursor, _ignore, Clock())
-            updates = stage.teach(parts, memory, collected, rate, _ignore, Clock())
+            updates = stage.teach(parts, memory, collected, LearningRates(rate), _ignore, Clock())
             right = PAST * right + (1 - PAST) * _likely(updates)
             if right >= config.tiny.cold_start_accuracy:
                 return

@@ -15,7 +15,8 @@ from groupwise.engine.native.copies import make_source
 from groupwise.errors import GroupwiseError, RewardError, RunError
 from groupwise.graders.rubric import too_many_failed
 from groupwise.model.fingerprint import fingerprint, same_weights
-from groupwise.model.layers.transformer import Policy, PolicyModel
+from groupwise.model.layers.transformer import PolicyModel
+from groupwise.optim.learner import Scoring
 from groupwise.optim.packs import Sequences
 from groupwise.prepare.rollouts import failed, sample_groups
 from groupwise.prepare.setup import sampling_of
@@ -40,6 +41,8 @@ def check_agreement(
 
     Before the `first` step, roles must be what they start as, too.
     """
+    if config.recipe.scores:
+        return {}  # there is no sampler
     learner, tasks = parts.learner, parts.tasks[:PROBES]
     sampling = sampling_of(  # the whole distribution: whether the engines agree is the question
         config,
@@ -59,10 +62,7 @@ def check_agreement(
         [done.mask_T for done in drawn],
     )
 
-    def score(model: Policy) -> Tensor:
-        logp_NT: Tensor = learner.score(model, sequences, [list(range(len(rows)))])
-        return logp_NT
-
+    score = Scoring(learner, sequences, [list(range(len(rows)))])
     learner_NT = score(parts.loaded.model)
     for role in learner.roles.values() if first else ():
         role.check_start(learner_NT, score)
@@ -103,9 +103,12 @@ def mismatch_limit(config: Config, parts: Parts[Any]) -> tuple[float, str]:
     return limit, f"guard.mismatch = {limit:g}"
 
 
-def explained_gap(config: Config, parts: Parts[Any]) -> float:
+def explained_gap(config: Config, parts: Parts[Any]) -> dict[str, float]:
     """Return the mean |learner − sampler| that precision explains; dropout explains any."""
-    return 1.0 if config.adapter.dropout else mismatch_limit(config, parts)[0]
+    if config.recipe.scores:
+        return {}  # there is no sampler
+    limit = 1.0 if config.adapter.dropout else mismatch_limit(config, parts)[0]
+    return {"mismatch/limit": limit}
 
 
 def note_memory(progress: Progress, parts: Parts[Any], reporter: Reporter) -> None:
@@ -128,7 +131,7 @@ def check_delivery(progress: Progress, parts: Parts[Any]) -> str:
     """
     learner, engine = parts.loaded.model, parts.engine
     weights = engine.capabilities.weights
-    mine = fingerprint(learner.named_parameters())
+    mine = fingerprint(parts.learner.weights())
     if engine.source is None:
         return mine
     fresh = make_source(weights, learner, progress.version).model
@@ -166,7 +169,7 @@ def check_rewards(
 
     What is learned from the rest would then be another task.
     """
-    groups = collected.drawn + collected.greedy
+    groups = collected.drawn + collected.greedy + collected.branches
     rows = [rollout for group in groups for rollout in group]
     bad = [rollout for rollout in rows if failed(rollout.grade)]
     if bad:

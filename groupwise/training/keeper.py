@@ -6,20 +6,16 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from groupwise.common.progress import phase
 from groupwise.config import Config
-from groupwise.errors import RunError
-from groupwise.model.adapters.lora import adapters, fill
-from groupwise.model.adapters.peft_files import read as read_adapter
-from groupwise.model.formats.checkpoint import load_weights
-from groupwise.model.layers.linear import layer_sizes
 from groupwise.optim.learner import Learner
 from groupwise.runfiles.files import PARTIAL, sync_folder
 from groupwise.stages.parts import Parts
+from groupwise.stages.stage import Stage
 from groupwise.sync import checkpoints as saved
 from groupwise.sync.saver import Saver
 from groupwise.sync.space import Space, check_space
@@ -33,12 +29,13 @@ class Keeper:
     def __init__(
         self,
         config: Config,
+        stage: Stage[Any, Any],
         progress: Progress,
         parts: Parts[Learner],
         reporter: Reporter,
         saver: Saver,
     ) -> None:
-        self.config, self.progress, self.parts = config, progress, parts
+        self.config, self.stage, self.progress, self.parts = config, stage, progress, parts
         self.reporter, self.saver = reporter, saver
         self.saved_at, self.saved_step = time.monotonic(), -1
 
@@ -61,8 +58,7 @@ class Keeper:
 
     def save_best(self) -> None:
         """Keep the weights of this moment as the best so far."""
-        loaded = self.parts.loaded
-        made = saved.weights_alone(self.progress.step, loaded.model, loaded.files)
+        made = saved.weights_alone(self.progress.step, self.stage.contents(self.parts))
         with phase("saving"):
             self.saver.save(made, self._ready())
 
@@ -104,7 +100,7 @@ class Keeper:
         """Bring the run to the bits of the moment when the checkpoint was saved."""
         progress, parts, learner = self.progress, self.parts, self.parts.learner
         asked = progress.micro_tokens_asked
-        self._restore_weights(found.path)
+        self.stage.take_back(parts, found.path)
         progress.restore(found.values)
         # Smaller ones after running out of memory last as long as the start would be the same.
         if progress.micro_tokens_asked == asked:
@@ -143,24 +139,8 @@ class Keeper:
         }
         return saved.snapshot(
             progress.step,
-            model=parts.loaded.model,
-            files=parts.loaded.files,
+            weights=self.stage.contents(parts),
             tensors=tensors,
             values=progress.state(),
             best=progress.best_step == progress.step,
         )
-
-    def _restore_weights(self, path: Path) -> None:
-        """Load a checkpoint's weights; where an adapter learns, it is all that it holds."""
-        model = self.parts.loaded.model
-        if adapters(model):
-            fill(model, read_adapter(path, layer_sizes(model)).named())
-            return
-        stored = load_weights(path, device=self.parts.learner.device)
-        same = {k: v.shape for k, v in model.state_dict().items()}
-        if same != {k: v.shape for k, v in stored.state_dict().items()}:
-            raise RunError(
-                f"The checkpoint {path} is of another model than {self.config.model.path}. "
-                "Take another run folder (--run), or set model.path back."
-            )
-        model.load_state_dict(stored.state_dict())

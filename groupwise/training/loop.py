@@ -6,25 +6,24 @@ import threading
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from groupwise.common.progress import phase
 from groupwise.config import Budget, Config
 from groupwise.errors import RunError
-from groupwise.evaluate.evaluate import Evaluation, evaluate
+from groupwise.evaluate.evaluate import Evaluation
+from groupwise.model.cost import Group, model_flops, rollout_cost
 from groupwise.model.cost import Parts as Costs
-from groupwise.model.cost import model_flops, rollout_cost
 from groupwise.model.memory import peak_bytes
-from groupwise.optim.assemble import sequences_of
-from groupwise.optim.packs import Sequences
-from groupwise.optim.schedules import learning_rate
-from groupwise.prepare.engines import MakeEngine, judge_of
+from groupwise.optim.roles import rates_at
+from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.placing import place_line
-from groupwise.prepare.setup import sampling_of
 from groupwise.stages.collected import Collected, tokens_of
 from groupwise.stages.parts import Parts
 from groupwise.stages.rows import rows_of
 from groupwise.stages.stage import StepUpdates
+from groupwise.stages.value_truth import value_truth
 from groupwise.training.continuing import complete, nothing_left, placed_for
 from groupwise.training.guards import (
     check_agreement,
@@ -35,8 +34,6 @@ from groupwise.training.guards import (
     note_memory,
 )
 from groupwise.training.opening import open_run
-from groupwise.training.progress import Progress
-from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
 from groupwise.training.signals import Signals
 from groupwise.watch.clock import Clock, now
@@ -53,6 +50,7 @@ class Stopped(Exception):
 
 
 Metrics = dict[str, Any]
+PARTS = {"answers": "rm", "steps": "prm"}  # of a reward, by what a run's model scores
 
 
 def train(
@@ -139,7 +137,7 @@ def _cycle(
                 raise Stopped(
                     f"stopped after step {progress.step}, saved; the same command goes on"
                 )
-            return finish(config, progress, run.reporter)
+            return finish(run)
 
 
 def begin(run: Run) -> Metrics | None:
@@ -151,7 +149,7 @@ def begin(run: Run) -> Metrics | None:
         note_memory(progress, parts, reporter)
     if progress.step != 0 or progress.before is not None:
         return None
-    progress.before = held_out(config, parts)
+    progress.before = held_out(run)
     measured = progress.before.metrics()
     reporter.judge(0, measured)
     reporter.recorder.step(0, [], {**gate, **measured}, by_task=progress.before.by_task)
@@ -177,16 +175,10 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         raise failing
 
     # Advantages, loss, update.
-    rate = learning_rate(
-        progress.step,
-        base=config.optim.learning_rate,
-        schedule=config.optim.schedule,
-        warmup_steps=config.optim.warmup_steps,
-        total_steps=progress.total_steps(config),
-    )
+    rates = rates_at(config, progress.step, progress.total_steps(config))
     version = progress.version  # that rollouts should be of
     keeper.saver.hold_changes()
-    updates = stage.teach(parts, progress.memory, collected, rate, reporter.event, clock)
+    updates = stage.teach(parts, progress.memory, collected, rates, reporter.event, clock)
     note_memory(progress, parts, reporter)
 
     # New weights to the sampler, and what the next step builds on.
@@ -202,14 +194,15 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     # What it was like, how good the policy is now, what it cost; all of it written down.
     metrics: Metrics = {
         **step_metrics(run, collected, updates, version),
-        "optim/learning_rate": rate,
+        "optim/learning_rate": rates.policy or 0.0,
         "weights/fingerprint": delivered,
     }
     improved, evaluation = False, None
     progress.trained += now() - clock.start
     if progress.evaluation_due(config, share):
         with clock("eval"):
-            evaluation = held_out(config, parts)
+            evaluation = held_out(run)
+            metrics |= value_truth(config, parts)
         metrics |= evaluation.metrics()
         improved = progress.note_evaluation(evaluation)
     metrics |= clock.metrics(collected.tokens)
@@ -239,7 +232,7 @@ def step_metrics(run: Run, collected: Collected, updates: StepUpdates, version: 
         **wasted(updates.batch, dropped, tokens_of(drawn)),
         **updates.metrics,
         **({} if snr is None else {"optim/grad_snr": snr}),
-        "mismatch/limit": explained_gap(run.config, run.parts),
+        **explained_gap(run.config, run.parts),
         "weights/version": run.progress.version,
         "data/epoch": run.progress.cursor.epoch,
         "cost/tokens": run.progress.tokens,
@@ -251,8 +244,7 @@ def cost_metrics(
 ) -> Metrics:
     """Measure the step's work against its time, and the run's so far against what it gained."""
     config, progress, parts = run.config, run.progress, run.parts
-    sampled = sequences_of(collected.drawn + collected.greedy)
-    work = {"rollout": rollout_work(config, parts, sampled), **updates.work}
+    work = {"rollout": rollout_work(config, parts, collected.sizes()), **updates.work}
     progress.flops += sum(model_flops(costs) for costs in work.values())
     return {
         **step_speed(parts.learner.device, work, clock, seconds),
@@ -269,11 +261,11 @@ def cost_metrics(
     }
 
 
-def rollout_work(config: Config, parts: Parts[Any], sampled: Sequences) -> Costs:
+def rollout_work(config: Config, parts: Parts[Any], sampled: Sequence[Group]) -> Costs:
     """Return what sampling had to compute and to read."""
-    model = parts.loaded.model
-    slots = parts.engine.places or config.engine.slots or max(len(sampled.completions), 1)
-    return rollout_cost(model.config, sampled.sizes(), slots, model.head_weight.element_size())
+    model, samples = parts.loaded.model, sum(len(group.completions) for group in sampled)
+    slots = parts.engine.places or config.engine.slots or max(samples, 1)
+    return rollout_cost(model.config, sampled, slots, model.head_weight.element_size())
 
 
 def record_step(
@@ -287,7 +279,8 @@ def record_step(
     """Write files first, then tell people; do what the health rules ask for, or say to stop."""
     config, progress, reporter, keeper = run.config, run.progress, run.reporter, run.keeper
     tokenizer = run.parts.loaded.tokenizer
-    rows = rows_of(collected.groups, collected.unused, updates.streams, tokenizer)
+    given, branches = (collected.groups, collected.unused), collected.branches
+    rows = rows_of(*given, updates.streams, tokenizer, branches)
     found, events = reporter.judge(progress.step, metrics)
     by_task = {} if evaluation is None else evaluation.by_task
     reporter.recorder.step(progress.step, rows, metrics, events, by_task)
@@ -312,36 +305,26 @@ def act_on(run: Run, found: Sequence[Finding]) -> RunError | None:
     stopping = [each for each in found if each.rule.name in watch.stop]
     if not stopping:
         return None
+    where = quote(str(run.reporter.folder.path))
     return RunError(
         f"Stopped by watch.stop after step {run.progress.step}: {stopping[0]} The run is saved; "
-        f"the same command goes on with it. `groupwise diagnose {run.reporter.folder.path}` says "
-        "more."
+        f"the same command goes on with it. `groupwise diagnose {where}` says more."
     )
 
 
-def held_out(config: Config, parts: Parts[Any]) -> Evaluation:
-    """Measure the policy on tasks that training never sees, by the run's own engine.
-
-    Where engine.weights asks for a copy that differs on purpose, that copy is not measured.
-    """
-    asked, on_purpose = config.eval, config.engine.weights != "shared"
-    with phase("evaluating", len(parts.held_out), "tasks"):
-        return evaluate(
-            judge_of(config, parts.loaded) if on_purpose else parts.engine,
-            parts.loaded.tokenizer,
-            parts.grader,
-            parts.held_out,
-            sampling_of(config, temperature=asked.temperature),
-            asked.samples,
-        )
+def held_out(run: Run) -> Evaluation:
+    """Measure the model on tasks that training never sees."""
+    with phase("evaluating", len(run.parts.held_out), "tasks"):
+        return run.stage.evaluate(run.parts)
 
 
-def finish(config: Config, progress: Progress, reporter: Reporter) -> dict[str, Any]:
+def finish(run: Run) -> dict[str, Any]:
     """Write the cost, the summary and the report.
 
     The summary is what says that the run is finished, and a missing report that the end was cut
     short behind it: an older one, of fewer steps, goes first.
     """
+    config, progress, reporter = run.config, run.progress, run.reporter
     folder = reporter.folder
     reporter.recorder.flush()
     seconds = progress.elapsed
@@ -358,5 +341,7 @@ def finish(config: Config, progress: Progress, reporter: Reporter) -> dict[str, 
     )
     with phase("writing the report"), folder.writing("report.html"):
         write_report(folder.path)
-    reporter.display.finish(summary, folder.path)
+    part = PARTS.get(config.recipe.scores, "")
+    judged = bool(run.parts.held_out)
+    reporter.display.finish(summary, folder.path, part, held_out=judged)
     return summary

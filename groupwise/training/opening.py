@@ -19,11 +19,11 @@ from groupwise.graders.recorded_verdicts import recorded
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.checkpoint import save as save_model
-from groupwise.model.policy import adapter_notes, starting_policy
+from groupwise.model.policy import adapter_notes
 from groupwise.optim.roles import make_roles, role_notes
 from groupwise.parallel.world import ALONE
 from groupwise.prepare import pins
-from groupwise.prepare.engines import MakeEngine, engine_of
+from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.setup import Setup, check_room, set_up
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
@@ -109,7 +109,7 @@ def _open(
         tasks=setup.tasks,
         held_out=setup.held_out,
         grader=setup.grader,
-        engine=engine_of(config, loaded, make_engine, reporter.event),
+        engine=stage.engine(loaded, make_engine, reporter.event),
         learner=learner,
     )
     progress = Progress(
@@ -118,9 +118,8 @@ def _open(
         micro_tokens_asked=learner.optim.micro_tokens,
         opened=begun,
     )
-    run = Run(
-        config, stage, progress, parts, reporter, Keeper(config, progress, parts, reporter, saver)
-    )
+    keeper = Keeper(config, stage, progress, parts, reporter, saver)
+    run = Run(config, stage, progress, parts, reporter, keeper)
     with phase("taking the weights' fingerprint"):
         origin = _origin(config, setup)
     check_origin(folder, origin, display)
@@ -139,7 +138,13 @@ def _open(
         *doubts,
         *setup.notes,
     ]
-    display.start(lines, config.steps, progress.step, explain_loss=stage.explains_loss)
+    display.start(
+        lines,
+        config.steps,
+        progress.step,
+        explain_loss=stage.explains_loss,
+        held_out=bool(setup.held_out),
+    )
     return run
 
 
@@ -191,12 +196,12 @@ def starting_model(
     """Load the policy before its first update. The embedded one is made once a run, and kept."""
     if config.model.path != "tiny":
         check_room(config, config.model.path, training=True)
-        return starting_policy(config, config.model.path)
+        return stage_of(config).start(config.model.path)
     kept = folder.path / COLD_START
     if not kept.is_dir():
         made = cold_started(config, tasks, held_out)
         save_model(made.model, kept, made.files)
-    return starting_policy(config, kept)
+    return stage_of(config).start(kept)
 
 
 def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:

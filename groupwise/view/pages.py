@@ -6,6 +6,7 @@ import functools
 import importlib.resources
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 from groupwise.errors import RunError
 from groupwise.runfiles.catalogue import SECTIONS, find
 from groupwise.runfiles.partial import PartialReader
-from groupwise.runfiles.rollouts import VERSION, read_older
+from groupwise.runfiles.rollouts import VERSION, read_answers
 from groupwise.view import chat
 from groupwise.view.prompts import PromptIndex
 from groupwise.view.runs import USEFUL, ViewedRun
@@ -27,6 +28,7 @@ from groupwise.view.steps import (
     OF_GROUPS,
     OF_SAMPLES,
     PromptGroup,
+    branch_rewards,
     found_in,
     groups_of,
     mark,
@@ -38,7 +40,7 @@ from groupwise.view.steps import (
 from groupwise.view.tokens import pieces, tokenizer_of
 from groupwise.watch.chart import Curve, number, svg, thin
 from groupwise.watch.display import visible
-from groupwise.watch.report import CURVES, is_health
+from groupwise.watch.report import curves_of, is_health
 
 MOST_POINTS = 2000  # of a curve: each can be clicked
 MOST_EVENTS = 1000  # of a run on its page, the latest
@@ -53,7 +55,7 @@ SORTS = {"spread": "spread", "mean": "reward", "length": "length", "number": "nu
 def charts(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """Return the charts of a page by section: those to judge a run by, then all others."""
     first = [(title, USEFUL if name == "groups/dead_share" else name, share)
-             for title, name, share in CURVES]  # fmt: skip
+             for title, name, share in curves_of(names)]  # fmt: skip
     found = {"Judge by these": [_chart(name, title, share) for title, name, share in first
                                 if name in names]}  # fmt: skip
     for section, entries in SECTIONS.items():
@@ -124,9 +126,9 @@ def home(runs: Mapping[str, ViewedRun], places: Sequence[Path]) -> str:
     rows = []
     for run in runs.values():
         entry: dict[str, Any] = {"run": run, "about": run.about()}
-        for _, name, _ in CURVES[:2]:
+        for title, name, _ in curves_of(run.columns)[:2]:
             points = run.points(name)
-            entry[name] = (points[0].value, points[-1].value) if points else None
+            entry[title] = (points[0].value, points[-1].value) if points else None
         rows.append(entry)
     # Runs of a comparison stand together, behind those of none.
     heads = sorted({row["run"].comparison for row in rows})
@@ -172,7 +174,7 @@ def compare_page(one: ViewedRun, two: ViewedRun) -> str:
 
 def step_page(run: ViewedRun, step: int, asked: Mapping[str, str]) -> str:
     path = run.folder.rollout(step)
-    table, version = read_older(path, OF_GROUPS)
+    table, version = read_answers(path, OF_GROUPS)
     everything = groups_of(table)
     words, kind = asked.get("search", ""), asked.get("only", "")
     kind = kind if kind in FILTERS else ""
@@ -240,6 +242,9 @@ def sample_page(run: ViewedRun, step: int, group: int, sample: int) -> str:
         reply=answer,
         written=written_by(samples[at]["turns"] or (), ids, tokenizer_of(run.folder)),
         judged=judged_pieces(samples[at]["text"], samples[at]["reward_steps"] or ()),
+        valued=valued_pieces(
+            branch_rewards(run.folder.rollout(step), group, sample), ids, tokenizer_of(run.folder)
+        ),
         limit=TEXT_SHOWN,
         before=numbers[at - 1] if at else None,
         after=numbers[at + 1] if at + 1 < len(numbers) else None,
@@ -262,6 +267,23 @@ def judged_pieces(text: str, steps: Sequence[Mapping[str, Any]]) -> list[tuple[s
     starts = [0, *(step["end"] for step in steps)]
     return [(text[start : step["end"]], step["reward"])
             for start, step in zip(starts, steps, strict=False)]  # fmt: skip
+
+
+def valued_pieces(
+    rewards: Mapping[int, Sequence[float | None]], ids: Any, tokenizer: Tokenizer | None
+) -> list[tuple[str, float | None, int]]:
+    """Return the pieces of a completion between positions that branches go on from, the mean reward
+    of those behind each, and their number; nothing where there are none.
+    """
+    if not rewards or ids is None:
+        return []
+    texts, places = pieces(ids.tolist(), tokenizer), list(rewards)
+    made = []
+    for start, end in pairwise([0, *places]):
+        known = [x for x in rewards[end] if x is not None]
+        mean = sum(known) / len(known) if known else None
+        made.append(("".join(texts[start:end]), mean, len(rewards[end])))
+    return [*made, ("".join(texts[places[-1] :]), None, 0)]
 
 
 def sample_text(run: ViewedRun, step: int, group: int, sample: int) -> str:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from groupwise.errors import RunError
 from groupwise.runfiles.partial import PartialReader
-from groupwise.runfiles.rollouts import read_older
+from groupwise.runfiles.rollouts import read_answers, read_older
 from groupwise.view.runs import ViewedRun
 from groupwise.view.steps import OF_GROUPS, PromptGroup, groups_of
 
@@ -54,7 +54,7 @@ class PromptIndex:
 
 def _draws(path: Path, prompt_id: int) -> list[tuple[PromptGroup, str]]:
     """Return a prompt's groups in one step, each with the text of its first sample."""
-    table, _ = read_older(path, (*OF_GROUPS, "text"))
+    table, _ = read_answers(path, (*OF_GROUPS, "text"))
     rows = table.filter(pc.equal(table.column("prompt_id"), prompt_id))
     texts = rows.select(["group", "text"]).to_pylist()
     found = []

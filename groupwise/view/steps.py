@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from groupwise.errors import RunError
-from groupwise.runfiles.rollouts import read_older
+from groupwise.runfiles.rollouts import read_answers, read_older
 
 # What a list of groups shows; lists per token are not among them, but for the length.
 OF_GROUPS = ("group", "prompt_id", "draw", "sample", "reward", "correct", "grader_status",
@@ -142,7 +142,7 @@ def _lengths(column: pa.ChunkedArray) -> list[int]:
 
 def found_in(path: Path, words: str) -> set[int]:
     """Return the groups with the words in a prompt, completion, answer or reason, in any case."""
-    table, _ = read_older(path, ("group", *SEARCHED))
+    table, _ = read_answers(path, ("group", *SEARCHED))
     hits = pa.chunked_array([pa.array([False] * table.num_rows, pa.bool_())])
     for name in SEARCHED:
         column = table.column(name).cast(pa.string())
@@ -153,7 +153,7 @@ def found_in(path: Path, words: str) -> set[int]:
 
 def rows_of_group(path: Path, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
     """Return the samples of a group, the greedy completion first, and the file's version."""
-    table, version = read_older(path, columns)
+    table, version = read_answers(path, columns)
     if any(table.column(name).null_count for name in ("group", "sample")):
         raise RunError(
             f"{path} has rows without the number of their group or sample: its schema is too old "
@@ -163,6 +163,17 @@ def rows_of_group(path: Path, group: int, columns: Sequence[str]) -> tuple[pa.Ta
     if not rows.num_rows:
         raise RunError(f"There is no group {group} in {path.name}.")
     return rows.sort_by("sample"), version
+
+
+def branch_rewards(path: Path, group: int, sample: int) -> dict[int, list[float | None]]:
+    """Return the rewards of the branches of a sample, by the position that they go on from."""
+    table, _ = read_older(path, ("group", "sample", "branch", "reward"))
+    rows = table.filter(pc.is_valid(table.column("branch"))).to_pylist()
+    found: dict[int, list[float | None]] = {}
+    for row in rows:
+        if (row["group"], row["sample"]) == (group, sample):
+            found.setdefault(row["branch"]["at"], []).append(_finite(row["reward"]))
+    return dict(sorted(found.items()))
 
 
 def place_of(rows: pa.Table, sample: int) -> int:

@@ -14,9 +14,10 @@ from groupwise.errors import RunError
 from groupwise.runfiles import schemas
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.partial import PartialReader
-from groupwise.runfiles.rollouts import read_older
+from groupwise.runfiles.rollouts import read_answers
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
+from groupwise.watch.display import waits
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.history import Evidence
 from groupwise.watch.other_tools import names_in_tool, read_log
@@ -41,6 +42,7 @@ class Diagnosis:
     changed: list[str]  # settings and code, on the way
     unseen: list[str]  # rules that had nothing to look at
     damage: list[str]  # files beside the metrics that can't be read
+    alone: int = 0  # steps in which a critic learned and the policy waited
 
     @property
     def sick(self) -> list[Finding]:
@@ -59,6 +61,7 @@ class Diagnosis:
             "run": str(self.path),
             "tool": self.tool,
             "steps": self.steps,
+            "critic_alone": self.alone,
             "healthy": not self.sick,
             "findings": [
                 {
@@ -96,13 +99,14 @@ def diagnose(path: str | Path, rules: Sequence[Rule] | None = None) -> Diagnosis
     if last == 0 and not findings:  # step 0 is only how good the starting policy is
         raise RunError(f"{folder.path} has no steps yet: there is nothing to judge.")
     known = {name for line in lines for name in line}
-    unseen = [rule.name for rule in health.rules if not rule.can_judge(known)]
+    about = [rule for rule in health.rules if rule.concerns(known)]
+    unseen = [rule.name for rule in about if not rule.can_judge(known)]
     shown = next(iter([f for f in findings if f.rule.grave] or findings), None)
     step, samples = (seen.get(worst_samples, folder, shown) if shown else None) or (None, [])
     guards = [e for e in events if e.get("kind") in GUARDS and e.keys() >= {"step", "text"}]
     changed = (seen.get(changes_on_the_way, folder) if ours else None) or []
     return Diagnosis(folder.path, tool, last, findings, health, samples, step, guards, changed,
-                     unseen, seen.damage)  # fmt: skip
+                     unseen, seen.damage, sum(map(waits, lines)))  # fmt: skip
 
 
 def _is_ours(folder: RunFolder) -> bool:
@@ -135,7 +139,7 @@ def _after_the_end(
 Row = Mapping[str, Any]
 COLUMNS = ("prompt_id", "group", "sample", "prompt_text", "text", "answer", "reward", "correct",
            "finish", "grader_status", "grader_reason", "sampler_logp", "learner_logp", "entropy",
-           "clipped", "token_ids", "mask")  # fmt: skip
+           "clipped", "value", "return", "token_ids", "mask")  # fmt: skip
 
 
 def _gap(row: Row) -> float:
@@ -150,6 +154,13 @@ def _mean(row: Row, name: str) -> float:
     return float(np.sum(row[name])) / max(_length(row), 1) if row[name] else 0.0
 
 
+def _value_error(row: Row) -> float:
+    value, target = row["value"], row["return"]
+    if not value or not target:
+        return 0.0
+    return float(np.abs(np.array(value) - np.array(target)).mean())
+
+
 def _length(row: Row) -> int:
     """Count the policy's own tokens; all of them in a file that does not tell."""
     return sum(row["mask"]) if row["mask"] is not None else len(row["token_ids"] or ())
@@ -162,6 +173,7 @@ WORST: dict[str, Callable[[Row], Any]] = {
     "reward/ungraded_share": lambda row: row["reward"] is None,
     "mismatch": _gap,
     "clip": lambda row: _mean(row, "clipped"),
+    "critic": _value_error,
     "entropy": lambda row: -_mean(row, "entropy"),
     "length": lambda row: (
         row["finish"] == "length",
@@ -183,7 +195,7 @@ def worst_samples(folder: RunFolder, finding: Finding) -> tuple[int | None, list
     metric = finding.evidence.metric
     badness = WORST.get(metric) or WORST.get(metric.partition("/")[0]) or WORST[""]
     rows = sorted(
-        read_older(folder.rollout(step), COLUMNS)[0].to_pylist(), key=badness, reverse=True
+        read_answers(folder.rollout(step), COLUMNS)[0].to_pylist(), key=badness, reverse=True
     )
     shown = ("prompt_id", "sample", "prompt_text", "text", "answer", "reward", "correct", "finish",
              "grader_status", "grader_reason")  # fmt: skip

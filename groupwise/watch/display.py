@@ -25,11 +25,12 @@ from rich.table import Table
 from rich.text import Text
 
 from groupwise.common.progress import Watcher, clock
+from groupwise.runfiles.catalogue import REWARD
 from groupwise.runfiles.files import storable
 
 LOSS_NOTE = (
-    "Watch held-out accuracy and reward. The loss is near 0 whether or not the model learns, as "
-    "advantages are centred: it is not shown."
+    "The loss is near 0 whether or not the model learns, as advantages are centred: it is not "
+    "shown. Watch {measures}."
 )
 STOPPING = (
     "stopping after this step, which is saved. Once more stops now: then the steps since the last "
@@ -76,13 +77,16 @@ class Display:
         total_steps: int,
         from_step: int = 0,
         explain_loss: bool = True,
+        held_out: bool = True,
     ) -> None:
-        """Say what will run; on a new run also what not to worry about."""
+        """Say what will run; on a new run also what not to worry about. `held_out`: whether there
+        are tasks to judge it by."""
         self._step, self._total = from_step, total_steps
         for line in header_lines:
             self._print(line)
         if from_step == 0 and explain_loss:
-            self._print(LOSS_NOTE)
+            measures = "held-out accuracy and reward" if held_out else "the training reward"
+            self._print(LOSS_NOTE.format(measures=measures))
 
     def watching(self) -> AbstractContextManager[None]:
         """Show what is under way meanwhile: phase, progress and time."""
@@ -124,12 +128,19 @@ class Display:
     def warn(self, text: str) -> None:
         self._print(f"warning: {text}", style="yellow")
 
-    def finish(self, summary: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    def finish(
+        self,
+        summary: Mapping[str, Any],
+        path: str | os.PathLike[str],
+        part: str = "",
+        *,
+        held_out: bool = True,
+    ) -> None:
         """Show the run in a few numbers, samples before and after, and what can be done with it
-        now.
+        now; `part` is what a model that scores is called in a reward.
         """
         self.close()
-        for line in (*summary_lines(summary), *next_lines(path)):
+        for line in (*summary_lines(summary, held_out), *next_lines(path, part, held_out)):
             self._print(line)
 
     def close(self) -> None:
@@ -196,7 +207,7 @@ class Display:
             self._muted = True
 
     def _remember(self, metrics: Metrics) -> None:
-        reward, seconds = metrics.get("reward/mean"), metrics.get("time/step")
+        reward, seconds = training_reward(metrics), metrics.get("time/step")
         if reward is not None:
             self._rewards.append(reward)
         if seconds is not None:
@@ -266,23 +277,37 @@ def vital_signs(metrics: Metrics) -> list[tuple[str, str]]:
         value = metrics.get(name)
         return "" if value is None else format(value, form)
 
-    useful = useful_share(metrics)
+    reward, useful = training_reward(metrics), useful_share(metrics)
     speed = shown("time/tokens_per_second", ",.0f")
     failed = metrics.get("reward/failed_share")
     skipped = metrics.get("optim/skipped")
+    judged = metrics.get("scores/accuracy", metrics.get("steps/accuracy"))  # of models that score
     return [
-        (TRAINED, shown("reward/mean", ".3f")),
+        (TRAINED, "" if reward is None else f"{reward:.3f}"),
         ("useful groups", "" if useful is None else percent(useful)),
         ("refills", refills(metrics)),
         ("length", length(metrics)),
         ("entropy", shown("entropy/mean", ".2f")),
         ("mismatch", shown("mismatch/abs_mean", ".1e")),
+        ("accuracy", "" if judged is None else percent(judged)),
+        ("explained variance", shown("critic/explained_variance", ".2f")),
+        ("policy", "waits, critic alone" if waits(metrics) else ""),
         ("grad", shown("optim/grad_norm", ".3g")),
         ("clip", clip(metrics)),
         ("graders failed", percent(failed) if failed else ""),
         ("updates skipped", f"{skipped:.0f}" if skipped else ""),
         ("", f"{speed} tok/s" if speed else ""),
     ]
+
+
+def training_reward(metrics: Metrics) -> float | None:
+    """Return the mean reward of a step's samples, dropped groups included where that is known."""
+    return next((metrics[name] for name in REWARD if metrics.get(name) is not None), None)
+
+
+def waits(metrics: Metrics) -> bool:
+    """Return whether the policy waited in this step, while a critic learned alone."""
+    return metrics.get("updates/count") == 0
 
 
 def useful_share(metrics: Metrics) -> float | None:
@@ -343,8 +368,8 @@ def of_peak(phase: str, metrics: Metrics) -> str:
     return "" if share is None else f" ({percent(share)} {of})"
 
 
-def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Return summary.json for people."""
+def summary_lines(summary: Mapping[str, Any], held_out: bool = True) -> list[str]:
+    """Return summary.json for people; `held_out`: whether there were tasks to judge the run by."""
 
     def change(name: str, form: Callable[[float], str]) -> str:
         sides = [summary.get(f"{name}_{side}") for side in ("before", "after")]
@@ -358,24 +383,29 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         for side in ("before", "after"):
             right = {True: " (correct)", False: " (wrong)"}.get(sample.get(f"correct_{side}"), "")
             lines.append(f"{side:<7} {sample[side]}{right}")
-    return [
-        *lines,
-        "",
+    judged = [
         f"held-out accuracy {change('accuracy', lambda x: percent(x, 1))}",
         f"held-out reward {change('reward', lambda x: f'{x:.3f}')}",
-        f"{summary['steps']} steps in {clock(summary['seconds'])}",
     ]
+    ended = f"{summary['steps']} steps in {clock(summary['seconds'])}"
+    if not held_out:
+        return [*lines, "", f"{ended}; no task was held out to judge it by (data.eval)"]
+    return [*lines, "", *judged, ended]
 
 
-def next_lines(path: str | os.PathLike[str]) -> list[str]:
+def next_lines(path: str | os.PathLike[str], part: str = "", held_out: bool = True) -> list[str]:
     """Return commands that continue from a finished run, as they can be typed."""
     run = shlex.quote(os.fspath(path))
     commands = {
         f"groupwise view {run}": "see it, down to every token",
         f"groupwise diagnose {run}": "what is wrong with it, if anything",
-        f"groupwise eval {run}": "its best checkpoint, with intervals",
+        **({f"groupwise eval {run}": "its best checkpoint, with intervals"} if held_out else {}),
         f"groupwise export {run} FOLDER": "a plain model for other programs",
     }
+    if part:  # it answers no tasks, and is a reward of runs that do
+        commands.pop(f"groupwise eval {run}", None)
+        reward = f"reward.parts.{part}(path='FOLDER')=1"
+        commands[f'groupwise train CONFIG "{reward}"'] = "which is a reward then"
     width = max(map(len, commands))
     return ["next:", *(f"  {command:<{width}}  {what}" for command, what in commands.items())]
 

@@ -36,6 +36,16 @@ class History:
         """
         return next((self._series[name] for name in names if name in self._series), ())
 
+    @property
+    def waited(self) -> int:
+        """Return the last step in which the policy waited for a critic; 0 where there is none."""
+        return max((p.step for p in self.all("updates/count") if p.value == 0), default=0)
+
+    def learning(self, *names: str) -> Sequence[Point]:
+        """Return the values of the steps since the policy learns."""
+        waited = self.waited
+        return [point for point in self.all(*names) if point.step > waited]
+
     def first(self, count: int, *names: str) -> Sequence[Point]:
         """Return the first values; none while there are fewer."""
         points = self.all(*names)

@@ -7,7 +7,7 @@ hostile text until shown otherwise.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,31 +16,42 @@ from groupwise.common.progress import clock
 from groupwise.common.sizes import size
 from groupwise.errors import RunError
 from groupwise.runfiles import schemas
-from groupwise.runfiles.catalogue import find
+from groupwise.runfiles.catalogue import REWARD, find
 from groupwise.runfiles.files import to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import run_name
 from groupwise.runfiles.partial import PartialReader
-from groupwise.runfiles.rollouts import read_older
+from groupwise.runfiles.rollouts import read_answers
 from groupwise.runfiles.starts import Start, change_words, read_starts
 from groupwise.watch.chart import Curve, Point, description, number, svg
-from groupwise.watch.display import percent, useful_share, visible
+from groupwise.watch.display import percent, useful_share, visible, waits
 
 SAMPLES, EVENTS, TEXT_LIMIT = 6, 200, 4000  # shown at most; the files have all of it
 USEFUL = "above 50 % while much is wrong; it falls as the data is mastered"
 
 UNREAD = "<p>It can't be read.</p>"
 
-# title, metric, whether it is a share
+# title, metrics of which the first that there is is shown, whether it is a share
 CURVES = (
-    ("Held-out accuracy", "eval/accuracy", True),
-    ("Training reward", "reward/mean", False),
-    ("Useful groups", "groups/dead_share", True),
-    ("Length in tokens", "length/mean", False),
-    ("Entropy in nats", "entropy/mean", False),
-    ("Gradient norm", "optim/grad_norm", False),
-    ("Sampler–learner mismatch in nats", "mismatch/abs_mean", False),
+    ("Held-out accuracy", ("eval/accuracy",), True),
+    ("Training reward", REWARD, False),
+    ("Useful groups", ("groups/dead_share",), True),
+    ("Length in tokens", ("length/mean",), False),
+    ("Entropy in nats", ("entropy/mean",), False),
+    ("Gradient norm", ("optim/grad_norm",), False),
+    ("Sampler–learner mismatch in nats", ("mismatch/abs_mean",), False),
 )
+# Of what only some runs have: no empty picture without it.
+FURTHER_CURVES = (("Explained variance of the critic", "critic/explained_variance", False),)
+
+
+def curves_of(measured: Container[str]) -> list[tuple[str, str, bool]]:
+    """Return title, metric and whether it is a share of the curves to judge a run by."""
+    usual = [
+        (title, next((name for name in names if name in measured), names[-1]), share)
+        for title, names, share in CURVES
+    ]
+    return usual + [curve for curve in FURTHER_CURVES if curve[1] in measured]
 
 
 # --- summary.json -----------------------------------------------------------------------------
@@ -160,11 +171,13 @@ def _state(
     metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> str:
     step = metrics[-1]["step"] if metrics else 0
+    alone = sum(map(waits, metrics))
+    taught = f" In {alone:,} of them a critic learned alone, and the policy waited." * bool(alone)
     if summary and summary.get("steps") == step:
-        return f"<p>Finished after {step:,} steps.</p>"
+        return f"<p>Finished after {step:,} steps.{taught}</p>"
     total = settings.get("steps")
     of = f" of {total:,}" if isinstance(total, int) else ""
-    return f"<p><strong>Unfinished:</strong> step {step:,}{of} so far.</p>"
+    return f"<p><strong>Unfinished:</strong> step {step:,}{of} so far.{taught}</p>"
 
 
 def _damage(found: Sequence[str]) -> str:
@@ -180,7 +193,7 @@ def _tiles(
 ) -> str:
     """Return the few numbers to read first."""
     found = []
-    for title, name, is_share in CURVES[:3]:
+    for title, name, is_share in curves_of(_measured(metrics))[:3]:
         points = _points(metrics, name)
         if points:
             ends = (points[0].value, points[-1].value)
@@ -194,6 +207,10 @@ def _tiles(
         found.append(("Tokens sampled", f"{tokens:,.0f}"))
     tiles = "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in found)
     return f'<dl class="tiles">{tiles}</dl>'
+
+
+def _measured(metrics: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {name for line in metrics for name, value in line.items() if value is not None}
 
 
 def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
@@ -210,7 +227,7 @@ def curves(
 ) -> Iterable[tuple[str, Curve]]:
     """Yield the curves to judge a run by: the metric's name and its curve, with findings."""
     steps = sorted({event["step"] for event in events if is_health(event)})
-    for title, name, is_share in CURVES:
+    for title, name, is_share in curves_of(_measured(metrics)):
         points = _points(metrics, name)
         yield name, Curve(title, points, is_share, name.startswith("eval/"), steps)
 
@@ -276,7 +293,7 @@ def _verdict(correct: bool | None) -> str:
 
 def _step_samples(folder: RunFolder, step: int) -> str:
     columns = ("prompt_id", "sample", "prompt_text", "text", "reward", "correct")
-    rows = read_older(folder.rollout(step), columns)[0].to_pylist()
+    rows = read_answers(folder.rollout(step), columns)[0].to_pylist()
     firsts = [row for row in rows if row["sample"] == 0] or rows
     return "".join(
         f'<article><pre class="prompt" dir="auto">{text(row["prompt_text"] or "")}</pre>'

@@ -16,9 +16,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from groupwise.runfiles.catalogue import REWARD
 from groupwise.watch import signs
 from groupwise.watch.history import Test, above, all_of, any_of, grows
-from groupwise.watch.signs import REWARD
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,15 @@ class Rule:
     source: str
     grave: bool = True  # False: worth knowing, and no sickness
     instead: tuple[str, ...] = ()  # metrics that may stand in for the first
+    of: str = ""  # the family of metrics without which a run has nothing that could be sick so
 
     def can_judge(self, known: Collection[str]) -> bool:
         """Return whether a run that has these metrics can have this sickness found."""
         return any(name in known for name in (self.sees[0], *self.instead))
+
+    def concerns(self, known: Collection[str]) -> bool:
+        """Return whether a run that has these metrics has what the rule is about."""
+        return any(name.startswith(self.of) for name in known)
 
 
 # --- the table: causes before what follows from them ----------------------------------------------
@@ -110,6 +115,46 @@ RULES: list[Rule] = [
         means="single batches move the weights far: rate too high, or a row that should not be there",
         change="halve optim.learning_rate",
         source="users: NaN, often without a precursor (verl#2505, unsloth#3006, MakazhanAlpamys/Soup#342)",
+    ),
+    Rule(
+        "critic at 0",
+        signs.no_values,
+        sees=("critic/value_max", "critic/value_min", "critic/return_mean"), since=3, of="critic/value",
+        threshold="every value 0 in two steps that the policy learns in, after targets that were not", origin="a critic starts at 0, and its first update changes that",
+        sure="certain",
+        means="the critic does not learn while the policy does: advantages are plain returns, and its memory is spent for nothing",
+        change="raise critic.learning_rate, after a look at critic/skipped and critic/grad_norm: whether its updates are made at all",
+        source="a value head of 0 as the start; critics that were frozen or skipped",
+    ),
+    Rule(
+        "critic out of range",
+        signs.values_out_of_range,
+        sees=("critic/value_max", "critic/value_min", "critic/reward_max", "critic/reward_min"), since=5, of="critic/value",
+        threshold="twice the largest reward that the run has seen, in most of five steps", origin="no target of Monte Carlo lies outside the rewards; a random head began at 14 in a published log of verl",
+        sure="likely",
+        means="values that no answer can reach: the critic's steps are too large, or its start was no critic",
+        change="halve critic.learning_rate",
+        source="verl's quickstart log: values of −14 to 9.5 for rewards of 0 and 1",
+    ),
+    Rule(
+        "critic clipped",
+        above("critic/clip_share", limit=0.5, steps=5),
+        sees=("critic/clip_share",), since=5, of="critic/value",
+        threshold="half of the learned tokens in most of five steps", origin="our choice; on-policy critics have 0",
+        sure="likely",
+        means="most values have left the range around their old ones: the critic learns from less than half of its tokens",
+        change="halve critic.learning_rate",
+        source="clipped value losses of PPO's implementations (OpenAI baselines and after)",
+    ),
+    Rule(
+        "critic knows nothing",
+        signs.worse_than_a_constant,
+        sees=("critic/explained_variance", "critic/explained_variance_last"), since=20, of="critic/value",
+        threshold="explained variance below 0 in most of 20 steps, all since the policy learns", origin="0 is what a constant explains",
+        sure="likely",
+        means="values are worse than one number for all tokens: they add noise to advantages in place of taking some away",
+        change="teach it alone at first, in a new run: critic.alone_steps=20",
+        source="Yuan et al. 2025, VC-PPO (2503.01491); Yue et al. 2025, VAPO (2504.05118): without value pre-training 11 points of 60",
     ),
     Rule(
         "clipping",

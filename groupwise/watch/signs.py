@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from groupwise.runfiles.catalogue import REWARD
 from groupwise.watch.chart import Point
 from groupwise.watch.history import (
     Evidence,
@@ -19,7 +20,6 @@ from groupwise.watch.history import (
     noise,
 )
 
-REWARD = ("reward/sampled_mean", "reward/mean")  # all that was sampled first: the fairer curve
 PASS = ("correct/mean", *REWARD)
 MISSING = ("reward/missing_share", "reward/ungraded_share")  # the second of older runs
 FAIL_SHARE = ("pass_rate/none", "groups/all_fail_share")
@@ -291,7 +291,7 @@ def no_gain(history: History) -> Evidence | None:
 
     Surely: a gain that chance may hide is no reason to call a run stalled.
     """
-    points, held_out = history.all(*REWARD), history.all("eval/accuracy")
+    points, held_out = history.learning(*REWARD), history.all("eval/accuracy")
     if len(points) < 60 or points[-1].step != history.step:
         return None
     size = len(points) // 3
@@ -318,10 +318,54 @@ def _used_up(history: History) -> bool:
 def guesses(history: History) -> Evidence | None:
     """Detect a tenth to nine tenths right, whatever the prompt, and no more than at the start."""
     seen = below("pass_rate/skill", limit=0.02, steps=20)(history)
-    start, now = history.first(10, "correct/mean"), history.last(10, "correct/mean")
-    if seen is None or not start or not now or not 0.1 < middle(now) < 0.9:
+    rates, now = history.learning("correct/mean"), history.last(10, "correct/mean")
+    if seen is None or len(rates) < 20 or not now or not 0.1 < middle(now) < 0.9:
         return None
-    return None if middle(now) > middle(start) + 0.05 else seen
+    return None if middle(now) > middle(rates[:10]) + 0.05 else seen
+
+
+# --- the critic -----------------------------------------------------------------------------------
+
+
+def worse_than_a_constant(history: History) -> Evidence | None:
+    """Detect values that explain less than none of the targets' spread, since the policy learns."""
+    points = history.last(20, "critic/explained_variance")
+    if not points or points[0].step <= history.waited:
+        return None
+    return below("critic/explained_variance", limit=0.0, steps=20)(history)
+
+
+def values_out_of_range(history: History) -> Evidence | None:
+    """Detect values of twice the size of any reward that the run has seen, in most of 5 steps."""
+    ends = [history.all(f"critic/reward_{end}") for end in ("min", "max")]
+    largest = max((abs(point.value) for points in ends for point in points), default=0.0)
+    low, high = history.last(5, "critic/value_min"), history.last(5, "critic/value_max")
+    if not largest or not low or not high:
+        return None
+    reach = [Point(a.step, max(abs(a.value), abs(b.value))) for a, b in zip(low, high, strict=True)]
+    limit = 2 * largest
+    if middle(reach) <= limit:
+        return None
+    metric = "critic/value_max" if middle(high) >= -middle(low) else "critic/value_min"
+    first = next(point.step for point in reach if point.value > limit)
+    text = f"values of up to {middle(reach):.3g}, and no reward was larger than {largest:.3g}"
+    return Evidence(metric, middle(reach), limit, first, text)
+
+
+def no_values(history: History) -> Evidence | None:
+    """Detect a critic that still says 0 everywhere, in two steps that the policy learns in.
+
+    Before its first update it must say so, and where every target was 0 it may.
+    """
+    low, high = history.last(2, "critic/value_min"), history.last(2, "critic/value_max")
+    if not low or not high or any(point.value for point in (*low, *high)):
+        return None
+    begun = low[0].step
+    targets = [p for p in history.all("critic/return_mean") if p.step < begun and p.value]
+    if not targets or begun <= history.waited:
+        return None
+    text = f"every value is 0 since the start, and the targets were not at step {targets[0].step}"
+    return Evidence("critic/value_max", 0.0, 0.0, begun, text)
 
 
 def few_independent_samples(history: History) -> Evidence | None:

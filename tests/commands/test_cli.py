@@ -24,7 +24,7 @@ from groupwise.explain.explain import markdown, notes
 from groupwise.methods.composition import Recipe
 from groupwise.methods.slots import parse
 from groupwise.prepare.placing import placed
-from groupwise.recipes import recipe
+from groupwise.recipes import RECIPES, recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,9 +62,8 @@ def test_the_table_fits_the_terminal(
     heads = {line.split()[0]: line for line in lines if line and not line.startswith(" ")}
     assert set(notes()) <= set(heads)
     # One column for papers, one for models: the table is aligned.
-    assert {heads[name].index(" policy") for name in notes()} == {
-        heads["METHOD"].index("MODELS") - 1
-    }
+    places = {heads[name].index(f" {RECIPES[name].models[0]}") for name in notes()}
+    assert places == {heads["METHOD"].index("MODELS") - 1}
     for word in ("slots", "fixes", "breaks", "reach for", "clip(high=0.28)", "2503.14476"):
         assert word in out
 
@@ -329,9 +328,12 @@ def test_a_dry_run_prints_what_would_run(tmp_path: Path) -> None:
         (["train", "nowhere.toml"], "There is no configuration 'nowhere.toml'"),
         (["train", "num_generations=4"], "'num_generations' is 'group_size' here"),
         (["train", "group_siz=4", "--dry-run"], "Did you mean 'group_size'?"),
-        (["train", "recipe=ppo", "--dry-run"], "recipe ppo needs a critic"),
         (["train", "recipe=rspo", "--dry-run"], "recipe rspo needs a router"),
-        (["train", "recipe=prime", "--dry-run"], "needs an implicit reward model"),
+        (["train", "recipe=rspo", "--dry-run"], "recipe rspo needs a router"),
+        (
+            ["train", "recipe=prime", "reference.update=ema:0.9", "--dry-run"],
+            "would move what the implicit reward model of prime",
+        ),
         (["train", "recipe=dapoo"], "Did you mean 'dapo'"),
         (["train", "steps=many"], "steps must be a whole number"),
         (["train", "steps=3", "oops"], "'oops' sets nothing"),

@@ -682,9 +682,9 @@ def test_every_answer_gives_a_configuration_without_doubts(
 @pytest.mark.usefixtures("pipe")
 @pytest.mark.parametrize(
     ("data", "reward"),
-    [("arithmetic", "number"), ("arithmetic", "exact"), ("countdown", "countdown"),
-     ("rows.jsonl", "number"), ("rows.jsonl", "exact"), ("rows.csv", "number"),
-     ("rows.parquet", "mine.py:own"), ("rows.jsonl", "mine.py:later")],
+    [("arithmetic", "number"), ("arithmetic", "exact"), ("chain", "number"),
+     ("countdown", "countdown"), ("rows.jsonl", "number"), ("rows.jsonl", "exact"),
+     ("rows.csv", "number"), ("rows.parquet", "mine.py:own"), ("rows.jsonl", "mine.py:later")],
 )  # fmt: skip
 @pytest.mark.parametrize("model", ["tiny", "folder"])
 def test_every_kind_of_data_and_reward_runs(

@@ -18,6 +18,7 @@ from runs import quiet, run, small
 from groupwise.cli import main
 from groupwise.common import progress
 from groupwise.common.progress import Watcher, counted, phase
+from groupwise.prepare.setup import sampling_of
 from groupwise.stages.groups import GroupStage
 from groupwise.training import loop
 from groupwise.training.loop import Stopped, train
@@ -257,7 +258,7 @@ def test_the_sampler_tells_how_far_it_is(tmp_path: Path) -> None:
         requests = [loop_request(task.token_ids, task.id) for task, _ in tasks]
         made = opened.parts.engine.generate(
             requests,
-            loop.sampling_of(opened.config),
+            sampling_of(opened.config),
             wrote=lambda done, tokens: told.append((done, tokens)),
         )
     lengths = [len(each.token_ids) for group in made for each in group]

@@ -677,7 +677,7 @@ def test_a_sweep_splits_at_its_own_commas() -> None:
         (["grpo", "grpo eval.tasks=32"], "differ in eval.tasks"),
         (["grpo", "grpo seed=3"], "differ in seed"),
         (["grpo", "nosuch.toml"], "There is no configuration"),
-        (["grpo", "ppo"], "needs a critic"),
+        (["grpo", "rspo"], "needs a router"),
         (["grpo", "dapo", "--config", "nosuch.toml"], "There is no configuration"),
         (["grpo", "dapo", "--jobs", "0"], "--jobs 0"),
         (["grpo", "dapo", "--measure", "weights/fingerprint"], "is no number"),

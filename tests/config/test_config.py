@@ -113,14 +113,19 @@ def test_every_value_comes_back_from_its_text(values: dict[str, Any]) -> None:
     assert again(config) == config
 
 
+WORDED = ("critic.alone_steps",)
+
+
 @pytest.mark.parametrize("name", list(FIELDS))
 def test_every_field_can_be_set_and_is_written(name: str) -> None:
-    words = ("float32", "bfloat16", "chat", "linear", "mask", "int8", "ema:0.5", "drop", "always")
+    words = ("float32", "bfloat16", "chat", "linear", "mask", "int8", "ema:0.5", "drop", "always",
+             "after")  # fmt: skip
     values = (*words, "cuda:1", True, False, 7, 0.5, ["a"], ["wandb"], {"exact": 0.5})
     other = next(x for x in values if x != DEFAULTS[name] and _takes(name, x))
     config = load(**{name: other})
     assert flat(config)[name] == (tuple(other) if isinstance(other, list) else other)
-    assert type(flat(config)[name]) is type(DEFAULTS[name])
+    # A word may stand for a number: critic.alone_steps.
+    assert type(flat(config)[name]) in (type(DEFAULTS[name]), *([int] if name in WORDED else []))
     assert again(config) == config
     assert any(change.key.startswith(name) for change in difference(load(), config))
 
@@ -497,10 +502,6 @@ def test_overlong_becomes_visible_slots(name: str, way: str) -> None:
 
 
 NOT_HELD = {
-    "ppo": "critic",
-    "ppo_dual_clip": "critic",
-    "vapo": "critic",
-    "prime": "implicit reward model",
     "rspo": "router",
     "routing_replay": "router",
     "routing_replay_r3": "router",
@@ -516,6 +517,10 @@ def test_every_recipe_trains_by_name_or_says_what_it_lacks(name: str) -> None:
             check_config(config)
     elif isinstance(config.recipe, PairRecipe):
         check_config(config)
+    elif config.recipe.scores:
+        with pytest.raises(ConfigError, match=r"starts from a model, and model\.path=tiny"):
+            check_config(config)
+        check_config(load(recipe=name, model={"path": "models/some"}))
     else:
         assert not [text for text in check_config(config) if "engine.max_tokens" not in text]
 
@@ -557,6 +562,7 @@ def test_what_needs_a_group_is_found_by_trying_it() -> None:
     alone = {
         "group_mean", "group_zscore", "group_mean_batch_std", "leave_one_out", "maxrl",
         "leave_one_out_zscore", "group_and_batch_mean", "group_and_moving_mean", "process_rloo",
+        "process_rloo_release",
         "group_process_zscore", "drift_as_process_reward", "zero_variance", "reject",
         "enough_mixed",
     }  # fmt: skip
@@ -644,7 +650,7 @@ def test_a_knob_that_the_recipe_reads_is_fine() -> None:
 
 
 def test_all_refusals_are_told_at_once() -> None:
-    said = refused(recipe="ppo", **{"engine.temperature": 0, "reward.parts": {}})
+    said = refused(recipe="rspo", **{"engine.temperature": 0, "reward.parts": {}})
     assert len(said.splitlines()) == 3
 
 
@@ -695,7 +701,9 @@ def test_the_batch_is_described_in_numbers() -> None:
     assert stale.endswith("sampled from other weights (stale:2)")
     told = "\n".join(describe(load(recipe="dapo", steps=5)))
     assert "at most 8,192 tokens sampled a step (64 an answer)" in told
-    assert "5 steps draw 80 prompts" in told
+    assert "(64 an answer), and what refills draw; " in told
+    assert "5 steps draw 80 prompts, and what refills draw" in told
+    assert "refills" not in "\n".join(describe(load(steps=5)))
     assert "5 steps draw 80 prompts from 744 tasks" in "\n".join(describe(load(steps=5), tasks=744))
     assert "groups that zero_variance drops are drawn anew, up to 3 times a step" in told
     full = "\n".join(describe(load(recipe="dapo", refills="until full")))

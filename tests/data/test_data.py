@@ -159,6 +159,43 @@ def test_arithmetic_with_answers_of_free_length() -> None:
     assert [mark.value for mark in right.grade([cut])] == [0.0]
 
 
+def test_chain_by_hand() -> None:
+    """Every step takes the next number into the last result, below 0 as well."""
+    tasks = {task.prompt: task for task in generate("chain", 10**6, 0, {"high": 3})}
+    assert len(tasks) == 4 * (2 * 4) ** 3  # all there are
+    assert [task.id for task in tasks.values()] == list(range(len(tasks)))
+    task = tasks["0-3-2+1="]
+    assert task.answer == "-4"
+    assert task.columns == {"solution": "0-3=-3\n-3-2=-5\n-5+1=-4"}
+    longer = {t.prompt: t for t in generate("chain", 10**6, 0, {"terms": 3, "operations": "+"})}
+    assert len(longer) == 1000
+    assert longer["7+5+9="].columns["solution"] == "7+5=12\n12+9=21"
+
+
+def test_chain_solutions_have_their_steps_and_are_graded_right() -> None:
+    tasks = generate("chain", 500, 3, {"terms": 5, "high": 40})
+    assert len({task.prompt for task in tasks}) == 500
+    for task in tasks:
+        assert str(eval(str(task.prompt)[:-1])) == task.answer
+        steps = str(task.columns["solution"]).split("\n")
+        assert len(steps) == 4
+        for step in steps:
+            said, _, result = step.partition("=")
+            assert eval(said) == int(result)
+    right = built_in("number", ())
+    solutions = [str(task.columns["solution"]) for task in tasks]
+    samples = [SampleToGrade(t, s, (), "stop") for s, t in zip(solutions, tasks, strict=True)]
+    assert {mark.value for mark in right.grade(samples)} == {1.0}
+    # What stands in the last line counts, whatever the lines before it say.
+    cut = [
+        SampleToGrade(t, s[: s.rindex("\n")], (), "length")
+        for t, s in zip(tasks, solutions, strict=True)
+    ]
+    early = [int(s.split("\n")[-2].partition("=")[2]) for s in solutions]
+    expected = [float(number == int(str(t.answer))) for number, t in zip(early, tasks, strict=True)]
+    assert [mark.value for mark in right.grade(cut)] == expected and 0.0 in expected
+
+
 def test_countdown_solutions_are_right() -> None:
     tasks = generate("countdown", 2_000, 1, {"numbers": 4, "high": 12})
     assert len({task.prompt for task in tasks}) == len(tasks) == 2_000
@@ -171,7 +208,7 @@ def test_countdown_solutions_are_right() -> None:
         assert task.prompt == f"make {task.columns['target']} from {numbers}:"
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "countdown"])
+@pytest.mark.parametrize("name", ["arithmetic", "chain", "countdown"])
 def test_generators_repeat_and_differ_by_seed(name: str) -> None:
     one, two = generate(name, 50, 3, {}), generate(name, 50, 4, {})
     assert one == generate(name, 50, 3, {})
@@ -181,6 +218,7 @@ def test_generators_repeat_and_differ_by_seed(name: str) -> None:
 def test_generated_tasks_do_not_change_between_versions() -> None:
     """Runs are resumed and compared by these rows: a change here breaks them."""
     assert [t.prompt for t in generate("arithmetic", 3, 0, {})] == ["47+92=", "59+45=", "39+64="]
+    assert [t.prompt for t in generate("chain", 2, 0, {})] == ["9-0-6+3=", "4-1+6+6="]
     assert [t.prompt for t in generate("countdown", 2, 0, {})] == [
         "make 11 from 12 19 19:",
         "make 90 from 2 8 15:",
@@ -211,6 +249,10 @@ def test_a_space_smaller_than_the_size_gives_all_and_says_so() -> None:
         ("arithmetic", {"filler": -1}, "filler = -1 must be"),
         ("arithmetic", {"operations": "/"}, "operations = '/' must be"),
         ("arithmetic", {"operations": "++"}, "names one twice"),
+        ("chain", {"terms": 1}, "terms = 1 must be"),
+        ("chain", {"high": 0}, "high = 0 must be"),
+        ("chain", {"operations": "*"}, "operations = '\\*' must be some of '\\+-'"),
+        ("chain", {"digits": 2}, "chain has no option 'digits'"),
         ("countdown", {"low": 5, "high": 4}, "high = 4 must be"),
         ("countdown", {"low": 9, "max_target": 3, "operations": "+"}, "found no target"),
     ],

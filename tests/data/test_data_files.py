@@ -115,7 +115,7 @@ def test_malformed_csv_names_the_line_where_a_row_starts(tmp_path: Path) -> None
     path.write_text('prompt,answer\n"two\nlines",1\n\nb\nc,2,3\n')
     message = refused(path)
     assert "2 malformed of 3 rows" in message
-    assert "line 5: 1 cells under 2 columns: b" in message and "line 6: 3 cells" in message
+    assert "line 5: 1 cell under 2 columns: b" in message and "line 6: 3 cells" in message
     path.write_text('prompt,answer\na,1\n"never closed,2\n')
     assert "behind line 2: unexpected end of data" in refused(path)
     path.write_text("prompt,prompt\na,b\n")

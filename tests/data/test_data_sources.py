@@ -304,8 +304,9 @@ def test_one_generator_under_several_names() -> None:
     assert found.weights == {"easy": 3.0, "hard": 1.0}
     terms = {(t.source, t.prompt.count("+") + 1) for t in (*found.train, *found.eval)}
     assert terms == {("easy", 2), ("hard", 4)}
-    plain, named = (loaded(name, size=9) for name in ("arithmetic", "arithmetic:mine"))
-    assert [t.prompt for t in named.train] == [t.prompt for t in plain.train]
+    for generator in ("arithmetic", "chain"):
+        plain, named = (loaded(name, size=9) for name in (generator, f"{generator}:mine"))
+        assert [t.prompt for t in named.train] == [t.prompt for t in plain.train]
     with pytest.raises(DataError, match="no named set"):
         loaded("arithmetics:easy")
 

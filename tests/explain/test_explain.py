@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from batches import learner_outputs, leaves, random_sample
+from real_shapes import M
 
 from groupwise import TokenBatch, batch_phase, recipe, token_phase
 from groupwise.config import load
@@ -26,9 +27,13 @@ from groupwise.explain.explain import (
     slot_functions,
     table,
 )
-from groupwise.explain.render import explain_text, recipes_text
-from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
+from groupwise.explain.memory import GRADIENT, bytes_a_weight, memory
+from groupwise.explain.render import choice_text, explain_text, recipes_text
+from groupwise.methods.composition import RECIPE_SLOTS, Recipe
 from groupwise.methods.slots import REGISTRY, parse
+from groupwise.methods.trainable import lacking
+from groupwise.model import cost
+from groupwise.optim.roles import role_sizes
 from groupwise.recipes import RECIPES
 from groupwise.stages.checks import models_not_held
 
@@ -62,7 +67,7 @@ def test_notes_are_short_and_say_something(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_explanation_has_a_line_per_slot_and_reads_back(name: str) -> None:
     data, entry = explain(name), RECIPES[name]
-    extra = 2 if isinstance(entry, PairRecipe) else 1  # the loss, and a pair's reference
+    extra = 1 + len(entry.fixed)  # the loss, and what no slot says
     assert len(data["equation"]) == len(entry.slots()) + extra
     assert sorted(f["text"] for f in data["functions"]) == sorted(map(str, entry.slots()))
     shown = " ".join(line["equation"] for line in data["equation"])
@@ -242,14 +247,14 @@ def test_every_slot_function_is_listed_and_its_signature_reads_back() -> None:
         ("moe=yes", "gspo"),
         ("group=1", "reinforce_pp"),
         ("group=1 updates=several", "reinforce_pp"),
-        ("group=1 critic=yes", "reinforce_pp"),
+        ("group=1 critic=yes", "ppo"),
         ("group=2-4", "rloo"),
         ("group=2-4 updates=several", "reinforce_pp_baseline cispo"),
         ("steps=yes", "grpo_process"),
-        ("steps=yes critic=yes", "grpo_process"),
+        ("steps=yes critic=yes", "ppo"),
         ("steps=yes group=1", "reinforce_pp"),
         ("length=long", "dapo"),
-        ("length=long critic=yes", "dapo"),
+        ("length=long critic=yes", "vapo"),
         ("engine=separate", "olmo3"),
         ("updates=several", "cispo"),
         ("goal=pass@k", "simko maxrl"),
@@ -263,29 +268,46 @@ def test_choices_by_hand(answers: str, first: str) -> None:
     found = choose(dict(pair.split("=", 1) for pair in answers.split()))
     assert found[0]["recipe"] in first.split()
     assert all(item["reasons"] for item in found)
-    for group in (True, False):  # those that can be trained, then those that can't yet
-        points = [item["points"] for item in found if bool(item["untrainable"]) != group]
-        assert points == sorted(points, reverse=True)
-    assert sorted(found, key=lambda item: bool(item["untrainable"])) == found
+    points = [item["points"] for item in found]
+    assert points == sorted(points, reverse=True)
+    assert not any(lacking(recipe(item["recipe"])) for item in found)  # what trains, alone
 
 
 def test_what_can_not_be_trained_is_said_with_the_nearest_that_can() -> None:
     """By the rule that refuses a run, and no list of its own."""
     for name in NAMES:
-        refused = [] if isinstance(recipe(name), PairRecipe) else refusals(name)
+        refused = refusals(name) if isinstance(recipe(name), Recipe) else []
         said = explain(name)["untrainable"]
         assert len(said) == len(refused)
         for text, refusal in zip(said, refused, strict=True):
             assert refusal.removeprefix(f"recipe {name} ") in text
-    assert "refused" in explain_text(explain("ppo"), 100)
-    assert "Take instead reinforce_pp" in explain_text(explain("vapo"), 1000)
-    (row,) = [row for row in table() if row["name"] == "prime"]
-    assert "Take instead rloo" in recipes_text([row], 1000)
-    found = choose({"critic": "yes", "length": "long"})
-    vapo = next(item for item in found if item["recipe"] == "vapo")
-    assert "needs a critic" in vapo["untrainable"][0]
-    assert "reinforce_pp" in [item["recipe"] for item in choose({"critic": "yes"})]
+    for name in ("ppo", "ppo_dual_clip", "vapo", "prime", "ppo@verl", "prime@release"):
+        assert not explain(name)["untrainable"] and "refused" not in explain_text(explain(name), 99)
+    assert "refused" in explain_text(explain("rspo"), 100)
+    (row,) = [row for row in table() if row["name"] == "rspo"]
+    assert "Take instead gspo" in recipes_text([row], 1000)
     assert any("the nearest to rspo" in why for why in choose({"moe": "yes"})[0]["reasons"])
+
+
+def test_what_a_recipe_holds_in_memory_is_what_a_plan_counts() -> None:
+    """Of every recipe, for 1.5B parameters in bfloat16: bytes a weight, a critic's head aside."""
+    weights = cost.parameters(M)
+    for name in NAMES:
+        roles = role_sizes(load(recipe=name), cost.HALF)
+        held = sum(cost.held(M, cost.HALF, roles=roles).values())
+        gradients, _, _ = cost.largest_update(M, 1, roles=roles)
+        told = sum(bytes_a_weight(recipe(name)).values()) + GRADIENT
+        assert (held + gradients) / weights == pytest.approx(told, rel=1e-4), name
+    assert memory(recipe("ppo")) == (
+        "policy 14, reference 2, critic 14, gradients 4, one model's at a time: 34 bytes a weight "
+        "in bfloat16, without adapters"
+    )
+    assert memory(recipe("dapo")).startswith("policy 14, gradients 4: 18 bytes a weight")
+    (row,) = [row for row in table() if row["name"] == "prime"]
+    assert "policy, reference, implicit reward model (34 bytes" in recipes_text([row], 1000)
+    assert "in memory" in choice_text({}, [], choose({"critic": "yes"}), 100)
+    said = " ".join(explain_text(explain("ppo"), 99).split())
+    assert "gradients 4, one model's at a time" in said
 
 
 def refusals(name: str) -> list[str]:

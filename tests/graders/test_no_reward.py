@@ -154,7 +154,9 @@ def test_a_reward_that_hangs_costs_one_limit_and_not_in_silence(
     with (
         Eager(told.append, live=False) as watcher,
         watcher.watching(),
-        pytest.raises(RewardError, match=r"took longer than 0.5 s and was stopped, for the gold"),
+        pytest.raises(
+            RewardError, match=r"for the gold .*took longer than 0.5 s and was stopped\."
+        ),
     ):
         check(grader, TASKS)
     assert (tmp_path / "calls").read_text().split() == ["called"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from groupwise.data.steps import step_ends
 from groupwise.errors import RewardError
 from groupwise.graders.parts import SampleToGrade, built_in
-from groupwise.graders.scorers import prm, rm, step_ends
+from groupwise.graders.scorers import prm, rm
 from groupwise.records import Task
 
 transformers = pytest.importorskip("transformers")

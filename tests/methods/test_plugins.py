@@ -378,6 +378,7 @@ def test_the_packages_own_slots_unpickle_and_parse_anywhere() -> None:
 def test_equations_are_shown_without_braces_and_idle_factors() -> None:
     assert shown("A = R − mean_{j≠i} R_j") == "A = R − mean_(j≠i) R_j"
     assert shown("Σ_{s≥t} 1^(s−t) · r_s") == "Σ_(s≥t) r_s"
+    assert shown("Σ_l (1·1)^l δ_{t+l}") == "Σ_l δ_(t+l)"
     assert shown("(1·0.95)^l δ_{t+l} + 1·V_{t+1}") == "0.95^l δ_(t+l) + V_(t+1)"
     for kept in ("1[t=n]·R", "R·1[t=n]", "11·V", "0.1·V", "x^1·y", "a/1·b", "1−0.2", "clip(1)^2"):
         assert shown(kept) == kept

@@ -21,7 +21,7 @@ SLOTS = """
 import torch
 from groupwise.losses.pairs import Choice, PairLoss
 from groupwise.slots import advantage, aggregation, auxiliary, correction, filter_, gate, pairing
-from groupwise.slots import Count, penalty, preference, ratio, schedule, shaping
+from groupwise.slots import Count, labelling, penalty, preference, ratio, schedule, shaping
 
 def nothing(batch): return torch.zeros_like(batch.mask_NT)
 def prepared(batch, params): return {"coefficient_NT": batch.ones_NT / batch.mask_NT.sum()}
@@ -86,6 +86,12 @@ def trial_apart(pairs):
     return PairLoss(x_N, x_N, x_N, x_N, x_N > 0)
 @pairing(equation="x", reads="grades")
 def trial_outside(scores_C): return Choice(0, 9, True)
+@preference(equation="x", scores=True)
+def trial_still(pairs): return pairs.chosen_N.detach()
+@pairing(equation="x", reads="ranks")
+def trial_alone(scores_C): return Choice(0, 1, True)
+@labelling(equation="x")
+def trial_sum(steps): return steps.score_N.sum()
 """
 
 
@@ -146,6 +152,18 @@ def test_faulty_slots_of_pairs_are_named() -> None:
         with pytest.raises(RecipeError, match=f"{kind} {name} .trial_slots.py:") as refused:
             try_pairs(recipe("self_rewarding", {kind: f"{name}()"}))
         assert words in str(refused.value)
+
+
+def test_faulty_slots_of_models_that_score_are_named() -> None:
+    for name, kind, slot, words in [
+        ("reward_model", "preference", "trial_still", "without a gradient"),
+        ("reward_model", "pairing", "trial_alone", "instead of Choices of two"),
+        ("process_reward_model", "labelling", "trial_sum", "returned a tensor ()"),
+    ]:
+        with pytest.raises(RecipeError, match=f"{kind} {slot} .trial_slots.py:") as refused:
+            try_slots(recipe(name, {kind: f"{slot}()"}))
+        assert words in str(refused.value)
+        assert try_slots(recipe(name)) == []
 
 
 def test_any_recipe_can_be_tried_by_the_one_name_that_the_page_teaches() -> None:

@@ -23,13 +23,12 @@ from groupwise.model.adapters import quantized
 from groupwise.model.adapters.lora import adapters, attach, dropping, merge, plain_product
 from groupwise.model.adapters.quantized import QuantizedLinear, quantize
 from groupwise.model.adapters.targets import Spec, adapter_weights, fits, linear_shapes, matching
-from groupwise.model.cost import SINGLE, RoleSize, held, weight_bytes
+from groupwise.model.cost import SINGLE, RoleSize, held, lora, weight_bytes
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.layers.linear import Linear, linear_layers
 from groupwise.model.layers.ops import Plain
 from groupwise.model.layers.transformer import Transformer, copy_trained
 from groupwise.model.policy import starting_policy
-from groupwise.model.room import lora
 from groupwise.optim.roles.reference import Reference
 
 # Everywhere but on a GPU machine whose Python can't be added to.

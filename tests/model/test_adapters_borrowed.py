@@ -18,10 +18,10 @@ from groupwise.model.adapters.lora import adapters, attach
 from groupwise.model.adapters.peft_files import layers_in
 from groupwise.model.adapters.targets import Spec, linear_shapes
 from groupwise.model.borrowed.policy import Borrowed
+from groupwise.model.cost import lora
 from groupwise.model.formats.checkpoint import load_weights, stored_shape
 from groupwise.model.layers.linear import layer_sizes
 from groupwise.model.policy import load_policy
-from groupwise.model.room import lora
 from groupwise.plan.estimate import plan
 from groupwise.sync.export import export
 

@@ -311,7 +311,7 @@ def test_files_hold_the_same_tensors(tmp_path: Path) -> None:
         weight_decay=0.0,
     )
     tensors = {"optimizer": optimizer.state(), "reference": dict(model.named_parameters())}
-    made = state.snapshot(1, model=model, files={}, tensors=tensors, values={})
+    made = state.snapshot(1, weights=state.policy_contents(model, {}), tensors=tensors, values={})
     state.write(tmp_path / "run", made, keep=1)
     found = state.load_latest(tmp_path / "run")
     assert found is not None

@@ -152,7 +152,7 @@ def test_a_second_copy_of_a_tied_head_must_be_a_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("No space left")])
-@pytest.mark.parametrize("where", ["_write_tensors", "_flush", "_swap_in"])
+@pytest.mark.parametrize("where", ["write_tensors", "_flush", "_swap_in"])
 def test_a_failed_save_leaves_the_old_folder_untouched(
     error: Exception, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

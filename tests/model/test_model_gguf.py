@@ -162,14 +162,16 @@ def test_an_adapter_on_a_file_is_exported_beside_a_folder_that_peft_can_load(
 ) -> None:
     """PEFT loads folders alone: the words say how to make one of the file, and what they say does
     it."""
-    model, path = make("smollm2"), tmp_path / "model.gguf"
+    model, path = make("smollm2"), tmp_path / "my model.gguf"
     write(path, metadata(model, "llama"), gguf_tensors(model, "llama"))
     settings = {"model__path": str(path), "adapter__rank": 2, "steps": 1, "eval__tasks": 0}
     run(tmp_path / "run", **settings)
     checkpoint = Path(checkpoint_in(tmp_path / "run"))
     with pytest.raises(ModelError, match="PEFT loads folders alone") as refused:
         export(checkpoint, tmp_path / "adapter", adapter=True)
-    assert f"groupwise export {path} BASE --dtype float32" in str(refused.value)
+    assert f"groupwise export '{path}' BASE --dtype float32" in str(refused.value)  # to be pasted
+    with pytest.raises(ModelError, match="a folder is written, and no GGUF file"):
+        export(path, tmp_path / "out.gguf", torch.float32)
     export(path, tmp_path / "base", torch.float32)
     export(checkpoint, tmp_path / "adapter", adapter=True, base=tmp_path / "base")
     told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())

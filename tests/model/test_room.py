@@ -141,7 +141,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine whose GPU has as much memory as a test says; nothing can run on it."""
     found = SimpleNamespace(bytes=10**12, loaded=False)
 
-    def loaded(*args: Any) -> None:
+    def loaded(*args: Any, **options: Any) -> None:
         found.loaded = True
         raise ModelError("loaded")
 

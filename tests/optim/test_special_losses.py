@@ -48,7 +48,10 @@ class Inside:
         # Rows of every forward pass, without and with gradient.
         self.scored, self.updated = ([args[1].rows for args, _, _ in x] for x in (scored, updated))
         self.batches = [args[1] for args, _, _ in self.calls]
-        self.outputs = [{k: x.detach() for k, x in found.items()} for _, found, _ in self.calls]
+        self.outputs = [
+            {k: x.detach() for k, x in found.items() if isinstance(x, torch.Tensor)}
+            for _, found, _ in self.calls
+        ]
         self.results = [result for _, _, result in self.calls]
 
 

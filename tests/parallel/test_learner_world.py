@@ -29,6 +29,7 @@ from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.packs import outputs
 from groupwise.optim.roles.length_exponent import LengthExponent
 from groupwise.optim.roles.reference import Reference
+from groupwise.optim.schedules import LearningRates
 from groupwise.parallel.world import ALONE, Ranks, World
 from groupwise.records import Completion, Grade, Rollout, Task
 
@@ -84,7 +85,7 @@ def step(name: str, groups: list[Group], world: World) -> dict[str, Any]:
         **streams,
     )
     done = batch_phase(made, batch)
-    learner.learn(done.batch, sequences, parts, 0.0)
+    learner.learn(done.batch, sequences, parts, LearningRates(0.0, dict.fromkeys(roles, 0.0)))
     assert done.batch.advantage_NT is not None and done.batch.coefficient_NT is not None
     moments = [x for k, x in learner.optimizer.state().items() if k.startswith("exp_avg/")]
     mask_NT = done.batch.mask_NT

@@ -16,8 +16,9 @@ from torch import Tensor
 from groupwise.cli import main
 from groupwise.errors import RecipeError, RunError
 from groupwise.optim.packs import outputs
+from groupwise.optim.roles.implicit_reward import logp_behind
 from groupwise.replay.measures import angle, gram, rank, summed
-from groupwise.replay.methods import methods_of
+from groupwise.replay.methods import check, methods_of
 from groupwise.replay.parameters import gradient, load_weights, pushed
 from groupwise.replay.recorded import Recorded, open_recorded
 from groupwise.replay.replay import Replay, StepResult
@@ -54,10 +55,15 @@ RUNS: dict[str, dict[str, Any]] = {
         "prompts_per_step": 8,
     },
     "remax": {"recipe": "remax"},
+    "ppo": {"recipe": "ppo", "recipe__schedule__updates": 2, **BIG},
+    "alone": {"recipe": "ppo", "critic__alone_steps": 1, **BIG},
+    "vapo": {"recipe": "vapo", "critic__alone_steps": 0, "prompts_per_step": 4, **BIG},
+    "prime": {"recipe": "prime", "reward": "odd_for_some", "reward_model__learning_rate": 1e-2},
     "rloo": {"recipe": "rloo"},
     "sspo": {"recipe": "sspo", **FOUR},
     "tis": {"recipe": "tis", "engine__weights": "int8", **FOUR},
 }
+CRITICS = ("ppo", "alone", "vapo")
 # Runs that do not come out as recorded, or are one of those above again.
 RUNS_BESIDE: dict[str, dict[str, Any]] = {
     "int8": {"recipe": "tis", "engine__weights": "int8"},
@@ -105,6 +111,48 @@ def test_the_own_recipe_comes_out_as_recorded(runs: Runs, name: str) -> None:
         assert torch.equal(own.clipped_NT, wrote["clipped"])
         torch.testing.assert_close(own.ratio_NT[mask_NT].float(), wrote["ratio"][mask_NT])
         assert own.advantage_NT.any()
+        assert ("return" in wrote) == (own.target_NT is not None) == (name in CRITICS)
+        if own.target_NT is not None:
+            assert torch.equal(own.target_NT, wrote["return"]) and wrote["return"].any()
+
+
+def test_steps_in_which_the_policy_waited_are_told_and_have_no_ratios(runs: Runs) -> None:
+    run = runs("alone")
+    first, second = (run.step(step) for step in run.steps)
+    assert first.waited and not second.waited
+    table = read(first.path)
+    for name in ("ratio", "clipped", "entropy"):
+        assert table.column(name).null_count == table.num_rows, name
+    assert (first.streams["value"] == 0).all() and second.streams["value"].any()
+    # Monte-Carlo targets: at every token the reward of its answer, whatever the KL has taken off.
+    replay = Replay(run, methods_of(run, ["ppo recipe.gate.high=0.3"]), run.steps)
+    seen = list(replay)
+    assert any("the policy waited" in note for note in replay.notes)
+    assert (seen[0].methods[1].ratio_NT[first.mask_NT] == 1).all()
+
+
+def test_a_critic_or_a_reward_model_that_was_not_there_is_asked_for(runs: Runs) -> None:
+    for run, text, words in (
+        ("one", "ppo", "Only a run with a critic"),
+        ("one", "prime", "Only a run of prime"),
+        ("alone", "ppo recipe.penalty='entropy_bonus(coef=0.01)'", "waited for its critic"),
+    ):
+        recorded = runs(run)
+        record = recorded.step(recorded.steps[0])
+        with pytest.raises(RecipeError, match=words):
+            check(recorded, methods_of(recorded, [text])[1], record)
+
+
+def test_a_log_probability_is_found_again_from_its_process_reward() -> None:
+    """To the bit of the reward, whatever the sizes."""
+    chance = torch.Generator().manual_seed(0)
+    for spread in (1e-6, 1e-2, 1.0):
+        ref_NT = -torch.rand((50, 40), generator=chance) * 9
+        logp_NT = ref_NT + spread * torch.randn((50, 40), generator=chance)
+        process_NT = 0.05 * (logp_NT - ref_NT)
+        found_NT = logp_behind(process_NT, ref_NT, 0.05)
+        assert torch.equal(0.05 * (found_NT - ref_NT), process_NT)
+        torch.testing.assert_close(found_NT, logp_NT, rtol=1e-6, atol=1e-6)
 
 
 def test_clips_are_there_to_be_reproduced(runs: Runs) -> None:

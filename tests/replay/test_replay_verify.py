@@ -76,6 +76,31 @@ def test_a_run_that_was_continued_repeats(runs: Runs) -> None:
     assert verify(path, 1).steps == 1  # of as many steps as it has: the learning rate's schedule
 
 
+@pytest.mark.parametrize(
+    ("changes", "column"),
+    [
+        ({"recipe": "ppo", "critic__alone_steps": 1, "steps": 3}, "value"),
+        ({"recipe": "ppo", "critic__alone_steps": 1, "steps": 3}, "return"),
+        ({"recipe": "prime", "steps": 2}, "process_reward"),
+    ],
+)
+def test_what_a_model_beside_the_policy_said_repeats(
+    runs: Runs, tmp_path: Path, changes: dict[str, Any], column: str
+) -> None:
+    """Also in a step in which a critic learns alone; and where it does not, the token is named."""
+    path = runs.folder / f"{changes['recipe']}_beside"
+    path = path if path.exists() else runs.make(path.name, **changes)
+    found = verify(path)
+    assert found.same and found.steps == changes["steps"]
+    folder = RunFolder(shutil.copytree(path, tmp_path / "copy", symlinks=True))
+    table = read(folder.rollout(changes["steps"]))
+    lists = table.column(column).to_pylist()
+    lists[2][0] += 0.5
+    store(folder.rollout(changes["steps"]), with_lists(table, {column: lists}))
+    seen = verify(folder.path).difference
+    assert seen is not None and (seen.step, seen.what, seen.token) == (changes["steps"], column, 0)
+
+
 def test_the_first_token_that_differs_is_named(runs: Runs, tmp_path: Path) -> None:
     folder = runs.copy(tmp_path)
     table = read(folder.rollout(2))
@@ -149,13 +174,13 @@ def test_a_checkpoint_that_is_cleared_away_meanwhile_is_no_difference(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a run that goes on: it keeps the last ones."""
-    folder, save = runs.copy(tmp_path), checkpoint.save
+    folder, write = runs.copy(tmp_path), checkpoint.write_folder
 
     def slow(*args: Any, **settings: Any) -> None:
         shutil.rmtree(folder.path / "checkpoints/step_2", ignore_errors=True)
-        save(*args, **settings)
+        write(*args, **settings)
 
-    monkeypatch.setattr(checkpoint, "save", slow)
+    monkeypatch.setattr(checkpoint, "write_folder", slow)
     assert verify(folder.path).same
     assert not (folder.path / "checkpoints/step_2").exists()
 
@@ -347,7 +372,8 @@ def altered(name: str, value: Any, tokens: list[int]) -> Any:
     if name == "turns":
         return [{**value[0], "role": "tool"}, *value[1:]]
     if value is None:
-        return {"reward": 0.5, "correct": True, "answer": "x"}.get(name, [0.5] * len(tokens))
+        others = {"reward": 0.5, "correct": True, "answer": "x", "branch": {"at": 1, "number": 0}}
+        return others.get(name, [0.5] * len(tokens))
     if isinstance(value, list):
         return [altered(name, value[0], tokens), *value[1:]]
     if isinstance(value, bool):

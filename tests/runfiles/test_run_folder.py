@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from groupwise.errors import RunError
-from groupwise.records import Completion, Grade, Rollout, Task, Turn
+from groupwise.records import Branch, Completion, Grade, Rollout, Task, Turn
 from groupwise.runfiles import files, folder, manifest, recorder, rollouts
 from groupwise.runfiles.files import append_lines, read_lines, write_atomic
 from groupwise.runfiles.folder import Event, RunFolder
@@ -554,7 +554,8 @@ ODD_FLOATS = np.array(
 def test_float32_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
     """0 and -0, the smallest and largest numbers, infinities, NaN with a payload."""
     ids = tuple(range(len(ODD_FLOATS)))
-    given = row(token_ids=ids, **({"sampler_logp": [0.0] * len(ids)} | {name: ODD_FLOATS}))
+    field = rollouts.field_of(name)
+    given = row(token_ids=ids, **({"sampler_logp": [0.0] * len(ids)} | {field: ODD_FLOATS}))
     rollouts.write(tmp_path / "a.parquet", [given, given], 1)
     column = rollouts.read(tmp_path / "a.parquet")[name].combine_chunks()
     back = column.flatten().to_numpy(zero_copy_only=False).view(np.uint32)
@@ -565,6 +566,7 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
     full = row(
         mask=torch.tensor([True, False]),
         turns=(Turn("assistant", 0, 1), Turn("tool", 1, 2)),
+        branch=Branch(1, 2),
         learner_logp=torch.tensor([-0.5, 0.0]),
         ref_logp=[-1.0, 0.0],
         entropy=np.array([0.5, 0.0]),
@@ -572,6 +574,9 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         coefficient=[0.25, 0.0],
         ratio=[1.0, 0.0],
         clipped=torch.tensor([True, False]),
+        value=[0.75, 0.0],
+        return_=torch.tensor([0.5, 0.0]),
+        process_reward=[-0.25, 0.0],
         reward=0.1,
         reward_parts={"number": 1.0, "format": None},
         reward_steps=[(3, 0.1), (3, -1.0), (9, 0.5)],
@@ -597,6 +602,7 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         "prompt_token_ids": [1, 2, 3],
         "token_ids": [4, 5],
         "mask": [True, False],
+        "branch": {"at": 1, "number": 2},
         "turns": [
             {"role": "assistant", "start": 0, "end": 1},
             {"role": "tool", "start": 1, "end": 2},
@@ -609,6 +615,9 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         "coefficient": [0.25, 0.0],
         "ratio": [1.0, 0.0],
         "clipped": [True, False],
+        "value": [0.75, 0.0],
+        "return": [0.5, 0.0],
+        "process_reward": [-0.25, 0.0],
         "reward": 0.1,
         "reward_parts": [("number", 1.0), ("format", None)],
         "reward_steps": [
@@ -627,9 +636,9 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         "text": "two \x00?",
         "answer": "2",
     }
-    absent = {"learner_logp", "ref_logp", "entropy", "advantage", "coefficient", "ratio", "clipped"}
+    absent = set(rollouts.PER_TOKEN) - {"mask", "sampler_logp"}
     assert {name for name, value in second.items() if value is None} == absent | {
-        "reward", "correct", "answer",
+        "reward", "correct", "answer", "branch",
     }  # fmt: skip
     assert second["mask"] == [True, True]
 

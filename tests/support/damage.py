@@ -281,7 +281,9 @@ def _read_adapter(folder: Path) -> None:
 def _run(folder: Path) -> Path:
     values = {"step": 3, "cursor": {"epoch": 0, "seen": [1, 2]}, "best": None}
     tensors = {"optimizer": {"m": torch.zeros(4)}}
-    made = states.snapshot(3, model=make("qwen2"), files={}, tensors=tensors, values=values)
+    made = states.snapshot(
+        3, weights=states.policy_contents(make("qwen2"), {}), tensors=tensors, values=values
+    )
     return states.write(folder / "checkpoints", made, keep=2) / "resume" / "state.json"
 
 

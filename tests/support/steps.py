@@ -22,6 +22,7 @@ from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.layers.head import logits
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.packs import Sequences
+from groupwise.optim.roles import rates_at
 from groupwise.records import Rollout
 from groupwise.stages.collected import Collected
 from groupwise.stages.stage import StepUpdates
@@ -47,6 +48,10 @@ def abstains(completion):
 def odd_for_some(completion, prompt):
     'Only prompts that start with 0 to 3 have better and worse answers.'
     return odd(completion) if prompt[:1] in "0123" else 0.0
+
+def small_prompt(completion, prompt):
+    'Known before the first token: half of all prompts start with 0 to 4.'
+    return float(prompt[:1] in "01234")
 
 def cut_off(completion, finish):
     return float(finish == "length")
@@ -121,10 +126,11 @@ def gather(run: Run) -> Collected:
     return run.stage.collect(run.parts, run.progress.cursor, run.reporter.event, Clock())
 
 
-def learn(run: Run, collected: Collected, rate: float = 1e-3) -> StepUpdates:
-    """The updates on these rollouts. The run's counters stay."""
+def learn(run: Run, collected: Collected, rate: float | None = 1e-3) -> StepUpdates:
+    """The updates on these rollouts, at this rate for the policy. The run's counters stay."""
     memory, tell = run.progress.memory, run.reporter.event
-    return run.stage.teach(run.parts, memory, collected, rate, tell, Clock())
+    rates = rates_at(run.config, run.progress.step, run.config.steps)._replace(policy=rate)
+    return run.stage.teach(run.parts, memory, collected, rates, tell, Clock())
 
 
 def weights(model: Transformer) -> Tensor:

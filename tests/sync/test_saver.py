@@ -17,7 +17,13 @@ from groupwise.model.formats.checkpoint import load_weights
 from groupwise.model.layers.transformer import Transformer
 from groupwise.sync import checkpoints as states
 from groupwise.sync import saver as savers
-from groupwise.sync.checkpoints import Snapshot, load_latest, snapshot, weights_alone
+from groupwise.sync.checkpoints import (
+    Snapshot,
+    load_latest,
+    policy_contents,
+    snapshot,
+    weights_alone,
+)
 from groupwise.sync.saver import Saver
 
 
@@ -27,7 +33,10 @@ def nothing() -> None:
 
 def taken(model: Transformer, step: int, **tensors: Tensor) -> Snapshot:
     return snapshot(
-        step, model=model, files={}, tensors={"optimizer": tensors}, values={"at": step}
+        step,
+        weights=policy_contents(model, {}),
+        tensors={"optimizer": tensors},
+        values={"at": step},
     )
 
 
@@ -72,7 +81,7 @@ def test_never_two_at_once(
     with Saver(tmp_path, keep=2) as saver:
         for step in (1, 2, 3):
             saver.save(taken(model, step), nothing, lambda step=step: done.append(step))
-        saver.save(weights_alone(4, model, {}), nothing)
+        saver.save(weights_alone(4, policy_contents(model, {})), nothing)
     assert (most, done) == (1, [1, 2, 3])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "best", "latest", "step_2", "step_3", "step_4"
@@ -197,4 +206,5 @@ def test_on_a_gpu_the_copy_comes_before_the_next_change(tmp_path: Path) -> None:
             stored = found.tensors["optimizer"]
             assert (stored["moments"] == step - 1).all() and int(stored["steps"]) == 3
             assert torch.equal(stored["small"], torch.ones(5))
-            saver.save(weights_alone(step, model, {}), nothing)  # into a part of the same memory
+            # Into a part of the same memory.
+            saver.save(weights_alone(step, policy_contents(model, {})), nothing)

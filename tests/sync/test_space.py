@@ -19,7 +19,7 @@ from groupwise.plan.estimate import Host, space_of
 from groupwise.prepare.placing import placed
 from groupwise.prepare.sizes import sizes_of
 from groupwise.sync import checkpoints as states
-from groupwise.sync.checkpoints import snapshot, weights_alone, write
+from groupwise.sync.checkpoints import policy_contents, snapshot, weights_alone, write
 from groupwise.sync.space import Space
 from groupwise.training.opening import open_run
 
@@ -68,8 +68,10 @@ def test_no_run_has_more_on_the_disk_than_was_counted(
 
     def saved(step: int, kind: str) -> Path:
         if kind == "weights":
-            return write(tmp_path, weights_alone(step, model, {}), 2)
-        made = snapshot(step, model=model, files={}, tensors=rest, values={}, best=kind == "best")
+            return write(tmp_path, weights_alone(step, policy_contents(model, {})), 2)
+        made = snapshot(
+            step, weights=policy_contents(model, {}), tensors=rest, values={}, best=kind == "best"
+        )
         return write(tmp_path, made, 2)
 
     whole, best = (

@@ -37,6 +37,7 @@ from groupwise.sync.checkpoints import (
     load_latest,
     memory_from_json,
     memory_to_json,
+    policy_contents,
     snapshot,
     weights_alone,
 )
@@ -362,8 +363,7 @@ def parts(step: int) -> dict[str, dict[str, Tensor]]:
 def write(parent: Path, step: int, keep: int = 2, best: bool = False, **values: Any) -> Path:
     made = snapshot(
         step,
-        model=at_step(step),
-        files={"generation_config.json": b"{}"},
+        weights=policy_contents(at_step(step), {"generation_config.json": b"{}"}),
         tensors=parts(step),
         values={"step": step, "third": 1 / 3, **values},
         best=best,
@@ -373,7 +373,7 @@ def write(parent: Path, step: int, keep: int = 2, best: bool = False, **values: 
 
 def write_best(parent: Path, step: int, keep: int = 2) -> Path:
     """Weights alone, as the best so far."""
-    made = weights_alone(step, at_step(step), {"generation_config.json": b"{}"})
+    made = weights_alone(step, policy_contents(at_step(step), {"generation_config.json": b"{}"}))
     return states.write(parent, made, keep)
 
 
@@ -416,7 +416,8 @@ def test_an_older_checkpoint_has_its_length_exponent_where_roles_look_for_it(
     optimizer = AdamW(model.named_parameters(), **SETTINGS).state()
     exponent = {"exponent": torch.tensor(0.25), "exponent_optimizer/step": torch.tensor(3)}
     tensors = {"optimizer": {f"policy/{k}": x for k, x in optimizer.items()} | exponent}
-    states.write(tmp_path, snapshot(3, model=model, files={}, tensors=tensors, values={}), keep=1)
+    made = snapshot(3, weights=policy_contents(model, {}), tensors=tensors, values={})
+    states.write(tmp_path, made, keep=1)
     found = load_latest(tmp_path)
     assert found is not None
     assert same(found.tensors["length_exponent"], exponent)
@@ -444,7 +445,7 @@ def test_bug_46_training_from_a_checkpoint_on_disk_is_2n_to_the_bit(tmp_path: Pa
     whole = AdamW(straight.named_parameters(), **SETTINGS)
     train(straight, whole, 0, 3)
     tensors = {"optimizer": whole.state()}
-    made = snapshot(3, model=straight, files={}, tensors=tensors, values={})
+    made = snapshot(3, weights=policy_contents(straight, {}), tensors=tensors, values={})
     states.write(tmp_path, made, keep=1)
     train(straight, whole, 3, 6)
 

@@ -215,7 +215,7 @@ def test_updates_and_restoring_never_move_an_adapter_in_memory(
         loop.begin(run)
         loop.one_step(run, loop.threading.Event())
         assert fingerprint(policy.named_parameters()) != marks
-        run.keeper._restore_weights(trained / "checkpoints" / "latest")
+        run.stage.take_back(run.parts, trained / "checkpoints" / "latest")
         assert {name: p.data_ptr() for name, p in policy.named_parameters()} == before
 
 

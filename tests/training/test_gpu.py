@@ -26,10 +26,12 @@ from groupwise.model.config import ModelConfig
 from groupwise.model.formats.tokenizer import Tokenizer, character_files
 from groupwise.model.layers.equip import equip
 from groupwise.model.layers.transformer import Transformer
+from groupwise.model.scalar_head import ScalarHead
 from groupwise.optim.adamw import AdamW
 from groupwise.optim.assemble import assemble, batch_of, sequences_of
 from groupwise.optim.learner import PolicyLearner
-from groupwise.optim.packs import Sequences, micro_batches, score
+from groupwise.optim.packs import Sequences, micro_batches, score, values
+from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import apply
 from groupwise.records import Completion, Grade, Rollout, Task
 
@@ -315,7 +317,7 @@ def gradient(
     said = batch_of(made, groups, tokenizer)
     batch = assemble(made, groups, said, device=learner.device, **streams)
     rows = list(range(len(batch.mask_NT)))
-    learner.learn(batch_phase(made, batch).batch, sequences_of(groups), [rows], 0.0)
+    learner.learn(batch_phase(made, batch).batch, sequences_of(groups), [rows], LearningRates(0.0))
     state = learner.optimizer.state()
     return torch.cat([x.double().flatten() for k, x in state.items() if k.startswith("exp_avg/")])
 
@@ -372,15 +374,44 @@ def test_in_exact_mode_an_update_repeats_to_the_bit() -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
+def test_a_critics_values_and_gradients_are_those_of_the_cpu_in_float32() -> None:
+    groups = rollouts()
+    sequences = sequences_of(groups)
+    found = []
+    for trunk in (make(dtype=torch.float32, device="cpu"), equipped(exact=False)):
+        head = ScalarHead(trunk)
+        with torch.no_grad():
+            head.score.weight.copy_(torch.linspace(-1, 1, head.score.in_features)[None])
+        pack = sequences.pack(list(range(len(sequences.completions))), head.device)
+        value_NT = values(head, pack)
+        assert value_NT.dtype == torch.float32
+        value_NT.square().sum().backward()
+        parts = [p.grad.double().cpu().flatten() for _, p in head.learning_parameters()]
+        found.append((value_NT.detach().cpu(), torch.cat(parts)))
+    (wanted_NT, wanted), (value_NT, moved) = found
+    scale = wanted_NT[sequences.mask()].abs().mean()
+    assert (wanted_NT - value_NT)[sequences.mask()].abs().mean() < 0.03 * scale
+    assert torch.cosine_similarity(wanted, moved, dim=0) > 0.99
+
+
 # --- runs -------------------------------------------------------------------------------------
 
 
-def test_in_exact_mode_runs_repeat_and_resume_to_the_bit(tmp_path: Path) -> None:
-    """With a reference and two updates a batch, in micro-batches."""
+BESIDE: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "ppo": {"critic__alone_steps": 1},
+    "prime": {"recipe__filter": ""},
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_in_exact_mode_runs_repeat_and_resume_to_the_bit(name: str, tmp_path: Path) -> None:
+    """With a reference, a critic or a reward model, two updates a batch, in micro-batches."""
     from runs import left_behind, run
 
     changes: dict[str, Any] = {
-        "recipe": "grpo",
+        **BESIDE[name],
+        "recipe": name,
         "recipe__schedule__updates": 2,
         "model__device": DEVICE,
         "model__dtype": "bfloat16",
@@ -393,6 +424,7 @@ def test_in_exact_mode_runs_repeat_and_resume_to_the_bit(tmp_path: Path) -> None
     run(tmp_path / "halves", steps=4, **changes)
     whole = left_behind(tmp_path / "whole")
     assert whole["metrics"][0]["gate/mismatch_max"] == 0
+    # A first step that is the critic's alone leaves the weights as they were.
     assert len({line["weights/fingerprint"] for line in whole["metrics"][1:]}) == 4
     assert left_behind(tmp_path / "again") == whole
     assert left_behind(tmp_path / "halves") == whole

@@ -38,6 +38,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "a moving reference": {"recipe": "grpo", "reference__update": "ema:0.9"},
     "a memory of prompts": {"recipe": "dcpo", "data__size": 12, "eval__tasks": 4},
     "a learned exponent": {"recipe": "lambda_grpo"},
+    "branches of answers": {
+        "recipe": "vineppo",
+        "recipe__advantage__step_difference__split": "sentence",
+        "recipe__advantage__step_difference__branches": 2,
+        "data__options": {"digits": 1, "filler": 3},
+        "engine__max_tokens": 6,
+    },
+    "a critic that learns alone at first": {
+        "recipe": "ppo",
+        "recipe__schedule__updates": 2,
+        "critic__alone_steps": 4,
+    },
+    "a reward model that learns first": {"recipe": "prime", "recipe__filter": ""},
     "a stale sampler": {"recipe": "tis", "engine__weights": "stale:2"},
 }
 
@@ -78,7 +91,15 @@ def test_bug_46_n_and_n_more_steps_equal_2n(kind: str, tmp_path: Path) -> None:
     assert halves == whole
 
 
-@pytest.mark.parametrize("kind", ["plain", "several updates and dynamic sampling"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "plain",
+        "several updates and dynamic sampling",
+        "a critic that learns alone at first",
+        "a reward model that learns first",
+    ],
+)
 def test_killed_at_random_moments_it_comes_back_the_same(kind: str, tmp_path: Path) -> None:
     changes = KINDS[kind] | {"steps": 8}
     begun = time.monotonic()
@@ -172,3 +193,14 @@ def test_without_a_checkpoint_the_records_are_made_again_and_that_is_said(tmp_pa
     train(small(steps=2), tmp_path / "run", Display(said, live=False))
     assert "no checkpoint yet: 3 recorded steps are done again" in said.getvalue()
     assert left_behind(tmp_path / "run") == before
+
+
+def test_without_held_out_tasks_none_are_spoken_of_also_on_resume(tmp_path: Path) -> None:
+    """Neither 'n/a -> n/a' nor a command that would be refused, whichever start ends the run."""
+    for steps in (2, 3):
+        stream = io.StringIO()
+        train(small(steps=steps, eval__tasks=0), tmp_path / "run", display=Display(stream))
+        told = stream.getvalue()
+        assert f"{steps} steps in " in told and "no task was held out" in told
+        assert "held-out accuracy" not in told and "groupwise eval" not in told
+        assert "groupwise diagnose" in told

@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
@@ -26,6 +27,7 @@ from groupwise.runfiles import rollouts
 from groupwise.runfiles.files import append_lines, write_atomic
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.partial import PartialReader
+from groupwise.runfiles.rollouts import Row
 from groupwise.runfiles.starts import Start, write_starts
 from groupwise.view import chat, server
 from groupwise.view.prompts import PromptIndex
@@ -570,11 +572,12 @@ def test_a_report_with_plots(
 ) -> None:
     assert main(["report", str(run.path)]) == 0
     page = run.report.read_text("utf-8")
-    assert page.count('class="event"') == 4  # accuracy begins after the step
+    assert page.count('class="event"') == 5  # accuracy begins after the step
     assert "entropy collapse" in page and "Dotted: a health rule fired." in page
     plots = sorted(path.name for path in (run.path / "plots").iterdir())
     assert plots == ["entropy_in_nats.png", "held_out_accuracy.png", "length_in_tokens.png",
-                     "training_reward.png", "useful_groups.png"]  # fmt: skip
+                     "sampler_learner_mismatch_in_nats.png", "training_reward.png",
+                     "useful_groups.png"]  # fmt: skip
     data = (run.path / "plots" / "training_reward.png").read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     write_plots(run.path)
@@ -591,3 +594,17 @@ def test_a_report_with_plots(
 def test_made_rows_and_metrics_are_what_the_tests_think() -> None:
     assert len(rows_of(1)) == 20 and metrics_of(3)["entropy/mean"] is None
     assert pa.types.is_list(rollouts.to_table(rows_of(1), 1).schema.field("ratio").type)
+
+
+def test_the_tokens_of_a_run_with_a_critic_have_its_values(tmp_path: Path) -> None:
+    given = Row(1, 0, 0, 0, (1,), (2, 3), [0.0, 0.0], value=[0.25, -0.5], return_=[1.0, 0.0],
+                process_reward=[0.0, 0.125])  # fmt: skip
+    rollouts.write(tmp_path / "a.parquet", [given, replace(given, sample=1, value=None)], 1)
+    page = token_page(tmp_path / "a.parquet", 0, 0, 0, None)
+    shown = {stream["name"]: stream for stream in page["streams"]}
+    assert shown["value"]["values"] == [0.25, -0.5] and shown["value"]["reach"] == 0.5
+    assert shown["return"]["values"] == [1.0, 0.0]
+    assert shown["process_reward"]["values"] == [0.0, 0.125]
+    assert shown["value"]["title"] == "critic's value before the token"
+    other = token_page(tmp_path / "a.parquet", 0, 1, 0, None)
+    assert "value" not in [stream["name"] for stream in other["streams"]]

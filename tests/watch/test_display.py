@@ -47,7 +47,9 @@ def shown(*steps: dict[str, Any], total: int = 100, start: int = 0) -> list[str]
     display.start([], total, start)
     for metrics in steps:
         display.step(metrics)
-    return [line for line in stream.getvalue().splitlines() if line != LOSS_NOTE]
+    return [
+        line for line in stream.getvalue().splitlines() if not line.startswith("The loss is near 0")
+    ]
 
 
 def test_the_plain_line_to_the_letter() -> None:
@@ -59,6 +61,16 @@ def test_the_plain_line_to_the_letter() -> None:
     )
     assert "ETA" not in first  # one step is no measure
     assert "loss" not in first + last
+
+
+def test_a_step_with_a_critic_shows_what_it_knows_and_whether_the_policy_waits() -> None:
+    known = {**STEP, "critic/explained_variance": 0.4231}
+    of_updates = ("optim/", "clip/", "loss/", "entropy/", "mismatch/")
+    alone = {k: x for k, x in known.items() if not k.startswith(of_updates)} | {"updates/count": 0}
+    first, second = shown(alone, known)
+    assert "explained variance 0.42  policy waits, critic alone" in first
+    assert not any(word in first for word in ("grad", "clip", "entropy", "mismatch"))
+    assert "explained variance 0.42  grad 0.625" in second and "waits" not in second
 
 
 def test_what_the_device_did_stands_behind_its_phase_and_the_bottleneck_is_named() -> None:
@@ -137,7 +149,7 @@ def test_the_loss_is_explained_once_and_not_on_resume() -> None:
     display.start(["16 prompts x 8"], 3)
     for _ in range(3):
         display.step(STEP)
-    assert stream.getvalue().count(LOSS_NOTE) == 1
+    assert stream.getvalue().count(LOSS_NOTE.format(measures="held-out accuracy and reward")) == 1
     assert "near 0 whether or not the model learns" in LOSS_NOTE
     assert stream.getvalue().startswith("16 prompts x 8\n")
     resumed = io.StringIO()
@@ -178,6 +190,26 @@ def test_the_end_shows_before_and_after() -> None:
     ]
 
 
+def test_the_end_of_a_run_without_held_out_tasks_promises_none() -> None:
+    """No n/a -> n/a, no note to watch what is not there, no command that would be refused."""
+    stream = io.StringIO()
+    display = Display(stream)
+    display.start([], 3, held_out=False)
+    display.finish({"steps": 3, "seconds": 2.0}, "runs/one", held_out=False)
+    told = stream.getvalue()
+    assert "Watch the training reward." in told
+    assert "3 steps in 0:02; no task was held out to judge it by (data.eval)" in told
+    assert "held-out" not in told and "n/a" not in told and "groupwise eval" not in told
+    assert "groupwise diagnose runs/one" in told
+
+
+def test_the_training_reward_is_that_of_all_samples() -> None:
+    """Groups that dynamic sampling drops are answers of the policy, too; older runs lack them."""
+    both = {"reward/mean": 0.716, "reward/sampled_mean": 0.805}
+    assert "training reward 0.805" in shown(both)[0]
+    assert "training reward 0.716" in shown({"reward/mean": 0.716})[0]
+
+
 def test_the_panel_on_a_terminal() -> None:
     stream = io.StringIO()
     with Display(stream, live=True) as display:
@@ -216,7 +248,7 @@ def test_an_ascii_terminal_shows_question_marks_instead_of_a_traceback() -> None
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(b"?\nWatch held-out accuracy")
+    assert done.stdout.startswith(b"?\nThe loss is near 0")
 
 
 def test_small_things() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,24 @@ from batches import POLICY_RECIPES, learner_outputs, leaves, random_sample
 from graded_rollouts import rollout
 
 from groupwise import Pairs, batch_phase, passes, recipe, token_phase
+from groupwise.config import load
 from groupwise.errors import RunError
+from groupwise.evaluate.monte_carlo import Agreement
 from groupwise.methods.composition import PairRecipe
+from groupwise.optim.learned import RoleUpdates
+from groupwise.optim.roles.critic import Critic, value_measures
+from groupwise.optim.roles.implicit_reward import reward_measures
+from groupwise.optim.step import StepOutcome
 from groupwise.recipes import RECIPES
 from groupwise.runfiles import catalogue
 from groupwise.runfiles.files import storable
 from groupwise.runfiles.folder import Event, RunFolder
 from groupwise.runfiles.recorder import Recorder
 from groupwise.runfiles.rollouts import Row
+from groupwise.stages import stage_of
 from groupwise.watch.chart import MOST_POINTS, Curve, Point, Scale, smooth, svg, thin, ticks
 from groupwise.watch.costs import costs
-from groupwise.watch.report import report_page, write_report, write_summary
+from groupwise.watch.report import curves, report_page, write_report, write_summary
 from groupwise.watch.samples import sample_measures, wasted
 
 HOSTILE = (
@@ -255,7 +263,48 @@ OF_THE_LOOP = [
     "memory/peak_bytes", "cost/tokens", "data/epoch", "weights/version", "weights/fingerprint",
     "optim/micro_batches", "gate/mismatch_mean", "gate/mismatch_p99", "gate/mismatch_max",
     "pairs/count", "optim/grad_snr", "mismatch/abs_p99", "mismatch/limit",
+    "vineppo/branches", "vineppo/branch_tokens", "vineppo/valued_steps", "vineppo/truncated_share",
+    "vineppo/ungraded_share",
 ]  # fmt: skip
+
+
+def of_models_that_score() -> set[str]:
+    """All that is measured of a step, and of held-out rows."""
+    pair = {"chosen": "ab", "rejected": "c"}
+    steps = {"completions": ["a", "b"], "labels": [True, False]}
+    names = set[str]()
+    for kind, columns, scores in (
+        ("reward_model", pair, [[1.0], [0.0]]),
+        ("process_reward_model", steps, [[1.0, 0.0]]),
+    ):
+        rows = [rollout("ab", 1.0, True), rollout("c", 0.0, False)][: len(scores)]
+        task = replace(rows[0].task, columns=columns)
+        stage = stage_of(load(recipe=kind))
+        measured = stage.measured([[replace(row, task=task) for row in rows]], scores)
+        assert set(stage.WATCHED) <= measured.keys()
+        names |= {*measured, *(f"eval/{name.partition('/')[2]}" for name in stage.WATCHED)}
+    return names
+
+
+def measured_of_roles() -> set[str]:
+    """What a critic and an implicit reward model measure, and what their updates do."""
+    made: set[str] = set()
+    for name, role, measure in (
+        ("ppo", "critic", lambda b: value_measures(b, b.prepared["value_loss"]["return_NT"])),
+        ("prime", "prm", lambda b: reward_measures(b, 0.05)),
+    ):
+        batch = batch_phase(recipe(name), random_sample(0).build()).batch
+        done = RoleUpdates(role, [StepOutcome(1.0, False, False, None)], [torch.zeros(())])
+        made |= {*measure(batch), *done.metrics()}
+    made |= {*Agreement(8, 0.5, 0.1, 0.1, (0.1, None), 0.05).metrics("eval/critic")}
+    critic = object.__new__(Critic)  # without a model: its updates are measured by the batch
+    term = critic.tally(recipe("ppo"), with_values(random_sample(0)))
+    return made | {*term.read()}
+
+
+def with_values(sample: Any) -> Any:
+    batch = batch_phase(recipe("ppo"), sample.build()).batch
+    return batch.with_outputs(value_NT=batch.stream("old_value_NT"))
 
 
 def test_what_the_phases_measure_is_documented() -> None:
@@ -274,6 +323,7 @@ def test_what_the_phases_measure_is_documented() -> None:
     for entry in RECIPES.values():
         if isinstance(entry, PairRecipe):
             names |= set(entry.preference(Pairs(*(torch.zeros(2) for _ in range(4)))).metrics())
+    names |= of_models_that_score() | measured_of_roles()
     assert {"kl/ref", "entropy/mean", "mismatch/effective_sample_share"} <= names  # it did measure
     assert [name for name in names if name != "step" and catalogue.find(name) is None] == []
     families = tuple(key[:-1] for key in catalogue.CATALOGUE if key.endswith("*"))
@@ -315,3 +365,13 @@ def test_the_report_says_what_it_cost() -> None:
         "tokens dropped, mean of the steps": "0 %",
     }
     assert _spent([{"step": 1}]) == []
+
+
+def test_the_training_reward_is_one_number() -> None:
+    """Panel, report and viewer show that of all samples; of older runs, what they have."""
+    new = [{"step": 1, "reward/mean": 0.7, "reward/sampled_mean": 0.8}]
+    drawn = {curve.title: (name, curve.points[0].value) for name, curve in curves(new, [])
+             if curve.points}  # fmt: skip
+    assert drawn == {"Training reward": ("reward/sampled_mean", 0.8)}
+    old = {name for name, curve in curves([{"step": 1, "reward/mean": 0.7}], []) if curve.points}
+    assert old == {"reward/mean"}

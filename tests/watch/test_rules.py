@@ -21,7 +21,22 @@ STEPS = 120
 Lines = list[dict[str, Any]]
 
 
-def healthy(seed: int = 0, steps: int = STEPS) -> Lines:
+def values(chance: np.random.Generator, step: int, rate: float) -> dict[str, float]:
+    """A critic as it should be: 0 at first, then it knows more from step to step."""
+    known = 0.6 * (1 - np.exp(-step / 15)) + chance.normal(0, 0.1) * (step > 1)
+    return {
+        "updates/count": 1.0,
+        "critic/explained_variance": known if step > 1 else 0.0,
+        "critic/clip_share": float(abs(chance.normal(0, 0.05))),
+        "critic/value_min": 0.0 if step == 1 else -0.1 + chance.normal(0, 0.05),
+        "critic/value_max": 0.0 if step == 1 else rate + 0.3 + chance.normal(0, 0.05),
+        "critic/return_mean": rate,
+        "critic/reward_min": 0.0,
+        "critic/reward_max": 1.0,
+    }
+
+
+def healthy(seed: int = 0, steps: int = STEPS, critic: bool = False) -> Lines:
     """A run as it should be: noisy, up from 0.35 to 0.9, entropy and mistakes fading together."""
     chance = np.random.default_rng(seed)
     lines: Lines = [{"step": 0, "eval/accuracy": 0.35, "eval/accuracy_stderr": 0.042}]
@@ -57,6 +72,8 @@ def healthy(seed: int = 0, steps: int = STEPS) -> Lines:
             "text/repetition": 0.05,
             "groups/dead_share": 0.4,
         }
+        if critic:
+            line |= values(chance, step, rate)
         if step % 20 == 0:
             line["eval/accuracy"] = float(np.clip(rate + chance.normal(0, 0.04), 0, 1))
             line["eval/accuracy_stderr"] = 0.04
@@ -70,7 +87,7 @@ def names(lines: Lines) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_healthy_runs_are_left_alone(seed: int) -> None:
-    assert names(healthy(seed, 300 if seed < 5 else STEPS)) == []
+    assert names(healthy(seed, 300 if seed < 5 else STEPS, critic=bool(seed % 2))) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -114,6 +131,10 @@ SICKNESSES: dict[str, Change] = {
         "reward/sampled_mean": line["reward/sampled_mean"] * 0 + 0.3 + 0.02 * (n % 3),
         "eval/accuracy": 0.35},
     "noisy batches": lambda line, n: {"reward/mean": 0.5 + 0.4 * (-1) ** (n // 2) * (n % 2)},
+    "critic at 0": lambda line, n: {"critic/value_min": 0.0, "critic/value_max": 0.0},
+    "critic out of range": lambda line, n: {"critic/value_max": 2.5},
+    "critic clipped": lambda line, n: {"critic/clip_share": 0.7},
+    "critic knows nothing": lambda line, n: {"critic/explained_variance": -0.3},
 }  # fmt: skip
 FROM = {
     "sudden collapse": 1,
@@ -123,6 +144,7 @@ FROM = {
     "sampler behind": 1,
     "stalled": 1,
     "guessing": 1,
+    "critic at 0": 1,
 }
 
 
@@ -131,7 +153,7 @@ def sick(name: str) -> tuple[Lines, int]:
     change = SICKNESSES[name]
     lines = [
         line | change(line, line["step"] - start + 1) if line["step"] >= start else line
-        for line in healthy(3)
+        for line in healthy(3, critic=name.startswith("critic"))
     ]
     return lines, start
 
@@ -166,7 +188,7 @@ def test_the_change_to_try_can_be_made() -> None:
         ):
             if key == "votes":  # of a judge, not a setting
                 continue
-            load(plain | {key: text or float(figure)})
+            load(plain | {key: text or (float(figure) if "." in figure else int(figure))})
             named += 1
         for key in re.findall(
             r"\b(?:recipe|optim|engine|data|reward|watch)\.[\w.]*\w", rule.change
@@ -243,6 +265,77 @@ def test_a_rule_fires_once_and_after_a_resume_not_again() -> None:
     before = resumed.see_all(lines[: cut + 1])  # what a resumed run reads from its folder
     after = [f for line in lines[cut + 1 :] for f in resumed.see(line["step"], line)]
     assert [f.rule.name for f in before + after] == [f.rule.name for f in found]
+
+
+# --- a critic, and steps in which it learns alone ---------------------------------------------
+
+
+def waiting(alone: int, steps: int = STEPS, seed: int = 0) -> Lines:
+    """A run whose policy waits at first: no updates are measured, and nothing gets better."""
+    chance = np.random.default_rng(seed)
+    of_updates = ("optim/grad_norm", "entropy/mean", "clip/", "ratio/", "kl/", "mismatch/abs_mean")
+    better = ("eval/",)  # not as long as nothing is learned
+    made: Lines = []
+    for line in healthy(seed, alone, critic=True)[1:]:
+        kept = {k: x for k, x in line.items() if not k.startswith(of_updates + better)}
+        right = float(np.clip(0.35 + chance.normal(0, 0.04), 0, 1))
+        same = dict.fromkeys(("reward/mean", "reward/sampled_mean", "correct/mean"), right)
+        made.append(kept | same | {"updates/count": 0.0})
+    learns = healthy(seed + 1, steps, critic=True)[2:]
+    return made + [line | {"step": line["step"] + alone - 1} for line in learns]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("alone", [5, 70])
+def test_a_policy_that_waits_for_its_critic_is_not_sick(alone: int, seed: int) -> None:
+    """Neither stalled nor guessing: it was not meant to get better."""
+    lines = waiting(alone, seed=seed)
+    unskilled = [line | {"pass_rate/skill": -0.01} for line in lines[:alone]] + lines[alone:]
+    assert names(lines) == names(unskilled) == []
+
+
+def test_a_policy_that_learns_nothing_behind_the_wait_is_stalled() -> None:
+    lines = waiting(20, steps=90)
+    flat = [
+        {k: x for k, x in line.items() if not k.startswith("eval/")}
+        | {"reward/sampled_mean": 0.3 + 0.02 * (n % 3), "reward/mean": 0.3 + 0.02 * (n % 3)}
+        for n, line in enumerate(lines)
+    ]
+    (found,) = Health().see_all(flat)
+    assert found.rule.name == "stalled" and found.step == 80  # 60 steps of its own
+
+
+def test_a_critic_is_judged_when_the_policy_learns() -> None:
+    """It may know nothing while it is taught alone: that is what it is taught alone for."""
+    lines = [line | {"critic/explained_variance": -0.3} for line in waiting(30)]
+    (found,) = Health().see_all(lines)
+    assert (found.rule.name, found.step, found.evidence.first) == ("critic knows nothing", 50, 31)
+
+
+def test_a_critic_may_say_0_where_every_target_is_0() -> None:
+    nothing = {"critic/value_min": 0.0, "critic/value_max": 0.0, "critic/return_mean": 0.0}
+    lines = [line | nothing for line in healthy(critic=True)]
+    assert "critic at 0" not in names(lines)
+    lines[5]["critic/return_mean"] = 0.1  # from here on it should have learned something
+    assert names(lines[:8])[0] == "critic at 0"
+
+
+def test_values_are_judged_by_the_rewards_of_the_run() -> None:
+    """Rewards of up to 10 allow values of up to 20."""
+
+    def run(largest: float, value: float) -> list[str]:
+        changes = {"critic/reward_max": largest, "critic/value_min": -value}
+        return names([line | changes for line in healthy(critic=True)])
+
+    assert run(10.0, 19.0) == [] and run(10.0, 21.0) == ["critic out of range"]
+    assert run(0.0, 3.0) == []  # nothing is known of what can be had
+
+
+def test_runs_without_a_critic_are_not_asked_for_its_metrics() -> None:
+    critics = [rule for rule in RULES if rule.of]
+    assert len(critics) == 4
+    assert not any(rule.concerns(healthy()[5]) for rule in critics)
+    assert all(rule.concerns(healthy(critic=True)[5]) for rule in critics)
 
 
 def test_a_correction_may_have_more_of_a_gap() -> None:

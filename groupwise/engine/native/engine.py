@@ -115,7 +115,7 @@ class NativeEngine(Engine):
         # Caches live as long as one try: nothing can outlive a change of weights, and a try that
         # failed leaves nothing behind.
         while True:
-            captured = self._captured(batch.sampling)
+            captured = self._captured(batch)
             try:
                 with order(fixed=False):  # nothing here depends on it, and captures go without it
                     found = self._advance(batch, captured, wrote)
@@ -164,10 +164,11 @@ class NativeEngine(Engine):
                     self._land()
         self.batches[:] = [batch for batch in self.batches if batch.left]
 
-    def _captured(self, sampling: Sampling) -> bool:
+    def _captured(self, batch: Batch) -> bool:
         """Tell whether whole steps can run as CUDA graphs: from the learner's own weights, with
-        kernels, and drawing from the whole distribution. Everything else takes the plain way."""
-        kernels = self.source.model.ops.name
+        kernels, drawing from the whole distribution, and with one least length for all. Everything
+        else takes the plain way."""
+        sampling, kernels = batch.sampling, self.source.model.ops.name
         if kernels == "plain" or self.weights != "shared" or self.failed:
             return False
         whole = sampling.top_p == 1 and not sampling.top_k and not sampling.record_top_k
@@ -178,7 +179,7 @@ class NativeEngine(Engine):
                 "not exact: top-p, top-k and recording the likeliest tokens take the plain "
                 "sampler, whose log-probabilities differ from the learner's in their last bits.",
             )
-        return whole
+        return whole and len({each.least(sampling) for each in batch.left.values()}) <= 1
 
     def _decode(self, requests: Sequence[Request], sampling: Sampling) -> GpuScheduler:
         from groupwise.engine.native.decoder import Decoder  # needs Triton
@@ -308,12 +309,18 @@ def check_requests(config: ModelConfig, requests: Sequence[Request], sampling: S
                 f"{where} holds token ids from {min(request.prompt)} to {max(request.prompt)}; the "
                 f"model's vocabulary has {config.vocab_size}. Use the model's own tokenizer."
             )
-        if len(request.prompt) + sampling.max_tokens > limit:
+        if not 0 <= request.begun < min(len(request.prompt), sampling.max_tokens):
             raise EngineError(
-                f"{where} has {len(request.prompt)} tokens; with up to {sampling.max_tokens} more "
-                f"it would pass the model's limit of {limit} positions. Lower engine.max_tokens, "
-                f"or drop long prompts with data.max_prompt_tokens = "
-                f"{max(limit - sampling.max_tokens, 0)}."
+                f"{where} says that {request.begun} of its {len(request.prompt)} tokens are an "
+                f"answer that has begun, of {sampling.max_tokens} tokens at the most. An answer "
+                "can be gone on with that has a token left, and stands behind a prompt."
+            )
+        if len(request.prompt) + request.most(sampling) > limit:
+            raise EngineError(
+                f"{where} has {len(request.prompt)} tokens; with up to "
+                f"{request.most(sampling)} more it would pass the model's limit of {limit} "
+                "positions. Lower engine.max_tokens, or drop long prompts with "
+                f"data.max_prompt_tokens = {max(limit - sampling.max_tokens, 0)}."
             )
     names = Counter((request.stream, request.prompt_id, request.draw) for request in requests)
     (stream, prompt_id, draw), count = names.most_common(1)[0]

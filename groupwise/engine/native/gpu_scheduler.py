@@ -20,7 +20,7 @@ from groupwise.engine.native.decoder import Decoder
 from groupwise.engine.native.scheduler import FinishedGroups, finished_groups
 from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key
-from groupwise.engine.stopping import StopWatch
+from groupwise.engine.stopping import StopWatch, watch_of
 from groupwise.errors import EngineError
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import activations, kept_numbers
@@ -111,6 +111,7 @@ class GpuScheduler:
         self.free = list(range(1, self.slots + 1))
         self.free_prompts = list(range(self.prompts.slots))
         self.running: dict[int, GpuSample] = {}  # by slot
+        self.nearest = sampling.max_tokens  # tokens until one of them is as long as it may be
         self.waiting = deque(range(len(requests)))
         self.ready: deque[GpuSample] = deque()  # their prompts are computed
         self.last_PD = decoder.model.head_weight.new_zeros(
@@ -136,11 +137,11 @@ class GpuScheduler:
         caches = (own.key_LSJUW, own.value_LSJUW, prompts.key_LSJUW, prompts.value_LSJUW)
         state.layout.copy_(cache_layout(*caches))
         state.limit.fill_(self.sampling.max_tokens)
-        state.least.fill_(self.sampling.min_tokens)
+        state.least.fill_(self.requests[0].least(self.sampling))  # that of all
 
     def _steps(self) -> int:
         """Return the steps until the next look: no more than anybody has left."""
-        return min(CHECK_EVERY, self.sampling.max_tokens - self.fewest)
+        return min(CHECK_EVERY, self.nearest)
 
     def _admit(self) -> None:
         """Waiting samples into free slots; then the rows are those that run."""
@@ -170,7 +171,7 @@ class GpuScheduler:
         state.count_S[slot_N] = 0
         state.finish_S[slot_N] = RUNNING
         state.hidden_SD[slot_N] = self.last_PD[prompt_N]
-        self.fewest = 0  # tokens that a running sample has
+        self.nearest = min(self.nearest, *(self._left(slot, 0) for slot, _ in new))
 
     def _set_rows(self) -> None:
         """Put rows of one prompt side by side, where they can read it together."""
@@ -217,7 +218,7 @@ class GpuScheduler:
                 number,
                 prompt,
                 key(*named, number),
-                StopWatch(self.decoder.tokenizer, stop) if stop else None,
+                watch_of(self.decoder.tokenizer, stop, request.begun_ids),
             )
             for number in range(request.samples)
         ]
@@ -229,6 +230,9 @@ class GpuScheduler:
         reasons: dict[int, Finish] = {
             slot: "eos" if finish[slot] == ENDED else "length" for slot in ended
         }
+        for slot in self.running:
+            if slot not in ended and not self._left(slot, count[slot]):  # the device has one limit
+                ended[slot], reasons[slot] = count[slot], "length"
         if self.sampling.stop:
             for slot, length in self._stopped(count).items():
                 ended[slot], reasons[slot] = length, "stop"
@@ -239,7 +243,15 @@ class GpuScheduler:
             self.ended_tokens + sum(ended.values()),
         )
         self.tokens = self.ended_tokens + sum(count[slot] for slot in self.running)
-        self.fewest = min((count[slot] for slot in self.running), default=0)
+        left = [self._left(slot, count[slot]) for slot in self.running]
+        self.nearest = min(left, default=self.sampling.max_tokens)
+
+    def _request(self, slot: int) -> Request:
+        return self.requests[self.running[slot].request]
+
+    def _left(self, slot: int, written: int) -> int:
+        """Return how many tokens a running sample may still get."""
+        return self._request(slot).most(self.sampling) - written
 
     def _take_out(self, ended: dict[int, int], reasons: dict[int, Finish]) -> None:
         """Free the slots and send for what they wrote; it is read by `_hand_in`."""
@@ -301,13 +313,13 @@ class GpuScheduler:
         slots = list(self.running)
         token_NT = self.state.token_ST[torch.tensor(slots, device=self.device)].cpu()
         for slot, token_T in zip(slots, token_NT, strict=True):
-            watch = self.running[slot].watch
+            watch, request = self.running[slot].watch, self._request(slot)
             assert watch is not None
-            for at in range(len(watch.ids), count[slot]):
+            for at in range(len(watch.ids) - request.begun, count[slot]):
                 token = int(token_T[at])
                 if token in self.decoder.tokenizer.eos_ids:
                     break
-                if watch.push(token) and at + 1 >= self.sampling.min_tokens:
+                if watch.push(token) and at + 1 >= request.least(self.sampling):
                     found[slot] = at + 1
                     break
         return found

@@ -23,7 +23,7 @@ from torch import Tensor
 from groupwise.engine.native.sampling import DrawnTokens, choose, padded_width
 from groupwise.engine.protocol import Finish, Request, Sampling, not_finite
 from groupwise.engine.randomness import key, normals, uniforms
-from groupwise.engine.stopping import StopWatch
+from groupwise.engine.stopping import StopWatch, watch_of
 from groupwise.errors import EngineError
 from groupwise.model.layers.attention import KEY_STEP
 from groupwise.model.layers.cache import CachedAttention, DecodeAttention, KeyValueCache
@@ -77,7 +77,8 @@ class Scheduler:
         rows = round_up(self.places, ROW_STEP)
         longest = max(len(request.prompt) for request in requests)
         self.together = max(1, min(self.places, len(requests), PROMPT_TOKENS // longest))
-        capacity = round_up(longest + sampling.max_tokens, KEY_STEP)
+        most = max(len(request.prompt) + request.most(sampling) for request in requests)
+        capacity = round_up(most, KEY_STEP)
         self.cache = KeyValueCache(config, rows, capacity, head_VD.dtype, self.device)
         # One slot more, for the ballast that makes the rows of a pass whole steps.
         room = round_up(max(longest, ROW_STEP), KEY_STEP)
@@ -140,7 +141,7 @@ class Scheduler:
         request, stop = self.requests[index], self.sampling.stop
         named = (self.engine.seed, request.stream, request.prompt_id, request.draw)
         keys = [key(*named, number) for number in range(request.samples)]
-        uniform_NT = uniforms(torch.tensor(keys), self.sampling.max_tokens).tolist()
+        uniform_NT = uniforms(torch.tensor(keys), request.most(self.sampling)).tolist()
         return [
             RunningSample(
                 request=index,
@@ -149,7 +150,7 @@ class Scheduler:
                 uniform_T=uniform_T,
                 noise_key=key(*named, number, purpose="noise"),
                 held=len(request.prompt),
-                watch=StopWatch(self.engine.tokenizer, stop) if stop else None,
+                watch=watch_of(self.engine.tokenizer, stop, request.begun_ids),
             )
             for number, uniform_T in enumerate(uniform_NT)
         ]
@@ -202,7 +203,7 @@ class Scheduler:
         rows = [
             row
             for row, sample in enumerate(self.running)
-            if len(sample.tokens) < self.sampling.min_tokens
+            if len(sample.tokens) < self.requests[sample.request].least(self.sampling)
         ]
         ends = torch.tensor(self.engine.tokenizer.eos_ids, dtype=torch.long, device=self.device)
         return torch.tensor(rows, dtype=torch.long, device=self.device), ends
@@ -228,12 +229,13 @@ class Scheduler:
 
     def _finish(self, sample: RunningSample) -> Finish | None:
         written, token = len(sample.tokens), sample.tokens[-1]
+        request = self.requests[sample.request]
         if token in self.engine.tokenizer.eos_ids:
             return "eos"
         stopped = sample.watch is not None and sample.watch.push(token)
-        if stopped and written >= self.sampling.min_tokens:
+        if stopped and written >= request.least(self.sampling):
             return "stop"
-        return "length" if written == self.sampling.max_tokens else None
+        return "length" if written == request.most(self.sampling) else None
 
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> list[int]:
         """Hand in what has ended, last slot first, and close each gap with the last sample.

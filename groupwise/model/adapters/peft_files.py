@@ -17,6 +17,7 @@ from groupwise.hub import COMPANIONS, local_adapter
 from groupwise.model.adapters.lora import adapters, peft_name, tensors_of
 from groupwise.model.adapters.targets import HEAD, Spec, shortest
 from groupwise.model.formats.checkpoint import (
+    SCORE,
     Contents,
     Part,
     names_in,
@@ -39,6 +40,7 @@ from groupwise.model.formats.fields import (
 )
 from groupwise.model.layers.linear import is_turned, linear_layers
 
+ADAPTED = "base_model.model."  # before the names of a model's tensors
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "groupwise_base.json"  # what the frozen weights were made from, see policy.py
 
@@ -112,17 +114,22 @@ def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
 
 def layers_in(path: str | Path) -> tuple[str, ...]:
     """List the layers that an adapter has tensors for: its own settings may name others besides."""
-    names = (
-        each.removeprefix("base_model.model.") for each in names_in(_file(local_adapter(path)))
-    )
-    return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names))
+    names = (each.removeprefix(ADAPTED) for each in names_in(_file(local_adapter(path))))
+    return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names if ".lora_" in name))
 
 
-def read(path: str | Path, sizes: Mapping[str, tuple[int, int]]) -> Stored:
-    """Read the whole adapter, checked against the (inputs, outputs) of its layers."""
+def read(path: str | Path, sizes: Mapping[str, tuple[int, int]], *, scores: bool = False) -> Stored:
+    """Read the whole adapter, checked against the (inputs, outputs) of its layers.
+
+    One of a model that `scores` has its score beside the matrices, which is read elsewhere
+    (formats/classifier.py); for a policy it is refused.
+    """
     folder = local_adapter(path)
     spec, raw = read_spec(folder)
-    layers = _by_layer(folder, dict(tensors_in(_file(folder))))
+    found = dict(tensors_in(_file(folder)))
+    if scores:
+        found = {name: x for name, x in found.items() if not name.startswith(ADAPTED + SCORE)}
+    layers = _by_layer(folder, found)
     base = str(raw.get("base_model_name_or_path") or "")
     _check_shapes(folder, spec, layers, sizes, base)
     return Stored(folder, spec, base, float(raw.get("lora_dropout") or 0.0), layers)
@@ -210,6 +217,8 @@ def _check_features(file: Path, raw: Mapping[str, Any]) -> None:
             "path_initial_model_for_weight_conversion, or merge it there (merge_and_unload)."
         )
     known = HARMLESS | OURS
+    if raw.get("modules_to_save") == [SCORE.strip(".")]:  # its tensors say so again
+        known = known | {"modules_to_save"}
     odd = sorted(key for key, value in raw.items() if value and key not in known)
     if odd:
         what = ", ".join(f"{key}={reprlib.repr(raw[key])}" for key in odd)
@@ -222,12 +231,12 @@ def _by_layer(folder: Path, found: Mapping[str, Tensor]) -> dict[str, tuple[Tens
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, tensor in found.items():
         layer, _, part = name.removesuffix(".weight").rpartition(".")
-        if not layer.startswith("base_model.model.") or part not in ("lora_A", "lora_B"):
+        if not layer.startswith(ADAPTED) or part not in ("lora_A", "lora_B"):
             raise ModelError(
                 f"{file} holds {name!r}, which is no LoRA matrix of a linear layer: it would be "
                 f"left out in silence. {REMEDY}"
             )
-        pairs.setdefault(layer.removeprefix("base_model.model."), {})[part] = tensor
+        pairs.setdefault(layer.removeprefix(ADAPTED), {})[part] = tensor
     for layer, pair in pairs.items():
         if len(pair) < 2:
             lacking = peft_name(layer, "lora_B" if "lora_A" in pair else "lora_A")

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from groupwise.errors import ModelError
 from groupwise.hub import COMPANIONS, local_model
 from groupwise.model.borrowed.families import read_shape
 from groupwise.model.borrowed.policy import Borrowed
-from groupwise.model.config import ModelConfig
+from groupwise.model.config import FAMILIES, ModelConfig
 from groupwise.model.formats.fields import TEXT, FieldRule, check, read_bytes, table
 from groupwise.model.formats.gguf import GGUFFile, hf_config, read_gguf
 from groupwise.model.formats.gguf_tokenizer import tokenizer_files
@@ -35,6 +35,8 @@ from groupwise.model.tiles import prepare_products
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 2**30
+SCORE = "score."  # before the names of a classifier's own tensors
+HEADS = ("lm_head.", SCORE)  # of a language model, of a classifier
 MOST_HEADER = 2**25  # bytes of a safetensors file's header that are looked at: 100,000 tensors
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -59,20 +61,28 @@ class Loaded:
 
 
 def load(
-    path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    path: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    head: bool = True,
 ) -> Loaded:
-    """Load a Hugging Face folder or a GGUF file; in the stored precision if none is given."""
+    """Load a Hugging Face folder or a GGUF file; in the stored precision if none is given.
+
+    Without its `head` it has no map to the vocabulary, for a model that scores texts.
+    """
     with phase(f"loading {path}"):
-        return _load(local_model(path), dtype, device)
+        return _load(local_model(path), dtype, device, head)
 
 
-def _load(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> Loaded:
+def _load(path: Path, dtype: torch.dtype | None, device: torch.device | str, head: bool) -> Loaded:
     if path.suffix == ".gguf":
         found = read_gguf(path)
-        model: Policy = assemble(found.config, found.tensors.items(), dtype, device)
+        shape, tensors = _chosen(found.config, found.tensors.items(), head)
+        model: Policy = assemble(shape, tensors, dtype, device)
         with _naming(path):
             return Loaded(model, Tokenizer.from_files(found.files), found.files)
-    model = load_weights(path, dtype, device)
+    model = load_weights(path, dtype, device, head=head)
     files = read_companions(path)
     with _naming(path):
         return Loaded(model, Tokenizer.from_files(files), files)
@@ -90,7 +100,11 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def load_weights(
-    path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    path: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    head: bool = True,
 ) -> Policy:
     """Load a folder's model, without its tokenizer."""
     folder = _folder(local_model(path))
@@ -110,10 +124,30 @@ def load_weights(
         shape = read_shape(raw)
     check_whole(folder)
     if shape.native:
-        return assemble(shape, _stored_tensors(folder), dtype, device)
+        shape, tensors = _chosen(shape, stored_tensors(folder), head)
+        return assemble(shape, tensors, dtype, device)
+    if not head:
+        raise ModelError(
+            f"{folder} is of the family {shape.family}, which runs with transformers' layers, and "
+            f"a model that scores texts is made of groupwise's own: {', '.join(FAMILIES)}. Take "
+            "one of these."
+        )
     from groupwise.model.borrowed.rehearsal import borrow_rehearsed  # needs transformers
 
     return borrow_rehearsed(folder, raw, shape, dtype, device)
+
+
+def _chosen(
+    shape: ModelConfig, tensors: Iterable[tuple[str, Tensor]], head: bool
+) -> tuple[ModelConfig, Iterable[tuple[str, Tensor]]]:
+    """Return the sizes and tensors of a whole model, or of what lies below its head.
+
+    A head that is tied is the embedding, and takes nothing: so that is what there is without one.
+    """
+    if head:
+        return shape, tensors
+    below = ((name, x) for name, x in tensors if not name.startswith(HEADS))
+    return replace(shape, tied=True), below
 
 
 def stored_shape(path: str | Path) -> ModelConfig | None:
@@ -211,7 +245,7 @@ def contents(
     if isinstance(model, Borrowed):
         part = Part(model.stored(dtype), partial(model.write, shard_bytes=shard_bytes))
     else:
-        part = Part(_stored(model, dtype), partial(_write_tensors, shard_bytes=shard_bytes))
+        part = Part(own_tensors(model, dtype), partial(write_tensors, shard_bytes=shard_bytes))
     return Contents({**files, **config}, (part,))
 
 
@@ -266,7 +300,7 @@ def _folder(path: Path) -> Path:
     )
 
 
-def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Read every tensor of the folder, one at a time."""
     if (folder / INDEX).is_file():
         places = _places(folder / INDEX)
@@ -360,6 +394,12 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _check_tensor(name: str, tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if name.startswith(SCORE):
+        raise ModelError(
+            "This is a classifier, which scores texts and writes none: it has a score in place of "
+            "a head over the vocabulary. Use it in a reward, as rm(path=...) or prm(path=...), or "
+            "start a reward model from it (recipe=reward_model)."
+        )
     if name not in shapes:
         raise ModelError(
             f"The checkpoint holds {name!r}, which this architecture does not have: it would be "
@@ -386,7 +426,7 @@ def _check_same_head(head: Tensor, embedding: Tensor) -> None:
         )
 
 
-def _stored(model: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def own_tensors(model: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """Return only what config.json describes: adapters and other guests have files of their own."""
     with torch.device("meta"):
         wanted = Transformer(model.config).state_dict()
@@ -397,7 +437,7 @@ def _stored(model: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:
     }
 
 
-def _write_tensors(folder: Path, state: dict[str, Tensor], *, shard_bytes: int) -> None:
+def write_tensors(folder: Path, state: dict[str, Tensor], *, shard_bytes: int) -> None:
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in state.items():

@@ -64,6 +64,15 @@ NUMBER_RULES: Rules = {
 }
 
 
+# Texts that tokenizers with one vocabulary may still cut otherwise: numbers, spaces, code, scripts.
+SAMPLES = (
+    "12345 + 6.7 = 12,351.7",
+    "  two spaces,\n\ttabs\r\nand lines ",
+    "def f(x):\n    return x**2  # naïve",
+    "Größe 東京 привет 🙂 don't",
+)
+
+
 class Tokenizer:
     """A `tokenizers` backend, its special ids and its chat template."""
 
@@ -149,6 +158,12 @@ class Tokenizer:
             ids: list[int] = self.backend.encode(text, add_special_tokens=with_bos).ids
         return ids
 
+    def encode_placed(self, text: str) -> tuple[list[int], list[int]]:
+        """Return ids of the text alone, and at which character each token begins."""
+        ids = self.encode(text)  # with words for what it can't read
+        placed = self.backend.encode(text, add_special_tokens=False).offsets
+        return ids, [start for start, _ in placed]
+
     def decode(self, ids: Sequence[int]) -> str:
         with library(*UNDECODED):
             return self.backend.decode(list(ids), skip_special_tokens=False)
@@ -188,6 +203,31 @@ class Tokenizer:
                 f"Change the messages, pass what the template asks for, or mend the template."
             )
         return text
+
+
+def difference(own: Tokenizer, other: Tokenizer) -> str:
+    """Say where another tokenizer reads a text otherwise; "" where it knows all that this one does.
+
+    The other may have tokens more: a classifier has one for padding.
+    """
+    theirs = other.backend.get_vocab(with_added_tokens=True)
+    for token, number in sorted(own.backend.get_vocab(with_added_tokens=True).items()):
+        if theirs.get(token) != number:
+            found = f"token {theirs[token]}" if token in theirs else "no token"
+            return f"{token!r} is token {number} here and {found} there"
+    for text in SAMPLES:
+        mine, yours = _read(own, text), _read(other, text)
+        if mine != yours:
+            return f"{text!r} is {mine} here and {yours} there"
+    return ""
+
+
+def _read(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    """Return a text's ids; None where the tokenizer has none for a character of it."""
+    try:
+        return tokenizer.encode(text)
+    except ModelError:
+        return None
 
 
 def character_files(alphabet: str, end: str = "<end>") -> dict[str, bytes]:

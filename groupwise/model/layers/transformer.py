@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar, cast
 
 import torch
@@ -271,6 +272,15 @@ class Transformer(Policy):
             else:
                 x_TD, more_TD = layer(*given)
         return self.ops.add_norm(x_TD, more_TD, self.model.norm)[1]
+
+    @torch.no_grad()
+    def add_token(self) -> None:
+        """Give the vocabulary a token more, whose embedding is 0."""
+        old = self.model.embed_tokens.weight
+        grown = torch.cat([old.detach(), old.new_zeros(1, old.shape[1])])
+        self.model.embed_tokens.weight = nn.Parameter(grown, requires_grad=old.requires_grad)
+        self._config = replace(self._config, vocab_size=self._config.vocab_size + 1)
+        self.note_moved()
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator, std: float = 0.02) -> Transformer:

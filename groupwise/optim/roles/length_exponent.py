@@ -15,7 +15,7 @@ from groupwise.model.layers.transformer import Policy
 from groupwise.optim.adamw import make_optimizer
 from groupwise.optim.packs import Pack
 from groupwise.optim.roles.role import Role, Score
-from groupwise.optim.step import apply
+from groupwise.optim.step import Named, StepOutcome, apply
 
 OPTIMIZER = "exponent_optimizer/"
 
@@ -29,7 +29,7 @@ class LengthExponent(Role):
     }
 
     def __init__(self, start: Tensor, optim: Optim) -> None:
-        self._exponent, self._rate = nn.Parameter(start), optim.exponent_rate
+        self._exponent = nn.Parameter(start)
         self._optimizer = make_optimizer([(self.name, self._exponent)], optim, 0.0)
 
     @classmethod
@@ -41,6 +41,10 @@ class LengthExponent(Role):
     @classmethod
     def size(cls, config: Config, width: int) -> RoleSize:
         return RoleSize(cls.name)
+
+    @classmethod
+    def rate(cls, config: Config, step: int, total_steps: int) -> float:
+        return config.optim.exponent_rate
 
     def streams(self, score: Score) -> dict[str, Tensor]:
         return self.moved()
@@ -54,13 +58,9 @@ class LengthExponent(Role):
     def outputs(self, packed: Pack) -> dict[str, Tensor]:
         return {self.name: self._exponent}
 
-    def update(self) -> None:
-        apply(
-            [(self.name, self._exponent)],
-            self._optimizer,
-            clip_norm=0.0,
-            learning_rate=self._rate,
-        )
+    def update(self, rate: float, seen: list[Named]) -> StepOutcome:
+        named = [(self.name, self._exponent)]
+        return apply(named, self._optimizer, clip_norm=0.0, learning_rate=rate, seen=seen)
 
     def state(self) -> dict[str, Tensor]:
         inner = {f"{OPTIMIZER}{name}": x for name, x in self._optimizer.state().items()}

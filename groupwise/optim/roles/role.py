@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
 from groupwise.config import Config
+from groupwise.losses.measures import Tally
+from groupwise.methods.composition import Recipe
 from groupwise.methods.method import Method
 from groupwise.model.cost import RoleSize
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.packs import Pack
+from groupwise.optim.step import Named, StepOutcome
+from groupwise.records import TokenBatch
 
-Score = Callable[[Policy], Tensor]  # logp_NT of the rows of a step under a model
+
+class Score(Protocol):
+    """Reads the rows of a step without gradient, in the passes that the updates will make."""
+
+    def __call__(self, model: Policy) -> Tensor:
+        """Return logp_NT under a model."""
+        ...
+
+    def values(self, read: Callable[[Pack], Tensor]) -> Tensor:
+        """Return x_NT, put together from what `read` says of each pass."""
+        ...
 
 
 class Role:
@@ -26,6 +40,8 @@ class Role:
     name: ClassVar[str]  # as recipes and checkpoints have it: a key of ROLES and ROLE_FACTS
     # Settings that only this role reads, and what would give them a role to be read by.
     settings: ClassVar[Mapping[str, str]] = {}
+    # Whether it learns in passes of its own: what trains it is then no part of the policy's loss.
+    apart: ClassVar[bool] = False
 
     @classmethod
     def made(cls, model: Policy, recipe: Method, config: Config) -> Role:
@@ -47,6 +63,21 @@ class Role:
         """Return its name with what the configuration makes of it."""
         return cls.name
 
+    @classmethod
+    def refused(cls, config: Config) -> list[str]:
+        """Return what of a configuration it can't be made from, before anything is loaded."""
+        return []
+
+    @classmethod
+    def alone_steps(cls, config: Config) -> int:
+        """Return the steps at the start in which it learns and the policy waits."""
+        return 0
+
+    @classmethod
+    def rate(cls, config: Config, step: int, total_steps: int) -> float:
+        """Return its learning rate at a step, counted from 0."""
+        return 0.0
+
     def check_start(self, policy_NT: Tensor, score: Score) -> None:
         """Refuse to go on if it is not what it should be before the first step.
 
@@ -61,6 +92,23 @@ class Role:
         """Return the streams of a whole batch that an update has changed, without gradient."""
         return {}
 
+    def measures(self, recipe: Recipe, batch: TokenBatch) -> dict[str, float]:
+        """Measure what it said of a batch behind its phase, before it learns from it."""
+        return {}
+
+    def columns(self, recipe: Recipe, batch: TokenBatch) -> dict[str, Tensor]:
+        """Return what it says of each token of a batch behind its phase, for the rollout file."""
+        return {}
+
+    @classmethod
+    def alone(cls, recipe: Recipe) -> Recipe:
+        """Return the recipe as it runs while this role learns and the policy waits."""
+        return recipe
+
+    def learns_first(self) -> bool:
+        """Tell whether it learns from a batch before what it says of it is used."""
+        return False
+
     def clear(self) -> None:
         """Forget gradients: an update begins."""
 
@@ -68,8 +116,16 @@ class Role:
         """Return what it says of the rows of a micro-batch, with gradient."""
         return {}
 
-    def update(self) -> None:
-        """Apply its own gradients: the policy's were applied just now."""
+    def tally(self, recipe: Recipe, batch: TokenBatch) -> Tally:
+        """Measure a micro-batch that holds its outputs; for a role that learns apart."""
+        return Tally({}, {})
+
+    def update(self, rate: float, seen: list[Named]) -> StepOutcome | None:
+        """Apply its own gradients; what is not finite in those or in what was `seen` skips it.
+
+        One that learns apart is asked before the policy learns, others behind it.
+        """
+        return None
 
     def after_step(self, policy: Policy, step: int) -> None:
         """Follow the policy; `step` counts finished steps, the first is 1."""

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 
 from groupwise.errors import GroupwiseError
@@ -49,9 +50,10 @@ class Mirrors:
                 self._tell(name, f"has stopped: {self._last_line(name)}")
 
     def _tell(self, name: str, what: str) -> None:
+        command = f"groupwise mirror {quote(str(self._run))} --to {name}"
         self._display.warn(
-            f"the mirror to {name} {what}. The run does not need it; `groupwise mirror {self._run} "
-            f"--to {name}` sends what is missing."
+            f"the mirror to {name} {what}. The run does not need it; `{command}` sends what is "
+            "missing."
         )
 
     def _last_line(self, name: str) -> str:
