@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,11 +44,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6 makes a range's bounds by int() of arrays, which NumPy 2.4 refuses."""
+    """Mend Triton's interpreter: ranges whose bounds are arrays, and sums that know their company.
+
+    Triton 3.6 makes a range's bounds by int() of arrays, which NumPy 2.4 refuses. Its products are
+    NumPy's, whose last bits depend on the shape of the whole on some processors; a row of a real
+    `tl.dot` does not. In float64 the sums of a tile are the same to the last bit of float32.
+    """
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         return
     from triton.runtime import interpreter
+
+    def dot(self: object, a: Any, b: Any, d: Any, *precision: object) -> Any:
+        tile = np.matmul(a.data, b.data, dtype=np.float64).astype(d.data.dtype)
+        return interpreter.TensorHandle(tile + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
     patch = interpreter._patch_lang_tensor
 

@@ -22,6 +22,7 @@ from groupwise.model.kernels import head as kernels
 from groupwise.model.kernels.head import HeadScore, grad_logits, sample, score
 
 CUDA = torch.cuda.is_available()
+pytestmark = pytest.mark.usefixtures("kernels")
 DEVICE = "cuda" if CUDA else "cpu"
 HALF = torch.bfloat16 if CUDA else torch.float16
 DTYPES = [torch.float32, HALF]

@@ -20,6 +20,7 @@ from groupwise.model.kernels import matmul as kernels
 from groupwise.model.kernels.matmul import HALF_TILES, choose_tile, matmul
 
 CUDA = torch.cuda.is_available()
+pytestmark = pytest.mark.usefixtures("kernels")
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * CUDA
 ROUNDING = {torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
