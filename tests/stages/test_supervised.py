@@ -140,7 +140,7 @@ def test_every_epoch_reads_every_row_once(start: Start, tmp_path: Path) -> None:
         ({"completion": "1", "weight": -1}, "has weight -1"),
         ({"completion": "1", "weight": "much"}, "has weight 'much'"),
         ({"completion": "1", "weight": True}, "has weight True"),
-        ({"completion": "1" * 500}, "tokens, and the model holds"),
+        ({"completion": "1" * 500, "weight": "x"}, "has weight 'x'"),
     ],
 )
 def test_rows_that_nothing_can_be_learned_from_are_refused(
