@@ -60,6 +60,7 @@ from groupwise.losses.gates import (
     dynamic_clip,
     geometric_clip,
     score,
+    score_by_probability,
     segment_clip,
     soft,
     weight_cap,
@@ -118,6 +119,20 @@ method(
     reach_for="a cold start before reinforcement, or data with worked answers",
     note="[H] A row counts by its column `weight` (1 without); the mean is over all tokens of an"
     " update.",
+)  # fmt: skip
+
+method(
+    "dft",
+    title="DFT", paper="2508.05629", year=2025, family="supervised",
+    source="data",
+    advantage=raw(),
+    ratio=on_policy(), gate=score_by_probability(),
+    aggregation=token_mean_batch(),
+    setting={"learning_rate": "5e-5 and 2e-5 by model", "epochs": 1},
+    fixes="the 1/π weight that hides in supervised learning: rare tokens no longer rule the step",
+    breaks="tokens that the policy holds for impossible are never learned",
+    reach_for="answers close to what the model would say itself",
+    note="[T] The weight is the token's own probability, without gradient.",
 )  # fmt: skip
 
 # --- policy gradients without a ratio ---------------------------------------------------------

@@ -181,6 +181,11 @@ class Data:
     instruction: str = "{prompt}"  # text around a prompt that is a string, with {prompt} in it
     # longer prompts are dropped, and reported; 0: the limit is what the model holds
     max_prompt_tokens: Whole = 0
+    # longer rows that are learned as they stand (prompt and answer together) are dropped, and
+    # reported; 0: the limit is what the model holds
+    max_row_tokens: Whole = 0
+    # the assistant's turns of a conversation that are learned: "all", or the "last" one
+    turns: Literal["all", "last"] = "all"
     size: Count = 10_000  # tasks that a generator makes; fewer where it has no more different ones
     options: dict[str, Any] = field(default_factory=dict)  # options of a generator, as digits = 2
     # every pass over the tasks in a new order; false: in the order of the rows
@@ -285,9 +290,13 @@ class EngineSettings:
 class Optim:
     """The update."""
 
-    learning_rate: NonNegative = 1e-6  # learning rate; with an adapter 1e-5, unless you set it
-    # course of the learning rate after the warm-up; linear and cosine end at 0
+    # learning rate; unless you set it, ten times as much with an adapter, and 2e-5 (2e-4) for
+    # recipes that learn from the data's own answers
+    learning_rate: NonNegative = 1e-6
+    # course of the learning rate after the warm-up; linear and cosine end at optim.min_share of it
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    # share of the full learning rate that linear and cosine schedules end at
+    min_share: Fraction = 0.0
     warmup_steps: Whole = 0  # steps in which the learning rate rises from 0 to its full value
     weight_decay: NonNegative = 0.0  # AdamW's weight decay; norms and biases have none
     beta1: Fraction = 0.9  # AdamW's decay of the mean of gradients

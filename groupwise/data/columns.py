@@ -91,6 +91,23 @@ def with_prompt(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def with_conversation(row: dict[str, Any]) -> dict[str, Any]:
+    """Give a whole conversation, or a text that is learned as it is, its prompt.
+
+    Of a conversation it is what stands before the assistant's first turn, of a text the text.
+    """
+    if any(name in row for name in PROMPTS):
+        return row
+    messages, text = row.get("messages"), row.get("text")
+    if isinstance(messages, list) and messages:
+        roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages]
+        first = roles.index("assistant") if "assistant" in roles else len(messages)
+        return row | {"prompt": messages[: max(first, 1)]}
+    if isinstance(text, str):
+        return row | {"prompt": text}
+    return row
+
+
 def _alike(one: Sequence[Any], two: Sequence[Any]) -> int:
     """Count how many things two sequences have in common from the start."""
     pairs = enumerate(zip(one, two, strict=False))

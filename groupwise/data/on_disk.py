@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from groupwise.errors import DataError
-from groupwise.records import Task
+from groupwise.records import LearnedRow, Task, Turn
 
 IN_MEMORY = 256 * 2**20  # bytes of packed tasks; as objects with token ids, about ten times that
 SPARE = 2**30  # bytes of the disk that are left to others
@@ -140,14 +140,38 @@ def scratch_folder() -> str:
 
 def packed(task: Task) -> bytes:
     ids = np.asarray(task.token_ids, np.uint32).tobytes()
-    row = (task.id, task.prompt, task.answer, task.columns, ids, task.source, task.grader)
+    row = (
+        task.id,
+        task.prompt,
+        task.answer,
+        task.columns,
+        ids,
+        task.source,
+        task.grader,
+        _packed_row(task.row),
+    )
     return pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
 
 
 def unpacked(record: bytes) -> Task:
     row: list[Any] = list(pickle.loads(record))  # written by this very process
-    row[4] = tuple(np.frombuffer(row[4], np.uint32).tolist())
+    row[4] = _numbers(row[4])
+    if row[7] is not None:
+        prompt, ids, turns, learned = row[7]
+        turns = tuple(Turn(*turn) for turn in turns)
+        row[7] = LearnedRow(_numbers(prompt), _numbers(ids), turns, learned)
     return Task(*row)
+
+
+def _packed_row(row: LearnedRow | None) -> tuple[Any, ...] | None:
+    if row is None:
+        return None
+    prompt, ids = (np.asarray(x, np.uint32).tobytes() for x in (row.prompt_ids, row.token_ids))
+    return prompt, ids, tuple(map(tuple, row.turns)), row.learned
+
+
+def _numbers(packed: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(packed, np.uint32).tolist())
 
 
 def _read_at(file: IO[bytes], start: int, length: int) -> bytes:

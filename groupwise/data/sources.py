@@ -37,15 +37,20 @@ class LoadedTasks:
 
 
 def load(
-    data: config.Data, *, seed: int, held_out: int, require_answers: NeedsAnswer = False
+    data: config.Data,
+    *,
+    seed: int,
+    held_out: int,
+    require_answers: NeedsAnswer = False,
+    conversations: bool = False,
 ) -> LoadedTasks:
     """Load the tasks that the configuration names.
 
     Held out are the tasks of `data.eval`; else a share of the prompts (`data.holdout_share`); else
-    `held_out` tasks of a generator.
+    `held_out` tasks of a generator. `conversations`: rows without a prompt may be whole ones.
     """
     _check_settings(data)
-    gather = SourceReader(data, seed, require_answers)
+    gather = SourceReader(data, seed, require_answers, conversations)
     streaming = "never" if data.holds_out else data.streaming  # a generator makes them in memory
     train = store_tasks(gather.all(data.details, data.size), streaming)
     firsts, notes = gather.firsts, gather.notes
@@ -77,6 +82,7 @@ class SourceReader:
     data: config.Data
     seed: int
     require_answers: NeedsAnswer
+    conversations: bool = False
     notes: list[str] = field(default_factory=list)
     firsts: dict[str, int] = field(default_factory=dict)  # of the last call: by label, in order
     dropped: dict[str, int] = field(default_factory=dict)  # malformed rows left out, by file
@@ -113,6 +119,7 @@ class SourceReader:
             self.data.drop_bad,
             self.notes,
             self.dropped,
+            conversations=self.conversations,
         )
         rows = scan.of(path if own else name)
         yield from (

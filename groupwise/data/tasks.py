@@ -21,6 +21,7 @@ from groupwise.data.columns import (
     names_in,
     parse_info,
     recognise,
+    with_conversation,
     with_prompt,
 )
 from groupwise.data.files import FileRow, files_of, format_of, rows
@@ -57,6 +58,7 @@ class Scan:
     notes: list[str] = field(default_factory=list)  # what was recognised, behind the last row
     dropped: dict[str, int] = field(default_factory=dict)  # rows that were left out, by file
     layout: Layout | None = None
+    conversations: bool = False  # whether rows may be whole conversations, or texts to learn
     rows: int = 0  # of the last file, malformed ones too
     kinds: dict[str, str] = field(default_factory=dict)  # of answers -> where the first one is
 
@@ -129,6 +131,8 @@ class Scan:
                 return values, str(error)
         elif not self.prompt_key:
             values = with_prompt(values)
+            if self.conversations:
+                values = with_conversation(values)
         if self.layout is None:
             keys = ("prompt", "answer") if self.convert else (self.prompt_key, self.answer_key)
             found = recognise(values, *keys)

@@ -49,6 +49,19 @@ def score(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> Gate
 
 
 @gate(
+    ratio="none",
+    equation="S = A·sg[π(y)]·ℓ",
+    fixes="answers of the data that the policy holds for unlikely no longer rule the gradient",
+    breaks="what it holds for impossible is never learned: no cold start",
+)
+def score_by_probability(log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch) -> Gated:
+    """DFT (2508.05629): the score function, each token weighed by its own probability."""
+    logp_NT = batch.stream("logp_NT")
+    objective_NT = advantage_NT * bounded_exp(logp_NT.detach()) * logp_NT
+    return objective_NT, nothing_clipped(batch)
+
+
+@gate(
     equation="S = r·A",
     fixes="unbiased off-policy",
     breaks="no trust region",

@@ -25,6 +25,7 @@ PAIR_COLUMNS = {
     "grades": (),
     "ranks": (),  # which recipes of reward models alone read
 }
+SUPERVISED_RATE_FACTOR = 20.0  # 2e-5 for all weights, 2e-4 with an adapter
 OUTPUT_STREAMS = (
     "entropy_NT", "value_NT", "topk_logp_NTK", "topk_id_NTK", "logp_at_sampler_topk_NTK",
     "router_NTLK",
@@ -82,6 +83,14 @@ class Recipe(Method):
     @property
     def columns(self) -> tuple[str, ...]:
         return SOURCE_COLUMNS.get(self.source, ())
+
+    @property
+    def supervised(self) -> bool:
+        return "completion" in self.columns
+
+    @property
+    def rate_factor(self) -> float:
+        return 1.0 if self.samples else SUPERVISED_RATE_FACTOR
 
     @property
     def reads_rewards(self) -> bool:

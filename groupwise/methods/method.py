@@ -82,6 +82,11 @@ class Method:
         return ()
 
     @property
+    def supervised(self) -> bool:
+        """Tell whether it learns rows of the data as they stand: conversations, answers, texts."""
+        return False
+
+    @property
     def reads_rewards(self) -> bool:
         """Tell whether an update reads what the run's reward says."""
         return True

@@ -24,17 +24,23 @@ class LearningRates(NamedTuple):
 
 
 def learning_rate(
-    step: int, *, base: float, schedule: str, warmup_steps: int, total_steps: int
+    step: int,
+    *,
+    base: float,
+    schedule: str,
+    warmup_steps: int,
+    total_steps: int,
+    min_share: float = 0.0,
 ) -> float:
     """Return the rate of optimizer step `step`, counted from 0.
 
     The warm-up climbs in equal stairs: base/warmup_steps for the first step (a rate of 0 would
-    waste a batch), base for its last. The decays start from base and reach 0 at `total_steps`, the
-    first step that is not taken.
+    waste a batch), base for its last. The decays start from base and reach `min_share` of it at
+    `total_steps`, the first step that is not taken.
     """
     if schedule not in DECAYS:
         raise ConfigError(f"There is no schedule {schedule!r}. {nearest(schedule, DECAYS)}")
     if step < warmup_steps:
         return base * (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
-    return base * DECAYS[schedule](min(done, 1.0))
+    return base * (min_share + (1.0 - min_share) * DECAYS[schedule](min(done, 1.0)))

@@ -6,7 +6,7 @@ In the order of cost: a mistake in the data or the reward is found before a mode
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from groupwise.optim.roles import role_sizes
 from groupwise.prepare.answers import check_answers, solution_notes
 from groupwise.prepare.placing import check_device, place
 from groupwise.prepare.scored import check_held_out, fitting_rows
+from groupwise.prepare.supervised import judged_rows, learned_rows, without_bad_lessons
 from groupwise.records import Task
 
 # Tasks are data: the same in every run, so that runs with other seeds can be compared.
@@ -113,9 +114,12 @@ def read_data(config: Config) -> tuple[Grader, LoadedData]:
         seed=TASKS_SEED,
         held_out=config.eval.tasks,
         require_answers=parts.needs_answer if graded else False,
+        conversations=config.recipe.supervised,
     )
     if config.data.drop_bad and graded:
         found = without_ungradable(found, parts)
+    if config.data.drop_bad and config.recipe.supervised:
+        found = without_bad_lessons(config, found)
     return parts, found
 
 
@@ -159,15 +163,26 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
     notes += check_ending(config, tokenizer)
     with phase("preparing prompts"):
         fitting = fitting_tasks(config, found, tokenizer, shape)
-    check_answers(config.recipe, fitting.train, tokenizer, shape.context)
+    if not config.recipe.supervised:  # such rows were encoded with all that is checked there
+        check_answers(config.recipe, fitting.train, tokenizer, shape.context)
     notes += solution_notes(config.recipe, fitting.train)
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
     ends += config.engine.stop
     grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
     notes = list(dict.fromkeys([*notes, *fitting.notes]))
     return Setup(
-        loaded, fitting.train, fitting.held_out, grader, notes, found.mixture, found.dropped
+        loaded,
+        fitting.train,
+        fitting.held_out,
+        grader,
+        notes,
+        found.mixture,
+        _added(found.dropped, fitting.left_out),
     )
+
+
+def _added(some: dict[str, int], more: dict[str, int]) -> dict[str, int]:
+    return {name: some.get(name, 0) + more.get(name, 0) for name in {**some, **more}}
 
 
 @dataclass(frozen=True)
@@ -179,6 +194,7 @@ class FittingTasks:
     dropped: list[int]  # ids of those to train on whose prompts do not fit
     limit: int  # tokens that a prompt may have
     notes: list[str]
+    left_out: dict[str, int] = field(default_factory=dict)  # rows, for the manifest
 
 
 def fitting_tasks(
@@ -187,6 +203,8 @@ def fitting_tasks(
     """Choose what a run trains on and is judged on; needs no weights."""
     if config.recipe.scores:
         return _fitting_rows(config, found, tokenizer, shape)
+    if config.recipe.supervised:
+        return _fitting_lessons(config, found, tokenizer, shape)
     check_answer(config, shape)
     train = with_ids(config, found.train, tokenizer, shape)
     held_out = with_ids(config, found.held_out, tokenizer, shape) if found.held_out else None
@@ -209,6 +227,34 @@ def _fitting_rows(
     judged = held_out.tasks[: config.eval.tasks]
     notes = train.notes + held_out.notes
     return FittingTasks(train.tasks, judged, train.dropped, shape.context, notes)
+
+
+def _fitting_lessons(
+    config: Config, found: CheckedData, tokenizer: Tokenizer, shape: ModelConfig
+) -> FittingTasks:
+    """Choose rows that are learned as they stand: encoded once, without those that are too long."""
+    train = learned_rows(config, found.train, tokenizer, shape.context)
+    first = found.held_out[: config.eval.tasks]
+    graded = [task for task in first if task.answer is not None]
+    if graded:
+        check_answer(config, shape)
+    sampled = with_ids(config, graded, tokenizer, shape) if graded else None
+    judged = judged_rows(config, sampled, first, tokenizer, shape.context)
+    notes = train.notes(len(found.train)) + (sampled.notes if sampled else [])
+    if judged and not graded:
+        notes.append(
+            "held-out rows have no answer that could be graded: nothing is sampled from them, and "
+            "eval/nll and eval/token_accuracy say how well they are known"
+        )
+    left_out = {"data.train": len(train.bad), "too long": len(train.long)}
+    return FittingTasks(
+        train.tasks,
+        judged,
+        list(train.long),
+        train.limit,
+        notes,
+        {name: count for name, count in left_out.items() if count},
+    )
 
 
 def with_ids(

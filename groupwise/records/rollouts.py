@@ -18,6 +18,41 @@ from groupwise.errors import BatchError
 Message = Mapping[str, Any]
 
 
+POLICY = "assistant"  # the role of a turn that the policy wrote
+
+
+class Turn(NamedTuple):
+    """Who wrote a stretch of a completion's tokens, and from where to where."""
+
+    role: str  # POLICY, or who else: "tool", "user", "environment", ...
+    start: int  # the first of its tokens
+    end: int  # one behind the last
+
+
+class LearnedRow(NamedTuple):
+    """A row of the data as token ids, and which of them are learned."""
+
+    prompt_ids: tuple[int, ...]  # what stands before the first learned token
+    token_ids: tuple[int, ...]  # from that token to the last learned one
+    turns: tuple[Turn, ...]  # end to end, of `token_ids`
+    learned: tuple[tuple[int, int], ...]  # from where to where, within `token_ids`
+
+    @property
+    def tokens(self) -> int:
+        """Count all tokens that are read."""
+        return len(self.prompt_ids) + len(self.token_ids)
+
+    @property
+    def mask_T(self) -> Tensor | None:
+        """Return which tokens of `token_ids` are learned, bool; None: all of them."""
+        if self.learned == ((0, len(self.token_ids)),):
+            return None
+        mask_T = torch.zeros(len(self.token_ids), dtype=torch.bool)
+        for start, end in self.learned:
+            mask_T[start:end] = True
+        return mask_T
+
+
 @dataclass(frozen=True)
 class Task:
     """A prompt and what its answer is checked with."""
@@ -29,17 +64,7 @@ class Task:
     token_ids: tuple[int, ...] = ()  # the prompt as the model reads it; filled up front
     source: str = ""  # which of several sources it is from
     grader: str = ""  # the row's own, for the part `row` of a reward
-
-
-POLICY = "assistant"  # the role of a turn that the policy wrote
-
-
-class Turn(NamedTuple):
-    """Who wrote a stretch of a completion's tokens, and from where to where."""
-
-    role: str  # POLICY, or who else: "tool", "user", "environment", ...
-    start: int  # the first of its tokens
-    end: int  # one behind the last
+    row: LearnedRow | None = None  # what of it is learned, where it is: encoded once, up front
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ SECTIONS: dict[str, dict[str, Metric]] = {
     },
     "Held-out evaluation": {
         "eval/accuracy": Metric("held-out tasks answered correctly", "share", "rises; the number to judge a run by", "falls while reward/mean rises: reward hacking or over-fitting; stop and read samples"),
+        "eval/nll": Metric("of recipes that learn rows of the data: mean −log p of the learned tokens of held-out rows", "nats", "falls", "rises while supervised/nll falls: rows are learned by heart; fewer steps or more data"),
+        "eval/token_accuracy": Metric("of the same tokens: those that the policy holds for the likeliest", "share", "rises", "as for eval/nll"),
         "eval/margin": Metric("of a reward model: mean lead of the better answer's score, held out", "score", "rises", "as for scores/margin"),
         "eval/length_correlation": Metric("of a reward model: correlation of score and length, held out", "–", "as scores/length_correlation", "as there"),
         "eval/first_error_accuracy": Metric("of a process reward model: held-out answers whose first bad step is found", "share", "rises", "as for steps/accuracy"),
@@ -163,6 +165,10 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "prm/loss": Metric("its cross-entropy against being right, mean over its updates; absent where all were skipped", "nats", "0.69 at the first step, then falls", "grows: halve reward_model.learning_rate"),
         "prm/grad_norm": Metric("norm of its gradient before clipping, mean over its updates", "–", "steady within a factor of 10", "spikes: lower reward_model.learning_rate or reward_model.clip_norm"),
         "prm/skipped": Metric("its updates that were skipped because loss or gradient was not finite", "updates", "0", "events.jsonl names the first bad tensor; lower reward_model.learning_rate"),
+    },
+    "Rows of the data": {
+        "supervised/nll": Metric("mean −log p of the step's learned tokens, before its update", "nats", "falls", "rises: halve optim.learning_rate; near 0: rows are learned by heart"),
+        "supervised/learned_share": Metric("tokens that are learned, of all that are read: prompts and what others than the assistant say are not", "share", "as your rows have it", "near 1 for conversations: everything is learned; look at the row that is shown at the start"),
     },
     "Preference pairs": {
         "pairs/count": Metric("pairs of answers in the step", "pairs", "prompts_per_step", "fewer: groups without two different rewards give no pair"),

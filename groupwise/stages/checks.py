@@ -176,6 +176,8 @@ def settings_without_effect(config: Config, recipe: Method) -> Iterator[str]:
         unused += [("data.size", "no generator is in use")]
     if config.eval.samples > 1 and config.eval.temperature == 0:
         unused += [("eval.samples", "greedy answers are all the same: set eval.temperature")]
+    if config.optim.schedule == "constant":
+        unused += [("optim.min_share", "optim.schedule=constant never falls")]
     if config.eval.points:
         unused += [("eval.every", "eval.points says how often")]
     for name, why in unused:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from groupwise.config import Config
+from groupwise.data.conversations import weight_of
 from groupwise.data.cursor import TaskCursor
 from groupwise.errors import DataError, RecipeError
 from groupwise.model.formats.tokenizer import Tokenizer
@@ -49,10 +51,15 @@ class DataAnswers:
 
 
 def _rollout(task: Task, draw: int, number: int, column: str, tokenizer: Tokenizer) -> Rollout:
-    ids = answer_ids(task, column, tokenizer)
+    row, nobodys = task.row, float("nan")  # no sampler gave it a probability
+    if row is not None:  # encoded once, with its holes
+        ids, mask_T = row.token_ids, row.mask_T
+        task, turns = replace(task, token_ids=row.prompt_ids), row.turns
+    else:
+        ids, mask_T, turns = answer_ids(task, column, tokenizer), None, ()
+    logp_T = torch.full((len(ids),), nobodys)
+    completion = Completion(ids, logp_T, "eos", -1, "data", mask_T=mask_T, turns=turns)
     reward = REWARDS[column] if column in REWARDS else weight_of(task)
-    nobodys_T = torch.full((len(ids),), float("nan"))  # no sampler gave it a probability
-    completion = Completion(ids, nobodys_T, "eos", version=-1, weights="data")
     return Rollout(task, draw, number, completion, tokenizer.decode(ids), Grade(reward))
 
 
@@ -63,16 +70,3 @@ def check_weights(tasks: Sequence[Task]) -> None:
             "The column `weight` is 0 in every row, so no row counts and nothing would be learned. "
             "Give some rows a weight, or leave the column out."
         )
-
-
-def weight_of(task: Task) -> float:
-    """Return how much a row counts: its column `weight`, 1 where it has none."""
-    weight = task.columns.get("weight")
-    if weight is None:
-        return 1.0
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < 1e6:
-        raise DataError(
-            f"Row {task.id} has weight {weight!r}: it says how much the row counts, a number from "
-            "0 on. Mend it, or leave the column out."
-        )
-    return float(weight)

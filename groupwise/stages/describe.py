@@ -37,7 +37,8 @@ def describe(
     drawn = config.steps * config.prompts_per_step
     drawn_of = "" if tasks is None else f" from {tasks:,} tasks"
     steps = "1 step draws" if config.steps == 1 else f"{config.steps:,} steps draw"
-    lines.append(f"{steps} {drawn:,} prompts{drawn_of}{again}")
+    passes = f": {drawn / tasks:.3g} epochs" if tasks and recipe.supervised else ""
+    lines.append(f"{steps} {drawn:,} prompts{drawn_of}{again}{passes}")
     budget = {"tokens": config.budget.tokens, "seconds": config.budget.seconds}
     lines += [
         f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n

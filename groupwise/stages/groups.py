@@ -11,6 +11,7 @@ from torch import Tensor
 
 from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
+from groupwise.evaluate.evaluate import Evaluation
 from groupwise.explain.idle import told, updates_of
 from groupwise.groups.phase import batch_phase, select
 from groupwise.groups.steps import branching_of
@@ -28,12 +29,14 @@ from groupwise.optim.step import StepOutcome, first_bad
 from groupwise.optim.step_values import value_streams
 from groupwise.parallel.world import World
 from groupwise.prepare.setup import weight_bytes
+from groupwise.prepare.supervised import check_lessons
 from groupwise.records import Memory, Task, TokenBatch
 from groupwise.stages import group_checks
 from groupwise.stages.branches import branches_of
 from groupwise.stages.collected import Collected, tokens_of
 from groupwise.stages.consequences import anchored, idle_slots, sampled_from
 from groupwise.stages.data_answers import check_weights
+from groupwise.stages.likelihood import judge_rows
 from groupwise.stages.parts import Parts
 from groupwise.stages.policy_answers import greedy
 from groupwise.stages.rows import token_streams
@@ -62,9 +65,10 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         return try_groups(self.recipe)
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:
-        super().check_tasks(tasks)
-        if not self.recipe.samples:
-            check_weights(tasks)
+        if not self.recipe.supervised:
+            return super().check_tasks(tasks)
+        check_lessons(self.config, tasks)
+        check_weights(tasks)
 
     def batch_line(self) -> str:
         config, weights = self.config, sampled_from(self.config)
@@ -209,6 +213,8 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         streams_NT = token_streams(result.batch, learned.trace if learned.outcomes else None)
         streams_NT |= learner.columns(result.batch, rates)
         tail = mismatch_tail(result.batch, streams_NT) if collected.sampled else {}
+        if self.recipe.supervised:
+            tail = likelihood(result.batch, streams_NT, sequences)
         return StepUpdates(
             outcomes=learned.outcomes,
             metrics=result.metrics | measured | learned.metrics() | tail,
@@ -219,6 +225,14 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
                 "score": add(*[forward_cost(shape, sizes)] * self._score_passes(recipe)),
                 "update": update_cost(shape, sizes, passes=passes + taught, frozen=frozen),
             },
+        )
+
+    def evaluate(self, parts: Parts[PolicyLearner]) -> Evaluation:
+        """Measure held-out tasks by samples; rows that are learned as they stand by likelihood."""
+        if not self.recipe.supervised:
+            return super().evaluate(parts)
+        return judge_rows(
+            parts.learner, parts.held_out, lambda tasks: self.sampled_evaluation(parts, tasks)
         )
 
     def _score_passes(self, recipe: Recipe) -> int:
@@ -295,6 +309,19 @@ def _first_rows(groups: Sequence[Group]) -> list[int]:
         starts.append(at)
         at += len(group)
     return starts
+
+
+def likelihood(
+    batch: TokenBatch, streams: Mapping[str, Tensor | None], sequences: Sequences
+) -> dict[str, float]:
+    """Return how well the rows of a step were known before it, and how much of them is learned."""
+    read = int(sequences.prompt_R.sum() + sequences.length_N.sum())
+    found = {"supervised/learned_share": float(batch.mask_NT.sum()) / read}
+    learner_NT = streams["learner_logp"]
+    if learner_NT is not None:
+        logp = learner_NT[batch.mask_NT.to(learner_NT.device)]
+        found["supervised/nll"] = -float(logp.double().mean())
+    return found
 
 
 def mismatch_tail(batch: TokenBatch, streams: Mapping[str, Tensor | None]) -> dict[str, float]:

@@ -175,13 +175,17 @@ class Stage(ABC, Generic[M, L]):
 
         Where engine.weights asks for a copy that differs on purpose, that copy is not measured.
         """
+        return self.sampled_evaluation(parts, parts.held_out)
+
+    def sampled_evaluation(self, parts: Parts[L], tasks: Sequence[Task]) -> Evaluation:
+        """Sample and grade these tasks."""
         config = self.config
         own = config.engine.weights == "shared"
         return evaluate(
             parts.engine if own else judge_of(config, parts.loaded),
             parts.loaded.tokenizer,
             parts.grader,
-            parts.held_out,
+            tasks,
             sampling_of(config, temperature=config.eval.temperature),
             config.eval.samples,
         )

@@ -25,6 +25,7 @@ from groupwise.parallel.world import ALONE
 from groupwise.prepare import pins
 from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.setup import Setup, check_room, set_up
+from groupwise.prepare.supervised import shown_row
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.recorder import Recorder
@@ -145,6 +146,9 @@ def _open(
         explain_loss=stage.explains_loss,
         held_out=bool(setup.held_out),
     )
+    shown = shown_row(setup.tasks, loaded.tokenizer)
+    if shown:
+        display.row(f"row {setup.tasks[0].id} as it is learned", shown)
     return run
 
 

@@ -119,6 +119,8 @@ class Progress:
         """Keep it; return True if it is the best so far."""
         self.last = found
         value = found.reward if found.accuracy is None else found.accuracy
+        if value is None and "eval/nll" in found.others:  # of rows that nobody can grade
+            value = -found.others["eval/nll"]
         if value is None or (self.best is not None and value <= self.best):
             return False
         self.best, self.best_step = value, self.step

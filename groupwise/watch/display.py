@@ -122,6 +122,20 @@ class Display:
         self._named.add(phase)
         self._print(f"bottleneck: {metrics['time/bottleneck']}")
 
+    def row(self, title: str, pieces: Sequence[tuple[str, bool]]) -> None:
+        """Show a row in pieces: what is learned in a colour, or in brackets without colours."""
+        colours = self._panel and self._console.color_system is not None
+        if not colours:
+            shown = [f"[[{text}]]" if learned else text for text, learned in pieces]
+            self._print(f"{title} (learned in [[...]]):\n{''.join(shown)}")
+            return
+        made = Text(f"{title} (learned in colour):\n")
+        for text, learned in pieces:
+            made.append(visible(text), style="bold green" if learned else "dim")
+        self._under_way.heard()
+        with self._writing:
+            self._show(lambda: self._console.print(made, soft_wrap=True))
+
     def note(self, text: str) -> None:
         self._print(text)
 
@@ -289,6 +303,8 @@ def vital_signs(metrics: Metrics) -> list[tuple[str, str]]:
         ("length", length(metrics)),
         ("entropy", shown("entropy/mean", ".2f")),
         ("mismatch", shown("mismatch/abs_mean", ".1e")),
+        ("nll", shown("supervised/nll", ".3f")),
+        ("held-out nll", shown("eval/nll", ".3f")),
         ("accuracy", "" if judged is None else percent(judged)),
         ("explained variance", shown("critic/explained_variance", ".2f")),
         ("policy", "waits, critic alone" if waits(metrics) else ""),
@@ -383,6 +399,14 @@ def summary_lines(summary: Mapping[str, Any], held_out: bool = True) -> list[str
         for side in ("before", "after"):
             right = {True: " (correct)", False: " (wrong)"}.get(sample.get(f"correct_{side}"), "")
             lines.append(f"{side:<7} {sample[side]}{right}")
+    likely = [
+        f"{title} {change(name, form)}"
+        for title, name, form in (
+            ("held-out nll", "nll", lambda x: f"{x:.3f}"),
+            ("held-out token accuracy", "token_accuracy", lambda x: percent(x, 1)),
+        )
+        if f"{name}_after" in summary
+    ]
     judged = [
         f"held-out accuracy {change('accuracy', lambda x: percent(x, 1))}",
         f"held-out reward {change('reward', lambda x: f'{x:.3f}')}",
@@ -390,7 +414,9 @@ def summary_lines(summary: Mapping[str, Any], held_out: bool = True) -> list[str
     ended = f"{summary['steps']} steps in {clock(summary['seconds'])}"
     if not held_out:
         return [*lines, "", f"{ended}; no task was held out to judge it by (data.eval)"]
-    return [*lines, "", *judged, ended]
+    if likely and summary.get("accuracy_after") is None and summary.get("reward_after") is None:
+        judged = []  # rows that nobody can grade
+    return [*lines, "", *likely, *judged, ended]
 
 
 def next_lines(path: str | os.PathLike[str], part: str = "", held_out: bool = True) -> list[str]:

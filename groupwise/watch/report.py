@@ -42,7 +42,12 @@ CURVES = (
     ("Sampler–learner mismatch in nats", ("mismatch/abs_mean",), False),
 )
 # Of what only some runs have: no empty picture without it.
-FURTHER_CURVES = (("Explained variance of the critic", "critic/explained_variance", False),)
+FURTHER_CURVES = (
+    ("Explained variance of the critic", "critic/explained_variance", False),
+    ("Held-out −log p a token", "eval/nll", False),
+    ("Held-out tokens foreseen", "eval/token_accuracy", True),
+    ("−log p a token of the step's rows", "supervised/nll", False),
+)
 
 
 def curves_of(measured: Container[str]) -> list[tuple[str, str, bool]]:
@@ -78,6 +83,10 @@ def write_summary(
     for name in ("accuracy", "stderr", "reward"):
         summary[f"{name}_before"] = before.get(name)
         summary[f"{name}_after"] = after.get(name)
+    for name in ("nll", "token_accuracy"):  # of rows that are learned as they stand
+        sides = [found.get("others", {}).get(f"eval/{name}") for found in (before, after)]
+        if any(x is not None for x in sides):
+            summary[f"{name}_before"], summary[f"{name}_after"] = sides
     for side, found in (("before", before), ("after", after)):
         summary[f"scores_{side}"] = list(found.get("scores", ()))
     pairs = zip(before.get("examples", ()), after.get("examples", ()), strict=False)

@@ -70,6 +70,17 @@ def test_warm_up_longer_than_the_run_only_warms_up() -> None:
     assert [rate(s, "cosine", warmup=8, total=4) for s in range(4)] == [0.25, 0.5, 0.75, 1.0]
 
 
+def test_a_floor_holds_a_share_of_the_rate() -> None:
+    def floored(step: int, schedule: str) -> float:
+        return learning_rate(
+            step, base=2.0, schedule=schedule, warmup_steps=0, total_steps=4, min_share=0.1
+        )
+
+    assert [floored(s, "linear") for s in range(5)] == pytest.approx([2.0, 1.55, 1.1, 0.65, 0.2])
+    assert floored(4, "cosine") == pytest.approx(0.2) == floored(9, "cosine")
+    assert floored(2, "cosine") == pytest.approx(1.1) and floored(3, "constant") == 2.0
+
+
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(ConfigError, match="'cosine'"):
         rate(0, "cosin")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,16 @@ from typing import Any
 import pytest
 import torch
 from runs import quiet, small
-from steps import BARE, Start, advance, gather, gradient, learn, plain_logp
+from steps import BARE, Start, advance, full_logp, gather, gradient, learn, plain_logp
 
 from groupwise import recipe
-from groupwise.config import Config
+from groupwise.config import Config, load
+from groupwise.data.on_disk import DiskTasks
 from groupwise.errors import ConfigError, DataError, RecipeError
+from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.assemble import sequences_of
+from groupwise.optim.packs import Sequences
 from groupwise.probing.probe import ProbeRequest, prepare_probe
 from groupwise.runfiles.rollouts import read
 from groupwise.stages import stage_of
@@ -24,6 +29,8 @@ from groupwise.stages.checks import check_config
 from groupwise.stages.data_answers import DataAnswers
 from groupwise.stages.sources import SOURCES
 from groupwise.training.loop import train
+from groupwise.training.opening import open_run
+from groupwise.watch.display import Display
 
 SFT = {"recipe": "sft", "group_size": 8}  # the default: nothing is sampled
 
@@ -140,7 +147,6 @@ def test_every_epoch_reads_every_row_once(start: Start, tmp_path: Path) -> None:
         ({"completion": "1", "weight": -1}, "has weight -1"),
         ({"completion": "1", "weight": "much"}, "has weight 'much'"),
         ({"completion": "1", "weight": True}, "has weight True"),
-        ({"completion": "1" * 500}, "tokens, and the model holds"),
     ],
 )
 def test_rows_that_nothing_can_be_learned_from_are_refused(
@@ -168,8 +174,6 @@ def test_rows_that_nothing_can_be_learned_from_are_refused(
     ],
 )
 def test_what_only_samples_have_is_refused(changes: dict[str, Any], message: str) -> None:
-    from groupwise.config import load
-
     plain = {"recipe": "sft", "data.train": "arithmetic", "model.path": "tiny"}
     check_config(load(plain))
     with pytest.raises(ConfigError, match=message):
@@ -237,3 +241,200 @@ def test_a_baseline_of_a_group_is_not_told_to_raise_what_would_be_ignored() -> N
 def test_probe_says_what_the_recipe_learns_from() -> None:
     with pytest.raises(ConfigError, match="sft learns from answers of the data and samples none"):
         prepare_probe(small(**SFT), ProbeRequest())
+
+
+# --- conversations ----------------------------------------------------------------------------
+
+# '3+4' asked, '=' opens the answer, which ends with the model's own end token.
+TALKS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}<end>"
+    "{% else %}{{ m.content }}={% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chat(start: Start, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The model with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(start.model, folder)
+    (folder / "chat_template.jinja").write_text(TALKS)
+    return str(folder)
+
+
+def talk(*said: str, **columns: Any) -> dict[str, Any]:
+    roles = ("user", "assistant") * len(said)
+    messages = [{"role": r, "content": x} for r, x in zip(roles, said, strict=False)]
+    return {"messages": messages, **columns}
+
+
+def conversations(start: Start) -> str:
+    rows = [
+        talk(f"{a}+1", f"{a + 1}", f"{a}+2", f"{a},2;{a + 2}", weight=0.5 + a % 3) for a in range(8)
+    ]
+    return start.rows("talks", rows)
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 40, 4096])
+def test_of_conversations_the_answers_alone_are_learned_packed_or_not(
+    micro_tokens: int, start: Start, chat: str, tmp_path: Path
+) -> None:
+    changes = {"data__train": conversations(start), "model__path": chat, "prompts_per_step": 8}
+    with start.opened(tmp_path, **SFT, **BARE, **changes, optim__micro_tokens=micro_tokens) as run:
+        model, tokenizer = run.parts.loaded.model, run.parts.loaded.tokenizer
+        collected = gather(run)
+        twin = Transformer(model.config)
+        twin.load_state_dict(model.state_dict())
+        loss, tokens = torch.zeros(()), 0
+        for (row,) in collected.groups:
+            first, second = (row.task.columns["messages"][n]["content"] for n in (1, 3))
+            own = row.completion.own_ids
+            end = tokenizer.eos_ids[0]
+            assert own == (*tokenizer.encode(first), end, *tokenizer.encode(second), end)
+            # By the textbook: the whole text in one pass, and of it the answers' tokens.
+            ids = torch.tensor([*row.task.token_ids, *row.completion.token_ids])
+            every = textbook(twin, ids)
+            mask_T = row.completion.mask_T
+            assert mask_T is not None and not mask_T.all()
+            learned = mask_T.nonzero()[:, 0] + len(row.task.token_ids)
+            picked = every[learned - 1].gather(1, ids[learned][:, None])
+            loss = loss - row.task.columns["weight"] * picked.sum()
+            tokens += len(learned)
+        loss = loss / tokens
+        found = learn(run, collected, rate=0.0)
+        assert found.metrics["loss/total"] == pytest.approx(float(loss.detach()), rel=1e-5)
+        expected = slope_of(twin, loss)
+        assert float((gradient(run) - expected).norm() / expected.norm()) < 1e-5
+        read = sum(len(r.task.token_ids) + len(r.completion.token_ids) for (r,) in collected.groups)
+        assert found.metrics["supervised/learned_share"] == pytest.approx(tokens / read)
+
+
+def textbook(model: Transformer, ids: torch.Tensor) -> torch.Tensor:
+    from groupwise.model.layers.attention import packed, packed_positions
+    from groupwise.model.layers.head import logits
+
+    hidden = model(ids, packed_positions([len(ids)]), packed([len(ids)]))
+    return torch.log_softmax(logits(hidden, model.head_weight), -1)
+
+
+def test_packs_predict_what_is_learned_and_nothing_else(
+    start: Start, chat: str, tmp_path: Path
+) -> None:
+    """So no target of a hole can change a loss: none is ever asked for."""
+    changes = {"data__train": conversations(start), "model__path": chat}
+    with start.opened(tmp_path, **SFT, **changes) as run:
+        collected = gather(run)
+        sequences = sequences_of(collected.groups)
+        pack = sequences.pack(list(range(len(collected.groups))))
+        own = [token for (row,) in collected.groups for token in row.completion.own_ids]
+        assert pack.target_A.tolist() == own
+
+
+def test_rows_are_encoded_once(
+    start: Start, chat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for streaming in ("never", "always"):
+        changes = {"data__train": conversations(start), "model__path": chat}
+        folder = tmp_path / streaming
+        with start.opened(folder, **SFT, **changes, data__streaming=streaming) as run:
+            with monkeypatch.context() as patched:
+                patched.setattr(Tokenizer, "encode", None)
+                rows = [row for _ in range(3) for (row,) in gather(run).groups]
+            assert isinstance(run.parts.tasks, DiskTasks) == (streaming == "always")
+            assert all(row.completion.mask_T is not None for row in rows)
+
+
+def test_too_long_rows_are_dropped_counted_and_never_cut(start: Start, tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+2=", "completion": "1" * 500}]
+    data = start.rows("long", [*rows, {"prompt": "1+3=", "completion": "1,3;4"}])
+    said = io.StringIO()
+    config = small(**start.settings(**SFT, data__train=data))
+    with open_run(config, tmp_path, Display(said, live=False)) as run:
+        assert [task.id for task in run.parts.tasks] == [0, 2]
+    assert "1 of 3 rows are longer than" in said.getvalue()
+    assert json.loads((tmp_path / "manifest.json").read_text())["dropped_rows"] == {"too long": 1}
+    config = small(**start.settings(**SFT, data__train=data, data__max_row_tokens=7))
+    with open_run(config, tmp_path / "b", quiet()) as run:
+        assert [task.id for task in run.parts.tasks] == [0]  # 4 + 1 + the end
+    config = small(**start.settings(**SFT, data__train=data, data__max_row_tokens=3))
+    with (
+        pytest.raises(DataError, match="All 3 rows are longer than 3 tokens.*the shortest has 6"),
+        open_run(config, tmp_path / "c", quiet()),
+    ):
+        pass
+
+
+def test_bad_rows_are_dropped_and_counted_where_that_is_asked_for(
+    start: Start, chat: str, tmp_path: Path
+) -> None:
+    bad = [talk("1+1"), talk("1+1", " "), talk("1+1", "2", weight=-1)]
+    data = start.rows("some", [talk("1+1", "2"), *bad, talk("1+2", "3")])
+    changes = start.settings(**SFT, data__train=data, model__path=chat)
+    with (
+        pytest.raises(DataError, match=r"(?s)3 of 5 rows can't be learned.*Row 1.*data.drop_bad"),
+        open_run(small(**changes), tmp_path / "refused", quiet()),
+    ):
+        pass
+    said = io.StringIO()
+    with open_run(
+        small(**changes, data__drop_bad=True), tmp_path / "dropped", Display(said, live=False)
+    ) as run:
+        assert [task.id for task in run.parts.tasks] == [0, 4]
+    assert "3 of 5 rows can't be learned and were left out" in said.getvalue()
+    kept = json.loads((tmp_path / "dropped" / "manifest.json").read_text())
+    assert kept["dropped_rows"] == {"data.train": 3}
+
+
+def test_one_row_is_shown_with_what_is_learned(start: Start, chat: str, tmp_path: Path) -> None:
+    config = small(**start.settings(**SFT, data__train=conversations(start), model__path=chat))
+    said = io.StringIO()
+    with open_run(config, tmp_path, Display(said, live=False)):
+        pass
+    assert "row 0 as it is learned (learned in [[...]]):\n0+1=[[1<end>]]0+2=[[0,2;2<end>]]" in (
+        said.getvalue()
+    )
+
+
+def test_held_out_rows_are_measured_by_likelihood(start: Start, chat: str, tmp_path: Path) -> None:
+    """Where nothing can be graded nothing is sampled, and the best checkpoint goes by it."""
+    held = start.rows("held", [talk(f"{a}+3", f"{a + 3}") for a in range(5)])
+    changes = start.settings(**SFT, data__train=conversations(start), model__path=chat)
+    config = small(**changes | {"data__eval": held, "eval__tasks": 4, "eval__every": 2, "steps": 4})
+    said = io.StringIO()
+    summary = train(config, tmp_path, Display(said, live=False))
+    assert "eval/nll and eval/token_accuracy say how well they are known" in said.getvalue()
+    lines = metrics(tmp_path)
+    assert lines[-1]["eval/nll"] < lines[0]["eval/nll"] and "eval/accuracy" not in lines[-1]
+    assert 0 <= lines[-1]["eval/token_accuracy"] <= 1
+    assert summary["nll_after"] == lines[-1]["eval/nll"] and summary["nll_before"] is not None
+    assert (tmp_path / "checkpoints" / "best").exists()
+    assert "Held-out −log p" in (tmp_path / "report.html").read_text()
+    assert "held-out nll" in said.getvalue() and "held-out accuracy" not in said.getvalue()
+
+
+def test_likelihood_and_samples_are_measured_side_by_side(start: Start, tmp_path: Path) -> None:
+    with start.opened(tmp_path, **SFT, data__eval=start.tasks("held_sums", [(1, 2), (3, 4)]),
+                      eval__tasks=2) as run:  # fmt: skip
+        found = run.stage.evaluate(run.parts)
+        rows = [task.row for task in run.parts.held_out]
+        sequences = Sequences([r.prompt_ids for r in rows], [r.token_ids for r in rows])
+        logp_NT = plain_logp(run.parts.loaded.model, sequences)
+        likeliest = [
+            full_logp(run.parts.loaded.model, r.prompt_ids, r.token_ids).argmax(-1) for r in rows
+        ]
+    nll = -float(logp_NT.sum()) / float(sequences.mask().sum())
+    assert found.others["eval/nll"] == pytest.approx(nll, rel=1e-5)
+    right = [(x == torch.tensor(r.token_ids)) for x, r in zip(likeliest, rows, strict=True)]
+    assert found.others["eval/token_accuracy"] == pytest.approx(
+        float(torch.cat(right).float().mean())
+    )
+    assert found.reward is not None and len(found.by_task["eval/nll"]) == 2
+
+
+def test_rates_are_those_of_supervised_learning_unless_set() -> None:
+    plain = {"data.train": "arithmetic", "model.path": "tiny"}
+    for name, rate in (("sft", 2e-5), ("dft", 2e-5), ("grpo", 1e-6)):
+        found = load(plain | {"recipe": name}).optim.learning_rate
+        assert found == pytest.approx(rate)
+        adapted = load(plain | {"recipe": name, "adapter.rank": 4}).optim.learning_rate
+        assert adapted == pytest.approx(10 * rate)
+    assert load(plain | {"recipe": "sft", "optim.learning_rate": 1e-4}).optim.learning_rate == 1e-4

@@ -30,13 +30,21 @@ HEAD = struct.Struct("<?Q")  # of a reply: whether it is the text, and how many 
 
 
 class _Generation(Extension):
-    """{% generation %} marks the assistant's text for other tools; here it is only text."""
+    """{% generation %} marks the assistant's text, for whoever passes what to mark it with.
+
+    Without the two variables that it writes around the text, it is only text.
+    """
 
     tags = {"generation"}  # noqa: RUF012, jinja2 declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begin, end = (
+            jinja2.nodes.Output([jinja2.nodes.Name(name, "load", lineno=line)], lineno=line)
+            for name in ("generation_begins", "generation_ends")
+        )
+        return [begin, *body, end]
 
 
 @functools.lru_cache(maxsize=16)

@@ -69,5 +69,6 @@ def rates_at(config: Config, step: int, total_steps: int) -> LearningRates:
         schedule=asked.schedule,
         warmup_steps=asked.warmup_steps,
         total_steps=total_steps - alone,
+        min_share=asked.min_share,
     )
     return LearningRates(own, roles)
