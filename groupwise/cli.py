@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from groupwise.commands import (
     check_reward,
+    collect,
     compare,
     diagnose,
     doctor,
@@ -75,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run_command=_explain)
 
     for command in (
-        check_reward, compare, diagnose, doctor, evaluate, export, filter, grade, init, label_steps,
-        mirror, plan, probe, replay, serve, view,
+        check_reward, collect, compare, diagnose, doctor, evaluate, export, filter, grade, init,
+        label_steps, mirror, plan, probe, replay, serve, view,
     ):  # fmt: skip
         command.add_parser(commands)
     train = commands.add_parser(

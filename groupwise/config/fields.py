@@ -190,6 +190,14 @@ class Data:
     options: dict[str, Any] = field(default_factory=dict)  # options of a generator, as digits = 2
     # every pass over the tasks in a new order; false: in the order of the rows
     shuffle: bool = True
+    # folders of earlier runs, or of `groupwise collect`, whose answers recipe.source = "run" learns
+    # from: ["runs/earlier"]. Which of them: keep. Held out is data.eval, else what the first held
+    # out
+    runs: tuple[str, ...] = ()
+    # rows to learn from with data.runs: { reasoning = 600, other = 200 } are 600 answers that were
+    # kept and 200 rows of data.train with answers of their own; all kept ones and no others where
+    # it says nothing
+    mix: dict[str, Whole] = field(default_factory=dict)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -223,12 +231,37 @@ class Data:
     @property
     def holds_out(self) -> bool:
         """Return whether a number of tasks is held out of the generator that is trained on."""
-        alone = len(self.sources) == 1 and is_generator(self.sources[0])
+        alone = len(self.sources) == 1 and is_generator(self.sources[0]) and not self.runs
         return alone and not self.holdout_share and self.eval_sources in ((), self.sources)
 
     @property
     def evaluates(self) -> bool:
-        return bool(self.eval_sources or self.holdout_share or self.holds_out)
+        return bool(self.eval_sources or self.holdout_share or self.holds_out or self.runs)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The answers of earlier runs (data.runs) that are learned from: rejection sampling."""
+
+    correct: bool = True  # learn only from earlier answers that are correct; false: from wrong, too
+    # learn only from earlier answers that ended with an end token; false: also from those that were
+    # cut off or ended by a stop string
+    ended: bool = True
+    # verdicts on earlier answers: "stored", those of the run that sampled them; "anew", those of
+    # this run's reward
+    grade: Literal["stored", "anew"] = "stored"
+    # least share of the words of an earlier answer that must be in one language, whichever; 0: any
+    language: Fraction = 0.95
+    # most characters between two line breaks of an earlier answer; 0: any number
+    paragraph: Whole = 2_000
+    # learn also from earlier answers with a code fence (```) to tasks that ask for no program
+    fences: bool = False
+    per_prompt: Whole = 4  # most different earlier answers to a prompt that are learned; 0: all
+    # which earlier answers to a prompt go first: random ones, by the seed; the shortest; or those
+    # with the highest reward
+    order: Literal["random", "shortest", "reward"] = "random"
+    # share of the prompts whose every earlier answer is correct that stay, chosen by the seed
+    solved: Fraction = 1.0
 
 
 _Named = str | tuple[str, ...] | Mapping[str, float | SourceSettings]
@@ -438,6 +471,7 @@ class Config:
     adapter: Adapter = field(default_factory=Adapter)
     tiny: Tiny = field(default_factory=Tiny)
     data: Data = field(default_factory=Data)
+    keep: Keep = field(default_factory=Keep)
     reward: Reward = field(default_factory=Reward)
     engine: EngineSettings = field(default_factory=EngineSettings)
     optim: Optim = field(default_factory=Optim)

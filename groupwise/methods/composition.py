@@ -17,7 +17,8 @@ RECIPE_SLOTS = (
     "auxiliary", "schedule",
 )  # fmt: skip
 PAIR_SLOTS = ("pairing", "preference")
-SOURCE_COLUMNS = {"data": ("completion",)}  # of the data, by the source that reads them there
+# Of the data, by the source that reads them there.
+SOURCE_COLUMNS = {"data": ("completion",), "run": ("completion",)}
 # The same, by what a pairing reads.
 PAIR_COLUMNS = {
     "labels": ("chosen", "rejected"),

@@ -19,6 +19,7 @@ from groupwise.config import Config
 from groupwise.data import load as load_data
 from groupwise.data.on_disk import tasks_at
 from groupwise.data.prompts import Prepared, prepare
+from groupwise.data.selection import Selection
 from groupwise.data.sources import LoadedTasks as LoadedData
 from groupwise.data.tasks import SHOWN
 from groupwise.engine.protocol import Sampling
@@ -36,6 +37,7 @@ from groupwise.model.memory import device_bytes
 from groupwise.model.policy import spec_of
 from groupwise.optim.roles import role_sizes
 from groupwise.prepare.answers import check_answers, solution_notes
+from groupwise.prepare.earlier import fitted, load_earlier, wording_notes
 from groupwise.prepare.placing import check_device, place
 from groupwise.prepare.scored import check_held_out, fitting_rows
 from groupwise.prepare.supervised import judged_rows, learned_rows, without_bad_lessons
@@ -56,6 +58,7 @@ class Setup:
     notes: list[str]  # what a person should know about them
     mixture: dict[str, float]  # weights of the sources, by name; empty without a mixture
     dropped: dict[str, int]  # malformed rows that were left out, by file or setting
+    selection: Selection | None = None  # of answers of earlier runs, where they are learned from
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class CheckedData:
     notes: list[str]
     mixture: dict[str, float]
     dropped: dict[str, int]
+    selection: Selection | None = None
 
 
 def set_up(
@@ -97,7 +101,9 @@ def check_data(config: Config, *, learns: bool = True) -> CheckedData:
         streams = config.recipe.streams if learns else ()
         notes += check(parts, found.train, streams=streams)
         notes += check(parts, found.eval, data="data.eval") if found.eval else []
-    return CheckedData(found.train, found.eval, notes, found.weights, found.dropped)
+    return CheckedData(
+        found.train, found.eval, notes, found.weights, found.dropped, found.selection
+    )
 
 
 def read_data(config: Config) -> tuple[Grader, LoadedData]:
@@ -109,6 +115,8 @@ def read_data(config: Config) -> tuple[Grader, LoadedData]:
             f"data.grader_key={config.data.grader_key!r} has no effect: reward.parts has no part "
             f'"{ROW}" that would ask the graders that rows name. Add it, or remove the key.'
         )
+    if config.data.runs:
+        return parts, load_earlier(config, TASKS_SEED)
     found = load_data(
         config.data,
         seed=TASKS_SEED,
@@ -161,11 +169,16 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
+    if found.selection is not None:
+        train, selection, told = fitted(found.train, found.selection, tokenizer)
+        found = replace(found, train=train, selection=selection)
+        notes += [selection.line(), *told]
     with phase("preparing prompts"):
         fitting = fitting_tasks(config, found, tokenizer, shape)
     if not config.recipe.supervised:  # such rows were encoded with all that is checked there
         check_answers(config.recipe, fitting.train, tokenizer, shape.context)
     notes += solution_notes(config.recipe, fitting.train)
+    notes += wording_notes(fitting.train) if found.selection is not None else []
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
     ends += config.engine.stop
     grader = Grader(config.reward.parts, ends, config.data.graders, timeout=config.reward.timeout)
@@ -178,6 +191,7 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         notes,
         found.mixture,
         _added(found.dropped, fitting.left_out),
+        found.selection,
     )
 
 

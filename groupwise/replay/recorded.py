@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,17 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
-from groupwise import config as configuration
 from groupwise.config import Config
 from groupwise.errors import RunError
 from groupwise.methods.composition import Recipe
-from groupwise.model.formats.checkpoint import read_companions
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.assemble import Group, sequences_of
-from groupwise.records import Branch, Completion, Grade, Rollout, Task, Turn
+from groupwise.prepare.recorded import column_of, groups_of, read_config, tokenizer_of
+from groupwise.records import Rollout
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read
 from groupwise.stages.consequences import anchored
 
-SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "turns",
-           "branch", "reward", "reward_steps", "correct", "finish", "weight_version", "weights",
-           "text")  # fmt: skip
 TINY = 1e-30  # a ratio of 0 is one that float32 could not hold
 LEARNED = ("advantage", "coefficient")  # of every row that was learned from
 UPDATED = ("ratio", "clipped")  # and of those that an update of the policy read
@@ -99,26 +94,6 @@ def open_recorded(path: str | Path) -> Recorded:
     return Recorded(folder, config, recipe, tokenizer_of(folder), steps)
 
 
-def read_config(folder: RunFolder) -> Config:
-    """Read the configuration that the run was last started with."""
-    if not folder.path.is_dir():
-        raise RunError(f"There is no run folder {str(folder.path)!r}.")
-    if not folder.config.is_file():
-        raise RunError(
-            f"{folder.path} is not a run folder: it has no config.toml. Give the folder that "
-            "`groupwise train` wrote to, for example runs/demo."
-        )
-    return configuration.load(folder.config)
-
-
-def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
-    """Load the tokenizer that the run saved with its first checkpoint."""
-    for place in (folder.checkpoints / "latest", folder.path / "cold_start", folder.path):
-        if (place / "tokenizer.json").is_file():
-            return Tokenizer.from_files(read_companions(place))
-    return None
-
-
 def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
     """Read a step, and the policy that its last update saw."""
     path = folder.rollout(step)
@@ -175,33 +150,6 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
     )
 
 
-def groups_of(table: pa.Table) -> list[Group]:
-    """Return rollouts as they went into the batch; of the task only what was recorded."""
-    table = table.combine_chunks()
-    names = [name for name in SCALARS if name in table.column_names]
-    logp_N = _lists(table, "sampler_logp") if table.num_rows else []
-    own_N = _lists(table, "mask") if table.num_rows else []
-    made: dict[int, Group] = {}
-    for row, logp_T, own_T in zip(table.select(names).to_pylist(), logp_N, own_N, strict=True):
-        task = Task(row["prompt_id"], "", token_ids=tuple(row["prompt_token_ids"]))
-        turns = tuple(Turn(**turn) for turn in row["turns"])
-        done = Completion(
-            tuple(row["token_ids"]),
-            torch.from_numpy(logp_T.copy()),
-            row["finish"],
-            row["weight_version"],
-            row["weights"],
-            mask_T=None if own_T.all() and len(turns) == 1 else torch.from_numpy(own_T.copy()),
-            turns=turns,
-        )
-        steps = tuple((each["end"], each["reward"]) for each in row.get("reward_steps") or ())
-        grade = Grade(row["reward"], correct=row["correct"], steps=steps)
-        branch = None if row["branch"] is None else Branch(**row["branch"])
-        rollout = Rollout(task, row["draw"], row["sample"], done, row["text"], grade, branch=branch)
-        made.setdefault(row["group"], []).append(rollout)
-    return list(made.values())
-
-
 def _per_token(table: pa.Table, name: str) -> bool:
     kind = table.schema.field(name).type
     numeric = pa.types.is_list(kind) and (
@@ -210,22 +158,9 @@ def _per_token(table: pa.Table, name: str) -> bool:
     return bool(numeric) and name != "mask"
 
 
-def _lists(table: pa.Table, name: str) -> list[Any]:
-    """Return a list per row, as arrays without a Python object for each number."""
-    column = _array(table, name)
-    flat = column.values.to_numpy(zero_copy_only=False)
-    ends = column.offsets.to_numpy()
-    return [flat[a:b] for a, b in pairwise(ends.tolist())]
-
-
-def _array(table: pa.Table, name: str) -> Any:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def _padded(table: pa.Table, name: str, layout_NT: Tensor) -> Tensor | None:
     """Return [N, T], 0 after the end and NaN in rows without a value; None if no row has one."""
-    column = _array(table, name)
+    column = column_of(table, name)
     known_N = torch.from_numpy(column.is_valid().to_numpy(zero_copy_only=False).astype(bool))
     if not known_N.any():
         return None

@@ -26,6 +26,7 @@ from groupwise.errors import GroupwiseError, RunError
 from groupwise.explain.render import bullets, wrapped
 from groupwise.graders.recorded_verdicts import recorded as recorded_verdicts
 from groupwise.prepare import pins
+from groupwise.prepare.recorded import read_config
 from groupwise.prepare.setup import on_gpu
 from groupwise.replay.bits import (
     WEIGHTS,
@@ -35,7 +36,6 @@ from groupwise.replay.bits import (
     compare_weights,
     short,
 )
-from groupwise.replay.recorded import read_config
 from groupwise.replay.stretches import RunPart, edited, lay_out_checkpoint, parts_of
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.manifest import machine_facts

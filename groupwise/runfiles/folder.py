@@ -39,7 +39,7 @@ from groupwise.runfiles.lock import Lock, writer
 from groupwise.runfiles.manifest import machine_facts
 
 FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "evaluations.jsonl",
-         "starts.jsonl", "summary.json", "report.html")  # fmt: skip
+         "selected.jsonl", "starts.jsonl", "summary.json", "report.html")  # fmt: skip
 PROBE = ".probe_"  # how files begin that are only written to see whether they can be
 
 
@@ -84,6 +84,7 @@ class RunFolder:
         self.evaluations = self.path / "evaluations.jsonl"
         self.summary, self.report = self.path / "summary.json", self.path / "report.html"
         self.starts = self.path / "starts.jsonl"  # see runfiles/starts.py
+        self.selected = self.path / "selected.jsonl"  # answers of earlier runs
         self.rollouts, self.checkpoints = self.path / "rollouts", self.path / "checkpoints"
         self.aside = self.path / ".again"
         self._lock: Lock | None = None  # while this process holds the run
@@ -204,6 +205,7 @@ class RunFolder:
         origin: Mapping[str, str],
         fetched: Mapping[str, str] | None = None,
         dropped: Mapping[str, int] | None = None,
+        kept: Mapping[str, Any] | None = None,
         *,
         seconds: float,
         tokens: int,
@@ -211,10 +213,12 @@ class RunFolder:
         """Write what this start runs on; an earlier start's is kept where it differs.
 
         `origin` maps "data", "weights" to hashes, `fetched` settings to what they named on a hub,
-        with the commit, `dropped` files to how many of their rows were malformed and left out;
+        with the commit, `dropped` files to how many of their rows were malformed and left out,
+        `kept` says how many answers of earlier runs are learned from, and why others are not;
         seconds and tokens are the cost so far.
         """
         given = {"origin": origin, "hub": fetched or {}, "dropped_rows": dropped or {}}
+        given |= {} if kept is None else {"kept_answers": kept}
         facts = json.loads(to_line({**machine_facts(), **{k: dict(x) for k, x in given.items()}}))
         before = self.read_manifest()
         earlier = list(before.get("earlier", ()))
@@ -222,6 +226,11 @@ class RunFolder:
         if was and was != {key: facts[key] for key in was}:
             earlier.append(was)
         self._store_manifest({"format": 1, **facts, "earlier": earlier}, seconds, tokens)
+
+    def write_selected(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write which answers of earlier runs are learned from."""
+        with self.writing("selected.jsonl"):
+            write_atomic(self.selected, "".join(f"{to_line(line)}\n" for line in lines))
 
     def write_cost(self, *, seconds: float, tokens: int) -> None:
         """Write the cost so far into the manifest."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +26,10 @@ from groupwise.runfiles.files import file_status, storable, write_atomic
 if TYPE_CHECKING:
     from groupwise.records import Branch, Rollout, Turn
 
-VERSION = 3  # of the schema; a change of a column's name, type or meaning raises it
+VERSION = 4  # of the schema; a change of a column's name, type or meaning raises it
 # That is read as if it were of this version: in 1 the policy wrote all, in one turn; before 3
-# there were no branches, and nothing of critics and implicit reward models was written.
+# there were no branches, and nothing of critics and implicit reward models was written; before 4
+# the prompt was there as the model read it, not as the data have it.
 OLDEST = 1
 POLICY = "assistant"  # as in groupwise.records, which would load torch: readers need none
 VERSION_KEY = b"groupwise.rollouts.version"
@@ -68,6 +70,7 @@ class Row:
     weight_version: int = 0
     weights: str = "shared"
     used: bool = True
+    prompt: str | None = None  # of the data, a text or messages, as JSON
     prompt_text: str = ""
     text: str = ""
     answer: str | None = None
@@ -107,11 +110,18 @@ class Row:
             weight_version=done.version,
             weights=done.weights,
             used=used,
+            prompt=prompt_json(task.prompt),
             prompt_text=prompt_text,
             text=rollout.text,
             answer=None if task.answer is None else str(task.answer),
             **streams,
         )
+
+
+def prompt_json(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """Write a prompt of the data as JSON, the same text for the same prompt."""
+    plain = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+    return json.dumps(plain, ensure_ascii=False, sort_keys=True, default=str)
 
 
 def field_of(column: str) -> str:
@@ -207,7 +217,8 @@ PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "adv
              "coefficient", "ratio", "clipped", "value", "return",
              "process_reward")  # fmt: skip
 _FLOATS = tuple(name for name in PER_TOKEN if name not in ("mask", "clipped"))
-_TEXTS = ("grader_status", "grader_reason", "finish", "weights", "prompt_text", "text", "answer")
+_TEXTS = ("grader_status", "grader_reason", "finish", "weights", "prompt", "prompt_text", "text",
+          "answer")  # fmt: skip
 
 _COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
     "prompt_id": _plain(_INT64),
@@ -231,6 +242,7 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
     "weight_version": _plain(_INT64),
     "weights": _text,
     "used": _plain(_BOOL),
+    "prompt": _text,
     "prompt_text": _text,
     "text": _text,
     "answer": _text,

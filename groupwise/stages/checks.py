@@ -18,6 +18,7 @@ from groupwise.methods.method import Method
 from groupwise.methods.trainable import lacking
 from groupwise.optim.roles import ROLES
 from groupwise.stages import stage_of
+from groupwise.stages.run_checks import earlier_runs
 from groupwise.watch.rules import RULES
 
 StageRule = Callable[[Config, Method], Iterator[str]]
@@ -194,6 +195,7 @@ def nothing_held_out(config: Config, recipe: Method) -> Iterator[str]:
 
 
 REFUSED: tuple[StageRule, ...] = (
+    earlier_runs,
     budget_never_reached,
     greedy_training,
     knobs_that_the_recipe_ignores,

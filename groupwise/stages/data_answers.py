@@ -41,9 +41,10 @@ class DataAnswers:
     ) -> list[Group]:
         """Return the answers of the next rows, a group each."""
         drawn = [(parts.tasks[d.task], d.number) for d in cursor.take(prompts)]
-        return [self._group(task, number, parts.loaded.tokenizer) for task, number in drawn]
+        return [self.group(task, number, parts.loaded.tokenizer) for task, number in drawn]
 
-    def _group(self, task: Task, draw: int, tokenizer: Tokenizer) -> Group:
+    def group(self, task: Task, draw: int, tokenizer: Tokenizer) -> Group:
+        """Return the answers of one row."""
         return [
             _rollout(task, draw, number, column, tokenizer)
             for number, column in enumerate(self.columns)

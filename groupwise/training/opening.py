@@ -15,6 +15,7 @@ from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
+from groupwise.data.selection import Selection
 from groupwise.graders.recorded_verdicts import recorded
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
@@ -129,7 +130,7 @@ def _open(
     run.keeper.reserve()
     reporter.health.see_all(folder.read_metrics())  # what was said before is not said again
     _write_start(run, origin, before)
-    fetched = _record_start(run, origin, manifest, setup.dropped)
+    fetched = _record_start(run, origin, manifest, setup.dropped, setup.selection)
     mirrors.start()
     lines = [
         *describe(config, learner.micro_tokens, len(setup.tasks), len(setup.held_out)),
@@ -154,7 +155,8 @@ def _open(
 
 def _origin(config: Config, setup: Setup) -> dict[str, str]:
     """Return digests of what a run starts from, by which it is known again."""
-    return {
+    earlier = {} if setup.selection is None else {"runs": setup.selection.runs}
+    return earlier | {
         "weights": fingerprint(setup.loaded.model.named_parameters()),
         "data": data_fingerprint(setup.tasks),
         "held_out": data_fingerprint(setup.held_out),
@@ -180,7 +182,11 @@ def _write_start(run: Run, origin: Mapping[str, str], before: Start | None) -> N
 
 
 def _record_start(
-    run: Run, origin: Mapping[str, str], manifest: Mapping[str, Any], dropped: Mapping[str, int]
+    run: Run,
+    origin: Mapping[str, str],
+    manifest: Mapping[str, Any],
+    dropped: Mapping[str, int],
+    selection: Selection | None,
 ) -> dict[str, str]:
     """Write into the folder what runs, from what and on what; return what came from a hub."""
     folder, progress = run.reporter.folder, run.progress
@@ -188,8 +194,11 @@ def _record_start(
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
     fetched = pins.commits(run.config, manifest)
+    kept = None if selection is None else selection.facts()
+    if selection is not None:
+        folder.write_selected(selection.lines())
     folder.write_manifest(
-        origin, fetched, dropped, seconds=progress.elapsed, tokens=progress.tokens
+        origin, fetched, dropped, kept, seconds=progress.elapsed, tokens=progress.tokens
     )
     return fetched
 
