@@ -28,6 +28,7 @@ from groupwise.prepare.setup import Setup, check_room, set_up
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.recorder import Recorder
+from groupwise.runfiles.stages import parent_of
 from groupwise.runfiles.starts import Start, read_starts, write_starts
 from groupwise.stages import stage_of
 from groupwise.stages.checks import check_config
@@ -184,8 +185,14 @@ def _record_start(
     with folder.writing("events.jsonl"):
         folder.events.touch()  # a run without events says so with an empty file
     fetched = pins.commits(run.config, manifest)
+    model = run.config.model
     folder.write_manifest(
-        origin, fetched, dropped, seconds=progress.elapsed, tokens=progress.tokens
+        origin,
+        fetched,
+        dropped,
+        parent=parent_of((model.path, *model.adapters)[-1], folder.path),
+        seconds=progress.elapsed,
+        tokens=progress.tokens,
     )
     return fetched
 
