@@ -30,7 +30,7 @@ def train(source: Path, overrides: Sequence[str], args: argparse.Namespace) -> i
     with phase("starting PyTorch"):
         from groupwise.pipeline.running import run_chain
         from groupwise.training.loop import Stopped
-    chain = _chain(source, overrides, args.run)
+    chain = chain_in(source, overrides, args.run)
     if args.dry_run:
         return dry_run(chain)
     try:
@@ -42,7 +42,8 @@ def train(source: Path, overrides: Sequence[str], args: argparse.Namespace) -> i
     return 0
 
 
-def _chain(source: Path, overrides: Sequence[str], run: str | None) -> Chain:
+def chain_in(source: Path, overrides: Sequence[str], run: str | None) -> Chain:
+    """Read the file; its folder is runs/NAME unless another is given."""
     from groupwise.pipeline.chain import chain_of
     from groupwise.pipeline.reading import read
 

@@ -52,8 +52,8 @@ def run_chain(chain: Chain, again: str | None, display: MakeDisplay = Display) -
             _check_finished(chain, record)
         if record.finished:
             say.note(f"{chain.path} is finished: all its stages are. --from NAME does some anew.")
-            for stage in record.stages:
-                _weights_alone(chain.path / stage.folder)
+            for each in record.stages:
+                _weights_alone(chain.path / each.folder)
             if not outer.report.is_file():
                 write_page(chain.path)
             return record
@@ -113,7 +113,7 @@ def _finished(chain: Chain, stage: StageRecord) -> StageRecord:
 
 
 def _weights_alone(run: Path) -> None:
-    """Keep of a finished stage the latest and the best weights; a kill on the way is made up for."""
+    """Keep a finished stage's latest and best weights; a kill on the way is made up for."""
     checkpoints = run / "checkpoints"
     kept = {(checkpoints / name).resolve() for name in ("latest", "best")}
     for folder in checkpoints.glob("step_*"):
