@@ -25,6 +25,7 @@ from groupwise.commands import (
     init,
     label_steps,
     mirror,
+    pipeline,
     plan,
     probe,
     replay,
@@ -43,6 +44,7 @@ from groupwise.commands.shared import (
 from groupwise.common.extras import install
 from groupwise.common.progress import phase
 from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWarning
+from groupwise.runfiles.stages import is_pipeline
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -83,10 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train",
         help="train into a run folder, or go on with it",
-        usage="groupwise train [CONFIG.toml] [KEY=VALUE ...] [--run DIR] [--dry-run]",
+        usage="groupwise train [CONFIG.toml] [KEY=VALUE ...] [--run DIR] [--from STAGE] "
+        "[--dry-run]",
     )
     train.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     train.add_argument("--run", metavar="DIR", help="default: runs/<name of the configuration>")
+    train.add_argument(
+        "--from", dest="again", metavar="STAGE", help="of a pipeline: do this and later ones anew"
+    )
     train.add_argument("--dry-run", action="store_true", help="print what would run, and stop")
     train.set_defaults(run_command=_train)
 
@@ -275,6 +281,11 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     source, overrides = split_settings(args.items)
+    if pipeline.has_stages(source):
+        assert source is not None
+        return pipeline.train(source, overrides, args)
+    if args.again is not None:
+        raise ConfigError(f"--from {args.again} is for a file with [[stage]] tables.")
     config = read_config(source, overrides)
     run = Path(args.run) if args.run else Path("runs") / (source.stem if source else "default")
     if args.dry_run:
@@ -311,6 +322,8 @@ def _report(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     if not folder.is_dir():
         raise ConfigError(f"There is no run folder {args.folder!r}.")
+    if is_pipeline(folder):
+        return pipeline.report(folder)
     from groupwise.watch.plots import can_plot, write_plots
     from groupwise.watch.report import write_report
 

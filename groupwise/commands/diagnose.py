@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from groupwise.commands.pipeline import stages_in
 from groupwise.commands.shared import print_json, terminal_width
+from groupwise.runfiles.stages import is_pipeline
 
 if TYPE_CHECKING:
     from groupwise.watch.diagnose import Diagnosis
@@ -34,12 +36,27 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from groupwise.watch.diagnose import diagnose
 
+    if is_pipeline(args.path):
+        return _stages(args)
     found = diagnose(Path(args.path))
     if args.json:
         print_json(found.as_dict())
     else:
         print(text(found, terminal_width()))
     return 1 if found.sick else 0
+
+
+def _stages(args: argparse.Namespace) -> int:
+    """Diagnose the stages of a pipeline, one after the other; it is sick if one of them is."""
+    from groupwise.watch.diagnose import diagnose
+
+    found = [diagnose(run) for run in stages_in(Path(args.path))]
+    if args.json:
+        print_json({Path(each.path).name: each.as_dict() for each in found})
+    else:
+        texts = [text(each, terminal_width()) for each in found]
+        print("\n\n".join(texts) or f"{args.path}: no stage has begun yet.")
+    return 1 if any(each.sick for each in found) else 0
 
 
 def text(found: Diagnosis, width: int) -> str:

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from groupwise.commands.pipeline import last_stage
 from groupwise.commands.shared import print_json, start_pytorch
 from groupwise.errors import ConfigError, RunError
+from groupwise.runfiles.stages import is_pipeline
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -41,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     from groupwise.sync.export import checkpoint_in, export
     from groupwise.sync.export_scorer import export_critic
 
+    if is_pipeline(args.path):
+        args.path = str(last_stage(Path(args.path)))
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     if args.critic:
         _check_critic_alone(args)

@@ -6,13 +6,23 @@ import argparse
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.commands import machine
-from groupwise.commands.shared import SETTINGS, print_json, read_config, split_settings, warn
+from groupwise.commands.pipeline import chain_in, has_stages
+from groupwise.commands.shared import (
+    SETTINGS,
+    aligned,
+    print_json,
+    read_config,
+    split_settings,
+    start_pytorch,
+    warn,
+)
 from groupwise.common.sizes import size
 from groupwise.errors import ConfigError, nearest
 
@@ -47,7 +57,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; return 1 where device or disk is too small for it."""
-    config = read_config(*split_settings(args.items))
+    source, overrides = split_settings(args.items)
+    if has_stages(source):
+        assert source is not None
+        return _stages(source, overrides, args)
+    config = read_config(source, overrides)
     from groupwise.plan.estimate import plan
     from groupwise.prepare.placing import placed
     from groupwise.stages.checks import check_config
@@ -68,6 +82,66 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(text(made))
     return 1 if made.fits is False or made.lacks_disk else 0
+
+
+def _stages(source: Path, overrides: Sequence[str], args: argparse.Namespace) -> int:
+    """Print the plan of every stage of a pipeline in a line, and what they come to in all."""
+    start_pytorch()
+    from groupwise.pipeline.chain import trial
+    from groupwise.pipeline.checks import base_for, check_chain
+    from groupwise.plan.estimate import plan
+    from groupwise.prepare.placing import placed
+    from groupwise.runfiles.stages import ChainRecord
+
+    chain = chain_in(source, overrides, None)
+    named = named_gpu(args.gpu) if args.gpu else None
+    host = host_of(Path(RUNS)) if named is None else None
+    made: dict[str, Plan] = {}
+    with base_for(chain) as base:
+        root = str(base) if chain.embedded else chain.base
+        for doubt in check_chain(chain, ChainRecord(chain.pipeline.name, "", ()), base):
+            warn(doubt)
+        for stage in chain.pipeline.stages:
+            asked = trial(chain, stage, root).config
+            config = placed(asked) if named is None else on_named(asked, named)
+            made[stage.name] = plan(config, named or here(config), args.tokens, host)
+    if args.json:
+        stages = {name: each.as_dict() for name, each in made.items()}
+        print_json({"stages": stages, "in_all": in_all(list(made.values()))})
+    else:
+        print(chain_text(made))
+    bad = any(each.fits is False or each.lacks_disk for each in made.values())
+    return 1 if bad else 0
+
+
+def in_all(plans: Sequence[Plan]) -> dict[str, Any]:
+    """Return what a chain takes: seconds add up, memory is that of the largest stage.
+
+    Of a finished stage the latest and the best weights stay on the disk.
+    """
+    seconds = [each.step_seconds for each in plans]
+    known = [x * each.config.steps for x, each in zip(seconds, plans, strict=True) if x is not None]
+    kept = list(accumulate((2 * each.space.best for each in plans), initial=0))
+    return {
+        "steps": sum(each.config.steps for each in plans),
+        "peak": max(each.peak for each in plans),
+        "seconds": sum(known) if len(known) == len(plans) else None,
+        "disk": max(x + each.space.most for x, each in zip(kept, plans, strict=False)),
+    }
+
+
+def chain_text(made: Mapping[str, Plan]) -> str:
+    whole = in_all(list(made.values()))
+    rows = [["stage", "recipe", "steps", "peak", "checkpoint", "a step", "in all", ""]]
+    for name, each in made.items():
+        step = each.step_seconds
+        times = ["", ""] if step is None else [duration(step), duration(step * each.config.steps)]
+        rows.append([name, each.config.recipe.name, f"{each.config.steps:,}", size(each.peak),
+                     size(each.space.whole), *times, _verdict(each)])  # fmt: skip
+    total = "" if whole["seconds"] is None else duration(whole["seconds"])
+    rows.append(["in all", "", f"{whole['steps']:,}", size(whole["peak"]), size(whole["disk"]),
+                 "", total, "the disk holds the weights of earlier stages, too"])  # fmt: skip
+    return "\n".join(aligned(rows))
 
 
 def host_of(runs: Path) -> Host:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from groupwise.commands.pipeline import stages_in
 from groupwise.commands.shared import print_json, start_pytorch, terminal_width
 from groupwise.errors import ConfigError, RunError
+from groupwise.runfiles.stages import is_pipeline
 
 if TYPE_CHECKING:
     from groupwise.replay.recorded import Recorded
@@ -53,6 +56,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_pipeline(args.path):
+        runs = ", ".join(str(run) for run in stages_in(Path(args.path)))
+        raise ConfigError(
+            f"{args.path} is a pipeline, and a stage is what can be replayed. Give one of its "
+            f"runs: {runs or 'none has begun yet'}."
+        )
     if args.verify:
         return _verify(args)
     if args.steps is not None:

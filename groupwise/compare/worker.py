@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, Job
 from groupwise.compare.shared_start import copy_start, start_of
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, in_short
+from groupwise.sync.checkpoints import delete_optimizer_state
 from groupwise.training.loop import Stopped, train
 from groupwise.watch.display import Display
 
@@ -106,15 +106,6 @@ def _serve(folder: ComparisonFolder, plan: ComparisonPlan, job: Job, out: TextIO
     except Exception as error:  # one run's trouble is not the others'
         _say(out, failed=in_short(error))
     return True
-
-
-def delete_optimizer_state(run: Path) -> None:
-    """Delete the optimizer's state of a run that spent its budget; its weights stay.
-
-    Those are three times as large, and a comparison has many runs.
-    """
-    for state in run.glob("checkpoints/step_*/resume"):
-        shutil.rmtree(state)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from groupwise.config.fields import (
     ReferenceSettings,
     Reward,
     Tiny,
+    Until,
 )
-from groupwise.config.reading import load
+from groupwise.config.reading import load, load_layers, read_toml
 from groupwise.config.writing import text
 
 __all__ = [
@@ -34,7 +35,10 @@ __all__ = [
     "Reward",
     "SettingChange",
     "Tiny",
+    "Until",
     "difference",
     "load",
+    "load_layers",
+    "read_toml",
     "text",
 ]

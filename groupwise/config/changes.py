@@ -63,6 +63,7 @@ RESUME: dict[str, tuple[bool, str]] = {
         "the run ends elsewhere, not before its last recorded step; a schedule of the "
         "learning rate follows",
     ),
+    "until": (True, "the run ends elsewhere, not before its last recorded step"),
     "checkpoint": (True, "only how often, and how many"),
     "guard": (True, "only when to stop"),
     "watch": (True, "only what is watched"),

@@ -418,6 +418,15 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Until:
+    """Gates that end a run as soon as an evaluation passes them."""
+
+    # the run ends at the first evaluation, the one before training included, with at least this
+    # held-out accuracy; 0: no such end
+    accuracy: Fraction = 0.0
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """Checkpoints, from which a stopped run continues."""
 
@@ -480,6 +489,7 @@ class Config:
     reward_model: RewardModelSettings = field(default_factory=RewardModelSettings)
     eval: Eval = field(default_factory=Eval)
     budget: Budget = field(default_factory=Budget)
+    until: Until = field(default_factory=Until)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
     watch: Watch = field(default_factory=Watch)

@@ -69,7 +69,26 @@ def load(
         first = _from_file(Path(source))
     else:
         first = _layer((source or {}).items())
-    layers = [first, _layer(keywords.items()), _layer(map(_override, overrides))]
+    return _resolved([first, _layer(keywords.items()), _layer(map(_override, overrides))])
+
+
+def load_layers(
+    tables: Sequence[Mapping[str, Any]], overrides: Sequence[str], beside: Path
+) -> Config:
+    """Read the configuration of several tables of one file, each over the one before it.
+
+    `beside` is the file's folder: paths are looked for there first.
+    """
+    layers = [[_beside(beside, each) for each in _layer(table.items())] for table in tables]
+    return _resolved([*layers, _layer(map(_override, overrides))])
+
+
+def set_in(table: Mapping[str, Any]) -> set[str]:
+    """Return the fields that a table of settings sets, by their dotted names."""
+    return {setting.field for setting in _layer(table.items())}
+
+
+def _resolved(layers: Sequence[Sequence[Setting]]) -> Config:
     values: dict[str, Any] = {"recipe": _recipe(layers)}
     for setting in (each for layer in layers for each in layer if each.field != "recipe"):
         if setting.entry is None:
@@ -100,13 +119,24 @@ DEFAULTS = flat(_assemble(Config, "", {"recipe": RECIPES[DEFAULT_RECIPE]}))
 
 
 def _from_file(path: Path) -> list[Setting]:
+    data = read_toml(path)
+    try:
+        return [_beside(path.parent, setting) for setting in _layer(data.items())]
+    except RecursionError:
+        raise ConfigError(f"{path} {TOO_DEEP}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of settings as a table; nothing in it is checked yet."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(
                 f"{path} has more than {MOST_BYTES // 2**20} MiB: it is no configuration. Name a "
                 "TOML file."
             )
-        data = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -119,12 +149,6 @@ def _from_file(path: Path) -> list[Setting]:
         twice = "overwrite" in str(error) or "namespace" in str(error)
         hint = ' With settings inside it, write recipe.name = "..." for recipe = "...".'
         raise ConfigError(f"{path} is no valid TOML: {error}.{hint if twice else ''}") from None
-    try:
-        return [_beside(path.parent, setting) for setting in _layer(data.items())]
-    except RecursionError:
-        raise ConfigError(f"{path} {TOO_DEEP}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def _override(text: str) -> tuple[str, Raw]:

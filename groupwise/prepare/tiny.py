@@ -20,9 +20,14 @@ def make(
     """Make a model that has learned nothing; its alphabet is that of all tasks."""
     texts = [str(task.prompt) for task in [*tasks, *held_out]]
     texts += [str(task.columns["solution"]) for task in tasks]
+    room = max(len(str(task.prompt)) for task in [*tasks, *held_out]) + longest
+    return made_of(tiny, texts, room, seed)
+
+
+def made_of(tiny: config.Tiny, texts: Sequence[str], room: int, seed: int) -> Loaded:
+    """Make a model that has learned nothing, for these texts and a context of so many tokens."""
     files = character_files("".join(sorted(set("".join(texts)))))
     tokenizer = Tokenizer.from_files(files)
-    room = max(len(str(task.prompt)) for task in [*tasks, *held_out]) + longest
     shape = ModelConfig.from_hf(hugging_face_config(tiny, len(tokenizer), room))
     model = Transformer(shape).initialise(torch.Generator().manual_seed(seed))
     return Loaded(model, tokenizer, files)

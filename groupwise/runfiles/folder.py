@@ -207,6 +207,7 @@ class RunFolder:
         dropped: Mapping[str, int] | None = None,
         kept: Mapping[str, Any] | None = None,
         *,
+        parent: Mapping[str, Any] | None = None,
         seconds: float,
         tokens: int,
     ) -> None:
@@ -215,10 +216,11 @@ class RunFolder:
         `origin` maps "data", "weights" to hashes, `fetched` settings to what they named on a hub,
         with the commit, `dropped` files to how many of their rows were malformed and left out,
         `kept` says how many answers of earlier runs are learned from, and why others are not;
-        seconds and tokens are the cost so far.
+        `parent` is the run that it started from; seconds and tokens are the cost so far.
         """
         given = {"origin": origin, "hub": fetched or {}, "dropped_rows": dropped or {}}
         given |= {} if kept is None else {"kept_answers": kept}
+        given |= {} if parent is None else {"parent": parent}
         facts = json.loads(to_line({**machine_facts(), **{k: dict(x) for k, x in given.items()}}))
         before = self.read_manifest()
         earlier = list(before.get("earlier", ()))

@@ -169,6 +169,36 @@ _summary = table(
 )
 
 
+def _plain_name(value: Any) -> str:
+    """Accept the name of a folder beside the file, which leads nowhere else."""
+    fits = isinstance(value, str) and not (set(value) & set("/\\\0")) and value[:1] not in ("", ".")
+    return _unless(fits, value, "the name of a folder")
+
+
+stages = table(
+    {
+        "name": text,
+        "place": text,
+        "going": each(_plain_name),
+        "stages": each(
+            table(
+                {
+                    "name": text,
+                    "folder": _plain_name,
+                    "recipe": text,
+                    "start": text,
+                    "state": text,
+                    "config": text,
+                    "weights": _texts,
+                },
+                needed=["name", "folder", "recipe", "start", "state"],
+            )
+        ),
+    },
+    needed=["name", "place", "stages"],
+)
+
+
 def summary(value: Any) -> str:
     """Accept a summary; an empty one says no more than none."""
     return "" if value == {} else _summary(value)

@@ -26,16 +26,22 @@ StageRule = Callable[[Config, Method], Iterator[str]]
 
 def check_config(config: Config) -> list[str]:
     """Refuse what can't be trained, and return what is doubtful."""
+    found = refusals(config)
+    if found:
+        raise ConfigError("\n".join(found))
+    stage, recipe = stage_of(config), config.recipe
+    return stage.doubtful() + [text for rule in DOUBTFUL for text in rule(config, recipe)]
+
+
+def refusals(config: Config) -> list[str]:
+    """Return all that speaks against training it."""
     for name, value in flat(config).items():
         checked(name, FIELDS[name], value)
     capabilities_of(config.engine)  # an engine that is not there can do nothing
     stage, recipe = stage_of(config), config.recipe
-    refused = [*models_not_held(config, recipe), *stage.refused()]
-    refused += [text for rule in REFUSED for text in rule(config, recipe)]
-    refused += [text for name in recipe.roles for text in ROLES[name].refused(config)]
-    if refused:
-        raise ConfigError("\n".join(refused))
-    return stage.doubtful() + [text for rule in DOUBTFUL for text in rule(config, recipe)]
+    found = [*models_not_held(config, recipe), *stage.refused()]
+    found += [text for rule in REFUSED for text in rule(config, recipe)]
+    return found + [text for name in recipe.roles for text in ROLES[name].refused(config)]
 
 
 # --- refused ----------------------------------------------------------------------------------
@@ -51,6 +57,22 @@ def budget_never_reached(config: Config, recipe: Method) -> Iterator[str]:
         yield (
             f"budget.tokens={config.budget.tokens} is never reached: {recipe.name} learns from "
             "the data's own answers and samples nothing. Set budget.seconds or steps."
+        )
+
+
+def gate_never_checked(config: Config, recipe: Method) -> Iterator[str]:
+    if not config.until.accuracy:
+        return
+    gate = f"until.accuracy={config.until.accuracy:g} is never checked"
+    if not config.data.evaluates or not config.eval.tasks:
+        yield (
+            f"{gate}: no tasks are held out. Set data.eval or data.holdout_share, and eval.tasks, "
+            "or leave the gate out."
+        )
+    elif not config.eval.every and not config.eval.points:
+        yield (
+            f"{gate} on the way: eval.every=0 evaluates only at the start and the end. Set "
+            "eval.every."
         )
 
 
@@ -197,6 +219,7 @@ def nothing_held_out(config: Config, recipe: Method) -> Iterator[str]:
 REFUSED: tuple[StageRule, ...] = (
     earlier_runs,
     budget_never_reached,
+    gate_never_checked,
     greedy_training,
     knobs_that_the_recipe_ignores,
     numbers_that_do_not_fit,

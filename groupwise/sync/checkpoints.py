@@ -257,6 +257,15 @@ def discard(parent: Path) -> None:
             shutil.rmtree(going, ignore_errors=True)
 
 
+def delete_optimizer_state(run: Path) -> None:
+    """Delete the optimizer's state of a run that is finished for good; its weights stay.
+
+    It is three times as large, and comparisons and pipelines have many runs.
+    """
+    for state in run.glob("checkpoints/step_*/resume"):
+        shutil.rmtree(state)
+
+
 def memory_to_json(memory: Memory) -> dict[str, Any]:
     visits = {
         str(prompt): [[visit.size, visit.mean, visit.var] for visit in seen]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise import config as configuration
-from groupwise.config import Budget, Config, Model
+from groupwise.config import Budget, Config, Model, Until
 from groupwise.errors import RunError
 from groupwise.prepare.placing import placed
 from groupwise.runfiles.folder import RunFolder
@@ -169,7 +169,8 @@ def finished(config: Config, path: str | Path) -> dict[str, Any] | None:
     if not summary or _changes(config, folder):
         return None
     spent = config.budget != Budget() and summary.get("budget") == asdict(config.budget)
-    return summary if spent or summary["steps"] >= config.steps else None
+    passed = config.until != Until() and summary.get("until") == asdict(config.until)
+    return summary if spent or passed or summary["steps"] >= config.steps else None
 
 
 def nothing_left(config: Config, path: str | Path) -> tuple[dict[str, Any], list[str]] | None:

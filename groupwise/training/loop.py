@@ -327,7 +327,7 @@ def finish(run: Run) -> dict[str, Any]:
     config, progress, reporter = run.config, run.progress, run.reporter
     folder = reporter.folder
     reporter.recorder.flush()
-    seconds = progress.elapsed
+    seconds, newest = progress.elapsed, progress.last or progress.before
     folder.write_cost(seconds=seconds, tokens=progress.tokens)
     with folder.writing("report.html"):
         folder.report.unlink(missing_ok=True)
@@ -336,8 +336,9 @@ def finish(run: Run) -> dict[str, Any]:
         steps=progress.step,
         seconds=seconds,
         before={} if progress.before is None else progress.before.as_dict(),
-        after={} if progress.last is None else progress.last.as_dict(),
+        after={} if newest is None else newest.as_dict(),
         budget=asdict(config.budget) if config.budget != Budget() else None,
+        until=asdict(config.until) if progress.reached(config) else None,
     )
     with phase("writing the report"), folder.writing("report.html"):
         write_report(folder.path)

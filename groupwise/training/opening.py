@@ -30,6 +30,7 @@ from groupwise.prepare.supervised import shown_row
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.recorder import Recorder
+from groupwise.runfiles.stages import parent_of
 from groupwise.runfiles.starts import Start, read_starts, write_starts
 from groupwise.stages import stage_of
 from groupwise.stages.checks import check_config
@@ -197,8 +198,15 @@ def _record_start(
     kept = None if selection is None else selection.facts()
     if selection is not None:
         folder.write_selected(selection.lines())
+    model = run.config.model
     folder.write_manifest(
-        origin, fetched, dropped, kept, seconds=progress.elapsed, tokens=progress.tokens
+        origin,
+        fetched,
+        dropped,
+        kept,
+        parent=parent_of((model.path, *model.adapters)[-1], folder.path),
+        seconds=progress.elapsed,
+        tokens=progress.tokens,
     )
     return fetched
 

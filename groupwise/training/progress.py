@@ -97,7 +97,12 @@ class Progress:
 
     def over(self, config: Config) -> bool:
         """Tell whether no step is left to do."""
-        return self.share(config) >= 1.0
+        return self.share(config) >= 1.0 or self.reached(config)
+
+    def reached(self, config: Config) -> bool:
+        """Tell whether the last evaluation passed the gate that ends the run."""
+        newest, gate = self.last or self.before, config.until.accuracy
+        return bool(gate and newest and newest.accuracy is not None and newest.accuracy >= gate)
 
     def total_steps(self, config: Config) -> int:
         """Return the steps that the configuration has, or that a budget would end at this pace."""

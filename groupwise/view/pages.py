@@ -129,15 +129,20 @@ def home(runs: Mapping[str, ViewedRun], places: Sequence[Path]) -> str:
         for title, name, _ in curves_of(run.columns)[:2]:
             points = run.points(name)
             entry[title] = (points[0].value, points[-1].value) if points else None
+        entry["parent"] = _run_at(runs, entry["about"].parent)
         rows.append(entry)
-    # Runs of a comparison stand together, behind those of none.
-    heads = sorted({row["run"].comparison for row in rows})
-    tables = {head: [row for row in rows if row["run"].comparison == head] for head in heads}
+    # Runs of a comparison or a pipeline stand together, behind those of none.
+    heads = sorted({row["run"].group for row in rows})
+    tables = {head: [row for row in rows if row["run"].group == head] for head in heads}
     return _render("home.html", tables=tables, places=[str(place) for place in places])
 
 
-def run_page(run: ViewedRun, others: Sequence[str]) -> str:
-    about = run.about()
+def _run_at(runs: Mapping[str, ViewedRun], path: Path | None) -> ViewedRun | None:
+    return next((run for run in runs.values() if path and run.folder.path == path), None)
+
+
+def run_page(run: ViewedRun, runs: Mapping[str, ViewedRun]) -> str:
+    about, others = run.about(), [name for name in runs if name != run.name]
     sections = charts(list(run.columns))
     for name in list(sections)[:1]:  # the one that is open
         sections[name] = [_drawn(run, chart) for chart in sections[name]]
@@ -147,6 +152,7 @@ def run_page(run: ViewedRun, others: Sequence[str]) -> str:
         others=others,
         sections=sections,
         about=about,
+        parent=_run_at(runs, about.parent),
         last=about.rollouts[-1] if about.rollouts else None,
         styles=plotly_styles(),
     )

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, RunError
 from groupwise.runfiles import schemas
 from groupwise.runfiles.files import GrowingFile
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import comparison_of, distinct_names
 from groupwise.runfiles.partial import PartialReader
+from groupwise.runfiles.stages import pipeline_of, read_stages
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
 from groupwise.watch.display import useful_share
@@ -36,15 +37,18 @@ class RunFacts:
     changed: list[str]  # on the way
     rollouts: list[int]  # the steps that have some
     damage: list[str]  # files that can't be read, and why
+    parent: Path | None = None  # the run that it started from
+    started: str = ""  # the same in words, with step and weights
 
 
 class ViewedRun:
     """One run folder: its curves and events by column, as far as they are written."""
 
-    def __init__(self, path: Path, name: str, comparison: str = "") -> None:
+    def __init__(self, path: Path, name: str, group: str = "") -> None:
         self.folder, self.name = RunFolder(path), name
-        self.comparison = comparison  # the name of the one that it belongs to
-        self.short = name.removeprefix(f"{comparison}/")  # beside others of its comparison
+        self.group = group  # the name of the comparison or pipeline that it belongs to
+        self.short = name.removeprefix(f"{group}/")  # beside others of it
+        self.pipeline = pipeline_of(path)
         self.lock = threading.RLock()  # requests are answered by several threads
         self._metrics = GrowingFile(self.folder.metrics, schemas.metrics)
         self._events = GrowingFile(self.folder.events, schemas.events)
@@ -109,7 +113,17 @@ class ViewedRun:
         summary = seen.get(self.folder.read_summary) or {}
         changed = seen.get(changes_on_the_way, self.folder) or []
         steps = seen.get(self.folder.rollout_steps) or []
-        return RunFacts(self._state(summary, settings), config, changed, steps, seen.damage)
+        manifest = seen.get(self.folder.read_manifest) or {}
+        parent, started = self._parent(manifest.get("parent"))
+        state = self._state(summary, settings)
+        return RunFacts(state, config, changed, steps, seen.damage, parent, started)
+
+    def _parent(self, found: Any) -> tuple[Path | None, str]:
+        if not isinstance(found, Mapping) or not isinstance(found.get("folder"), str):
+            return None, ""
+        weights = str(found.get("weights", ""))[:12]
+        words = f"{found['folder']}, step {found.get('step')}, weights {weights}"
+        return (self.folder.path / found["folder"]).resolve(), words
 
     def _state(self, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         """Describe the state: finished, or how far it is and when it last wrote."""
@@ -168,10 +182,13 @@ class Runs:
 
         A name stays: later runs of the same name have the place's before it, or a number.
         """
-        within = comparison_of(path)
+        within, chain = comparison_of(path), pipeline_of(path)
         if within is not None and place in (within, *within.parents):
             head = "/".join(within.relative_to(place).parts) or self._labels[place]
             name = f"{head}/{path.parent.name}/{path.name}"
+        elif chain is not None and place in (chain, *chain.parents):
+            head = "/".join(chain.relative_to(place).parts) or self._labels[place]
+            name = f"{head}/{path.name}"
         else:
             head = ""
             name = "/".join(path.relative_to(place).parts) or self._labels[place]
@@ -195,7 +212,7 @@ def runs_in(place: Path, depth: int = DEPTH) -> Iterator[Path]:
         yield place
     elif depth:
         try:
-            inside = sorted(place.iterdir())
+            inside = _in_order(place)
         except PermissionError:
             yield place
         except OSError:  # it went away in between
@@ -204,3 +221,14 @@ def runs_in(place: Path, depth: int = DEPTH) -> Iterator[Path]:
             for each in inside:
                 if os.path.isdir(each) and not each.name.startswith("."):
                     yield from runs_in(each, depth - 1)
+
+
+def _in_order(place: Path) -> list[Path]:
+    """Return what is in a folder by name; the stages of a pipeline in the order of the chain."""
+    inside = sorted(place.iterdir())
+    try:
+        chain = read_stages(place)
+    except RunError:  # damaged: the runs themselves can be shown all the same
+        chain = None
+    order = {} if chain is None else {x.folder: at for at, x in enumerate(chain.stages)}
+    return sorted(inside, key=lambda path: order.get(path.name, len(order)))

@@ -99,8 +99,7 @@ class Viewer(ThreadingHTTPServer):
         first: dict[str, str] = {key: values[0] for key, values in asked.items()}
         match [*words[::2], *numbers]:
             case []:
-                others = [name for name in self.runs.all() if name != run.name]
-                return _page(pages.run_page(run, others))
+                return _page(pages.run_page(run, self.runs.all()))
             case ["trends.json"]:
                 run.refresh()
                 if first.get("known") == run.version():

@@ -70,16 +70,19 @@ def write_summary(
     before: Mapping[str, Any],
     after: Mapping[str, Any],
     budget: Mapping[str, float] | None = None,
+    until: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Write the run in a few numbers. `before` and `after` are evaluations of the same tasks, as
     dicts.
 
     They hold accuracy, stderr and reward (None where not measured), scores by task and examples.
-    `budget` is what ended it, where it was not its steps.
+    `budget` is what ended it, where it was not its steps; `until` the gate that it passed.
     """
     summary: dict[str, Any] = {"steps": steps, "seconds": seconds}
     if budget is not None:
         summary["budget"] = budget
+    if until is not None:
+        summary["until"] = until
     for name in ("accuracy", "stderr", "reward"):
         summary[f"{name}_before"] = before.get(name)
         summary[f"{name}_after"] = after.get(name)

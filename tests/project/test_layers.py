@@ -34,6 +34,7 @@ LAYERS = (
     "stages",
     "training",
     "plan probing compare replay view",
+    "pipeline",
     "commands",
     "cli __main__",
 )

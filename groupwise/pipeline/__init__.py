@@ -1,0 +1,1 @@
+"""Pipelines: `[[stage]]` tables of one file, each an ordinary run that starts from another."""
