@@ -140,13 +140,15 @@ def scratch_folder() -> str:
 
 def packed(task: Task) -> bytes:
     ids = np.asarray(task.token_ids, np.uint32).tobytes()
-    row = (task.id, task.prompt, task.answer, task.columns, ids, task.source, task.grader)
+    taught = np.asarray(task.teacher_ids, np.uint32).tobytes()
+    row = (task.id, task.prompt, task.answer, task.columns, ids, task.source, task.grader, taught)
     return pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
 
 
 def unpacked(record: bytes) -> Task:
     row: list[Any] = list(pickle.loads(record))  # written by this very process
-    row[4] = tuple(np.frombuffer(row[4], np.uint32).tolist())
+    for place in (4, 7):
+        row[place] = tuple(np.frombuffer(row[place], np.uint32).tolist())
     return Task(*row)
 
 

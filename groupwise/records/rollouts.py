@@ -29,6 +29,8 @@ class Task:
     token_ids: tuple[int, ...] = ()  # the prompt as the model reads it; filled up front
     source: str = ""  # which of several sources it is from
     grader: str = ""  # the row's own, for the part `row` of a reward
+    # What a teacher reads in its place, where that is something else; filled up front.
+    teacher_ids: tuple[int, ...] = ()
 
 
 POLICY = "assistant"  # the role of a turn that the policy wrote
