@@ -21,6 +21,7 @@ from groupwise.groups.advantages import (
     rescale_for_dead_groups,
     reweight_by_probability,
     smooth_cumulative,
+    unrewarded,
     whiten_tokens,
 )
 from groupwise.groups.aggregation import (
@@ -37,6 +38,7 @@ from groupwise.groups.credit import (
     gae,
     gae_length_adaptive,
     group_process_zscore,
+    minus_teacher_kl,
     process_rloo,
     return_to_go,
     step_difference,
@@ -52,6 +54,7 @@ from groupwise.losses.corrections import (
     tis_sequence,
     tis_token,
 )
+from groupwise.losses.distillation import teacher_divergence, teacher_topk_divergence
 from groupwise.losses.distribution_gates import kl_mask, topk_mask, topk_smoothing, tv_mask
 from groupwise.losses.gates import (
     clip,
@@ -63,6 +66,7 @@ from groupwise.losses.gates import (
     score_by_probability,
     segment_clip,
     soft,
+    unclipped,
     weight_cap,
 )
 from groupwise.losses.pairs import best_and_worst, data_against_own_sample, labelled, logistic
@@ -617,6 +621,48 @@ method(
     fixes="keeps the policy from going deterministic too early",
     breaks="can blow the entropy up: clip-higher is the gentler way",
     reach_for="entropy collapse that clip-higher does not stop",
+)  # fmt: skip
+
+# --- distillation -----------------------------------------------------------------------------
+
+method(
+    "distill",
+    title="On-policy distillation", paper="Thinking Machines 2025", year=2025,
+    advantage=(unrewarded(), minus_teacher_kl(coef=1.0)),
+    ratio=token(anchor="sampler"), gate=unclipped(),
+    aggregation=token_mean_batch(),
+    setting={"learning_rate": "5e-5, 1e-4 for an adapter", "group_size": 4},
+    fixes="a signal at every token, on answers that the policy itself would give",
+    breaks="a second model, with the policy's tokenizer; no better than its teacher",
+    reach_for="a small model that should do what a larger one, or an expert, does",
+    note="[H] The mean is over all tokens of an update; no discount, as in the source.",
+)  # fmt: skip
+
+method(
+    "gkd",
+    title="GKD", paper="2306.13649", year=2023,
+    advantage=unrewarded(),
+    ratio=on_policy(), gate=score(),
+    penalty=teacher_divergence(coef=1.0, beta=0.5),
+    aggregation=token_mean_batch(),
+    setting={"student share of answers": "0.5 to 1; here 1, or 0 with recipe.source=data"},
+    fixes="the teacher's whole distribution at every token: less noise than one sampled token",
+    breaks="two heads' work a token; the answers' own probabilities get no gradient",
+    reach_for="as distill, where a vocabulary's worth of work a token is to be had",
+    note="No gradient goes through sampling, as in the paper.",
+)  # fmt: skip
+
+method(
+    "distill_topk",
+    title="Distillation by top-k", paper="verl forward_kl_topk", year=2025,
+    advantage=unrewarded(),
+    ratio=on_policy(), gate=score(),
+    penalty=teacher_topk_divergence(coef=1.0, beta=0.0, k=32),
+    aggregation=token_mean_batch(),
+    fixes="nearly the whole distribution, asked once a step",
+    breaks="all tokens outside the teacher's likeliest are one",
+    reach_for="as gkd, with several updates a batch or a teacher that is dear to ask",
+    note="[H] One token stands for all others, so that nothing outside is free.",
 )  # fmt: skip
 
 # --- preference pairs -------------------------------------------------------------------------

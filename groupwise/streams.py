@@ -13,7 +13,7 @@ from groupwise.errors import BatchError, nearest
 LARGEST_REWARD = 1e15
 
 _FLAGS = ("correct_N", "truncated_N", "step_end_NT")
-_WHOLE = ("segment_NT", "token_NT", "sampler_topk_id_NTK", "topk_id_NTK")
+_WHOLE = ("segment_NT", "token_NT", "sampler_topk_id_NTK", "topk_id_NTK", "teacher_topk_id_NTK")
 # What a batch or a forward pass may bring, in words; what roles bring is in ROLE_FACTS.
 _STREAMS = {
     "logp_NT": "the policy's log-probabilities of the sampled tokens, with gradient",
@@ -35,6 +35,7 @@ _STREAMS = {
     "topk_logp_NTK": "the policy's log-probabilities of its own top-k tokens, with gradient",
     "topk_id_NTK": "the ids of the policy's top-k tokens",
     "logp_at_sampler_topk_NTK": "the policy's log-probabilities of the sampler's top-k tokens",
+    "logp_at_teacher_topk_NTK": "the policy's log-probabilities of the teacher's top-k tokens",
     "router_NTLK": "router probabilities of the old top-k experts, per layer",
 }
 
@@ -73,6 +74,18 @@ ROLE_FACTS = {
         {"prm_logp_NT": "the implicit reward model's log-probabilities"},
         start="the SFT model, which is also the reference",
         note="trained on outcomes, read as token rewards β·(ℓ^φ − ℓ^ref)",
+    ),
+    "teacher": RoleFacts(
+        "teacher",
+        {
+            "teacher_logp_NT": "the teacher's log-probabilities of the sampled tokens",
+            "teacher_topk_logp_NTK": "the teacher's log-probabilities of its top-k tokens",
+            "teacher_topk_id_NTK": "the ids of the teacher's top-k tokens",
+            "teacher_divergence_NT": "the policy's divergence to the teacher, with gradient",
+        },
+        start="teacher.path, a model with the policy's tokenizer",
+        note="what the policy is to become like, token by token",
+        learns=False,
     ),
     "length_exponent": RoleFacts(
         "length exponent λ",

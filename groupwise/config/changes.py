@@ -53,6 +53,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "critic.adapter": (False, "the critic is part of the checkpoint"),
     "critic.alone_steps": (False, "the policy's learning rate counts from it"),
     "critic.truth_prompts": (True, "only how many prompts the critic is compared on"),
+    "teacher": (False, "later updates would learn from another teacher"),
     "reward_model": (True, "later updates of the implicit reward model have another size"),
     "eval": (True, "accuracies before and after can't be compared"),
     "eval.every": (True, "only how often"),

@@ -66,6 +66,9 @@ Device = Annotated[
     ),
 ]
 Mirror = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+TeacherUpdate = Annotated[
+    str, Forms(("frozen", "policy"), (("ema", float, _DECAY), ("reset", int, _ONE)))
+]
 ReferenceUpdate = Annotated[str, Forms(("frozen",), (("ema", float, _DECAY), ("reset", int, _ONE)))]
 
 
@@ -393,6 +396,26 @@ class RewardModelSettings:
 
 
 @dataclass(frozen=True)
+class TeacherSettings:
+    """The teacher of recipes that distil: another model, or the policy with more to read."""
+
+    # the teacher, a model with the policy's tokenizer: folder, GGUF file, hub id or checkpoint of a
+    # run; "policy": the policy itself, as teacher.update says
+    path: str = ""
+    # several teachers, name -> path; the column `teacher` of each row names its own
+    paths: dict[str, str] = field(default_factory=dict)
+    # with teacher.path = "policy", which: "frozen", as it started; "policy", as it is;
+    # "ema:0.99", a moving average; "reset:100", as it was at every 100th step
+    update: TeacherUpdate = "frozen"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: as the policy
+    # what the teacher reads in place of the prompt, with columns in braces:
+    # "{prompt}\n\nA solution: {solution}"; empty: what the policy reads
+    prompt: str = ""
+    # the teacher's template, as data.template has them; empty: the policy's
+    template: str = ""
+
+
+@dataclass(frozen=True)
 class Eval:
     """The evaluation on held-out tasks."""
 
@@ -486,6 +509,7 @@ class Config:
     optim: Optim = field(default_factory=Optim)
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)
+    teacher: TeacherSettings = field(default_factory=TeacherSettings)
     reward_model: RewardModelSettings = field(default_factory=RewardModelSettings)
     eval: Eval = field(default_factory=Eval)
     budget: Budget = field(default_factory=Budget)

@@ -140,6 +140,7 @@ def scratch_folder() -> str:
 
 def packed(task: Task) -> bytes:
     ids = np.asarray(task.token_ids, np.uint32).tobytes()
+    taught = np.asarray(task.teacher_ids, np.uint32).tobytes()
     row = (
         task.id,
         task.prompt,
@@ -148,6 +149,7 @@ def packed(task: Task) -> bytes:
         ids,
         task.source,
         task.grader,
+        taught,
         _packed_row(task.row),
     )
     return pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
@@ -155,11 +157,12 @@ def packed(task: Task) -> bytes:
 
 def unpacked(record: bytes) -> Task:
     row: list[Any] = list(pickle.loads(record))  # written by this very process
-    row[4] = _numbers(row[4])
-    if row[7] is not None:
-        prompt, ids, turns, learned = row[7]
+    for place in (4, 7):
+        row[place] = _numbers(row[place])
+    if row[8] is not None:
+        prompt, ids, turns, learned = row[8]
         turns = tuple(Turn(*turn) for turn in turns)
-        row[7] = LearnedRow(_numbers(prompt), _numbers(ids), turns, learned)
+        row[8] = LearnedRow(_numbers(prompt), _numbers(ids), turns, learned)
     return Task(*row)
 
 

@@ -55,6 +55,19 @@ def raw(reward_N: Tensor, batch: TokenBatch) -> Tensor:
 
 @advantage(
     base=True,
+    blind=True,
+    outcome=False,
+    equation="A = 0",
+    fixes="rewards are not needed: something else teaches",
+    breaks="teaches nothing by itself",
+)
+def unrewarded(reward_N: Tensor, batch: TokenBatch) -> Tensor:
+    """Start from nothing, whatever the reward: for distillation."""
+    return torch.zeros_like(reward_N)
+
+
+@advantage(
+    base=True,
     equation="A = R − μ_g",
     fixes="no critic",
     breaks="(G−1)/G of the true gradient, as under a learning rate that much smaller",

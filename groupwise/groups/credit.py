@@ -102,6 +102,25 @@ def gae_length_adaptive(
     return gae_advantages(reward_N, batch, gamma, lam_N)
 
 
+@advantage(
+    per_token=True,
+    needs=("sampler_logp_NT", "teacher_logp_NT"),
+    equation="A_t = A − {coef}·(ℓ^μ_t − {scale}·ℓ^T_t), detached",
+    fixes="a signal at every token, from the policy's own answers",
+    breaks="one sampled token says little of the teacher's distribution: noisy",
+)
+def minus_teacher_kl(
+    x: Tensor, batch: TokenBatch, *, coef: NonNegative = 1.0, scale: Positive = 1.0
+) -> Tensor:
+    """Pay for the sampled token's log-odds to a teacher (on-policy distillation).
+
+    Its expected gradient is that of −coef·KL(π‖teacher) at each visited prefix; what comes later
+    is not discounted in. A scale above 1 goes beyond the teacher (ExOPD, 2602.12125).
+    """
+    gap_NT = batch.stream("sampler_logp_NT") - scale * batch.stream("teacher_logp_NT")
+    return per_token(x, batch) - coef * batch.valid(gap_NT)
+
+
 def implicit_reward(batch: TokenBatch, beta: float) -> Tensor:
     """Return r_φ(y_t) = β·(ℓ^φ_t − ℓ^ref_t), detached."""
     prm_NT = batch.stream("prm_logp_NT").detach()

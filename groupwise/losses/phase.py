@@ -213,6 +213,9 @@ def _measure(
         add("kl/ref_k1", x_NT)
         odds_NT = (-x_NT).clamp_(-EXP_LIMIT, EXP_LIMIT).exp_()
         add("kl/ref", odds_NT.add_(x_NT).sub_(1.0))  # k3, in place
+    apart_NT = batch.find("teacher_divergence_NT")
+    if apart_NT is not None:
+        add("teacher/divergence", apart_NT.detach())
     if batch.entropy_NT is not None:
         add("entropy/mean", batch.entropy_NT)
     if batch.sampler_logp_NT is not None and not batch.moved:

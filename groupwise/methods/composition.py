@@ -29,7 +29,7 @@ PAIR_COLUMNS = {
 SUPERVISED_RATE_FACTOR = 20.0  # 2e-5 for all weights, 2e-4 with an adapter
 OUTPUT_STREAMS = (
     "entropy_NT", "value_NT", "topk_logp_NTK", "topk_id_NTK", "logp_at_sampler_topk_NTK",
-    "router_NTLK",
+    "logp_at_teacher_topk_NTK", "router_NTLK",
 )  # fmt: skip
 
 
@@ -95,7 +95,8 @@ class Recipe(Method):
 
     @property
     def reads_rewards(self) -> bool:
-        return self.samples
+        blind = self.advantage[0].definition.traits.blind and not self.filter
+        return self.samples and not blind
 
     @property
     def weighs_tokens(self) -> bool:

@@ -133,8 +133,9 @@ def ignored_rewards(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.shaping and not traits.outcome:
         yield (
-            f"{recipe.advantage[0].name} reads step rewards only, so shaping "
-            f"{recipe.shaping[0].name} would be ignored. Shape the step rewards instead."
+            f"{recipe.advantage[0].name} reads {'no' if traits.blind else 'step'} rewards"
+            f"{'' if traits.blind else ' only'}, so shaping {recipe.shaping[0].name} would be "
+            f"ignored. {'Remove it' if traits.blind else 'Shape the step rewards instead'}."
         )
 
 

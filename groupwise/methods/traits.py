@@ -33,6 +33,7 @@ class Traits:
     per_row: bool = False  # advantage: takes one number a row
     dense: bool = False  # advantage: reads rewards of single tokens
     outcome: bool = True  # advantage: reads the reward of the whole answer
+    blind: bool = False  # advantage: reads no reward at all
     remembers: Literal["", "visits", "reward_average"] = ""  # advantage: from one batch to the next
     # Filter, advantage: what it does with groups of equal rewards.
     uniform: Literal["", "drops", "teaches", "rescales"] = ""

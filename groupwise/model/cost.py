@@ -374,18 +374,22 @@ class RoleSize:
     passes: int = 0  # forward passes over the rows of a step, before the update
     updates: int = 0  # passes with a backward one, for every pass of the policy's
     model: LearningModel | None = None  # that it holds, where it learns: beside the bytes above
+    models: tuple[ModelConfig, ...] = ()  # that it holds and asks, of sizes of their own, frozen
     smaller: str = ""  # how another, smaller model is asked for, where one can be
     # What a person can do where it is too much, and what it would be then; None: not there.
     instead: Mapping[str, RoleSize | None] = field(default_factory=dict)
 
     def learning(self, shape: ModelConfig, frozen: Frozen | None) -> Learning:
         """Return the model that is asked, beside a policy: its own, or one like the policy."""
+        if self.models:
+            return Learning(self.models[0], None)
         if self.model is None:
             return Learning(shape, frozen)
         return self.model.beside(shape, frozen)
 
     def model_bytes(self, shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
-        return 0 if self.model is None else self.model.beside(shape, frozen).held(width)
+        learns = 0 if self.model is None else self.model.beside(shape, frozen).held(width)
+        return learns + sum(parameters(each) * width for each in self.models)
 
 
 def held(

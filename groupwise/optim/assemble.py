@@ -25,6 +25,7 @@ def sequences_of(groups: Sequence[Group]) -> Sequences:
         [r.task.token_ids for r in rows],
         [r.completion.token_ids for r in rows],
         [r.completion.mask_T for r in rows],
+        [r.task for r in rows],
     )
 
 
@@ -72,7 +73,7 @@ def batch_of(
         mask_NT=mask_NT,
         group_N=group_numbers(recipe, groups),
         reward_N=[
-            None if drop_truncated and r.completion.truncated else r.grade.reward for r in rows
+            None if drop_truncated and r.completion.truncated else _reward(recipe, r) for r in rows
         ],
         **made,
     )
@@ -110,6 +111,12 @@ def assemble(
         world=world.for_rows(batch.rows),
     )
     return whole.to(device).with_streams(**{name: x.to(device) for name, x in streams.items()})
+
+
+def _reward(recipe: Recipe, rollout: Rollout) -> float | None:
+    """Return what the grader said; where no reward is read, an answer without one counts too."""
+    reward = rollout.grade.reward
+    return 0.0 if reward is None and recipe.samples and not recipe.reads_rewards else reward
 
 
 def _padded(values: Sequence[Any], layout_NT: Tensor) -> Tensor:

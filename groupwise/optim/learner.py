@@ -48,6 +48,9 @@ class Scoring:
         return self.learner.score(model, self.sequences, self.parts)
 
     def values(self, read: Callable[[Pack], Tensor]) -> Tensor:
+        return self.streams(lambda packed: {"value_NT": read(packed)})["value_NT"]
+
+    def streams(self, read: Callable[[Pack], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         learner, sequences = self.learner, self.sequences
         return learner.within_memory(
             lambda: read_rows(sequences, learner.cut(sequences, self.parts), learner.device, read)
@@ -347,7 +350,8 @@ class PolicyLearner(Learner):
                     packed,
                     temperature=self.temperature,
                     top_k=self.own_top_k,
-                    at_NTK=micro.sampler_topk_id_NTK,
+                    at={name: ids for name, ids in _asked_ids(micro).items() if ids is not None},
+                    against=[x for role in self.roles.values() for x in role.opposites(packed)],
                 )
                 for role in self.roles.values():
                     found |= {} if role.apart else role.outputs(packed)
@@ -367,3 +371,11 @@ class PolicyLearner(Learner):
                 f"has {vocabulary}. Set recipe.gate.k={vocabulary} or less."
             )
         return k
+
+
+def _asked_ids(batch: TokenBatch) -> dict[str, Tensor | None]:
+    """Return likeliest tokens of others of which the policy's view is asked, by its name."""
+    return {
+        "logp_at_sampler_topk_NTK": batch.sampler_topk_id_NTK,
+        "logp_at_teacher_topk_NTK": batch.find("teacher_topk_id_NTK"),
+    }

@@ -7,7 +7,7 @@ completion is predicted but never read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from groupwise.common.progress import counted
 from groupwise.model.cost import Group
-from groupwise.model.layers.head import HeadQuery
+from groupwise.model.layers.head import HeadQuery, Opposite
 from groupwise.model.layers.transformer import PolicyModel
 from groupwise.model.scalar_head import ScalarHead
+from groupwise.records import Task
 
 Ids = tuple[int, ...]
 Numbers = NDArray[np.int64]
@@ -41,6 +42,7 @@ class Sequences:
     prompts: Sequence[Ids]
     completions: Sequence[Ids]
     masks: Sequence[Tensor | None] = ()  # of each row, None: all; or none for any row
+    tasks: Sequence[Task] = ()  # of each row, for roles that read more of it than its prompt
 
     @property
     def width(self) -> int:
@@ -261,12 +263,15 @@ def outputs(
     *,
     temperature: float,
     top_k: int = 0,
-    at_NTK: Tensor | None = None,
+    at: Mapping[str, Tensor] | None = None,
+    against: Sequence[Opposite] = (),
 ) -> dict[str, Tensor]:
     """Return the learner's outputs for the rows, as streams: logp_NT, entropy_NT, what is asked.
 
-    `top_k` adds the policy's own likeliest tokens, `at_NTK` its view of the sampler's.
+    `top_k` adds the policy's own likeliest tokens, `at` its view of those of others, by the name
+    that it has as a stream, and `against` its divergence from other models.
     """
+    at = at or {}
     # Made for each pass and not kept: on a CPU its masks are far larger than the tokens.
     attend = model.ops.attention(part.prompts, part.behind, part.token_T.device)
     query = HeadQuery(
@@ -275,7 +280,8 @@ def outputs(
         temperature=temperature,
         entropy=True,
         top_k=top_k,
-        at_AK=None if at_NTK is None else part.collect(at_NTK),
+        at_AK=torch.cat([part.collect(x) for x in at.values()], dim=1) if at else None,
+        against=tuple(against),
     )
     found = model.predict(part.token_T, part.position_T, attend, query)
     named: dict[str, Any] = {
@@ -283,8 +289,11 @@ def outputs(
         "entropy_NT": found.entropy_T,
         "topk_logp_NTK": found.topk_logp_TK,
         "topk_id_NTK": found.topk_id_TK,
-        "logp_at_sampler_topk_NTK": found.logp_at_TK,
+        "teacher_divergence_NT": found.divergence_T,
     }
+    if found.logp_at_TK is not None:
+        widths = [x.shape[-1] for x in at.values()]
+        named |= zip(at, torch.split(found.logp_at_TK, widths, dim=1), strict=True)
     return {name: part.spread(x) for name, x in named.items() if x is not None}
 
 
@@ -293,17 +302,22 @@ def read_rows(
     sequences: Sequences,
     parts: Sequence[Sequence[int]],
     device: torch.device,
-    read: Callable[[Pack], Tensor],
-) -> Tensor:
-    """Return what a model says of all rows, [N, T], in the same micro-batches as the update's.
+    read: Callable[[Pack], Mapping[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Return what a model says of all rows, [N, T, ...], in the same micro-batches as the update's.
 
     Equal passes give equal bits: then a ratio that should be 1 is exactly 1.
     """
-    found_NT = torch.zeros(len(sequences.completions), sequences.width, device=device)
+    found: dict[str, Tensor] = {}
     for rows in counted("scoring", parts, "micro-batches"):
         part = sequences.pack(rows, device)
-        found_NT[part.row_N] = read(part).to(found_NT.dtype)
-    return found_NT
+        for name, x in read(part).items():
+            if name not in found:
+                dtype = torch.float32 if x.is_floating_point() else x.dtype
+                shape = (len(sequences.completions), *x.shape[1:])
+                found[name] = torch.zeros(shape, dtype=dtype, device=device)
+            found[name][part.row_N] = x.to(found[name].dtype)
+    return found
 
 
 def score(
@@ -311,10 +325,10 @@ def score(
 ) -> Tensor:
     """Return logp_NT of all rows, without gradient."""
 
-    def log_probs(part: Pack) -> Tensor:
-        return outputs(model, part, temperature=temperature)["logp_NT"]
+    def log_probs(part: Pack) -> dict[str, Tensor]:
+        return {"logp_NT": outputs(model, part, temperature=temperature)["logp_NT"]}
 
-    return read_rows(sequences, parts, model.head_weight.device, log_probs)
+    return read_rows(sequences, parts, model.head_weight.device, log_probs)["logp_NT"]
 
 
 def values(model: ScalarHead, part: Pack) -> Tensor:

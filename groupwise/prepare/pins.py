@@ -17,12 +17,17 @@ def pinned(config: Config, manifest: Mapping[str, Any]) -> Config:
     def at(setting: str, text: str) -> str:
         return before.get(setting, text) if names_model(text) else text
 
-    model, adapter = config.model, config.adapter
+    model, adapter, teacher = config.model, config.adapter, config.teacher
     adapters = tuple(at(f"model.adapters {text}", text) for text in model.adapters)
     return replace(
         config,
         model=replace(model, path=at("model.path", model.path), adapters=adapters),
         adapter=replace(adapter, path=at("adapter.path", adapter.path)),
+        teacher=replace(
+            teacher,
+            path=at("teacher.path", teacher.path),
+            paths={name: at(f"teacher.paths.{name}", text) for name, text in teacher.paths.items()},
+        ),
     )
 
 
@@ -37,6 +42,10 @@ def commits(config: Config, manifest: Mapping[str, Any]) -> dict[str, str]:
             found[f"model.adapters {text}"] = str(fetch_adapter(at))
     if names_model(config.adapter.path):
         found["adapter.path"] = str(fetch_adapter(start.adapter.path))
+    teachers = {f"teacher.paths.{name}": text for name, text in start.teacher.paths.items()}
+    for setting, text in (teachers | {"teacher.path": start.teacher.path}).items():
+        if names_model(text):
+            found[setting] = str(fetch_model(text))
     for setting, sources in (
         ("data.train", config.data.sources),
         ("data.eval", config.data.eval_sources),

@@ -35,12 +35,13 @@ from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.equip import check_precision, equip
 from groupwise.model.memory import device_bytes
 from groupwise.model.policy import spec_of
-from groupwise.optim.roles import role_sizes
+from groupwise.optim.roles import ROLES, role_sizes
 from groupwise.prepare.answers import check_answers, solution_notes
 from groupwise.prepare.earlier import fitted, load_earlier, wording_notes
 from groupwise.prepare.placing import check_device, place
 from groupwise.prepare.scored import check_held_out, fitting_rows
 from groupwise.prepare.supervised import judged_rows, learned_rows, without_bad_lessons
+from groupwise.prepare.teacher_prompts import with_teacher_ids
 from groupwise.records import Task
 
 # Tasks are data: the same in every run, so that runs with other seeds can be compared.
@@ -175,6 +176,11 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         notes += [selection.line(), *told]
     with phase("preparing prompts"):
         fitting = fitting_tasks(config, found, tokenizer, shape)
+    for name in config.recipe.roles:
+        ROLES[name].check_tokens(config, fitting.train, tokenizer)
+    if "teacher" in config.recipe.roles:
+        train, left_out = with_teacher_ids(config, fitting.train, tokenizer, shape)
+        fitting, notes = replace(fitting, train=train), [*notes, *left_out]
     if not config.recipe.supervised:  # such rows were encoded with all that is checked there
         check_answers(config.recipe, fitting.train, tokenizer, shape.context)
     notes += solution_notes(config.recipe, fitting.train)

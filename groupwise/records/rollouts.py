@@ -64,6 +64,8 @@ class Task:
     token_ids: tuple[int, ...] = ()  # the prompt as the model reads it; filled up front
     source: str = ""  # which of several sources it is from
     grader: str = ""  # the row's own, for the part `row` of a reward
+    # What a teacher reads in its place, where that is something else; filled up front.
+    teacher_ids: tuple[int, ...] = ()
     row: LearnedRow | None = None  # what of it is learned, where it is: encoded once, up front
 
 

@@ -23,8 +23,8 @@ from groupwise.watch.display import visible
 ORDER = ("prompt_id", "draw", "group", "sample", "branch", "prompt_text", "answer",
          "prompt_token_ids", "token_ids", "mask", "turns", "sampler_logp", "finish", "weights",
          "text", "reward", "correct", "grader_status", "reward_parts", "reward_steps", "used",
-         "learner_logp", "ref_logp", "value", "process_reward", "advantage", "return",
-         "coefficient", "entropy", "ratio", "clipped", "weight_version")  # fmt: skip
+         "learner_logp", "ref_logp", "teacher_logp", "value", "process_reward", "advantage",
+         "return", "coefficient", "entropy", "ratio", "clipped", "weight_version")  # fmt: skip
 WEIGHTS = "weights/fingerprint"
 OF_THE_MACHINE = ("time/", "memory/")  # metrics that are not promised to repeat
 

@@ -26,7 +26,8 @@ KNOWN = {
 }  # fmt: skip
 OUTPUTS = {"logp_NT", "entropy_NT", "length_exponent"}
 # Streams and the columns that they are read from, or made of, where the file has them.
-COLUMNS = {"ref_logp_NT": "ref_logp", "old_value_NT": "value", "prm_logp_NT": "process_reward"}
+COLUMNS = {"ref_logp_NT": "ref_logp", "old_value_NT": "value", "prm_logp_NT": "process_reward",
+           "teacher_logp_NT": "teacher_logp"}  # fmt: skip
 RUN = "run"  # the run's own recipe
 
 
@@ -135,6 +136,8 @@ def _remedy(name: str, method: ReplayMethod, kind: str) -> str:
         return "Only a run with a critic (ppo, vapo) records values: take a recipe without one."
     if name == "prm_logp_NT":
         return "Only a run of prime records process rewards: take another recipe."
+    if name == "teacher_logp_NT":
+        return "Only a run of distill records a teacher: take a recipe without one."
     if name == "entropy_NT":
         return "No update of the policy read it, as it waited for its critic: choose later steps."
     if name == "step_value_NT":

@@ -101,11 +101,13 @@ def batched(run: Recorded, method: ReplayMethod, record: Record, memory: Memory)
 
 
 def of_roles(run: Recorded, record: Record) -> dict[str, Tensor]:
-    """Return what the run's reference, critic and implicit reward model said, as recorded."""
+    """Return what the run's models beside the policy said, as recorded."""
     wrote, beta = record.streams, beta_of(run.recipe)
     found = {}
     if "ref_logp" in wrote:
         found["ref_logp_NT"] = wrote["ref_logp"]
+    if "teacher_logp" in wrote:
+        found["teacher_logp_NT"] = wrote["teacher_logp"]
     if "value" in wrote:
         found["old_value_NT"] = wrote["value"]
     if "process_reward" in wrote and "ref_logp" in wrote and beta is not None:

@@ -141,6 +141,11 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "weights/fingerprint": Metric("hash of the weights after the step; equal runs have equal ones", "text", "changes whenever an update was made", "stands still: updates are skipped"),
         "weights/version": Metric("optimizer steps since the start", "updates", "rises by updates/count", "stands still: updates are skipped"),
     },
+    "The teacher": {
+        "teacher/kl": Metric("mean of ℓ^μ − ℓ^T over learned tokens: an estimate of KL(policy‖teacher) at the prefixes that the policy visits", "nats a token", "falls towards 0", "rises or stands still: lower or raise optim.learning_rate; a negative one for long: the teacher holds the policy's answers likelier than it does itself, as under a scale above 1"),
+        "teacher/logp": Metric("mean log-probability that the teacher gives to the policy's tokens", "nats", "rises", "far below entropy/mean with a minus: the teacher knows another template or language; look at teacher_logp in the viewer"),
+        "teacher/divergence": Metric("mean divergence D_β to the teacher over learned tokens, over its whole vocabulary", "nats a token", "falls towards 0", "stands still: raise optim.learning_rate"),
+    },
     "The critic": {
         "critic/explained_variance": Metric("1 − Var(R̂ − V)/Var(R̂) over learned tokens, of values before the update: what the critic knows of its targets. Absent where all targets are equal: then there is nothing to know", "share", "0 at the first step; rises within tens of steps, and ends above 0.3", "below 0: worse than a constant; critic.alone_steps=20 at the start of a new run, or halve critic.learning_rate"),
         "critic/explained_variance_first": Metric("the same over first tokens alone: what it knows of the prompt, as the mean of a group does", "share", "rises with critic/explained_variance", "near 0 while that rises: it reads answers and not prompts; more different prompts"),

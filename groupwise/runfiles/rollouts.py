@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VERSION = 4  # of the schema; a change of a column's name, type or meaning raises it
 # That is read as if it were of this version: in 1 the policy wrote all, in one turn; before 3
 # there were no branches, and nothing of critics and implicit reward models was written; before 4
-# the prompt was there as the model read it, not as the data have it.
+# the prompt was there as the model read it, not as the data have it, and nothing of teachers.
 OLDEST = 1
 POLICY = "assistant"  # as in groupwise.records, which would load torch: readers need none
 VERSION_KEY = b"groupwise.rollouts.version"
@@ -52,6 +52,7 @@ class Row:
     branch: Branch | None = None  # of the group's sample of that number; None: it is that sample
     learner_logp: Numbers | None = None
     ref_logp: Numbers | None = None
+    teacher_logp: Numbers | None = None
     entropy: Numbers | None = None
     advantage: Numbers | None = None
     coefficient: Numbers | None = None
@@ -215,7 +216,7 @@ _NEVER_ABSENT = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "to
 # Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
 PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "advantage",
              "coefficient", "ratio", "clipped", "value", "return",
-             "process_reward")  # fmt: skip
+             "process_reward", "teacher_logp")  # fmt: skip
 _FLOATS = tuple(name for name in PER_TOKEN if name not in ("mask", "clipped"))
 _TEXTS = ("grader_status", "grader_reason", "finish", "weights", "prompt", "prompt_text", "text",
           "answer")  # fmt: skip

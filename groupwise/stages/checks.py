@@ -118,7 +118,7 @@ def numbers_that_do_not_fit(config: Config, recipe: Method) -> Iterator[str]:
     for name in ("beta1", "beta2"):
         if getattr(optim, name) == 1:
             yield f"optim.{name}=1 never takes in a gradient. Keep it below 1."
-    if not any(config.reward.parts.values()):
+    if recipe.reads_rewards and not any(config.reward.parts.values()):
         yield (
             "reward.parts gives nothing a weight, so every answer is worth the same. Write for "
             "example reward.parts.number=1.0."

@@ -87,7 +87,8 @@ def needs_a_group(slot: Slot) -> bool:
     try:
         if slot.kind == "filter":
             return not slot(batch).any()
-        return slot.definition.traits.base and not slot(batch.task_reward_N, batch).any()
+        traits = slot.definition.traits
+        return traits.base and not traits.blind and not slot(batch.task_reward_N, batch).any()
     except Exception:  # a slot of the user's that fails: the trial of slots says how
         return False
 

@@ -22,7 +22,7 @@ from groupwise.model.layers.transformer import Policy
 from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers, sequences_of
 from groupwise.optim.learner import PolicyLearner, Rows
 from groupwise.optim.packs import Sequences
-from groupwise.optim.roles import role_sizes
+from groupwise.optim.roles import ROLES, role_sizes
 from groupwise.optim.roles.role import Role
 from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import StepOutcome, first_bad
@@ -30,6 +30,7 @@ from groupwise.optim.step_values import value_streams
 from groupwise.parallel.world import World
 from groupwise.prepare.setup import weight_bytes
 from groupwise.prepare.supervised import check_lessons
+from groupwise.prepare.teacher_prompts import check_teacher_prompts
 from groupwise.records import Memory, Task, TokenBatch
 from groupwise.stages import group_checks
 from groupwise.stages.branches import branches_of
@@ -65,6 +66,9 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         return try_groups(self.recipe)
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:
+        for name in self.recipe.roles:
+            ROLES[name].check_tasks(self.config, tasks)
+        check_teacher_prompts(self.config, tasks)
         if not self.recipe.supervised:
             return super().check_tasks(tasks)
         check_lessons(self.config, tasks)

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupwise.losses.distillation import divergence
 from groupwise.losses.heads import from_logits
 from groupwise.methods.composition import Recipe
 from groupwise.records import TokenBatch
 from groupwise.streams import STREAMS
 
 VOCABULARY, TOP_K, LAYERS, EXPERTS = 23, 20, 2, 2
+TEACHER = ("logp_NT", "topk_logp_NTK", "topk_id_NTK")  # what a teacher says of the rows
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Toy:
     value_NT: Tensor
     prm_logp_NT: Tensor
     router_NTLK: Tensor
+    teacher_NTV: Tensor  # the teacher's logits
 
     @property
     def rows(self) -> int:
@@ -42,7 +45,13 @@ class Toy:
             {name: x[index] for name, x in self.streams.items()},
             *(
                 x[index]
-                for x in (self.logits_NTV, self.value_NT, self.prm_logp_NT, self.router_NTLK)
+                for x in (
+                    self.logits_NTV,
+                    self.value_NT,
+                    self.prm_logp_NT,
+                    self.router_NTLK,
+                    self.teacher_NTV,
+                )
             ),
         )
 
@@ -109,10 +118,10 @@ def random_toy(
         "old_router_NTLK": 0.1 + 0.8 * experts,
     }
     for name in STREAMS:  # of roles that came later: near the reference, as a model would be
-        if name.endswith("_logp_NT") and name not in streams:
+        if name.endswith("_logp_NT") and name not in streams and not name.startswith("teacher"):
             streams[name] = from_logits(ref + 0.2 * normal(*old.shape), token_NT)["logp_NT"]
     streams = {k: x.to(dtype) if x.is_floating_point() else x for k, x in streams.items()}
-    return Toy(
+    made = Toy(
         streams,
         logits_NTV=new.to(dtype),
         value_NT=(value_NT + 0.3 * normal(rows, width)).to(dtype),
@@ -120,7 +129,11 @@ def random_toy(
         router_NTLK=(0.1 + 0.8 * (experts + 0.1 * moved * normal(*experts.shape)).clamp(0, 1)).to(
             dtype
         ),
+        teacher_NTV=(ref + normal(*old.shape)).to(dtype),
     )
+    teacher = from_logits(made.teacher_NTV, token_NT, TOP_K)
+    streams |= {f"teacher_{name}": x for name, x in teacher.items() if name in TEACHER}
+    return made
 
 
 @dataclass
@@ -159,9 +172,15 @@ def learner_outputs(
         "value_NT": leaf.value_NT[index],
         "prm_logp_NT": leaf.prm_logp_NT[index],
         "logp_at_sampler_topk_NTK": all_logp.gather(-1, top_ids),
+        "logp_at_teacher_topk_NTK": all_logp.gather(-1, toy.streams["teacher_topk_id_NTK"][index]),
         "router_NTLK": toy.router_NTLK[index],
         "length_exponent": leaf.exponent,
     }
+    for slot in made.penalty:
+        if "teacher_divergence_NT" in slot.definition.traits.outputs:
+            teacher_NTV = toy.teacher_NTV[index].log_softmax(-1)
+            apart_NT = divergence(all_logp, teacher_NTV, slot["beta"])
+            available["teacher_divergence_NT"] = apart_NT
     return {name: available[name] for name in made.outputs}
 
 

@@ -105,7 +105,7 @@ def _open(
 
     setup = set_up(start, model_for)
     loaded, model = setup.loaded, setup.loaded.model
-    learner = stage.learner(model, make_roles(model, config.recipe, config), ALONE)
+    learner = stage.learner(model, make_roles(model, start.recipe, start), ALONE)
     reporter = Reporter(folder, recorder, mirrors, display)
     parts = Parts(
         loaded=loaded,

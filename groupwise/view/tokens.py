@@ -25,6 +25,7 @@ STREAMS = (
     ("sampler_logp", "sampler log-probability", "low"),
     ("learner_logp", "learner log-probability", "low"),
     ("ref_logp", "reference log-probability", "low"),
+    ("teacher_logp", "teacher's log-probability", "low"),
     ("mismatch", "learner − sampler", "signed"),
     ("ratio", "ratio policy / anchor", "ratio"),
     ("entropy", "entropy", "high"),

@@ -236,7 +236,16 @@ def test_a_row_with_holes_equals_the_row_with_its_tokens_moved_together(name: st
 
     packed = Sample(
         {k: pack(x) if x.dim() > 1 else x for k, x in sample.streams.items()},
-        *map(pack, (sample.logits_NTV, sample.value_NT, sample.prm_logp_NT, sample.router_NTLK)),
+        *map(
+            pack,
+            (
+                sample.logits_NTV,
+                sample.value_NT,
+                sample.prm_logp_NT,
+                sample.router_NTLK,
+                sample.teacher_NTV,
+            ),
+        ),
     )
     found, expected = step(recipe(name), packed), step(recipe(name), sample)
     moved = [pack(x) if x.dim() > 1 else x for x in expected.gradients]

@@ -121,7 +121,13 @@ def cast(sample: Sample, dtype: torch.dtype) -> Sample:
         return x.to(dtype) if x.is_floating_point() else x
 
     streams = {name: to(x) for name, x in sample.streams.items()}
-    rest = (sample.logits_NTV, sample.value_NT, sample.prm_logp_NT, sample.router_NTLK)
+    rest = (
+        sample.logits_NTV,
+        sample.value_NT,
+        sample.prm_logp_NT,
+        sample.router_NTLK,
+        sample.teacher_NTV,
+    )
     return Sample(streams, *map(to, rest))
 
 

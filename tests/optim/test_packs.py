@@ -109,7 +109,7 @@ def test_scoring_in_the_update_s_passes_gives_its_bits() -> None:
 def test_top_k_and_given_ids(model: Transformer) -> None:
     ids_NTK = torch.randint(0, 10, (6, ROWS.width, 2), generator=torch.Generator().manual_seed(0))
     part = pack(ROWS, range(6), ROWS.width)
-    found = outputs(model, part, temperature=1.0, top_k=3, at_NTK=ids_NTK)
+    found = outputs(model, part, temperature=1.0, top_k=3, at={"logp_at_sampler_topk_NTK": ids_NTK})
     attend = model.ops.attention(part.prompts, part.behind, part.token_T.device)
     full = logits(
         model(part.token_T, part.position_T, attend)[part.take_A], model.head_weight

@@ -49,6 +49,18 @@ class HeadQuery:
     entropy: bool = False
     top_k: int = 0  # the policy's own likeliest tokens
     at_AK: Tensor | None = None  # given ids
+    against: tuple[Opposite, ...] = ()  # other models' distributions, to differ from
+
+
+@dataclass(frozen=True, eq=False)
+class Opposite:
+    """Another model's head and hidden states, for some of the tokens that are asked about."""
+
+    at_B: Tensor  # which of them
+    hidden_BD: Tensor
+    weight_VD: Tensor
+    rule: HeadRule
+    beta: float  # of the divergence: see losses/distillation.py
 
 
 class HeadOutputs(NamedTuple):
@@ -62,6 +74,7 @@ class HeadOutputs(NamedTuple):
     topk_logp_TK: Tensor | None = None
     topk_id_TK: Tensor | None = None
     logp_at_TK: Tensor | None = None
+    divergence_T: Tensor | None = None
 
 
 def log_probs(
@@ -108,10 +121,10 @@ def logits(
     """Return hidden · weightᵀ / temperature, summed in float32 whatever the model's precision."""
     head_VD = widened(weight_VD)
     if out is None or head_VD.is_cuda:
-        logits_TV = _product(hidden_TD, head_VD.t(), out)
+        logits_TV = product(hidden_TD, head_VD.t(), out)
     else:  # a CPU is a sixth faster where a part of the head stays in its cache; same bits
         logits_TV, hidden_TD = out, hidden_TD.to(head_VD.dtype)
-        for part in _chunks(len(head_VD), CACHED_COLUMNS):
+        for part in chunks(len(head_VD), CACHED_COLUMNS):
             torch.mm(hidden_TD, head_VD[part].t(), out=out[:, part])
     if rule is not NO_RULE:
         _follow(rule, logits_TV)
@@ -151,7 +164,7 @@ class _Head(torch.autograd.Function):
         weight = widened(weight_VD)
         buffers = _buffers(hidden_TD, weight_VD, rows, 2)
         parts = []
-        for part in _chunks(len(hidden_TD), rows):
+        for part in chunks(len(hidden_TD), rows):
             z_CV, work_CV = (b[: part.stop - part.start] for b in buffers)
             logits(hidden_TD[part], weight, temperature, out=z_CV, rule=rule)
             parts.append(_read(z_CV, work_CV, ids_TI[part], entropy, top_k))
@@ -175,22 +188,19 @@ class _Head(torch.autograd.Function):
             grad_logp_TI = torch.zeros_like(ids_TI, dtype=peak_T.dtype)
         weight = widened(weight_VD)
         rule: HeadRule = ctx.rule
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad_hidden_TD = torch.empty_like(hidden_TD) if need_hidden else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=peak_T.dtype) if need_weight else None
-        grad_bias_V = peak_T.new_zeros(len(weight)) if need_bias else None
+        sums = HeadGradients(
+            hidden_TD, weight_VD, ctx.temperature, rule, ctx.needs_input_grad[:3], peak_T.dtype
+        )
         # p = e/total with e = exp(z − peak). The small numbers are put together first: a
         # rounded log-sum-exp would shift all of a row's probabilities alike.
         slope_T1 = (grad_logp_TI.sum(1) / total_T)[:, None]
         bend_T1 = None if grad_entropy_T is None else (grad_entropy_T / total_T)[:, None]
         level_T1 = (entropy_T - total_T.log())[:, None]
         buffers = _buffers(hidden_TD, weight_VD, ctx.rows, 2)
-        for part in _chunks(len(hidden_TD), ctx.rows):
+        for part in chunks(len(hidden_TD), ctx.rows):
             z_CV, e_CV = (b[: part.stop - part.start] for b in buffers)
             logits(hidden_TD[part], weight, ctx.temperature, out=z_CV, rule=rule)
-            steep_CV = None
-            if rule.cap is not None:
-                steep_CV = z_CV.mul(ctx.temperature / rule.cap).square_().neg_().add_(1)
+            steep_CV = steepness(rule, z_CV, ctx.temperature)
             z_CV.sub_(peak_T[part, None])
             torch.exp(z_CV, out=e_CV)
             if bend_T1 is not None:
@@ -199,22 +209,59 @@ class _Head(torch.autograd.Function):
             else:
                 grad_z_CV = e_CV.mul_(-slope_T1[part])
             grad_z_CV.scatter_add_(1, ids_TI[part], grad_logp_TI[part])
-            grad_z_CV.div_(ctx.temperature)
-            if rule.scale != 1.0:
-                grad_z_CV.mul_(rule.scale)
-            if steep_CV is not None:
-                grad_z_CV.mul_(steep_CV)
-            if grad_bias_V is not None:
-                grad_bias_V.add_(grad_z_CV.sum(0))
-            grad_CV = grad_z_CV.to(weight.dtype)
-            if grad_hidden_TD is not None:
-                grad_hidden_TD[part] = _product(grad_CV, weight).to(hidden_TD.dtype)
-            if grad_weight_VD is not None:
-                _add_product(grad_weight_VD, grad_CV.t(), hidden_TD[part])
-        grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
-        if grad_bias_V is not None:
-            grad_bias_V = grad_bias_V.to(rule.bias_V.dtype)  # type: ignore[union-attr]
-        return grad_hidden_TD, grad_weight, grad_bias_V, None, None, None, None, None, None
+            sums.add(part, grad_z_CV, steep_CV)
+        return *sums.found(), None, None, None, None, None, None
+
+
+def steepness(rule: HeadRule, z_CV: Tensor, temperature: float) -> Tensor | None:
+    """Return how much a capped logit still moves with its product; None where nothing is capped."""
+    if rule.cap is None:
+        return None
+    return z_CV.mul(temperature / rule.cap).square_().neg_().add_(1)
+
+
+class HeadGradients:
+    """Sums gradients of logits over chunks of tokens, as gradients of what the logits came from."""
+
+    def __init__(
+        self,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        temperature: float,
+        rule: HeadRule,
+        needs: tuple[bool, bool, bool],
+        dtype: torch.dtype,
+    ) -> None:
+        self.hidden_TD, self.weight_VD, self.weight = hidden_TD, weight_VD, widened(weight_VD)
+        self.temperature, self.rule = temperature, rule
+        of_hidden, of_weight, of_bias = needs
+        self.grad_hidden_TD = torch.empty_like(hidden_TD) if of_hidden else None
+        self.grad_weight_VD = torch.zeros_like(weight_VD, dtype=dtype) if of_weight else None
+        self.grad_bias_V = weight_VD.new_zeros(len(weight_VD), dtype=dtype) if of_bias else None
+
+    def add(self, part: slice, grad_z_CV: Tensor, steep_CV: Tensor | None) -> None:
+        """Add a chunk's gradient of z; spoils it."""
+        grad_z_CV.div_(self.temperature)
+        if self.rule.scale != 1.0:
+            grad_z_CV.mul_(self.rule.scale)
+        if steep_CV is not None:
+            grad_z_CV.mul_(steep_CV)
+        if self.grad_bias_V is not None:
+            self.grad_bias_V.add_(grad_z_CV.sum(0))
+        grad_CV = grad_z_CV.to(self.weight.dtype)
+        if self.grad_hidden_TD is not None:
+            self.grad_hidden_TD[part] = product(grad_CV, self.weight).to(self.hidden_TD.dtype)
+        if self.grad_weight_VD is not None:
+            add_product(self.grad_weight_VD, grad_CV.t(), self.hidden_TD[part])
+
+    def found(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of hidden states, weight and bias, in their precisions."""
+        weight, bias = self.grad_weight_VD, self.grad_bias_V
+        return (
+            self.grad_hidden_TD,
+            None if weight is None else weight.to(self.weight_VD.dtype),
+            None if bias is None else bias.to(self.rule.bias_V.dtype),  # type: ignore[union-attr]
+        )
 
 
 def _read(
@@ -248,7 +295,7 @@ def widened(weight_VD: Tensor) -> Tensor:
     return weight_VD.float()
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Return a @ b in float32, or float64. Products of two bfloat16 numbers fit float32 exactly."""
     a = a.to(b.dtype)
     if b.dtype in (torch.float32, torch.float64):
@@ -258,11 +305,11 @@ def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return wide if out is None else out.copy_(wide)
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b.to(a.dtype))
     else:
-        total.add_(_product(a, b.to(a.dtype)))
+        total.add_(product(a, b.to(a.dtype)))
 
 
 def _buffers(hidden_TD: Tensor, weight_VD: Tensor, rows: int, count: int) -> list[Tensor]:
@@ -272,7 +319,7 @@ def _buffers(hidden_TD: Tensor, weight_VD: Tensor, rows: int, count: int) -> lis
     return [torch.empty(shape, dtype=dtype, device=hidden_TD.device) for _ in range(count)]
 
 
-def _chunks(tokens: int, rows: int) -> list[slice]:
+def chunks(tokens: int, rows: int) -> list[slice]:
     return [slice(at, min(at + rows, tokens)) for at in range(0, tokens, rows)]
 
 

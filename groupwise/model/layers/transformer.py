@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from groupwise.errors import ModelError
 from groupwise.model.config import ModelConfig
 from groupwise.model.layers.attention import Attend
+from groupwise.model.layers.divergence import divergences
 from groupwise.model.layers.head import NO_RULE, HeadOutputs, HeadQuery, HeadRule
 from groupwise.model.layers.linear import Linear
 from groupwise.model.layers.ops import Ops, Plain
@@ -142,8 +143,9 @@ class Policy(nn.Module):
             return hidden_TD
         # A group's answers all read their prompt's last row. A GPU would add up the gradient of
         # `index_select` there in the order of chance; that of an embedding it sorts first.
-        return self.ops.log_probs(
-            F.embedding(query.take_A, hidden_TD),
+        asked_AD = F.embedding(query.take_A, hidden_TD)
+        found = self.ops.log_probs(
+            asked_AD,
             self.head_weight,
             query.token_A,
             temperature=query.temperature,
@@ -152,6 +154,12 @@ class Policy(nn.Module):
             at_TK=query.at_AK,
             rule=self.head_rule,
         )
+        if not query.against:
+            return found
+        apart_A = divergences(
+            asked_AD, self.head_weight, query.against, query.temperature, self.head_rule
+        )
+        return found._replace(divergence_T=apart_A)
 
     def predict(
         self, token_T: Tensor, position_T: Tensor, attend: Attend, query: HeadQuery

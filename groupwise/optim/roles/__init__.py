@@ -15,10 +15,11 @@ from groupwise.optim.roles.implicit_reward import ImplicitRewardModel
 from groupwise.optim.roles.length_exponent import LengthExponent
 from groupwise.optim.roles.reference import Reference
 from groupwise.optim.roles.role import Role
+from groupwise.optim.roles.teacher import Teacher
 from groupwise.optim.schedules import LearningRates, learning_rate
 
 ROLES: dict[str, type[Role]] = {
-    role.name: role for role in (Reference, Critic, ImplicitRewardModel, LengthExponent)
+    role.name: role for role in (Reference, Critic, ImplicitRewardModel, Teacher, LengthExponent)
 }
 
 

@@ -20,7 +20,7 @@ from groupwise.optim.adamw import HALF, check_layout
 from groupwise.optim.roles.role import Role, Score
 
 
-def parse_update(text: str) -> tuple[str, float]:
+def parse_update(text: str, setting: str = "reference.update") -> tuple[str, float]:
     """Read "frozen", "ema:DECAY" or "reset:STEPS" as (kind, number)."""
     kind, _, number = text.partition(":")
     try:
@@ -33,7 +33,7 @@ def parse_update(text: str) -> tuple[str, float]:
     except ValueError:
         pass
     raise ConfigError(
-        f'reference.update is {text!r}. It is "frozen" (the starting policy), "ema:DECAY" with a '
+        f'{setting} is {text!r}. It is "frozen" (the starting policy), "ema:DECAY" with a '
         f'decay between 0 and 1, such as "ema:0.99", or "reset:STEPS" with a whole number of '
         f'steps, such as "reset:100".'
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -12,10 +12,12 @@ from groupwise.losses.measures import Tally
 from groupwise.methods.composition import Recipe
 from groupwise.methods.method import Method
 from groupwise.model.cost import RoleSize
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.model.layers.head import Opposite
 from groupwise.model.layers.transformer import Policy
-from groupwise.optim.packs import Pack
+from groupwise.optim.packs import Pack, Sequences
 from groupwise.optim.step import Named, StepOutcome
-from groupwise.records import TokenBatch
+from groupwise.records import Task, TokenBatch
 
 
 class Score(Protocol):
@@ -23,6 +25,15 @@ class Score(Protocol):
 
     def __call__(self, model: Policy) -> Tensor:
         """Return logp_NT under a model."""
+        ...
+
+    @property
+    def sequences(self) -> Sequences:
+        """Return the rows."""
+        ...
+
+    def streams(self, read: Callable[[Pack], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return several x_NT..., put together from what `read` says of each pass."""
         ...
 
     def values(self, read: Callable[[Pack], Tensor]) -> Tensor:
@@ -67,6 +78,14 @@ class Role:
     def refused(cls, config: Config) -> list[str]:
         """Return what of a configuration it can't be made from, before anything is loaded."""
         return []
+
+    @classmethod
+    def check_tasks(cls, config: Config, tasks: Sequence[Task]) -> None:
+        """Refuse tasks that it can't be asked about, before anything is loaded."""
+
+    @classmethod
+    def check_tokens(cls, config: Config, tasks: Sequence[Task], tokenizer: Tokenizer) -> None:
+        """Refuse tasks that it reads as other tokens than the policy does."""
 
     @classmethod
     def alone_steps(cls, config: Config) -> int:
@@ -115,6 +134,10 @@ class Role:
     def outputs(self, packed: Pack) -> dict[str, Tensor]:
         """Return what it says of the rows of a micro-batch, with gradient."""
         return {}
+
+    def opposites(self, packed: Pack) -> Sequence[Opposite]:
+        """Return what the policy's distributions of a micro-batch are compared with as a whole."""
+        return ()
 
     def tally(self, recipe: Recipe, batch: TokenBatch) -> Tally:
         """Measure a micro-batch that holds its outputs; for a role that learns apart."""

@@ -1,0 +1,86 @@
+"""Prompts that a teacher reads in place of the policy's: with the solution in them, for example."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from groupwise.config import Config
+from groupwise.data.on_disk import store_alike
+from groupwise.data.prompts import prepare
+from groupwise.data.templates import PROMPT
+from groupwise.errors import DataError
+from groupwise.model.config import ModelConfig
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.records import Task
+
+PLACE = re.compile(r"\{(\w+)\}")
+
+
+def with_teacher_ids(
+    config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
+) -> tuple[Sequence[Task], list[str]]:
+    """Return the tasks with what their teacher reads as token ids, and what was left out."""
+    asked, data = config.teacher, config.data
+    if not asked.prompt and not asked.template:
+        return tasks, []
+    made = prepare(
+        [teacher_task(config, task) for task in tasks],
+        tokenizer,
+        template=asked.template or data.template,
+        system=data.system,
+        instruction=data.instruction,
+        room=shape.context - config.engine.max_tokens,
+    )
+    ids = {task.id: task.token_ids for task in made.tasks}
+
+    def taught() -> Iterator[Task]:
+        for task in tasks:
+            if task.id in ids:
+                yield replace(task, teacher_ids=ids[task.id])
+
+    lost = len(tasks) - len(ids)
+    notes = [f"{lost} tasks left out: what the teacher reads is too long"] if lost else []
+    return store_alike(tasks, taught()), notes
+
+
+def teacher_task(config: Config, task: Task) -> Task:
+    """Return the task with what its teacher reads as the prompt."""
+    asked = config.teacher.prompt
+    if not asked:
+        return task
+    if isinstance(task.prompt, str):
+        return replace(task, prompt=filled(asked, task, task.prompt))
+    *before, last = task.prompt
+    content = filled(asked, task, str(last["content"]))
+    return replace(task, prompt=(*before, {**last, "content": content}))
+
+
+def filled(asked: str, task: Task, prompt: str) -> str:
+    """Put the prompt and the row's columns where their names stand in braces."""
+    known = {**task.columns, "answer": task.answer, "prompt": prompt}
+
+    def value(place: re.Match[str]) -> str:
+        found = known.get(place[1])
+        if found is None or found == "":
+            raise DataError(
+                f"Row {task.id} has nothing in column {place[1]!r}, which teacher.prompt puts in. "
+                "Add it, or name another column."
+            )
+        return str(found)
+
+    return PLACE.sub(value, asked)
+
+
+def check_teacher_prompts(config: Config, tasks: Sequence[Task]) -> None:
+    """Refuse rows without what the teacher is to read, before there is a model."""
+    asked = config.teacher.prompt
+    if not asked:
+        return
+    if PROMPT not in asked:
+        raise DataError(
+            f"teacher.prompt = {asked!r} leaves the prompt out. Write {PROMPT} where it goes."
+        )
+    for task in tasks:
+        teacher_task(config, task)
