@@ -68,7 +68,8 @@ def kto(
 ) -> AnswerLoss:
     """KTO (2402.01306): gains and losses against a point of reference, which saturate."""
     drift_N = answers.logp_N - answers.ref_logp_N
-    sign_N = torch.where(answers.good_N, 1.0, -1.0).to(drift_N)
-    weight_N = torch.where(answers.good_N, desirable, undesirable).to(drift_N)
+    one = drift_N.new_ones(())
+    sign_N = torch.where(answers.good_N, one, -one)
+    weight_N = torch.where(answers.good_N, desirable * one, undesirable * one)
     value_N = torch.sigmoid(sign_N * beta * (drift_N - answers.baseline.detach()))
     return AnswerLoss(weight_N * (1 - value_N), (beta * drift_N).detach(), answers.good_N)

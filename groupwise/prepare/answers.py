@@ -93,9 +93,8 @@ def answer_text(task: Task, column: str) -> str:
     A row without it is refused.
     """
     text = _found(task, column)
-    if isinstance(text, Sequence) and not isinstance(text, str) and any(text):
-        if all(isinstance(message, Mapping) for message in text):
-            return answer_said(task, column, text)
+    if isinstance(text, list | tuple) and text and all(isinstance(x, Mapping) for x in text):
+        return answer_said(task, column, text)
     if not isinstance(text, str) or not text:
         instead = INSTEAD.get(column, column)
         either = f"{column!r}" + (f" or {instead!r}" if instead != column else "")

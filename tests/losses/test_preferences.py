@@ -120,8 +120,8 @@ def test_robust_is_unbiased_and_cdpo_is_the_expected_loss_under_flips() -> None:
 def test_the_likelihood_is_a_mean_over_tokens_of_the_update() -> None:
     given = pairs()
     by_token, by_answer = chosen_nll(2.0)(given), chosen_nll_by_answer(2.0)(given)
-    assert float(by_token.mean()) == pytest.approx(2 * 40 / 20)
-    assert float(by_answer.mean()) == pytest.approx(2 * (2 + 2 + 2) / 3)
+    assert float(by_token.detach().mean()) == pytest.approx(2 * 40 / 20)
+    assert float(by_answer.detach().mean()) == pytest.approx(2 * (2 + 2 + 2) / 3)
     (slope,) = torch.autograd.grad(by_token.mean(), [given.chosen_logp_N])
     assert slope.tolist() == pytest.approx([-2 / 20] * 3)
 
@@ -135,7 +135,7 @@ def test_orpo_is_the_published_sum() -> None:
     assert found.loss_N.tolist() == pytest.approx([0.03226126458927523, 0.11723249481288163])
     assert found.margin_N.tolist() == pytest.approx([0.9656637246161055, -0.8017738999529428])
     whole = (found.loss_N + chosen_nll(1.0)(given)).mean()
-    assert float(whole) == pytest.approx(0.9247468797010784)
+    assert float(whole.detach()) == pytest.approx(0.9247468797010784)
     slopes = torch.autograd.grad(whole, [one, two])
     assert slopes[0].tolist() == pytest.approx([-0.21039847604872725, -0.22418915377984894])
     assert slopes[1].tolist() == pytest.approx([0.01020754662369064, 0.016354957480038238])
@@ -175,7 +175,7 @@ def test_kto_against_a_baseline_that_is_never_negative(
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(RecipeError, match="less than 0.5"):
+    with pytest.raises(RecipeError, match="Take less than"):
         recipe("robust_dpo", {"preference.noise": 0.5})
     with pytest.raises(RecipeError, match="single answers"):
         recipe("dpo", {"preference": "kto()"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import left_behind, metrics
+from runs import metrics
 from steps import Start, advance, gather, learn, weights
 
 from groupwise.errors import ConfigError, DataError
@@ -45,7 +45,7 @@ def test_any_micro_batches_give_the_same_update(name: str, start: Start, tmp_pat
 @pytest.mark.parametrize("name", ["dpo", "simpo", "kto"])
 def test_held_out_rows_with_labels_are_told_apart(name: str, start: Start, tmp_path: Path) -> None:
     changes = {"recipe": name, "data__train": start.rows("train", rows(6))}
-    changes |= {"data__eval": start.rows("held", rows(10)[6:]), "eval__every": 4}
+    changes |= {"data__eval": start.rows("held", rows(10)[6:]), "eval__every": 4, "eval__tasks": 4}
     with start.opened(tmp_path, **changes) as run:
         before = run.stage.evaluate(run.parts)
         advance(run, 4)
@@ -140,4 +140,7 @@ def test_spin_goes_on_to_the_bit(start: Start, tmp_path: Path) -> None:
             run.keeper.save_and_wait()
             parts = weights(run.parts.loaded.model)
     assert torch.equal(whole, parts)
-    assert left_behind(tmp_path / "whole") == left_behind(tmp_path / "parts")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
+    for step in range(1, 6):
+        one, other = (tmp_path / x / f"rollouts/step_{step}.parquet" for x in ("whole", "parts"))
+        assert one.read_bytes() == other.read_bytes()

@@ -192,7 +192,7 @@ def test_spin_refuses_rows_without_a_solution_at_the_start(start: Start, tmp_pat
     changes = {"recipe": "spin", "group_size": 1, "data__train": start.rows("odd", rows)}
     changes["reward__parts"] = {"length(target=3)": 1.0}
     with (
-        pytest.raises(DataError, match="no written .* first row 1"),
+        pytest.raises(DataError, match=r"no written .* first row 1"),
         start.opened(tmp_path, **changes),
     ):
         pass
