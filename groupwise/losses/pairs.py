@@ -51,7 +51,8 @@ class Pairs:
         if self.ref_chosen_logp_N is None or self.ref_rejected_logp_N is None:
             raise BatchError(
                 "This preference measures from a reference, and the pairs have no "
-                "ref_chosen_logp_N and ref_rejected_logp_N. Pass them, or take one without a reference (simpo)."
+                "ref_chosen_logp_N and ref_rejected_logp_N. Pass them, or take one without a "
+                "reference (simpo)."
             )
         return (
             self.chosen_logp_N - self.ref_chosen_logp_N,
