@@ -71,6 +71,16 @@ from groupwise.losses.gates import (
 )
 from groupwise.losses.pairs import best_and_worst, data_against_own_sample, labelled, logistic
 from groupwise.losses.penalties import entropy_bonus, kl
+from groupwise.losses.preferences import (
+    cdpo,
+    chosen_nll,
+    hinge,
+    ipo_sum,
+    ipo_token_mean,
+    odds_ratio,
+    robust,
+    simpo,
+)
 from groupwise.losses.ratios import (
     geomean_token_grad,
     on_policy,
@@ -81,7 +91,8 @@ from groupwise.losses.ratios import (
 )
 from groupwise.losses.schedules import joint, low_then_high
 from groupwise.losses.scores import bradley_terry, every_pair, soft_labels
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.losses.unpaired import kto
+from groupwise.methods.composition import PairRecipe, Recipe, UnpairedRecipe
 from groupwise.methods.method import About
 from groupwise.methods.registry import RECIPES, load_plugin, recipe, register
 from groupwise.methods.scoring import ProcessRewardModelRecipe, RewardModelRecipe
@@ -677,19 +688,92 @@ register(PairRecipe(
         note="[V] a small β moves far from the reference.",
     ),
 ))  # fmt: skip
+for _name, _title, _paper, _year, _preference, _terms, _fixes, _breaks, _reach, _setting, _note in (
+    ("hinge", "Hinge loss on pairs (SLiC)", "2305.10425", 2023, hinge(beta=0.1), (),
+     "pairs that are told apart well enough teach nothing more",
+     "all pairs leave at the same margin, noise included",
+     "clean pairs, and a margin that should stop growing", {"beta": 0.1},
+     "[V] on DPO's margin, as TRL has it; the paper's has no reference."),
+    ("ipo", "IPO, mean over tokens", "2310.12036", 2023, ipo_token_mean(beta=0.1), (),
+     "sure labels can't drive the margin to infinity: it has a target",
+     "β is not that of DPO: 1/(2β) is the target a token",
+     "few labels without noise, where DPO over-fits", {"beta": 0.1},
+     "[V] token means as TRL computes them; `ipo_sum` sums as OpenRLHF does."),
+    ("ipo_sum", "IPO, sums", "2310.12036", 2023, ipo_sum(beta=0.1), (),
+     "sure labels can't drive the margin to infinity: it has a target",
+     "a long answer reaches the target with small changes a token",
+     "answers of about the same length, where DPO over-fits", {"beta": 0.1},
+     "[V] sums as OpenRLHF computes them; `ipo` takes means over tokens."),
+    ("cdpo", "cDPO", "Mitchell 2023", 2023, cdpo(beta=0.1, noise=0.1), (),
+     "labels of which a known share is wrong: the margin stops at logit(1−ε)",
+     "sure pairs are pulled back, right or wrong",
+     "labels of people who disagree", {"noise": "the share of flipped labels"},
+     "[V] what other tools call label smoothing of DPO."),
+    ("robust_dpo", "Robust DPO", "2403.00409", 2024, robust(beta=0.1, noise=0.1), (),
+     "flipped labels without bias: DPO's loss on the true ones in expectation",
+     "unbounded below; a wrong guess of the share of flips is a bias again",
+     "labels flipped at random at a rate that is known", {"noise": 0.1},
+     "[V] not cDPO: it does not smooth labels, it undoes their noise."),
+    ("rpo", "RPO: DPO with an SFT term", "2404.19733", 2024, logistic(beta=0.1),
+     (chosen_nll(weight=1.0),),
+     "the chosen answer stays likely while the margin grows",
+     "learns the style of the data with its preference",
+     "pairs/displaced_share near 1 with DPO; written solutions", {"alpha": 1.0},
+     "[V] the term is a mean over all chosen tokens of an update, as in TRL."),
+):  # fmt: skip
+    register(PairRecipe(
+        _name, labelled(), _preference, "the starting policy",
+        About(
+            _title, _paper, _year, "preference",
+            fixes=_fixes, breaks=_breaks, reach_for=_reach, setting=_setting, note=_note,
+        ),
+        _terms,
+    ))  # fmt: skip
+register(PairRecipe(
+    "simpo", labelled(), simpo(beta=2.0, gamma=0.5), "",
+    About(
+        "SimPO", "2405.14734", 2024, "preference",
+        fixes="no reference in memory; length gives no advantage",
+        breaks="nothing holds the policy: many steps or a high rate ruin it",
+        reach_for="pairs, and no memory for a second model",
+        setting={"beta": "2.0 to 2.5", "gamma": "0.5 to 1.6", "learning_rate": "3e-7 to 1e-6"},
+        note="[V] γ is not multiplied by β here, as in TRL; no likelihood term, as in the paper.",
+    ),
+))  # fmt: skip
+register(PairRecipe(
+    "orpo", labelled(), odds_ratio(beta=0.1), "",
+    About(
+        "ORPO", "2403.07691", 2024, "preference",
+        fixes="fine-tuning and preference in one stage, without a reference",
+        breaks="odds explode where an answer becomes certain",
+        reach_for="pairs and a base model that was not fine-tuned yet",
+        setting={"beta": 0.1, "learning_rate": "8e-6"},
+        note="[V] the likelihood is of the answer alone; TRL's includes the prompt.",
+    ),
+    (chosen_nll(weight=1.0),),
+))  # fmt: skip
+register(UnpairedRecipe(
+    "kto", kto(beta=0.1, desirable=1.0, undesirable=1.0), "the starting policy",
+    About(
+        "KTO", "2402.01306", 2024, "preference",
+        fixes="learns from thumbs up and down: no pairs",
+        breaks="its baseline is biased, and noisy in small batches",
+        reach_for="answers with a verdict each, of which most prompts have one only",
+        setting={"beta": 0.1, "batch": "8 or more", "learning_rate": "5e-7 to 5e-6"},
+        note="[V] weights so that desirable·good : undesirable·bad lies between 1:1 and 4:3.",
+    ),
+))  # fmt: skip
 register(PairRecipe(
     "spin", data_against_own_sample(), logistic(beta=0.1), "the previous iterate",
     About(
         "SPIN", "2401.01335", 2024, "preference",
-        fixes="turns SFT data into pairs: the data's answer against the model's own",
+        fixes="turns SFT data into pairs: the data's solution against the model's own",
         breaks="stops when the samples match the data",
         reach_for="SFT data only",
-        setting={"beta": "0.1, last round 5.0"}, note="[V]",
+        setting={"beta": "0.1, last round 5.0", "learning_rate": "5e-7, later 1e-7", "pairs": 64},
+        note="[V] rejected answers are sampled from the reference, which reset:STEPS moves on.",
         departs=(
-            "the chosen answer is the data's `answer`, however bare: a worked `solution` beside it "
-            "is not learned (data.answer_key names another column of a file)",
-            "the rejected answer is sampled from the current policy at every step; the paper "
-            "samples a whole round from the previous iterate",
+            "samples of the round before are not mixed in again: every pair is of this round",
         ),
     ),
 ))  # fmt: skip

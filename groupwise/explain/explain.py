@@ -30,7 +30,7 @@ __all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "tab
 # The loss is read from the outside in: S needs r and A, A needs R, and so on.
 READING_ORDER = (
     "gate", "ratio", "advantage", "shaping", "filter", "aggregation", "correction", "penalty",
-    "auxiliary", "schedule", "pairing", "preference", "labelling",
+    "auxiliary", "schedule", "pairing", "preference", "likelihood", "labelling",
 )  # fmt: skip
 SYMBOLS = {"reference": "ℓ^ref", "separator": "behind a step"}  # of what no slot says
 SLOT_MEANING = {
@@ -45,7 +45,8 @@ SLOT_MEANING = {
     "auxiliary": "terms with weights of their own, and parts that are trained beside the policy",
     "schedule": "passes and updates per batch",
     "pairing": "how chosen and rejected answers are found",
-    "preference": "the loss of a pair",
+    "preference": "the loss of a pair, or of a labelled answer",
+    "likelihood": "terms of the chosen answer's own likelihood beside it; several add up",
     "labelling": "the loss of a labelled step",
     "width": "clip ranges inside a gate",
 }

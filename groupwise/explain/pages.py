@@ -74,6 +74,8 @@ def listed(title: str, items: Sequence[str]) -> list[str]:
     return [f"**{title}**", "", *(f"- {item}" for item in items), ""] if items else []
 
 
+PAIR_COLUMNS = ("pairing", "preference", "likelihood")
+
 # --- parts of the page ------------------------------------------------------------------------
 
 
@@ -83,7 +85,7 @@ def methods_table(rows: Sequence[Data]) -> str:
     body = [[link(row["name"]), *(code(row["short"][k]) for k in SLOT_COLUMNS)] for row in policy]
     pairs = [row for row in rows if row["family"] == "preference"]
     pair_body = [
-        [link(row["name"]), *(code(row["short"][kind]) for kind in ("pairing", "preference"))]
+        [link(row["name"]), *(code(row["short"].get(kind, "")) for kind in PAIR_COLUMNS)]
         for row in pairs
     ]
     scoring = [
@@ -96,7 +98,7 @@ def methods_table(rows: Sequence[Data]) -> str:
             "## Methods by slots",
             grid(["method", *SLOT_COLUMNS], body),
             "Preference pairs:",
-            grid(["method", "pairing", "preference"], pair_body),
+            grid(["method", *PAIR_COLUMNS], pair_body),
             "Models that score:",
             grid(["method", "slots"], scoring),
         ]

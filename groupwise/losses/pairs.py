@@ -1,8 +1,8 @@
 """Preference pairs: selection (`pairing`) and loss (`preference`), for DPO and its relatives.
 
 Log-probabilities here are sums over the answer, one number per pair. The trait `reads` of a pairing
-says where the two answers come from: `labels` of the data, the data's `answers` and one sample, or
-the `grades` of a group of samples.
+says where the two answers come from: `labels` of the data, the data's written `answers` and one
+sample, or the `grades` of a group of samples.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from groupwise.errors import BatchError
@@ -18,16 +19,25 @@ from groupwise.methods.slots import Positive, pairing, preference
 
 @dataclass(frozen=True)
 class Pairs:
-    """Summed log-probabilities of chosen and rejected answers under policy and reference."""
+    """Summed log-probabilities of chosen and rejected answers under policy and reference.
+
+    A loss without a reference gets none. Lengths are in tokens of the policy; the mean over the
+    chosen answers of the whole update makes a mean over tokens the same in any micro-batches.
+    """
 
     chosen_logp_N: Tensor
     rejected_logp_N: Tensor
-    ref_chosen_logp_N: Tensor
-    ref_rejected_logp_N: Tensor
+    ref_chosen_logp_N: Tensor | None = None
+    ref_rejected_logp_N: Tensor | None = None
+    chosen_len_N: Tensor | None = None
+    rejected_len_N: Tensor | None = None
+    mean_chosen_len: float | None = None
 
     def __post_init__(self) -> None:
         shape = self.chosen_logp_N.shape
         for name, x in vars(self).items():
+            if not isinstance(x, Tensor):
+                continue
             if x.dim() != 1 or x.shape != shape or not len(x):
                 raise BatchError(
                     f"{name} has shape {tuple(x.shape)}, chosen_logp_N {tuple(shape)}: give one "
@@ -36,10 +46,36 @@ class Pairs:
             if not x.isfinite().all():
                 raise BatchError(f"{name} is not finite: a pair's log-probability is a finite sum.")
 
+    def drifts(self) -> tuple[Tensor, Tensor]:
+        """Return x = ℓ − ℓ^ref of chosen and rejected answers."""
+        if self.ref_chosen_logp_N is None or self.ref_rejected_logp_N is None:
+            raise BatchError(
+                "This preference measures from a reference, and the pairs have no "
+                "ref_chosen_logp_N and ref_rejected_logp_N. Pass them, or take one without a "
+                "reference (simpo)."
+            )
+        return (
+            self.chosen_logp_N - self.ref_chosen_logp_N,
+            self.rejected_logp_N - self.ref_rejected_logp_N,
+        )
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Return the tokens of chosen and rejected answers."""
+        if self.chosen_len_N is None or self.rejected_len_N is None:
+            raise BatchError(
+                "This preference takes means over tokens, and the pairs have no chosen_len_N and "
+                "rejected_len_N. Pass them."
+            )
+        return self.chosen_len_N, self.rejected_len_N
+
 
 @dataclass(frozen=True)
 class PairLoss:
-    """The losses of the pairs and what to watch."""
+    """The losses of the pairs and what to watch.
+
+    Without a reference a reward is β times the mean log-probability a token, and nothing tells
+    whether the chosen answer became less likely.
+    """
 
     loss_N: Tensor
     margin_N: Tensor
@@ -68,11 +104,15 @@ class PairLoss:
 )
 def logistic(pairs: Pairs, *, beta: Positive = 0.1) -> PairLoss:
     """DPO (2305.18290); SPIN (2401.01335) with its own samples as rejected answers."""
-    chosen_N = beta * (pairs.chosen_logp_N - pairs.ref_chosen_logp_N)
-    rejected_N = beta * (pairs.rejected_logp_N - pairs.ref_rejected_logp_N)
+    chosen_N, rejected_N = (beta * x_N for x_N in pairs.drifts())
+    return from_reference(-F.logsigmoid(chosen_N - rejected_N), chosen_N, rejected_N)
+
+
+def from_reference(loss_N: Tensor, chosen_N: Tensor, rejected_N: Tensor) -> PairLoss:
+    """Return losses with what there is to watch, of rewards that are 0 for the reference itself."""
     margin_N = chosen_N - rejected_N
     return PairLoss(
-        loss_N=-torch.nn.functional.logsigmoid(margin_N),
+        loss_N=loss_N,
         margin_N=margin_N.detach(),
         chosen_reward_N=chosen_N.detach(),
         rejected_reward_N=rejected_N.detach(),
@@ -111,12 +151,12 @@ def best_and_worst(scores_C: Tensor) -> Choice:
 
 @pairing(
     reads="answers",
-    equation="chosen = the data's answer, rejected = the model's own sample",
+    equation="chosen = the data's written solution, rejected = a sample of the previous iterate",
     fixes="needs no judge",
     breaks="nothing left to learn once the samples match the data",
 )
 def data_against_own_sample(scores_C: Tensor) -> Choice:
-    """SPIN (2401.01335): row 0 is the data's answer, row 1 the previous iterate's sample."""
+    """SPIN (2401.01335): row 0 is the data's solution, row 1 the previous iterate's sample."""
     return Choice(0, 1, True)
 
 

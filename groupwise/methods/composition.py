@@ -22,7 +22,7 @@ SOURCE_COLUMNS = {"data": ("completion",), "run": ("completion",)}
 # The same, by what a pairing reads.
 PAIR_COLUMNS = {
     "labels": ("chosen", "rejected"),
-    "answers": ("answer",),
+    "answers": ("completion",),  # a written solution, never the bare answer
     "grades": (),
     "ranks": (),  # which recipes of reward models alone read
 }
@@ -209,18 +209,25 @@ def _defaults() -> dict[str, str]:
 class PairRecipe(Method):
     """A preference method: how pairs are made, how they are scored, what the reference is."""
 
-    KINDS: ClassVar[tuple[str, ...]] = PAIR_SLOTS
+    KINDS: ClassVar[tuple[str, ...]] = (*PAIR_SLOTS, "likelihood")
     WORD: ClassVar[str] = "A preference recipe"
     STAGE: ClassVar[str] = "pairs"
 
     name: str
     pairing: Slot
     preference: Slot
-    reference: str
+    reference: str  # what it is; read only where the preference measures from it
     about: About = field(compare=False, repr=False)
+    likelihood: tuple[Slot, ...] = ()
 
     def __post_init__(self) -> None:
         self._settle()
+        _check_settings(self)
+        if self.preference.definition.traits.unpaired:
+            raise RecipeError(
+                f"Recipe {self.name!r} makes no sense: {self.preference} is for single answers "
+                "with a label, and this one compares pairs. Take recipe=kto, or another slot."
+            )
         if self.reads == "ranks" or self.preference.definition.traits.scores:
             odd = self.pairing if self.reads == "ranks" else self.preference
             raise RecipeError(
@@ -231,11 +238,18 @@ class PairRecipe(Method):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return ("reference",)
+        return ("reference",) if self.refers or self.reads == "answers" else ()
+
+    @property
+    def refers(self) -> bool:
+        """Tell whether the loss measures from the reference."""
+        refers: bool = self.preference.definition.traits.refers
+        return refers
 
     @property
     def loss(self) -> str:
-        return "L = mean over pairs of the preference loss"
+        beside = " + likelihood" if self.likelihood else ""
+        return f"L = mean over pairs of the preference loss{beside}"
 
     @property
     def reads(self) -> str:
@@ -245,11 +259,19 @@ class PairRecipe(Method):
 
     @property
     def source(self) -> str:
-        return "data" if self.reads == "labels" else "policy"
+        return {"labels": "data", "answers": "reference"}.get(self.reads, "policy")
+
+    @property
+    def samples(self) -> bool:
+        return self.reads != "labels"
 
     @property
     def columns(self) -> tuple[str, ...]:
         return PAIR_COLUMNS[self.reads]
+
+    @property
+    def judges_held_out(self) -> bool:
+        return self.reads == "labels"
 
     @property
     def reads_rewards(self) -> bool:
@@ -265,7 +287,73 @@ class PairRecipe(Method):
 
     @property
     def fixed(self) -> dict[str, str]:
-        return {"reference": self.reference}
+        return {"reference": self.reference} if self.roles else {}
 
     def rows(self, group_size: int) -> int:
         return 2
+
+
+@dataclass(frozen=True)
+class UnpairedRecipe(Method):
+    """A preference method for single answers of the data, each called good or bad."""
+
+    KINDS: ClassVar[tuple[str, ...]] = ("preference",)
+    WORD: ClassVar[str] = "A recipe for labelled answers"
+    STAGE: ClassVar[str] = "unpaired"
+
+    name: str
+    preference: Slot
+    reference: str
+    about: About = field(compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._settle()
+        _check_settings(self)
+        if not self.preference.definition.traits.unpaired:
+            raise RecipeError(
+                f"Recipe {self.name!r} makes no sense: {self.preference} compares two answers, and "
+                "this one reads single answers with a label. Take recipe=dpo, or preference kto()."
+            )
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("reference",)
+
+    @property
+    def source(self) -> str:
+        return "data"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("completion",)
+
+    @property
+    def reads_rewards(self) -> bool:
+        return False
+
+    @property
+    def judges_held_out(self) -> bool:
+        return True
+
+    @property
+    def learns_from(self) -> str:
+        return "answers of the data with labels"
+
+    @property
+    def loss(self) -> str:
+        return "L = mean over answers of the preference loss"
+
+    @property
+    def fixed(self) -> dict[str, str]:
+        return {"reference": self.reference}
+
+    def rows(self, group_size: int) -> int:
+        return 2  # with the answer to another prompt, for the baseline
+
+
+def _check_settings(recipe: Method) -> None:
+    """Refuse slots whose own settings make no sense together."""
+    for slot in recipe.slots():
+        why = slot.definition.traits.refuses(dict(slot.params))
+        if why:
+            raise RecipeError(f"Recipe {recipe.name!r} makes no sense: {slot.kind} {slot}: {why}")

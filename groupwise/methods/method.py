@@ -14,7 +14,7 @@ from groupwise.methods.slots import Slot
 from groupwise.streams import ROLE_FACTS
 
 # Slots that hold several functions (chains, sums, products); the others hold exactly one.
-MANY = ("filter", "shaping", "advantage", "correction", "penalty", "auxiliary")
+MANY = ("filter", "shaping", "advantage", "correction", "penalty", "auxiliary", "likelihood")
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,11 @@ class Method:
     def scores(self) -> str:
         """Return what its model gives numbers to, "answers" or "steps"; "" if it writes answers."""
         return ""
+
+    @property
+    def judges_held_out(self) -> bool:
+        """Tell whether held-out rows without a verifiable answer say how good it is."""
+        return False
 
     @property
     def rate_factor(self) -> float:

@@ -42,6 +42,7 @@ ARGUMENTS = {
     "schedule": ("batch",),
     "pairing": ("scores_C",),
     "preference": ("pairs",),
+    "likelihood": ("pairs",),
     "labelling": ("steps",),
     "width": ("segment_entropy_NT",),
 }
@@ -358,6 +359,7 @@ auxiliary = _decorator("auxiliary")
 schedule = _decorator("schedule")
 pairing = _decorator("pairing")
 preference = _decorator("preference")
+likelihood = _decorator("likelihood")
 labelling = _decorator("labelling")
 width = _decorator("width")
 

@@ -61,6 +61,8 @@ class Traits:
     # pairing: where pairs come from
     reads: Literal["", "labels", "answers", "grades", "ranks"] = ""
     scores: bool = False  # preference: compares scores of a model, not log-probabilities
+    refers: bool = True  # preference: measures from the reference
+    unpaired: bool = False  # preference: of single answers with a label, not of pairs
     refuses: Refuses = any_settings  # every kind: what is wrong with its settings, in words
     breaks_at: Mapping[str, str] = field(default_factory=dict)  # gate: drawbacks by level of ratio
 

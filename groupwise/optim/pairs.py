@@ -7,6 +7,7 @@ chosen answer first, and share their prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -43,45 +44,112 @@ class PairLearner(Learner):
         self.recipe = recipe
 
     def learn_pairs(
-        self, pairs: Sequences, ref_logp_NT: Tensor, rates: LearningRates
+        self, pairs: Sequences, ref_logp_NT: Tensor | None, rates: LearningRates
     ) -> tuple[StepOutcome, dict[str, float]]:
         """Make one update; return it with what the pairs looked like before it."""
         losses: list[PairLoss] = []
+        chosen = ChosenAnswers.of(pairs)
         assert rates.policy is not None  # no role of a pair recipe learns before the policy does
-        accumulate = partial(self._accumulate, pairs, ref_logp_NT, losses)
+        accumulate = partial(self._accumulate, pairs, ref_logp_NT, losses, chosen)
         outcome = self.update(accumulate, rates.policy, rates.roles)
-        return outcome, {} if outcome.skipped else _metrics(losses)
+        if outcome.skipped:
+            return outcome, {}
+        return outcome, pair_metrics(losses, self.recipe) | {"pairs/chosen_nll": chosen.nll}
+
+    def look_at(self, pairs: Sequences, ref_logp_NT: Tensor | None) -> tuple[PairLoss, Tensor]:
+        """Return what the loss says of the pairs, and ℓ of the chosen answers; nothing learns."""
+        every = list(range(len(pairs.completions)))
+        policy_NT = self.score(self.model, pairs, [every])
+        found = self._loss(pairs, every, policy_NT, ref_logp_NT, ChosenAnswers.of(pairs))
+        return found, policy_NT.sum(1)[0::2]
+
+    def _loss(
+        self,
+        pairs: Sequences,
+        rows: Sequence[int],
+        logp_NT: Tensor,
+        ref_NT: Tensor | None,
+        chosen: ChosenAnswers,
+    ) -> PairLoss:
+        """Return the loss of these rows, the likelihood of the chosen answers included."""
+        sums_N = logp_NT.sum(1)
+        ref_N = None if ref_NT is None else ref_NT.sum(1)
+        length_N = own_lengths(pairs)[torch.as_tensor(rows)].to(sums_N)
+        given = Pairs(
+            sums_N[0::2],
+            sums_N[1::2],
+            None if ref_N is None else ref_N[0::2],
+            None if ref_N is None else ref_N[1::2],
+            length_N[0::2],
+            length_N[1::2],
+            chosen.mean_length,
+        )
+        found: PairLoss = self.recipe.preference(given)
+        for term in self.recipe.likelihood:
+            found = replace(found, loss_N=found.loss_N + term(given))
+        return found
 
     def _accumulate(
-        self, pairs: Sequences, ref_logp_NT: Tensor, losses: list[PairLoss]
+        self,
+        pairs: Sequences,
+        ref_logp_NT: Tensor | None,
+        losses: list[PairLoss],
+        chosen: ChosenAnswers,
     ) -> list[Named]:
         losses.clear()
+        chosen.logp = 0.0
         seen: list[Named] = []
         count = len(pairs.completions) // 2
         every = range(len(pairs.completions))
         for rows in counted("updating", self._cut(pairs, every), "micro-batches"):
             part = pairs.pack(rows, self.device)
-            ref_N = ref_logp_NT[part.row_N].sum(1)
+            ref_NT = None if ref_logp_NT is None else ref_logp_NT[part.row_N]
             with self.dropping(rows[0]):
                 logp_NT = outputs(self.model, part, temperature=self.temperature)["logp_NT"]
                 seen.append(("logp_NT", logp_NT.detach()))
                 # What is not finite skips the update, when all is computed; until then it is 0.
-                sums_N = logp_NT.nan_to_num(0.0, 0.0, 0.0).sum(1)
-                found: PairLoss = self.recipe.preference(
-                    Pairs(sums_N[0::2], sums_N[1::2], ref_N[0::2], ref_N[1::2])
-                )
+                logp_NT = logp_NT.nan_to_num(0.0, 0.0, 0.0)
+                found = self._loss(pairs, rows, logp_NT, ref_NT, chosen)
                 (found.loss_N.sum() / count).backward()  # type: ignore[no-untyped-call]
             losses.append(found)
+            chosen.logp = chosen.logp + logp_NT.detach()[0::2].sum()
         return seen
 
 
-def _metrics(losses: Sequence[PairLoss]) -> dict[str, float]:
+@dataclass
+class ChosenAnswers:
+    """The chosen answers of an update: how many tokens they have, and how likely they were."""
+
+    tokens: int
+    mean_length: float
+    logp: Tensor | float = 0.0
+
+    @classmethod
+    def of(cls, pairs: Sequences) -> ChosenAnswers:
+        length_N = own_lengths(pairs)[0::2]
+        return cls(int(length_N.sum()), float(length_N.sum()) / len(length_N))
+
+    @property
+    def nll(self) -> float:
+        """Return −ℓ a token."""
+        return -float(self.logp) / self.tokens
+
+
+def own_lengths(sequences: Sequences) -> Tensor:
+    """Return the tokens of each row that the policy is asked about."""
+    return sequences.mask().sum(1)
+
+
+def pair_metrics(losses: Sequence[PairLoss], recipe: PairRecipe) -> dict[str, float]:
     """Return the measures of all pairs, whatever the micro-batches."""
     together = PairLoss(
         **{name: torch.cat([vars(x)[name].detach() for x in losses]) for name in vars(losses[0])}
     )
     total = float(together.loss)
-    return together.metrics() | {
+    found = together.metrics()
+    if not recipe.refers:  # nothing to have moved away from
+        del found["pairs/displaced_share"]
+    return found | {
         "pairs/count": float(len(together.loss_N)),
         "loss/preference": total,
         "loss/total": total,

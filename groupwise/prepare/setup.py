@@ -36,7 +36,7 @@ from groupwise.model.layers.equip import check_precision, equip
 from groupwise.model.memory import device_bytes
 from groupwise.model.policy import spec_of
 from groupwise.optim.roles import ROLES, role_sizes
-from groupwise.prepare.answers import check_answers, solution_notes
+from groupwise.prepare.answers import check_answers, fitting_answers, has_answers
 from groupwise.prepare.earlier import fitted, load_earlier, wording_notes
 from groupwise.prepare.placing import check_device, place
 from groupwise.prepare.scored import check_held_out, fitting_rows
@@ -183,7 +183,6 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         fitting, notes = replace(fitting, train=train), [*notes, *left_out]
     if not config.recipe.supervised:  # such rows were encoded with all that is checked there
         check_answers(config.recipe, fitting.train, tokenizer, shape.context)
-    notes += solution_notes(config.recipe, fitting.train)
     notes += wording_notes(fitting.train) if found.selection is not None else []
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
     ends += config.engine.stop
@@ -230,10 +229,22 @@ def fitting_tasks(
     held_out = with_ids(config, found.held_out, tokenizer, shape) if found.held_out else None
     judged: Sequence[Task] = held_out.tasks if held_out else []
     if not config.recipe.samples:  # such data has answers for some of the rows, or for none
-        judged = [task for task in judged if task.answer is not None]
+        judged = [task for task in judged if _can_be_judged(config, task)]
     dropped = [row.task for row in train.dropped]
     notes = train.notes + (held_out.notes if held_out else [])
-    return FittingTasks(train.tasks, judged[: config.eval.tasks], dropped, train.limit, notes)
+    tasks = train.tasks
+    if config.recipe.judges_held_out:
+        tasks, judged = (
+            fitting_answers(config.recipe, some, tokenizer, shape.context, dropped, notes)
+            for some in (tasks, judged)
+        )
+    return FittingTasks(tasks, judged[: config.eval.tasks], dropped, train.limit, notes)
+
+
+def _can_be_judged(config: Config, task: Task) -> bool:
+    """Tell whether a held-out row has an answer to verify, or labels to be told apart."""
+    labelled = config.recipe.judges_held_out and has_answers(task, config.recipe.columns)
+    return task.answer is not None or labelled
 
 
 def _fitting_rows(

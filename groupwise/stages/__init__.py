@@ -13,10 +13,12 @@ from groupwise.stages.groups import GroupStage
 from groupwise.stages.pairs import PairStage
 from groupwise.stages.scoring import ProcessRewardModelStage, RewardModelStage
 from groupwise.stages.stage import Stage
+from groupwise.stages.unpaired import UnpairedStage
 
 STAGES: dict[str, type[Stage[Any, Any]]] = {
     "groups": GroupStage,
     "pairs": PairStage,
+    "unpaired": UnpairedStage,
     "reward_model": RewardModelStage,
     "process_reward_model": ProcessRewardModelStage,
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from groupwise.config import Config
+from groupwise.errors import DataError
+from groupwise.evaluate.evaluate import Evaluation
 from groupwise.methods.composition import PairRecipe
 from groupwise.model.cost import add, forward_cost, update_cost
 from groupwise.model.formats.tokenizer import Tokenizer
@@ -18,10 +21,12 @@ from groupwise.optim.pairs import PairLearner
 from groupwise.optim.roles.role import Role
 from groupwise.optim.schedules import LearningRates
 from groupwise.parallel.world import World
-from groupwise.prepare.answers import answer_ids
-from groupwise.records import Completion, Memory
+from groupwise.prepare.answers import answer_ids, has_answers
+from groupwise.records import Completion, Memory, Task
 from groupwise.stages.collected import Collected
+from groupwise.stages.held_out_labels import judged
 from groupwise.stages.parts import Parts
+from groupwise.stages.score_measures import win
 from groupwise.stages.stage import Stage, StepUpdates, TellEvent
 from groupwise.testing.trial import try_pairs
 from groupwise.watch.clock import Clock
@@ -78,13 +83,18 @@ class PairStage(Stage[PairRecipe, PairLearner]):
         parts = ", ".join(f"{name} x {weight:g}" for name, weight in reward)
         pairs = {
             "labels": "the data's columns `chosen` and `rejected`",
-            "answers": "chosen: the data's `answer` as it stands, rejected: a sample of the policy "
-            "as it is at that step",
+            "answers": "chosen: the data's written `completion` or `solution`, rejected: a "
+            "sample of the previous iterate, which is the reference",
             "grades": f"chosen and rejected: the best and the worst of {self.config.group_size} "
             f"samples by the reward ({parts})",
         }
         departs = [f"not as published: {x}" for x in self.recipe.departs]
         return [f"pairs: {pairs[self.recipe.reads]}", *departs]
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        if self.recipe.reads == "answers":
+            check_solutions(self.recipe, tasks)
+        super().check_tasks(tasks)
 
     def learner(self, model: Policy, roles: Mapping[str, Role], world: World) -> PairLearner:
         temperature = self.config.engine.temperature
@@ -107,15 +117,64 @@ class PairStage(Stage[PairRecipe, PairLearner]):
             return StepUpdates([], {"pairs/count": 0.0, "updates/count": 0.0}, memory)
         with clock("update"):
             every = list(range(len(pairs.completions)))
-            reference = learner.role_streams(pairs, [every])["ref_logp_NT"]
+            reference = _reference(learner, pairs, every)
             outcome, metrics = learner.learn_pairs(pairs, reference, rates)
         metrics |= {"updates/count": 1.0, "optim/skipped": float(outcome.skipped)}
         if not outcome.skipped:
             metrics["optim/grad_norm"] = outcome.grad_norm
         shape, sizes = learner.model.config, pairs.sizes()
         update = update_cost(shape, sizes, frozen=self.config.adapter.used)
-        work = add(update, forward_cost(shape, sizes))  # the reference's
+        work = add(update, forward_cost(shape, sizes)) if self.recipe.refers else update
         return StepUpdates([outcome], metrics, memory, work={"update": work})
+
+    def evaluate(self, parts: Parts[PairLearner]) -> Evaluation:
+        """Measure samples where rows can be verified, and how held-out pairs are told apart."""
+        columns = self.recipe.columns if self.recipe.judges_held_out else ()
+        own = [task for task in parts.held_out if columns and has_answers(task, columns)]
+        if not own:
+            return super().evaluate(parts)
+        tokenizer, learner = parts.loaded.tokenizer, parts.learner
+        pairs = _rows(
+            [
+                (
+                    task.token_ids,
+                    (answer_ids(task, columns[0], tokenizer), None),
+                    (answer_ids(task, columns[1], tokenizer), None),
+                )
+                for task in own
+            ]
+        )
+        every = list(range(len(pairs.completions)))
+        looked, chosen_N = learner.look_at(pairs, _reference(learner, pairs, every))
+        margins = looked.margin_N.tolist()
+        right: list[float | None] = [win(margin) for margin in margins]
+        tokens = sum(len(ids) for ids in pairs.completions[0::2])
+        others = {
+            "eval/pairs_accuracy": math.fsum(x for x in right if x is not None) / len(right),
+            "eval/margin": math.fsum(margins) / len(margins),
+            "eval/nll": -float(chosen_N.double().sum()) / tokens,
+            "eval/preference_loss": float(looked.loss),
+        }
+        return judged(super().evaluate, parts, own, right, others)
+
+
+def _reference(learner: PairLearner, pairs: Sequences, rows: list[int]) -> Tensor | None:
+    """Return the reference's log-probabilities, where the loss measures from it."""
+    if not learner.recipe.refers:
+        return None
+    return learner.role_streams(pairs, [rows])["ref_logp_NT"]
+
+
+def check_solutions(recipe: PairRecipe, tasks: Sequence[Task]) -> None:
+    """Refuse rows without a written solution: a bare answer would teach to write no more."""
+    lacking = [task for task in tasks if not has_answers(task, recipe.columns)]
+    if lacking:
+        raise DataError(
+            f"{len(lacking):,} of {len(tasks):,} rows have no written solution (column "
+            f"`completion` or `solution`), first row {lacking[0].id}, and {recipe.name} makes the "
+            "data's text likelier than the model's own: a bare answer would teach it to write nothing else. "
+            "Add the solutions, drop such rows, or take a recipe that learns from rewards."
+        )
 
 
 def pairs_of(recipe: PairRecipe, groups: Sequence[Group], tokenizer: Tokenizer) -> Sequences:
@@ -124,7 +183,7 @@ def pairs_of(recipe: PairRecipe, groups: Sequence[Group], tokenizer: Tokenizer) 
     for group in groups:
         task = group[0].task
         if recipe.reads == "answers":
-            right = (answer_ids(task, "answer", tokenizer), None)
+            right = (answer_ids(task, recipe.columns[0], tokenizer), None)
             made.append((task.token_ids, right, _answer(group[0].completion)))
             continue
         graded = [(r.grade.reward, _answer(r.completion)) for r in group]

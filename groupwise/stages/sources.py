@@ -15,6 +15,7 @@ from groupwise.stages.data_answers import DataAnswers
 from groupwise.stages.labelled_answers import LabelledAnswers
 from groupwise.stages.parts import Parts
 from groupwise.stages.policy_answers import PolicyAnswers
+from groupwise.stages.reference_answers import ReferenceAnswers
 from groupwise.stages.run_answers import RunAnswers
 from groupwise.watch.clock import Clock
 
@@ -39,4 +40,5 @@ SOURCES: dict[str, type[Source]] = {
     "data": DataAnswers,
     "labels": LabelledAnswers,
     "run": RunAnswers,
+    "reference": ReferenceAnswers,
 }

@@ -104,9 +104,11 @@ def preference(case: Case) -> dict[str, Any]:
     chosen, rejected = (
         tensor(inputs[f"logp_{x}"], f"logp_{x}").requires_grad_() for x in ("chosen", "rejected")
     )
-    references = (tensor(inputs[f"ref_logp_{x}"], f"ref_logp_{x}") for x in ("chosen", "rejected"))
+    ref_chosen, ref_rejected = (
+        tensor(inputs[f"ref_logp_{x}"], f"ref_logp_{x}") for x in ("chosen", "rejected")
+    )
     beta = params_of(case).get("beta", made.preference["beta"])
-    out = made.preference.replace(beta=beta)(Pairs(chosen, rejected, *references))
+    out = made.preference.replace(beta=beta)(Pairs(chosen, rejected, ref_chosen, ref_rejected))
     grads = torch.autograd.grad(out.loss, [chosen, rejected])
     return {
         "margin": plain(out.margin_N),

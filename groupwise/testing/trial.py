@@ -22,7 +22,8 @@ from groupwise.groups.phase import batch_phase, passes
 from groupwise.losses.pairs import Choice, PairLoss, Pairs
 from groupwise.losses.phase import token_phase
 from groupwise.losses.scores import LabelledSteps, ScoredPairs
-from groupwise.methods.composition import PairRecipe, Recipe
+from groupwise.losses.unpaired import AnswerLoss, LabelledAnswers
+from groupwise.methods.composition import PairRecipe, Recipe, UnpairedRecipe
 from groupwise.methods.method import Method
 from groupwise.methods.scoring import ProcessRewardModelRecipe, RewardModelRecipe
 from groupwise.methods.slots import Slot
@@ -42,6 +43,7 @@ def try_slots(recipe: Method) -> list[str]:
     tried: dict[str, Callable[[Any], list[str]]] = {
         "groups": try_groups,
         "pairs": try_pairs,
+        "unpaired": try_unpaired,
         "reward_model": try_scores,
         "process_reward_model": try_labels,
     }
@@ -360,12 +362,15 @@ def try_pairs(recipe: PairRecipe) -> list[str]:
     policy = [x.requires_grad_() for x in logp[:2]]
     slot = recipe.preference
     if _is_own(slot):
-        found = call_slot(slot, slot, Pairs(*policy, *logp[2:]))
+        found = call_slot(slot, slot, toy_pairs(policy, logp[2:]))
         if not isinstance(found, PairLoss):
             raise _fault(slot, f"returned {_shape(found)} instead of a PairLoss")
         _finite(slot, _shaped(slot, found.loss_N, [logp[0]]), torch.ones(6, dtype=torch.bool))
         if not found.loss_N.requires_grad:
             raise _fault(slot, "returned a loss without a gradient: something in it is detached")
+    for slot in recipe.likelihood:
+        if _is_own(slot):
+            _try_loss(slot, toy_pairs(policy, logp[2:]), logp[2])
     slot = recipe.pairing
     if _is_own(slot):
         choice = call_slot(slot, slot, torch.tensor([0.0, 1.0, 0.5, 0.25]))
@@ -376,6 +381,31 @@ def try_pairs(recipe: PairRecipe) -> list[str]:
             3,
         }:
             raise _fault(slot, f"returned {choice!r} instead of a Choice of two of the candidates")
+    return []
+
+
+def toy_pairs(policy: Sequence[Tensor], reference: Sequence[Tensor]) -> Pairs:
+    """Return pairs with all that a preference may read."""
+    count = len(policy[0])
+    chosen_N, rejected_N = torch.arange(2.0, 2 + count), torch.arange(3.0, 3 + count)
+    (one, two), (ref_one, ref_two) = policy, reference
+    return Pairs(one, two, ref_one, ref_two, chosen_N, rejected_N, float(chosen_N.mean()))
+
+
+def try_unpaired(recipe: UnpairedRecipe) -> list[str]:
+    """Refuse a faulty preference of labelled answers that is not the package's, by name."""
+    g = torch.Generator().manual_seed(SEED)
+    logp_N, ref_N = torch.randn(6, generator=g) - 5, torch.randn(6, generator=g) - 5
+    slot = recipe.preference
+    if _is_own(slot):
+        good_N = torch.tensor([True, False] * 3)
+        given = LabelledAnswers(logp_N.requires_grad_(), ref_N, good_N, torch.tensor(0.5))
+        found = call_slot(slot, slot, given)
+        if not isinstance(found, AnswerLoss):
+            raise _fault(slot, f"returned {_shape(found)} instead of an AnswerLoss")
+        _finite(slot, _shaped(slot, found.loss_N, [ref_N]), torch.ones(6, dtype=torch.bool))
+        if not found.loss_N.requires_grad:
+            raise _fault(slot, "returned a loss without a gradient: something in it is detached")
     return []
 
 

@@ -712,8 +712,10 @@ def test_the_batch_is_described_in_numbers() -> None:
     assert any("until the batch is full; refills take 5,000 tokens" in line for line in limited)
     assert "reference (frozen)" in "\n".join(describe(load()))
     spin = "\n".join(describe(load(recipe="spin", group_size=1)))
-    assert "chosen: the data's `answer` as it stands, rejected: a sample of the policy" in spin
-    assert "not as published: the rejected answer is sampled from the current policy" in spin
+    assert (
+        "chosen: the data's written `completion` or `solution`, rejected: a sample of the" in spin
+    )
+    assert "not as published: samples of the round before are not mixed in again" in spin
     judged = "\n".join(describe(load(recipe="self_rewarding", **{"reward.parts": {"number": 2.0}})))
     assert "the best and the worst of 8 samples by the reward (number x 2)" in judged
     assert "not as published: the policy judges nothing" in judged

@@ -322,7 +322,8 @@ def test_what_the_phases_measure_is_documented() -> None:
         names |= {*result.metrics, *done.tally.read(), *(f"loss/{term}" for term in done.terms)}
     for entry in RECIPES.values():
         if isinstance(entry, PairRecipe):
-            names |= set(entry.preference(Pairs(*(torch.zeros(2) for _ in range(4)))).metrics())
+            pairs = Pairs(*(torch.zeros(2) for _ in range(4)), *(torch.ones(2) for _ in range(2)))
+            names |= set(entry.preference(pairs).metrics())
     names |= of_models_that_score() | measured_of_roles()
     assert {"kl/ref", "entropy/mean", "mismatch/effective_sample_share"} <= names  # it did measure
     assert [name for name in names if name != "step" and catalogue.find(name) is None] == []

@@ -113,6 +113,15 @@ class Reference(Role):
     def streams(self, score: Score) -> dict[str, Tensor]:
         return {"ref_logp_NT": score(self.model)}
 
+    def version(self, updates: int) -> int:
+        """Return how many updates its weights have behind them, of so many of the policy.
+
+        A step counts as one update: one that was skipped makes it a later round's number.
+        """
+        if self._kind == "reset":
+            return updates - updates % int(self._number)
+        return updates if self._kind == "ema" else 0
+
     @torch.no_grad()
     def after_step(self, policy: Policy, step: int) -> None:
         if self._kind == "ema":

@@ -1,0 +1,53 @@
+"""Held-out rows with labels: what they say beside, or in place of, sampled answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from groupwise.evaluate.evaluate import Evaluation
+from groupwise.records import Task
+from groupwise.stages.parts import Parts
+from groupwise.stages.score_measures import mean
+
+Values = list[float | None]
+
+
+def judged(
+    sample: Callable[[Parts[Any]], Evaluation],
+    parts: Parts[Any],
+    labelled: Sequence[Task],
+    right: Sequence[float | None],
+    others: Mapping[str, float],
+) -> Evaluation:
+    """Return the evaluation of held-out rows: sampled where an answer can be verified.
+
+    `right` says of each labelled row whether the policy agrees with it. That is the accuracy where
+    nothing can be verified; else it stands beside it, among the `others`.
+    """
+    verifiable = [task for task in parts.held_out if task.answer is not None]
+    if verifiable or not labelled:
+        found = sample(replace(parts, held_out=verifiable))
+        return replace(found, others={**found.others, **others})
+    accuracy = mean(right)
+    known = [x for x in right if x is not None]
+    stderr = None
+    if accuracy is not None and len(known) > 1:
+        spread = math.fsum((x - accuracy) ** 2 for x in known) / (len(known) - 1)
+        stderr = math.sqrt(spread / len(known))
+    return Evaluation(
+        accuracy=accuracy,
+        stderr=stderr,
+        reward=None,
+        length=None,
+        truncated_share=None,
+        failed_share=None,
+        tasks=len(labelled),
+        samples=1,
+        examples=(),  # the answers are the data's, before and after
+        scores=tuple(right),
+        by_task={"eval/accuracy": list(right)} if known else {},
+        others=dict(others),
+    )
