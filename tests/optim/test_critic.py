@@ -13,11 +13,13 @@ import torch
 from interrupted import opened as interrupted
 from runs import small
 from safetensors.torch import load_file, save_file
+from scorers import language_model
 from steps import BARE, Start, advance, difference, gather, learn, rollouts, weights
 from torch import Tensor
 
 from groupwise.errors import ConfigError, ModelError
 from groupwise.groups.phase import batch_phase
+from groupwise.losses.phase import role_phase
 from groupwise.model.formats.checkpoint import load, save
 from groupwise.model.formats.classifier import padded
 from groupwise.model.formats.classifier import save as save_classifier
@@ -26,9 +28,14 @@ from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.layers.transformer import Transformer
 from groupwise.model.scalar_head import ScalarHead
 from groupwise.optim.assemble import sequences_of
-from groupwise.optim.packs import values
+from groupwise.optim.packs import Sequences, values
 from groupwise.optim.roles import rates_at
-from groupwise.optim.roles.critic import Critic, explained_variance, monte_carlo
+from groupwise.optim.roles.critic import (
+    Critic,
+    explained_variance,
+    monte_carlo,
+    value_measures,
+)
 from groupwise.recipes import recipe
 from groupwise.records import Rollout, TokenBatch
 from groupwise.stages.checks import check_config
@@ -232,6 +239,44 @@ def test_a_critic_comes_to_know_what_can_be_known(start: Start, tmp_path: Path) 
     assert found["critic/explained_variance"] > 0.9
     assert found["critic/explained_variance_first"] > 0.8
     assert abs(found["critic/bias_1"]) < 0.2 and found["critic/value_max"] < 1.5
+
+
+# Answers of two words and their end, each as often as a policy with known chances writes it, and
+# what they get.
+WALKS = {(8, 11, 0): (3, 1.0), (8, 12, 0): (1, 0.0), (9, 11, 0): (2, 0.5), (9, 12, 0): (2, -1.0)}
+# By hand: V is the mean of what comes from there on.
+KNOWN = {(): 2 / 8, (8,): 3 / 4, (9,): -1 / 4} | {(a, b): r for (a, b, _), (_, r) in WALKS.items()}
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.95, 0.0])
+def test_a_critic_converges_to_the_known_values_of_a_chain(lam: float) -> None:
+    """Whatever λ is: from what really came, or from its own word about the state behind."""
+    torch.manual_seed(0)
+    made = recipe("ppo", {"shaping": "", "advantage": f"gae(gamma=1.0, lam={lam})"})
+    made = made.set("auxiliary", f"value_loss(limit=0.2, gamma=1.0, lam={lam})")
+    answers = [answer for answer, (times, _) in WALKS.items() for _ in range(times)]
+    reward = [WALKS[answer][1] for answer in answers]
+    model = ScalarHead(language_model().model).double()
+    pack = Sequences([(3, 4, 5)] * len(answers), answers).pack(list(range(len(answers))))
+    optimizer = torch.optim.Adam([p for _, p in model.learning_parameters()], lr=3e-3)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    for _ in range(500):
+        value_NT = values(model, pack)
+        batch = TokenBatch.build(
+            mask_NT=torch.ones(value_NT.shape),
+            group_N=[0] * len(answers),
+            reward_N=reward,
+            old_value_NT=value_NT.detach(),
+        )
+        done = batch_phase(made, batch).batch
+        _, terms = role_phase(made, done, "critic", value_NT=value_NT)
+        optimizer.zero_grad()
+        terms["value_loss"].backward()
+        optimizer.step()
+        decay.step()
+    for row, answer in enumerate(answers):
+        expected = [KNOWN[answer[:t]] for t in range(3)]
+        assert values(model, pack)[row].tolist() == pytest.approx(expected, abs=2e-3), answer
 
 
 def test_a_value_that_is_not_finite_skips_the_critics_update_alone(
@@ -484,3 +529,28 @@ def test_explained_variance_by_hand() -> None:
     flat = batch_phase(made, batch_with([[0.0, 1.0], [0.0, 0.5]], [1.0, 1.0])).batch
     target_NT = flat.prepared["value_loss"]["return_NT"]
     assert explained_variance(flat, flat.old_value_NT, target_NT, every) is None
+
+
+def test_first_and_last_are_the_policys_own_tokens() -> None:
+    """Answers of unequal length, one begins and ends beside a tool's text, one learns nothing."""
+    mask = torch.tensor([[0, 1, 0, 1, 0], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0]])
+    value = [[9, 0.5, 9, 1.0, 9], [0.5, 7, 0.5, 9, 9], [0.25, 9, 9, 9, 9], [-50, 50, 9, 9, 9]]
+    batch = TokenBatch.build(
+        mask_NT=mask,
+        group_N=[0, 1, 2, 3],
+        reward_N=[1.0, 0.0, 1.0, 0.0],
+        old_value_NT=torch.tensor(value, dtype=torch.float64),
+    )
+    learn_N = torch.tensor([True, True, True, False])
+    batch = replace(batch, learn_N=learn_N, reward_N=batch.task_reward_N)
+    reward_NT = torch.tensor([1.0, 0.0, 1.0, 0.0])[:, None].expand(4, 5)
+    found = value_measures(batch, batch.valid(reward_NT))
+    # R is 1, 0, 1: variance 2/9. R − V is 1/2, −1/2, 3/4 at first, 0, −1/2, 3/4 at last tokens.
+    assert found["critic/explained_variance_first"] == pytest.approx(1 - (42 / 144) / (2 / 9))
+    assert found["critic/explained_variance_last"] == pytest.approx(1 - (38 / 144) / (2 / 9))
+    assert found["critic/bias_1"] == pytest.approx((-0.5 + 0.5 - 0.75) / 3)
+    assert found["critic/bias_4"] == pytest.approx(7.0)  # the second token of three
+    assert found["critic/bias_6"] == pytest.approx(0.0)  # the second of two
+    assert found["critic/bias_7"] == pytest.approx(0.5)  # the third of three
+    assert (found["critic/value_min"], found["critic/value_max"]) == (0.25, 7.0)
+    assert (found["critic/reward_min"], found["critic/reward_max"]) == (0.0, 1.0)
