@@ -171,8 +171,8 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
     if found.selection is not None:
-        train, selection, told = fitted(found.train, found.selection, tokenizer)
-        found = replace(found, train=train, selection=selection)
+        answers, selection, told = fitted(found.train, found.selection, tokenizer)
+        found = replace(found, train=answers, selection=selection)
         notes += [selection.line(), *told]
     with phase("preparing prompts"):
         fitting = fitting_tasks(config, found, tokenizer, shape)

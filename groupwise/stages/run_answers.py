@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from groupwise.config import Config
+from groupwise.data.conversations import weight_of
 from groupwise.data.cursor import TaskCursor
 from groupwise.data.selection import RECORDED
 from groupwise.errors import RecipeError
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.assemble import Group
 from groupwise.records import Completion, Grade, Rollout, Task, Turn
-from groupwise.stages.data_answers import DataAnswers, weight_of
+from groupwise.stages.data_answers import DataAnswers
 from groupwise.stages.parts import Parts
 from groupwise.watch.clock import Clock
 
