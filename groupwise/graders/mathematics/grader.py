@@ -30,8 +30,8 @@ from groupwise.graders.mathematics.extract import (
     without_last_reason,
     without_reason,
 )
-from groupwise.graders.mathematics.formulas import last_formula
-from groupwise.graders.mathematics.notation import MAX_LENGTH, read
+from groupwise.graders.mathematics.formulas import in_brackets, last_formula
+from groupwise.graders.mathematics.notation import MAX_LENGTH, last_side, read
 from groupwise.graders.mathematics.ordering import asks_for_order, out_of_order
 from groupwise.graders.mathematics.rounding import Rounding
 from groupwise.graders.mathematics.sameness import in_ten, same
@@ -163,7 +163,21 @@ def decide(
     cut: bool = False,
     marked: bool = False,
 ) -> Verdict | Question:
-    """Give the verdict where arithmetic can, else the question for the engine."""
+    """Give the verdict where arithmetic can, else the question for the engine.
+
+    Of a gold answer that is a chain of equalities, and can't be read, the last side counts, too.
+    """
+    text, wanted = in_brackets(text), gold_answer(gold)
+    found = _decide(text, wanted, ends, rounding, cut=cut, marked=marked)
+    side = last_side(wanted)
+    if side is None or (isinstance(found, Verdict) and found.score == 1.0):
+        return found
+    return _decide(text, side, ends, rounding, cut=cut, marked=marked)
+
+
+def _decide(
+    text: str, wanted: str, ends: tuple[str, ...], rounding: Rounding, *, cut: bool, marked: bool
+) -> Verdict | Question:
     found = find(text, ends, cut=cut, marked=marked)
     if not found.text:
         return Verdict(
@@ -172,7 +186,6 @@ def decide(
             if marked and found.how == "nothing"
             else MISSING.get(found.how, "an empty answer"),
         )
-    wanted = gold_answer(gold)
     if found.how == "whole":
         return _decide_whole(found.text, wanted, rounding)
     if _squeezed(found.text) == _squeezed(wanted):
@@ -306,7 +319,7 @@ def compare(gold: str, answer: str, rounding: Rounding = ROUNDING) -> bool | Non
     one = read(gold)
     if one is not None and not names_in(one):
         answer = letter_in_full(_without_dollars(answer), glued=one[0] == "quantity")
-    other = read(answer)
+    other = read(last_side(answer, of_a_name=True) or answer)
     unread = other is None or other[0] == "text" or SHORT.fullmatch(answer.strip())
     if one is not None and unread and _is_number(gold):
         other = _with_words(answer) or other

@@ -20,6 +20,8 @@ MAX_LENGTH = 400  # characters; longer answers go to the engine
 
 PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")  # no product of names
 MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}", re.DOTALL)
+NO_CHAIN = (r"\le", r"\ge", r"\ne", r"\text", r"\quad", r"\begin", " or ", " and ", r"\lt", r"\gt")
+THIN = re.compile(r"\\[,;:! ]")  # spaces
 TURNED = {">": "<", ">=": "<="}
 COMPARES = ("=", "≈", "<", "<=", ">", ">=", "!=")
 RELATIONS = frozenset({"relation", "and", "or"})
@@ -52,6 +54,35 @@ def read(text: str) -> Tree | None:
     if unit and tree[0] not in STATEMENTS:
         tree = ("quantity", tree, *unit)
     return ("percent", tree) if percent else tree
+
+
+@lru_cache(maxsize=2**14)
+def last_side(text: str, *, of_a_name: bool = False) -> str | None:
+    """Return the last side of a chain of equalities that can't be read as a whole: 10 of
+    S = \\sum_{k=1}^4 k = 10. `of_a_name`: only where it begins with a name. None: it is no chain.
+    """
+    if text.count("=") < 2 or len(text) > MAX_LENGTH or read(text) is not None:
+        return None
+    text = THIN.sub(" ", text).strip().strip("$.").strip()
+    sides = [side.strip() for side in _sides(text)]
+    if len(sides) < 3 or not all(sides):
+        return None
+    first = read(sides[0])
+    named = first is not None and (is_name(first) or len(sides[0]) == 1)  # A alone is a text
+    return sides[-1] if named or not of_a_name else None
+
+
+def _sides(text: str) -> list[str]:
+    """Split a chain at the signs = outside of braces; nothing if it lists or compares, too."""
+    sides, start, depth = [], 0, 0
+    for at, sign in enumerate(text):
+        depth += (sign in "{([") - (sign in "})]")
+        if depth == 0 and (sign in ",;<>≤≥≠\n" or text.startswith(NO_CHAIN, at)):
+            return []
+        if depth == 0 and sign == "=":
+            sides.append(text[start:at])
+            start = at + 1
+    return [*sides, text[start:]]
 
 
 def _read(plain: str) -> Tree:

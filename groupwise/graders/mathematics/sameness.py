@@ -125,8 +125,16 @@ class _Sameness:
                 return False
             return curves(as_equation(gold), as_equation(answer))
         if "equation" in (gold[0], answer[0]):
-            return False
+            return self.calculations(gold, answer)
         return self.same(*(tree[2] if tree[0] == "named" else tree for tree in (gold, answer)))
+
+    def calculations(self, gold: Tree, answer: Tree) -> bool | None:
+        """Take an identity for its right side: (x + 1)^2 = x^2 + 2x + 1; no other equation."""
+        worked, other = (gold, answer) if gold[0] == "equation" else (answer, gold)
+        if other[0] in COLLECTIONS | {"text", "percent", "quantity"} or not names_in(worked):
+            return False
+        identity = self.expressions(worked[1], worked[2])
+        return self.same(worked[2], other) if identity else False
 
     def relations(self, gold: Tree, answer: Tree) -> bool | None:
         """Take x < 3 for 3 > x, 2x < 6 and (-∞, 3)."""
@@ -171,6 +179,8 @@ class _Sameness:
         if has_names(gold) != has_names(answer):
             if one is not None:
                 gold = as_tuple(one, by_alphabet=False)
+                if answer[:3] == ("tuple", "[", "]"):  # no interval, where names have values
+                    answer = ("tuple", "(", ")", *answer[3:])
             elif other is not None and gold[0] == "tuple":
                 answer = as_tuple(other, by_alphabet=True)
             gold, answer = without_names(gold), without_names(answer)
