@@ -43,7 +43,7 @@ optim.learning_rate = 3e-3
 REASON = """
 [[stage]]
 name = "reason"
-recipe = "grpo"
+recipe = "rloo"
 model = "stage:cold"
 steps = 2
 """
@@ -51,15 +51,9 @@ LAST = """
 [[stage]]
 name = "last"
 recipe = "dr_grpo"
-recipe.aggregation.length = 4
 steps = 2
 """
-THREE = (
-    HEAD
-    + COLD
-    + REASON.replace('"grpo"', '"rloo"')
-    + LAST.replace("recipe.aggregation.length = 4\n", "")
-)
+THREE = HEAD + COLD + REASON + LAST
 
 
 def chain(folder: Path, text: str = THREE, *overrides: str, run: str = "run") -> Chain:
