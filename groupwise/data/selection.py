@@ -41,7 +41,7 @@ class AnswerPlace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Selection:
+class KeptAnswers:
     """The answers that were kept, in the order of their tasks, and how many went for what."""
 
     runs: str  # a digest of all files that were read
@@ -53,7 +53,7 @@ class Selection:
     def total(self) -> int:
         return len(self.places) + sum(self.dropped.values())
 
-    def without(self, gone: Sequence[int], reason: str) -> Selection:
+    def without(self, gone: Sequence[int], reason: str) -> KeptAnswers:
         """Return what is left after the answers at these places of the list went, too."""
         if not gone:
             return self

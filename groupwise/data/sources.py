@@ -19,7 +19,7 @@ from groupwise.data.generators import GENERATORS, generate, split
 from groupwise.data.mixing import interleaved, keys_of, renumber, repeats, split_by_hash
 from groupwise.data.named_sets import GRADERS, SETS
 from groupwise.data.on_disk import DiskTasks, store_tasks, tasks_at
-from groupwise.data.selection import Selection
+from groupwise.data.selection import KeptAnswers
 from groupwise.data.tasks import Scan
 from groupwise.data.templates import check_template
 from groupwise.errors import DataError, nearest
@@ -35,7 +35,7 @@ class LoadedTasks:
     notes: list[str]  # what a person should know about them
     weights: dict[str, float] = field(default_factory=dict)  # by a task's source, of a mixture
     dropped: dict[str, int] = field(default_factory=dict)  # malformed rows left out, by file
-    selection: Selection | None = None  # of answers of earlier runs, where they are learned from
+    selection: KeptAnswers | None = None  # of answers of earlier runs, where they are learned from
 
 
 def load(

@@ -14,7 +14,7 @@ from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.data import load as load_data
 from groupwise.data.mixing import interleaved
-from groupwise.data.selection import RECORDED, AnswerPlace, Selection
+from groupwise.data.selection import RECORDED, AnswerPlace, KeptAnswers
 from groupwise.data.sources import LoadedTasks, SourceReader
 from groupwise.data.tasks import normalised
 from groupwise.errors import DataError, GroupwiseError, RunError
@@ -164,7 +164,7 @@ def load_earlier(config: Config, seed: int) -> LoadedTasks:
         sieve, kept = _sieved(config, runs, told)
     found = hashlib.sha256(b"".join(sorted(run.digest() for run in runs))).hexdigest()[:16]
     dropped = {name: number for name, number in sieve.dropped.items() if number}
-    selection = Selection(found, tuple(answer.place for answer in kept), dropped)
+    selection = KeptAnswers(found, tuple(answer.place for answer in kept), dropped)
     held, notes = _held_out(config, runs[0], seed)
     selection, kept, told_too = _mixed(config, selection, kept, held)
     if not kept:
@@ -249,10 +249,10 @@ def _held_out(config: Config, first: EarlierRun, seed: int) -> tuple[Sequence[Ta
 
 def _mixed(
     config: Config,
-    selection: Selection,
+    selection: KeptAnswers,
     kept: list[EarlierAnswer],
     held: Sequence[Task],
-) -> tuple[Selection, list[EarlierAnswer], list[str]]:
+) -> tuple[KeptAnswers, list[EarlierAnswer], list[str]]:
     """Leave out answers to held-out prompts, where asked to, and those beyond data.mix."""
     notes = []
     asked = {prompt_json(task.prompt) for task in held}
@@ -321,8 +321,8 @@ def _others(config: Config, seed: int, first: int) -> list[Task]:
 
 
 def fitted(
-    tasks: Sequence[Task], selection: Selection, tokenizer: Tokenizer
-) -> tuple[list[Task], Selection, list[str]]:
+    tasks: Sequence[Task], selection: KeptAnswers, tokenizer: Tokenizer
+) -> tuple[list[Task], KeptAnswers, list[str]]:
     """Take recorded tokens where they mean the same text to this tokenizer, else encode the text.
 
     It is one or the other for all answers of a run.

@@ -19,7 +19,7 @@ from groupwise.config import Config
 from groupwise.data import load as load_data
 from groupwise.data.on_disk import tasks_at
 from groupwise.data.prompts import Prepared, prepare
-from groupwise.data.selection import Selection
+from groupwise.data.selection import KeptAnswers
 from groupwise.data.sources import LoadedTasks as LoadedData
 from groupwise.data.tasks import SHOWN
 from groupwise.engine.protocol import Sampling
@@ -59,7 +59,7 @@ class Setup:
     notes: list[str]  # what a person should know about them
     mixture: dict[str, float]  # weights of the sources, by name; empty without a mixture
     dropped: dict[str, int]  # malformed rows that were left out, by file or setting
-    selection: Selection | None = None  # of answers of earlier runs, where they are learned from
+    selection: KeptAnswers | None = None  # of answers of earlier runs, where they are learned from
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class CheckedData:
     notes: list[str]
     mixture: dict[str, float]
     dropped: dict[str, int]
-    selection: Selection | None = None
+    selection: KeptAnswers | None = None
 
 
 def set_up(

@@ -185,5 +185,7 @@ def _digest(tasks: Sequence[Task]) -> str:
 def config_for(config: Config, candidate: Candidate, data: str, samples: int) -> Config:
     """Return the settings with the model and the prompts that are asked for."""
     model = replace(config.model, path=str(candidate.source))
-    named = replace(config.data, train=data) if data else config.data
-    return replace(config, model=model, data=named, group_size=samples)
+    named = replace(config.data, train=data, runs=(), mix={}) if data else config.data
+    # What a run of the model learned from is no matter here.
+    recipe = configuration.load().recipe
+    return replace(config, recipe=recipe, model=model, data=named, group_size=samples)

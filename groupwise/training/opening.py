@@ -15,7 +15,7 @@ from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
-from groupwise.data.selection import Selection
+from groupwise.data.selection import KeptAnswers
 from groupwise.graders.recorded_verdicts import recorded
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
@@ -187,7 +187,7 @@ def _record_start(
     origin: Mapping[str, str],
     manifest: Mapping[str, Any],
     dropped: Mapping[str, int],
-    selection: Selection | None,
+    selection: KeptAnswers | None,
 ) -> dict[str, str]:
     """Write into the folder what runs, from what and on what; return what came from a hub."""
     folder, progress = run.reporter.folder, run.progress

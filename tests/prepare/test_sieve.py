@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from groupwise.config.fields import Keep
-from groupwise.data.selection import REASONS, AnswerPlace, Selection
+from groupwise.data.selection import REASONS, AnswerPlace, KeptAnswers
 from groupwise.prepare.sieve import EarlierAnswer, Sieve, fault, in_one_language, longest_paragraph
 from groupwise.records import Completion, Grade, Rollout, Task
 
@@ -145,7 +145,7 @@ def test_thinning_takes_about_the_share() -> None:
 
 def test_a_selection_adds_up() -> None:
     places = tuple(AnswerPlace("runs/a", 1, 0, n, 7, 0) for n in range(4))
-    found = Selection("digest", places, {"wrong": 6}).without([1, 3], "mix")
+    found = KeptAnswers("digest", places, {"wrong": 6}).without([1, 3], "mix")
     assert found.total == 10 and found.facts()["dropped"] == {"wrong": 6, "mix": 2}
     assert [line["sample"] for line in found.lines()] == [0, 2]
     assert "2 of 10 kept" in found.line() and "6 wrong" in found.line()

@@ -587,6 +587,7 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         weight_version=9,
         weights="stale:2",
         used=False,
+        prompt='"1+1="',
         prompt_text="1+1=",
         text="two \x00\ud800",
         answer="2",
@@ -632,13 +633,14 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         "weight_version": 9,
         "weights": "stale:2",
         "used": False,
+        "prompt": '"1+1="',
         "prompt_text": "1+1=",
         "text": "two \x00?",
         "answer": "2",
     }
     absent = set(rollouts.PER_TOKEN) - {"mask", "sampler_logp"}
     assert {name for name, value in second.items() if value is None} == absent | {
-        "reward", "correct", "answer", "branch",
+        "reward", "correct", "answer", "branch", "prompt",
     }  # fmt: skip
     assert second["mask"] == [True, True]
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,28 @@ def test_a_killed_collection_goes_on_to_the_same_bits(
     again = files(tmp_path / "cut")
     assert collect(config, candidate, tmp_path / "cut", silent) == found  # nothing is left to do
     assert files(tmp_path / "cut") == again
+
+
+def test_a_process_that_is_killed_loses_and_repeats_nothing(start: Start, tmp_path: Path) -> None:
+    settings = [
+        "engine.max_tokens=8", "engine.slots=2", "model.device=cpu", "model.dtype=float32",
+        "model.threads=1", "reward.parts.number=1.0", "reward.parts.row=0",
+    ]  # fmt: skip
+    model = str(shutil.copytree(start.model, tmp_path / "model"))
+    words = ["collect", model, "--data", start.data, "--samples", "2", *settings, "--out"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    cut = tmp_path / "cut"
+    command = [sys.executable, "-m", "groupwise", *words, str(cut)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while running.poll() is None and not (cut / "rollouts" / "step_3.parquet").is_file():
+            time.sleep(0.002)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == -9 and 3 <= len(files(cut)) < 80
+    assert main([*words, str(cut)]) == 0
+    assert len(files(cut)) == 80 and files(cut) == files(tmp_path / "whole")
 
 
 def test_other_settings_or_another_model_are_refused(start: Start, tmp_path: Path) -> None:
