@@ -184,7 +184,7 @@ class Data:
     instruction: str = "{prompt}"  # text around a prompt that is a string, with {prompt} in it
     # longer prompts are dropped, and reported; 0: the limit is what the model holds
     max_prompt_tokens: Whole = 0
-    # longer rows that are learned as they stand (prompt and answer together) are dropped, and
+    # longer rows of recipes that learn rows as they stand (prompt and answer) are dropped, and
     # reported; 0: the limit is what the model holds
     max_row_tokens: Whole = 0
     # the assistant's turns of a conversation that are learned: "all", or the "last" one

@@ -16,11 +16,12 @@ def describe(
     micro_tokens: int | None = None,
     tasks: int | None = None,
     held_out: int | None = None,
+    graded: int | None = None,
 ) -> list[str]:
     """Return a line for each number or choice that is worth knowing before a run.
 
-    `micro_tokens`, `tasks` to train on and `held_out` ones are those of a run, where they are
-    known.
+    `micro_tokens`, `tasks` to train on, `held_out` ones and those of them that can be `graded` are
+    those of a run, where they are known.
     """
     stage, recipe = stage_of(config), config.recipe
     lines = [stage.batch_line(), f"recipe {recipe.name}; models: {_models(config)}"]
@@ -43,7 +44,7 @@ def describe(
     lines += [
         f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n
     ]
-    return [*lines, *stage.notes(), *_engine_lines(config), _eval_line(config, held_out)]
+    return [*lines, *stage.notes(), *_engine_lines(config), *_eval_lines(config, held_out, graded)]
 
 
 def _engine_lines(config: Config) -> list[str]:
@@ -66,6 +67,16 @@ def _micro_batches(config: Config, tokens: int | None) -> str:
     if tokens is None:
         return "micro-batches as large as memory allows (automatic)"
     return f"micro-batches of {tokens:,} tokens{'' if asked else ' (automatic)'}"
+
+
+def _eval_lines(config: Config, held_out: int | None, graded: int | None) -> list[str]:
+    """Say how a run is judged: rows that are learned as they stand by their likelihood, too."""
+    if not config.recipe.supervised or held_out == 0 or not config.data.evaluates:
+        return [_eval_line(config, held_out)]
+    often = f"every {config.eval.every} steps" if config.eval.every else "before and after"
+    count = f"at most {config.eval.tasks}" if held_out is None else f"{held_out}"
+    likely = f"held-out nll and token accuracy {often}: {count} rows"
+    return [likely] if graded == 0 else [likely, _eval_line(config, graded)]
 
 
 def _eval_line(config: Config, tasks: int | None) -> str:

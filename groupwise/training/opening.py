@@ -134,7 +134,13 @@ def _open(
     fetched = _record_start(run, origin, manifest, setup.dropped, setup.selection)
     mirrors.start()
     lines = [
-        *describe(config, learner.micro_tokens, len(setup.tasks), len(setup.held_out)),
+        *describe(
+            config,
+            learner.micro_tokens,
+            len(setup.tasks),
+            len(setup.held_out),
+            sum(bool(task.token_ids) for task in setup.held_out),
+        ),
         *(f"{name}: {commit}" for name, commit in fetched.items()),
         *adapter_notes(loaded, start),
         *role_notes(start),

@@ -130,7 +130,7 @@ def test_a_template_that_drops_thoughts_is_refused_with_the_turn_and_the_remedy(
 def test_an_end_on_which_sampling_does_not_stop_is_refused(template: str) -> None:
     """A base model's end token is not its chat template's."""
     base = chat_tokenizer(template, ["</s>"])
-    with pytest.raises(DataError, match="sampling stops at </s> alone.*generation_config"):
+    with pytest.raises(DataError, match=r"sampling stops at </s> alone.*generation_config"):
         learned_row(task(messages=TALK), base)
     both = chat_tokenizer(template, ["</s>", "<|im_end|>"])
     assert learned_texts(learned_row(task(messages=TALK), both), both)[0] == "4.<|im_end|>"

@@ -357,7 +357,7 @@ def test_too_long_rows_are_dropped_counted_and_never_cut(start: Start, tmp_path:
         assert [task.id for task in run.parts.tasks] == [0]  # 4 + 1 + the end
     config = small(**start.settings(**SFT, data__train=data, data__max_row_tokens=3))
     with (
-        pytest.raises(DataError, match="All 3 rows are longer than 3 tokens.*the shortest has 6"),
+        pytest.raises(DataError, match=r"All 3 rows are longer than 3 tokens.*the shortest has 6"),
         open_run(config, tmp_path / "c", quiet()),
     ):
         pass

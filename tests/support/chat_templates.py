@@ -1,4 +1,4 @@
-"""Small chat templates in the styles of well-known models, and a tokenizer that knows their tokens."""
+"""Small chat templates in the styles of well-known models, and a tokenizer with their tokens."""
 
 from __future__ import annotations
 
