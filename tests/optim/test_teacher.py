@@ -259,12 +259,22 @@ def test_other_settings_that_can_not_hold(start: Start, teachers: list[str]) -> 
         ({"teacher__path": teachers[0], "teacher__update": "ema:0.9"}, "stays as it is"),
         ({"teacher__path": "policy"}, "learn from itself"),
         ({"recipe": "dr_grpo", "teacher__path": teachers[0]}, "it has no teacher"),
-        ({**settings("distill_topk", teacher__path=teachers[0]), "recipe__penalty__k": 999}, "999"),
         ({"teacher__path": teachers[0], "recipe__source": "data"}, "sampler_logp_NT"),
     ]
     for changes, text in cases:
         with pytest.raises(ConfigError, match=text):
             check_config(small(**start.settings(**{"recipe": "distill", **changes})))
+
+
+def test_more_likely_tokens_than_the_teacher_knows_are_refused(
+    start: Start, teachers: list[str], tmp_path: Path
+) -> None:
+    asked = {"recipe": "distill_topk", "teacher__path": teachers[0]}
+    with (
+        pytest.raises(ConfigError, match=r"k=32 is more than the 15 tokens.*penalty\.k=15"),
+        start.opened(tmp_path / "run", **asked),
+    ):
+        pass
 
 
 def test_a_teacher_with_another_tokenizer_is_refused(start: Start, tmp_path: Path) -> None:
@@ -278,18 +288,23 @@ def test_a_teacher_with_another_tokenizer_is_refused(start: Start, tmp_path: Pat
     asked = {"recipe": "distill", "teacher__path": path}
     with pytest.raises(ConfigError, match=r"another tokenizer.*groupwise collect TEACHER"):
         check_config(small(**start.settings(**asked)))
-    with pytest.raises(ConfigError, match="another tokenizer"):  # a model that is made on the spot
-        with start.opened(tmp_path / "run", **asked, **{"model__path": "tiny"}):
-            pass
+    asked |= {"model__path": "tiny"}  # whose tokenizer is made on the spot
+    with (
+        pytest.raises(ConfigError, match="another tokenizer"),
+        start.opened(tmp_path / "run", **asked),
+    ):
+        pass
 
 
 def test_rows_that_name_no_teacher_or_lack_what_it_reads(
     start: Start, teachers: list[str], tmp_path: Path
 ) -> None:
     asked: dict[str, Any] = {"recipe": "distill", "teacher__paths": {"math": teachers[0]}}
-    with pytest.raises(DataError, match="names none of teacher.paths"):
-        with start.opened(tmp_path / "a", **asked):
-            pass
+    with (
+        pytest.raises(DataError, match=r"names none of teacher\.paths"),
+        start.opened(tmp_path / "a", **asked),
+    ):
+        pass
     for prompt, text in (("{prompt}{proof}", "nothing in column 'proof'"), ("hm", "prompt out")):
         told = {"recipe": "gkd", "teacher__path": "policy", "teacher__prompt": prompt}
         with pytest.raises(DataError, match=text), start.opened(tmp_path / "b", **told):
