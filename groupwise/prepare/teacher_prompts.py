@@ -25,14 +25,17 @@ def with_teacher_ids(
     asked, data = config.teacher, config.data
     if not asked.prompt and not asked.template:
         return tasks, []
-    made = prepare(
-        [teacher_task(config, task) for task in tasks],
-        tokenizer,
-        template=asked.template or data.template,
-        system=data.system,
-        instruction=data.instruction,
-        room=shape.context - config.engine.max_tokens,
-    )
+    try:
+        made = prepare(
+            [teacher_task(config, task) for task in tasks],
+            tokenizer,
+            template=asked.template or data.template,
+            system=data.system,
+            instruction=data.instruction,
+            room=shape.context - config.engine.max_tokens,
+        )
+    except DataError as error:
+        raise DataError(f"What the teacher reads (teacher.prompt, .template): {error}") from error
     ids = {task.id: task.token_ids for task in made.tasks}
 
     def taught() -> Iterator[Task]:

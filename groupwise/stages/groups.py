@@ -60,7 +60,8 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
 
     @property
     def explains_loss(self) -> bool:  # type: ignore[override]
-        return self.recipe.samples  # where advantages add up to nothing, so does the loss
+        # Where advantages of rewards add up to nothing, so does the loss.
+        return self.recipe.samples and self.recipe.reads_rewards
 
     def try_slots(self) -> list[str]:
         return try_groups(self.recipe)

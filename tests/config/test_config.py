@@ -518,6 +518,11 @@ def test_every_recipe_trains_by_name_or_says_what_it_lacks(name: str) -> None:
             check_config(config)
     elif isinstance(config.recipe, PairRecipe):
         check_config(config)
+    elif "teacher" in config.recipe.roles:
+        with pytest.raises(ConfigError, match="learns from a teacher, and none is named"):
+            check_config(config)
+        told = {"path": "policy", "prompt": "{prompt} {solution}"}
+        assert not check_config(load(recipe=name, teacher=told))
     elif config.recipe.scores:
         with pytest.raises(ConfigError, match=r"starts from a model, and model\.path=tiny"):
             check_config(config)

@@ -44,9 +44,13 @@ PAIRS = [name for name, entry in RECIPES.items() if isinstance(entry, PairRecipe
 SCORING = [name for name, entry in RECIPES.items() if entry.scores]  # test_reward_models.py
 UNPAIRED = [name for name, entry in RECIPES.items() if isinstance(entry, UnpairedRecipe)]
 TRAINED = [name for name in RECIPES if name not in {*REFUSED, *PAIRS, *UNPAIRED, *SCORING}]
+TOLD = {"teacher__path": "policy", "teacher__prompt": "{answer}{prompt}"}
 # What a model of 18 characters and answers of 8 make necessary.
 NEEDED: dict[str, dict[str, Any]] = {
+    "distill": TOLD,
+    "distill_topk": {**TOLD, "recipe__penalty__k": 4},
     "dppo_topk": {"recipe__gate__k": 4},
+    "gkd": TOLD,
     "grpo_process": {"reward": "stepwise"},
     "reinforce_pp": {"group_size": 1, "prompts_per_step": 16},
     "remax": {"group_size": 1, "prompts_per_step": 16},

@@ -69,6 +69,12 @@ class Teacher(Role):
         self._wanted = [name for name in recipe.streams if name.startswith("teacher_")]
         settings = [slot for slot in recipe.of("penalty") if "beta" in slot]
         self._k = max((slot["k"] for slot in settings if "k" in slot), default=0)
+        known = min(model.config.vocab_size for model in models.values())
+        if self._k > known:
+            raise ConfigError(
+                f"recipe.penalty.k={self._k} is more than the {known} tokens that the teacher "
+                f"knows. Set recipe.penalty.k={known} or less."
+            )
         whole = "teacher_divergence_NT" in recipe.outputs
         self._beta = next((s["beta"] for s in settings if whole and "k" not in s), None)
         self._rows, self._own = list[str](), Sequences((), ())  # of the step that is learned from
@@ -122,14 +128,6 @@ class Teacher(Role):
             found.append("teacher.dtype is for another model than the policy. Leave it out.")
         if not found and config.model.path != "tiny":  # whose tokenizer is made with it
             found += _other_tokenizers(config, stored_tokenizer(config.model.path))
-        k = [slot["k"] for slot in config.recipe.of("penalty") if "k" in slot]
-        for path in paths.values() if k and not found and asked.path != POLICY else ():
-            shape = stored_shape(path)
-            if shape is not None and max(k) > shape.vocab_size:
-                found.append(
-                    f"recipe.penalty.k={max(k)} is more than the {shape.vocab_size} tokens that "
-                    f"{path} knows. Lower it."
-                )
         return found
 
     @classmethod
