@@ -61,8 +61,9 @@ class Attack(NamedTuple):
 
 
 def kills(share: float) -> Iterator[Attack]:
-    for phase, tried, held in crashes.sweep(every=max(1, round(1 / share))):
-        yield Attack(f"killed: {phase}", tried, tried - held)
+    for run in crashes.RUNS:
+        for _, phase, tried, held in crashes.sweep(run, every=max(1, round(1 / share))):
+            yield Attack(f"killed: {run}, {phase}", tried, tried - held)
 
 
 def files(share: float) -> Iterator[Attack]:
