@@ -7,6 +7,7 @@ would, and counts what came of it. What is drawn depends on the seed alone.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import random
 import signal
@@ -432,6 +433,7 @@ KINDS: dict[str, Kind] = {
             ("prm", "token", "config.json", damaged_json),
             ("prm", "token", "tokenizer_config.json", damaged_json),
         )
+        if importlib.util.find_spec("transformers") is not None
     },
     "resume/critic.safetensors": Kind(
         damage_scorers.checkpoint_of_two,

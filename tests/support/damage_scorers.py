@@ -29,11 +29,11 @@ from groupwise.sync.export import export
 SAYS = {classifier.SEPARATOR: "\n\n"}
 
 
-def whole(kind: classifier.Kind, name: str) -> Callable[[Path], Path]:
+def whole(kind: classifier.Kind, name: str, **changes: Any) -> Callable[[Path], Path]:
     """Return what writes a classifier's folder; the file of this name is damaged."""
 
     def made(folder: Path) -> Path:
-        loaded = classifier.padded(language_model())
+        loaded = classifier.padded(language_model(**changes))
         says = SAYS if kind == "token" else {}
         classifier.save(_scored(loaded.model), folder / "scorer", loaded.files, kind, says=says)
         return folder / "scorer" / name
