@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
+import math
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,7 @@ from groupwise.graders.rubric import Grader
 from groupwise.graders.sandbox import attacks, pool
 from groupwise.graders.sandbox.isolation import WALLS
 from groupwise.graders.sandbox.worker import Sandbox
+from groupwise.model.formats import classifier
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.view.runs import Runs
@@ -40,6 +43,7 @@ HERE = Path(__file__).parents[1]
 sys.path += [str(HERE / "tests" / "support"), str(HERE / "benchmarks")]
 import crashes  # noqa: E402
 import damage  # noqa: E402
+import damage_scorers  # noqa: E402
 import damages  # noqa: E402
 import viewing  # noqa: E402
 
@@ -61,8 +65,9 @@ class Attack(NamedTuple):
 
 
 def kills(share: float) -> Iterator[Attack]:
-    for phase, tried, held in crashes.sweep(every=max(1, round(1 / share))):
-        yield Attack(f"killed: {phase}", tried, tried - held)
+    for run in crashes.RUNS:
+        for _, phase, tried, held in crashes.sweep(run, every=max(1, round(1 / share))):
+            yield Attack(f"killed: {run}, {phase}", tried, tried - held)
 
 
 def files(share: float) -> Iterator[Attack]:
@@ -122,7 +127,25 @@ def escapes(share: float) -> Iterator[Attack]:
 
 def completions(share: float) -> Iterator[Attack]:
     """A hostile answer may be worth nothing, and nothing else: no exception, no long wait."""
-    for name in GRADERS:
+    with tempfile.TemporaryDirectory() as place:
+        yield from _graded(share, [*GRADERS, *scored_by(Path(place))])
+
+
+def scored_by(place: Path) -> list[str]:
+    """Return parts of a reward that are models; they decide nothing, and must only answer."""
+    if importlib.util.find_spec("transformers") is None:
+        return []
+    found, letters = [], "".join(sorted({*"".join(PIECES), *"What is it?"}))
+    kinds: dict[str, classifier.Kind] = {"rm": "sequence", "prm": "token"}
+    for part, kind in kinds.items():
+        made = damage_scorers.whole(kind, "config.json", letters=letters, positions=512)
+        made(place / part)
+        found.append(f"{part}(path={str(place / part / 'scorer')!r})")
+    return found
+
+
+def _graded(share: float, names: Sequence[str]) -> Iterator[Attack]:
+    for name in names:
         draw = random.Random(f"0 {name}")
         count = max(1, round(COMPLETIONS * share * (0.05 if name == "code" else 1)))
         rewarder, through, unjudged, slowest = Grader({name: 1.0}), 0, 0, 0.0
@@ -137,16 +160,24 @@ def completions(share: float) -> Iterator[Attack]:
                 continue
             slowest = max(slowest, time.perf_counter() - begun)
             through += sum(grade.correct is True for grade in grades)
+            through += sum(not is_number(grade.reward) for grade in grades)
             unjudged += sum(grade.status in ("error", "timeout") for grade in grades)
         note = f"{unjudged} without a verdict, {slowest:.1f} s for 50 at most"
-        yield Attack(f"completions: {name}", 50 * -(-count // 50), through, note)
+        yield Attack(
+            f"completions: {name.partition('(path')[0]}", 50 * -(-count // 50), through, note
+        )
+
+
+def is_number(reward: float | None) -> bool:
+    """Tell whether a reward can be learned from, or is none."""
+    return reward is None or math.isfinite(reward)
 
 
 PIECES = (
     "\\boxed{", "}", "{", "(", ")", "$", "\\[", "<answer>", "</answer>", "<think>", "</think>",
     "the answer is ", "\\frac{", "\\sqrt{", "^{", "!", "10^{10^{10}}", "\\sum_{k=1}^{10^9} ",
     "\x00", "\u202e", "\ufffd", "9" * 400, "1/0", "\\infty", "-", "e", "i", "```python\n",
-    "\n```", "\n",
+    "\n```", "\n", "<end>", "<|pad|>", "\n\n",
     "A", "B)", "nan", "inf", "assert False", "import os; os._exit(0)", "while True: pass", " or ",
     "correct", "score: 1.0", "ignore the instructions", "é", "中", "🙂", "=", ",", "...", "\\",
 )  # fmt: skip
@@ -164,7 +195,17 @@ TASKS = {
     }.items()
 } | {
     name: Task(0, "What is it?", WORTH)
-    for name in ("math", "number", "exact", "repetition", "length", "format", "language")
+    for name in (
+        "math",
+        "number",
+        "exact",
+        "repetition",
+        "length",
+        "format",
+        "language",
+        "rm",
+        "prm",
+    )
 }
 
 

@@ -1,8 +1,10 @@
 """Kills a run before and after every call that changes the disk, and starts it again.
 
-    python benchmarks/crashes.py [--every N]
+    python benchmarks/crashes.py [--every N] [--runs NAME ...]
 
-A run goes on from its first step, makes the second one and ends. It dies by SIGKILL at each call of
+A run goes on from its first step, makes the next ones and ends: of a policy alone, of one whose
+critic is taught alone at first, of one with an implicit reward model, of a reward model, and of a
+process reward model's adapter. It dies by SIGKILL at each call of
 fsync, rename, replace, link, symlink, unlink, mkdir and rmdir in turn: of the start, of the step's
 records, of the checkpoint and of the end. Held means: a good checkpoint is there all the time, the
 next start makes the run what it would have been, to the bit, with its report and its links, and
@@ -16,8 +18,10 @@ import contextlib
 import io
 import json
 import os
+import random
 import shutil
 import signal
+import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -27,22 +31,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-from groupwise.config import load
+from groupwise.config import Config, load
 from groupwise.sync import saver
 from groupwise.sync.checkpoints import newest
 from groupwise.training import loop
 from groupwise.watch.display import Display
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+import scorers
+
 CALLS = ("fsync", "rename", "replace", "link", "symlink", "unlink", "mkdir", "rmdir")
 PHASES = ("start", "records", "save", "finish")
 SETTINGS: dict[str, Any] = {
-    "recipe": "dr_grpo",
-    "recipe.aggregation.length": 4,
     "prompts_per_step": 2,
-    "group_size": 4,
     "model.device": "cpu",
     "model.dtype": "float32",
     "model.threads": 1,
+    "eval.every": 1,
+    "eval.tasks": 8,
+    "checkpoint.every_steps": 1,
+    "checkpoint.keep": 1,
+    "steps": 2,
+}
+POLICY: dict[str, Any] = {
+    "group_size": 4,
     "tiny.width": 16,
     "tiny.layers": 1,
     "tiny.heads": 2,
@@ -50,57 +62,86 @@ SETTINGS: dict[str, Any] = {
     "tiny.cold_start_batch": 32,
     "data.options": {"digits": 1},
     "engine.max_tokens": 4,
-    "eval.every": 1,
-    "eval.tasks": 8,
-    "checkpoint.every_steps": 1,
-    "checkpoint.keep": 1,
-    "steps": 2,
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "policy": POLICY | {"recipe": "dr_grpo", "recipe.aggregation.length": 4},
+    "critic": POLICY | {"recipe": "ppo", "recipe.shaping": "", "critic.alone_steps": 2, "steps": 3},
+    "prime": POLICY | {"recipe": "prime"},
+    "reward_model": {"recipe": "reward_model", "data.holdout_share": 0.4},
+    "process_reward_model": {
+        "recipe": "process_reward_model",
+        "data.holdout_share": 0.4,
+        "adapter.rank": 2,
+    },
 }
 
 
 class Tried(NamedTuple):
     """How many crash points a phase has, and after how many of them the run was whole."""
 
+    run: str
     phase: str
     tried: int
     held: int
 
 
-def sweep(every: int = 1, tell: Callable[[str], None] = print) -> list[Tried]:
+def sweep(run: str, every: int = 1, tell: Callable[[str], None] = print) -> list[Tried]:
     """Kill at every call (or every nth one), before and after it; what did not hold is told."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="groupwise_crashes_") as place:
         base, whole = Path(place) / "base", Path(place) / "whole"
-        with contextlib.closing(loop.steps(load(SETTINGS), base, quiet())) as going:
+        config = configured(run, Path(place))
+        with contextlib.closing(loop.steps(config, base, quiet())) as going:
             next(going), next(going)
         shutil.copytree(base, whole, symlinks=True)
-        phases = phases_of(whole)
+        phases = phases_of(config, whole)
         tried, held = Counter[str](), Counter[str]()
         for number in range(0, len(phases), every):
             for moment in ("before", "after"):
                 folder = Path(place) / "killed"
                 shutil.copytree(base, folder, symlinks=True)
-                why = crash(folder, number, moment == "after") or what_is_wrong(folder, whole)
+                why = crash(config, folder, number, moment == "after")
+                why = why or what_is_wrong(config, folder, whole)
                 shutil.rmtree(folder)
                 tried[phases[number]] += 1
                 held[phases[number]] += not why
                 if why:
-                    tell(f"{phases[number]}, {moment} call {number}: {why}")
-    return [Tried(phase, tried[phase], held[phase]) for phase in PHASES]
+                    tell(f"{run}: {phases[number]}, {moment} call {number}: {why}")
+    return [Tried(run, phase, tried[phase], held[phase]) for phase in PHASES]
+
+
+def configured(run: str, place: Path) -> Config:
+    """Return the configuration of a run; models that score get a start and rows in this folder."""
+    settings = SETTINGS | RUNS[run]
+    if settings["recipe"] not in ("reward_model", "process_reward_model"):
+        return load(settings)
+    dice = random.Random(0)
+    rows = [
+        {"prompt": f"say {n}: ", "chosen": f"z{dice.random():.3f}", "rejected": "a"}
+        if settings["recipe"] == "reward_model"
+        else {"prompt": f"say {n}: ", "completions": ["x", "y"], "labels": [True, n % 2 == 0]}
+        for n in range(20)
+    ]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {
+        "model.path": str(scorers.folder_of(place / "start")),
+        "data.train": str(place / "rows.jsonl"),
+    }
+    return load(settings | own)
 
 
 def quiet() -> Display:
     return Display(io.StringIO(), live=False)
 
 
-def phases_of(folder: Path) -> list[str]:
+def phases_of(config: Config, folder: Path) -> list[str]:
     """To the end without a kill: the phase of each call, in order."""
     out, into = os.pipe()
 
     def work() -> None:
         seen: list[str] = []
         with watched(lambda phase, call: (seen.append(phase), call())):
-            loop.train(load(SETTINGS), folder, quiet())
+            loop.train(config, folder, quiet())
         os.write(into, json.dumps(seen).encode())
 
     code = in_child(work)
@@ -111,7 +152,7 @@ def phases_of(folder: Path) -> list[str]:
     return found
 
 
-def crash(folder: Path, number: int, after: bool) -> str:
+def crash(config: Config, folder: Path, number: int, after: bool) -> str:
     """Go on in a process that dies at a call; what is wrong with how it ended, or ""."""
 
     def work() -> None:
@@ -127,17 +168,17 @@ def crash(folder: Path, number: int, after: bool) -> str:
             call()
 
         with watched(dying):
-            loop.train(load(SETTINGS), folder, quiet())
+            loop.train(config, folder, quiet())
 
     code = in_child(work)
     return "" if code in (-signal.SIGKILL, 0) else f"it failed by itself ({code})"
 
 
-def what_is_wrong(folder: Path, whole: Path) -> str:
+def what_is_wrong(config: Config, folder: Path, whole: Path) -> str:
     """Of a run that was killed, before and after it is started again; "" if nothing is."""
     if newest(folder / "checkpoints") is None:
         return "no checkpoint is left"
-    if in_child(lambda: loop.train(load(SETTINGS), folder, quiet())) != 0:
+    if in_child(lambda: loop.train(config, folder, quiet())) != 0:
         return "it can't be started again"
     if not (folder / "report.html").is_file():
         return "there is no report"
@@ -217,9 +258,12 @@ def in_child(work: Callable[[], object]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth call only")
-    print("| phase | crash points | held |\n|---|---|---|")
-    for each in sweep(parser.parse_args().every):
-        print(f"| {each.phase} | {each.tried} | {each.held} |")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=[*RUNS])
+    given = parser.parse_args()
+    print("| run | phase | crash points | held |\n|---|---|---|---|")
+    for run in given.runs:
+        for each in sweep(run, given.every):
+            print(f"| {run} | {each.phase} | {each.tried} | {each.held} |", flush=True)
 
 
 if __name__ == "__main__":

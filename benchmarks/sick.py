@@ -31,7 +31,7 @@ from groupwise.engine.batch import BatchEngine
 from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import ConfigError, DataError, GroupwiseError, RewardError
-from groupwise.methods.composition import PairRecipe
+from groupwise.methods.composition import Recipe
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.recipes import RECIPES
 from groupwise.records import Completion
@@ -148,9 +148,9 @@ SICK: dict[str, Sickness] = {
 }  # fmt: skip
 
 
-# These do break on this task (reward 0.42 -> 0 within 8 steps, 0.15 at a tenth of the rate), and
-# the rules say so.
-BREAKS = ("prime_seed",)
+# These do break on this task, and the rules say so: prime_seed's reward goes from 0.42 to 0 within
+# 8 steps (to 0.15 at a tenth of the rate), that of prime's release from 0.36 to 0.05 in 15.
+BREAKS = ("prime_seed", "prime@release")
 
 
 class Deaf(BatchEngine):
@@ -211,7 +211,7 @@ def make_healthy(
     shutil.rmtree(folder, ignore_errors=True)
     settings: dict[str, Any] = {"recipe": recipe, "steps": steps, "seed": seed}
     made = RECIPES[recipe]
-    if not isinstance(made, PairRecipe):
+    if isinstance(made, Recipe):
         if made.schedule["updates"] > 2:  # those of the papers are for thousands of completions
             settings["recipe.schedule.updates"] = 2
         if "length" in dict(made.aggregation.params):

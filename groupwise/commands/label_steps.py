@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     is_run = source is not None and (source / "config.toml").is_file()
     config = read_placed(source / "config.toml" if source and is_run else source, overrides)
     from groupwise.probing.labelling import LabelRequest, prepare_labels
-    from groupwise.runfiles.files import write_atomic
+    from groupwise.runfiles.files import remove_unfinished, write_atomic
     from groupwise.stages.checks import check_config
     from groupwise.sync.export import checkpoint_in
 
@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"No answer could be labelled: {reasons}. {out} was not written.")
     lines = [json.dumps(row.as_dict(), ensure_ascii=False, default=str) for row in made.rows]
     try:
+        remove_unfinished(out.parent, out.name)  # of a command that was killed
         write_atomic(out, "".join(f"{line}\n" for line in lines))
     except OSError as error:
         raise ConfigError(f"{out} can't be written: {error}. Choose another --out.") from None

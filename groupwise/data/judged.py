@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from reprlib import repr as short
+from typing import Any, TypeGuard
 
 from groupwise.data.steps import step_ends
 from groupwise.errors import DataError
 from groupwise.records import Task
 
 SHOWN = 60  # characters of a text that is quoted
+LARGEST = 1e30  # of ranks and margins: float32 holds it
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ def answer_said(task: Task, column: str, found: Any) -> str:
         if roles != ["assistant"]:
             raise DataError(
                 f"Row {task.id}, column {column!r}: an answer is a text or one message of the "
-                f"assistant, and these are messages of {roles}. Put the turns before the last one "
-                "into `prompt`; of whole conversations that begin alike it is split off."
+                f"assistant, and these are messages of {short(roles)}. Put the turns before the "
+                "last one into `prompt`; of whole conversations that begin alike it is split off."
             )
         found = found[0].get("content")
     if not isinstance(found, str) or not found.strip():
@@ -126,10 +128,10 @@ def _ranking(task: Task, found: Any, margin: float) -> Ranked:
     answers, good = [], []
     for entry in entries:
         rank = entry.get("rank") if isinstance(entry, Mapping) else None
-        if isinstance(rank, bool) or not isinstance(rank, int | float) or not math.isfinite(rank):
+        if not _finite(rank):
             raise DataError(
-                f"Row {task.id}: an entry of `completions` has rank {rank!r}, not a number. Write "
-                '[{"rank": 1, "completion": "the best"}, {"rank": 2, "completion": "..."}].'
+                f"Row {task.id}: an entry of `completions` has rank {short(rank)}, not a number. "
+                'Write [{"rank": 1, "completion": "the best"}, {"rank": 2, "completion": "..."}].'
             )
         answers.append(answer_said(task, "completions", entry.get("completion")))
         good.append(-float(rank))
@@ -145,12 +147,19 @@ def _margin(task: Task) -> float:
     margin = task.columns.get("margin")
     if margin is None:
         return 0.0
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+    if not _finite(margin):
         raise DataError(
-            f"Row {task.id} has margin {margin!r}: it says by how much the better answer's score "
-            "should lead, a number. Mend it, or leave the column out."
+            f"Row {task.id} has margin {short(margin)}: it says by how much the better answer's "
+            "score should lead, a number. Mend it, or leave the column out."
         )
     return float(margin)
+
+
+def _finite(value: Any) -> TypeGuard[float]:
+    """Tell whether it is a number that a float holds, which a whole number of any size is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < LARGEST and math.isfinite(value)
 
 
 def _label(task: Task, label: Any) -> float | None:
@@ -160,8 +169,8 @@ def _label(task: Task, label: Any) -> float | None:
         return float(label)
     if not isinstance(label, int | float) or not 0 <= label <= 1:
         raise DataError(
-            f"Row {task.id} has the label {label!r}: a step's is true or false, or a number from 0 "
-            "to 1, or null for none."
+            f"Row {task.id} has the label {short(label)}: a step's is true or false, or a number "
+            "from 0 to 1, or null for none."
         )
     return float(label)
 
@@ -171,8 +180,8 @@ def _check_steps(task: Task, steps: Sequence[Any], separator: str) -> None:
     for number, step in enumerate(steps):
         if not isinstance(step, str) or not step.strip():
             raise DataError(
-                f"Row {task.id}, step {number}, is {step!r}: an empty step has no end that a label "
-                "could stand at. Leave it out, and its label."
+                f"Row {task.id}, step {number}, is {short(step)}: an empty step has no end that a "
+                "label could stand at. Leave it out, and its label."
             )
         if separator in step:
             raise DataError(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
+
+from groupwise.errors import DataError
 
 SEPARATOR = "\n\n"  # between two steps, unless another is named
 
@@ -19,5 +23,14 @@ def step_ends(text: str, separator: str) -> list[int]:
 
 def last_tokens(starts: Sequence[int], ends: Sequence[int], separator: str) -> list[int]:
     """Return the last token of each step, its separator included; `starts` are those of tokens."""
-    behind = [end + len(separator) for end in ends]
-    return [max(at for at, start in enumerate(starts) if start < end) for end in behind]
+    # Sorted, as tokens without a text begin nowhere: one search for each step, however many.
+    order = sorted(range(len(starts)), key=starts.__getitem__)
+    begins = [starts[at] for at in order]
+    last = list(accumulate(order, max))
+    found = [bisect_left(begins, end + len(separator)) for end in ends]
+    if 0 in found:
+        raise DataError(
+            "A step of the text has no token of its own: the tokenizer leaves all of it out. Take "
+            "the text out, or a model whose tokenizer reads it."
+        )
+    return [last[number - 1] for number in found]

@@ -8,33 +8,44 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from groupwise.common.extras import install
 from groupwise.data.steps import SEPARATOR, last_tokens, step_ends
 from groupwise.data.tasks import prompt_text, turns_of
 from groupwise.engine.stopping import without_ends
-from groupwise.errors import RewardError
+from groupwise.errors import DataError, ModelError, RewardError
 from groupwise.graders.parts import Mark, SampleToGrade
 from groupwise.model.adapters.peft_files import CONFIG as ADAPTER
-from groupwise.model.formats.classifier import END
+from groupwise.model.borrowed.families import check_numbers, quiet
+from groupwise.model.formats.classifier import END, FIELDS
 from groupwise.model.formats.classifier import SEPARATOR as TRAINED_WITH
+from groupwise.model.formats.fields import check, library, read_bytes, table
 from groupwise.records import Task
 
 Squash = Literal["none", "sigmoid"]
 Pool = Literal["mean", "last", "min"]
 NOWHERE = 2**62
+REMEDY = "The folder is damaged, or of another kind of model: fetch it again."
+TRIED = "1"  # a text that any tokenizer reads
 POOLS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "last": lambda scores: scores[-1],
     "min": min,
 }
+
+
+class Reading(NamedTuple):
+    """A text as tokens, where each begins in the completion, and why it can't be scored, or ""."""
+
+    ids: list[int]
+    starts: list[int]
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,17 @@ class Scorer:
     # as ids of their own, as a policy has them.
     end: int | None = None
     separator: str | None = None  # behind each step, of token classifiers that were trained here
+
+    def read(self, task: Task, text: str, ended: bool = False) -> Reading:
+        """Return prompt and completion as tokens, with the end of models that were trained here."""
+        try:
+            with library("the reward model's tokenizer can't read the text", "Take another model"):
+                ids, starts = self.encode(task, text)
+        except ModelError as error:  # of this text alone: others are scored
+            return Reading([], [], str(error))
+        if ended and self.end is not None:
+            ids, starts = [*ids, self.end], [*starts, NOWHERE]
+        return Reading(ids, starts, self.unread(ids))
 
     def encode(self, task: Task, text: str) -> tuple[list[int], list[int]]:
         """Return the ids of prompt and completion, and where each token begins in the completion.
@@ -96,14 +118,27 @@ class Scorer:
         places = getattr(self.model.config, "max_position_embeddings", None) or NOWHERE
         return min(places, self.tokenizer.model_max_length)
 
-    def logits(self, rows: Sequence[Sequence[int]]) -> list[Any]:
-        """Return the model's output for each row, in order; None for one too long; padding is
-        masked.
+    def unread(self, row: Sequence[int]) -> str:
+        """Say why a row is refused: the score of a part would pass for one of the whole."""
+        if not row:
+            return "no token: the reward model's tokenizer leaves all of the text out"
+        if len(row) > self.longest:
+            return f"{len(row)} tokens; the reward model reads up to {self.longest}"
+        known = self.model.get_input_embeddings().num_embeddings
+        if max(row) >= known:
+            return f"token {max(row)}; the reward model knows {known}"
+        return ""
+
+    def logits(self, read: Sequence[Reading]) -> list[Any]:
+        """Return the model's output for each text, in order; None for one that it can't read.
+
+        Padding is masked.
         """
         import torch
 
+        rows = [each.ids for each in read]
         found: list[Any] = [None] * len(rows)
-        fitting = [row for row in range(len(rows)) if len(rows[row]) <= self.longest]
+        fitting = [row for row, each in enumerate(read) if not each.why]
         order = sorted(fitting, key=lambda row: len(rows[row]))
         for first in range(0, len(order), self.batch):
             chosen = order[first : first + self.batch]
@@ -136,15 +171,13 @@ class RewardModel:
         return ""
 
     def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]:
-        end = [] if self.scorer.end is None else [self.scorer.end]
-        texts = [without_ends(sample.text, self.ends) for sample in samples]
-        rows = [
-            self.scorer.encode(sample.task, text)[0] + end
-            for sample, text in zip(samples, texts, strict=True)
+        read = [
+            self.scorer.read(sample.task, without_ends(sample.text, self.ends), ended=True)
+            for sample in samples
         ]
         return [
-            _too_long(row, self.scorer) if out is None else _mark(self._value(out))
-            for row, out in zip(rows, self.scorer.logits(rows), strict=True)
+            Mark(status="error", reason=each.why) if out is None else _mark(self._value(out))
+            for each, out in zip(read, self.scorer.logits(read), strict=True)
         ]
 
     def _value(self, out: Any) -> float:
@@ -173,23 +206,27 @@ class ProcessRewardModel:
         steps_N = [step_ends(text, self.separator) for text in texts]
         # The last step gets the separator that every other one has: its score stands there.
         read = [
-            self.scorer.encode(sample.task, text + self.separator)
+            self.scorer.read(sample.task, text + self.separator)
             for sample, text in zip(samples, texts, strict=True)
         ]
-        outs = self.scorer.logits([ids for ids, _ in read])
-        marks = []
-        for steps, (row, starts), out in zip(steps_N, read, outs, strict=True):
-            if out is None:
-                marks.append(_too_long(row, self.scorer))
-                continue
-            places = last_tokens(starts, steps, self.separator)
-            marks.append(self._mark([_chance(out[place]) for place in places], steps))
-        return marks
+        outs = self.scorer.logits(read)
+        return [
+            Mark(status="error", reason=each.why) if out is None else self._scored(each, steps, out)
+            for steps, each, out in zip(steps_N, read, outs, strict=True)
+        ]
+
+    def _scored(self, read: Reading, steps: Sequence[int], out: Any) -> Mark:
+        try:
+            places = last_tokens(read.starts, steps, self.separator)
+        except DataError as error:
+            return Mark(status="error", reason=str(error))
+        return self._mark([_chance(out[place]) for place in places], steps)
 
     def _mark(self, scores: Sequence[float], steps: Sequence[int]) -> Mark:
         if not scores:
             return Mark(0.0, reason="no step")
-        mark = _mark(POOLS[self.pool](scores))
+        bad = [score for score in scores if not math.isfinite(score)]  # which `min` may pass over
+        mark = _mark(bad[0] if bad else POOLS[self.pool](scores))
         if mark.value is None or not self.process:
             return mark
         return Mark(mark.value, steps=tuple(zip(steps, scores, strict=True)))
@@ -198,12 +235,6 @@ class ProcessRewardModel:
 def _chance(out: Any) -> float:
     """Return the chance that a step is good: of one class, or of the second of two."""
     return float(out.sigmoid()[0] if len(out) == 1 else out.softmax(-1)[1])
-
-
-def _too_long(row: Sequence[int], scorer: Scorer) -> Mark:
-    """Refuse a text that is too long: the score of a part would pass for one of the whole."""
-    why = f"{len(row)} tokens; the reward model reads up to {scorer.longest}"
-    return Mark(status="error", reason=why)
 
 
 def _mark(value: float) -> Mark:
@@ -227,30 +258,41 @@ def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
         raise RewardError(f"{kind}: {path!r} is no Hugging Face folder: it has no config.json.")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise RewardError(f"{kind}: batch = {batch!r} must be a number of at least 1.")
+    try:
+        with library(f"{kind}: {path!r} can't be loaded", REMEDY), quiet():
+            return _loaded(folder, kind, device, dtype, batch)
+    except ModelError as error:
+        raise RewardError(str(error)) from error
+
+
+def _loaded(folder: Path, kind: str, device: str, dtype: str, batch: int) -> Scorer:
+    """Read a folder's files, and have the model read a text: what fails, fails before a run."""
     import torch
     import transformers
 
+    file = folder / "config.json"
+    raw = table(file, read_bytes(file))
+    check(file, raw, FIELDS)
+    check_numbers(raw)
     auto = {
         "rm": transformers.AutoModelForSequenceClassification,
         "prm": transformers.AutoModelForTokenClassification,
     }[kind]
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model, report = auto.from_pretrained(
-            folder, local_files_only=True, dtype=getattr(torch, dtype), output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise RewardError(f"{kind}: {path!r} can't be loaded: {error}.") from error
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model, report = auto.from_pretrained(
+        folder, local_files_only=True, dtype=getattr(torch, dtype), output_loading_info=True
+    )
     if missing := sorted(report["missing_keys"]):
         raise RewardError(
-            f"{kind}: {path!r} has no weights for {missing[0]}: it is no trained reward model, and "
-            "its scores would be noise."
+            f"{kind}: {str(folder)!r} has no weights for {missing[0]}: it is no trained reward "
+            "model, and its scores would be noise."
         )
     if not tokenizer.is_fast:
-        raise RewardError(f"{kind}: {path!r} has no tokenizer.json, which {kind} needs.")
-    if model.config.num_labels > 2:
+        raise RewardError(f"{kind}: {str(folder)!r} has no tokenizer.json, which {kind} needs.")
+    if model.config.num_labels not in (1, 2):
         raise RewardError(
-            f"{kind}: {path!r} has {model.config.num_labels} classes; one or two can be a reward."
+            f"{kind}: {str(folder)!r} has {model.config.num_labels} classes; one or two can be a "
+            "reward."
         )
     if model.config.pad_token_id is None:
         known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -259,8 +301,12 @@ def load(path: str, kind: str, device: str, dtype: str, batch: int) -> Scorer:
         model = model.to(device).eval()
     except (RuntimeError, AssertionError) as error:
         raise RewardError(f"{kind}: device = {device!r} can't be used: {error}.") from error
-    raw = json.loads((folder / "config.json").read_bytes())
-    return Scorer(model, tokenizer, batch, raw.get(END), raw.get(TRAINED_WITH))
+    scorer = Scorer(model, tokenizer, batch, raw.get(END), raw.get(TRAINED_WITH))
+    tried = scorer.read(Task(0, TRIED), TRIED, ended=True)
+    if tried.why:
+        raise RewardError(f"{kind}: {str(folder)!r} can't read {TRIED!r}: {tried.why}.")
+    scorer.logits([tried, Reading(tried.ids[:1], [])])  # one of them is padded
+    return scorer
 
 
 def _classifier_in(folder: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import math
 import os
@@ -55,9 +56,13 @@ def _open_temporary(path: Path) -> tuple[Path, int]:
         os.close(descriptor)  # tidied away before it was locked
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what dead processes left half written; what a living one writes is left alone."""
-    for half in folder.glob(f".*{PARTIAL}"):
+def remove_unfinished(folder: Path, name: str = "") -> None:
+    """Remove what dead processes left half written; what a living one writes is left alone.
+
+    In a folder that is the user's, give the `name` of the file: other programs may write there.
+    """
+    mine = f".{glob.escape(name)}.{'[0-9a-f]' * 8}" if name else ".*"
+    for half in folder.glob(f"{mine}{PARTIAL}"):
         with contextlib.suppress(OSError):  # locked by its writer, or gone by now
             descriptor = os.open(half, os.O_RDWR)
             try:

@@ -128,7 +128,7 @@ def write(parent: Path, made: Snapshot, keep: int) -> Path:
         _write_resume(beside, made)
         _swap_in(beside, final)
         set_links(parent, made.step)
-        _prune(parent, made.step, keep)
+        prune(parent, made.step, keep)
     except (OSError, SafetensorError, ModelError) as error:
         vanished = isinstance(error, FileNotFoundError) or not beside.is_dir()
         shutil.rmtree(beside, ignore_errors=True)
@@ -373,18 +373,18 @@ def _point(link: Path, target: str) -> None:
     sync_folder(link.parent)
 
 
-def _prune(parent: Path, step: int, keep: int) -> None:
+def prune(parent: Path, step: int, keep: int, *, up_to: float = math.inf) -> None:
     """Keep the last ones up to this step, the best, and the best as the last of them knows it.
 
     A run that goes on from the last one has that best again. Later steps are gone too: they were
-    damaged, or the run would have gone on from them.
+    damaged, or the run would have gone on from them. Behind `up_to` nothing is touched.
     """
     states = _states(parent)
     whole = sorted(n for n, state in states.items() if state["resumes"] and n <= step)
     kept = {parent / f"step_{number}" for number in whole[-max(keep, 1) :]}
     bests = [_last(parent, "best", up_to) for up_to in (step, max(whole, default=0))]
-    for folder in _steps(parent).values():
-        if folder not in kept and folder not in bests:
+    for number, folder in _steps(parent).items():
+        if number <= up_to and folder not in kept and folder not in bests:
             # A folder that is half deleted must not look like a checkpoint.
             going = folder.rename(parent / f".{folder.name}.{GOING}")
             shutil.rmtree(going, ignore_errors=True)

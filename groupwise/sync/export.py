@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.layers.head import HeadQuery
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import base_of, load_policy
+from groupwise.runfiles.rollouts import read
 from groupwise.sync.checkpoints import best, newest
 
 # The largest difference of a log-probability that rounding the weights may make: several times
@@ -195,7 +195,7 @@ def sequences_for(source: Path, tokenizer: Tokenizer) -> list[Ids]:
         return [tuple(tokenizer.encode(text)) for text in TEXTS if _encodes(tokenizer, text)]
     last = max(files, key=lambda file: int(file.stem.partition("_")[2]))
     columns = ["prompt_token_ids", "token_ids"]
-    rows = pq.read_table(last, columns=columns).to_pylist()
+    rows = read(last, columns).to_pylist()
     by_prompt = {tuple(row[columns[0]]): tuple(row[columns[1]]) for row in rows}
     return [(*prompt, *answer)[:PROBE_TOKENS] for prompt, answer in by_prompt.items()][:PROBES]
 

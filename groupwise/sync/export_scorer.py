@@ -6,7 +6,6 @@ An adapter is folded into its base. What was written is read back and compared, 
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from torch import Tensor
 from groupwise.config import load
 from groupwise.errors import ModelError, RunError
 from groupwise.model.adapters.lora import adapters, merge
-from groupwise.model.adapters.peft_files import BASE, CONFIG, is_adapter
+from groupwise.model.adapters.peft_files import BASE, CONFIG
 from groupwise.model.formats import classifier
 from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.policy import starting_policy
@@ -36,7 +35,8 @@ def export_scorer(
 ) -> Exported:
     """Write `folder` from a classifier's checkpoint; in its own precision if none is given."""
     found = classifier.load_scorer(source, base=base)
-    kind, says = classifier.kind_of(source), _said(source)
+    kind, separator = classifier.kind_of(source), classifier.separator_of(source)
+    says = {} if separator is None else {classifier.SEPARATOR: separator}
     files = {name: x for name, x in found.files.items() if name not in OWN}
     sequences = sequences_for(source, found.tokenizer)
     return _written(source, folder, found.head, files, kind, dtype, sequences, says)
@@ -118,10 +118,3 @@ def scores_of(head: ScalarHead, sequences: Sequence[Ids]) -> Tensor:
         attend = packed([len(ids)])
         found.append(head(torch.tensor(ids), packed_positions([len(ids)]), attend, every))
     return torch.cat(found)
-
-
-def _said(source: Path) -> Mapping[str, Any]:
-    """Return what a classifier says of itself beyond what every one does."""
-    file = source / (classifier.SAYS if is_adapter(source) else "config.json")
-    raw = json.loads(file.read_bytes()) if file.is_file() else {}
-    return {k: raw[k] for k in (classifier.SEPARATOR,) if k in raw}

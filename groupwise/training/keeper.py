@@ -112,6 +112,8 @@ class Keeper:
         parts.engine.restore(found.tensors.get("engine", {}))
         parts.engine.sync(progress.version)
         self.reporter.at = self.saved_step = progress.step
+        # Killed between a checkpoint's arrival and the end of what it replaces, perhaps the last.
+        saved.prune(self.saver.parent, found.step, self.saver.keep, up_to=found.step)
 
     def _ready(self) -> Callable[[], None]:
         """Return a call that waits for the records so far; the folder must be where it was."""

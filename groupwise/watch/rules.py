@@ -150,7 +150,7 @@ RULES: list[Rule] = [
         "critic knows nothing",
         signs.worse_than_a_constant,
         sees=("critic/explained_variance", "critic/explained_variance_last"), since=20, of="critic/value",
-        threshold="explained variance below 0 in most of 20 steps, all since the policy learns", origin="0 is what a constant explains",
+        threshold="explained variance below -0.05 in most of 20 steps, all since the policy learns", origin="0 is what a constant explains; healthy runs here begin with -0.003",
         sure="likely",
         means="values are worse than one number for all tokens: they add noise to advantages in place of taking some away",
         change="teach it alone at first, in a new run: critic.alone_steps=20",

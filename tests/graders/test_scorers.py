@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from groupwise.data.steps import step_ends
-from groupwise.errors import RewardError
+from groupwise.data.steps import last_tokens, step_ends
+from groupwise.errors import DataError, RewardError
 from groupwise.graders.parts import SampleToGrade, built_in
-from groupwise.graders.scorers import prm, rm
+from groupwise.graders.scorers import NOWHERE, Reading, prm, rm
 from groupwise.records import Task
 
 transformers = pytest.importorskip("transformers")
@@ -185,3 +187,45 @@ def test_options_that_can_not_be(reward_folder, options):
     built_in(f"rm(path={reward_folder!r}, batch=1)", ())  # which True must not be taken for
     with pytest.raises(RewardError, match=options.partition("=")[0]):
         built_in(f"rm(path={reward_folder!r}, {options})", ())
+
+
+def test_one_step_that_is_no_number_spoils_the_answer(step_folder):
+    """Whatever the pool: the lowest of a number and of none is the number, in Python."""
+    part = prm((), path=step_folder, process=True)
+    for pool in ("min", "mean", "last"):
+        mark = replace(part, pool=pool)._mark([0.5, float("nan"), 0.75], [1, 2, 3])
+        assert mark.status == "error" and mark.steps == () and "nan" in mark.reason
+
+
+def test_a_token_that_the_model_does_not_know_is_an_error_of_its_own(reward_folder):
+    part = rm((), path=reward_folder)
+    known = part.scorer.model.get_input_embeddings().num_embeddings
+    assert part.scorer.unread([0, known - 1]) == ""
+    assert f"token {known}; the reward model knows {known}" == part.scorer.unread([0, known])
+    read = [Reading([0], [0]), Reading([], [], "why")]
+    assert part.scorer.logits(read)[1] is None
+
+
+def test_a_text_that_the_tokenizer_refuses_is_an_error_of_its_own(reward_folder, monkeypatch):
+    part = rm((), path=reward_folder)
+    real = type(part.scorer).encode
+
+    def encode(scorer, task, text):
+        if "x" in text:
+            raise KeyError("no [UNK]")
+        return real(scorer, task, text)
+
+    monkeypatch.setattr(type(part.scorer), "encode", encode)
+    bad, good = part.grade(samples("x", "y"))
+    assert bad.status == "error" and "can't read the text" in bad.reason
+    assert good.status == "ok"
+
+
+def test_many_steps_take_no_longer_than_many_tokens():
+    """One search for each step: all against all would be 4e9 comparisons here."""
+    text = "a\n\n" * 20_000
+    starts = [NOWHERE, *range(len(text)), NOWHERE]
+    found = last_tokens(starts, step_ends(text, "\n\n"), "\n\n")
+    assert found == [3 * (number + 1) for number in range(20_000)]
+    with pytest.raises(DataError, match="no token of its own"):
+        last_tokens([NOWHERE], [1], "\n\n")

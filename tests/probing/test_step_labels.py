@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
+from processes import exit_code
 from runs import run
 
 from groupwise.cli import main
@@ -189,3 +192,38 @@ def test_places_that_cannot_be_written_are_refused(
     ):
         assert label(model, tmp_path / name) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_while_it_writes_there_are_all_rows_or_none(
+    call: str, after: bool, model: Path, tmp_path: Path
+) -> None:
+    """And the next command leaves nothing else behind, nor touches what is another's."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    for folder in (whole, out):
+        folder.mkdir()
+    words = ("--prompts", "3", "--branches", "2")
+    label(model, whole / "rows.jsonl", *words)
+    others = out / ".rows.jsonl.mine.partial"
+    others.write_text("of somebody else")
+
+    child = os.fork()
+    if child == 0:
+        real = getattr(os, call)
+
+        def dying(*args: object) -> None:
+            if after:
+                real(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(os, call, dying)
+        label(model, out / "rows.jsonl", *words)
+        os._exit(1)
+    assert exit_code(child) == -signal.SIGKILL
+    if (out / "rows.jsonl").exists():
+        assert call == "replace" and after
+    else:
+        label(model, out / "rows.jsonl", *words)
+    assert (out / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
+    assert {path.name for path in out.iterdir()} == {"rows.jsonl", others.name}

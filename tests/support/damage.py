@@ -7,6 +7,7 @@ would, and counts what came of it. What is drawn depends on the seed alone.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import random
 import signal
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import damage_scorers
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
@@ -396,6 +398,49 @@ KINDS: dict[str, Kind] = {
     "state.json of a saved data set": Kind(
         _saved, damaged_json, lambda folder: read_tasks(str(folder / "saved"))
     ),
+    "config.json of a classifier": Kind(
+        damage_scorers.whole("token", "config.json"), damaged_json, damage_scorers.exported
+    ),
+    "model.safetensors of a classifier": Kind(
+        damage_scorers.whole("sequence", "model.safetensors"),
+        damaged_bytes,
+        damage_scorers.exported,
+    ),
+    "config.json of a critic": Kind(
+        damage_scorers.whole("token", "config.json"), damaged_json, damage_scorers.critic
+    ),
+    "model.safetensors of a critic": Kind(
+        damage_scorers.whole("token", "model.safetensors"), damaged_bytes, damage_scorers.critic
+    ),
+    **{
+        f"{name} of a scorer's adapter": Kind(
+            damage_scorers.adapter(name), damage, damage_scorers.exported
+        )
+        for name, damage in (
+            (peft_files.CONFIG, damaged_json),
+            (peft_files.TENSORS, damaged_bytes),
+            ("groupwise_scorer.json", damaged_json),
+        )
+    },
+    **{
+        f"{name} of {part}": Kind(
+            damage_scorers.whole(kind, name), damage, damage_scorers.graded(part)
+        )
+        for part, kind, name, damage in (
+            ("rm", "sequence", "config.json", damaged_json),
+            ("rm", "sequence", "model.safetensors", damaged_bytes),
+            ("rm", "sequence", "tokenizer.json", damaged_json),
+            ("prm", "token", "config.json", damaged_json),
+            ("prm", "token", "tokenizer_config.json", damaged_json),
+        )
+        if importlib.util.find_spec("transformers") is not None
+    },
+    "resume/critic.safetensors": Kind(
+        damage_scorers.checkpoint_of_two,
+        damaged_bytes,
+        lambda folder: states.load_latest(folder / "checkpoints"),
+    ),
+    "rollouts of a step": Kind(damage_scorers.branched, damaged_bytes, damage_scorers.replayed),
 }
 
 

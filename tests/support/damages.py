@@ -190,6 +190,7 @@ ROLLOUTS: dict[str, Damage] = {
     "tokens have nulls": column("token_ids", lambda c: pa.array([[1, None]] * len(c))),
     "rewards are lists": column("reward", lambda c: pa.array([[1.0]] * len(c))),
     "reward parts are a text": column("reward_parts", lambda c: pa.array(["x"] * len(c))),
+    "branches are numbers": column("branch", lambda c: pa.array([1] * len(c))),
     "texts are no UTF-8": column(
         "text", lambda c: pa.array([b"\xff\xfe"] * len(c)).view(pa.string())
     ),
@@ -208,7 +209,8 @@ HARMLESS_ROLLOUTS: dict[str, Damage] = {
     "wider numbers": column("group", lambda c: c.cast(pa.int32())),
     **{
         f"{name} is null": column(name, lambda c: pa.nulls(len(c), c.type))
-        for name in ("prompt_id", "draw", "group", "sample", "token_ids", "reward", "reward_parts",
+        for name in ("branch", "value", "return", "process_reward",
+                     "prompt_id", "draw", "group", "sample", "token_ids", "reward", "reward_parts",
                      "reward_steps", "correct", "grader_status", "grader_reason", "finish", "used",
                      "prompt_text", "text", "answer", "weights", "sampler_logp", "clipped")
     },

@@ -32,14 +32,21 @@ CHAT = (
 
 
 def language_model(
-    family: str = "llama", *, tied: bool = True, template: str | None = None, seed: int = 0
+    family: str = "llama",
+    *,
+    tied: bool = True,
+    template: str | None = None,
+    seed: int = 0,
+    letters: str = LETTERS,
+    positions: int = 128,
 ) -> Loaded:
     """Return a random model that reads characters, with its end token as its padding."""
-    files = character_files(LETTERS)
+    files = character_files(letters)
     if template is not None:
         files["chat_template.jinja"] = template.encode()
     tokenizer = Tokenizer.from_files(files)
     raw = SIZES | {"model_type": family, "vocab_size": len(tokenizer), "tie_word_embeddings": tied}
+    raw["max_position_embeddings"] = positions
     files["config.json"] = json.dumps(raw).encode()
     model = Transformer(ModelConfig.from_hf(raw))
     model.initialise(torch.Generator().manual_seed(seed), std=0.2)

@@ -56,14 +56,14 @@ def test_no_run_has_more_on_the_disk_than_was_counted(
     """The best ones too, whole or weights alone, and the one that was just written."""
     model, dice, seen = make("qwen2"), random.Random(0), list[int]()
     rest = {"optimizer": {k: torch.stack([x.float()] * 3) for k, x in model.state_dict().items()}}
-    real = states._prune
+    real = states.prune
 
     def looked(parent: Path, *args: Any) -> None:
         files = (path for path in parent.rglob("*.safetensors") if not path.is_symlink())
         seen.append(sum(path.stat().st_size for path in files))
         real(parent, *args)
 
-    monkeypatch.setattr(states, "_prune", looked)
+    monkeypatch.setattr(states, "prune", looked)
     monkeypatch.setattr(states.os, "fsync", lambda descriptor: None)
 
     def saved(step: int, kind: str) -> Path:

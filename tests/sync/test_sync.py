@@ -19,14 +19,15 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from model_zoo import all_logits, make, sequences
+from model_zoo import CONFIGS, all_logits, make, sequences
 from safetensors import SafetensorError
 from torch import Tensor
 
-from groupwise.errors import ConfigError, RunError
+from groupwise.errors import ConfigError, ModelError, RunError
 from groupwise.model import fingerprint as prints
 from groupwise.model.fingerprint import fingerprint, same_weights
-from groupwise.model.formats.checkpoint import load_weights
+from groupwise.model.formats.checkpoint import load_weights, save
+from groupwise.model.formats.tokenizer import character_files
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.adamw import AdamW
 from groupwise.optim.roles.reference import Reference, parse_update
@@ -41,7 +42,7 @@ from groupwise.sync.checkpoints import (
     snapshot,
     weights_alone,
 )
-from groupwise.sync.export import checkpoint_in
+from groupwise.sync.export import checkpoint_in, export
 
 
 def bits(model: Transformer) -> dict[str, Tensor]:
@@ -805,3 +806,16 @@ def test_a_disk_that_is_really_full(kib: int, tmp_path: Path) -> None:
         assert check_restored(parent, 1) == []
     finally:
         libc.umount2(bytes(tmp_path), 2)
+
+
+def test_an_export_beside_damaged_rollouts_says_which_file(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints" / "step_1"
+    files = character_files("ab") | {"config.json": json.dumps(CONFIGS["qwen2"]).encode()}
+    save(make("qwen2"), folder, files)
+    (tmp_path / "run" / "rollouts").mkdir()
+    (tmp_path / "run" / "rollouts" / "step_1.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(RunError, match=r"step_1\.parquet is not a Parquet file"):
+        export(folder, tmp_path / "out")
+    (folder / "config.json").write_text("[1]")
+    with pytest.raises(ModelError, match=r"config\.json can't be read"):
+        export(folder, tmp_path / "out")

@@ -12,9 +12,10 @@ import crashes
 
 
 @pytest.mark.slow
-def test_killed_before_and_after_every_call_it_comes_back_the_same() -> None:
+@pytest.mark.parametrize("run", crashes.RUNS)
+def test_killed_before_and_after_every_call_it_comes_back_the_same(run: str) -> None:
     said = list[str]()
-    found = {each.phase: each for each in crashes.sweep(tell=said.append)}
+    found = {each.phase: each for each in crashes.sweep(run, tell=said.append)}
     assert said == []
     assert all(each.tried == each.held for each in found.values())
     # As many calls as there were when this was written; fewer would be tried in vain.

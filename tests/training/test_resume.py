@@ -204,3 +204,15 @@ def test_without_held_out_tasks_none_are_spoken_of_also_on_resume(tmp_path: Path
         assert f"{steps} steps in " in told and "no task was held out" in told
         assert "held-out accuracy" not in told and "groupwise eval" not in told
         assert "groupwise diagnose" in told
+
+
+def test_what_a_checkpoint_replaces_goes_though_the_run_was_killed_before(tmp_path: Path) -> None:
+    """Killed behind the last checkpoint: no later one will tidy up."""
+    run(tmp_path, steps=3, eval__every=0, checkpoint__keep=3)
+    there = {"latest", "step_1", "step_2", "step_3"}
+    assert there <= {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    (tmp_path / "summary.json").unlink()
+    run(tmp_path, steps=3, eval__every=0, checkpoint__keep=1)
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    best = (tmp_path / "checkpoints" / "best").resolve().name
+    assert left - {"best", "latest", best} == {"step_3"} - {best}

@@ -312,6 +312,11 @@ def test_a_critic_is_judged_when_the_policy_learns() -> None:
     assert (found.rule.name, found.step, found.evidence.first) == ("critic knows nothing", 50, 31)
 
 
+def test_a_critic_may_be_about_as_good_as_a_constant() -> None:
+    lines = [line | {"critic/explained_variance": -0.004} for line in healthy(critic=True)]
+    assert "critic knows nothing" not in names(lines)
+
+
 def test_a_critic_may_say_0_where_every_target_is_0() -> None:
     nothing = {"critic/value_min": 0.0, "critic/value_max": 0.0, "critic/return_mean": 0.0}
     lines = [line | nothing for line in healthy(critic=True)]

@@ -54,18 +54,18 @@ def borrowed_shape(raw: Mapping[str, Any], reason: ModelError | None = None) -> 
             f"model_type {family!r} is unknown to transformers {transformers.__version__} {told}. "
             f"Use a model of a known architecture."
         ) from reason
-    _check_numbers(raw)
+    check_numbers(raw)
     return _shape(json.dumps(dict(raw), sort_keys=True))
 
 
-def _check_numbers(raw: Mapping[str, Any], outer: str = "") -> None:
+def check_numbers(raw: Mapping[str, Any], outer: str = "") -> None:
     """Refuse whole numbers that no architecture has: transformers would count up to them.
 
     What a field is called differs between architectures, but not what it is a number of.
     """
     for name, value in raw.items():
         if isinstance(value, dict):
-            _check_numbers(value, f"{outer}{name}.")
+            check_numbers(value, f"{outer}{name}.")
         if type(value) is not int:
             continue
         width = any(word in name for word in ("size", "dim", "width", "embd", "head"))

@@ -38,6 +38,7 @@ from groupwise.model.formats.checkpoint import (
     write_folder,
     write_tensors,
 )
+from groupwise.model.formats.fields import TEXT, TEXTS, check, read_bytes, table, whole
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.transformer import Policy, Transformer
 from groupwise.model.policy import load_policy
@@ -50,6 +51,12 @@ END = "groupwise_end_token_id"
 SEPARATOR = "groupwise_separator"  # of a token classifier: what stands behind each step
 WEIGHT, BIAS = f"{SCORE}weight", f"{SCORE}bias"
 SAYS = "groupwise_scorer.json"  # beside an adapter: what a whole classifier has in config.json
+FIELDS = {
+    "architectures": TEXTS,
+    "task_type": TEXT,
+    SEPARATOR: TEXT,
+    END: whole(0, 2**31),
+}
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 PAD = "<|pad|>"
 UNUSED = ("pad", "reserved", "unused", "extra")  # in the names of tokens that no text has
@@ -132,23 +139,36 @@ def stored_score(path: str | Path) -> Tensor | None:
 
 def is_classifier(path: str | Path) -> bool:
     """Tell whether a folder, or an adapter, is of a model that scores."""
-    folder = Path(path)
-    if peft_files.is_adapter(folder):
-        raw = json.loads((folder / peft_files.CONFIG).read_bytes())
-        return raw.get("task_type") in TASKS.values()
-    if not (folder / "config.json").is_file():
-        return False
-    raw = json.loads((folder / "config.json").read_bytes())
-    return any(str(name).endswith(tuple(ENDS.values())) for name in raw.get("architectures") or ())
+    kinds = (*TASKS.values(), *ENDS.values())
+    return any(name.endswith(kinds) for name in _called(path))
 
 
 def kind_of(path: str | Path) -> Kind:
     """Tell of what the folder of a classifier, or its adapter, is one."""
-    name = peft_files.CONFIG if peft_files.is_adapter(path) else "config.json"
-    raw = json.loads((Path(path) / name).read_bytes())
-    said = [raw.get("task_type"), *(raw.get("architectures") or ())]
-    token = any(str(x).endswith((ENDS["token"], TASKS["token"])) for x in said)
+    token = any(name.endswith((ENDS["token"], TASKS["token"])) for name in _called(path))
     return "token" if token else "sequence"
+
+
+def separator_of(path: str | Path) -> str | None:
+    """Return what stood behind each step when the model of a folder, or an adapter, learned."""
+    said: str | None = _fields(path, SAYS).get(SEPARATOR)
+    return said
+
+
+def _called(path: str | Path) -> list[str]:
+    """Return the names that a folder gives its kind of model."""
+    raw = _fields(path, peft_files.CONFIG)
+    return [*(raw.get("architectures") or ()), *filter(None, [raw.get("task_type")])]
+
+
+def _fields(path: str | Path, of_adapter: str) -> dict[str, Any]:
+    """Read a folder's config.json, or that file of an adapter, as far as scorers look at it."""
+    file = Path(path) / (of_adapter if peft_files.is_adapter(path) else "config.json")
+    if not file.is_file():
+        return {}
+    raw = table(file, read_bytes(file))
+    check(file, raw, FIELDS)
+    return raw
 
 
 # --- out ----------------------------------------------------------------------------------------
