@@ -22,6 +22,7 @@ from groupwise.commands import (
     filter,
     grade,
     init,
+    label_pairs,
     label_steps,
     mirror,
     plan,
@@ -75,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run_command=_explain)
 
     for command in (
-        check_reward, compare, diagnose, doctor, evaluate, export, filter, grade, init, label_steps,
-        mirror, plan, probe, replay, serve, view,
+        check_reward, compare, diagnose, doctor, evaluate, export, filter, grade, init, label_pairs,
+        label_steps, mirror, plan, probe, replay, serve, view,
     ):  # fmt: skip
         command.add_parser(commands)
     train = commands.add_parser(
