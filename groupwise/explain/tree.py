@@ -18,7 +18,7 @@ ROOMS = (
     ),
     (
         "To see and to judge",
-        "runfiles watch view explain evaluate plan probing compare replay commands testing",
+        "runfiles watch view explain evaluate plan probing compare replay pipeline commands testing",
     ),
 )
 
