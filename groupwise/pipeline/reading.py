@@ -68,11 +68,6 @@ class Pipeline:
         return next(stage for stage in self.stages if stage.name == name)
 
 
-def is_pipeline_file(path: Path | None) -> bool:
-    """Tell whether a file of settings has stages."""
-    return path is not None and path.is_file() and "stage" in read_toml(path)
-
-
 def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     """Read the file; whatever names a stage must name an earlier one."""
     data = read_toml(path)
