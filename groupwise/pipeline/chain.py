@@ -18,7 +18,7 @@ from groupwise.pipeline.reading import (
     REFERENCE,
     TEXTS,
     Pipeline,
-    Reference,
+    StageName,
     StageTable,
     last_round,
     reference_of,
@@ -27,7 +27,7 @@ from groupwise.stages.checks import refusals
 
 TINY = "tiny"
 IGNORED = " would be ignored by "
-Place = Callable[[Reference, str], str | None]  # a reference and its setting -> text; None: not yet
+Place = Callable[[StageName, str], str | None]  # a reference and its setting -> text; None: not yet
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Chain:
     def folder(self, stage: StageTable) -> Path:
         return self.path / stage.folder
 
-    def named(self, reference: Reference) -> StageTable:
+    def named(self, reference: StageName) -> StageTable:
         return self.pipeline.stage(last_round(reference.stage, self.names))
 
-    def start_of(self, stage: StageTable) -> Reference | None:
+    def start_of(self, stage: StageTable) -> StageName | None:
         """Return the stage that a stage's model comes from; None where it is no stage's."""
         match = REFERENCE.fullmatch(stage.start)
         return None if match is None else reference_of(match)
@@ -89,7 +89,7 @@ class Resolved:
 def real(chain: Chain, stage: StageTable, base: str = "") -> Resolved:
     """Return the stage as it runs in its folder; `base` lies elsewhere until it is made there."""
 
-    def place(reference: Reference, setting: str) -> str:
+    def place(reference: StageName, setting: str) -> str:
         folder = chain.folder(chain.named(reference))
         if reference.rest or setting.startswith("data."):
             return f"{folder}{reference.rest}"
@@ -114,7 +114,7 @@ def trial(chain: Chain, stage: StageTable, base: str, *, there: bool = False) ->
     shape and tokenizer; what else of a stage a setting names is left out, unless all is `there`.
     """
 
-    def place(reference: Reference, setting: str) -> str | None:
+    def place(reference: StageName, setting: str) -> str | None:
         named = chain.named(reference)
         if setting.startswith("data."):
             return f"{chain.folder(named)}{reference.rest}" if there else None
@@ -144,7 +144,7 @@ def reads_stages(stage: StageTable) -> bool:
     """Tell whether its data come from other stages."""
     missing: list[str] = []
 
-    def place(reference: Reference, setting: str) -> str:
+    def place(reference: StageName, setting: str) -> str:
         missing.append(setting)
         return ""
 
