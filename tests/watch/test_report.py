@@ -24,6 +24,7 @@ from groupwise.methods.composition import PairRecipe
 from groupwise.optim.learned import RoleUpdates
 from groupwise.optim.roles.critic import Critic, value_measures
 from groupwise.optim.roles.implicit_reward import reward_measures
+from groupwise.optim.roles.teacher import Teacher
 from groupwise.optim.step import StepOutcome
 from groupwise.optim.unpaired import answer_metrics
 from groupwise.recipes import RECIPES
@@ -301,6 +302,9 @@ def measured_of_roles() -> set[str]:
         done = RoleUpdates(role, [StepOutcome(1.0, False, False, None)], [torch.zeros(())])
         made |= {*measure(batch), *done.metrics()}
     made |= {*Agreement(8, 0.5, 0.1, 0.1, (0.1, None), 0.05).metrics("eval/critic")}
+    teacher = object.__new__(Teacher)  # it measures what is in the batch
+    taught = batch_phase(recipe("distill"), random_sample(0).build()).batch
+    made |= {*teacher.measures(recipe("distill"), taught)}
     critic = object.__new__(Critic)  # without a model: its updates are measured by the batch
     term = critic.tally(recipe("ppo"), with_values(random_sample(0)))
     return made | {*term.read()}
