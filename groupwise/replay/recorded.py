@@ -24,13 +24,9 @@ from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read
 from groupwise.stages.consequences import anchored
 
-<<<<<<< HEAD
-=======
-SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "turns",
-           "branch", "reward", "reward_steps", "correct", "finish", "weight_version", "weights",
-           "text")  # fmt: skip
-NEEDED = (*(name for name in SCALARS if name != "reward_steps"), "used")  # others came later
->>>>>>> walls
+NEEDED = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "turns",
+          "branch", "reward", "correct", "finish", "weight_version", "weights", "text",
+          "used")  # fmt: skip
 TINY = 1e-30  # a ratio of 0 is one that float32 could not hold
 LEARNED = ("advantage", "coefficient")  # of every row that was learned from
 UPDATED = ("ratio", "clipped")  # and of those that an update of the policy read
