@@ -26,6 +26,7 @@ from groupwise.pipeline.reading import (
 from groupwise.stages.checks import refusals
 
 TINY = "tiny"
+STAND_IN = {"length": 1.0}  # a part of a reward that can grade anything
 IGNORED = " would be ignored by "
 Place = Callable[[StageName, str], str | None]  # a reference and its setting -> text; None: not yet
 
@@ -107,29 +108,38 @@ def real(chain: Chain, stage: StageTable, base: str = "") -> Resolved:
     return Resolved(config, tried.left_out)
 
 
-def trial(chain: Chain, stage: StageTable, base: str, *, there: bool = False) -> Resolved:
+def trial(chain: Chain, stage: StageTable, base: str) -> Resolved:
     """Return the stage as it can be checked before any has run.
 
     The model of an earlier stage is represented by the one that it starts from, which has its
-    shape and tokenizer; what else of a stage a setting names is left out, unless all is `there`.
+    shape and tokenizer. Its data are named, and for others to read when they are there; a part of
+    the reward that asks it is left out.
     """
 
     def place(reference: StageName, setting: str) -> str | None:
         named = chain.named(reference)
         if setting.startswith("data."):
-            return f"{chain.folder(named)}{reference.rest}" if there else None
+            return f"{chain.folder(named)}{reference.rest}"
         return None if setting.startswith("reward.") else root(chain, named, base)
 
     left_out: list[str] = []
     while True:  # one refusal may hide another
         config = _config(chain, stage, place, root(chain, stage, base), left_out)
         with _reading(chain.pipeline, f"stage {stage.name!r}"):
-            found = {text.partition("=")[0] for text in refusals(config) if IGNORED in text}
+            asked = (
+                _not_made_yet(config) if config.model.path == base and chain.embedded else config
+            )
+            found = {text.partition("=")[0] for text in refusals(asked) if IGNORED in text}
             own = set_in(_substituted(stage.settings, lambda *_: ""))
         more = (found & _given(chain.pipeline)) - own - set(left_out)
         if not more:
             return Resolved(config, left_out)
         left_out = sorted({*left_out, *more})
+
+
+def _not_made_yet(config: Config) -> Config:
+    """Return a stage's settings with the embedded model by its name: no file of it is read."""
+    return replace(config, model=replace(config.model, path=TINY))
 
 
 def root(chain: Chain, stage: StageTable, base: str) -> str:
@@ -142,6 +152,16 @@ def root(chain: Chain, stage: StageTable, base: str) -> str:
 
 def reads_stages(stage: StageTable) -> bool:
     """Tell whether its data come from other stages."""
+    return any(setting.startswith("data.") for setting in _naming_stages(stage))
+
+
+def asks_stages(stage: StageTable) -> bool:
+    """Tell whether its reward asks models of other stages."""
+    return any(setting.startswith("reward.") for setting in _naming_stages(stage))
+
+
+def _naming_stages(stage: StageTable) -> list[str]:
+    """Return the settings of its table that name stages."""
     missing: list[str] = []
 
     def place(reference: StageName, setting: str) -> str:
@@ -149,7 +169,7 @@ def reads_stages(stage: StageTable) -> bool:
         return ""
 
     _substituted(stage.settings, place)
-    return any(setting.startswith("data.") for setting in missing)
+    return missing
 
 
 def _given(pipeline: Pipeline) -> set[str]:
@@ -178,6 +198,8 @@ def _config(
         path = place(parent, "model.path") or base
     settings = _substituted(stage.settings, place)
     settings["model"] = {**settings.get("model", {}), "path": path}
+    if asks_stages(stage) and not settings["reward"].get("parts"):
+        settings["reward"]["parts"] = STAND_IN  # all of them ask a stage that is not there yet
     own = [_in_text(text, text.partition("=")[0], place) or "" for text in stage.overrides]
     with _reading(pipeline, f"stage {stage.name!r}"):
         config = load_layers([defaults, settings], [*overrides, *filter(None, own)],

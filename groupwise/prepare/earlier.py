@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -15,7 +16,7 @@ from groupwise.config import Config
 from groupwise.data import load as load_data
 from groupwise.data.mixing import interleaved
 from groupwise.data.selection import RECORDED, AnswerPlace, KeptAnswers
-from groupwise.data.sources import LoadedTasks, SourceReader
+from groupwise.data.sources import LoadedTasks, SourceReader, files_read
 from groupwise.data.tasks import normalised
 from groupwise.errors import DataError, GroupwiseError, RunError
 from groupwise.graders.rubric import Grader
@@ -146,6 +147,22 @@ class EarlierRun:
         return found
 
 
+def data_digest(config: Config) -> str:
+    """Hash the files that a configuration's tasks are read from, and no names of folders."""
+    data, read = config.data, list[Path]()
+    if not data.runs or data.mix.get("other") or data.eval:
+        read += files_read(data)
+    for name in data.runs:
+        read += sorted(RunFolder(name).rollouts.glob("*.parquet"))
+    whole = hashlib.sha256()
+    for path in read:
+        with open(path, "rb") as file:
+            whole.update(
+                f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode()
+            )
+    return whole.hexdigest() if read else ""
+
+
 def _parts(task: Task) -> list[str]:
     if isinstance(task.prompt, str):
         return [normalised(task.prompt)]
@@ -171,7 +188,7 @@ def load_earlier(config: Config, seed: int) -> LoadedTasks:
         raise DataError(f"Nothing is left to learn from: {selection.line()}. Relax keep.")
     by_name = {run.name: run for run in runs}
     tasks = [_task(number, answer, by_name[answer.place.run]) for number, answer in enumerate(kept)]
-    others = _others(config, seed, len(tasks))
+    others = other_rows(config, seed, len(tasks))
     wanted = config.data.mix.get("other", 0)
     if len(others) < wanted:
         notes.append(
@@ -305,7 +322,7 @@ def _task(number: int, answer: EarlierAnswer, run: EarlierRun) -> Task:
     return Task(number, rollout.task.prompt, rollout.task.answer, columns)
 
 
-def _others(config: Config, seed: int, first: int) -> list[Task]:
+def other_rows(config: Config, seed: int, first: int = 0) -> list[Task]:
     """Choose rows of data.train by the seed; they are numbered behind the kept answers."""
     wanted = config.data.mix.get("other", 0)
     if not wanted:

@@ -33,6 +33,7 @@ class StageRecord:
     start: str  # "base", "stage:NAME", "stage:NAME@best" or a path
     state: str = WAITING
     config: str = ""  # digest of its configuration, when it is finished
+    data: str = ""  # digest of the files that its tasks come from, as it last started
     weights: dict[str, str] = field(default_factory=dict)  # digests of latest and best
 
 
@@ -129,6 +130,7 @@ class StageFigures:
     seconds: float | None = None
     before: float | None = None
     after: float | None = None
+    held_out: str = ""  # digest of the tasks that accuracy is of
     parent: Mapping[str, Any] | None = None
 
     @property
@@ -155,5 +157,6 @@ def _figures(path: Path, stage: StageRecord) -> StageFigures:
         seconds=summary.get("seconds", cost.get("seconds")),
         before=summary.get("accuracy_before"),
         after=summary.get("accuracy_after"),
+        held_out=(manifest.get("origin") or {}).get("held_out", ""),
         parent=manifest.get("parent"),
     )
