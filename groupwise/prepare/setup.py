@@ -182,7 +182,7 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         notes.append(selection.line())
     for name in config.recipe.roles:
         ROLES[name].check_tokens(config, fitting.train, tokenizer)
-    if "teacher" in config.recipe.roles:
+    if any(ROLES[name].reads_otherwise(config) for name in config.recipe.roles):
         train, left_out = with_teacher_ids(config, fitting.train, tokenizer, shape)
         fitting, notes = replace(fitting, train=train), [*notes, *left_out]
     if not config.recipe.supervised:  # such rows were encoded with all that is checked there

@@ -201,7 +201,8 @@ def wasted(batch: TokenBatch | None, dropped: int, sampled: int) -> dict[str, fl
     """
     lost = {"dropped": float(dropped)}
     if batch is not None and batch.learn_N is not None and batch.advantage_NT is not None:
-        length_N, ungraded_N = batch.length_N.double(), batch.task_reward_N.isnan()
+        length_N = batch.length_N.double()
+        ungraded_N = batch.task_reward_N.isnan() & ~batch.learn_N
         masked_N = ~batch.learn_N & ~ungraded_N
         dead_N = batch.learn_N & (batch.advantage_NT == 0).all(1)
         causes = {"ungraded": ungraded_N, "masked": masked_N, "dead": dead_N}

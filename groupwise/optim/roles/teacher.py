@@ -142,6 +142,10 @@ class Teacher(Role):
                 )
 
     @classmethod
+    def reads_otherwise(cls, config: Config) -> bool:
+        return bool(config.teacher.prompt or config.teacher.template)
+
+    @classmethod
     def check_tokens(cls, config: Config, tasks: Sequence[Task], tokenizer: Tokenizer) -> None:
         wrong = _other_tokenizers(config, tokenizer)
         if wrong:
