@@ -221,10 +221,11 @@ def step_metrics(run: Run, collected: Collected, updates: StepUpdates, version: 
     """Measure samples, rewards, loss; `version` is that of the weights before the updates."""
     drawn, dropped = collected.drawn, tokens_of(collected.dropped)
     snr = run.parts.learner.optimizer.signal_to_noise()
+    rewarded = run.config.recipe.reads_rewards
     return {
         **collected.metrics(),
         **sample_measures(drawn, version),
-        **wasted(updates.batch, dropped, tokens_of(drawn)),
+        **wasted(updates.batch, dropped, tokens_of(drawn), rewarded=rewarded),
         **updates.metrics,
         **({} if snr is None else {"optim/grad_snr": snr}),
         **explained_gap(run.config, run.parts),
