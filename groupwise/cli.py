@@ -294,9 +294,10 @@ def _train(args: argparse.Namespace) -> int:
         return _dry_run(config, run)
     with phase("starting PyTorch"):
         from groupwise.training import loop
+        from groupwise.training.signals import Stopped
     try:
         loop.train(config, run)
-    except loop.Stopped as stopped:
+    except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 130
     return 0

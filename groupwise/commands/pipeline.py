@@ -29,7 +29,7 @@ def train(source: Path, overrides: Sequence[str], args: argparse.Namespace) -> i
     """Run all stages, or go on with them."""
     with phase("starting PyTorch"):
         from groupwise.pipeline.running import run_chain
-        from groupwise.training.loop import Stopped
+        from groupwise.training.signals import Stopped
     chain = chain_in(source, overrides, args.run)
     if args.dry_run:
         return dry_run(chain)

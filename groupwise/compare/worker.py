@@ -25,7 +25,8 @@ from groupwise.compare.shared_start import copy_start, start_of
 from groupwise.config import Config
 from groupwise.errors import GroupwiseError, in_short
 from groupwise.sync.checkpoints import delete_optimizer_state
-from groupwise.training.loop import Stopped, train
+from groupwise.training.loop import train
+from groupwise.training.signals import Stopped
 from groupwise.watch.display import Display
 
 _OWN = os.getpid()

@@ -366,8 +366,10 @@ class CriticSettings:
     # rank of a LoRA adapter that the critic trains instead of its weights; 0: as the policy does
     adapter: Whole = 0
     learning_rate: NonNegative = 0.0  # learning rate of the critic; 0: 10 x optim.learning_rate
-    # course of the critic's learning rate after its warm-up; linear and cosine end at 0
+    # course of the critic's learning rate after its warm-up; linear and cosine end at
+    # critic.min_share of it
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    min_share: Fraction = 0.0  # share of the critic's learning rate that linear and cosine end at
     warmup_steps: Whole = 0  # steps in which the critic's learning rate rises to its full value
     weight_decay: NonNegative = 0.0  # AdamW's weight decay of the critic
     # gradients of the critic with a larger norm are scaled down to it; 0: none are
@@ -387,8 +389,10 @@ class RewardModelSettings:
     # when it learns from a step's answers: "before" its rewards for them are used, or "after"
     update: Literal["before", "after"] = "before"
     learning_rate: NonNegative = 1e-6  # learning rate of the implicit reward model
-    # course of its learning rate after its warm-up; linear and cosine end at 0
+    # course of its learning rate after its warm-up; linear and cosine end at
+    # reward_model.min_share of it
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    min_share: Fraction = 0.0  # share of its learning rate that linear and cosine end at
     warmup_steps: Whole = 0  # steps in which its learning rate rises to its full value
     weight_decay: NonNegative = 0.0  # AdamW's weight decay of the implicit reward model
     # gradients of it with a larger norm are scaled down to it; 0: none are

@@ -7,11 +7,13 @@ assistant says and the token that ends its turn, never the header in front of it
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -77,6 +79,32 @@ def weight_of(task: Task) -> float:
             "0 on. Mend it, or leave the column out."
         )
     return float(weight)
+
+
+def tools_of(task: Task, tokenizer: Tokenizer) -> list[Any] | None:
+    """Return the tools that a row's chat template is to describe; None where it has none.
+
+    They are a list of the template's kind, or one as JSON.
+    """
+    found = task.columns.get("tools")
+    if isinstance(found, str) and found.strip():
+        try:
+            found = json.loads(found)
+        except ValueError as error:
+            raise DataError(
+                f"Row {task.id} has tools that are no JSON: {error}. Write a list of functions."
+            ) from error
+    if not found:
+        return None
+    if not isinstance(found, list):
+        raise DataError(f"Row {task.id} has tools that are no list. Write a list of functions.")
+    if not re.search(r"\btools\b", tokenizer.template or ""):
+        raise DataError(
+            f"Row {task.id} has tools, and the chat template has no place for them: the model "
+            "would learn to call what it never read of. Give it a template (chat_template.jinja) "
+            "that writes `tools`, or remove the column."
+        )
+    return found
 
 
 def learned_row(
@@ -160,7 +188,8 @@ class LessonReader:
         """Find what {% generation %} marks: once for each of the assistant's messages."""
         key = secrets.token_hex(8)  # nothing that a message says can look like it
         marks = {"generation_begins": f"<{key}(>", "generation_ends": f"<{key})>"}
-        marked = self.tokenizer.render(lesson.messages, to_continue=False, **marks)
+        tools = tools_of(task, self.tokenizer)
+        marked = self.tokenizer.render(lesson.messages, to_continue=False, tools=tools, **marks)
         pieces = re.split(f"<{key}[()]>", marked)
         starts = [0]
         for piece in pieces:
@@ -178,7 +207,8 @@ class LessonReader:
 
     def _by_difference(self, task: Task, lesson: Lesson) -> tuple[str, list[Span]]:
         """Find what each message adds to the text: its header is what opens a turn."""
-        render, messages = self.tokenizer.render, lesson.messages
+        render = partial(self.tokenizer.render, tools=tools_of(task, self.tokenizer))
+        messages = lesson.messages
         whole, spans = render(messages, to_continue=False), []
         for number in lesson.learned:
             before = render(messages[:number])

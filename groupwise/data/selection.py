@@ -26,6 +26,7 @@ REASONS = {
     "evaluated": "to prompts that are held out (data.duplicates)",
     "mix": "more than data.mix asks for",
     "tokenizer": "with several turns or no end, and this model has another tokenizer",
+    "long": "longer than the model holds or data.max_row_tokens allows",
 }
 
 

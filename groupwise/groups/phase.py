@@ -63,7 +63,8 @@ def returned(slot: Slot, value: Tensor, like: Tensor) -> Tensor:
 @torch.no_grad()
 def select(recipe: Recipe, batch: TokenBatch) -> Selection:
     """Run the filters. The trainer calls this first, drops what `refill` names and tops up."""
-    learn_N = ~batch.task_reward_N.isnan()
+    learn_N = batch.learn_N  # said where rewards are not read; else what has one
+    learn_N = ~batch.task_reward_N.isnan() if learn_N is None else learn_N
     count_N = learn_N.clone()
     wanted: set[int] = set()
     for chosen in recipe.filter:
@@ -249,7 +250,7 @@ def edge_share(batch: TokenBatch) -> dict[str, float]:
     weight_M = gather(batch.valid(weight_NT.abs()).sum(1)).double()
     reward_M = gather(batch.task_reward_N).double()
     known_M = reward_M[~reward_M.isnan()]
-    if not weight_M.sum() or known_M.min() == known_M.max():
+    if not weight_M.sum() or not len(known_M) or known_M.min() == known_M.max():
         return {}
     low, high = known_M.min(), known_M.max()
     mean_M = gather(group_stats(batch.task_reward_N, batch).mean_N)

@@ -69,14 +69,16 @@ def batch_of(
             made[f"sampler_{name}".replace("_TK", "_NTK")] = _padded(
                 [getattr(r.completion, name) for r in rows], layout_NT
             )
-    return TokenBatch.build(
+    gone = [drop_truncated and r.completion.truncated for r in rows]
+    batch = TokenBatch.build(
         mask_NT=mask_NT,
         group_N=group_numbers(recipe, groups),
-        reward_N=[
-            None if drop_truncated and r.completion.truncated else _reward(recipe, r) for r in rows
-        ],
+        reward_N=[None if out else r.grade.reward for r, out in zip(rows, gone, strict=True)],
         **made,
     )
+    if recipe.reads_rewards or not recipe.samples:
+        return batch
+    return replace(batch, learn_N=~torch.tensor(gone))  # an answer without a grade teaches, too
 
 
 def assemble(
@@ -111,12 +113,6 @@ def assemble(
         world=world.for_rows(batch.rows),
     )
     return whole.to(device).with_streams(**{name: x.to(device) for name, x in streams.items()})
-
-
-def _reward(recipe: Recipe, rollout: Rollout) -> float | None:
-    """Return what the grader said; where no reward is read, an answer without one counts too."""
-    reward = rollout.grade.reward
-    return 0.0 if reward is None and recipe.samples and not recipe.reads_rewards else reward
 
 
 def _padded(values: Sequence[Any], layout_NT: Tensor) -> Tensor:

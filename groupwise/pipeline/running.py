@@ -32,8 +32,8 @@ from groupwise.runfiles.stages import (
 )
 from groupwise.sync.checkpoints import delete_optimizer_state
 from groupwise.training.continuing import placed_for
-from groupwise.training.loop import Stopped, train
-from groupwise.training.signals import Signals
+from groupwise.training.loop import train
+from groupwise.training.signals import Signals, Stopped
 from groupwise.watch.display import Display
 
 MakeDisplay = Callable[[], Display]

@@ -370,6 +370,14 @@ def fitted(
     return [replace(task, id=number) for number, task in enumerate(made)], selection, notes
 
 
+def without_long(selection: KeptAnswers, fitting: Sequence[Task]) -> tuple[KeptAnswers, list[Task]]:
+    """Count the answers that went as too long, and number the tasks that are left anew."""
+    there = {task.id for task in fitting}
+    gone = [number for number in range(len(selection.places)) if number not in there]
+    left = selection.without(gone, "long")
+    return left, [replace(task, id=number) for number, task in enumerate(fitting)]
+
+
 def _means_the_same(own: dict[str, Any], tokenizer: Tokenizer) -> bool:
     ids = own["ids"]
     if max(*ids, *own["prompt"], 0) >= len(tokenizer):

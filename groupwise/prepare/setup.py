@@ -37,7 +37,7 @@ from groupwise.model.memory import device_bytes
 from groupwise.model.policy import spec_of
 from groupwise.optim.roles import ROLES, role_sizes
 from groupwise.prepare.answers import check_answers, fitting_answers, has_answers
-from groupwise.prepare.earlier import fitted, load_earlier, wording_notes
+from groupwise.prepare.earlier import fitted, load_earlier, without_long, wording_notes
 from groupwise.prepare.placing import check_device, place
 from groupwise.prepare.scored import check_held_out, fitting_rows
 from groupwise.prepare.supervised import judged_rows, learned_rows, without_bad_lessons
@@ -173,12 +173,16 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
     if found.selection is not None:
         answers, selection, told = fitted(found.train, found.selection, tokenizer)
         found = replace(found, train=answers, selection=selection)
-        notes += [selection.line(), *told]
+        notes += told
     with phase("preparing prompts"):
         fitting = fitting_tasks(config, found, tokenizer, shape)
+    if found.selection is not None:
+        selection, answers = without_long(found.selection, fitting.train)
+        found, fitting = replace(found, selection=selection), replace(fitting, train=answers)
+        notes.append(selection.line())
     for name in config.recipe.roles:
         ROLES[name].check_tokens(config, fitting.train, tokenizer)
-    if "teacher" in config.recipe.roles:
+    if any(ROLES[name].reads_otherwise(config) for name in config.recipe.roles):
         train, left_out = with_teacher_ids(config, fitting.train, tokenizer, shape)
         fitting, notes = replace(fitting, train=train), [*notes, *left_out]
     if not config.recipe.supervised:  # such rows were encoded with all that is checked there
@@ -272,15 +276,20 @@ def _fitting_lessons(
     sampled = with_ids(config, graded, tokenizer, shape) if graded else None
     judged = judged_rows(config, sampled, first, tokenizer, shape.context)
     notes = train.notes(len(found.train)) + (sampled.notes if sampled else [])
-    if judged and not graded:
+    notes += judged.notes(len(first), "held-out rows")
+    if judged.tasks and not graded:
         notes.append(
             "held-out rows have no answer that could be graded: nothing is sampled from them, and "
             "eval/nll and eval/token_accuracy say how well they are known"
         )
-    left_out = {"data.train": len(train.bad), "too long": len(train.long)}
+    left_out = {
+        "data.train": len(train.bad),
+        "too long": len(train.long),
+        "held out": len(judged.bad) + len(judged.long),
+    }
     return FittingTasks(
         train.tasks,
-        judged,
+        judged.tasks,
         list(train.long),
         train.limit,
         notes,

@@ -29,20 +29,20 @@ class LearnedRows:
     long: dict[int, int] = field(default_factory=dict)  # by id, their tokens
     bad: list[str] = field(default_factory=list)  # what is wrong, by row
 
-    def notes(self, total: int) -> list[str]:
+    def notes(self, total: int, which: str = "rows") -> list[str]:
         """Return notes on the rows that were left out."""
         found = []
         if self.long:
             most = max(self.long, key=lambda number: self.long[number])
             found.append(
-                f"{len(self.long):,} of {total:,} rows are longer than {self.limit:,} tokens and "
-                f"were dropped, as none is ever cut; the longest, row {most}, has "
+                f"{len(self.long):,} of {total:,} {which} are longer than {self.limit:,} tokens "
+                f"and were dropped, as none is ever cut; the longest, row {most}, has "
                 f"{self.long[most]:,}."
             )
         if self.bad:
             found.append(
-                f"warning: {len(self.bad):,} of {total:,} rows can't be learned and were left out "
-                f"(data.drop_bad): {_listed(self.bad, ' ')}"
+                f"warning: {len(self.bad):,} of {total:,} {which} can't be learned and were left "
+                f"out (data.drop_bad): {_listed(self.bad, ' ')}"
             )
         return found
 
@@ -109,7 +109,7 @@ def learned_rows(
 def judged_rows(
     config: Config, sampled: Prepared | None, tasks: Sequence[Task], tokenizer: Tokenizer,
     context: int,
-) -> list[Task]:  # fmt: skip
+) -> LearnedRows:  # fmt: skip
     """Return held-out tasks: with prompts to sample from where they can be graded, and with rows
     whose likelihood is measured where they have one that fits.
     """
@@ -118,13 +118,21 @@ def judged_rows(
     wording = Wording(data.template, data.system, data.instruction)
     reader = LessonReader(tokenizer, wording, data.turns)
     prompts = {task.id: task.token_ids for task in (sampled.tasks if sampled else ())}
-    found = []
+    found, judged = LearnedRows((), limit), []
     for task in tasks:
+        try:
+            row = reader.row(task) if has_lesson(task) else None
+        except DataError as error:
+            found.bad.append(str(error))
+            continue
+        if row is not None and row.tokens > limit:
+            found.long[task.id], row = row.tokens, None
         ids = prompts.get(task.id, ())
-        row = reader.row(task) if has_lesson(task) else None
-        row = row if row is not None and row.tokens <= limit else None
         if row is not None or ids:
-            found.append(replace(task, token_ids=ids, row=row))
+            judged.append(replace(task, token_ids=ids, row=row))
+    if found.bad and not data.drop_bad:
+        raise DataError(f"Held-out rows: {_refusal(found.bad, len(tasks))}")
+    found.tasks = judged
     return found
 
 

@@ -23,8 +23,6 @@ def with_teacher_ids(
 ) -> tuple[Sequence[Task], list[str]]:
     """Return the tasks with what their teacher reads as token ids, and what was left out."""
     asked, data = config.teacher, config.data
-    if not asked.prompt and not asked.template:
-        return tasks, []
     try:
         made = prepare(
             [teacher_task(config, task) for task in tasks],

@@ -24,13 +24,14 @@ from groupwise.evaluate.examine import GPU_SLOTS, load_candidate
 from groupwise.evaluate.request import Candidate
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
+from groupwise.prepare import pins
 from groupwise.prepare.engines import MakeEngine, judge_of
 from groupwise.prepare.rollouts import failed, grade, sample_groups
 from groupwise.prepare.setup import Setup, on_gpu, sampling_of, set_up
 from groupwise.records import Rollout, Task
 from groupwise.runfiles.files import to_line, write_atomic
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.rollouts import write
+from groupwise.runfiles.rollouts import read, write
 from groupwise.stages.rows import rows_of
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json",
@@ -94,6 +95,7 @@ def collect(
             say(f"{out} has {begun} steps already; going on behind them.")
         maker = judge_of(config, setup.loaded, engine)
         _sample_rest(config, setup, maker, folder, begun)
+        folder.write_cost(**_cost(folder))
     return counts(folder)
 
 
@@ -129,11 +131,23 @@ def _begin(config: Config, setup: Setup, folder: RunFolder) -> int:
         if name in files and not (folder.path / name).is_file():
             with folder.writing(name):
                 write_atomic(folder.path / name, files[name])
-    folder.write_manifest(origin, seconds=0.0, tokens=0)
-    folder.write_config(configuration.text(config))
     done = folder.durable_step()
+    for step in range(1, done + 1):
+        read(folder.rollout(step), ("group",))  # refuses a file that was damaged since
     folder.rewind(done)
+    fetched = pins.commits(config, folder.read_manifest())
+    folder.write_manifest(origin, fetched, setup.dropped, **_cost(folder))
+    folder.write_config(configuration.text(config))
     return done
+
+
+def _cost(folder: RunFolder) -> dict[str, Any]:
+    """Add up what the steps of a folder took."""
+    lines = folder.read_metrics()
+    return {
+        "seconds": sum(float(line["time/step"]) for line in lines),
+        "tokens": sum(int(line["collected/tokens"]) for line in lines),
+    }
 
 
 def _sample_rest(

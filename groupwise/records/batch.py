@@ -87,7 +87,8 @@ class TokenBatch:
 
     # Filled by the batch phase.
     reward_N: Tensor | None = None  # shaped
-    learn_N: Tensor | None = None  # bool: rows in the loss (not overlong, not ungraded)
+    # bool: rows in the loss (not overlong, not ungraded); said before where no reward is read
+    learn_N: Tensor | None = None
     advantage_NT: Tensor | None = None
     coefficient_NT: Tensor | None = None
     coefficient_slope_NT: Tensor | None = None  # d coefficient / d λ, learnable aggregation only

@@ -204,6 +204,13 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "steps/positive_share": Metric("labelled steps that are good", "share", "0.2 to 0.8", "near 0 or 1: accuracy says little; look at steps/area_under_curve"),
         "steps/count": Metric("labelled steps in the step's rows", "steps", "–", "–"),
     },
+    "Collections (`groupwise collect`)": {
+        "collected/prompts": Metric("prompts that were answered in the step", "prompts", "as many as the engine holds at once", "–"),
+        "collected/answers": Metric("answers to them, --samples each", "answers", "prompts x samples", "–"),
+        "collected/correct": Metric("answers that the reward calls correct: what keep.correct leaves", "answers", "above 0", "none: an easier set, more samples, or another model"),
+        "collected/failed": Metric("answers that could not be graded", "answers", "0", "fix the grader"),
+        "collected/tokens": Metric("tokens that were sampled in the step", "tokens", "–", "–"),
+    },
     "Data and cost": {
         "data/epoch": Metric("how often the data has been gone through; of several sources, the one that came round most often", "epochs", "below 10", "answers may be memorised: compare correct/mean with eval/accuracy"),
         "data/source/*": Metric("of one of several sources of data: its share of the samples, their mean reward and the share of correct ones", "share, reward", "shares as in data.train; every source gets better", "one stands still: too hard or too easy; change its weight"),

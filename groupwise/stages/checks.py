@@ -101,6 +101,17 @@ def knobs_that_the_recipe_ignores(config: Config, recipe: Method) -> Iterator[st
             )
 
 
+def knobs_of_rows(config: Config, recipe: Method) -> Iterator[str]:
+    """Refuse settings of rows that are learned as they stand, where none are."""
+    values = flat(config)
+    for name in ("data.turns", "data.max_row_tokens"):
+        if values[name] != DEFAULTS[name] and not recipe.supervised:
+            yield (
+                f"{name}={values[name]} would be ignored by {recipe.name}, which learns from "
+                f"{recipe.learns_from}. Leave it out, or take recipe=sft."
+            )
+
+
 def numbers_that_do_not_fit(config: Config, recipe: Method) -> Iterator[str]:
     engine, tiny, optim = config.engine, config.tiny, config.optim
     if engine.min_tokens > engine.max_tokens:
@@ -199,8 +210,9 @@ def settings_without_effect(config: Config, recipe: Method) -> Iterator[str]:
         unused += [("data.size", "no generator is in use")]
     if config.eval.samples > 1 and config.eval.temperature == 0:
         unused += [("eval.samples", "greedy answers are all the same: set eval.temperature")]
-    if config.optim.schedule == "constant":
-        unused += [("optim.min_share", "optim.schedule=constant never falls")]
+    for part in ("optim", "critic", "reward_model"):
+        if values[f"{part}.schedule"] == "constant":
+            unused += [(f"{part}.min_share", f"{part}.schedule=constant never falls")]
     if config.eval.points:
         unused += [("eval.every", "eval.points says how often")]
     for name, why in unused:
@@ -222,6 +234,7 @@ REFUSED: tuple[StageRule, ...] = (
     gate_never_checked,
     greedy_training,
     knobs_that_the_recipe_ignores,
+    knobs_of_rows,
     numbers_that_do_not_fit,
     exact_without_kernels,
     beyond_the_engine,

@@ -6,6 +6,7 @@ it a start; reinforcement does the rest.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,14 +30,23 @@ from groupwise.records import Memory, Task
 from groupwise.stages import stage_of
 from groupwise.stages.parts import Parts
 from groupwise.stages.stage import StepUpdates
+from groupwise.training.signals import Stopped
 from groupwise.watch.clock import Clock
 
 WARMUP, PAST = 50, 0.9  # steps; weight of the past in an average
 COLD_START = "cold_start"  # the folder of the embedded model as it was before reinforcement
 
 
-def cold_started(config: Config, tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
-    """Make the embedded model and teach it until samples would be right often enough."""
+def cold_started(
+    config: Config,
+    tasks: Sequence[Task],
+    held_out: Sequence[Task],
+    asked: threading.Event | None = None,
+) -> Loaded:
+    """Make the embedded model and teach it until samples would be right often enough.
+
+    Where it is `asked` to end on the way, it raises `Stopped`: nothing of it is kept.
+    """
     if not tasks or any("solution" not in task.columns for task in tasks):
         raise DataError(
             'model.path = "tiny" is taught on solutions first, which these tasks do not have. Use '
@@ -44,11 +54,13 @@ def cold_started(config: Config, tasks: Sequence[Task], held_out: Sequence[Task]
             "'solution', or set model.path to a model."
         )
     loaded = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)
-    teach(config, loaded, tasks)
+    teach(config, loaded, tasks, asked)
     return loaded
 
 
-def teach(config: Config, loaded: Loaded, tasks: Sequence[Task]) -> None:
+def teach(
+    config: Config, loaded: Loaded, tasks: Sequence[Task], asked: threading.Event | None = None
+) -> None:
     """Take steps of the recipe `sft` until whole solutions are likely enough.
 
     When that is varies with the last bits of the arithmetic, so a number of steps would start
@@ -72,6 +84,8 @@ def teach(config: Config, loaded: Loaded, tasks: Sequence[Task]) -> None:
     with phase("cold start", things="steps") as told:
         for step in range(course.steps):
             told(step)
+            if asked is not None and asked.is_set():
+                raise Stopped("stopped before step 1; the same command begins with it")
             rate = learning_rate(
                 step,
                 base=course.optim.learning_rate,

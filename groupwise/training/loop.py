@@ -35,7 +35,7 @@ from groupwise.training.guards import (
 )
 from groupwise.training.opening import open_run
 from groupwise.training.run import Run
-from groupwise.training.signals import Signals
+from groupwise.training.signals import Signals, Stopped
 from groupwise.watch.clock import Clock, now
 from groupwise.watch.costs import costs
 from groupwise.watch.display import Display
@@ -43,11 +43,6 @@ from groupwise.watch.health import Finding
 from groupwise.watch.report import write_report, write_summary
 from groupwise.watch.samples import sample_measures, wasted
 from groupwise.watch.speed import step_speed
-
-
-class Stopped(Exception):
-    """The run was asked to stop. It is saved; the same command goes on with it."""
-
 
 Metrics = dict[str, Any]
 PARTS = {"answers": "rm", "steps": "prm"}  # of a reward, by what a run's model scores
@@ -110,7 +105,7 @@ def _cycle(
         return summary
     display.note(place_line(config.model, asked.model))
     display.announce_stop(signals.asked)
-    with open_run(config, path, display, engine) as run:
+    with open_run(config, path, display, engine, signals.asked) as run:
         progress, keeper = run.progress, run.keeper
         if signals.asked.is_set():
             at = progress.step + 1
@@ -226,10 +221,11 @@ def step_metrics(run: Run, collected: Collected, updates: StepUpdates, version: 
     """Measure samples, rewards, loss; `version` is that of the weights before the updates."""
     drawn, dropped = collected.drawn, tokens_of(collected.dropped)
     snr = run.parts.learner.optimizer.signal_to_noise()
+    rewarded = run.config.recipe.reads_rewards
     return {
         **collected.metrics(),
         **sample_measures(drawn, version),
-        **wasted(updates.batch, dropped, tokens_of(drawn)),
+        **wasted(updates.batch, dropped, tokens_of(drawn), rewarded=rewarded),
         **updates.metrics,
         **({} if snr is None else {"optim/grad_snr": snr}),
         **explained_gap(run.config, run.parts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,9 +59,16 @@ from groupwise.watch.mirrors.children import Mirrors
 
 @contextlib.contextmanager
 def open_run(
-    config: Config, path: str | Path, display: Display, engine: MakeEngine | None = None
+    config: Config,
+    path: str | Path,
+    display: Display,
+    engine: MakeEngine | None = None,
+    asked: threading.Event | None = None,
 ) -> Iterator[Run]:
-    """Check everything that is cheap, then load, then restore if the folder has a checkpoint."""
+    """Check everything that is cheap, then load, then restore if the folder has a checkpoint.
+
+    `asked` is set when the process is asked to end: what takes long on the way looks at it.
+    """
     begun = time.monotonic()
     config, folder = placed_for(config, path), RunFolder(path)
     doubts = check_config(config)
@@ -80,7 +88,8 @@ def open_run(
             Saver(folder.checkpoints, keep, display.note) as saver,
         ):
             with display.watching():
-                run = _open(config, folder, recorder, saver, mirrors, display, engine, begun)
+                run = _open(config, folder, recorder, saver, mirrors, display, engine, begun,
+                            asked)  # fmt: skip
             yield run
 
 
@@ -93,6 +102,7 @@ def _open(
     display: Display,
     make_engine: MakeEngine | None,
     begun: float,
+    asked: threading.Event | None,
 ) -> Run:
     manifest = folder.read_manifest()
     start = pins.pinned(config, manifest)
@@ -101,7 +111,7 @@ def _open(
 
     def model_for(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
         stage.check_tasks(tasks)  # before anything is loaded
-        return starting_model(start, folder, tasks, held_out)
+        return starting_model(start, folder, tasks, held_out, asked)
 
     setup = set_up(start, model_for)
     loaded, model = setup.loaded, setup.loaded.model
@@ -218,7 +228,11 @@ def _record_start(
 
 
 def starting_model(
-    config: Config, folder: RunFolder, tasks: Sequence[Task], held_out: Sequence[Task]
+    config: Config,
+    folder: RunFolder,
+    tasks: Sequence[Task],
+    held_out: Sequence[Task],
+    asked: threading.Event | None = None,
 ) -> Loaded:
     """Load the policy before its first update. The embedded one is made once a run, and kept."""
     if config.model.path != "tiny":
@@ -226,7 +240,7 @@ def starting_model(
         return stage_of(config).start(config.model.path)
     kept = folder.path / COLD_START
     if not kept.is_dir():
-        made = cold_started(config, tasks, held_out)
+        made = cold_started(config, tasks, held_out, asked)
         save_model(made.model, kept, made.files)
     return stage_of(config).start(kept)
 

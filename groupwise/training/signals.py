@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 
+class Stopped(Exception):
+    """The run was asked to stop. It is saved; the same command goes on with it."""
+
+
 class Signals:
     """Requests to end the process: `asked` is set, and a second one is not held back."""
 

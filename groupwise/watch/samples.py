@@ -193,19 +193,25 @@ def is_marked(text: str) -> bool:
 # --- waste ------------------------------------------------------------------------------------
 
 
-def wasted(batch: TokenBatch | None, dropped: int, sampled: int) -> dict[str, float]:
+def wasted(
+    batch: TokenBatch | None, dropped: int, sampled: int, *, rewarded: bool = True
+) -> dict[str, float]:
     """Return sampled tokens that taught nothing, by cause, as shares of all that were sampled.
 
     dropped: dynamic sampling sent the group away; ungraded: no reward; masked: a filter took the
-    answer out of the loss; dead: no advantage, as where all rewards of a group are equal.
+    answer out of the loss; dead: no advantage, as where all rewards of a group are equal. Where
+    nothing is sampled nothing is wasted; without rewards (`rewarded`) an advantage of 0 is no loss.
     """
+    if not sampled:
+        return {}
     lost = {"dropped": float(dropped)}
     if batch is not None and batch.learn_N is not None and batch.advantage_NT is not None:
-        length_N, ungraded_N = batch.length_N.double(), batch.task_reward_N.isnan()
+        length_N = batch.length_N.double()
+        ungraded_N = batch.task_reward_N.isnan() & ~batch.learn_N
         masked_N = ~batch.learn_N & ~ungraded_N
-        dead_N = batch.learn_N & (batch.advantage_NT == 0).all(1)
+        dead_N = batch.learn_N & (batch.advantage_NT == 0).all(1) & rewarded
         causes = {"ungraded": ungraded_N, "masked": masked_N, "dead": dead_N}
         totals = torch.stack([(length_N * own_N).sum() for own_N in causes.values()]).tolist()
         lost |= dict(zip(causes, totals, strict=True))
-    shares = {f"cost/wasted/{name}": tokens / max(sampled, 1) for name, tokens in lost.items()}
+    shares = {f"cost/wasted/{name}": tokens / sampled for name, tokens in lost.items()}
     return shares | {"cost/wasted_share": sum(shares.values())}

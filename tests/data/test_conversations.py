@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -87,6 +88,21 @@ def test_tools_and_systems_are_holes() -> None:
         talk, to_continue=False
     ).rstrip("\n")
     assert [learned for _, learned in pieces_of(row, tokenizer)] == [False, True, False, True]
+
+
+def test_tools_of_a_row_are_written_by_the_template_and_never_learned() -> None:
+    described = "{% if tools %}{{ tools[0]['name'] }}:{% endif %}" + CHATML
+    tokenizer = chat_tokenizer(described, ["<|im_end|>"])
+    tools = [{"name": "add"}]
+    row = learned_row(task(messages=TALK, tools=tools), tokenizer)
+    bare = learned_row(task(messages=TALK, tools=[]), tokenizer)
+    assert tokenizer.decode(row.prompt_ids) == "add:" + tokenizer.decode(bare.prompt_ids)
+    assert row.token_ids == bare.token_ids and row.learned == bare.learned
+    assert row == learned_row(task(messages=TALK, tools=json.dumps(tools)), tokenizer)
+    with pytest.raises(DataError, match=r"Row 7 has tools, and the chat template has no place"):
+        learned_row(task(messages=TALK, tools=tools), chat_tokenizer(CHATML, ["<|im_end|>"]))
+    with pytest.raises(DataError, match="tools that are no JSON"):
+        learned_row(task(messages=TALK, tools="add"), tokenizer)
 
 
 def test_prompt_and_completion_as_messages_learn_the_completion_alone() -> None:

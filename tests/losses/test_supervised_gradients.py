@@ -67,3 +67,26 @@ def test_dft_by_hand() -> None:
     assert float(found.loss.detach()) == pytest.approx(0.34657, abs=1e-5)
     (slope,) = torch.autograd.grad(found.loss, logp_NT)
     assert float(slope) == pytest.approx(-0.25)
+
+
+@pytest.mark.parametrize("name", ["sft", "dft"])
+def test_targets_outside_the_mask_change_nothing(name: str) -> None:
+    """Whatever stands where nothing is learned: no loss, no gradient, no share of the tokens."""
+    logits_NTV = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.manual_seed(0))
+    mask_NT = torch.tensor([[True, False, True, True], [False, True, False, True]])
+
+    def slope(target_NT: Tensor) -> tuple[Tensor, Tensor]:
+        live = logits_NTV.clone().requires_grad_()
+        logp_NT = live.log_softmax(-1).gather(-1, target_NT[..., None])[..., 0]
+        batch = TokenBatch.build(mask_NT=mask_NT, group_N=[0, 1], reward_N=[1.0, 2.0])
+        loss = token_phase(recipe(name), batch_phase(recipe(name), batch).batch, logp_NT=logp_NT)
+        return loss.loss.detach(), torch.autograd.grad(loss.loss, live)[0]
+
+    target_NT = torch.tensor([[0, 1, 2, 0], [1, 1, 0, 2]])
+    loss, slope_NTV = slope(target_NT)
+    for shift in (1, 2):
+        other, same_NTV = slope(torch.where(mask_NT, target_NT, (target_NT + shift) % 3))
+        assert torch.equal(other, loss) and torch.equal(same_NTV, slope_NTV)
+        learned, changed_NTV = slope((target_NT + shift * mask_NT) % 3)
+        assert not torch.equal(learned, loss) and not torch.equal(changed_NTV, slope_NTV)
+    assert bool((slope_NTV[~mask_NT] == 0).all()) and bool((slope_NTV[mask_NT] != 0).any())

@@ -320,6 +320,9 @@ def test_the_policy_waits_while_the_critic_learns_alone(start: Start, tmp_path: 
         assert not torch.equal(weights(model), begun) and run.progress.version == 1
     rates = [rates_at(run.config, step, 6).policy for step in range(6)]
     base = run.config.optim.learning_rate
+    floored = small(**PPO | {"critic__schedule": "linear", "critic__min_share": 0.25, "steps": 4})
+    found = [rates_at(floored, step, 4).roles["critic"] for step in range(5)]
+    assert found == pytest.approx([found[0] * x for x in (1, 0.8125, 0.625, 0.4375, 0.25)])
     # Its warm-up and its decay over the four steps that are left begin when it does.
     assert rates == [None, None, base / 2, base, base, pytest.approx(base / 2)]
 

@@ -242,6 +242,22 @@ def test_answers_without_a_reward_teach_too(
     with start.opened(tmp_path / "run", **asked) as run:
         found = learn(run, gather(run))
     assert found.metrics["tokens/learned_share"] == 1.0 and found.metrics["optim/grad_norm"] > 0
+    # What has no reward is no 0: it is left out of the mean, and counted.
+    assert found.metrics["reward/ungraded_share"] == 1.0
+    assert "reward/mean" not in found.metrics and "groups/dead_share" not in found.metrics
+
+
+def test_overlong_answers_that_are_dropped_teach_nothing(
+    start: Start, teachers: list[str], tmp_path: Path
+) -> None:
+    asked = {"recipe": "distill", "teacher__path": teachers[0], "overlong": "drop"}
+    with start.opened(tmp_path, **asked, engine__max_tokens=2, reward="abstains") as run:
+        groups = gather(run)
+        cut = [r.completion.truncated for group in groups.groups for r in group]
+        assert 0 < sum(cut) < len(cut)
+        found = learn(run, groups)
+    learned = sum(2 * c for c in cut) / found.metrics["tokens/count"]
+    assert found.metrics["tokens/learned_share"] == pytest.approx(1 - learned)
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -116,6 +116,19 @@ def test_a_process_that_is_killed_loses_and_repeats_nothing(start: Start, tmp_pa
     assert len(files(cut)) == 80 and files(cut) == files(tmp_path / "whole")
 
 
+def test_its_cost_and_a_damaged_step(start: Start, tmp_path: Path) -> None:
+    config, candidate = asked(start)
+    found = collect(config, candidate, tmp_path, silent)
+    cost = json.loads((tmp_path / "manifest.json").read_text())["cost"]
+    assert cost["tokens"] == found.tokens > 0 and cost["seconds"] > 0
+    collect(config, candidate, tmp_path, silent)  # nothing is left to do, and nothing is forgotten
+    assert json.loads((tmp_path / "manifest.json").read_text())["cost"] == cost
+    step = tmp_path / "rollouts" / "step_4.parquet"
+    step.write_bytes(step.read_bytes()[:-20])
+    with pytest.raises(RunError, match=r"step_4.parquet is not a Parquet file"):
+        collect(config, candidate, tmp_path, silent)
+
+
 def test_other_settings_or_another_model_are_refused(start: Start, tmp_path: Path) -> None:
     config, candidate = asked(start)
     collect(config, candidate, tmp_path, silent)

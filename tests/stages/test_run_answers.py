@@ -133,6 +133,23 @@ def test_mixed_by_rows(start: Start, earlier: Path, tmp_path: Path) -> None:
         assert len(gather(run).groups) == run.config.prompts_per_step
 
 
+def test_answers_that_are_too_long_are_counted_with_the_others(
+    start: Start, earlier: Path, tmp_path: Path
+) -> None:
+    with start.opened(tmp_path / "all", **settings(start, earlier)) as run:
+        lengths = sorted(task.row.tokens for task in run.parts.tasks)
+    assert lengths[0] < lengths[-1]
+    given = settings(start, earlier, data__max_row_tokens=lengths[-1] - 1)
+    with start.opened(tmp_path / "short", **given) as run:
+        facts = run.reporter.folder.read_manifest()["kept_answers"]
+        tasks = run.parts.tasks
+        lines = (tmp_path / "short" / "selected.jsonl").read_text().splitlines()
+    assert facts["dropped"]["long"] == lengths.count(lengths[-1])
+    assert facts["kept"] == len(tasks) == len(lines) < len(lengths)
+    assert facts["kept"] + sum(facts["dropped"].values()) == facts["answers"] == 48
+    assert [task.id for task in tasks] == [json.loads(line)["task"] for line in lines]
+
+
 def test_graded_anew(start: Start, earlier: Path, tmp_path: Path) -> None:
     """By another reward than the run had: the tasks are found again by their numbers."""
     ends = [row for row in recorded(earlier) if row["finish"] == "eos"]

@@ -384,6 +384,35 @@ def test_bad_rows_are_dropped_and_counted_where_that_is_asked_for(
     assert kept["dropped_rows"] == {"data.train": 3}
 
 
+def test_bad_and_long_held_out_rows_are_counted(start: Start, chat: str, tmp_path: Path) -> None:
+    """A template may have no way to write a row: refused by number, or left out and counted."""
+    bad = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": " "}]}
+    held = start.rows("doubtful", [talk("1+1", "2"), bad, talk("1+2", "3" * 30)])
+    changes = start.settings(**SFT, data__train=conversations(start), model__path=chat)
+    changes |= {"data__eval": held, "eval__tasks": 8}
+    with (
+        pytest.raises(DataError, match=r"Held-out rows: Row 1.*empty"),
+        open_run(small(**changes), tmp_path / "refused", quiet()),
+    ):
+        pass
+    said = io.StringIO()
+    with open_run(
+        small(**changes, data__drop_bad=True), tmp_path / "dropped", Display(said, live=False)
+    ) as run:
+        assert [task.id for task in run.parts.held_out] == [0]
+    assert "1 of 3 held-out rows can't be learned and were left out" in said.getvalue()
+    assert "1 of 3 held-out rows are longer than" in said.getvalue()
+    kept = json.loads((tmp_path / "dropped" / "manifest.json").read_text())
+    assert kept["dropped_rows"] == {"held out": 2}
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "dpo", "kto", "reward_model", "spin"])
+def test_settings_of_such_rows_are_refused_where_nobody_reads_them(recipe: str) -> None:
+    for setting in ({"data__turns": "last"}, {"data__max_row_tokens": 9}):
+        with pytest.raises(ConfigError, match=f"would be ignored by {recipe}"):
+            check_config(small(recipe=recipe, **setting))
+
+
 def test_one_row_is_shown_with_what_is_learned(start: Start, chat: str, tmp_path: Path) -> None:
     config = small(**start.settings(**SFT, data__train=conversations(start), model__path=chat))
     said = io.StringIO()

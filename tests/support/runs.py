@@ -56,7 +56,7 @@ def once(teach: Callable[..., None]) -> Callable[..., None]:
     taught: dict[Any, dict[str, Tensor]] = {}
 
     @functools.wraps(teach)
-    def remembered(config: Config, loaded: Any, tasks: Sequence[Any]) -> None:
+    def remembered(config: Config, loaded: Any, tasks: Sequence[Any], *asked: Any) -> None:
         model = loaded.model
         found = hashlib.sha256()
         for weights in model.parameters():
@@ -65,7 +65,7 @@ def once(teach: Callable[..., None]) -> Callable[..., None]:
             found.update(f"{task.prompt}\0{task.columns['solution']}\0".encode())
         key = (config.tiny, config.seed, found.digest(), torch.get_num_threads())
         if key not in taught:
-            teach(config, loaded, tasks)
+            teach(config, loaded, tasks, *asked)
             taught[key] = {name: x.clone() for name, x in model.state_dict().items()}
         model.load_state_dict(taught[key])
 

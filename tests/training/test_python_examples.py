@@ -19,7 +19,7 @@ from groupwise import steps
 from groupwise.config import load, text
 from groupwise.errors import RunError
 from groupwise.training import loop
-from groupwise.training.loop import Stopped
+from groupwise.training.signals import Stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,6 +27,7 @@ from groupwise.optim.roles.implicit_reward import reward_measures
 from groupwise.optim.roles.teacher import Teacher
 from groupwise.optim.step import StepOutcome
 from groupwise.optim.unpaired import answer_metrics
+from groupwise.probing import collecting
 from groupwise.recipes import RECIPES
 from groupwise.runfiles import catalogue
 from groupwise.runfiles.files import storable
@@ -270,7 +271,7 @@ OF_THE_LOOP = [
     "optim/micro_batches", "gate/mismatch_mean", "gate/mismatch_p99", "gate/mismatch_max",
     "pairs/count", "optim/grad_snr", "mismatch/abs_p99", "mismatch/limit",
     "vineppo/branches", "vineppo/branch_tokens", "vineppo/valued_steps", "vineppo/truncated_share",
-    "vineppo/ungraded_share",
+    "vineppo/ungraded_share", "supervised/nll", "supervised/learned_share", "eval/token_accuracy",
 ]  # fmt: skip
 
 
@@ -321,6 +322,7 @@ def test_what_the_phases_measure_is_documented() -> None:
     group = [rollout("ab", 1.0, True), rollout("ab", 1.0, True), rollout("c", 0.0, False)]
     names = {*OF_THE_LOOP, *sample_measures([group, group], 0), *wasted(None, 0, 1)}
     names |= set(costs(flops=1.0, seconds=1.0, price=1.0, before=0.0, after=1.0))
+    names |= set(collecting._measures(1, [group], 1.0))
     sample = random_sample(0)
     for name in POLICY_RECIPES:
         made, leaf = recipe(name), leaves(sample)

@@ -166,6 +166,9 @@ def test_waste_by_cause() -> None:
             "cost/wasted_share": 17 / 20,
         }
     )
+    assert samples.wasted(batch, dropped=0, sampled=0) == {}  # answers of the data
+    unread = samples.wasted(batch, dropped=7, sampled=20, rewarded=False)
+    assert unread["cost/wasted/dead"] == 0.0 < found["cost/wasted/dead"]
 
 
 def test_costs_per_point() -> None:

@@ -55,6 +55,7 @@ class Critic(TrainedModel):
             "critic.adapter",
             "critic.learning_rate",
             "critic.schedule",
+            "critic.min_share",
             "critic.warmup_steps",
             "critic.weight_decay",
             "critic.clip_norm",
@@ -150,6 +151,7 @@ class Critic(TrainedModel):
             schedule=asked.schedule,
             warmup_steps=asked.warmup_steps,
             total_steps=total_steps,
+            min_share=asked.min_share,
         )
 
     def streams(self, score: Score) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ class ImplicitRewardModel(TrainedModel):
             "reward_model.update",
             "reward_model.learning_rate",
             "reward_model.schedule",
+            "reward_model.min_share",
             "reward_model.warmup_steps",
             "reward_model.weight_decay",
             "reward_model.clip_norm",
@@ -103,6 +104,7 @@ class ImplicitRewardModel(TrainedModel):
             schedule=asked.schedule,
             warmup_steps=asked.warmup_steps,
             total_steps=total_steps,
+            min_share=asked.min_share,
         )
 
     def streams(self, score: Score) -> dict[str, Tensor]:

@@ -88,6 +88,11 @@ class Role:
         """Refuse tasks that it reads as other tokens than the policy does."""
 
     @classmethod
+    def reads_otherwise(cls, config: Config) -> bool:
+        """Tell whether it reads something else than the policy does before an answer."""
+        return False
+
+    @classmethod
     def alone_steps(cls, config: Config) -> int:
         """Return the steps at the start in which it learns and the policy waits."""
         return 0

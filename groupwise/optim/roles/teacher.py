@@ -36,8 +36,8 @@ COLUMN = "teacher"  # of the data, where there are several
 ROWS = 1000  # that both tokenizers must read alike
 REMEDY = (
     "Take a teacher of the policy's family, or learn from its answers instead of its "
-    "probabilities, which any tokenizer can: `groupwise collect TEACHER`, and a recipe that learns "
-    "from a run (recipe.source=run:FOLDER)."
+    "probabilities, which any tokenizer can: `groupwise collect TEACHER --data DATA --out DIR`, "
+    'then recipe=sft recipe.source=run data.runs=["DIR"].'
 )
 
 
@@ -140,6 +140,10 @@ class Teacher(Role):
                     f"names none of teacher.paths ({', '.join(known)}). Add it there, or mend the "
                     "row."
                 )
+
+    @classmethod
+    def reads_otherwise(cls, config: Config) -> bool:
+        return bool(config.teacher.prompt or config.teacher.template)
 
     @classmethod
     def check_tokens(cls, config: Config, tasks: Sequence[Task], tokenizer: Tokenizer) -> None:
