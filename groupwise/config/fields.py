@@ -125,7 +125,7 @@ class Tiny:
     cold_start_rate: Positive = 3e-3  # learning rate of the cold start
 
 
-GENERATORS = ("arithmetic", "chain", "countdown")
+GENERATORS = ("arithmetic", "arithmetic_pairs", "chain", "countdown")
 GYM = "reasoning_gym"  # its tasks are generators, too: reasoning_gym:chain_sum
 FILES = re.compile(r"hub:|.*[./*]")  # and no name of a task
 

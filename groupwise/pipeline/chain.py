@@ -27,6 +27,7 @@ from groupwise.stages.checks import refusals
 
 TINY = "tiny"
 IGNORED = " would be ignored by "
+UNSEEN = "length(target=1)"  # a part of a reward that weighs something and asks nothing of a row
 Place = Callable[[Reference, str], str | None]  # a reference and its setting -> text; None: not yet
 
 
@@ -112,10 +113,14 @@ def trial(chain: Chain, stage: StageTable, base: str, *, there: bool = False) ->
 
     The model of an earlier stage is represented by the one that it starts from, which has its
     shape and tokenizer; what else of a stage a setting names is left out, unless all is `there`.
+    Parts of a reward that are still to be trained are represented by one that asks for nothing.
     """
+    unseen: dict[str, float] = {}
 
     def place(reference: Reference, setting: str) -> str | None:
         named = chain.named(reference)
+        if setting.startswith("reward."):
+            unseen[UNSEEN] = 1.0
         if setting.startswith("data."):
             return f"{chain.folder(named)}{reference.rest}" if there else None
         return None if setting.startswith("reward.") else root(chain, named, base)
@@ -123,6 +128,9 @@ def trial(chain: Chain, stage: StageTable, base: str, *, there: bool = False) ->
     left_out: list[str] = []
     while True:  # one refusal may hide another
         config = _config(chain, stage, place, root(chain, stage, base), left_out)
+        if unseen:
+            parts = {**config.reward.parts, **unseen}
+            config = replace(config, reward=replace(config.reward, parts=parts))
         with _reading(chain.pipeline, f"stage {stage.name!r}"):
             found = {text.partition("=")[0] for text in refusals(config) if IGNORED in text}
             own = set_in(_substituted(stage.settings, lambda *_: ""))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from groupwise.errors import RunError
 from groupwise.runfiles import schemas
 from groupwise.runfiles.files import read_object, to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.parts import PartChange, part_changes
 
 FILE = "stages.json"
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
@@ -130,6 +131,7 @@ class StageFigures:
     before: float | None = None
     after: float | None = None
     parent: Mapping[str, Any] | None = None
+    parts: Sequence[PartChange] = ()  # of a reward that has several
 
     @property
     def gain(self) -> float | None:
@@ -156,4 +158,5 @@ def _figures(path: Path, stage: StageRecord) -> StageFigures:
         before=summary.get("accuracy_before"),
         after=summary.get("accuracy_after"),
         parent=manifest.get("parent"),
+        parts=part_changes(summary),
     )
