@@ -187,6 +187,9 @@ class Data:
     # longer rows of recipes that learn rows as they stand (prompt and answer) are dropped, and
     # reported; 0: the limit is what the model holds
     max_row_tokens: Whole = 0
+    # what is learned of a row, with columns in braces: "{solution}</think>{answer}"; empty: its
+    # column `completion`, `messages`, `solution` or `text`
+    completion: str = ""
     # the assistant's turns of a conversation that are learned: "all", or the "last" one
     turns: Literal["all", "last"] = "all"
     size: Count = 10_000  # tasks that a generator makes; fewer where it has no more different ones

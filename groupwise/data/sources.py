@@ -20,8 +20,8 @@ from groupwise.data.mixing import interleaved, keys_of, renumber, repeats, split
 from groupwise.data.named_sets import GRADERS, SETS
 from groupwise.data.on_disk import DiskTasks, store_tasks, tasks_at
 from groupwise.data.selection import KeptAnswers
-from groupwise.data.tasks import Scan
-from groupwise.data.templates import check_template
+from groupwise.data.tasks import Scan, prompt_text
+from groupwise.data.templates import check_template, filled
 from groupwise.errors import DataError, nearest
 from groupwise.records import Task
 
@@ -97,7 +97,16 @@ class SourceReader:
             first = firsts[labels[name]] = following
             for task in self._one(name, source, source.size or size):
                 following = first + task.id + 1
+                task = self._written(task)
                 yield renumber(task, first, labels[name]) if len(sources) > 1 else task
+
+    def _written(self, task: Task) -> Task:
+        """Return the task with what is learned of it, where data.completion says how to write it."""
+        asked = self.data.completion
+        if not asked:
+            return task
+        text = filled("data.completion", asked, task, prompt_text(task.prompt))
+        return replace(task, columns={**task.columns, "completion": text})
 
     def _one(self, name: str, source: SourceSettings, size: int) -> Iterator[Task]:
         if is_generator(name):

@@ -25,7 +25,7 @@ SINGLES = 24  # answers of the trial, each alone in its group
 def source_without_a_sampler(config: Config, recipe: Recipe) -> Iterator[str]:
     """Refuse to read of answers of the data what only samples have, and settings of sampling."""
     if recipe.samples:
-        for name in ("data.turns", "data.max_row_tokens"):
+        for name in ("data.completion", "data.turns", "data.max_row_tokens"):
             if flat(config)[name] != DEFAULTS[name]:
                 yield (
                     f"{name}={flat(config)[name]} would be ignored by {recipe.name}, which samples "
