@@ -23,6 +23,7 @@ from groupwise.commands import (
     filter,
     grade,
     init,
+    label_pairs,
     label_steps,
     mirror,
     pipeline,
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for command in (
         check_reward, collect, compare, diagnose, doctor, evaluate, export, filter, grade, init,
+        label_pairs,
         label_steps, mirror, plan, probe, replay, serve, view,
     ):  # fmt: skip
         command.add_parser(commands)

@@ -143,11 +143,10 @@ method(
     advantage=raw(),
     ratio=on_policy(), gate=score_by_probability(),
     aggregation=token_mean_batch(),
-    setting={"learning_rate": "5e-5 and 2e-5 by model", "epochs": 1},
     fixes="the 1/π weight that hides in supervised learning: rare tokens no longer rule the step",
     breaks="tokens that the policy holds for impossible are never learned",
     reach_for="answers close to what the model would say itself",
-    note="[T] The weight is the token's own probability, without gradient.",
+    note="[T] The weight is the token's own probability, without gradient; rates and lengths as for sft [H].",
 )  # fmt: skip
 
 # --- policy gradients without a ratio ---------------------------------------------------------

@@ -120,6 +120,11 @@ DEFAULTS = flat(_assemble(Config, "", {"recipe": RECIPES[DEFAULT_RECIPE]}))
 
 def _from_file(path: Path) -> list[Setting]:
     data = read_toml(path)
+    if "stage" in data:
+        raise ConfigError(
+            f"{path} is a pipeline: it has [[stage]] tables, which `groupwise train`, `plan` and "
+            "`train --dry-run` take. Give the config.toml of one stage's run."
+        )
     try:
         return [_beside(path.parent, setting) for setting in _layer(data.items())]
     except RecursionError:

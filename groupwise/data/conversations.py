@@ -32,7 +32,7 @@ PLAIN = Wording("auto", "", PROMPT)
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a row teaches, before a tokenizer reads it."""
+    """The words of a row that are learned, before a tokenizer reads them."""
 
     kind: Literal["conversation", "answer", "text"]
     text: str = ""  # of an answer, or all that is learned

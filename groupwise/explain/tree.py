@@ -14,7 +14,7 @@ ROOMS = (
     ("The cycle, in order", "data engine graders groups losses optim sync"),
     (
         "What the cycle runs in and on",
-        "records methods model prepare stages training parallel config common",
+        "records methods model prepare stages training pipeline parallel config common",
     ),
     (
         "To see and to judge",

@@ -12,7 +12,7 @@ from groupwise.methods.slots import NonNegative, Positive, preference
 
 
 @dataclass(frozen=True)
-class LabelledAnswers:
+class CalledAnswers:
     """Summed log-probabilities of answers, whether each is good, and the batch's baseline.
 
     The baseline is one number for all of an update, without gradient: the estimate of
@@ -60,7 +60,7 @@ def baseline_of(logp_N: Tensor, ref_logp_N: Tensor) -> Tensor:
     breaks="z is a biased estimate, and poor for small batches",
 )
 def kto(
-    answers: LabelledAnswers,
+    answers: CalledAnswers,
     *,
     beta: Positive = 0.1,
     desirable: NonNegative = 1.0,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from groupwise import config
 from groupwise.common.progress import counted
-from groupwise.losses.unpaired import AnswerLoss, LabelledAnswers, baseline_of
+from groupwise.losses.unpaired import AnswerLoss, CalledAnswers, baseline_of
 from groupwise.methods.composition import UnpairedRecipe
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.learner import Learner
@@ -27,7 +27,7 @@ from groupwise.parallel.world import ALONE, World
 
 
 @dataclass(frozen=True)
-class Labelled:
+class AnswersWithLabels:
     """Answers with their labels, and others behind the same prompts, for the baseline."""
 
     answers: Sequences
@@ -37,7 +37,7 @@ class Labelled:
     @classmethod
     def of(
         cls, prompts: Sequence[Ids], answers: Sequence[Ids], good: Sequence[bool], context: int
-    ) -> Labelled:
+    ) -> AnswersWithLabels:
         """Set the next answer of another prompt behind each prompt, where both fit."""
         found: list[tuple[Ids, Ids]] = []
         count = len(prompts)
@@ -65,7 +65,7 @@ class UnpairedLearner(Learner):
         super().__init__(model, optim, temperature, roles, world)
         self.recipe = recipe
 
-    def baseline(self, given: Labelled) -> Tensor:
+    def baseline(self, given: AnswersWithLabels) -> Tensor:
         """Return the estimate of the KL on answers to other prompts; 0 without any."""
         if given.others is None:
             return torch.zeros((), device=self.device)
@@ -75,7 +75,7 @@ class UnpairedLearner(Learner):
         return baseline_of(policy_NT.sum(1), reference_NT.sum(1))
 
     def learn_labels(
-        self, given: Labelled, rates: LearningRates
+        self, given: AnswersWithLabels, rates: LearningRates
     ) -> tuple[StepOutcome, dict[str, float]]:
         """Make one update; return it with what the answers looked like before it."""
         assert rates.policy is not None  # nothing learns beside it that it would wait for
@@ -92,18 +92,22 @@ class UnpairedLearner(Learner):
             "answers/mismatched": float(len(given.others.completions) if given.others else 0),
         }
 
-    def look_at(self, given: Labelled) -> AnswerLoss:
+    def look_at(self, given: AnswersWithLabels) -> AnswerLoss:
         """Return what the loss says of the answers, without learning."""
         every = [list(range(len(given.answers.completions)))]
         policy_NT = self.score(self.model, given.answers, every)
         reference_NT = self.role_streams(given.answers, every)["ref_logp_NT"]
         good_N = given.good_N.to(self.device)
         asked = (policy_NT.sum(1), reference_NT.sum(1), good_N, self.baseline(given))
-        found: AnswerLoss = self.recipe.preference(LabelledAnswers(*asked))
+        found: AnswerLoss = self.recipe.preference(CalledAnswers(*asked))
         return found
 
     def _accumulate(
-        self, given: Labelled, reference_NT: Tensor, baseline: Tensor, losses: list[AnswerLoss]
+        self,
+        given: AnswersWithLabels,
+        reference_NT: Tensor,
+        baseline: Tensor,
+        losses: list[AnswerLoss],
     ) -> list[Named]:
         losses.clear()
         seen: list[Named] = []
@@ -117,7 +121,7 @@ class UnpairedLearner(Learner):
                 # What is not finite skips the update, when all is computed; until then it is 0.
                 sums_N = logp_NT.nan_to_num(0.0, 0.0, 0.0).sum(1)
                 reference_N = reference_NT[part.row_N].sum(1)
-                asked = LabelledAnswers(sums_N, reference_N, good_N[part.row_N], baseline)
+                asked = CalledAnswers(sums_N, reference_N, good_N[part.row_N], baseline)
                 found: AnswerLoss = self.recipe.preference(asked)
                 (found.loss_N.sum() / count).backward()  # type: ignore[no-untyped-call]
             losses.append(found)

@@ -18,7 +18,7 @@ from groupwise.pipeline.reading import (
     REFERENCE,
     TEXTS,
     Pipeline,
-    Reference,
+    StageName,
     StageTable,
     last_round,
     reference_of,
@@ -28,7 +28,7 @@ from groupwise.stages.checks import refusals
 TINY = "tiny"
 IGNORED = " would be ignored by "
 UNSEEN = "length(target=1)"  # a part of a reward that weighs something and asks nothing of a row
-Place = Callable[[Reference, str], str | None]  # a reference and its setting -> text; None: not yet
+Place = Callable[[StageName, str], str | None]  # a reference and its setting -> text; None: not yet
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Chain:
     def folder(self, stage: StageTable) -> Path:
         return self.path / stage.folder
 
-    def named(self, reference: Reference) -> StageTable:
+    def named(self, reference: StageName) -> StageTable:
         return self.pipeline.stage(last_round(reference.stage, self.names))
 
-    def start_of(self, stage: StageTable) -> Reference | None:
+    def start_of(self, stage: StageTable) -> StageName | None:
         """Return the stage that a stage's model comes from; None where it is no stage's."""
         match = REFERENCE.fullmatch(stage.start)
         return None if match is None else reference_of(match)
@@ -90,7 +90,7 @@ class Resolved:
 def real(chain: Chain, stage: StageTable, base: str = "") -> Resolved:
     """Return the stage as it runs in its folder; `base` lies elsewhere until it is made there."""
 
-    def place(reference: Reference, setting: str) -> str:
+    def place(reference: StageName, setting: str) -> str:
         folder = chain.folder(chain.named(reference))
         if reference.rest or setting.startswith("data."):
             return f"{folder}{reference.rest}"
@@ -112,18 +112,21 @@ def trial(chain: Chain, stage: StageTable, base: str, *, there: bool = False) ->
     """Return the stage as it can be checked before any has run.
 
     The model of an earlier stage is represented by the one that it starts from, which has its
-    shape and tokenizer; what else of a stage a setting names is left out, unless all is `there`.
-    Parts of a reward that are still to be trained are represented by one that asks for nothing.
+    shape and tokenizer. Parts of a reward that are still to be trained are represented by one that
+    asks for nothing, and graders of sources left out, unless all that the stage names is `there`.
     """
     unseen: dict[str, float] = {}
 
-    def place(reference: Reference, setting: str) -> str | None:
+    def place(reference: StageName, setting: str) -> str | None:
         named = chain.named(reference)
         if setting.startswith("reward."):
             unseen[UNSEEN] = 1.0
-        if setting.startswith("data."):
-            return f"{chain.folder(named)}{reference.rest}" if there else None
-        return None if setting.startswith("reward.") else root(chain, named, base)
+            return None
+        if setting.endswith(".grader") and not there:
+            return None
+        if setting.startswith("data."):  # which nobody reads before it is there
+            return f"{chain.folder(named)}{reference.rest}"
+        return root(chain, named, base)
 
     left_out: list[str] = []
     while True:  # one refusal may hide another
@@ -152,7 +155,7 @@ def reads_stages(stage: StageTable) -> bool:
     """Tell whether its data come from other stages."""
     missing: list[str] = []
 
-    def place(reference: Reference, setting: str) -> str:
+    def place(reference: StageName, setting: str) -> str:
         missing.append(setting)
         return ""
 

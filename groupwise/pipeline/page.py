@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from groupwise.common.progress import clock
 from groupwise.errors import RunError
@@ -62,28 +61,6 @@ def _accuracy(each: StageFigures) -> str:
     if each.before is None or each.after is None:
         return ""
     return f"{100 * each.before:.1f} -> {100 * each.after:.1f}"
-
-
-def data_of(path: Path) -> dict[str, Any]:
-    """Return the chain as data: what every stage is, came to and came from."""
-    record = read_stages(path)
-    assert record is not None
-    stages = [
-        {
-            "name": x.record.name,
-            "folder": x.record.folder,
-            "state": x.record.state,
-            "steps": x.steps,
-            "tokens": x.tokens,
-            "seconds": x.seconds,
-            "accuracy_before": x.before,
-            "accuracy_after": x.after,
-            "parent": x.parent,
-            "parts": [part._asdict() for part in x.parts],
-        }
-        for x in figures(path, record)
-    ]
-    return {"name": record.name, "stages": stages}
 
 
 def write_page(path: str | os.PathLike[str]) -> Path:

@@ -27,7 +27,7 @@ TAKEN = {*TABLES, *FIELDS, *SHORT, "recipe", "stage", "name", "repeat", "keep", 
 
 
 @dataclass(frozen=True)
-class Reference:
+class StageName:
     """Another stage, named in a setting."""
 
     stage: str
@@ -47,7 +47,7 @@ class StageTable:
     round: int = 1
 
     @property
-    def references(self) -> dict[str, Reference]:
+    def references(self) -> dict[str, StageName]:
         """Return the stages that its settings name, by the text that names them."""
         texts = [text for key, text in texts_in(self.settings) if key not in TEXTS]
         texts += self.overrides
@@ -67,11 +67,6 @@ class Pipeline:
 
     def stage(self, name: str) -> StageTable:
         return next(stage for stage in self.stages if stage.name == name)
-
-
-def is_pipeline_file(path: Path | None) -> bool:
-    """Tell whether a file of settings has stages."""
-    return path is not None and path.is_file() and "stage" in read_toml(path)
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
@@ -246,5 +241,5 @@ def texts_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from texts_in(each, key)
 
 
-def reference_of(match: re.Match[str]) -> Reference:
-    return Reference(match["name"], match["which"] or "latest", match["rest"] or "")
+def reference_of(match: re.Match[str]) -> StageName:
+    return StageName(match["name"], match["which"] or "latest", match["rest"] or "")

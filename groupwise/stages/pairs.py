@@ -172,8 +172,9 @@ def check_solutions(recipe: PairRecipe, tasks: Sequence[Task]) -> None:
         raise DataError(
             f"{len(lacking):,} of {len(tasks):,} rows have no written solution (column "
             f"`completion` or `solution`), first row {lacking[0].id}, and {recipe.name} makes the "
-            "data's text likelier than the model's own: a bare answer would teach it to write nothing else. "
-            "Add the solutions, drop such rows, or take a recipe that learns from rewards."
+            "data's text likelier than the model's own: a bare answer would teach it to write "
+            "nothing else. Add the solutions, drop such rows, or take a recipe that learns from "
+            "rewards."
         )
 
 

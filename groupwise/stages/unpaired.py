@@ -13,7 +13,7 @@ from groupwise.model.layers.transformer import Policy
 from groupwise.optim.assemble import Group
 from groupwise.optim.roles.role import Role
 from groupwise.optim.schedules import LearningRates
-from groupwise.optim.unpaired import Labelled, UnpairedLearner
+from groupwise.optim.unpaired import AnswersWithLabels, UnpairedLearner
 from groupwise.parallel.world import World
 from groupwise.prepare.answers import answer_ids, has_answers
 from groupwise.records import Memory, Task
@@ -108,7 +108,7 @@ class UnpairedStage(Stage[UnpairedRecipe, UnpairedLearner]):
         right: list[float | None] = []
         if own:
             tokenizer = parts.loaded.tokenizer
-            given = Labelled.of(
+            given = AnswersWithLabels.of(
                 [task.token_ids for task in own],
                 [answer_ids(task, "completion", tokenizer) for task in own],
                 [verdict_of(task) for task in own],
@@ -129,10 +129,10 @@ def _labelled(task: Task) -> bool:
     return task.columns.get("label") is not None
 
 
-def labelled_of(groups: Sequence[Group], context: int) -> Labelled:
+def labelled_of(groups: Sequence[Group], context: int) -> AnswersWithLabels:
     """Return the answers of the groups with their labels."""
     rows = [group[0] for group in groups]
-    return Labelled.of(
+    return AnswersWithLabels.of(
         [row.task.token_ids for row in rows],
         [row.completion.token_ids for row in rows],
         [verdict_of(row.task) for row in rows],

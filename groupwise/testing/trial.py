@@ -22,7 +22,7 @@ from groupwise.groups.phase import batch_phase, passes
 from groupwise.losses.pairs import Choice, PairLoss, Pairs
 from groupwise.losses.phase import token_phase
 from groupwise.losses.scores import LabelledSteps, ScoredPairs
-from groupwise.losses.unpaired import AnswerLoss, LabelledAnswers
+from groupwise.losses.unpaired import AnswerLoss, CalledAnswers
 from groupwise.methods.composition import PairRecipe, Recipe, UnpairedRecipe
 from groupwise.methods.method import Method
 from groupwise.methods.scoring import ProcessRewardModelRecipe, RewardModelRecipe
@@ -399,7 +399,7 @@ def try_unpaired(recipe: UnpairedRecipe) -> list[str]:
     slot = recipe.preference
     if _is_own(slot):
         good_N = torch.tensor([True, False] * 3)
-        given = LabelledAnswers(logp_N.requires_grad_(), ref_N, good_N, torch.tensor(0.5))
+        given = CalledAnswers(logp_N.requires_grad_(), ref_N, good_N, torch.tensor(0.5))
         found = call_slot(slot, slot, given)
         if not isinstance(found, AnswerLoss):
             raise _fault(slot, f"returned {_shape(found)} instead of an AnswerLoss")

@@ -22,7 +22,7 @@ from groupwise.losses.preferences import (
     robust,
     simpo,
 )
-from groupwise.losses.unpaired import LabelledAnswers, baseline_of, kto
+from groupwise.losses.unpaired import CalledAnswers, baseline_of, kto
 from groupwise.methods.slots import Slot
 from groupwise.recipes import recipe
 
@@ -168,7 +168,7 @@ def test_kto_against_a_baseline_that_is_never_negative(
     baseline = baseline_of(other_N, torch.zeros(4, dtype=torch.float64))
     assert float(baseline) == max(0.0, sum(shift) / 4) and not baseline.requires_grad
     good_N = torch.tensor([True, False, True, False])
-    found = kto(beta, 1.0, undesirable)(LabelledAnswers(logp_N, ref_N, good_N, baseline))
+    found = kto(beta, 1.0, undesirable)(CalledAnswers(logp_N, ref_N, good_N, baseline))
     assert found.loss_N.tolist() == pytest.approx(expected, rel=1e-9)
     (found_slope,) = torch.autograd.grad(found.loss_N.mean(), [logp_N])
     assert found_slope.tolist() == pytest.approx(slope, rel=1e-9)

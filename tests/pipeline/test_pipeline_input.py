@@ -8,12 +8,16 @@ import pytest
 from chains import COLD, HEAD, LAST, THREE, chain, go
 
 from groupwise.cli import main
+from groupwise.config import load
 from groupwise.errors import GroupwiseError
-from groupwise.pipeline.chain import real
-from groupwise.runfiles.stages import pipeline_of
+from groupwise.pipeline.chain import chain_of, real
+from groupwise.pipeline.checks import check_chain
+from groupwise.pipeline.reading import read
+from groupwise.runfiles.stages import ChainRecord, pipeline_of
 from groupwise.view.pages import home, run_page
 from groupwise.view.runs import Runs
 
+EXAMPLES = Path(__file__).parents[2] / "configs"
 NEXT = '[[stage]]\nname = "next"\nrecipe = "rloo"\n'
 
 
@@ -126,3 +130,15 @@ def test_commands_take_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Pipeline run" in page and "from <a" in page
     assert "Started from <a" in run_page(runs["run/2_reason"], runs)
     assert pipeline_of(made.path / "1_cold") == made.path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in EXAMPLES.glob("*.toml") if "[[stage]]" in path.read_text("utf-8")],
+    ids=lambda path: path.name,
+)
+def test_the_examples_are_sound(path: Path, tmp_path: Path) -> None:
+    made = chain_of(read(path), tmp_path / "run")
+    assert check_chain(made, ChainRecord("", "", ()), Path(made.base)) == []
+    with pytest.raises(GroupwiseError, match="is a pipeline"):
+        load(path)

@@ -19,11 +19,14 @@ from groupwise import Pairs, batch_phase, passes, recipe, token_phase
 from groupwise.config import load
 from groupwise.errors import RunError
 from groupwise.evaluate.monte_carlo import Agreement
+from groupwise.losses.unpaired import AnswerLoss
 from groupwise.methods.composition import PairRecipe
 from groupwise.optim.learned import RoleUpdates
 from groupwise.optim.roles.critic import Critic, value_measures
 from groupwise.optim.roles.implicit_reward import reward_measures
+from groupwise.optim.roles.teacher import Teacher
 from groupwise.optim.step import StepOutcome
+from groupwise.optim.unpaired import answer_metrics
 from groupwise.recipes import RECIPES
 from groupwise.runfiles import catalogue
 from groupwise.runfiles.files import storable
@@ -251,7 +254,9 @@ def test_a_long_curve_keeps_its_spikes() -> None:
 OF_THE_LOOP = [
     "eval/accuracy", "eval/accuracy_stderr", "eval/reward", "eval/length",
     "eval/truncated_share", "eval/failed_share", "length/truncated_share",
-    "length/sampled_mean", "optim/grad_norm", "optim/learning_rate", "optim/skipped",
+    "pairs/chosen_nll", "eval/pairs_accuracy", "eval/nll", "eval/preference_loss",
+    "answers/baseline", "answers/mismatched", "length/sampled_mean", "optim/grad_norm",
+    "optim/learning_rate", "optim/skipped",
     "updates/count", "loss/policy", "loss/total", "reward/part/number",
     "reward/part/mine.py:score", "reward/failed_share", "reward/sampled_mean", "refill/rounds",
     "reward/missing_share", "refill/tokens", "refill/drawn_groups", "correct/mean",
@@ -297,6 +302,9 @@ def measured_of_roles() -> set[str]:
         done = RoleUpdates(role, [StepOutcome(1.0, False, False, None)], [torch.zeros(())])
         made |= {*measure(batch), *done.metrics()}
     made |= {*Agreement(8, 0.5, 0.1, 0.1, (0.1, None), 0.05).metrics("eval/critic")}
+    teacher = object.__new__(Teacher)  # it measures what is in the batch
+    taught = batch_phase(recipe("distill"), random_sample(0).build()).batch
+    made |= {*teacher.measures(recipe("distill"), taught)}
     critic = object.__new__(Critic)  # without a model: its updates are measured by the batch
     term = critic.tally(recipe("ppo"), with_values(random_sample(0)))
     return made | {*term.read()}
@@ -324,6 +332,8 @@ def test_what_the_phases_measure_is_documented() -> None:
         if isinstance(entry, PairRecipe):
             pairs = Pairs(*(torch.zeros(2) for _ in range(4)), *(torch.ones(2) for _ in range(2)))
             names |= set(entry.preference(pairs).metrics())
+    both_N = torch.tensor([True, False])
+    names |= set(answer_metrics([AnswerLoss(torch.zeros(2), torch.zeros(2), both_N)]))
     names |= of_models_that_score() | measured_of_roles()
     assert {"kl/ref", "entropy/mean", "mismatch/effective_sample_share"} <= names  # it did measure
     assert [name for name in names if name != "step" and catalogue.find(name) is None] == []

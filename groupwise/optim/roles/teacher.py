@@ -173,9 +173,9 @@ class Teacher(Role):
                 instead={"teacher.update=policy": RoleSize(cls.name, passes=passes)},
             )
         shapes = [stored_shape(path) for path in _others(config)]
-        return RoleSize(
-            cls.name, passes=passes, models=tuple(shape for shape in shapes if shape is not None)
-        )
+        known = tuple(shape for shape in shapes if shape is not None)
+        # One that is not named, or can't be read before it is loaded, counts as a second policy.
+        return RoleSize(cls.name, held=0 if known else width, passes=passes, models=known)
 
     @classmethod
     def notes(cls, config: Config) -> list[str]:

@@ -1,0 +1,75 @@
+"""Pairs of a model's answers by a judge: which is chosen, what is left out, and going on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from steps import Start
+
+from groupwise.cli import main
+from groupwise.config import load
+from groupwise.errors import ConfigError
+from groupwise.probing import pair_labels
+from groupwise.probing.pair_labels import FAILED, TIE, PairRequest, prepare_pairs, why_not
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    return Start(tmp_path_factory.mktemp("start"))
+
+
+def prepared(start: Start, prompts: int = 12, **changes: object) -> pair_labels.PreparedPairs:
+    settings = start.settings(reward="stepwise", **changes)
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    return prepare_pairs(load({"model.device": "cpu", **named}), PairRequest(prompts))
+
+
+def test_the_higher_score_is_chosen_and_ties_and_failures_are_counted(
+    start: Start, tmp_path: Path
+) -> None:
+    assert why_not([1.0, 0.5]) == "" and why_not([0.5, 0.5]) == TIE
+    assert why_not([None, 0.5]) == FAILED
+    out = tmp_path / "pairs.jsonl"
+    made = prepared(start).run(out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) > 2 and len(rows) + sum(made.left_out.values()) == 12
+    for row in rows:
+        high, low = row["labelled"]["scores"]
+        assert high > low and row["chosen"] != row["rejected"]
+        assert "<end>" not in row["chosen"] and row["labelled"]["judge"][0].endswith(":stepwise")
+    assert not out.with_name("pairs.jsonl.part").exists()
+
+
+def test_what_was_stopped_goes_on_to_the_same_rows(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    monkeypatch.setattr(pair_labels, "AT_A_TIME", 4)
+    prepared(start).run(whole)
+    judged, calls = pair_labels.PreparedPairs._judged, []
+
+    def killed(self: pair_labels.PreparedPairs, tasks: list) -> list:
+        calls.append(len(tasks))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return judged(self, tasks)
+
+    monkeypatch.setattr(pair_labels.PreparedPairs, "_judged", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepared(start).run(parts)
+    with pytest.raises(ConfigError, match="another request"):
+        prepared(start, seed=7).run(parts)
+    prepared(start).run(parts)
+    assert calls == [4, 4, 4, 4] and parts.read_text() == whole.read_text()
+
+
+def test_a_judge_and_how_it_is_asked_must_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["label-pairs", "--out", str(tmp_path / "p.jsonl")]
+    assert main([*out, "--compare"]) == 2 and "shown two answers" in capsys.readouterr().err
+    pairwise = "judge(form='pairwise', url='http://127.0.0.1:1/v1', model='m')"
+    assert main([*out, "--judge", pairwise]) == 2 and "add --compare" in capsys.readouterr().err
+    assert main(["label-pairs", "--out", "p.txt"]) == 2
