@@ -37,8 +37,9 @@ def earlier_runs(config: Config, recipe: Method) -> Iterator[str]:
             yield f"data.mix has no entry {name!r}. {nearest(name, MIXED)}"
     if data.train != DEFAULTS["data.train"] and not data.mix.get("other"):
         yield (
-            f"data.train={data.train!r} would be ignored: answers come from data.runs. Say with "
-            "data.mix.other how many of its rows are learned beside them, or leave it out."
+            f"data.train={data.train!r} would be ignored by {recipe.name}, whose answers come from "
+            "data.runs. Say with data.mix.other how many of its rows are learned beside them, or "
+            "leave it out."
         )
     if data.holdout_share:
         yield (
