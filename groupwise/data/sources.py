@@ -58,7 +58,9 @@ def load(
     firsts, notes = gather.firsts, gather.notes
     held: Sequence[Task] = []
     if data.eval and not data.holds_out:
-        held = interleaved(store_tasks(gather.all(data.eval_details, held_out, held_out=True), streaming))
+        held = interleaved(
+            store_tasks(gather.all(data.eval_details, held_out, held_out=True), streaming)
+        )
     train = _without_repeats(data, train, held, notes)
     if data.holdout_share:
         train, held = split_by_hash(train, data.holdout_share)

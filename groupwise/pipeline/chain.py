@@ -108,25 +108,27 @@ def real(chain: Chain, stage: StageTable, base: str = "") -> Resolved:
     return Resolved(config, tried.left_out)
 
 
-def trial(chain: Chain, stage: StageTable, base: str, *, there: bool = False) -> Resolved:
+def trial(chain: Chain, stage: StageTable, base: str) -> Resolved:
     """Return the stage as it can be checked before any has run.
 
     The model of an earlier stage is represented by the one that it starts from, which has its
-    shape and tokenizer. Parts of a reward that are still to be trained are represented by one that
-    asks for nothing, and graders of sources left out, unless all that the stage names is `there`.
+    shape and tokenizer. Its data are named, and for others to read when they are there. A part of
+    the reward that asks it is represented by one that asks for nothing; a grader of a source is
+    left out until there is a model for it.
     """
     unseen: dict[str, float] = {}
 
     def place(reference: StageName, setting: str) -> str | None:
         named = chain.named(reference)
+        folder = chain.folder(named)
         if setting.startswith("reward."):
             unseen[UNSEEN] = 1.0
             return None
-        if setting.endswith(".grader") and not there:
-            return None
-        if setting.startswith("data."):  # which nobody reads before it is there
-            return f"{chain.folder(named)}{reference.rest}"
-        return root(chain, named, base)
+        if setting.endswith(".grader"):
+            return str(folder) if (folder / "checkpoints" / reference.which).exists() else None
+        return (
+            f"{folder}{reference.rest}" if setting.startswith("data.") else root(chain, named, base)
+        )
 
     left_out: list[str] = []
     while True:  # one refusal may hide another
@@ -135,12 +137,20 @@ def trial(chain: Chain, stage: StageTable, base: str, *, there: bool = False) ->
             parts = {**config.reward.parts, **unseen}
             config = replace(config, reward=replace(config.reward, parts=parts))
         with _reading(chain.pipeline, f"stage {stage.name!r}"):
-            found = {text.partition("=")[0] for text in refusals(config) if IGNORED in text}
+            asked = (
+                _not_made_yet(config) if config.model.path == base and chain.embedded else config
+            )
+            found = {text.partition("=")[0] for text in refusals(asked) if IGNORED in text}
             own = set_in(_substituted(stage.settings, lambda *_: ""))
         more = (found & _given(chain.pipeline)) - own - set(left_out)
         if not more:
             return Resolved(config, left_out)
         left_out = sorted({*left_out, *more})
+
+
+def _not_made_yet(config: Config) -> Config:
+    """Return a stage's settings with the embedded model by its name: no file of it is read."""
+    return replace(config, model=replace(config.model, path=TINY))
 
 
 def root(chain: Chain, stage: StageTable, base: str) -> str:
@@ -153,6 +163,16 @@ def root(chain: Chain, stage: StageTable, base: str) -> str:
 
 def reads_stages(stage: StageTable) -> bool:
     """Tell whether its data come from other stages."""
+    return any(setting.startswith("data.") for setting in _naming_stages(stage))
+
+
+def asks_stages(stage: StageTable) -> bool:
+    """Tell whether its reward asks models of other stages."""
+    return any(setting.startswith("reward.") for setting in _naming_stages(stage))
+
+
+def _naming_stages(stage: StageTable) -> list[str]:
+    """Return the settings of its table that name stages."""
     missing: list[str] = []
 
     def place(reference: StageName, setting: str) -> str:
@@ -160,7 +180,7 @@ def reads_stages(stage: StageTable) -> bool:
         return ""
 
     _substituted(stage.settings, place)
-    return any(setting.startswith("data.") for setting in missing)
+    return missing
 
 
 def _given(pipeline: Pipeline) -> set[str]:

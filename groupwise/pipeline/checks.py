@@ -19,13 +19,14 @@ from groupwise.errors import GroupwiseError, ModelError, RunError
 from groupwise.hub import local_model
 from groupwise.model.config import ModelConfig
 from groupwise.model.formats.checkpoint import save, stored_shape, stored_tokenizer
-from groupwise.pipeline.chain import Chain, reads_stages, trial
+from groupwise.pipeline.chain import Chain, asks_stages, reads_stages, trial
 from groupwise.pipeline.reading import BASE, StageTable
 from groupwise.plan.estimate import space_of
 from groupwise.prepare import tiny
 from groupwise.prepare.answers import check_answers
+from groupwise.prepare.earlier import other_rows
 from groupwise.prepare.placing import placed
-from groupwise.prepare.setup import CheckedData, check_data, fitting_tasks
+from groupwise.prepare.setup import TASKS_SEED, CheckedData, check_data, fitting_tasks
 from groupwise.runfiles.stages import FINISHED, ChainRecord
 from groupwise.stages import stage_of
 from groupwise.stages.checks import check_config
@@ -49,20 +50,25 @@ def check_chain(chain: Chain, record: ChainRecord, base: Path) -> Doubts:
     left = [stage for stage in chain.pipeline.stages if stage.name not in finished]
     doubts: Doubts = []
     data: dict[str, CheckedData] = {}
+    found: CheckedData | None
     root = str(base) if chain.embedded else chain.asked.model.path
     for stage in left:
         there = all(chain.named(x).name in finished for x in stage.references.values())
-        config = _placed(chain, stage, root, there)
+        config = _placed(chain, stage, root)
         with naming(stage):
-            if there or not reads_stages(stage):
-                with phase(f"reading the data of stage {stage.name}"):
-                    data[stage.name] = check_data(config)
-                stage_of(config).check_tasks(data[stage.name].train)
+            with phase(f"reading the data of stage {stage.name}"):
+                if there or not reads_stages(stage):
+                    found = check_data(config, learns=there or not asks_stages(stage))
+                else:
+                    found = _mixed_in(config)
+            if found is not None:
+                stage_of(config).check_tasks(found.train)
+                data[stage.name] = found
     if chain.embedded and not base.is_dir():
         make_base(chain, left, data, base)
     spaces: list[Space] = []
     for stage in left:
-        config = _placed(chain, stage, root, stage.name in data)
+        config = _placed(chain, stage, root)
         with naming(stage):
             doubts += [f"stage {stage.name!r}: {each}" for each in check_config(config)]
             doubts += [f"stage {stage.name!r}: {each}" for each in stage_of(config).try_slots()]
@@ -74,8 +80,17 @@ def check_chain(chain: Chain, record: ChainRecord, base: Path) -> Doubts:
     return doubts
 
 
-def _placed(chain: Chain, stage: StageTable, root: str, there: bool) -> Config:
-    return placed(trial(chain, stage, root, there=there).config)
+def _mixed_in(config: Config) -> CheckedData | None:
+    """Return the rows beside answers that an earlier stage is to give; None where there are none.
+
+    They are a file's, and so can be checked before that stage.
+    """
+    rows = other_rows(config, TASKS_SEED) if config.data.runs else []
+    return CheckedData(rows, [], [], {}, {}) if rows else None
+
+
+def _placed(chain: Chain, stage: StageTable, root: str) -> Config:
+    return placed(trial(chain, stage, root).config)
 
 
 def shape_of(config: Config) -> ModelConfig:

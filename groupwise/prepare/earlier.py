@@ -171,7 +171,7 @@ def load_earlier(config: Config, seed: int) -> LoadedTasks:
         raise DataError(f"Nothing is left to learn from: {selection.line()}. Relax keep.")
     by_name = {run.name: run for run in runs}
     tasks = [_task(number, answer, by_name[answer.place.run]) for number, answer in enumerate(kept)]
-    others = _others(config, seed, len(tasks))
+    others = other_rows(config, seed, len(tasks))
     wanted = config.data.mix.get("other", 0)
     if len(others) < wanted:
         notes.append(
@@ -306,7 +306,7 @@ def _task(number: int, answer: EarlierAnswer, run: EarlierRun) -> Task:
     return Task(number, rollout.task.prompt, rollout.task.answer, columns)
 
 
-def _others(config: Config, seed: int, first: int) -> list[Task]:
+def other_rows(config: Config, seed: int, first: int = 0) -> list[Task]:
     """Choose rows of data.train by the seed; they are numbered behind the kept answers."""
     wanted = config.data.mix.get("other", 0)
     if not wanted:

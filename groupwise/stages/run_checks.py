@@ -37,7 +37,7 @@ def earlier_runs(config: Config, recipe: Method) -> Iterator[str]:
             yield f"data.mix has no entry {name!r}. {nearest(name, MIXED)}"
     if data.train != DEFAULTS["data.train"] and not data.mix.get("other"):
         yield (
-            f"data.train={data.train!r} would be ignored by {recipe.name}, whose answers come from "
+            f"data.train={data.train!r} would be ignored by recipe.source=run: answers come from "
             "data.runs. Say with data.mix.other how many of its rows are learned beside them, or "
             "leave it out."
         )
