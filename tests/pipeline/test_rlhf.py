@@ -98,7 +98,7 @@ def parts_after(made: Chain, stage: str) -> dict[str, Any]:
 def test_rlhf_on_the_embedded_model_shows_proxy_judge_and_truth(place: Path) -> None:
     pytest.importorskip("transformers")
     made = shrunk("rlhf_tiny", "tiny.width=32", "data.size=200", run="run")
-    record, said = go(made)
+    record, _ = go(made)
     assert record.finished
     shown = {"rm(path='2_proxy')", "rm(path='3_judge')", "number"}
     for stage in ("ppo", "dpo"):
