@@ -317,6 +317,20 @@ def test_load_reads_what_the_configuration_names(tmp_path: Path) -> None:
     assert len(other.eval) == 10 and other.eval[0].columns["target"]
 
 
+def test_completions_are_written_from_columns(tmp_path: Path) -> None:
+    """A row that lacks a column is refused; a held-out one stays, to be graded by its answer."""
+    rows = [{"prompt": "1+1", "answer": "2", "solution": "One {more}."}]
+    file, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    file.write_text(json.dumps(rows[0]) + "\n")
+    other.write_text(json.dumps({"prompt": "2+2", "answer": "4"}) + "\n")
+    data = Data(train=str(file), eval=str(other), completion="{solution}</think>{answer}")
+    found = load(data, seed=0, held_out=1)
+    assert found.train[0].columns["completion"] == "One {more}.</think>2"
+    assert "completion" not in found.eval[0].columns
+    with pytest.raises(DataError, match=r"nothing in column 'solution', which data.completion"):
+        load(Data(train=str(other), completion="{solution}"), seed=0, held_out=0)
+
+
 def test_load_refuses_what_it_would_ignore(tmp_path: Path) -> None:
     train = written(tmp_path, {"prompt": "a"})
     with pytest.raises(DataError, match="Remove them"):
