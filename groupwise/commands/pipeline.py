@@ -53,12 +53,15 @@ def chain_in(source: Path, overrides: Sequence[str], run: str | None) -> Chain:
 
 def table(path: Path) -> list[str]:
     """Return the stages of a folder as lines: recipe, cost, accuracy before and after."""
-    from groupwise.pipeline.page import COLUMNS, rows_of
+    from groupwise.pipeline.page import COLUMNS, PARTS, parts_of, rows_of
     from groupwise.runfiles.stages import figures, read_stages
 
     record = read_stages(path)
     assert record is not None
-    return aligned([COLUMNS, *rows_of(figures(path, record))])
+    found = figures(path, record)
+    parts = parts_of(found)
+    by_part = ["", "held-out rewards, by part", *aligned([PARTS, *parts])] if parts else []
+    return [*aligned([COLUMNS, *rows_of(found)]), *by_part]
 
 
 def dry_run(chain: Chain) -> int:

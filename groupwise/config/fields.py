@@ -125,7 +125,7 @@ class Tiny:
     cold_start_rate: Positive = 3e-3  # learning rate of the cold start
 
 
-GENERATORS = ("arithmetic", "chain", "countdown")
+GENERATORS = ("arithmetic", "arithmetic_pairs", "chain", "countdown")
 GYM = "reasoning_gym"  # its tasks are generators, too: reasoning_gym:chain_sum
 FILES = re.compile(r"hub:|.*[./*]")  # and no name of a task
 
@@ -187,6 +187,9 @@ class Data:
     # longer rows of recipes that learn rows as they stand (prompt and answer) are dropped, and
     # reported; 0: the limit is what the model holds
     max_row_tokens: Whole = 0
+    # what is learned of a row, with columns in braces: "{solution}</think>{answer}"; empty: its
+    # column `completion`, `messages`, `solution` or `text`
+    completion: str = ""
     # the assistant's turns of a conversation that are learned: "all", or the "last" one
     turns: Literal["all", "last"] = "all"
     size: Count = 10_000  # tasks that a generator makes; fewer where it has no more different ones

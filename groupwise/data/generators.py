@@ -1,4 +1,4 @@
-"""Tasks made on the spot: arithmetic, chain and countdown. They need no download.
+"""Tasks made on the spot: arithmetic, chain, countdown, pairs of answers. They need no download.
 
 A generator is a function of size, seed and its options; the same call gives the same tasks. Their
 prompts differ from each other; where there are not enough different ones, there are fewer tasks.
@@ -7,6 +7,7 @@ prompts differ from each other; where there are not enough different ones, there
 from __future__ import annotations
 
 import inspect
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -93,6 +94,50 @@ def arithmetic(
     return tasks
 
 
+def arithmetic_pairs(
+    size: int,
+    stream: random.Random,
+    *,
+    digits: int = 2,
+    operations: str = "+",
+    terms: int = 2,
+    filler: int = 0,
+    care: float = 4.0,
+    taste: float = 0.0,
+) -> list[Task]:
+    """Make tasks of `arithmetic` with two answers each, of which somebody preferred one.
+
+    An answer is right or wrong with equal chance and begins with up to `filler` signs. The judge
+    is one of Bradley and Terry's: a right answer counts `care`, each sign without meaning `taste`,
+    and the first is chosen with the chance that the difference of their counts gives. So some
+    labels are wrong, and where `taste` is not 0 length passes for quality.
+    """
+    _number("arithmetic_pairs", "care", care, 0, 100)
+    _number("arithmetic_pairs", "taste", taste, -100, 100)
+    sums = arithmetic(
+        size, stream, digits=digits, operations=operations, terms=terms, filler=filler
+    )
+    tasks = []
+    for task in sums:
+        answers = _two_answers(int(task.answer or 0), filler, stream)
+        one, two = (care * right + taste * text.count(FILLER) for text, right in answers)
+        if stream.random() >= 1 / (1 + math.exp(two - one)):
+            answers.reverse()
+        (chosen, _), (rejected, _) = answers
+        columns = {**task.columns, "chosen": chosen, "rejected": rejected}
+        tasks.append(Task(task.id, task.prompt, task.answer, columns))
+    return tasks
+
+
+def _two_answers(right: int, filler: int, stream: random.Random) -> list[tuple[str, bool]]:
+    """Return two different answers, each with whether it is right: wrong ones are off by 1 to 9."""
+    answers: dict[str, bool] = {}
+    while len(answers) < 2:
+        off = stream.choice((0, 1)) * stream.choice((-1, 1)) * stream.randint(1, 9)
+        answers[FILLER * stream.randint(0, filler) + str(right + off)] = off == 0
+    return list(answers.items())
+
+
 def chain(
     size: int,
     stream: random.Random,
@@ -168,6 +213,7 @@ def countdown(
 
 GENERATORS: dict[str, Callable[..., list[Task]]] = {
     "arithmetic": arithmetic,
+    "arithmetic_pairs": arithmetic_pairs,
     "chain": chain,
     "countdown": countdown,
 }
@@ -235,6 +281,11 @@ def _whole(name: str, option: str, value: Any, low: int, high: int) -> None:
         raise DataError(
             f"{name}: {option} = {value!r} must be a whole number from {low} to {high}."
         )
+
+
+def _number(name: str, option: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise DataError(f"{name}: {option} = {value!r} must be a number from {low} to {high}.")
 
 
 def _operations(name: str, value: Any, known: str) -> None:

@@ -20,8 +20,8 @@ from groupwise.data.mixing import interleaved, keys_of, renumber, repeats, split
 from groupwise.data.named_sets import GRADERS, SETS
 from groupwise.data.on_disk import DiskTasks, store_tasks, tasks_at
 from groupwise.data.selection import KeptAnswers
-from groupwise.data.tasks import Scan
-from groupwise.data.templates import check_template
+from groupwise.data.tasks import Scan, prompt_text
+from groupwise.data.templates import check_template, filled
 from groupwise.errors import DataError, nearest
 from groupwise.records import Task
 
@@ -58,7 +58,9 @@ def load(
     firsts, notes = gather.firsts, gather.notes
     held: Sequence[Task] = []
     if data.eval and not data.holds_out:
-        held = interleaved(store_tasks(gather.all(data.eval_details, held_out), streaming))
+        held = interleaved(
+            store_tasks(gather.all(data.eval_details, held_out, held_out=True), streaming)
+        )
     train = _without_repeats(data, train, held, notes)
     if data.holdout_share:
         train, held = split_by_hash(train, data.holdout_share)
@@ -89,7 +91,9 @@ class SourceReader:
     firsts: dict[str, int] = field(default_factory=dict)  # of the last call: by label, in order
     dropped: dict[str, int] = field(default_factory=dict)  # malformed rows left out, by file
 
-    def all(self, sources: Mapping[str, SourceSettings], size: int) -> Iterator[Task]:
+    def all(
+        self, sources: Mapping[str, SourceSettings], size: int, *, held_out: bool = False
+    ) -> Iterator[Task]:
         """Yield each task of several sources with its source, no two with the same number."""
         labels, following = _labels(tuple(sources)), 0
         self.firsts = firsts = {}
@@ -97,7 +101,24 @@ class SourceReader:
             first = firsts[labels[name]] = following
             for task in self._one(name, source, source.size or size):
                 following = first + task.id + 1
+                task = self._written(task, held_out)
                 yield renumber(task, first, labels[name]) if len(sources) > 1 else task
+
+    def _written(self, task: Task, held_out: bool) -> Task:
+        """Return the task with what is learned of it, where data.completion says how to write it.
+
+        A held-out row that lacks a column of it stays as it is: there may be an answer to grade by.
+        """
+        asked = self.data.completion
+        if not asked:
+            return task
+        try:
+            text = filled("data.completion", asked, task, prompt_text(task.prompt))
+        except DataError:
+            if held_out:
+                return task
+            raise
+        return replace(task, columns={**task.columns, "completion": text})
 
     def _one(self, name: str, source: SourceSettings, size: int) -> Iterator[Task]:
         if is_generator(name):

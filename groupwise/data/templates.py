@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from groupwise.errors import DataError, nearest
+from groupwise.records import Task
 
 PROMPT = "{prompt}"
+PLACE = re.compile(r"\{(\w+)\}")
 CHAT = ("auto", "chat")  # auto: chat for messages, plain for strings
 
 # DeepSeek-R1 (2501.12948), table 1; the thought is opened as in 2503.20783.
@@ -59,3 +62,19 @@ def check_template(name: str) -> None:
     """Refuse a template that does not exist, before a model is loaded."""
     if name not in CHAT:
         template_text(name)
+
+
+def filled(setting: str, asked: str, task: Task, prompt: str) -> str:
+    """Put the prompt and the row's columns where their names stand in braces."""
+    known = {**task.columns, "answer": task.answer, "prompt": prompt}
+
+    def value(place: re.Match[str]) -> str:
+        found = known.get(place[1])
+        if found is None or found == "":
+            raise DataError(
+                f"Row {task.id} has nothing in column {place[1]!r}, which {setting} puts in. "
+                "Add it, or name another column."
+            )
+        return str(found)
+
+    return PLACE.sub(value, asked)

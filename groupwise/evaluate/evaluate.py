@@ -25,6 +25,7 @@ from groupwise.records import Rollout, Task
 from groupwise.sync.export import checkpoint_in
 
 SHOWN = 6  # examples kept for people to read
+PART = "eval/part/"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Evaluation:
     by_task: dict[str, list[float | None]] = field(default_factory=dict)
     # further metrics, by name: of a model that scores
     others: dict[str, float] = field(default_factory=dict)
+    # mean of each part of a reward that has several, before its weight
+    parts: dict[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
         found: dict[str, float | None] = {
@@ -61,6 +64,7 @@ class Evaluation:
         }
         for source, values in self.sources.items():
             found |= {f"eval/source/{source}/{name}": x for name, x in values.items()}
+        found |= {f"{PART}{name}": value for name, value in self.parts.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,6 +95,7 @@ def evaluate(
     rewards = [_mean([r.grade.reward for r in group]) for group in groups]
     known = [x for x in right if x is not None]
     accuracy = _mean(known)
+    by_part = _by_part(groups)
     stderr = None
     if accuracy is not None and len(known) > 1:
         spread = sum((x - accuracy) ** 2 for x in known) / (len(known) - 1)
@@ -107,8 +112,21 @@ def evaluate(
         examples=tuple(_example(group[0]) for group in groups[:SHOWN]),
         sources=_by_source(tasks, right, rewards),
         scores=tuple(rewards if accuracy is None else right),
-        by_task=_by_task(tasks, groups, right, rewards),
+        by_task=_by_task(tasks, groups, right, rewards)
+        | {f"{PART}{name}": values for name, values in by_part.items()},
+        parts={name: x for name, own in by_part.items() if (x := _mean(own)) is not None},
     )
+
+
+def _by_part(groups: Sequence[Sequence[Rollout]]) -> dict[str, list[float | None]]:
+    """Return each task's value of each part of the reward; none where the one part is all of it."""
+    names = dict.fromkeys(name for group in groups for r in group for name in r.grade.parts)
+    if len(names) < 2:
+        return {}
+    return {
+        name: [_mean([r.grade.parts.get(name) for r in group]) for group in groups]
+        for name in names
+    }
 
 
 def _by_task(

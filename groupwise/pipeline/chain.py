@@ -26,8 +26,8 @@ from groupwise.pipeline.reading import (
 from groupwise.stages.checks import refusals
 
 TINY = "tiny"
-STAND_IN = {"length": 1.0}  # a part of a reward that can grade anything
 IGNORED = " would be ignored by "
+UNSEEN = "length(target=1)"  # a part of a reward that weighs something and asks nothing of a row
 Place = Callable[[StageName, str], str | None]  # a reference and its setting -> text; None: not yet
 
 
@@ -112,19 +112,30 @@ def trial(chain: Chain, stage: StageTable, base: str) -> Resolved:
     """Return the stage as it can be checked before any has run.
 
     The model of an earlier stage is represented by the one that it starts from, which has its
-    shape and tokenizer. Its data are named, and for others to read when they are there; a part of
-    the reward that asks it is left out.
+    shape and tokenizer. Its data are named, and for others to read when they are there. A part of
+    the reward that asks it is represented by one that asks for nothing; a grader of a source is
+    left out until there is a model for it.
     """
+    unseen: dict[str, float] = {}
 
     def place(reference: StageName, setting: str) -> str | None:
         named = chain.named(reference)
-        if setting.startswith("data."):
-            return f"{chain.folder(named)}{reference.rest}"
-        return None if setting.startswith("reward.") else root(chain, named, base)
+        folder = chain.folder(named)
+        if setting.startswith("reward."):
+            unseen[UNSEEN] = 1.0
+            return None
+        if setting.endswith(".grader"):
+            return str(folder) if (folder / "checkpoints" / reference.which).exists() else None
+        return (
+            f"{folder}{reference.rest}" if setting.startswith("data.") else root(chain, named, base)
+        )
 
     left_out: list[str] = []
     while True:  # one refusal may hide another
         config = _config(chain, stage, place, root(chain, stage, base), left_out)
+        if unseen:
+            parts = {**config.reward.parts, **unseen}
+            config = replace(config, reward=replace(config.reward, parts=parts))
         with _reading(chain.pipeline, f"stage {stage.name!r}"):
             asked = (
                 _not_made_yet(config) if config.model.path == base and chain.embedded else config
@@ -198,8 +209,6 @@ def _config(
         path = place(parent, "model.path") or base
     settings = _substituted(stage.settings, place)
     settings["model"] = {**settings.get("model", {}), "path": path}
-    if asks_stages(stage) and not settings["reward"].get("parts"):
-        settings["reward"]["parts"] = STAND_IN  # all of them ask a stage that is not there yet
     own = [_in_text(text, text.partition("=")[0], place) or "" for text in stage.overrides]
     with _reading(pipeline, f"stage {stage.name!r}"):
         config = load_layers([defaults, settings], [*overrides, *filter(None, own)],

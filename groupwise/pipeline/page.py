@@ -14,6 +14,7 @@ from groupwise.runfiles.stages import StageFigures, figures, read_stages
 from groupwise.watch.report import HEAD, STYLE, section, table, text
 
 COLUMNS = ("stage", "recipe", "from", "state", "steps", "tokens", "time", "accuracy", "gain")
+PARTS = ("stage", "part of the reward", "before", "after")
 
 
 def rows_of(found: Sequence[StageFigures]) -> list[list[str]]:
@@ -43,6 +44,15 @@ def rows_of(found: Sequence[StageFigures]) -> list[list[str]]:
     return [*rows, whole]
 
 
+def parts_of(found: Sequence[StageFigures]) -> list[list[str]]:
+    """Return parts of rewards as rows of a table: learned or only shown, on held-out tasks."""
+    return [
+        [each.record.name, part.name, *("" if x is None else f"{x:.3f}" for x in part[1:])]
+        for each in found
+        for part in each.parts
+    ]
+
+
 def _count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
@@ -65,11 +75,13 @@ def write_page(path: str | os.PathLike[str]) -> Path:
         f"{text(_origin(each))}</p>"
         for each in found
     ]
+    parts = parts_of(found)
     title = text(record.name)
     page = (
         f"{HEAD}<title>{title}: groupwise pipeline</title>\n<style>{STYLE}</style>\n</head>\n"
         f"<body><main>\n<h1>{title}</h1>\n"
         + section("Stages", table(COLUMNS, rows_of(found)))
+        + (section("Held-out rewards, by part", table(PARTS, parts)) if parts else "")
         + section("Where each came from", "".join(lines))
         + "\n</main></body>\n</html>\n"
     )

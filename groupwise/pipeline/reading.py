@@ -19,7 +19,8 @@ REFERENCE = re.compile(
     r"(?<![\w/.-])stage:(?P<name>[A-Za-z0-9][A-Za-z0-9_-]*)(?:@(?P<which>\w+))?(?P<rest>/[\w./*-]+)?"
 )
 WHICH = ("latest", "best")
-TEXTS = ("data.system", "data.instruction", "engine.stop")  # for models to read: no names in them
+# For models to read: no names in them.
+TEXTS = ("data.system", "data.instruction", "data.completion", "engine.stop")
 # Words of a stage's table that are short for settings.
 SHORT = {"source": "recipe.source", "from": "data.runs", "mix": "data.mix"}
 TAKEN = {*TABLES, *FIELDS, *SHORT, "recipe", "stage", "name", "repeat", "keep", "teacher", BASE}

@@ -256,7 +256,8 @@ def _held_out(config: Config, first: EarlierRun, seed: int) -> tuple[Sequence[Ta
         return [], []
     if data.eval:
         reader = SourceReader(data, seed, False)
-        return interleaved(list(reader.all(data.eval_details, most))), reader.notes
+        rows = reader.all(data.eval_details, most, held_out=True)
+        return interleaved(list(rows)), reader.notes
     try:
         held = first.tasks.eval
     except RunError as error:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from groupwise.config import Config
 from groupwise.data.on_disk import store_alike
 from groupwise.data.prompts import prepare
-from groupwise.data.templates import PROMPT
+from groupwise.data.templates import PROMPT, filled
 from groupwise.errors import DataError
 from groupwise.model.config import ModelConfig
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import Task
-
-PLACE = re.compile(r"\{(\w+)\}")
 
 
 def with_teacher_ids(
@@ -52,26 +49,10 @@ def teacher_task(config: Config, task: Task) -> Task:
     if not asked:
         return task
     if isinstance(task.prompt, str):
-        return replace(task, prompt=filled(asked, task, task.prompt))
+        return replace(task, prompt=filled("teacher.prompt", asked, task, task.prompt))
     *before, last = task.prompt
-    content = filled(asked, task, str(last["content"]))
+    content = filled("teacher.prompt", asked, task, str(last["content"]))
     return replace(task, prompt=(*before, {**last, "content": content}))
-
-
-def filled(asked: str, task: Task, prompt: str) -> str:
-    """Put the prompt and the row's columns where their names stand in braces."""
-    known = {**task.columns, "answer": task.answer, "prompt": prompt}
-
-    def value(place: re.Match[str]) -> str:
-        found = known.get(place[1])
-        if found is None or found == "":
-            raise DataError(
-                f"Row {task.id} has nothing in column {place[1]!r}, which teacher.prompt puts in. "
-                "Add it, or name another column."
-            )
-        return str(found)
-
-    return PLACE.sub(value, asked)
 
 
 def check_teacher_prompts(config: Config, tasks: Sequence[Task]) -> None:

@@ -50,6 +50,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "eval/positive_share": Metric("of a process reward model: held-out steps that are good", "share", "as in training", "far off: held-out rows are of another kind"),
         "eval/accuracy_stderr": Metric("standard error of eval/accuracy, from the spread between tasks", "share", "below a third of the gain that you want to see", "raise eval.tasks or eval.samples"),
         "eval/reward": Metric("mean reward on held-out tasks", "reward", "rises with reward/mean", "as for eval/accuracy"),
+        "eval/part/*": Metric("mean of one part of the reward on held-out tasks, before its weight; of rewards with several parts. A part of weight 0 is shown and not learned", "reward", "every part rises or stays at its best", "the learned part rises while one of weight 0 falls: the reward is over-optimised; stop earlier, or a larger KL weight"),
         "eval/length": Metric("mean length of held-out answers", "tokens", "as length/mean", "as for length/mean"),
         "eval/truncated_share": Metric("held-out answers that hit the token limit", "share", "below 0.1", "raise engine.max_tokens"),
         "eval/failed_share": Metric("held-out samples whose grader raised or ran out of time", "share", "0", "fix the grader: they are missing from eval/accuracy"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from groupwise.errors import RunError
 from groupwise.runfiles import schemas
 from groupwise.runfiles.files import read_object, to_page, write_atomic
 from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.parts import PartChange, part_changes
 
 FILE = "stages.json"
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
@@ -132,6 +133,7 @@ class StageFigures:
     after: float | None = None
     held_out: str = ""  # digest of the tasks that accuracy is of
     parent: Mapping[str, Any] | None = None
+    parts: Sequence[PartChange] = ()  # of a reward that has several
 
     @property
     def gain(self) -> float | None:
@@ -159,4 +161,5 @@ def _figures(path: Path, stage: StageRecord) -> StageFigures:
         after=summary.get("accuracy_after"),
         held_out=(manifest.get("origin") or {}).get("held_out", ""),
         parent=manifest.get("parent"),
+        parts=part_changes(summary),
     )

@@ -104,7 +104,7 @@ def knobs_that_the_recipe_ignores(config: Config, recipe: Method) -> Iterator[st
 def knobs_of_rows(config: Config, recipe: Method) -> Iterator[str]:
     """Refuse settings of rows that are learned as they stand, where none are."""
     values = flat(config)
-    for name in ("data.turns", "data.max_row_tokens"):
+    for name in ("data.completion", "data.turns", "data.max_row_tokens"):
         if values[name] != DEFAULTS[name] and not recipe.supervised:
             yield (
                 f"{name}={values[name]} would be ignored by {recipe.name}, which learns from "

@@ -22,21 +22,27 @@ def judged(
     right: Sequence[float | None],
     others: Mapping[str, float],
 ) -> Evaluation:
-    """Return the evaluation of held-out rows: sampled where an answer can be verified.
+    """Return the evaluation of held-out rows: sampled where an answer can be graded.
 
     `right` says of each labelled row whether the policy agrees with it. That is the accuracy where
     nothing can be verified; else it stands beside it, among the `others`.
     """
-    verifiable = [task for task in parts.held_out if task.answer is not None]
-    if verifiable or not labelled:
-        found = sample(replace(parts, held_out=verifiable))
-        return replace(found, others={**found.others, **others})
-    accuracy = mean(right)
+    gradable = [task for task in parts.held_out if _gradable(parts, task)]
+    accuracy, stderr = mean(right), None
     known = [x for x in right if x is not None]
-    stderr = None
     if accuracy is not None and len(known) > 1:
         spread = math.fsum((x - accuracy) ** 2 for x in known) / (len(known) - 1)
         stderr = math.sqrt(spread / len(known))
+    if gradable or not labelled:
+        found = sample(replace(parts, held_out=gradable))
+        found = replace(found, others={**found.others, **others})
+        verified = any(task.answer is not None for task in gradable)
+        if not labelled or (verified and found.accuracy is not None):
+            return found
+        by_task = {**found.by_task, "eval/accuracy": list(right)} if known else found.by_task
+        return replace(
+            found, accuracy=accuracy, stderr=stderr, scores=tuple(right), by_task=by_task
+        )
     return Evaluation(
         accuracy=accuracy,
         stderr=stderr,
@@ -51,3 +57,8 @@ def judged(
         by_task={"eval/accuracy": list(right)} if known else {},
         others=dict(others),
     )
+
+
+def _gradable(parts: Parts[Any], task: Task) -> bool:
+    """Tell whether samples of a row can be graded: by its answer, or by parts that need none."""
+    return task.answer is not None or not parts.grader.needs_answer(task.grader)

@@ -62,6 +62,7 @@ IGNORED = {
                        "data.grader_key", "data.answer_key"),
     "reads prompts as rm(...) and prm(...) will, through the chat template if there is one": (
         "data.template", "data.system", "data.instruction"),
+    "learns from judgements": ("data.completion",),
 }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from rich.text import Text
 from groupwise.common.progress import Watcher, clock
 from groupwise.runfiles.catalogue import REWARD
 from groupwise.runfiles.files import storable
+from groupwise.runfiles.parts import part_changes
 
 LOSS_NOTE = (
     "The loss is near 0 whether or not the model learns, as advantages are centred: it is not "
@@ -411,6 +412,7 @@ def summary_lines(summary: Mapping[str, Any], held_out: bool = True) -> list[str
         f"held-out accuracy {change('accuracy', lambda x: percent(x, 1))}",
         f"held-out reward {change('reward', lambda x: f'{x:.3f}')}",
     ]
+    judged += [f"  {change}" for change in part_changes(summary)]
     ended = f"{summary['steps']} steps in {clock(summary['seconds'])}"
     if not held_out:
         return [*lines, "", f"{ended}; no task was held out to judge it by (data.eval)"]

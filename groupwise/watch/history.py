@@ -37,6 +37,13 @@ class History:
         return next((self._series[name] for name in names if name in self._series), ())
 
     @property
+    def supervised(self) -> bool:
+        """Tell whether rows of the data are learned as they stand: their reward is no news, and
+        that the policy becomes sure of them is what is wanted.
+        """
+        return "supervised/nll" in self._series
+
+    @property
     def waited(self) -> int:
         """Return the last step in which the policy waited for a critic; 0 where there is none."""
         return max((p.step for p in self.all("updates/count") if p.value == 0), default=0)

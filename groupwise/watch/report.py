@@ -91,6 +91,8 @@ def write_summary(
         if any(x is not None for x in sides):
             summary[f"{name}_before"], summary[f"{name}_after"] = sides
     for side, found in (("before", before), ("after", after)):
+        if found.get("parts"):
+            summary[f"parts_{side}"] = dict(found["parts"])
         summary[f"scores_{side}"] = list(found.get("scores", ()))
     pairs = zip(before.get("examples", ()), after.get("examples", ()), strict=False)
     summary["samples"] = [

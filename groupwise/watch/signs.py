@@ -29,7 +29,7 @@ PASS_SHARE = ("pass_rate/all", "groups/all_pass_share")
 def entropy_collapse(history: History) -> Evidence | None:
     """Detect entropy that falls much faster than mistakes: a right model may be sure of it."""
     start, now = history.first(5, "entropy/mean"), history.last(5, "entropy/mean")
-    if not start or not now or middle(start) <= 0:
+    if not start or not now or middle(start) <= 0 or history.supervised:
         return None
     left = mistakes_left(history)
     limit = middle(start) * min(0.2, 0.35 * left)
@@ -292,7 +292,7 @@ def no_gain(history: History) -> Evidence | None:
     Surely: a gain that chance may hide is no reason to call a run stalled.
     """
     points, held_out = history.learning(*REWARD), history.all("eval/accuracy")
-    if len(points) < 60 or points[-1].step != history.step:
+    if len(points) < 60 or points[-1].step != history.step or history.supervised:
         return None
     size = len(points) // 3
     start, now = middle(points[:size]), middle(points[-size:])

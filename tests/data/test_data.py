@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,28 @@ def test_arithmetic_with_answers_of_free_length() -> None:
     assert [mark.value for mark in right.grade([cut])] == [0.0]
 
 
+def test_pairs_of_sums_are_judged_as_bradley_and_terry_say() -> None:
+    """Right answers are preferred with chance σ(care), longer ones with σ(taste) a sign."""
+    options = {"digits": 2, "filler": 2, "care": 1.5, "taste": 0.5}
+    tasks = generate("arithmetic_pairs", 10_000, 0, options)
+    won: dict[tuple[int, int], list[int]] = {}
+    for task in tasks:
+        texts = [task.columns[name] for name in ("chosen", "rejected")]
+        assert texts[0] != texts[1] and task.columns["solution"].endswith(str(task.answer))
+        right, signs = (
+            [int(text.lstrip(";") == task.answer) for text in texts],
+            [text.count(";") for text in texts],
+        )
+        lead = right[0] - right[1], signs[0] - signs[1]
+        won.setdefault(max(lead, (-lead[0], -lead[1])), []).append(lead > (-lead[0], -lead[1]))
+    for (right_lead, sign_lead), wins in won.items():
+        if (right_lead, sign_lead) != (0, 0):
+            chance = 1 / (1 + math.exp(-(1.5 * right_lead + 0.5 * sign_lead)))
+            error = math.sqrt(chance * (1 - chance) / len(wins))
+            assert abs(sum(wins) / len(wins) - chance) < 4 * error
+    assert {(1, 0), (1, 2), (1, -2), (0, 2)} <= set(won)
+
+
 def test_chain_by_hand() -> None:
     """Every step takes the next number into the last result, below 0 as well."""
     tasks = {task.prompt: task for task in generate("chain", 10**6, 0, {"high": 3})}
@@ -208,7 +231,7 @@ def test_countdown_solutions_are_right() -> None:
         assert task.prompt == f"make {task.columns['target']} from {numbers}:"
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "chain", "countdown"])
+@pytest.mark.parametrize("name", ["arithmetic", "arithmetic_pairs", "chain", "countdown"])
 def test_generators_repeat_and_differ_by_seed(name: str) -> None:
     one, two = generate(name, 50, 3, {}), generate(name, 50, 4, {})
     assert one == generate(name, 50, 3, {})
@@ -249,6 +272,9 @@ def test_a_space_smaller_than_the_size_gives_all_and_says_so() -> None:
         ("arithmetic", {"filler": -1}, "filler = -1 must be"),
         ("arithmetic", {"operations": "/"}, "operations = '/' must be"),
         ("arithmetic", {"operations": "++"}, "names one twice"),
+        ("arithmetic_pairs", {"care": -1}, "care = -1 must be a number from 0 to 100"),
+        ("arithmetic_pairs", {"taste": "much"}, "taste = 'much' must be a number"),
+        ("arithmetic_pairs", {"filler": 1.5}, "filler = 1.5 must be"),
         ("chain", {"terms": 1}, "terms = 1 must be"),
         ("chain", {"high": 0}, "high = 0 must be"),
         ("chain", {"operations": "*"}, "operations = '\\*' must be some of '\\+-'"),
@@ -289,6 +315,20 @@ def test_load_reads_what_the_configuration_names(tmp_path: Path) -> None:
     assert not {t.prompt for t in same.train} & {t.prompt for t in same.eval}
     other = load(Data(train=train, eval="countdown"), seed=0, held_out=10)
     assert len(other.eval) == 10 and other.eval[0].columns["target"]
+
+
+def test_completions_are_written_from_columns(tmp_path: Path) -> None:
+    """A row that lacks a column is refused; a held-out one stays, to be graded by its answer."""
+    rows = [{"prompt": "1+1", "answer": "2", "solution": "One {more}."}]
+    file, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    file.write_text(json.dumps(rows[0]) + "\n")
+    other.write_text(json.dumps({"prompt": "2+2", "answer": "4"}) + "\n")
+    data = Data(train=str(file), eval=str(other), completion="{solution}</think>{answer}")
+    found = load(data, seed=0, held_out=1)
+    assert found.train[0].columns["completion"] == "One {more}.</think>2"
+    assert "completion" not in found.eval[0].columns
+    with pytest.raises(DataError, match=r"nothing in column 'solution', which data.completion"):
+        load(Data(train=str(other), completion="{solution}"), seed=0, held_out=0)
 
 
 def test_load_refuses_what_it_would_ignore(tmp_path: Path) -> None:

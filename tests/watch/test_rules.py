@@ -255,6 +255,14 @@ def test_a_solved_task_is_not_stalled() -> None:
     assert names([line | {"groups/dead_share": 0.2} for line in flat]) == ["stalled"]
 
 
+def test_rows_that_are_learned_as_they_stand_are_neither_stalled_nor_too_sure() -> None:
+    """Their reward is 1 at every step, and entropy falls because they are learned."""
+    flat = [{"step": n, "reward/mean": 1.0, "reward/sampled_mean": 1.0} for n in range(1, STEPS)]
+    surer = [line | {"entropy/mean": 2 / (1 + line["step"] / 10)} for line in flat]
+    assert "stalled" in names(flat) and "entropy collapse" in names(surer)
+    assert names([line | {"supervised/nll": 1.0} for line in surer]) == []
+
+
 def test_a_rule_fires_once_and_after_a_resume_not_again() -> None:
     lines, _ = sick("truncation")
     health = Health()
