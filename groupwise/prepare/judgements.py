@@ -24,8 +24,8 @@ from groupwise.records import Completion, Grade, Rollout
 PART = "self_judge"  # its name among the parts of a reward
 
 
-class Judgement(NamedTuple):
-    """What the policy said of an answer."""
+class SelfJudgement(NamedTuple):
+    """One of the things that the policy said of an answer."""
 
     score: int | None  # None: no score could be read
     text: str
@@ -33,11 +33,11 @@ class Judgement(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An answer's judgements; none where the question does not fit the model."""
+class JudgedAnswer:
+    """The judgements of an answer; none where the question does not fit the model."""
 
     prompt_tokens: int
-    said: tuple[Judgement, ...]
+    said: tuple[SelfJudgement, ...]
 
     @property
     def scores(self) -> list[int]:
@@ -51,7 +51,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Judge:
+class SelfJudge:
     """How the policy is asked, and how often."""
 
     tokenizer: Tokenizer
@@ -87,13 +87,13 @@ class Judge:
                 "or take a model with a longer context."
             )
 
-    def read(self, completion: Completion) -> Judgement:
+    def read(self, completion: Completion) -> SelfJudgement:
         """Return what a completion says; cut off, its last line may be a verdict it only quotes."""
         whole = completion.finish == "eos"
         text = self.tokenizer.decode(completion.token_ids[:-1] if whole else completion.token_ids)
-        return Judgement(read_score(text) if whole else None, text, len(completion.token_ids))
+        return SelfJudgement(read_score(text) if whole else None, text, len(completion.token_ids))
 
-    def ask(self, engine: Engine, answers: Sequence[Rollout], of: Stream) -> list[Judged]:
+    def ask(self, engine: Engine, answers: Sequence[Rollout], of: Stream) -> list[JudgedAnswer]:
         """Return the judgements of each answer, which is of that stream."""
         prompts = [
             self.prompt(prompt_text(answer.task.prompt), final(answer.said, self.ends))
@@ -116,7 +116,7 @@ class Judge:
             groups = engine.generate(asked, self.sampling, wrote=told) if asked else []
         written = dict(zip(requests, groups, strict=True))
         return [
-            Judged(len(prompt), tuple(self.read(each) for each in written.get(number, ())))
+            JudgedAnswer(len(prompt), tuple(self.read(each) for each in written.get(number, ())))
             for number, prompt in enumerate(prompts)
         ]
 
@@ -140,12 +140,12 @@ def read_rubric(path: str) -> str:
     return text
 
 
-def with_judgements(rollout: Rollout, judged: Judged) -> Rollout:
+def with_judgements(rollout: Rollout, judged: JudgedAnswer) -> Rollout:
     """Return the answer with the mean judgement as its reward; without any it has none."""
     return replace(rollout, grade=judged_grade(rollout.grade, judged))
 
 
-def judged_grade(grade: Grade, judged: Judged) -> Grade:
+def judged_grade(grade: Grade, judged: JudgedAnswer) -> Grade:
     """Return the grade that judgements make; what verified the answer stays beside them."""
     parts = {**grade.parts, PART: judged.mean}
     if judged.mean is not None:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from groupwise.model.cost import Group as Size
 from groupwise.optim.assemble import Group, sequences_of
-from groupwise.prepare.judgements import Judged
+from groupwise.prepare.judgements import JudgedAnswer
 from groupwise.prepare.rollouts import failed
 from groupwise.records import Rollout, TokenBatch
 
@@ -25,7 +25,9 @@ class Collected:
     sampled: bool = True  # or taken from the data
     batch: TokenBatch | None = None  # of the groups, where filters looked at it
     branches: list[Group] = field(default_factory=list)  # of each group's answers, where asked for
-    judged: list[Judged] = field(default_factory=list)  # by the policy itself, where it is asked to
+    judged: list[JudgedAnswer] = field(
+        default_factory=list
+    )  # by the policy itself, where it is asked to
 
     @property
     def unused(self) -> list[Group]:

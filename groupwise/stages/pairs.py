@@ -76,7 +76,8 @@ def pairs_from_one_sample(config: Config, recipe: PairRecipe) -> Iterator[str]:
     if recipe.reference == "the previous iterate" and config.reference.update == "frozen":
         yield (
             f"{recipe.name}'s reference is the previous iterate, and here it stays the starting "
-            "policy. Set reference.update=reset:STEPS to begin a new iteration every so often."
+            "policy: one round. Set reference.update=reset:STEPS to begin a new one every so "
+            "often, or make it a [[stage]] with repeat."
         )
 
 

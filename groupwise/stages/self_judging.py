@@ -11,16 +11,16 @@ from groupwise.engine.protocol import Engine, Sampling
 from groupwise.methods.slots import Slot
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.optim.assemble import Group
-from groupwise.prepare.judgements import Judge, read_rubric, with_judgements
+from groupwise.prepare.judgements import SelfJudge, read_rubric, with_judgements
 from groupwise.prepare.rollouts import failed, verdict
 from groupwise.stages.collected import Collected
 
 
-def self_judge(config: Config, how: Slot, loaded: Loaded) -> Judge:
+def self_judge(config: Config, how: Slot, loaded: Loaded) -> SelfJudge:
     """Return the judge that the policy is, as a slot and the rubric have it."""
     tokenizer = loaded.tokenizer
     ends = [tokenizer.decode([number]) for number in tokenizer.eos_ids]
-    return Judge(
+    return SelfJudge(
         tokenizer,
         read_rubric(config.reward.rubric),
         how["judgements"],
@@ -30,7 +30,7 @@ def self_judge(config: Config, how: Slot, loaded: Loaded) -> Judge:
     )
 
 
-def judge_groups(judge: Judge, engine: Engine, collected: Collected) -> Collected:
+def judge_groups(judge: SelfJudge, engine: Engine, collected: Collected) -> Collected:
     """Return the groups with mean judgements as rewards, and all that was judged.
 
     An answer whose verification failed has no reward, as with any part that fails, and is not
@@ -43,7 +43,9 @@ def judge_groups(judge: Judge, engine: Engine, collected: Collected) -> Collecte
     return replace(collected, groups=groups, judged=judged)
 
 
-def held_out_judgements(judge: Judge, engine: Engine, groups: Sequence[Group]) -> dict[str, float]:
+def held_out_judgements(
+    judge: SelfJudge, engine: Engine, groups: Sequence[Group]
+) -> dict[str, float]:
     """Measure the judge on held-out answers of which it is known whether they are right."""
     known = [r for group in groups for r in group if verdict(r.grade) is not None]
     judged = judge.ask(engine, known, "eval")

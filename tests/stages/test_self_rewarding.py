@@ -28,7 +28,14 @@ from groupwise.graders.judge import read_score
 from groupwise.losses.pairs import judged_best_and_worst
 from groupwise.model.formats.checkpoint import save
 from groupwise.model.formats.tokenizer import Tokenizer, character_files
-from groupwise.prepare.judgements import PART, Judge, Judged, Judgement, judge_prompt, judged_grade
+from groupwise.prepare.judgements import (
+    PART,
+    JudgedAnswer,
+    SelfJudge,
+    SelfJudgement,
+    judge_prompt,
+    judged_grade,
+)
 from groupwise.prepare.rollouts import grade, sample_groups
 from groupwise.prepare.tiny import made_of
 from groupwise.recipes import recipe
@@ -155,12 +162,12 @@ def test_no_text_makes_a_score_out_of_range() -> None:
 
 def test_a_judgement_that_was_cut_off_says_nothing() -> None:
     tokenizer = Tokenizer.from_files(character_files(string.printable))
-    judge = Judge(tokenizer, "", 3, Sampling(64), 4096)
+    judge = SelfJudge(tokenizer, "", 3, Sampling(64), 4096)
     ids = tuple(tokenizer.encode('{"score": 4}'))
     whole = Completion((*ids, 0), torch.zeros(len(ids) + 1), "eos", 0)
-    assert judge.read(whole) == Judgement(4, '{"score": 4}', len(ids) + 1)
+    assert judge.read(whole) == SelfJudgement(4, '{"score": 4}', len(ids) + 1)
     cut = Completion(ids, torch.zeros(len(ids)), "length", 0)
-    assert judge.read(cut) == Judgement(None, '{"score": 4}', len(ids))
+    assert judge.read(cut) == SelfJudgement(None, '{"score": 4}', len(ids))
 
 
 def test_the_answer_can_t_speak_to_its_judge() -> None:
@@ -178,8 +185,8 @@ def test_the_answer_can_t_speak_to_its_judge() -> None:
 # --- averaging ---------------------------------------------------------------------------------
 
 
-def judged(*scores: int | None) -> Judged:
-    return Judged(100, tuple(Judgement(x, f"said {x}", 5) for x in scores))
+def judged(*scores: int | None) -> JudgedAnswer:
+    return JudgedAnswer(100, tuple(SelfJudgement(x, f"said {x}", 5) for x in scores))
 
 
 def test_rewards_are_means_of_what_could_be_read() -> None:
