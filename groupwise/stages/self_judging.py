@@ -13,6 +13,7 @@ from groupwise.model.formats.checkpoint import Loaded
 from groupwise.optim.assemble import Group
 from groupwise.prepare.judgements import SelfJudge, read_rubric, with_judgements
 from groupwise.prepare.rollouts import failed, verdict
+from groupwise.records import Rollout
 from groupwise.stages.collected import Collected
 
 
@@ -33,14 +34,20 @@ def self_judge(config: Config, how: Slot, loaded: Loaded) -> SelfJudge:
 def judge_groups(judge: SelfJudge, engine: Engine, collected: Collected) -> Collected:
     """Return the groups with mean judgements as rewards, and all that was judged.
 
-    An answer whose verification failed has no reward, as with any part that fails, and is not
-    judged.
+    Answers of a group that say the same are judged once: else chance would prefer one to its copy.
+    One whose verification failed has no reward, as with any part that fails, and is not judged.
     """
-    answers = [r for group in collected.groups for r in group if not failed(r.grade)]
-    judged = judge.ask(engine, answers, "train")
-    made = iter([with_judgements(*both) for both in zip(answers, judged, strict=True)])
-    groups = [[r if failed(r.grade) else next(made) for r in group] for group in collected.groups]
-    return replace(collected, groups=groups, judged=judged)
+    asked: dict[tuple[int, str], Rollout] = {}
+    for number, group in enumerate(collected.groups):
+        for rollout in group:
+            if not failed(rollout.grade):
+                asked.setdefault((number, rollout.said), rollout)
+    found = dict(zip(asked, judge.ask(engine, list(asked.values()), "train"), strict=True))
+    groups = [
+        [r if failed(r.grade) else with_judgements(r, found[number, r.said]) for r in group]
+        for number, group in enumerate(collected.groups)
+    ]
+    return replace(collected, groups=groups, judged=list(found.values()))
 
 
 def held_out_judgements(

@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from chains import chain, go
 from processes import exit_code
 from runs import left_behind, metrics, quiet, small
 from scripted_judge import TALK, points
@@ -41,8 +43,9 @@ from groupwise.prepare.tiny import made_of
 from groupwise.recipes import recipe
 from groupwise.records import Completion, Grade
 from groupwise.runfiles.rollouts import read
+from groupwise.stages.collected import Collected
 from groupwise.stages.pairs import pairs_of
-from groupwise.stages.self_judging import agreement, self_judge
+from groupwise.stages.self_judging import agreement, judge_groups, self_judge
 from groupwise.training.loop import train
 from groupwise.training.opening import open_run
 from groupwise.training.run import Run
@@ -306,6 +309,18 @@ def test_prompts_need_no_answers(place: Place, tmp_path: Path) -> None:
     assert lines[-1]["weights/version"] == 3 and lines[1]["judge/gap"] > 0
 
 
+def test_answers_that_say_the_same_are_judged_once(place: Place, tmp_path: Path) -> None:
+    """Else chance would prefer an answer to its copy."""
+    with place.opened(tmp_path, engine__max_tokens=1) as run:
+        groups = [[replace(r, text="4") for r in group] for group in gather(run).groups]
+        judge = self_judge(run.config, run.config.recipe.judging, run.parts.loaded)
+        run.parts.engine.asked.clear()
+        found = judge_groups(judge, run.parts.engine, Collected(groups))
+        assert [x.stream for x, _ in run.parts.engine.asked] == ["judge train 0"] * 4
+        assert [r.grade.reward for r in rollouts(found)] == [2.5] * 16
+        assert len(found.judged) == 4 and found.metrics()["judge/gap"] == 0
+
+
 def test_an_answer_that_was_not_verified_by_failure_has_no_reward(
     place: Place, tmp_path: Path
 ) -> None:
@@ -424,16 +439,11 @@ def test_killed_it_comes_back_the_same(every: int, place: Place, tmp_path: Path)
     changes = {"steps": 6, "checkpoint__every_steps": every}
     place.train(tmp_path / "whole", **changes)
     folder = tmp_path / "killed"
-    child = os.fork()
-    if child == 0:
-        try:
-            place.train(folder, **changes)
-        finally:
-            os._exit(0)
+    child = begun(place, folder, changes)
     while not (folder / "rollouts" / "step_2.parquet").exists():
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
-    exit_code(child)
+    assert exit_code(child) == -signal.SIGKILL
     place.train(folder, **changes)
     assert left_behind(folder) == left_behind(tmp_path / "whole")
 
@@ -459,6 +469,112 @@ def test_a_gap_that_closes_stops_the_run_once(place: Place, tmp_path: Path) -> N
     place.train(tmp_path, **changes)
     lines = metrics(tmp_path)
     assert lines[-1]["step"] == 8 and all(line["judge/gap"] == 0 for line in lines[1:])
+
+
+# --- taught to judge first: the native engine, round by round -------------------------------------
+
+RUBRIC = "One point a digit."
+ROUNDS = """
+name = "self"
+model = {{ path = "{model}", device = "cpu", dtype = "float32", threads = 1 }}
+prompts_per_step = 2
+group_size = 4
+engine.max_tokens = 8
+checkpoint.every_steps = 1
+optim.learning_rate = 1e-2
+
+[[stage]]
+name = "teach"
+recipe = "sft"
+data = {{ train = "{lessons}", template = "plain" }}
+prompts_per_step = 8
+steps = 50
+
+[[stage]]
+name = "round"
+recipe.name = "self_rewarding"
+recipe.pairing.max_tokens = 20
+repeat = 2
+data.train = "{prompts}"
+reward.rubric = "{rubric}"
+optim.learning_rate = 1e-4
+steps = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def rounds(place: Place, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The pipeline of docs/preferences.md, small: rows of judgements, then two rounds."""
+    folder, dice = tmp_path_factory.mktemp("rounds"), random.Random(0)
+    (folder / "rubric.txt").write_text(RUBRIC)
+    lessons = folder / "lessons.jsonl"
+    with lessons.open("w") as out:
+        for number in range(64):
+            answer = "".join(dice.choices(string.printable[:90], k=dice.randrange(1, 8)))
+            asked = judge_prompt(RUBRIC, f"{number % 8}+1=", answer)
+            said = json.dumps({"score": dice.randrange(6)})
+            rows = {f"{asked}\n\n": said, f"{number % 8}+1=": answer}  # judging and answering
+            for prompt, lesson in rows.items():
+                out.write(json.dumps({"prompt": prompt, "completion": lesson}) + "\n")
+    text = ROUNDS.format(
+        model=place.model,
+        lessons=lessons,
+        prompts=place.rows("prompts", 1),
+        rubric=folder / "rubric.txt",
+    )
+    made = chain(folder, text)
+    go(made)
+    return [made.folder(stage) for stage in made.pipeline.stages]
+
+
+def test_a_policy_that_was_taught_judges_and_learns_in_rounds(rounds: list[Path]) -> None:
+    assert [folder.name for folder in rounds] == ["1_teach", "2_round_1", "2_round_2"]
+    for before, folder in pairwise(rounds):
+        lines = metrics(folder)[1:]
+        assert [line["step"] for line in lines] == [1, 2]
+        assert all(line["judge/failed_share"] < 0.9 for line in lines)  # half taught: some talk
+        assert all(0 < line["judge/gap"] <= 5 for line in lines)
+        assert lines[-1]["weights/version"] == 2
+        # The round's reference is where it began: at its first step the two are one.
+        assert lines[0]["pairs/margin"] == 0 != lines[1]["pairs/margin"]
+        assert before.name in json.dumps(
+            json.loads((folder / "manifest.json").read_text())["parent"]
+        )
+
+
+def test_native_judgements_repeat_after_a_kill(
+    rounds: list[Path], place: Place, tmp_path: Path
+) -> None:
+    changes = {
+        "model__path": str(rounds[0] / "checkpoints" / "latest"),
+        "engine__backend": "native",
+        "recipe__pairing__max_tokens": 20,
+        "reward__rubric": str(rounds[0].parents[1] / "rubric.txt"),
+        "prompts_per_step": 2,
+        "optim__learning_rate": 1e-4,
+        "steps": 5,
+        "eval__tasks": 4,
+    }
+    place.train(tmp_path / "whole", **changes)
+    child = begun(place, tmp_path / "killed", changes)
+    while not (tmp_path / "killed" / "rollouts" / "step_3.parquet").exists():
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    assert exit_code(child) == -signal.SIGKILL
+    place.train(tmp_path / "killed", **changes)
+    assert left_behind(tmp_path / "killed") == left_behind(tmp_path / "whole")
+    assert metrics(tmp_path / "whole")[-1]["judge/failed_share"] < 0.9
+
+
+def begun(place: Place, folder: Path, changes: dict[str, Any]) -> int:
+    """Begin a run in a process of its own; return its id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            place.train(folder, **changes)
+        finally:
+            os._exit(0)
+    return child
 
 
 def test_what_runs_is_said() -> None:
