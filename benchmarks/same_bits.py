@@ -68,7 +68,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "likeliest": {"recipe.name": "dppo_topk", "recipe.gate.k": 10},
     "labels": {"recipe.name": "dpo", "data.train": LABELS, "data.options.digits": None},
     "spin": {"recipe.name": "spin", **SINGLES},
-    "self_rewarding": {"recipe.name": "self_rewarding"},
+    "best_of_group_dpo": {"recipe.name": "best_of_group_dpo"},
     "adapter": {"recipe.name": "grpo", **LORA},
     "int8": {"recipe.name": "tis", "engine.weights": "int8", **TWICE},
     "stale": {"recipe.name": "icepop", "engine.weights": "stale:1"},

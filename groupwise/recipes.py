@@ -69,7 +69,13 @@ from groupwise.losses.gates import (
     unclipped,
     weight_cap,
 )
-from groupwise.losses.pairs import best_and_worst, data_against_own_sample, labelled, logistic
+from groupwise.losses.pairs import (
+    best_and_worst,
+    data_against_own_sample,
+    judged_best_and_worst,
+    labelled,
+    logistic,
+)
 from groupwise.losses.penalties import entropy_bonus, kl
 from groupwise.losses.preferences import (
     cdpo,
@@ -777,16 +783,29 @@ register(PairRecipe(
     ),
 ))  # fmt: skip
 register(PairRecipe(
-    "self_rewarding", best_and_worst(), logistic(beta=0.1), "the previous iterate",
+    "best_of_group_dpo", best_and_worst(), logistic(beta=0.1), "the previous iterate",
+    About(
+        "Best of a group against its worst", "2401.10020", 2024, "preference",
+        fixes="pairs from the model's own candidates, graded as you like",
+        breaks="only as good as what grades them; two answers of a group are learned from",
+        reach_for="a reward or a judge, and pairs instead of policy gradients",
+        setting={"candidates": 4, "temperature": 0.7, "top_p": 0.9},
+        note="[H] self-rewarding's pairs by reward.parts: a verifier, or a judge of yours.",
+    ),
+))  # fmt: skip
+register(PairRecipe(
+    "self_rewarding", judged_best_and_worst(judgements=3, temperature=0.7, top_p=0.9),
+    logistic(beta=0.1), "the previous iterate",
     About(
         "Self-rewarding", "2401.10020", 2024, "preference",
-        fixes="pairs from the model's own candidates, the best against the worst",
-        breaks="only as good as what grades them",
-        reach_for="a reward or a judge, and pairs instead of policy gradients",
-        setting={"candidates": 4, "judgements": 3, "temperature": 0.7, "top_p": 0.9}, note="[T]",
+        fixes="the policy judges its own candidates: no verifier, no other judge",
+        breaks="scores drift apart from what is right, and chosen and rejected grow alike",
+        reach_for="prompts without answers, and a model that was taught to judge",
+        setting={"candidates": 4, "temperature": 0.7, "top_p": 0.9, "rows": "3,200 and 1,775"},
+        note="[T] rounds: [[stage]] with repeat; rows of judgements: sft before.",
         departs=(
-            "the policy judges nothing: candidates are graded by reward.parts, where a judge of "
-            "yours may stand (docs/judges.md); the paper's model scores its own answers",
+            "every step judges and learns: the paper makes all pairs of a round before it learns; "
+            "a judgement is read from a last line of JSON, and the rubric's words are our own",
         ),
     ),
 ))  # fmt: skip

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from groupwise.methods.method import Method
-from groupwise.methods.slots import Count, Fraction, NonNegative, Positive, Range
+from groupwise.methods.slots import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Range,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,6 @@ class Forms:
 
 
 Whole = Annotated[int, Range(0)]
-PositiveFraction = Annotated[float, Range(0.0, 1.0, above=True)]
 _ONE, _ABOVE_ZERO, _DECAY = Range(1), Range(0.0, above=True), Range(0.0, 0.999999, above=True)
 SamplingWeights = Annotated[
     str, Forms(("shared", "int8"), (("stale", int, _ONE), ("noise", float, _ABOVE_ZERO)))
@@ -298,6 +304,9 @@ class Reward:
     parts: dict[str, float] = field(default_factory=lambda: {"row": 1.0})
     max_failed_share: Fraction = 0.05  # share of a step's rewards above which failures stop the run
     timeout: Positive = 60.0  # seconds that a call of a reward function in a file may take
+    # a file with what the policy gives its own answers points for, where it judges them
+    # (self_rewarding); "": five points, one on top of the other
+    rubric: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from groupwise.engine.backends import EngineSetup
     from groupwise.model.layers.transformer import PolicyModel
 
-Stream = str  # what samples are for: "train", "eval", "probe"; or that of `branch_stream`
+Stream = (
+    str  # what samples are for: "train", "eval", "probe", or of `branch_stream`, `judge_stream`
+)
 Finish = Literal["eos", "stop", "length"]
 State = dict[str, Tensor]
 Ticket = int  # names a request from its submission to its answer
@@ -105,6 +107,11 @@ def branch_stream(sample: int, position: int) -> Stream:
     on nothing else that is sampled.
     """
     return f"branch {sample} {position}"
+
+
+def judge_stream(of: Stream, sample: int) -> Stream:
+    """Return the stream of the policy's judgements of a sample of that stream."""
+    return f"judge {of} {sample}"
 
 
 @dataclass(frozen=True)

@@ -85,11 +85,32 @@ def evaluate(
     sampling: Sampling,
     samples: int,
 ) -> Evaluation:
-    """Sample every task `samples` times. The draw number is always 0: evaluations compare."""
+    """Sample every task `samples` times, and measure the answers."""
+    groups = held_out_answers(engine, tokenizer, grader, tasks, sampling, samples)
+    return measured(tasks, groups, samples)
+
+
+def held_out_answers(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    grader: Grader,
+    tasks: Sequence[Task],
+    sampling: Sampling,
+    samples: int,
+) -> list[list[Rollout]]:
+    """Return graded answers to every task. The draw number is always 0: evaluations compare."""
+    if not tasks:
+        return []
+    written = sample_groups(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")
+    return grade(grader, tokenizer, written)
+
+
+def measured(
+    tasks: Sequence[Task], groups: Sequence[Sequence[Rollout]], samples: int
+) -> Evaluation:
+    """Return means over tasks, of their answers."""
     if not tasks:
         return Evaluation(None, None, None, None, None, None, 0, samples, ())
-    written = sample_groups(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")
-    groups = grade(grader, tokenizer, written)
     rows = [rollout for group in groups for rollout in group]
     right = [_mean([verdict(r.grade) for r in group]) for group in groups]
     rewards = [_mean([r.grade.reward for r in group]) for group in groups]

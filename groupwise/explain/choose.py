@@ -110,16 +110,15 @@ ROWS = (
     # no verifier: preference pairs
     DecisionRow("data=pairs", "dpo", 10, "labelled pairs are all that it needs"),
     DecisionRow(
-        "data=pairs", "self_rewarding", 4, "goes on where the pairs end, with a judge of yours"
+        "data=pairs", "best_of_group_dpo", 4, "goes on where the pairs end, with a judge of yours"
     ),
     DecisionRow(
         "data=pairs", "reward_model", 6, "a score for any answer: the reward of a run afterwards"
     ),
     DecisionRow("data=answers", "spin", 10, "sets your answers against the model's own"),
-    DecisionRow("data=answers", "self_rewarding", 4, "as a next round, with a judge of yours"),
-    DecisionRow(
-        "data=prompts", "self_rewarding", 10, "pairs need no verifier, but a judge of yours"
-    ),
+    DecisionRow("data=answers", "best_of_group_dpo", 4, "as a next round, with a judge of yours"),
+    DecisionRow("data=prompts", "self_rewarding", 10, "the policy itself judges: teach it first"),
+    DecisionRow("data=prompts", "best_of_group_dpo", 8, "pairs by a judge of yours"),
     # samples per prompt
     DecisionRow("group=1", "reinforce_pp", 6, "needs no group: the batch is its baseline"),
     DecisionRow("group=1", "remax", 5, "a greedy completion is the baseline of a single sample"),

@@ -128,24 +128,27 @@ class Judge:
         ]
 
     def _body(self, parts: Sequence[tuple[str, str]], ask: str, vote: int) -> dict[str, Any]:
-        parts = [(name, CONTROL.sub(r"\g<0> ", text)) for name, text in parts]
-        boundary = _boundary([text for _, text in parts])
-        rule = FENCED.format(boundary)
-        shown = "\n\n".join(
-            f"{name}:\nBEGIN {boundary}\n{text}\nEND {boundary}" for name, text in parts
-        )
+        told, shown = question(self.rubric, parts, ask)
         return {
             "messages": [
-                {
-                    "role": "system",
-                    "content": f"You are a strict judge.\n\n{self.rubric}\n\n{rule}",
-                },
-                {"role": "user", "content": f"{shown}\n\n{rule}\n\n{ask}"},
+                {"role": "system", "content": told},
+                {"role": "user", "content": shown},
             ],
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
             "seed": vote,
         }
+
+
+def question(rubric: str, parts: Sequence[tuple[str, str]], ask: str) -> tuple[str, str]:
+    """Return what a judge is told, and what it is shown and asked."""
+    parts = [(name, CONTROL.sub(r"\g<0> ", text)) for name, text in parts]
+    boundary = _boundary([text for _, text in parts])
+    rule = FENCED.format(boundary)
+    shown = "\n\n".join(
+        f"{name}:\nBEGIN {boundary}\n{text}\nEND {boundary}" for name, text in parts
+    )
+    return f"You are a strict judge.\n\n{rubric}\n\n{rule}", f"{shown}\n\n{rule}\n\n{ask}"
 
 
 def _boundary(texts: Sequence[str]) -> str:
@@ -157,9 +160,15 @@ def _boundary(texts: Sequence[str]) -> str:
 
 
 def read_points(reply: str) -> float | None:
+    score = read_score(reply)
+    return None if score is None else score / MAX_POINTS
+
+
+def read_score(reply: str) -> int | None:
+    """Return the points of a whole reply, 0 to 5; None where it ends in no such verdict."""
     found = _verdict(reply, "score")
     whole = isinstance(found, int) and not isinstance(found, bool)
-    return found / MAX_POINTS if whole and 0 <= found <= MAX_POINTS else None
+    return found if whole and 0 <= found <= MAX_POINTS else None
 
 
 def read_better(reply: str) -> float | None:

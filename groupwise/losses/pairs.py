@@ -2,7 +2,7 @@
 
 Log-probabilities here are sums over the answer, one number per pair. The trait `reads` of a pairing
 says where the two answers come from: `labels` of the data, the data's written `answers` and one
-sample, or the `grades` of a group of samples.
+sample, the `grades` of a group of samples, or the policy's own `judgements` of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from groupwise.errors import BatchError
-from groupwise.methods.slots import Positive, pairing, preference
+from groupwise.methods.slots import (
+    Count,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    pairing,
+    preference,
+)
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,31 @@ def best_and_worst(scores_C: Tensor) -> Choice:
         raise BatchError("best_and_worst needs finite scores of at least two candidates.")
     best, worst = int(scores_C.argmax()), int(scores_C.argmin())
     return Choice(best, worst, bool(scores_C[best] > scores_C[worst]))
+
+
+@pairing(
+    reads="judgements",
+    equation=(
+        "score = mean of {judgements} judgements by the policy (0 to 5 points, T = {temperature}, "
+        "top-p {top_p}); chosen = argmax, rejected = argmin; a tie gives no pair"
+    ),
+    fixes="needs no verifier and no other judge",
+    breaks="a judge that errs teaches its errors, to itself as well",
+)
+def judged_best_and_worst(
+    scores_C: Tensor,
+    *,
+    judgements: Count = 3,
+    temperature: NonNegative = 0.7,
+    top_p: PositiveFraction = 0.9,
+    max_tokens: Count = 256,
+) -> Choice:
+    """Self-rewarding (2401.10020): the policy judges its candidates, several times each.
+
+    Who samples judgements reads the settings; the choice is by the means.
+    """
+    choice: Choice = best_and_worst()(scores_C)
+    return choice
 
 
 @pairing(

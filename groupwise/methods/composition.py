@@ -24,6 +24,7 @@ PAIR_COLUMNS = {
     "labels": ("chosen", "rejected"),
     "answers": ("completion",),  # a written solution, never the bare answer
     "grades": (),
+    "judgements": (),
     "ranks": (),  # which recipes of reward models alone read
 }
 SUPERVISED_RATE_FACTOR = 20.0  # 2e-5 for all weights, 2e-4 with an adapter
@@ -253,7 +254,7 @@ class PairRecipe(Method):
 
     @property
     def reads(self) -> str:
-        """Return where the two answers come from: `labels`, `answers` or `grades`."""
+        """Return where pairs come from: `labels`, `answers`, `grades` or `judgements`."""
         reads: str = self.pairing.definition.traits.reads
         return reads
 
@@ -275,7 +276,19 @@ class PairRecipe(Method):
 
     @property
     def reads_rewards(self) -> bool:
-        return self.reads == "grades"
+        return self.reads in ("grades", "judgements")
+
+    @property
+    def verified(self) -> bool:
+        return self.samples and self.reads != "judgements"
+
+    @property
+    def judging(self) -> Slot | None:
+        return self.pairing if self.reads == "judgements" else None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return ("judge gap", "judge agreement") if self.judging else ()
 
     @property
     def ends_answers(self) -> bool:

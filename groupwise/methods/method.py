@@ -92,6 +92,21 @@ class Method:
         return True
 
     @property
+    def verified(self) -> bool:
+        """Tell whether reward.parts must be able to grade every row of the data."""
+        return self.samples
+
+    @property
+    def judging(self) -> Slot | None:
+        """Return the slot that says how the policy judges its answers; None where it does not."""
+        return None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Return the health rules that stop a run of it without being asked to."""
+        return ()
+
+    @property
     def weighs_tokens(self) -> bool:
         """Tell whether each sampled token gets an advantage and a weight of its own."""
         return False

@@ -71,11 +71,15 @@ NonNegative = Annotated[float, Range(0.0)]
 Positive = Annotated[float, Range(0.0, above=True)]
 AboveOne = Annotated[float, Range(1.0, above=True)]
 Fraction = Annotated[float, Range(0.0, 1.0)]
+PositiveFraction = Annotated[float, Range(0.0, 1.0, above=True)]
 Real = Annotated[float, Range()]
 Count = Annotated[int, Range(1)]
 Ddof = Annotated[int, Range(0, 1)]
 Stream = Literal["old", "sampler"]
-RANGES = "NonNegative, Positive, AboveOne, Fraction, Real, Count, Ddof, Literal[...] or Slot"
+RANGES = (
+    "NonNegative, Positive, AboveOne, Fraction, PositiveFraction, Real, Count, Ddof, Literal[...] "
+    "or Slot"
+)
 
 
 @dataclass(frozen=True)

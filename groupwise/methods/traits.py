@@ -59,7 +59,7 @@ class Traits:
     outputs: tuple[str, ...] = ()  # aggregation, auxiliary: streams of a forward pass that it reads
     prepare: Prepare = nothing  # auxiliary: makes its targets, in the batch phase
     # pairing: where pairs come from
-    reads: Literal["", "labels", "answers", "grades", "ranks"] = ""
+    reads: Literal["", "labels", "answers", "grades", "judgements", "ranks"] = ""
     scores: bool = False  # preference: compares scores of a model, not log-probabilities
     refers: bool = True  # preference: measures from the reference
     unpaired: bool = False  # preference: of single answers with a label, not of pairs

@@ -37,6 +37,7 @@ CPU_SLOTS, GPU_SLOTS = 64, 1024  # sequences in flight, unless asked otherwise
 # 135M to 7B parameters, 64 to 1,024 sequences and 256 to 4,096 tokens (docs/performance.md).
 LAYER_START, DECODE_SHARE, CPU_DECODE_SHARE = 32e-6, 0.71, 0.4
 UPDATE_SHARES, CPU_UPDATE_SHARE = ((135e6, 0.28), (1.5e9, 0.59)), 0.55
+QUESTION_TOKENS = 400  # about, that a policy is asked with to judge an answer, that aside
 STEP_TOKENS = 20  # of a written step: a line of a worked sum; not known before the run
 OPTIMIZER_SHARE = 0.5  # of the bandwidth; not measured by itself
 
@@ -267,6 +268,15 @@ def branches(config: Config, prompt: int, tokens: int) -> list[Group]:
     return answer * (config.group_size * config.prompts_per_step)
 
 
+def judgements(config: Config, prompt: int, tokens: int) -> list[Group]:
+    """Return what the policy writes about its answers, where it judges them."""
+    how = config.recipe.judging
+    if how is None:
+        return []
+    judged = Group(QUESTION_TOKENS + prompt + tokens, [how["max_tokens"]] * how["judgements"])
+    return [judged] * (config.group_size * config.prompts_per_step)
+
+
 def seconds(
     config: Config, place: Place, shape: ModelConfig, prompt: int, tokens: int, slots: int
 ) -> dict[str, float] | None:
@@ -288,6 +298,10 @@ def seconds(
             valued = rollout_seconds(place, shape, more, slots, width)
             assert valued is not None
             found["branches"] = valued
+        if asked := judgements(config, prompt, tokens):
+            judging = rollout_seconds(place, shape, asked, slots, width)
+            assert judging is not None
+            found["judgements"] = judging
     device_flops = device.flops
     rate = device_flops * update_share(cost.parameters(shape), cpu=place.cpu)
     batch = learned_groups(config, prompt, tokens)
@@ -389,6 +403,12 @@ def assumptions(made: Plan) -> list[str]:
         found.append(
             f"steps of {STEP_TOKENS} tokens, {how.most_steps} valued at the most, and "
             f"{how.branches} branches from each"
+        )
+    judging = config.recipe.judging
+    if judging is not None:
+        found.append(
+            f"{judging['judgements']} judgements of every answer, of {judging['max_tokens']} "
+            f"tokens each, behind a question of about {QUESTION_TOKENS} tokens and the answer"
         )
     weights = sampled_from(config)
     if weights != "shared":

@@ -98,7 +98,7 @@ def check_data(config: Config, *, learns: bool = True) -> CheckedData:
     notes = [*found.notes]
     if config.recipe.scores and learns:
         check_held_out(config.recipe, found.eval)
-    if config.recipe.samples:
+    if config.recipe.verified:
         streams = config.recipe.streams if learns else ()
         notes += check(parts, found.train, streams=streams)
         notes += check(parts, found.eval, data="data.eval") if found.eval else []
@@ -109,7 +109,7 @@ def check_data(config: Config, *, learns: bool = True) -> CheckedData:
 
 def read_data(config: Config) -> tuple[Grader, LoadedData]:
     """Read the reward and the tasks that it can grade; no answer is graded."""
-    graded = config.recipe.samples
+    graded = config.recipe.verified
     parts = Grader(config.reward.parts, graders=config.data.graders, timeout=config.reward.timeout)
     if config.data.grader_key and ROW not in parts.parts:
         raise ConfigError(
@@ -232,7 +232,7 @@ def fitting_tasks(
     train = with_ids(config, found.train, tokenizer, shape)
     held_out = with_ids(config, found.held_out, tokenizer, shape) if found.held_out else None
     judged: Sequence[Task] = held_out.tasks if held_out else []
-    if not config.recipe.samples:  # such data has answers for some of the rows, or for none
+    if not config.recipe.verified:  # such data has answers for some of the rows, or for none
         judged = [task for task in judged if _can_be_judged(config, task)]
     dropped = [row.task for row in train.dropped]
     notes = train.notes + (held_out.notes if held_out else [])

@@ -92,6 +92,8 @@ def knobs_that_the_recipe_ignores(config: Config, recipe: Method) -> Iterator[st
         ignored |= {"refills": draws_again, "refill_tokens": draws_again}
     elif config.refills == 0:
         ignored["refill_tokens"] = "refills=0 draws nothing again"
+    if recipe.judging is None:
+        ignored["reward.rubric"] = "it does not judge its own answers: take recipe=self_rewarding"
     values = flat(config)
     for name, remedy in ignored.items():
         if values[name] != DEFAULTS[name]:

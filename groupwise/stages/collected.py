@@ -8,6 +8,7 @@ from itertools import groupby
 
 from groupwise.model.cost import Group as Size
 from groupwise.optim.assemble import Group, sequences_of
+from groupwise.prepare.judgements import JudgedAnswer
 from groupwise.prepare.rollouts import failed
 from groupwise.records import Rollout, TokenBatch
 
@@ -24,6 +25,9 @@ class Collected:
     sampled: bool = True  # or taken from the data
     batch: TokenBatch | None = None  # of the groups, where filters looked at it
     branches: list[Group] = field(default_factory=list)  # of each group's answers, where asked for
+    judged: list[JudgedAnswer] = field(
+        default_factory=list
+    )  # by the policy itself, where it is asked to
 
     @property
     def unused(self) -> list[Group]:
@@ -38,7 +42,8 @@ class Collected:
     @property
     def tokens(self) -> int:
         """Return how many tokens were sampled."""
-        return tokens_of(self.drawn + self.greedy + self.branches)
+        judgements = sum(said.tokens for answer in self.judged for said in answer.said)
+        return tokens_of(self.drawn + self.greedy + self.branches) + judgements
 
     def sizes(self) -> list[Size]:
         """Return prompts and completions that were sampled, by their tokens."""
@@ -46,6 +51,9 @@ class Collected:
         rows = [r for group in self.branches for r in group if r.branch is not None]
         for (prompt, _), same in groupby(rows, key=_begins):
             found.append(Size(prompt, [r.completion.own_length for r in same]))
+        for answer in self.judged:
+            if answer.said:
+                found.append(Size(answer.prompt_tokens, [said.tokens for said in answer.said]))
         return found
 
     def metrics(self) -> dict[str, float]:
@@ -66,6 +74,8 @@ class Collected:
         }
         if self.branches:
             found |= self._of_branches()
+        if self.judged:
+            found |= self._of_judgements()
         for name in dict.fromkeys(name for r in rows for name in r.grade.parts):
             found[f"reward/part/{name}"] = _mean([r.grade.parts.get(name) for r in rows])
         for source in sorted({r.task.source for r in rows if r.task.source}):
@@ -89,6 +99,35 @@ class Collected:
             found["vineppo/truncated_share"] = truncated / len(rows)
             found["vineppo/ungraded_share"] = ungraded / len(rows)
         return found
+
+    def _of_judgements(self) -> dict[str, float]:
+        said = [each for answer in self.judged for each in answer.said]
+        unasked = sum(not answer.said for answer in self.judged)
+        found = {
+            "judge/judgements": float(len(said)),
+            "judge/tokens": float(sum(each.tokens for each in said)),
+            "judge/unasked_share": unasked / len(self.judged),
+        }
+        if said:
+            found["judge/failed_share"] = sum(each.score is None for each in said) / len(said)
+        pairs = [pair for group in self.groups if (pair := _best_and_worst(group))]
+        if pairs:
+            found["judge/gap"] = sum(best - worst for (best, _), (worst, _) in pairs) / len(pairs)
+        lengths = [more - less for (best, more), (worst, less) in pairs if best > worst]
+        if lengths:
+            found["judge/length_gap"] = sum(lengths) / len(lengths)
+        return found
+
+
+def _best_and_worst(group: Group) -> tuple[tuple[float, int], tuple[float, int]] | None:
+    """Return reward and length of the answers with the highest reward and with the lowest.
+
+    None where fewer than two have one.
+    """
+    known = [(r.grade.reward, r.completion.own_length) for r in group if r.grade.reward is not None]
+    if len(known) < 2:
+        return None
+    return max(known, key=lambda each: each[0]), min(known, key=lambda each: each[0])
 
 
 def _begins(rollout: Rollout) -> tuple[int, tuple[int, int, int, int]]:

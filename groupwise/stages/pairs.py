@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from groupwise.config import Config
-from groupwise.errors import DataError
-from groupwise.evaluate.evaluate import Evaluation
+from groupwise.data.cursor import TaskCursor
+from groupwise.engine.backends import Tell
+from groupwise.engine.protocol import Engine
+from groupwise.errors import ConfigError, DataError
+from groupwise.evaluate.evaluate import Evaluation, measured
 from groupwise.methods.composition import PairRecipe
+from groupwise.methods.slots import Slot
 from groupwise.model.cost import add, forward_cost, update_cost
+from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.assemble import Group
@@ -22,11 +28,14 @@ from groupwise.optim.roles.role import Role
 from groupwise.optim.schedules import LearningRates
 from groupwise.parallel.world import World
 from groupwise.prepare.answers import answer_ids, has_answers
+from groupwise.prepare.engines import MakeEngine
+from groupwise.prepare.judgements import read_rubric
 from groupwise.records import Completion, Memory, Task
 from groupwise.stages.collected import Collected
 from groupwise.stages.held_out_labels import judged
 from groupwise.stages.parts import Parts
 from groupwise.stages.score_measures import win
+from groupwise.stages.self_judging import held_out_judgements, judge_groups, self_judge
 from groupwise.stages.stage import Stage, StepUpdates, TellEvent
 from groupwise.testing.trial import try_pairs
 from groupwise.watch.clock import Clock
@@ -36,7 +45,7 @@ Answer = tuple[Ids, Tensor | None]  # with its mask_T
 
 def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
     """Refuse groups of one where the best is set against the worst."""
-    if recipe.reads == "grades" and config.group_size < 2:
+    if recipe.reads_rewards and config.group_size < 2:
         yield (
             f"recipe {recipe.name} pairs the best answer of a group with its worst, and group_size "
             "is 1. Take 4 or more."
@@ -46,6 +55,15 @@ def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
             f"overlong={config.overlong} would be ignored by {recipe.name}, which learns from "
             "pairs. Leave it out."
         )
+
+
+def unreadable_rubric(config: Config, recipe: PairRecipe) -> Iterator[str]:
+    """Refuse a rubric that can't be read, before anything is loaded."""
+    if recipe.judging is not None:
+        try:
+            read_rubric(config.reward.rubric)
+        except ConfigError as error:
+            yield str(error)
 
 
 def pairs_from_one_sample(config: Config, recipe: PairRecipe) -> Iterator[str]:
@@ -58,14 +76,15 @@ def pairs_from_one_sample(config: Config, recipe: PairRecipe) -> Iterator[str]:
     if recipe.reference == "the previous iterate" and config.reference.update == "frozen":
         yield (
             f"{recipe.name}'s reference is the previous iterate, and here it stays the starting "
-            "policy. Set reference.update=reset:STEPS to begin a new iteration every so often."
+            "policy: one round. Set reference.update=reset:STEPS to begin a new one every so "
+            "often, or make it a [[stage]] with repeat."
         )
 
 
 class PairStage(Stage[PairRecipe, PairLearner]):
     """A chosen and a rejected answer to each prompt, and one update on all pairs of a step."""
 
-    REFUSED = (pairs_without_a_choice,)
+    REFUSED = (pairs_without_a_choice, unreadable_rubric)
     DOUBTFUL = (pairs_from_one_sample,)
 
     def try_slots(self) -> list[str]:
@@ -87,14 +106,46 @@ class PairStage(Stage[PairRecipe, PairLearner]):
             "sample of the previous iterate, which is the reference",
             "grades": f"chosen and rejected: the best and the worst of {self.config.group_size} "
             f"samples by the reward ({parts})",
+            "judgements": f"chosen and rejected: the best and the worst of "
+            f"{self.config.group_size} samples, by what the policy itself says of them",
         }
         departs = [f"not as published: {x}" for x in self.recipe.departs]
-        return [f"pairs: {pairs[self.recipe.reads]}", *departs]
+        return [f"pairs: {pairs[self.recipe.reads]}", *self._judge_lines(parts), *departs]
+
+    def _judge_lines(self, parts: str) -> list[str]:
+        how, config = self.recipe.judging, self.config
+        if how is None:
+            return []
+        answers = config.prompts_per_step * config.group_size
+        most = answers * how["judgements"] * how["max_tokens"]
+        return [
+            f"judged by the policy: {how['judgements']} judgements of each answer, temperature "
+            f"{how['temperature']:g}, top-p {how['top_p']:g}; at most {most:,} tokens a step more",
+            f"reward.parts ({parts}) says which answers are right, where it can: it is measured "
+            "against the judgements, and nothing is learned from it",
+            f"stops by itself when a rule of {', '.join(self.recipe.stops)} fires",
+        ]
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:
         if self.recipe.reads == "answers":
             check_solutions(self.recipe, tasks)
         super().check_tasks(tasks)
+
+    def engine(self, loaded: Loaded, make: MakeEngine | None, tell: Tell) -> Engine:
+        if self.recipe.judging is not None:
+            self_judge(self.config, self.recipe.judging, loaded).check()
+        return super().engine(loaded, make, tell)
+
+    def collect(
+        self, parts: Parts[PairLearner], cursor: TaskCursor, tell: TellEvent, clock: Clock
+    ) -> Collected:
+        """Return graded groups; judged by the policy where the recipe says so."""
+        collected = super().collect(parts, cursor, tell, clock)
+        if self.recipe.judging is None:
+            return collected
+        judge = self_judge(self.config, self.recipe.judging, parts.loaded)
+        with clock("rollout"):
+            return judge_groups(judge, parts.engine, collected)
 
     def learner(self, model: Policy, roles: Mapping[str, Role], world: World) -> PairLearner:
         temperature = self.config.engine.temperature
@@ -129,6 +180,8 @@ class PairStage(Stage[PairRecipe, PairLearner]):
 
     def evaluate(self, parts: Parts[PairLearner]) -> Evaluation:
         """Measure samples where rows can be verified, and how held-out pairs are told apart."""
+        if self.recipe.judging is not None:
+            return self._judged_evaluation(parts, self.recipe.judging)
         columns = self.recipe.columns if self.recipe.judges_held_out else ()
         own = [task for task in parts.held_out if columns and has_answers(task, columns)]
         if not own:
@@ -156,6 +209,13 @@ class PairStage(Stage[PairRecipe, PairLearner]):
             "eval/preference_loss": float(looked.loss),
         }
         return judged(super().evaluate, parts, own, right, others)
+
+    def _judged_evaluation(self, parts: Parts[PairLearner], how: Slot) -> Evaluation:
+        """Measure samples, and whether the policy's judgements of them agree with the verifier."""
+        groups = self.held_out_groups(parts, parts.held_out)
+        found = measured(parts.held_out, groups, self.config.eval.samples)
+        judge = self_judge(self.config, how, parts.loaded)
+        return replace(found, others=held_out_judgements(judge, parts.engine, groups))
 
 
 def _reference(learner: PairLearner, pairs: Sequences, rows: list[int]) -> Tensor | None:

@@ -16,7 +16,7 @@ from groupwise.data.cursor import TaskCursor
 from groupwise.engine.backends import Tell
 from groupwise.engine.protocol import Engine
 from groupwise.errors import RecipeError, RunError, nearest
-from groupwise.evaluate.evaluate import Evaluation, evaluate
+from groupwise.evaluate.evaluate import Evaluation, held_out_answers, measured
 from groupwise.methods.method import Method
 from groupwise.model.adapters.lora import adapters, fill
 from groupwise.model.adapters.peft_files import read as read_adapter
@@ -25,6 +25,7 @@ from groupwise.model.formats.checkpoint import Contents, Loaded, load_weights
 from groupwise.model.layers.linear import layer_sizes
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import starting_policy
+from groupwise.optim.assemble import Group
 from groupwise.optim.roles.role import Role
 from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import StepOutcome
@@ -179,9 +180,13 @@ class Stage(ABC, Generic[M, L]):
 
     def sampled_evaluation(self, parts: Parts[L], tasks: Sequence[Task]) -> Evaluation:
         """Sample and grade these tasks."""
+        return measured(tasks, self.held_out_groups(parts, tasks), self.config.eval.samples)
+
+    def held_out_groups(self, parts: Parts[L], tasks: Sequence[Task]) -> list[Group]:
+        """Return graded answers to these tasks, a group each."""
         config = self.config
         own = config.engine.weights == "shared"
-        return evaluate(
+        return held_out_answers(
             parts.engine if own else judge_of(config, parts.loaded),
             parts.loaded.tokenizer,
             parts.grader,

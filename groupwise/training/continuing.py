@@ -95,7 +95,8 @@ def check_origin(folder: RunFolder, origin: Mapping[str, str], display: Display)
     before = folder.read_manifest().get("origin", {})
     for kind, digest in origin.items():
         if kind not in CODE and before.get(kind, digest) != digest:
-            what = {"held_out": "held-out tasks", "runs": "rollouts of data.runs"}.get(kind, kind)
+            named = {"held_out": "held-out tasks", "runs": "rollouts of data.runs"}
+            what = (named | {"rubric": "words of reward.rubric"}).get(kind, kind)
             raise RunError(
                 f"The {what} of this run are not those that {folder.path} was started with "
                 f"({digest} instead of {before[kind]}). Put them back, or take another folder "

@@ -30,6 +30,14 @@ from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 
 PROBES, PROBE_SAMPLES, PROBE_TOKENS = 8, 2, 32  # of the comparison before the first step
+MEND = (
+    "A function that ends without `return` returns None: did you forget return? Mend the reward "
+    "(`groupwise check-reward` tries it)"
+)
+TEACH = (
+    "The policy does not judge its answers as it is asked to: teach it first, in a stage of sft on "
+    "judgements (docs/preferences.md), or let reward.parts grade (recipe=best_of_group_dpo)"
+)
 UNREWARDED_STEPS = 3  # in a row without any reward, after which a run stops
 HALF_FACTOR = 50  # what bfloat16 may differ more than float32: it has 16 bits less
 
@@ -203,9 +211,8 @@ def _check_any_reward(
         return None
     return RewardError(
         f"No answer has had a reward for {progress.unrewarded} steps in a row, so nothing was "
-        f"learned. Most often: {often}. A function that ends without `return` returns None: did "
-        "you forget return? Mend the reward (`groupwise check-reward` tries it); the run is saved "
-        f"as it was after step {progress.step}, and the same command goes on with it."
+        f"learned. Most often: {often}. {MEND if config.recipe.verified else TEACH}; the run is "
+        f"saved as it was after step {progress.step}, and the same command goes on with it."
     )
 
 

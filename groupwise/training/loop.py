@@ -298,12 +298,15 @@ def act_on(run: Run, found: Sequence[Finding]) -> RunError | None:
     run.reporter.warn(found)
     if watch.snapshot and any(each.rule.grave for each in found):
         run.keeper.keep_latest()
-    stopping = [each for each in found if each.rule.name in watch.stop]
+    by_recipe = run.config.recipe.stops
+    stopping = [each for each in found if each.rule.name in (*watch.stop, *by_recipe)]
     if not stopping:
         return None
     where = quote(str(run.reporter.folder.path))
+    own = stopping[0].rule.name not in watch.stop
+    who = f"recipe {run.config.recipe.name}" if own else "watch.stop"
     return RunError(
-        f"Stopped by watch.stop after step {run.progress.step}: {stopping[0]} The run is saved; "
+        f"Stopped by {who} after step {run.progress.step}: {stopping[0]} The run is saved; "
         f"the same command goes on with it. `groupwise diagnose {where}` says more."
     )
 

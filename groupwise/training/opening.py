@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from groupwise import config as configuration
+from groupwise.common.globs import digest
 from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.data.cursor import cursor_of
@@ -173,6 +174,8 @@ def _open(
 def _origin(config: Config, setup: Setup) -> dict[str, str]:
     """Return digests of what a run starts from, by which it is known again."""
     earlier = {} if setup.selection is None else {"runs": setup.selection.runs}
+    if config.reward.rubric:
+        earlier["rubric"] = digest([config.reward.rubric])
     return earlier | {
         "weights": fingerprint(setup.loaded.model.named_parameters()),
         "data": data_fingerprint(setup.tasks),

@@ -81,6 +81,42 @@ def wrong_answers_grow(history: History) -> Evidence | None:
     return None if with_right or gained else seen
 
 
+def agreement_falls(history: History) -> Evidence | None:
+    """Detect a judge that agrees with the verifier less than it did, beyond chance."""
+    name = "judge/agreement"
+    points, errors = history.all(name), history.all("judge/agreement_stderr")
+    if len(points) < 2 or points[-1].step != history.step:
+        return None
+    best, now = max(points[:-1], key=lambda point: point.value), points[-1]
+    known = {point.step: point.value for point in errors}
+    error = math.hypot(known.get(best.step, 0.0), known.get(now.step, 0.0))
+    limit = best.value - max(0.1, 3 * error)
+    if now.value >= limit:
+        return None
+    low = next(p.step for p in points if p.step > best.step and p.value < limit)
+    text = f"{name} {now.value:.3g}, was {best.value:.3g} at step {best.step}"
+    return Evidence(name, now.value, limit, low, text)
+
+
+def gap_closes(history: History) -> Evidence | None:
+    """Detect best and worst answers that the policy judges more and more alike."""
+    start = history.first(5, "judge/gap")
+    if not start:
+        return None
+    return below("judge/gap", limit=max(0.25 * middle(start), 0.1), steps=5)(history)
+
+
+def judged_answers_grow(history: History) -> Evidence | None:
+    """Detect answers half as long again where the longer one is chosen, and no more right ones."""
+    lengths = history.last(5, "judge/length_gap")
+    if not lengths or middle(lengths) <= 0:
+        return None
+    right, now = history.first(5, "correct/mean"), history.last(5, "correct/mean")
+    if right and now and middle(now) - middle(right) > 0.1 * max(middle(right), 0.1):
+        return None
+    return grows("length/sampled_mean", times=1.5, least=0.0)(history)
+
+
 def reward_without_progress(history: History) -> Evidence | None:
     """Detect held-out accuracy well below its best, beyond its error, with more reward since."""
     held_out, errors = history.all("eval/accuracy"), history.all("eval/accuracy_stderr")

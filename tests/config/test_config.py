@@ -725,9 +725,16 @@ def test_the_batch_is_described_in_numbers() -> None:
         "chosen: the data's written `completion` or `solution`, rejected: a sample of the" in spin
     )
     assert "not as published: samples of the round before are not mixed in again" in spin
-    judged = "\n".join(describe(load(recipe="self_rewarding", **{"reward.parts": {"number": 2.0}})))
-    assert "the best and the worst of 8 samples by the reward (number x 2)" in judged
-    assert "not as published: the policy judges nothing" in judged
+    graded = {"recipe": "best_of_group_dpo", "reward.parts": {"number": 2.0}}
+    told = "\n".join(describe(load(**graded)))
+    assert "the best and the worst of 8 samples by the reward (number x 2)" in told
+    judged = "\n".join(describe(load(**graded | {"recipe": "self_rewarding"})))
+    assert "the best and the worst of 8 samples, by what the policy itself says of them" in judged
+    assert (
+        "3 judgements of each answer, temperature 0.7, top-p 0.9; at most 98,304 tokens" in judged
+    )
+    assert "reward.parts (number x 2) says which answers are right" in judged
+    assert "stops by itself when a rule of judge gap, judge agreement fires" in judged
     assert "columns `chosen` and `rejected`" in "\n".join(describe(load(recipe="dpo")))
     assert describe(load(**{"data.train": "rows.jsonl"}))[-1] == "no held-out evaluation"
     for name in RECIPES:

@@ -332,11 +332,13 @@ def test_choices_say_what_would_be_idle() -> None:
 def test_what_is_done_otherwise_than_published_is_said() -> None:
     spin, judged = (explain_text(explain(name), 1000) for name in ("spin", "self_rewarding"))
     assert "samples of the round before are not mixed in" in spin
-    assert "the policy judges nothing" in judged and "graded by reward.parts" in judged
+    assert "the paper makes all pairs of a round before it learns" in judged
+    assert "3 judgements by the policy (0 to 5 points, T = 0.7, top-p 0.9)" in judged
     changed = recipe("spin").replace(preference="logistic(beta=5.0)")
     assert explain(changed)["departs"] == explain("spin")["departs"]
-    (item,) = choose({"verifiable": "no", "data": "prompts"})
-    assert "the policy judges nothing" in item["departs"][0]
+    item, other = choose({"verifiable": "no", "data": "prompts"})
+    assert "the paper makes all pairs of a round" in item["departs"][0]
+    assert other["recipe"] == "best_of_group_dpo" and not other["departs"]
 
 
 def test_a_drawback_is_told_where_it_holds() -> None:

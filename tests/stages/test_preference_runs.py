@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from runs import metrics
+from processes import exit_code
+from runs import left_behind, metrics
+from runs import run as finish_run
+from runs import start as begin_run
 from steps import Start, advance, gather, learn, weights
 
+from groupwise.engine.protocol import Request
 from groupwise.errors import ConfigError, DataError
+from groupwise.prepare.engines import judge_of
+from groupwise.prepare.setup import sampling_of
 from groupwise.runfiles.rollouts import read
+from groupwise.stages.pairs import pairs_of
 
 LABELS = ["dpo", "hinge", "ipo", "ipo_sum", "cdpo", "robust_dpo", "rpo", "simpo", "orpo"]
 
@@ -144,3 +155,37 @@ def test_spin_goes_on_to_the_bit(start: Start, tmp_path: Path) -> None:
     for step in range(1, 6):
         one, other = (tmp_path / x / f"rollouts/step_{step}.parquet" for x in ("whole", "parts"))
         assert one.read_bytes() == other.read_bytes()
+
+
+def test_the_rejected_answer_is_a_direct_sample_of_the_reference(
+    start: Start, tmp_path: Path
+) -> None:
+    """Also when the policy has moved on: under the same names, token by token."""
+    with start.opened(tmp_path, **SPIN, optim__learning_rate=5e-2) as run:
+        advance(run, 3)  # one step into the second round
+        parts = run.parts
+        reference = parts.learner.roles["reference"].model
+        collected = gather(run)
+        pairs = pairs_of(run.config.recipe, collected.groups, parts.loaded.tokenizer)
+        groups = [group[0] for group in collected.groups]
+        requests = [Request(r.task.token_ids, 1, r.task.id, r.draw) for r in groups]
+        sampling = sampling_of(run.config)
+        direct, own = (
+            judge_of(run.config, replace(parts.loaded, model=model)).generate(requests, sampling)
+            for model in (reference, parts.loaded.model)
+        )
+        assert pairs.completions[1::2] == [one.token_ids for (one,) in direct]
+        assert pairs.completions[1::2] != [one.token_ids for (one,) in own]
+
+
+def test_spin_that_was_killed_comes_back_the_same(start: Start, tmp_path: Path) -> None:
+    changes = start.settings(**SPIN, steps=8, checkpoint__every_steps=1)
+    finish_run(tmp_path / "whole", **changes)
+    folder = tmp_path / "killed"
+    child = begin_run(folder, **changes)
+    while not (folder / "rollouts" / "step_4.parquet").exists():
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    assert exit_code(child) == -signal.SIGKILL
+    finish_run(folder, **changes)
+    assert left_behind(folder) == left_behind(tmp_path / "whole")

@@ -354,7 +354,7 @@ def test_bug_22_what_dropout_does_is_said_and_a_sequence_ratio_refuses_it() -> N
 def test_pairs_learn_through_an_adapter(
     recompute: bool, model: str, ones: dict[str, float], tmp_path: Path
 ) -> None:
-    changes = LORA | {"recipe": "self_rewarding", "reward__parts": ones, "adapter__dropout": 0.2}
+    changes = LORA | {"recipe": "best_of_group_dpo", "reward__parts": ones, "adapter__dropout": 0.2}
     run_from(model, tmp_path / "run", **changes, optim__recompute=recompute, steps=3)
     lines = metrics(tmp_path / "run")[1:]
     assert lines[0]["loss/total"] == pytest.approx(0.6931, abs=1e-3)  # the reference is the start

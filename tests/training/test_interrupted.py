@@ -173,7 +173,7 @@ def test_an_id_of_others_matters_as_what_is_read_and_not_as_what_is_said(
 
 def test_a_preference_is_between_what_the_policy_wrote(start: Start, tmp_path: Path) -> None:
     """DPO on samples: ∂ℓ of others' tokens is in neither answer's sum."""
-    with opened(start, tmp_path, recipe="self_rewarding") as run:
+    with opened(start, tmp_path, recipe="best_of_group_dpo") as run:
         collected = gather(run)
         pairs = pairs_of(run.config.recipe, collected.groups, run.parts.loaded.tokenizer)
         assert pairs.completions and pairs.own is not None and not pairs.own.all()

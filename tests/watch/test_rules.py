@@ -36,7 +36,20 @@ def values(chance: np.random.Generator, step: int, rate: float) -> dict[str, flo
     }
 
 
-def healthy(seed: int = 0, steps: int = STEPS, critic: bool = False) -> Lines:
+def judgements(chance: np.random.Generator, step: int) -> dict[str, float]:
+    """A policy that judges itself as it should: some talk, a gap that stays, no love of length."""
+    found = {
+        "judge/failed_share": float(abs(chance.normal(0, 0.05))),
+        "judge/gap": 1.6 + chance.normal(0, 0.2),
+        "judge/length_gap": chance.normal(5, 10),
+        "length/sampled_mean": 195 + chance.normal(0, 10),
+    }
+    if step % 20 == 0:
+        found |= {"judge/agreement": 0.7 + chance.normal(0, 0.03), "judge/agreement_stderr": 0.04}
+    return found
+
+
+def healthy(seed: int = 0, steps: int = STEPS, critic: bool = False, judge: bool = False) -> Lines:
     """A run as it should be: noisy, up from 0.35 to 0.9, entropy and mistakes fading together."""
     chance = np.random.default_rng(seed)
     lines: Lines = [{"step": 0, "eval/accuracy": 0.35, "eval/accuracy_stderr": 0.042}]
@@ -74,6 +87,8 @@ def healthy(seed: int = 0, steps: int = STEPS, critic: bool = False) -> Lines:
         }
         if critic:
             line |= values(chance, step, rate)
+        if judge:
+            line |= judgements(chance, step)
         if step % 20 == 0:
             line["eval/accuracy"] = float(np.clip(rate + chance.normal(0, 0.04), 0, 1))
             line["eval/accuracy_stderr"] = 0.04
@@ -87,7 +102,8 @@ def names(lines: Lines) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_healthy_runs_are_left_alone(seed: int) -> None:
-    assert names(healthy(seed, 300 if seed < 5 else STEPS, critic=bool(seed % 2))) == []
+    steps, odd = 300 if seed < 5 else STEPS, bool(seed % 2)
+    assert names(healthy(seed, steps, critic=odd, judge=not odd)) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -135,6 +151,12 @@ SICKNESSES: dict[str, Change] = {
     "critic out of range": lambda line, n: {"critic/value_max": 2.5},
     "critic clipped": lambda line, n: {"critic/clip_share": 0.7},
     "critic knows nothing": lambda line, n: {"critic/explained_variance": -0.3},
+    "judge unread": lambda line, n: {"judge/failed_share": 0.7},
+    "judge agreement": lambda line, n: (
+        {"judge/agreement": 0.7 - 0.004 * n} if "judge/agreement" in line else {}),
+    "judge gap": lambda line, n: {"judge/gap": 1.6 * 0.95**n},
+    "judge likes length": lambda line, n: {
+        "length/sampled_mean": 195 + 5 * n, "judge/length_gap": 40.0, "correct/mean": 0.36},
 }  # fmt: skip
 FROM = {
     "sudden collapse": 1,
@@ -153,7 +175,7 @@ def sick(name: str) -> tuple[Lines, int]:
     change = SICKNESSES[name]
     lines = [
         line | change(line, line["step"] - start + 1) if line["step"] >= start else line
-        for line in healthy(3, critic=name.startswith("critic"))
+        for line in healthy(3, critic=name.startswith("critic"), judge=name.startswith("judge"))
     ]
     return lines, start
 
@@ -344,11 +366,12 @@ def test_values_are_judged_by_the_rewards_of_the_run() -> None:
     assert run(0.0, 3.0) == []  # nothing is known of what can be had
 
 
-def test_runs_without_a_critic_are_not_asked_for_its_metrics() -> None:
-    critics = [rule for rule in RULES if rule.of]
-    assert len(critics) == 4
-    assert not any(rule.concerns(healthy()[5]) for rule in critics)
-    assert all(rule.concerns(healthy(critic=True)[5]) for rule in critics)
+@pytest.mark.parametrize("part", ["critic", "judge"])
+def test_runs_without_a_part_are_not_asked_for_its_metrics(part: str) -> None:
+    rules = [rule for rule in RULES if rule.of.startswith(f"{part}/")]
+    assert len(rules) == 4 and sum(bool(rule.of) for rule in RULES) == 8
+    assert not any(rule.concerns(healthy()[5]) for rule in rules)
+    assert all(rule.concerns(healthy(**{part: True})[5]) for rule in rules)
 
 
 def test_a_correction_may_have_more_of_a_gap() -> None:
