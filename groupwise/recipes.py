@@ -724,7 +724,7 @@ for _name, _title, _paper, _year, _preference, _terms, _fixes, _breaks, _reach, 
      "the chosen answer stays likely while the margin grows",
      "learns the style of the data with its preference",
      "pairs/displaced_share near 1 with DPO; written solutions", {"alpha": 1.0},
-     "[V] the term is a mean over all chosen tokens of an update, as in TRL."),
+     "[T] The term is a mean over all chosen tokens of an update, as in TRL."),
 ):  # fmt: skip
     register(PairRecipe(
         _name, labelled(), _preference, "the starting policy",
@@ -742,7 +742,8 @@ register(PairRecipe(
         breaks="nothing holds the policy: many steps or a high rate ruin it",
         reach_for="pairs, and no memory for a second model",
         setting={"beta": "2.0 to 2.5", "gamma": "0.5 to 1.6", "learning_rate": "3e-7 to 1e-6"},
-        note="[V] γ is not multiplied by β here, as in TRL; no likelihood term, as in the paper.",
+        note="[V] β and rates as the authors' repository advises; γ's range [T]. γ is not multiplied by β"
+        " here, as in TRL; no likelihood term.",
     ),
 ))  # fmt: skip
 register(PairRecipe(
@@ -753,7 +754,7 @@ register(PairRecipe(
         breaks="odds explode where an answer becomes certain",
         reach_for="pairs and a base model that was not fine-tuned yet",
         setting={"beta": 0.1, "learning_rate": "8e-6"},
-        note="[V] the likelihood is of the answer alone; TRL's includes the prompt.",
+        note="[T] The likelihood is of the answer alone; TRL's includes the prompt.",
     ),
     (chosen_nll(weight=1.0),),
 ))  # fmt: skip
@@ -765,7 +766,7 @@ register(UnpairedRecipe(
         breaks="its baseline is biased, and noisy in small batches",
         reach_for="answers with a verdict each, of which most prompts have one only",
         setting={"beta": 0.1, "batch": "8 or more", "learning_rate": "5e-7 to 5e-6"},
-        note="[V] weights so that desirable·good : undesirable·bad lies between 1:1 and 4:3.",
+        note="[T] Weights so that desirable·good : undesirable·bad lies between 1:1 and 4:3.",
     ),
 ))  # fmt: skip
 register(PairRecipe(
