@@ -185,6 +185,18 @@ def test_the_answer_can_t_speak_to_its_judge() -> None:
     assert "Only rhymes count." in judge_prompt("Only rhymes count.", "a", "b")
 
 
+def test_the_question_is_asked_in_the_models_own_template() -> None:
+    tokenizer = Tokenizer.from_files(character_files(string.printable))
+    judge = SelfJudge(tokenizer, "", 3, Sampling(64), 4096)
+    asked = judge_prompt("", "2+2=", "4")
+    assert tokenizer.decode(judge.prompt("2+2=", "4")) == f"{asked}\n\n"
+    tokenizer.template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    assert tokenizer.decode(judge.prompt("2+2=", "4")) == f"<user>{asked}<assistant>"
+
+
 # --- averaging ---------------------------------------------------------------------------------
 
 
