@@ -14,7 +14,7 @@ from groupwise import config
 from groupwise.common.sizes import size
 from groupwise.config.fields import GYM, SourceSettings, is_generator
 from groupwise.data import gym
-from groupwise.data.files import KNOWN
+from groupwise.data.files import KNOWN, files_of, saved_shards
 from groupwise.data.generators import GENERATORS, generate, split
 from groupwise.data.mixing import interleaved, keys_of, renumber, repeats, split_by_hash
 from groupwise.data.named_sets import GRADERS, SETS
@@ -160,6 +160,17 @@ class SourceReader:
             notes = [*notes, fewer]
         self.notes += notes
         return tasks
+
+
+def files_read(data: config.Data) -> list[Path]:
+    """Return the files that sources are read from; what a hub has is pinned by its commit."""
+    names = [name for name in (*data.sources, *data.eval_sources) if not is_generator(name)]
+    found: list[Path] = []
+    for name in names:
+        word, _, path = name.partition(":")
+        place = path if word in SETS else name
+        found += [] if place.startswith("hub:") else files_of(place)
+    return [each for path in found for each in (saved_shards(path) if path.is_dir() else [path])]
 
 
 def _check_settings(data: config.Data) -> None:

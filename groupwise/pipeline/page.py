@@ -37,7 +37,7 @@ def rows_of(found: Sequence[StageFigures]) -> list[list[str]]:
     measured = [each for each in found if each.gain is not None]
     whole = ["in all", "", "", "", _count(sum(x.steps or 0 for x in found)),
              _count(sum(x.tokens or 0 for x in found)), clock(seconds), "", ""]  # fmt: skip
-    if measured:
+    if measured and measured[0].held_out == measured[-1].held_out:  # else of different things
         first, last = measured[0].before, measured[-1].after
         assert first is not None and last is not None
         whole[-2:] = [f"{100 * first:.1f} -> {100 * last:.1f}", f"{100 * (last - first):+.1f}"]

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from groupwise import config as configuration
 from groupwise.common.progress import phase
-from groupwise.errors import ConfigError, RunError, nearest
+from groupwise.errors import ConfigError, GroupwiseError, RunError, nearest
 from groupwise.pipeline.chain import Chain, real
 from groupwise.pipeline.checks import check_chain, naming
 from groupwise.pipeline.page import write_page
 from groupwise.pipeline.reading import StageTable
+from groupwise.prepare.earlier import data_digest
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.stages import (
     FINISHED,
@@ -80,7 +81,9 @@ def _run_stage(
         _weights_alone(chain.folder(stage))
         return record
     resolved = real(chain, stage)
-    record = _with(record, number, replace(record.stages[number], state=RUNNING))
+    with naming(stage):
+        running = replace(record.stages[number], state=RUNNING, data=data_digest(resolved.config))
+    record = _with(record, number, running)
     write_stages(chain.path, record)
     say.note(
         f"=== stage {number + 1} of {len(record.stages)}: {stage.name} "
@@ -161,7 +164,7 @@ def _same_stages(chain: Chain, record: ChainRecord, fresh: list[StageRecord]) ->
     for number, stage in enumerate(fresh):
         old = before[number] if number < len(before) else None
         if old is not None and (old.name, old.folder) == (stage.name, stage.folder):
-            stages.append(replace(stage, state=old.state, config=old.config, weights=old.weights))
+            stages.append(replace(old, recipe=stage.recipe, start=stage.start))
             continue
         begun = [each for each in before[number:] if (chain.path / each.folder).is_dir()]
         if begun:
@@ -207,7 +210,7 @@ def _redone(chain: Chain, record: ChainRecord, name: str) -> ChainRecord:
     left = [each.name for each in earlier.stages if each.state != FINISHED]
     if left:
         raise ConfigError(f"--from {name}: stage {left[0]!r} before it is not finished yet.")
-    fresh = [replace(x, state="waiting", config="", weights={}) for x in record.stages[at:]]
+    fresh = [StageRecord(x.name, x.folder, x.recipe, x.start) for x in record.stages[at:]]
     going = tuple(x.folder for x in fresh if (chain.path / x.folder).is_dir())
     record = replace(record, stages=(*earlier.stages, *fresh), going=going)
     write_stages(chain.path, record)
@@ -257,7 +260,19 @@ def _difference(chain: Chain, table: StageTable, stage: StageRecord) -> str:
     asked = placed_for(real(chain, table).config, folder.path)
     changes = configuration.difference(text, asked)
     told = [f"{x.key} {x.old} -> {x.new}" for x in changes if not x.key.startswith(HARMLESS)]
+    if not told and stage.data:
+        told += _other_data(asked, stage.data)
     return "; ".join(told)
+
+
+def _other_data(config: configuration.Config, digest: str) -> list[str]:
+    """Say that the files of a stage's data are others now, or gone."""
+    try:
+        same = data_digest(config) == digest
+    except (OSError, GroupwiseError) as error:
+        return [f"its data can't be read any more: {error}"]
+    names = ", ".join((*config.data.runs, *config.data.sources, *config.data.eval_sources))
+    return [] if same else [f"the files of its data ({names}) are not those it learned from"]
 
 
 def _check_parent(chain: Chain, record: ChainRecord, stage: StageTable) -> None:

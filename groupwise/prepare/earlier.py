@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -15,7 +16,7 @@ from groupwise.config import Config
 from groupwise.data import load as load_data
 from groupwise.data.mixing import interleaved
 from groupwise.data.selection import RECORDED, AnswerPlace, KeptAnswers
-from groupwise.data.sources import LoadedTasks, SourceReader
+from groupwise.data.sources import LoadedTasks, SourceReader, files_read
 from groupwise.data.tasks import normalised
 from groupwise.errors import DataError, GroupwiseError, RunError
 from groupwise.graders.rubric import Grader
@@ -144,6 +145,22 @@ class EarlierRun:
                 "data back as they were."
             )
         return found
+
+
+def data_digest(config: Config) -> str:
+    """Hash the files that a configuration's tasks are read from, and no names of folders."""
+    data, read = config.data, list[Path]()
+    if not data.runs or data.mix.get("other") or data.eval:
+        read += files_read(data)
+    for name in data.runs:
+        read += sorted(RunFolder(name).rollouts.glob("*.parquet"))
+    whole = hashlib.sha256()
+    for path in read:
+        with open(path, "rb") as file:
+            whole.update(
+                f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode()
+            )
+    return whole.hexdigest() if read else ""
 
 
 def _parts(task: Task) -> list[str]:

@@ -24,6 +24,9 @@ from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read
 from groupwise.stages.consequences import anchored
 
+NEEDED = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "turns",
+          "branch", "reward", "correct", "finish", "weight_version", "weights", "text",
+          "used")  # fmt: skip
 TINY = 1e-30  # a ratio of 0 is one that float32 could not hold
 LEARNED = ("advantage", "coefficient")  # of every row that was learned from
 UPDATED = ("ratio", "clipped")  # and of those that an update of the policy read
@@ -98,6 +101,12 @@ def read_step(folder: RunFolder, step: int, recipe: Recipe) -> Record:
     """Read a step, and the policy that its last update saw."""
     path = folder.rollout(step)
     table = read(path)
+    absent = [name for name in NEEDED if name not in table.column_names]
+    if absent:
+        raise RunError(
+            f"{path} has no column {absent[0]}, which every step's rollouts have: it was changed "
+            "since it was written. Put it back, or remove it to do without this step."
+        )
     answers = pc.is_null(table.column("branch"))
     sampled = pc.and_(answers, pc.greater_equal(table.column("sample"), 0))
     used = pc.and_(sampled, table.column("used"))

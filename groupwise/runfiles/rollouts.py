@@ -383,7 +383,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
             yield file
     except FileNotFoundError:  # it went away in between
         raise nothing from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: column names
         raise RunError(
             f"{path} is not a Parquet file that can be read ({in_short(error)}). It is "
             "written in one piece, so it was changed since or the disk is faulty. Put it back, or "

@@ -189,6 +189,7 @@ stages = table(
                     "start": text,
                     "state": text,
                     "config": text,
+                    "data": text,
                     "weights": _texts,
                 },
                 needed=["name", "folder", "recipe", "start", "state"],

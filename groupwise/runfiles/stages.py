@@ -34,6 +34,7 @@ class StageRecord:
     start: str  # "base", "stage:NAME", "stage:NAME@best" or a path
     state: str = WAITING
     config: str = ""  # digest of its configuration, when it is finished
+    data: str = ""  # digest of the files that its tasks come from, as it last started
     weights: dict[str, str] = field(default_factory=dict)  # digests of latest and best
 
 
@@ -130,6 +131,7 @@ class StageFigures:
     seconds: float | None = None
     before: float | None = None
     after: float | None = None
+    held_out: str = ""  # digest of the tasks that accuracy is of
     parent: Mapping[str, Any] | None = None
     parts: Sequence[PartChange] = ()  # of a reward that has several
 
@@ -157,6 +159,7 @@ def _figures(path: Path, stage: StageRecord) -> StageFigures:
         seconds=summary.get("seconds", cost.get("seconds")),
         before=summary.get("accuracy_before"),
         after=summary.get("accuracy_after"),
+        held_out=(manifest.get("origin") or {}).get("held_out", ""),
         parent=manifest.get("parent"),
         parts=part_changes(summary),
     )

@@ -165,7 +165,7 @@ def learner_outputs(
     index = torch.arange(toy.rows) if rows is None else rows
     token_NT = toy.streams["token_NT"][index]
     heads = from_logits(leaf.logits_NTV[index], token_NT, TOP_K)
-    all_logp = leaf.logits_NTV[index].log_softmax(-1)
+    all_logp = _wide_logp(leaf.logits_NTV[index])
     top_ids = toy.streams["sampler_topk_id_NTK"][index]
     available = {
         **heads,
@@ -178,10 +178,16 @@ def learner_outputs(
     }
     for slot in made.penalty:
         if "teacher_divergence_NT" in slot.definition.traits.outputs:
-            teacher_NTV = toy.teacher_NTV[index].log_softmax(-1)
+            teacher_NTV = _wide_logp(toy.teacher_NTV[index])
             apart_NT = divergence(all_logp, teacher_NTV, slot["beta"])
             available["teacher_divergence_NT"] = apart_NT
     return {name: available[name] for name in made.outputs}
+
+
+def _wide_logp(logits_NTV: Tensor) -> Tensor:
+    """Return log-probabilities in at least float32, as a model's head computes them."""
+    wide = logits_NTV if logits_NTV.dtype == torch.float64 else logits_NTV.float()
+    return wide.log_softmax(-1)
 
 
 def extra_streams(made: Recipe, leaf: Leaves) -> dict[str, Tensor]:

@@ -113,11 +113,12 @@ def test_what_is_left_when_all_that_is_idle_goes_makes_the_same_update(name: str
 def test_every_gate_of_the_package_but_the_smoothing_one_is_idle_at_a_ratio_of_one(
     name: str,
 ) -> None:
-    """By hand: ∂S/∂ℓ = A at r = 1 inside any range; SimKO spreads the gradient over candidates."""
+    """By hand: ∂S/∂ℓ = A at r = 1 inside any range; SimKO spreads the gradient over candidates,
+    and DFT weighs a token by its probability."""
     users: list[Recipe] = [once(x) for x in POLICY_RECIPES if recipe(x).gate.name == name]
     for made in users:
         found = {each.slot.kind for each in idle(made, ON_POLICY)}
-        asked = name not in ("topk_smoothing", "score", "unclipped")
+        asked = name not in ("topk_smoothing", "score", "score_by_probability", "unclipped")
         assert ("gate" in found) == asked
 
 

@@ -566,7 +566,14 @@ def test_gradient_of_topk_smoothing_in_the_logits() -> None:
 def _has_stop_gradient(name: str) -> bool:
     made = recipe(name)
     estimators = {slot.get("estimator") for slot in (*made.penalty, *made.auxiliary)}
-    gates = ("weight_cap", "tv_mask", "kl_mask", "topk_mask", "topk_smoothing")
+    gates = (
+        "weight_cap",
+        "tv_mask",
+        "kl_mask",
+        "topk_mask",
+        "topk_smoothing",
+        "score_by_probability",
+    )
     special = made.gate.name in gates or made.ratio.name == "geomean_token_grad"
     return special or "k3+" in estimators
 

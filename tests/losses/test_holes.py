@@ -68,6 +68,7 @@ def with_holes(sample: Sample, place_NT: Tensor, kind: float) -> Sample:
         value_NT=apart(sample.value_NT, place_NT, rubbish(sample.value_NT, -9.0)),
         prm_logp_NT=apart(sample.prm_logp_NT, place_NT, rubbish(sample.prm_logp_NT, -4.0)),
         router_NTLK=apart(sample.router_NTLK, place_NT, rubbish(sample.router_NTLK, 0.3)),
+        teacher_NTV=apart(sample.teacher_NTV, place_NT, rubbish(sample.teacher_NTV, -0.2)),
     )
 
 

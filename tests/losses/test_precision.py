@@ -185,7 +185,12 @@ def test_a_float32_batch_and_float64_outputs_give_a_float64_loss() -> None:
     narrow = random_sample(0, dtype=torch.float32)
     wide = cast(narrow, torch.float64)
     mixed = Sample(
-        narrow.streams, wide.logits_NTV, wide.value_NT, wide.prm_logp_NT, wide.router_NTLK
+        narrow.streams,
+        wide.logits_NTV,
+        wide.value_NT,
+        wide.prm_logp_NT,
+        wide.router_NTLK,
+        wide.teacher_NTV,
     )
     got, want = outcome("grpo", mixed), outcome("grpo", wide)
     assert got[0].dtype == torch.float64

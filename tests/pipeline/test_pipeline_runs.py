@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import COLD, HEAD, THREE, chain, go, remains, sweep
+from chains import CHAINED, COLD, HEAD, RLHF, THREE, chain, go, remains, sweep, write_rows
 
 from groupwise.errors import ConfigError, RunError
 from groupwise.pipeline import running
 from groupwise.pipeline.chain import real
-from groupwise.runfiles.stages import read_stages, weights_digest
+from groupwise.pipeline.page import rows_of
+from groupwise.runfiles.stages import figures, read_stages, weights_digest
 
 
 @pytest.fixture(scope="module")
@@ -263,3 +264,59 @@ def test_an_adapter_stage_is_folded_into_its_base_for_the_next(tmp_path: Path) -
     assert ended["accuracy_after"] == begun["accuracy_before"]
     manifest = json.loads((made.path / "3_last/manifest.json").read_text())
     assert manifest["parent"]["folder"] == "../2_reason"
+
+
+# --- stages that read stages ------------------------------------------------------------------
+
+
+def chained(folder: Path, text: str = CHAINED) -> Any:
+    write_rows(folder)
+    return chain(folder, text)
+
+
+def test_a_chain_with_rejection_sampling_killed_anywhere_ends_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    made = chained(tmp_path / "whole")
+    go(made)
+    kept = json.loads((made.path / "3_collect/manifest.json").read_text())["kept_answers"]
+    assert kept["other"] == 4 and kept["kept"] == 12
+    vocabulary = json.loads((made.path / "base/tokenizer.json").read_text())["model"]["vocab"]
+    assert {"i", "t", "s"} <= set(vocabulary)  # of rows that only the third stage mixes in
+    expected = remains(made)
+    found = sweep(tmp_path, [70, 110, 130, 150], CHAINED)
+    assert len(found) == 4 and all(each == expected for each in found)
+
+
+def test_stages_that_judge_start_a_critic_and_teach(tmp_path: Path) -> None:
+    made = chained(tmp_path, RLHF)
+    record, said = go(made)
+    assert record.finished and "stage 4 of 4: learn (distill)" in said
+    config = real(made, made.pipeline.stages[2]).config
+    judge = str(made.path / "2_judge/checkpoints/latest")
+    assert config.critic.start == judge and config.reward.parts == {f"rm(path='{judge}')": 1.0}
+    lines = (made.path / "3_ppo/metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["reward/mean"] != 0
+
+
+def test_accuracy_in_all_is_of_the_same_tasks(tmp_path: Path) -> None:
+    made = chained(tmp_path, RLHF[: RLHF.index('[[stage]]\nname = "ppo"')])
+    go(made)
+    rows = rows_of(figures(made.path, read_stages(made.path)))  # type: ignore[arg-type]
+    assert all(row[-1] for row in rows[:-1])
+    assert rows[-1][0] == "in all" and rows[-1][-2:] == ["", ""]  # tasks first, then pairs
+
+
+@pytest.mark.parametrize("name", ["other.jsonl", "run/2_reason/rollouts/step_2.parquet"])
+def test_other_data_of_a_finished_stage_are_refused(name: str, tmp_path: Path) -> None:
+    made = chained(tmp_path)
+    go(made)
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(
+        RunError, match=r"'collect' was changed.*other.jsonl.*No longer valid: last"
+    ):
+        go(made)
+    path.unlink()
+    with pytest.raises(RunError, match="'collect' was changed"):
+        go(made)

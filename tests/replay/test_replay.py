@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import damage_scorers
 import pyarrow as pa
 import pytest
 import torch
@@ -17,10 +18,11 @@ from groupwise.cli import main
 from groupwise.errors import RecipeError, RunError
 from groupwise.optim.packs import outputs
 from groupwise.optim.roles.implicit_reward import logp_behind
+from groupwise.recipes import recipe as recipe_of
 from groupwise.replay.measures import angle, gram, rank, summed
 from groupwise.replay.methods import check, methods_of
 from groupwise.replay.parameters import gradient, load_weights, pushed
-from groupwise.replay.recorded import Recorded, open_recorded
+from groupwise.replay.recorded import Recorded, open_recorded, read_step
 from groupwise.replay.replay import Replay, StepResult
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read, store
@@ -586,3 +588,18 @@ def test_without_a_tokenizer_pieces_are_numbers(runs: Runs, tmp_path: Path) -> N
     assert all(token["text"] == f"⟨{token['id']}⟩" for token in again.result()["rare_tokens"])
     with pytest.raises(RecipeError, match="saved no tokenizer"):
         list(Replay(run, methods_of(run, ["sspo"]), [1]))
+
+
+@pytest.mark.parametrize("name", ["used", "weight_version", "reward", "text"])
+def test_a_column_that_is_gone_is_named(name: str, tmp_path: Path) -> None:
+    file = damage_scorers.branched(tmp_path)
+    store(file, read(file).drop_columns([name]))
+    with pytest.raises(RunError, match=f"step_1.parquet has no column {name}"):
+        read_step(RunFolder(tmp_path / "run"), 1, recipe_of("grpo"))
+
+
+def test_a_column_whose_name_is_torn_is_a_damaged_file(tmp_path: Path) -> None:
+    file = damage_scorers.branched(tmp_path)
+    file.write_bytes(file.read_bytes().replace(b"weight_version", b"weight_vers\xffon"))
+    with pytest.raises(RunError, match=r"step_1\.parquet is not a Parquet file"):
+        read(file)

@@ -28,7 +28,7 @@ from groupwise.view.server import Viewer
 from groupwise.watch.report import report_page
 
 SECRET = "of somebody else"
-NOT_IN_THE_LIST = (STEP, "manifest.json")  # the list of runs reads neither
+NOT_IN_THE_LIST = (STEP,)  # the list of runs does not read it
 PAGES = ("", "/trends.json?name=reward/mean", "/step/1", "/step/1?search=4&sort=mean",
          "/step/1/group/0", "/step/1/group/0/sample/0", "/step/1/group/0/sample/0/text",
          "/step/1/group/0/sample/0/tokens", "/prompt/100")  # fmt: skip

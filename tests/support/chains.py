@@ -122,13 +122,75 @@ def _child(made: Chain, prepare: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def sweep(folder: Path, calls: Sequence[int]) -> list[dict[str, Any]]:
+def sweep(folder: Path, calls: Sequence[int], text: str = THREE) -> list[dict[str, Any]]:
     """What remains of pipelines that were killed at these writes, and then run to their end."""
     found = []
     for call in calls:
-        made = chain(folder / str(call))
+        write_rows(folder / str(call))
+        made = chain(folder / str(call), text)
         if not killed_at(made, call):
             break
         go(made)
         found.append(remains(made))
     return found
+
+
+CHAINED = (
+    HEAD
+    + COLD
+    + REASON.replace("steps = 2", "steps = 3")
+    + """
+[[stage]]
+name = "collect"
+recipe = "sft"
+model = "base"
+source = "run"
+from = ["stage:reason"]
+keep = { correct = false, ended = false, language = 0.0, per_prompt = 2 }
+mix = { reasoning = 12, other = 4 }
+data.train = "other.jsonl"
+data.options = {}
+steps = 3
+"""
+    + LAST
+)
+RLHF = (
+    HEAD
+    + COLD
+    + """
+[[stage]]
+name = "judge"
+recipe = "reward_model"
+data.train = "pairs.jsonl"
+data.options = {}
+data.holdout_share = 0.2
+steps = 2
+[[stage]]
+name = "ppo"
+recipe = "ppo"
+model = "stage:cold"
+critic.start = "stage:judge"
+reward.parts = { "rm(path=stage:judge)" = 1.0 }
+steps = 2
+[[stage]]
+name = "learn"
+recipe = "distill"
+model = "base"
+teacher.path = "stage:ppo"
+steps = 2
+"""
+)
+
+
+def write_rows(folder: Path) -> None:
+    """Write other.jsonl, with letters that no other stage has, and pairs.jsonl."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sums = [(a, b) for a in range(1, 9) for b in (1, 3, 5)]
+    other = [
+        {"prompt": f"{a}+{b}=", "completion": f"it is {a + b}", "answer": a + b} for a, b in sums
+    ]
+    pairs = [
+        {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a + b + 1)} for a, b in sums
+    ]
+    for name, rows in (("other", other), ("pairs", pairs)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

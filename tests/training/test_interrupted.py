@@ -51,6 +51,9 @@ def changes_of(name: str) -> dict[str, object]:
         changes["recipe__gate__k"] = 5
     if any(link.definition.traits.remembers == "visits" for link in made.advantage):
         changes["prompts_per_step"] = 4
+    if "teacher" in made.roles:
+        changes |= {"teacher__path": "policy", "teacher__prompt": "{answer}{prompt}"}
+        changes |= {"recipe__penalty__k": 4} if name == "distill_topk" else {}
     if "step_reward_NT" in made.streams:
         changes["reward"] = "stepwise"
     return changes

@@ -47,6 +47,7 @@ TRAINED = [name for name in RECIPES if name not in {*REFUSED, *PAIRS, *UNPAIRED,
 TOLD = {"teacher__path": "policy", "teacher__prompt": "{answer}{prompt}"}
 # What a model of 18 characters and answers of 8 make necessary.
 NEEDED: dict[str, dict[str, Any]] = {
+    "dft": {"group_size": 8},  # the default: nothing is sampled
     "distill": TOLD,
     "distill_topk": {**TOLD, "recipe__penalty__k": 4},
     "dppo_topk": {"recipe__gate__k": 4},

@@ -255,6 +255,7 @@ OF_THE_LOOP = [
     "eval/accuracy", "eval/accuracy_stderr", "eval/reward", "eval/length",
     "eval/truncated_share", "eval/failed_share", "length/truncated_share",
     "pairs/chosen_nll", "eval/pairs_accuracy", "eval/nll", "eval/preference_loss",
+    "eval/token_accuracy", "supervised/nll", "supervised/learned_share",
     "answers/baseline", "answers/mismatched", "length/sampled_mean", "optim/grad_norm",
     "optim/learning_rate", "optim/skipped",
     "updates/count", "loss/policy", "loss/total", "reward/part/number",
