@@ -25,6 +25,7 @@ from groupwise.methods.composition import Recipe
 from groupwise.methods.slots import parse
 from groupwise.prepare.placing import placed
 from groupwise.recipes import RECIPES, recipe
+from groupwise.training.signals import Stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -349,10 +350,6 @@ def test_wrong_settings_end_with_2_and_a_reason(
     assert err.startswith("groupwise: error: ") and message in err and "Traceback" not in err
 
 
-class Stopped(Exception):
-    pass
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the commands hand on; nothing is trained."""
@@ -366,7 +363,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             return result
 
         stand_in = ModuleType(module)
-        vars(stand_in).update({name: call, "Stopped": Stopped, "fail": fake})
+        vars(stand_in).update({name: call, "fail": fake})
         monkeypatch.setitem(sys.modules, module, stand_in)
         parent, _, child = module.rpartition(".")
         monkeypatch.setattr(sys.modules[parent], child, stand_in, raising=False)
