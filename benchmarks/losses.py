@@ -33,7 +33,8 @@ GROUP, TOP_K, LAYERS, EXPERTS, VOCABULARY = 8, 20, 4, 2, 512
 SMOLLM2_PARAMETERS = 134.5e6
 Runs = tuple[Callable[[], Any], Callable[[], Any]]
 # Outputs that are wider than one number per token.
-WIDE = {"topk_logp_NTK", "logp_at_sampler_topk_NTK", "router_NTLK", "topk_id_NTK"}
+WIDE = {"topk_logp_NTK", "logp_at_sampler_topk_NTK", "logp_at_teacher_topk_NTK", "router_NTLK",
+        "topk_id_NTK"}  # fmt: skip
 
 
 def keep_freed_memory() -> None:
@@ -104,6 +105,11 @@ class Data:
             "sampler_logp_NT": lambda: old_NT + 0.01 * (uniform(rows, width) - 0.5),
             "ref_logp_NT": lambda: old_NT + 0.05 * (uniform(rows, width) - 0.5),
             "prm_logp_NT": lambda: old_NT + 0.05 * (uniform(rows, width) - 0.5),
+            "teacher_logp_NT": lambda: old_NT + 0.05 * (uniform(rows, width) - 0.5),
+            "teacher_topk_logp_NTK": lambda: uniform(rows, width, TOP_K).log() - 4,
+            "teacher_topk_id_NTK": lambda: torch.randint(
+                0, VOCABULARY, (rows, width, TOP_K), generator=g
+            ),
             "old_value_NT": lambda: uniform(rows, width),
             "step_reward_NT": lambda: uniform(rows, width),
             "step_end_NT": lambda: uniform(rows, width) < 0.05,
@@ -122,6 +128,7 @@ class Data:
         self.outputs: dict[str, Callable[[], Tensor]] = {
             "entropy_NT": lambda: uniform(rows, width).requires_grad_(),
             "value_NT": lambda: uniform(rows, width).requires_grad_(),
+            "teacher_divergence_NT": lambda: uniform(rows, width).requires_grad_(),
             "prm_logp_NT": lambda: (old_NT + 0.05 * uniform(rows, width)).requires_grad_(),
             "router_NTLK": lambda: 0.1 + 0.8 * uniform(rows, width, LAYERS, EXPERTS),
         }
@@ -152,7 +159,8 @@ def recipe_runs(made: Recipe, data: Data, logits_NTV: Tensor | None) -> Runs:
         else:
             heads = from_logits(leaf, token_NT, TOP_K)
             top = leaf.log_softmax(-1)[..., :TOP_K]
-            found = {**fixed, **heads, "logp_at_sampler_topk_NTK": top}
+            tops = {"logp_at_sampler_topk_NTK": top, "logp_at_teacher_topk_NTK": top}
+            found = {**fixed, **heads, **tops}
             found = {name: found[name] for name in made.outputs if name in found}
         if done.length_exponent is not None:
             found["length_exponent"] = done.length_exponent

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from groupwise.commands.shared import (
     SETTINGS,
+    config_or_run,
+    new_rows_file,
     print_json,
-    read_placed,
     say,
-    split_settings,
     warn,
 )
 from groupwise.errors import ConfigError
@@ -42,16 +41,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sample and judge, write the rows, and say what was left out."""
-    out = Path(args.out)
-    if out.suffix != ".jsonl":
-        raise ConfigError(f"--out {out}: rows are written as .jsonl.")
-    if out.exists():
-        raise ConfigError(f"--out {out} exists already, and nothing is overwritten.")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}.")
-    source, overrides = split_settings(args.items)
-    is_run = source is not None and (source / "config.toml").is_file()
-    config = read_placed(source / "config.toml" if source and is_run else source, overrides)
+    out = new_rows_file(args.out)
+    config, checkpoint = config_or_run(args.items)
     if args.judge:
         from dataclasses import replace
 
@@ -65,11 +56,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("judge(form='pairwise') compares two answers: add --compare.")
     from groupwise.probing.pair_labels import PairRequest, prepare_pairs
     from groupwise.stages.checks import check_config
-    from groupwise.sync.export import checkpoint_in
 
     for doubt in check_config(config):
         warn(doubt)
-    checkpoint = Path(checkpoint_in(source, "latest")) if source and is_run else None
     prepared = prepare_pairs(config, PairRequest(args.prompts, args.compare), checkpoint=checkpoint)
     for note in prepared.setup.notes:
         say(note)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import (
     SETTINGS,
+    config_or_run,
+    new_rows_file,
     print_json,
-    read_placed,
     say,
-    split_settings,
     warn,
 )
 from groupwise.errors import ConfigError
@@ -62,20 +62,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Label, write the rows, and say what was left out."""
-    out = Path(args.out)
-    if out.suffix != ".jsonl":
-        raise ConfigError(f"--out {out}: rows are written as .jsonl.")
-    if out.exists():
-        raise ConfigError(f"--out {out} exists already, and nothing is overwritten.")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}.")
-    source, overrides = split_settings(args.items)
-    is_run = source is not None and (source / "config.toml").is_file()
-    config = read_placed(source / "config.toml" if source and is_run else source, overrides)
+    out = new_rows_file(args.out)
+    config, checkpoint = config_or_run(args.items)
     from groupwise.probing.labelling import LabelRequest, prepare_labels
     from groupwise.runfiles.files import remove_unfinished, write_atomic
     from groupwise.stages.checks import check_config
-    from groupwise.sync.export import checkpoint_in
 
     for doubt in check_config(config):
         warn(doubt)
@@ -87,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
         column=args.answers,
         samples=args.samples,
     )
-    checkpoint = Path(checkpoint_in(source, "latest")) if source and is_run else None
     prepared = prepare_labels(config, asked, checkpoint=checkpoint)
     for note in prepared.setup.notes:
         say(note)

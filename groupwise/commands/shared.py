@@ -55,6 +55,31 @@ def config_of(path: Path) -> Path | None:
     return None
 
 
+def new_rows_file(text: str) -> Path:
+    """Return the file that --out names; refuse one that is there, or can't be written."""
+    out = Path(text)
+    if out.suffix != ".jsonl":
+        raise ConfigError(f"--out {out}: rows are written as .jsonl. Name a file that ends so.")
+    if out.exists():
+        raise ConfigError(
+            f"--out {out} exists already, and nothing is overwritten. Name another file."
+        )
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}. Make it first.")
+    return out
+
+
+def config_or_run(items: Sequence[str]) -> tuple[Config, Path | None]:
+    """Return the settings of a configuration, or of a run with its latest checkpoint."""
+    source, overrides = split_settings(items)
+    if source is None or not (source / "config.toml").is_file():
+        return read_placed(source, overrides), None
+    from groupwise.sync.export import checkpoint_in
+
+    config = read_placed(source / "config.toml", overrides)
+    return config, Path(checkpoint_in(source, "latest"))
+
+
 def words_of(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 

@@ -60,12 +60,11 @@ class PairLearner(Learner):
         """Return what the loss says of the pairs, and ℓ of the chosen answers; nothing learns."""
         every = list(range(len(pairs.completions)))
         policy_NT = self.score(self.model, pairs, [every])
-        found = self._loss(pairs, every, policy_NT, ref_logp_NT, ChosenAnswers.of(pairs))
+        found = self._loss(every, policy_NT, ref_logp_NT, ChosenAnswers.of(pairs))
         return found, policy_NT.sum(1)[0::2]
 
     def _loss(
         self,
-        pairs: Sequences,
         rows: Sequence[int],
         logp_NT: Tensor,
         ref_NT: Tensor | None,
@@ -74,7 +73,7 @@ class PairLearner(Learner):
         """Return the loss of these rows, the likelihood of the chosen answers included."""
         sums_N = logp_NT.sum(1)
         ref_N = None if ref_NT is None else ref_NT.sum(1)
-        length_N = own_lengths(pairs)[torch.as_tensor(rows)].to(sums_N)
+        length_N = chosen.length_N[torch.as_tensor(rows)].to(sums_N)
         given = Pairs(
             sums_N[0::2],
             sums_N[1::2],
@@ -109,7 +108,7 @@ class PairLearner(Learner):
                 seen.append(("logp_NT", logp_NT.detach()))
                 # What is not finite skips the update, when all is computed; until then it is 0.
                 logp_NT = logp_NT.nan_to_num(0.0, 0.0, 0.0)
-                found = self._loss(pairs, rows, logp_NT, ref_NT, chosen)
+                found = self._loss(rows, logp_NT, ref_NT, chosen)
                 (found.loss_N.sum() / count).backward()  # type: ignore[no-untyped-call]
             losses.append(found)
             chosen.logp = chosen.logp + logp_NT.detach()[0::2].sum()
@@ -120,14 +119,20 @@ class PairLearner(Learner):
 class ChosenAnswers:
     """The chosen answers of an update: how many tokens they have, and how likely they were."""
 
-    tokens: int
-    mean_length: float
+    length_N: Tensor  # of every row, found once: the rejected answers' stand between
     logp: Tensor | float = 0.0
 
     @classmethod
     def of(cls, pairs: Sequences) -> ChosenAnswers:
-        length_N = own_lengths(pairs)[0::2]
-        return cls(int(length_N.sum()), float(length_N.sum()) / len(length_N))
+        return cls(own_lengths(pairs))
+
+    @property
+    def tokens(self) -> int:
+        return int(self.length_N[0::2].sum())
+
+    @property
+    def mean_length(self) -> float:
+        return self.tokens / len(self.length_N[0::2])
 
     @property
     def nll(self) -> float:

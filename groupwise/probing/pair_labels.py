@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from groupwise import config as configuration
 from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.engine.protocol import Engine, Sampling
@@ -175,7 +176,8 @@ def prepare_pairs(
     engine: MakeEngine | None = None,
 ) -> PreparedPairs:
     """Prepare everything that can fail, before anything is sampled."""
-    config = placed(config)
+    # What a run of the model learned from is no matter here.
+    config = replace(placed(config), recipe=configuration.load().recipe)
     check(config, (config.data.template,), (config.engine.temperature,), ProbeRequest())
     if asked.prompts < 1:
         raise ConfigError(f"--prompts {asked.prompts} is too few. Take 1 or more.")

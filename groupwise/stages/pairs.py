@@ -36,7 +36,7 @@ from groupwise.stages.held_out_labels import judged
 from groupwise.stages.parts import Parts
 from groupwise.stages.score_measures import win
 from groupwise.stages.self_judging import held_out_judgements, judge_groups, self_judge
-from groupwise.stages.stage import Stage, StepUpdates, TellEvent
+from groupwise.stages.stage import Stage, StepUpdates, TellEvent, update_metrics
 from groupwise.testing.trial import try_pairs
 from groupwise.watch.clock import Clock
 
@@ -170,9 +170,7 @@ class PairStage(Stage[PairRecipe, PairLearner]):
             every = list(range(len(pairs.completions)))
             reference = _reference(learner, pairs, every)
             outcome, metrics = learner.learn_pairs(pairs, reference, rates)
-        metrics |= {"updates/count": 1.0, "optim/skipped": float(outcome.skipped)}
-        if not outcome.skipped:
-            metrics["optim/grad_norm"] = outcome.grad_norm
+        metrics |= update_metrics(outcome)
         shape, sizes = learner.model.config, pairs.sizes()
         update = update_cost(shape, sizes, frozen=self.config.adapter.used)
         work = add(update, forward_cost(shape, sizes)) if self.recipe.refers else update

@@ -48,7 +48,7 @@ from groupwise.stages import score_measures as measures
 from groupwise.stages.collected import Collected
 from groupwise.stages.labelled_answers import groups_of
 from groupwise.stages.parts import Parts
-from groupwise.stages.stage import Stage, StepUpdates, TellEvent
+from groupwise.stages.stage import Stage, StepUpdates, TellEvent, update_metrics
 from groupwise.testing.trial import try_labels, try_scores
 from groupwise.watch.clock import Clock
 
@@ -154,10 +154,9 @@ class ScoringStage(Stage[R, ScoreLearner]):
             outcome, score_A, loss = learner.learn(asked, self.loss_of(groups), rates.policy)
         scores = _by_row(asked, score_A)
         collected.groups = self.graded(groups, scores)
-        metrics = {"updates/count": 1.0, "optim/skipped": float(outcome.skipped)}
+        metrics = update_metrics(outcome)
         if not outcome.skipped:
-            metrics |= self.measured(groups, scores)
-            metrics |= {"optim/grad_norm": outcome.grad_norm, "loss/total": loss}
+            metrics |= {**self.measured(groups, scores), "loss/total": loss}
         sizes = asked.sequences.sizes()
         work = update_cost(learner.model.config, sizes, frozen=self.config.adapter.used)
         return StepUpdates([outcome], metrics, memory, work={"update": work})

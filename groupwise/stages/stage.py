@@ -62,6 +62,12 @@ class StepUpdates:
     work: dict[str, Costs] = field(default_factory=dict)  # what the phases had to compute
 
 
+def update_metrics(outcome: StepOutcome) -> dict[str, float]:
+    """Return what a step's only update did."""
+    found = {"updates/count": 1.0, "optim/skipped": float(outcome.skipped)}
+    return found if outcome.skipped else found | {"optim/grad_norm": outcome.grad_norm}
+
+
 class Stage(ABC, Generic[M, L]):
     """A run's kind: it draws samples, learns from them, and knows what can go wrong.
 

@@ -21,7 +21,7 @@ from groupwise.stages.collected import Collected
 from groupwise.stages.held_out_labels import judged
 from groupwise.stages.parts import Parts
 from groupwise.stages.score_measures import area, verdict
-from groupwise.stages.stage import Stage, StepUpdates, TellEvent
+from groupwise.stages.stage import Stage, StepUpdates, TellEvent, update_metrics
 from groupwise.testing.trial import try_unpaired
 from groupwise.watch.clock import Clock
 
@@ -88,9 +88,7 @@ class UnpairedStage(Stage[UnpairedRecipe, UnpairedLearner]):
             tell("baseline", "no answer of this step belongs to another prompt: the baseline is 0.")
         with clock("update"):
             outcome, metrics = learner.learn_labels(given, rates)
-        metrics |= {"updates/count": 1.0, "optim/skipped": float(outcome.skipped)}
-        if not outcome.skipped:
-            metrics["optim/grad_norm"] = outcome.grad_norm
+        metrics |= update_metrics(outcome)
         shape, sizes = learner.model.config, given.answers.sizes()
         work = add(
             update_cost(shape, sizes, frozen=self.config.adapter.used),

@@ -42,6 +42,14 @@ def test_the_higher_score_is_chosen_and_ties_and_failures_are_counted(
     assert not out.with_name("pairs.jsonl.part").exists()
 
 
+def test_what_the_model_learned_from_is_no_matter(start: Start, tmp_path: Path) -> None:
+    """Preferences are asked for behind supervised learning: that run's settings do."""
+    prepared(start).run(tmp_path / "groups.jsonl")
+    prepared(start, recipe="sft", group_size=8).run(tmp_path / "sft.jsonl")
+    said = [(tmp_path / name).read_text() for name in ("groups.jsonl", "sft.jsonl")]
+    assert said[0] and said[0] == said[1]
+
+
 def test_what_was_stopped_goes_on_to_the_same_rows(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
