@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# A file of tests stays on one worker, which makes what its tests share once. Compiled modules are
+# kept even where the environment says otherwise: hundreds of tests start a process.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: setup demo demo-smollm2 smollm2 test check check-slow check-gpu format docs bench clean
 
@@ -25,7 +28,7 @@ demo-smollm2: smollm2
 		model.path=$$(find .venv -name 'SmolLM2*.gguf')
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 # Formatting, lint, types, generated docs, tests: what a change must pass.
 check: $(READY)
@@ -36,7 +39,7 @@ check: $(READY)
 	$(MAKE) test
 
 check-slow: $(READY)
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(PYTEST) -m slow
 
 # What needs a GPU, with the machine's own Python, whose PyTorch fits its driver: nothing is set up.
 # EXTRA_PATH is for packages that this Python lacks.

@@ -164,7 +164,10 @@ def _graded(share: float, names: Sequence[str]) -> Iterator[Attack]:
             unjudged += sum(grade.status in ("error", "timeout") for grade in grades)
         note = f"{unjudged} without a verdict, {slowest:.1f} s for 50 at most"
         yield Attack(
-            f"completions: {name.partition('(path')[0]}", 50 * -(-count // 50), through, note
+            f"completions: {name.partition('(path')[0]}",
+            50 * -(-count // 50),
+            through + unjudged,  # who gets no reward has got around a low one
+            note,
         )
 
 

@@ -6,7 +6,11 @@ Float32 on the CPU, best of several repeats, both measured in the same run. The 
 is (batch phase + token phase forward and backward) over plain GRPO's (advantages + loss forward and
 backward). Peak memory is what the allocator held at most above the inputs, gradient included.
 Recipes that read logits, top-k or router scores run on fewer rows at a stated vocabulary, next to
-plain GRPO behind the same log-softmax; they have no bound.
+plain GRPO behind the same log-softmax.
+
+Bounds, of recipes that read one number per token: at most 2x plain GRPO's time, at most 2x its peak
+memory, and at most 2 % of the (estimated) training step of a small model on as many tokens. What is
+above them is named, and the exit status is 1. The wide ones have none.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import argparse
 import contextlib
 import ctypes
 import importlib.util
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,6 +36,7 @@ from groupwise.recipes import RECIPES
 
 GROUP, TOP_K, LAYERS, EXPERTS, VOCABULARY = 8, 20, 4, 2, 512
 SMOLLM2_PARAMETERS = 134.5e6
+MOST_TIME, MOST_MEMORY, MOST_SHARE = 2.0, 2.0, 0.02  # of plain GRPO's; of a training step
 Runs = tuple[Callable[[], Any], Callable[[], Any]]
 # Outputs that are wider than one number per token.
 WIDE = {"topk_logp_NTK", "logp_at_sampler_topk_NTK", "logp_at_teacher_topk_NTK", "router_NTLK",
@@ -226,13 +232,26 @@ def training_step_seconds(tokens: int) -> tuple[float, float]:
     return 6 * SMOLLM2_PARAMETERS * tokens / flops, flops
 
 
-def narrow_table(made: list[Recipe], data: Data, repeats: int, tokens: int) -> None:
-    """Recipes that read one number per token."""
+def above_bounds(rows: Sequence[Row], step: float) -> list[str]:
+    """What is above a bound, in words; a training step takes `step` seconds."""
+    found = []
+    for row in rows:
+        for what, x, most in (("time", row.time, MOST_TIME), ("memory", row.memory, MOST_MEMORY)):
+            if x > most:
+                found.append(f"{row.name}: {x:.2f}x plain GRPO's {what}, above {most:g}x")
+        if row.seconds / step > MOST_SHARE:
+            share = f"{row.seconds / step:.2%} of a training step"
+            found.append(f"{row.name}: {share}, above {MOST_SHARE:.0%}")
+    return found
+
+
+def narrow_table(made: list[Recipe], data: Data, repeats: int, tokens: int) -> list[str]:
+    """Recipes that read one number per token; returns what is above the bounds."""
     plain = plain_runs(data, None)
     compare("plain GRPO (one file)", plain, plain, repeats)
     rows = [compare(entry.name, recipe_runs(entry, data, None), plain, repeats) for entry in made]
     if not rows:
-        return
+        return []
     slow, large = max(rows, key=lambda r: r.time), max(rows, key=lambda r: r.memory)
     step, flops = training_step_seconds(tokens)
     seconds = max(row.seconds for row in rows)
@@ -242,9 +261,12 @@ def narrow_table(made: list[Recipe], data: Data, repeats: int, tokens: int) -> N
         f"both phases of the slowest {seconds:.3f} s; a SmolLM2-135M step of as many tokens, "
         f"estimated at {flops / 1e9:.0f} GFLOP/s, {step:.0f} s: {seconds / step:.4%}"
     )
+    above = above_bounds(rows, step)
+    print("\n".join(above) or "all within their bounds")
+    return above
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--width", type=int, default=1024)
@@ -263,10 +285,11 @@ def main() -> None:
         f"{args.rows} x {args.width} tokens, float32, {torch.get_num_threads()} threads\n{header}"
     )
     narrow = [entry for entry in made if not WIDE & set(entry.outputs)]
-    narrow_table(narrow, Data(args.rows, args.width), args.repeats, args.rows * args.width)
+    tokens = args.rows * args.width
+    above = narrow_table(narrow, Data(args.rows, args.width), args.repeats, tokens)
     wide = [entry for entry in made if WIDE & set(entry.outputs)]
     if not wide:
-        return
+        return int(bool(above))
     rows = max(GROUP, args.rows // 16)
     small, logits_NTV = Data(rows, args.width), torch.randn(rows, args.width, VOCABULARY)
     print(f"\n{rows} x {args.width} tokens, vocabulary {VOCABULARY}, no bound\n{header}")
@@ -276,7 +299,8 @@ def main() -> None:
         logits = None if "router_NTLK" in entry.outputs else logits_NTV
         behind = plain if logits is not None else plain_runs(small, None)
         compare(entry.name, recipe_runs(entry, small, logits), behind, args.repeats)
+    return int(bool(above))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -50,6 +50,27 @@ def _qwen2(width: int, inner: int, heads: int, kv_heads: int, **more: Any) -> di
     } | more
 
 
+def _mixture(width: int, layers: int, experts: int, chosen: int, **more: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 65536,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "moe_intermediate_size": width // 4,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "num_experts": experts,
+        "num_experts_per_tok": chosen,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    } | more
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": _qwen2(64, 128, 4, 2, vocab_size=512, num_hidden_layers=2),  # to try a row on a CPU
     "135M": {
@@ -66,6 +87,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "1.5B": _qwen2(1536, 8960, 12, 2),
+    "moe": _mixture(1024, 16, 64, 8),  # 1.0B parameters, 0.28B of them for a token
+    "moe_tiny": _mixture(64, 2, 8, 2, vocab_size=512, num_attention_heads=4, head_dim=16),
     "7B": _qwen2(3584, 18944, 28, 4, vocab_size=152064, tie_word_embeddings=False),
 }
 FILES = character_files(string.ascii_lowercase)  # of a tokenizer: nobody reads the text

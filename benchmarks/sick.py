@@ -148,8 +148,9 @@ SICK: dict[str, Sickness] = {
 }  # fmt: skip
 
 
-# These do break on this task, and the rules say so: prime_seed's reward goes from 0.42 to 0 within
-# 8 steps (to 0.15 at a tenth of the rate), that of prime's release from 0.36 to 0.05 in 15.
+# These may break on this task, and the rules say so: prime_seed's reward goes from 0.42 to 0 within
+# 8 steps (to 0.15 at a tenth of the rate); prime's release divides by the largest return what its
+# reward model says before that knows anything (docs/log.md, "PRIME's release on the sums").
 BREAKS = ("prime_seed", "prime@release")
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from groupwise.cli import main
+from groupwise.cli import command
 
-sys.exit(main())
+sys.exit(command())

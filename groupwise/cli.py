@@ -6,6 +6,7 @@ import argparse
 import errno
 import io
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -91,7 +92,11 @@ def _parser() -> argparse.ArgumentParser:
         "[--dry-run]",
     )
     train.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
-    train.add_argument("--run", metavar="DIR", help="default: runs/<name of the configuration>")
+    train.add_argument(
+        "--run",
+        metavar="DIR",
+        help="default: runs/<name of the configuration>; also run=DIR, for torchrun",
+    )
     train.add_argument(
         "--from", dest="again", metavar="STAGE", help="of a pipeline: do this and later ones anew"
     )
@@ -107,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     docs.add_argument("--folder", default="docs", help="default: docs")
     docs.set_defaults(run_command=_docs)
     return parser
+
+
+def command() -> int:
+    """Run the command of this process; a Ctrl-C while Python takes itself down ends it at once."""
+    status = main()
+    signal.signal(signal.SIGINT, lambda *_: os._exit(status))  # all is written and flushed
+    return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -149,6 +161,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if more:  # settings that stand behind an option
         args.items += more
     try:
+        _take_run(args)
         if args.version:
             return _version()
         if args.command is None:
@@ -158,11 +171,24 @@ def _run(argv: Sequence[str] | None) -> int:
             status: int = args.run_command(args)
         return status
     except GroupwiseError as error:
-        print(f"groupwise: error: {error}", file=sys.stderr)
+        if not error.told:
+            print(f"groupwise: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+
+
+def _take_run(args: argparse.Namespace) -> None:
+    """Take `run=DIR` among the settings for --run DIR, which torchrun takes for its own."""
+    if not hasattr(args, "run") or not hasattr(args, "items"):
+        return
+    given = [item for item in args.items if item.startswith("run=")]
+    args.items = [item for item in args.items if item not in given]
+    named = [item.removeprefix("run=") for item in given] + [args.run] * (args.run is not None)
+    if len(set(named)) > 1:
+        raise ConfigError(f"The run folder is given as {' and as '.join(named)}. Name one.")
+    args.run = named[0] if named else None
 
 
 def _drop_output() -> None:
@@ -298,7 +324,8 @@ def _train(args: argparse.Namespace) -> int:
     try:
         loop.train(config, run)
     except Stopped as stopped:
-        print(stopped, file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(stopped, file=sys.stderr)
         return 130
     return 0
 
@@ -330,9 +357,12 @@ def _report(args: argparse.Namespace) -> int:
     from groupwise.watch.plots import can_plot, write_plots
     from groupwise.watch.report import write_report
 
-    print(f"wrote {write_report(folder)}")
+    with phase("writing the report"):
+        page = write_report(folder)
+    print(f"wrote {page}")
     if can_plot():
-        plots = write_plots(folder)
+        with phase("drawing plots"):
+            plots = write_plots(folder)
         if plots:
             print(f"wrote {len(plots)} plots to {folder / 'plots'}")
     else:

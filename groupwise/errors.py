@@ -9,6 +9,8 @@ from collections.abc import Iterable
 class GroupwiseError(Exception):
     """Base of every error that groupwise raises on purpose."""
 
+    told = False  # by another rank, to the same people
+
 
 class RecipeError(GroupwiseError, ValueError):
     """A recipe, a slot or a hyper-parameter that does not exist or makes no sense."""

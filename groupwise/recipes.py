@@ -17,6 +17,7 @@ from groupwise.groups.advantages import (
     group_zscore,
     leave_one_out,
     maxrl,
+    positive_part,
     raw,
     rescale_for_dead_groups,
     reweight_by_probability,
@@ -32,6 +33,7 @@ from groupwise.groups.aggregation import (
     seq_sum_token_mean,
     token_mean_batch,
     token_mean_group,
+    token_sum,
 )
 from groupwise.groups.credit import (
     drift_as_process_reward,
@@ -45,17 +47,30 @@ from groupwise.groups.credit import (
 )
 from groupwise.groups.filters import accuracy_band, enough_mixed, overlong, reject, zero_variance
 from groupwise.groups.shaping import kl_per_sequence, kl_per_token, signed, soft_overlong
+from groupwise.losses.across_pairs import aot, aot_unpaired, bco_pair
+from groupwise.losses.answer_sums import on_policy_weight, shared_length
 from groupwise.losses.auxiliary import outcome_bce, positive_nll, value_loss
 from groupwise.losses.corrections import (
+    binary_kl_mask,
+    future_influence,
     icepop,
+    mask_outliers,
     mis_geometric,
     mis_sequence,
+    negative_sequence_mask,
     replay_routing,
     tis_sequence,
     tis_token,
 )
 from groupwise.losses.distillation import teacher_divergence, teacher_topk_divergence
-from groupwise.losses.distribution_gates import kl_mask, topk_mask, topk_smoothing, tv_mask
+from groupwise.losses.distribution_gates import (
+    kl_mask,
+    topk_mask,
+    topk_smoothing,
+    tv_mask,
+    tv_one_sided,
+    tv_symmetric,
+)
 from groupwise.losses.gates import (
     clip,
     constant,
@@ -71,21 +86,31 @@ from groupwise.losses.gates import (
 )
 from groupwise.losses.pairs import (
     best_and_worst,
+    best_and_worst_ended,
     data_against_own_sample,
     judged_best_and_worst,
     labelled,
     logistic,
 )
-from groupwise.losses.penalties import entropy_bonus, kl
+from groupwise.losses.penalties import drift, entropy_bonus, kl, proximal, proximal_sequence
 from groupwise.losses.preferences import (
+    apo_down,
+    apo_zero,
     cdpo,
     chosen_nll,
+    discopop,
+    exo,
+    f_divergence,
     hinge,
     ipo_sum,
     ipo_token_mean,
+    logistic_alone,
+    logistic_token_mean,
+    nca,
     odds_ratio,
     robust,
     simpo,
+    sppo_hard,
 )
 from groupwise.losses.ratios import (
     geomean_token_grad,
@@ -93,11 +118,18 @@ from groupwise.losses.ratios import (
     router_shift,
     segment_geomean,
     sequence_geomean,
+    sequence_product,
     token,
 )
 from groupwise.losses.schedules import joint, low_then_high
 from groupwise.losses.scores import bradley_terry, every_pair, soft_labels
 from groupwise.losses.unpaired import kto
+from groupwise.losses.weight_gates import (
+    band_mask,
+    gamma_weight,
+    score_ring,
+    taper,
+)
 from groupwise.methods.composition import PairRecipe, Recipe, UnpairedRecipe
 from groupwise.methods.method import About
 from groupwise.methods.registry import RECIPES, load_plugin, recipe, register
@@ -546,7 +578,8 @@ method(
     fixes="router drift in mixtures of experts",
     breaks="needs router scores of both passes",
     reach_for="mixtures of experts whose routing moves",
-    note="[T] v2; v1 multiplied after clipping.",
+    schedule=joint(updates=4),
+    note="[T] v2; v1 multiplied after clipping. Updates a batch: ours.",
 )  # fmt: skip
 
 method(
@@ -607,6 +640,178 @@ method(
     note="[V] code; θ_old in the correction's numerator, as there.",
 )  # fmt: skip
 
+# --- 2025 and 2026: sequence weights, masks, terms on the log-ratio ------------------------------
+
+method(
+    "vespo",
+    title="VESPO", paper="2602.10693", year=2026,
+    ratio=sequence_product(), gate=gamma_weight(2.0, 3.0, 3.0, 2.0),
+    fixes="a smooth weight of whole answers, without a clip",
+    breaks="long answers of another policy fall silent",
+    reach_for="stale answers",
+    note="[V] the authors' code and scripts; its docstring names (2, 1.5) and (4, 2.5). With a sampler that"
+    " is not the learner take ratio.anchor='sampler': log ρ belongs inside the weight.",
+)  # fmt: skip
+
+method(
+    "luspo",
+    title="LUSPO", paper="2602.05261", year=2026,
+    ratio=sequence_geomean(), gate=clip(3e-4, 4e-4), aggregation=seq_mean_token_sum(),
+    fixes="GSPO's pull towards short answers",
+    breaks="the step grows with the answers' lengths",
+    reach_for="as gspo, where answers shrink",
+    note="[V] GSPO's clip range [H]; TRL has 0.2.",
+)  # fmt: skip
+
+method(
+    "offpolicy_sequence_mask",
+    title="Off-policy sequence mask", paper="2512.02556", year=2025,
+    aggregation=seq_mean_token_mean(), correction=negative_sequence_mask(delta=1e-4, anchor="old"),
+    fixes="failures that the policy has left behind stop pushing",
+    breaks="one-sided: what has become likelier passes",
+    reach_for="several updates a batch, or stale answers",
+    note="[V] DeepSeek-V3.2's; δ is slime's, and off in TRL. A KL term of a dropped answer stays.",
+)  # fmt: skip
+
+method(
+    "dro",
+    title="DRO", paper="2405.19107", year=2024,
+    advantage=group_mean(), ratio=on_policy(), gate=score(), penalty=proximal(beta=0.1),
+    fixes="off-policy learning without a ratio",
+    breaks="pulls back to the old policy, also where that one was wrong",
+    reach_for="answers of an older policy",
+    note="[V] what verl ships as dro and ROLL as kimi15; the id is unchecked. β must be set in verl.",
+)  # fmt: skip
+
+method(
+    "kimi15",
+    title="Kimi 1.5", paper="2501.12599", year=2025,
+    advantage=group_mean(), ratio=on_policy(), gate=score(),
+    penalty=proximal_sequence(beta=0.1), aggregation=seq_mean_token_sum(),
+    fixes="off-policy learning without a ratio",
+    breaks="the square of a sum grows with the square of the length",
+    reach_for="as dro, with the answer's whole log-ratio",
+    note="[T] as printed; what is shipped under this name squares token by token (dro).",
+)  # fmt: skip
+
+method(
+    "rollout_is_mask",
+    title="Rollout importance mask", paper="2602.15763", year=2026,
+    ratio=token(anchor="sampler"), gate=band_mask(0.2, 0.2),
+    fixes="no pass for the policy before the update",
+    breaks="tokens that should be pushed back into the band are dropped, too",
+    reach_for="several updates a batch, at one forward pass less",
+    note="[V] SkyRL; GLM-5 [T].",
+)  # fmt: skip
+
+method(
+    "outlier_mask",
+    title="Outlier mask", paper="SkyRL", year=2025, family="correction",
+    correction=mask_outliers(1e-4, 100.0),
+    fixes="answers with one token that an engine would hardly have sampled are dropped",
+    breaks="long answers are likelier to hold one",
+    reach_for="a sampler that is not the learner",
+    note="[V] slime's veto has the lower side alone; mask_token drops tokens instead of answers.",
+)  # fmt: skip
+
+method(
+    "topr",
+    title="TOPR", paper="2503.14286", year=2025,
+    ratio=sequence_product(), gate=taper(1.0, 1.0, "advantage"),
+    fixes="bad answers that the policy has left behind stop pushing",
+    breaks="good ones are never corrected for who wrote them",
+    reach_for="answers of an older or another policy",
+    note="[T] the paper's ratio is of the whole answer; Trinity and ROLL take it token by token. Split by"
+    " the advantage [H]: by the reward, a rewarded answer below its group's mean is pushed down at full weight.",
+)  # fmt: skip
+
+method(
+    "raft_pp",
+    title="RAFT++", paper="2504.11343", year=2025,
+    advantage=positive_part(), penalty=kl(coef=0.001),
+    fixes="a filter instead of a baseline: only good answers teach",
+    breaks="entropy falls fast",
+    reach_for="the simplest baseline that learns",
+    note="[V] rejected tokens stay in the denominator.",
+)  # fmt: skip
+
+method(
+    "decoupled_ppo",
+    title="Decoupled PPO", paper="2505.24298", year=2025,
+    gate=clip(0.2, 0.28), correction=icepop(0.0, 5.0),
+    fixes="the clip is around a recent policy, the weight corrects for the sampler's",
+    breaks="a forward pass more for the anchor",
+    reach_for="samplers that lag behind (AReaL)",
+    note="[V] filtered tokens stay in the denominator; tis_clamped holds them instead.",
+)  # fmt: skip
+
+method(
+    "kpop_mask",
+    title="KPop", paper="SkyRL", year=2026, family="correction",
+    correction=binary_kl_mask(bound=0.05),
+    fixes="drops tokens by how much the two distributions differ there, not by a ratio",
+    breaks="they teach nothing",
+    reach_for="a sampler that is not the learner",
+    note="[V] the bound is ours [H].",
+)  # fmt: skip
+
+method(
+    "prime_rl",
+    title="prime-rl's default", paper="2602.04879", year=2026,
+    advantage=group_mean(), ratio=token(anchor="sampler"), gate=tv_one_sided(0.2, 0.2),
+    penalty=drift(coef=0.001),
+    fixes="bounds probability mass, one forward pass less",
+    breaks="r is unbounded for rare tokens",
+    reach_for="samplers that lag behind (prime-rl)",
+    note="[V] DPPO's mask and K2.5's drift, which acts on masked tokens, too.",
+)  # fmt: skip
+
+method(
+    "prime_rl_ipo",
+    title="prime-rl's IPO", paper="prime-rl", year=2026,
+    advantage=group_mean(), ratio=token(anchor="sampler"), gate=tv_symmetric(0.1),
+    penalty=drift(coef=0.001),
+    fixes="tokens on which the two policies disagree teach nothing",
+    breaks="what should be pushed back is dropped, too",
+    reach_for="as prime_rl",
+    note="[V] not ipo, which is a loss of pairs.",
+)  # fmt: skip
+
+for _name, _gate, _fixes, _breaks in (
+    ("tinker_importance_sampling", unclipped(), "unbiased off-policy", "no trust region"),
+    ("tinker_ppo", clip(0.2, 0.2), "a cheap trust region around the sampler", "clipped tokens teach nothing"),
+    ("tinker_cispo", weight_cap(cap=1.2, floor=0.8), "every token keeps its gradient", "no trust region; a floor of 0.8"),
+):  # fmt: skip
+    method(
+        _name,
+        title=_name.replace("tinker_", "Tinker, ").replace("_", " "), paper="tinker cookbook", year=2025,
+        advantage=group_mean(), ratio=token(anchor="sampler"), gate=_gate, aggregation=token_sum(),
+        fixes=_fixes, breaks=f"{_breaks}; token sums: the step grows with the batch",
+        reach_for="results that should be those of Tinker",
+        note="[V] through SkyRL's backend; bounds [H], there absolute.",
+    )  # fmt: skip
+
+method(
+    "fipo",
+    title="FIPO", paper="2603.19835", year=2026,
+    gate=clip(0.2, 0.28), correction=future_influence(),
+    fixes="credit per token without a critic",
+    breaks="rewards whatever the optimizer did last; nothing in the first update",
+    reach_for="several updates a batch, long answers",
+    note="[V] swift; the documented formula is two-sided (future_influence_two_sided).",
+)  # fmt: skip
+
+method(
+    "rec",
+    title="REC, ring", paper="2509.24203", year=2025,
+    advantage=group_mean(), gate=score_ring(),
+    fixes="off-policy REINFORCE with regions instead of ratios",
+    breaks="discontinuous at four edges",
+    reach_for="answers of other policies",
+    note="[V] Trinity's; outer edges 0.6 and 2, its constructor has 0.4. score_one_side weighed by r is PPO's"
+    " gradient.",
+)  # fmt: skip
+
 # --- sampler-learner corrections on plain GRPO ------------------------------------------------
 
 _CORRECTIONS: tuple[tuple[str, str, str, Any, str, str], ...] = (
@@ -615,8 +820,6 @@ _CORRECTIONS: tuple[tuple[str, str, str, Any, str, str], ...] = (
     ("icepop", "IcePop", "2510.18855", icepop(0.5, 5.0), "tokens that disagree too much are dropped", "they teach nothing"),
     ("mis", "MIS, sequence", "Liu et al. 2025", mis_sequence(high=2.0), "answers that disagree too much are dropped", "long answers go first"),
     ("mis_geometric", "MIS, geometric", "Liu et al. 2025", mis_geometric(0.5, 2.0), "a mask that is fair to long answers", "weights inside it are not capped"),
-    ("routing_replay", "Routing replay R2", "2512.01374", replay_routing("learner"), "the learner's routing at π_old is kept: the cause is removed", "the first mini-batch alone is unbiased"),
-    ("routing_replay_r3", "Routing replay R3", "2510.11370", replay_routing("sampler"), "the sampler's routing is kept", "always changes the policy that is trained"),
 )  # fmt: skip
 for _name, _title, _paper, _correction, _fixes, _breaks in _CORRECTIONS:
     method(
@@ -626,9 +829,34 @@ for _name, _title, _paper, _correction, _fixes, _breaks in _CORRECTIONS:
         correction=_correction,
         fixes=_fixes,
         breaks=_breaks,
-        reach_for="a sampler that is not the learner" if "rout" not in _name else "mixtures of experts",
+        reach_for="a sampler that is not the learner",
         note="Plain GRPO without KL, and the correction.",
     )  # fmt: skip
+
+# --- mixtures of experts ----------------------------------------------------------------------
+
+method(
+    "routing_replay",
+    title="Routing replay R2", paper="2512.01374", year=2025, family="correction",
+    aggregation=seq_mean_token_mean(),
+    correction=replay_routing("learner"),
+    schedule=joint(updates=4),
+    fixes="the learner's routing at π_old is kept: the cause is removed",
+    breaks="the first mini-batch alone is unbiased",
+    reach_for="mixtures of experts, with several updates a batch",
+    note="Plain GRPO without KL, and the replay. Updates a batch: ours; with one it does nothing.",
+)  # fmt: skip
+
+method(
+    "routing_replay_r3",
+    title="Routing replay R3", paper="2510.11370", year=2025, family="correction",
+    aggregation=seq_mean_token_mean(),
+    correction=replay_routing("sampler"),
+    fixes="the sampler's routing is kept",
+    breaks="always changes the policy that is trained",
+    reach_for="mixtures of experts whose sampler routes otherwise than the learner",
+    note="Plain GRPO without KL, and the replay.",
+)  # fmt: skip
 
 method(
     "entropy_bonus",
@@ -719,12 +947,64 @@ for _name, _title, _paper, _year, _preference, _terms, _fixes, _breaks, _reach, 
      "unbounded below; a wrong guess of the share of flips is a bias again",
      "labels flipped at random at a rate that is known", {"noise": 0.1},
      "[V] not cDPO: it does not smooth labels, it undoes their noise."),
+    ("exo_pair", "EXO on pairs", "2402.00856", 2024, exo(beta=0.1, noise=0.001), (),
+     "seeks the mode of the preferences, as a policy trained on a reward would",
+     "flat where the model is far off; undefined without a little noise",
+     "clean pairs, and one good answer rather than all of them", {"noise": 0.001},
+     "[V] refused without noise, where older tools put 0.001 in its place."),
+    ("nca_pair", "NCA on pairs", "2402.05369", 2024, nca(beta=0.1), (),
+     "the chosen answer's likelihood does not fall with the rejected one's",
+     "an answer that has become twice as likely is pushed down again",
+     "pairs/displaced_share near 1 with DPO", {"beta": 0.1}, "[V]"),
+    ("bco_pair", "BCO on pairs", "2404.04656", 2024, bco_pair(beta=0.1), (),
+     "a classifier of good and bad answers: each is pushed by itself",
+     "its baseline is a mean over all steps so far, long ago ones too",
+     "pairs whose two answers are good and bad, not better and worse", {"beta": 0.1},
+     "[V] the running mean of TRL 0.24; TRL 1.16 has none (δ = 0)."),
+    ("sppo_hard", "SPPO with sure labels", "2405.00675", 2024, sppo_hard(beta=0.1), (),
+     "each answer has a target, so that both can't fall together",
+     "targets are sums over an answer, and grow as β falls",
+     "rounds of the policy's own pairs", {"beta": "0.001 in the paper"},
+     "[V] η = 1/β of about 1e3 in the paper [T]."),
+    ("aot", "AOT", "2406.05882", 2024, aot(beta=0.1, noise=0.0), (),
+     "all margins together stand above the reference's, in every quantile",
+     "what a pair teaches depends on which others are in the update",
+     "large batches of pairs", {"beta": 0.1},
+     "[V] sorted over the whole update, never over a micro-batch [H]."),
+    ("aot_unpaired", "AOT, unpaired", "2406.05882", 2024, aot_unpaired(beta=0.1, noise=0.0), (),
+     "chosen answers above rejected ones as two crowds: rows need not match",
+     "an easy prompt's answers are compared with a hard one's",
+     "good and bad answers to different prompts", {"beta": 0.1},
+     "[V] what TRL 0.24 calls aot_pair is aot_unpaired in 1.16."),
+    ("apo_zero", "APO-zero", "2408.06266", 2024, apo_zero(beta=0.1), (),
+     "the chosen answer rises, the rejected one falls",
+     "saturates, also where the model was wrong",
+     "data that are better than the model", {"beta": 0.1}, "[V]"),
+    ("apo_down", "APO-down", "2408.06266", 2024, apo_down(beta=0.1), (),
+     "both answers fall, the rejected one more",
+     "the chosen answer becomes less likely on purpose",
+     "data that are worse than the model", {"beta": 0.1}, "[V]"),
+    ("discopop", "DiscoPOP", "2406.08414", 2024, discopop(beta=0.1, tau=0.05), (),
+     "found by search: logistic where the model errs, exponential where it is right",
+     "not convex", "as DPO", {"beta": 0.05}, "[V] the blend is differentiated, too."),
+    ("sigmoid_norm", "DPO, mean over tokens", "2411.15124", 2024, logistic_token_mean(beta=5.0), (),
+     "length gives no advantage", "β is not that of DPO",
+     "chosen answers that are longer than rejected ones", {"beta": 5.0},
+     "[V] open-instruct's dpo_norm; TRL's sigmoid_norm."),
+    ("f_dpo", "f-DPO", "2309.16240", 2023, f_divergence(beta=0.1, divergence="js", alpha=0.5), (),
+     "another divergence than the reverse KL: how much diversity is kept is a choice",
+     "exponentials of whole answers are held within ±20",
+     "answers that should stay diverse", {"divergence": "js"},
+     "[V] α as in TRL 1.16, where α = 1 is DPO; TRL 0.24's α is 1 − α."),
     ("rpo", "RPO: DPO with an SFT term", "2404.19733", 2024, logistic(beta=0.1),
      (chosen_nll(weight=1.0),),
      "the chosen answer stays likely while the margin grows",
      "learns the style of the data with its preference",
-     "pairs/displaced_share near 1 with DPO; written solutions", {"alpha": 1.0},
-     "[T] The term is a mean over all chosen tokens of an update, as in TRL."),
+     "pairs/displaced_share near 1 with DPO; written solutions",
+     {"alpha": 1.0, "learning_rate": "7e-7"},
+     "[T] settings of the paper, by readers of it. There each answer's term is divided by its own "
+     "length, and the reference is the previous iterate; here the term is a mean over all chosen "
+     "tokens of an update [H]."),
 ):  # fmt: skip
     register(PairRecipe(
         _name, labelled(), _preference, "the starting policy",
@@ -735,7 +1015,7 @@ for _name, _title, _paper, _year, _preference, _terms, _fixes, _breaks, _reach, 
         _terms,
     ))  # fmt: skip
 register(PairRecipe(
-    "simpo", labelled(), simpo(beta=2.0, gamma=0.5), "",
+    "simpo", labelled(), simpo(beta=2.0, gamma=0.5, noise=0.0), "",
     About(
         "SimPO", "2405.14734", 2024, "preference",
         fixes="no reference in memory; length gives no advantage",
@@ -753,10 +1033,48 @@ register(PairRecipe(
         fixes="fine-tuning and preference in one stage, without a reference",
         breaks="odds explode where an answer becomes certain",
         reach_for="pairs and a base model that was not fine-tuned yet",
-        setting={"beta": 0.1, "learning_rate": "8e-6"},
-        note="[T] The likelihood is of the answer alone; TRL's includes the prompt.",
+        setting={"beta": 0.1, "learning_rate": "5e-6"},
+        note="[V] settings of the authors' Mistral run: rate falling with 1/√step after 200 steps of "
+        "warm-up, 5 epochs. Odds are of probabilities averaged over tokens. The likelihood is of the "
+        "answer alone, a choice in their code; TRL's includes the prompt.",
     ),
     (chosen_nll(weight=1.0),),
+))  # fmt: skip
+register(PairRecipe(
+    "cpo", labelled(), logistic_alone(beta=0.1, noise=0.0), "",
+    About(
+        "CPO", "2401.08417", 2024, "preference",
+        fixes="preferences and likelihood in one stage, without a reference",
+        breaks="sums over answers: the shorter one is the likelier",
+        reach_for="translation and the like: pairs of about one length, and no memory for a reference",
+        setting={"beta": 0.1, "alpha": 1.0},
+        note="[V] the likelihood is a mean over all chosen tokens of an update, as in TRL.",
+    ),
+    (chosen_nll(weight=1.0),),
+))  # fmt: skip
+register(PairRecipe(
+    "ld_dpo", labelled(), logistic(beta=0.1), "the starting policy",
+    About(
+        "LD-DPO", "2409.06411", 2024, "preference",
+        fixes="an answer is not preferred for going on longer than the other",
+        breaks="what an answer says late counts less",
+        reach_for="chosen answers that are longer than rejected ones",
+        setting={"alpha": "off (1) in TRL"},
+        note="[V] weighs the reference's tokens, too; TRL 0.24 does not. The default α is ours [H].",
+    ),
+    summing=shared_length(alpha=0.5),
+))  # fmt: skip
+register(PairRecipe(
+    "wpo", labelled(), logistic(beta=0.1), "the starting policy",
+    About(
+        "WPO", "2406.11827", 2024, "preference",
+        fixes="pairs of another model count by how likely the policy would write them",
+        breaks="a pass more over all pairs, and rare words count little",
+        reach_for="pairs that other models wrote",
+        setting={"beta": 0.01},
+        note="[V] no cap, as in TRL 1.16; on_policy_weight_capped(cap=1) is TRL 0.24's. β in the paper [T].",
+    ),
+    weighing=(on_policy_weight(),),
 ))  # fmt: skip
 register(UnpairedRecipe(
     "kto", kto(beta=0.1, desirable=1.0, undesirable=1.0), "the starting policy",
@@ -766,7 +1084,8 @@ register(UnpairedRecipe(
         breaks="its baseline is biased, and noisy in small batches",
         reach_for="answers with a verdict each, of which most prompts have one only",
         setting={"beta": 0.1, "batch": "8 or more", "learning_rate": "5e-7 to 5e-6"},
-        note="[T] Weights so that desirable·good : undesirable·bad lies between 1:1 and 4:3.",
+        note="[V] β and both weights are those of the authors' code; the rates [T]. Where labels are "
+        "uneven, weights so that desirable·good : undesirable·bad lies between 1:1 and 4:3 [T].",
     ),
 ))  # fmt: skip
 register(PairRecipe(
@@ -781,6 +1100,28 @@ register(PairRecipe(
         departs=(
             "samples of the round before are not mixed in again: every pair is of this round",
         ),
+    ),
+))  # fmt: skip
+register(PairRecipe(
+    "online_dpo", best_and_worst_ended(penalty=1.0), logistic(beta=0.1), "the starting policy",
+    About(
+        "Online DPO", "2402.04792", 2024, "preference",
+        fixes="pairs are the policy's own, and fresh: no drift away from them",
+        breaks="only as good as what grades them; a step costs sampling",
+        reach_for="a reward or a judge, and DPO's loss",
+        setting={"group_size": 2},
+        note="[V] two samples a prompt; ties are dropped [H], where TRL keeps the first.",
+    ),
+))  # fmt: skip
+register(PairRecipe(
+    "tr_dpo", labelled(), logistic(beta=0.1), "a mixture that follows the policy",
+    About(
+        "TR-DPO", "2404.09656", 2024, "preference",
+        fixes="the reference moves along: no pull back to where it began",
+        breaks="no bound on how far it goes",
+        reach_for="long runs of DPO that stall at their reference",
+        setting={"reference.update": "mix:0.6:512"},
+        note="[V] soft updates; hard ones are reset:512.",
     ),
 ))  # fmt: skip
 register(PairRecipe(

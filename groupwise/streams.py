@@ -31,12 +31,14 @@ _STREAMS = {
     "sampler_topk_logp_NTK": "the sampler's log-probabilities of its top-k tokens",
     "sampler_topk_id_NTK": "the ids of the sampler's top-k tokens",
     "old_router_NTLK": "old router probabilities of the old top-k experts, per layer",
+    "expert_load_NTE": "how often a token visits each expert before the updates, mean of layers",
     "entropy_NT": "the policy's token entropies",
     "topk_logp_NTK": "the policy's log-probabilities of its own top-k tokens, with gradient",
     "topk_id_NTK": "the ids of the policy's top-k tokens",
     "logp_at_sampler_topk_NTK": "the policy's log-probabilities of the sampler's top-k tokens",
     "logp_at_teacher_topk_NTK": "the policy's log-probabilities of the teacher's top-k tokens",
     "router_NTLK": "router probabilities of the old top-k experts, per layer",
+    "router_NTE": "router probabilities of all experts, mean over layers, with gradient",
 }
 
 

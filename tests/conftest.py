@@ -22,6 +22,7 @@ from groupwise.recipes import RECIPES
 # One thread each: tests run side by side, and sums are the same on any number of cores.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # they would compile all modules anew, each
 
 avoid_broken_tiles()  # before the first product
 

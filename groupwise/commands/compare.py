@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import print_json, say, start_pytorch, warn
-from groupwise.common.progress import NEXT_AFTER, clock, heard
+from groupwise.common.progress import NEXT_AFTER, clock, heard, phase
 from groupwise.errors import ConfigError, RecipeWarning, nearest
 
 if TYPE_CHECKING:
@@ -90,10 +90,13 @@ def run(args: argparse.Namespace) -> int:
     check_measures(args.measures)
     budget = ArmBudget.parse(args.budget)
     source = Path(args.config) if args.config else None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RecipeWarning)
-        arms = arms_of(args.items, budget, source=source, settings=args.settings, sweep=args.sweep)
-    said = (*(str(warning.message) for warning in caught), *check(arms))
+    with phase("checking the arms"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", RecipeWarning)
+            arms = arms_of(
+                args.items, budget, source=source, settings=args.settings, sweep=args.sweep
+            )
+        said = (*(str(warning.message) for warning in caught), *check(arms))
     for doubt in (*said, *too_few(args.seeds, len(arms))):
         warn(doubt)
     plan = ComparisonPlan(tuple(arms), seeds_from(arms[0].config.seed, args.seeds), budget)
@@ -171,11 +174,13 @@ def _compare(
         return 130
     failed = dict.fromkeys(folder.undone(plan), "it did not finish")
     failed |= progress.failed if progress else {}
-    done, damaged = outcomes.outcomes(plan, folder)
-    failed |= damaged
-    found = findings.findings(plan, done, failed, args.measures)
+    with phase("judging the arms"):
+        done, damaged = outcomes.outcomes(plan, folder)
+        failed |= damaged
+        found = findings.findings(plan, done, failed, args.measures)
     found["cost"] = cost(progress, len(places), time.perf_counter() - begun)
-    written = write_all(folder.path, found, plan, done)
+    with phase("writing tables and plots"):
+        written = write_all(folder.path, found, plan, done)
     if args.json:
         print_json(found)
     else:

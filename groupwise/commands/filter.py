@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from groupwise.commands.shared import (
     SETTINGS,
@@ -90,12 +89,13 @@ def run(args: argparse.Namespace) -> int:
     )
     sieving.check(args.path, wanted)
     looked = PassRates(args, Basis(config, own is not None, given)) if args.model else None
-    with phase("looking at", things="rows") as told:
-        found = sieving.filter_rows(data_of(args.path, config), wanted, told)
-    band = looked.band(found, out.rates) if looked else None
-    sieving.add_prompts(found)
-    report = report_of(found, args, band)
-    write(out, found, report)
+    with out.held():
+        with phase("looking at", things="rows") as told:
+            found = sieving.filter_rows(data_of(args.path, config), wanted, told)
+        band = looked.band(found, out.rates) if looked else None
+        sieving.add_prompts(found)
+        report = report_of(found, args, band)
+        write(out, found, report)
     if args.json:
         print_json(report)
     else:
@@ -175,28 +175,51 @@ class Outputs:
         self.removed = rows.with_name(f"{stem}.removed.jsonl")
         self.report = rows.with_name(f"{stem}.report.json")
         self.rates = rows.with_name(f"{stem}.rates.jsonl")
+        self.fresh = (self.rows, self.removed, self.report, *([] if sampled else [self.rates]))
         if not rows.parent.is_dir():
             raise ConfigError(f"--out {rows}: there is no folder {rows.parent}.")
-        for file in (self.rows, self.removed, self.report, *([] if sampled else [self.rates])):
+        self.check()
+
+    def check(self) -> None:
+        """Refuse what is there; tidy up what a command that was killed left of it."""
+        from groupwise.runfiles.whole import remove_unfinished
+
+        for file in self.fresh:
+            remove_unfinished(file.parent, file.name)
             if file.exists():
                 raise ConfigError(
                     f"{file} exists already, and nothing is overwritten. Choose another --out."
                 )
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold them against other processes."""
+        from groupwise.runfiles.whole import only_writer
+
+        with only_writer(self.rows):
+            self.check()  # another may have made them a moment ago
+            yield
+
 
 def write(out: Outputs, found: FilterResult, report: dict[str, Any]) -> None:
     from groupwise.runfiles.files import to_line, to_page, write_atomic
+    from groupwise.runfiles.whole import whole_file
 
     try:
-        with _whole(out.rows) as file:
+        with whole_file(out.rows) as whole, _packed(out.rows, whole) as file:
             for row in found.kept():
                 file.write(f"{as_line(row)}\n".encode())
-        with _whole(out.removed) as file:
+        with whole_file(out.removed) as file:
             for number in sorted(found.removed):
                 file.write(f"{to_line(asdict(found.removed[number]))}\n".encode())
         write_atomic(out.report, to_page(report))
     except OSError as error:
         raise ConfigError(f"{out.rows} can't be written: {error}. Choose another --out.") from None
+
+
+def _packed(path: Path, whole: BinaryIO) -> AbstractContextManager[BinaryIO]:
+    """Return the file as it is, or what packs into it."""
+    return gzip.open(whole, "wb") if path.suffix == ".gz" else nullcontext(whole)  # type: ignore
 
 
 def as_line(row: FileRow) -> str:
@@ -205,19 +228,6 @@ def as_line(row: FileRow) -> str:
         return row.text
     line = json.dumps(row.values, ensure_ascii=False, default=str)
     return line.encode(errors="backslashreplace").decode()  # half a surrogate pair, as JSON has it
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that appears under its name only when it is complete."""
-    beside = path.with_name(f".{path.name}.partial")
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(beside, "wb") as file:
-            yield file  # type: ignore[misc]
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 # --- for people -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from groupwise.commands.shared import (
@@ -41,7 +42,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sample and judge, write the rows, and say what was left out."""
-    out = new_rows_file(args.out)
+    with new_rows_file(args.out) as out:
+        return label(args, out)
+
+
+def label(args: argparse.Namespace, out: Path) -> int:
     config, checkpoint = config_or_run(args.items)
     if args.judge:
         from dataclasses import replace

@@ -62,10 +62,14 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Label, write the rows, and say what was left out."""
-    out = new_rows_file(args.out)
+    with new_rows_file(args.out) as out:
+        return label(args, out)
+
+
+def label(args: argparse.Namespace, out: Path) -> int:
     config, checkpoint = config_or_run(args.items)
     from groupwise.probing.labelling import LabelRequest, prepare_labels
-    from groupwise.runfiles.files import remove_unfinished, write_atomic
+    from groupwise.runfiles.files import write_atomic
     from groupwise.stages.checks import check_config
 
     for doubt in check_config(config):
@@ -87,7 +91,6 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"No answer could be labelled: {reasons}. {out} was not written.")
     lines = [json.dumps(row.as_dict(), ensure_ascii=False, default=str) for row in made.rows]
     try:
-        remove_unfinished(out.parent, out.name)  # of a command that was killed
         write_atomic(out, "".join(f"{line}\n" for line in lines))
     except OSError as error:
         raise ConfigError(f"{out} can't be written: {error}. Choose another --out.") from None

@@ -78,8 +78,9 @@ def dry_run(chain: Chain) -> int:
         for stage in chain.pipeline.stages:
             resolved = real(chain, stage, str(base))
             config = placed(resolved.config)
+            count = f"{config.epochs:g} epochs" if config.epochs else f"{config.steps} steps"
             print(f"# stage {stage.name}: {config.recipe.name}, from {stage.start}, "
-                  f"{config.steps} steps, in {chain.folder(stage)}")  # fmt: skip
+                  f"{count}, in {chain.folder(stage)}")  # fmt: skip
             if resolved.left_out:
                 print(f"# not for this recipe: {', '.join(resolved.left_out)}")
             print(f"\n{text(config)}\n")

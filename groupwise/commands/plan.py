@@ -120,10 +120,11 @@ def in_all(plans: Sequence[Plan]) -> dict[str, Any]:
     Of a finished stage the latest and the best weights stay on the disk.
     """
     seconds = [each.step_seconds for each in plans]
-    known = [x * each.config.steps for x, each in zip(seconds, plans, strict=True) if x is not None]
+    counts = [each.config.length(None) for each in plans]
+    known = [x * n for x, n in zip(seconds, counts, strict=True) if x is not None and n is not None]
     kept = list(accumulate((2 * each.space.best for each in plans), initial=0))
     return {
-        "steps": sum(each.config.steps for each in plans),
+        "steps": None if None in counts else sum(n for n in counts if n is not None),
         "peak": max(each.peak for each in plans),
         "seconds": sum(known) if len(known) == len(plans) else None,
         "disk": max(x + each.space.most for x, each in zip(kept, plans, strict=False)),
@@ -135,11 +136,15 @@ def chain_text(made: Mapping[str, Plan]) -> str:
     rows = [["stage", "recipe", "steps", "peak", "checkpoint", "a step", "in all", ""]]
     for name, each in made.items():
         step = each.step_seconds
-        times = ["", ""] if step is None else [duration(step), duration(step * each.config.steps)]
-        rows.append([name, each.config.recipe.name, f"{each.config.steps:,}", size(each.peak),
+        steps = each.config.length(None)
+        last = "" if step is None or steps is None else duration(step * steps)
+        times = ["" if step is None else duration(step), last]
+        count = f"{each.config.epochs:g} epochs" if steps is None else f"{steps:,}"
+        rows.append([name, each.config.recipe.name, count, size(each.peak),
                      size(each.space.whole), *times, _verdict(each)])  # fmt: skip
     total = "" if whole["seconds"] is None else duration(whole["seconds"])
-    rows.append(["in all", "", f"{whole['steps']:,}", size(whole["peak"]), size(whole["disk"]),
+    count = "" if whole["steps"] is None else f"{whole['steps']:,}"
+    rows.append(["in all", "", count, size(whole["peak"]), size(whole["disk"]),
                  "", total, "the disk holds the weights of earlier stages, too"])  # fmt: skip
     return "\n".join(aligned(rows))
 
@@ -239,7 +244,7 @@ def _best(work: Callable[[], object], times: int = 8) -> float:
 
 
 def text(made: Plan) -> str:
-    from groupwise.model.cost import parameters
+    from groupwise.model.cost import active_parameters, parameters
     from groupwise.optim.roles import ROLES
     from groupwise.plan.estimate import assumptions
 
@@ -255,8 +260,10 @@ def text(made: Plan) -> str:
             "cache": f"while sampling, of {made.slots:,} sequences at a time; not beside learning",
         }
     )
+    count, active = parameters(made.shape), active_parameters(made.shape)
+    of_token = "" if made.shape.experts is None else f" ({_count(active)} of them for a token)"
     lines = [
-        f"{Path(config.model.path).name}, {_count(parameters(made.shape))} parameters in "
+        f"{Path(config.model.path).name}, {_count(count)} parameters{of_token} in "
         f"{config.model.dtype}, on {made.place.device.name}",
         *_adapter(made),
         f"{config.prompts_per_step} prompts x {answers} a step; prompts of {prompts.mean} "
@@ -268,9 +275,10 @@ def text(made: Plan) -> str:
         *_checkpoints(made),
     ]
     if made.seconds is not None and made.step_seconds is not None:
-        step, steps = made.step_seconds, config.steps
+        step, steps = made.step_seconds, config.length(None)
         lines += ["", *(_row(name, duration(x)) for name, x in made.seconds.items())]
-        lines += [_row("step", duration(step), f"{steps:,} steps: {duration(step * steps)}")]
+        whole = "" if steps is None else f"{steps:,} steps: {duration(step * steps)}"
+        lines += [_row("step", duration(step), whole)]
     lines += ["", "assuming", *(f"  {each}" for each in assumptions(made))]
     if made.advice:
         title = "better" if made.fits else "what would fit"

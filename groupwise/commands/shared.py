@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from groupwise.common.progress import Watcher, heard, phase
 from groupwise.errors import ConfigError, RecipeWarning
 from groupwise.runfiles.files import file_status
+from groupwise.runfiles.whole import only_writer
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -55,18 +56,20 @@ def config_of(path: Path) -> Path | None:
     return None
 
 
-def new_rows_file(text: str) -> Path:
-    """Return the file that --out names; refuse one that is there, or can't be written."""
+@contextmanager
+def new_rows_file(text: str) -> Iterator[Path]:
+    """Hold the file that --out names; refuse one that is there, in the making, or impossible."""
     out = Path(text)
     if out.suffix != ".jsonl":
         raise ConfigError(f"--out {out}: rows are written as .jsonl. Name a file that ends so.")
-    if out.exists():
-        raise ConfigError(
-            f"--out {out} exists already, and nothing is overwritten. Name another file."
-        )
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}. Make it first.")
-    return out
+    with only_writer(out):
+        if out.exists():
+            raise ConfigError(
+                f"--out {out} exists already, and nothing is overwritten. Name another file."
+            )
+        yield out
 
 
 def config_or_run(items: Sequence[str]) -> tuple[Config, Path | None]:

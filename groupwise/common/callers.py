@@ -13,11 +13,25 @@ import io
 import ipaddress
 import platform
 import socket
+import sys
 import time
 from collections.abc import Collection
+from http.server import ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 MOST_HEAD = 128 * 1024  # bytes of a request before its body
+
+
+class WebServer(ThreadingHTTPServer):
+    """A server with a thread for each request; one whose client has hung up ends without a word."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show every error but that of a client that hung up."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 def own_names(address: str) -> set[str]:

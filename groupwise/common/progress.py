@@ -78,6 +78,7 @@ class Watcher:
     ) -> None:
         self.show, self.live, self.now = show, live, now
         self._phases: list[Phase] = []
+        self._last = "before the first phase"
         self._announced: list[tuple[threading.Event, Callable[[], None]]] = []
         self._lock = threading.RLock()
         self._heard = 0.0  # when something was last said
@@ -99,6 +100,12 @@ class Watcher:
         finally:
             _WATCHER.reset(before)
 
+    def doing(self) -> str:
+        """Return the phases that are under way, and how far they are; or which was the last."""
+        with self._lock:
+            now = self.now()
+            return ": ".join(phase.text(now) for phase in list(self._phases)) or self._last
+
     def announce(self, event: threading.Event, say: Callable[[], None]) -> None:
         """Say something once the event is set. A signal handler may set it: it must neither write
         nor wait itself.
@@ -117,6 +124,7 @@ class Watcher:
     def end(self, phase: Phase) -> None:
         with self._lock:
             self._phases.remove(phase)
+            self._last = f"after {phase.name}"
             if not self._phases:
                 self._clear()
 

@@ -19,10 +19,10 @@ from groupwise.evaluate.evaluate import check_held_out
 from groupwise.graders.rubric import OF_REWARDS, Grader
 from groupwise.model.formats.checkpoint import (
     load,
+    new_folder,
     save,
     stored_shape,
     stored_tokenizer,
-    write_folder,
 )
 from groupwise.prepare.setup import CheckedData, FittingTasks, check_data, fitting_tasks, read_data
 from groupwise.records import Task
@@ -188,9 +188,6 @@ def copy_start(start: Path | None, run: Path) -> None:
     kept = run / COLD_START
     if start is None or kept.is_dir():
         return
-    write_folder(kept, lambda beside: _copy(start, beside))
-
-
-def _copy(start: Path, beside: Path) -> None:
-    for file in start.iterdir():
-        shutil.copyfile(file, beside / file.name)
+    with new_folder(kept) as beside:
+        for file in start.iterdir():
+            shutil.copyfile(file, beside / file.name)

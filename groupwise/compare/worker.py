@@ -43,7 +43,7 @@ class WorkerDisplay(Display):
     def step(self, metrics: Mapping[str, Any]) -> None:
         super().step(metrics)
         config = self._config
-        shares = [metrics["step"] / config.steps] if "step" in metrics else [0.0]
+        shares = [metrics["step"] / self._total] if "step" in metrics else [0.0]
         if config.budget.tokens:
             shares.append(metrics.get("cost/tokens", 0) / config.budget.tokens)
         self._spent += metrics.get("time/step", 0.0) - metrics.get("time/eval", 0.0)

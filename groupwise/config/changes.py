@@ -21,6 +21,7 @@ RESUME: dict[str, tuple[bool, str]] = {
         "the run ends elsewhere, not before its last recorded step; a schedule of the "
         "learning rate follows",
     ),
+    "epochs": (False, "the learning rate of every step so far came from it"),
     "prompts_per_step": (True, "later batches have another size"),
     "group_size": (True, "later groups have another size"),
     "seed": (False, "the order of the data and every sample so far came from it"),
@@ -52,6 +53,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "critic.start": (False, "the critic is part of the checkpoint"),
     "critic.adapter": (False, "the critic is part of the checkpoint"),
     "critic.alone_steps": (False, "the policy's learning rate counts from it"),
+    "critic.alone_patience": (False, "the policy's learning rate counts from where it begins"),
     "critic.truth_prompts": (True, "only how many prompts the critic is compared on"),
     "teacher": (False, "later updates would learn from another teacher"),
     "reward_model": (True, "later updates of the implicit reward model have another size"),

@@ -21,27 +21,22 @@ from groupwise.methods.slots import (
     Range,
 )
 
+Number = tuple[type[int] | type[float], Range]
+
 
 @dataclass(frozen=True)
 class Forms:
-    """A text that is one of some words, or a word and a number: `int8`, `stale:2`."""
+    """A text that is one of some words, or a word with numbers: `int8`, `stale:2`, `mix:0.6:8`."""
 
     words: tuple[str, ...]
-    numbered: tuple[tuple[str, type[int] | type[float], Range], ...]
+    numbered: tuple[tuple[str, Number] | tuple[str, Number, Number], ...]
     meant: tuple[tuple[str, str], ...] = ()  # what else people write for a word
 
     def admits(self, text: str) -> bool:
         if text in self.words:
             return True
-        word, _, digits = text.partition(":")
-        for known, kind, bounds in self.numbered:
-            if word == known:
-                try:
-                    number = kind(digits)
-                except ValueError:
-                    return False
-                return math.isfinite(number) and bounds.admits(number)
-        return False
+        word, *digits = text.split(":")
+        return any(word == known and _fit(digits, wanted) for known, *wanted in self.numbered)
 
     def nearest(self, text: str) -> str | None:
         """Return what was probably meant by a text that is not admitted."""
@@ -51,15 +46,36 @@ class Forms:
 
     def __str__(self) -> str:
         listed = [repr(word) for word in self.words]
-        for word, kind, bounds in self.numbered:
-            listed.append(f"'{word}:{'K' if kind is int else 'X'}' with a number {bounds}")
+        for pattern, (_, *numbers) in zip(self.patterns, self.numbered, strict=True):
+            bounds = " and one ".join(str(bounds) for _, bounds in numbers)
+            listed.append(f"'{pattern}' with a number {bounds}")
         return ", ".join(listed)
+
+    @property
+    def patterns(self) -> list[str]:
+        """Return the forms with numbers, K for a whole one: `stale:K`, `mix:X:K`."""
+        return [
+            ":".join([word, *("K" if kind is int else "X" for kind, _ in numbers)])
+            for word, *numbers in self.numbered
+        ]
+
+
+def _fit(digits: list[str], wanted: list[Number]) -> bool:
+    """Tell whether texts are as many numbers as are wanted, each in its range."""
+    if len(digits) != len(wanted):
+        return False
+    try:
+        numbers = [kind(text) for text, (kind, _) in zip(digits, wanted, strict=True)]
+    except ValueError:
+        return False
+    pairs = zip(numbers, wanted, strict=True)
+    return all(math.isfinite(number) and bounds.admits(number) for number, (_, bounds) in pairs)
 
 
 Whole = Annotated[int, Range(0)]
 _ONE, _ABOVE_ZERO, _DECAY = Range(1), Range(0.0, above=True), Range(0.0, 0.999999, above=True)
 SamplingWeights = Annotated[
-    str, Forms(("shared", "int8"), (("stale", int, _ONE), ("noise", float, _ABOVE_ZERO)))
+    str, Forms(("shared", "int8"), (("stale", (int, _ONE)), ("noise", (float, _ABOVE_ZERO))))
 ]
 AUTO: Final = "auto"
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -67,15 +83,18 @@ Device = Annotated[
     str,
     Forms(
         (AUTO, "cpu", "cuda"),
-        (("cuda", int, Range(0)),),
+        (("cuda", (int, Range(0))),),
         (("gpu", "cuda"), ("nvidia", "cuda"), ("rocm", "cuda"), ("hip", "cuda")),
     ),
 ]
 Mirror = Literal["tensorboard", "wandb", "trackio", "mlflow"]
-TeacherUpdate = Annotated[
-    str, Forms(("frozen", "policy"), (("ema", float, _DECAY), ("reset", int, _ONE)))
-]
-ReferenceUpdate = Annotated[str, Forms(("frozen",), (("ema", float, _DECAY), ("reset", int, _ONE)))]
+_FOLLOWING: Final = (
+    ("ema", (float, _DECAY)),
+    ("reset", (int, _ONE)),
+    ("mix", (float, _DECAY), (int, _ONE)),
+)
+TeacherUpdate = Annotated[str, Forms(("frozen", "policy"), _FOLLOWING)]
+ReferenceUpdate = Annotated[str, Forms(("frozen",), _FOLLOWING)]
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,8 @@ class Model:
     adapters: tuple[str, ...] = ()  # PEFT adapters, merged into the model before training starts
     # storage of the frozen weights when an adapter is trained; int8 and nf4 take less memory
     quantize: Literal["none", "int8", "nf4"] = "none"
+    # of a mixture of experts: the routers stay as they are, all other weights learn
+    freeze_router: bool = False
     # CPU threads; 0: PyTorch's default. Another number changes the last bits of results
     threads: Whole = 0
 
@@ -124,6 +145,8 @@ class Tiny:
     width: Count = 128  # width of the embedded model's hidden states
     layers: Count = 4  # layers of the embedded model
     heads: Count = 4  # attention heads of the embedded model
+    experts: Whole = 0  # experts of each of its layers, as a mixture; 0: it is none
+    chosen: Count = 2  # experts that a token visits, where there are any
     # before training, the embedded model learns solutions, supervised, up to this accuracy
     cold_start_accuracy: Fraction = 0.3
     cold_start_steps: Whole = 3000  # the most steps of that supervised cold start
@@ -329,6 +352,9 @@ class EngineSettings:
     # sequences sampled at the same time; 0: 64 on a CPU, up to 1,024 on a GPU as memory allows
     slots: Whole = 0
     exact: bool = False  # sampler and learner agree to the last bit on a GPU, which is slower
+    # record which experts of a mixture each sampled token visits; recipes that replay them do so
+    # anyway
+    record_routes: bool = False
     # weights that sample: "shared", the learner's own; or, to study a mismatch, a copy: "int8",
     # "stale:K" updates old, with "noise:S" added
     weights: SamplingWeights = "shared"
@@ -364,7 +390,8 @@ class ReferenceSettings:
     """The policy that KL terms compare with, for recipes that have them."""
 
     # the reference policy: "frozen", the starting policy; "ema:0.99", a moving average of the
-    # policy; "reset:100", the policy as it was at every 100th step
+    # policy; "reset:100", the policy as it was at every 100th step; "mix:0.6:512", at every 512th
+    # step so much of the way to the policy
     update: ReferenceUpdate = "frozen"
 
 
@@ -389,6 +416,9 @@ class CriticSettings:
     # steps at the start, of those in `steps`, in which the critic learns and the policy waits;
     # "recipe": as the method's source has it, 50 for vapo and 0 for others
     alone_steps: Whole | Literal["recipe"] = "recipe"
+    # critic.alone_steps end early where the best explained variance of so many steps is not 0.01
+    # above the best before them; 0: they do not
+    alone_patience: Whole = 0
     # held-out prompts at which every evaluation compares the critic with the truth: answers are
     # sampled on from four places of an answer, 16 from each; 0: it does not
     truth_prompts: Whole = 4
@@ -421,7 +451,8 @@ class TeacherSettings:
     # several teachers, name -> path; the column `teacher` of each row names its own
     paths: dict[str, str] = field(default_factory=dict)
     # with teacher.path = "policy", which: "frozen", as it started; "policy", as it is;
-    # "ema:0.99", a moving average; "reset:100", as it was at every 100th step
+    # "ema:0.99", a moving average; "reset:100", as it was at every 100th step; "mix:0.6:512", at
+    # every 512th step so much of the way to it
     update: TeacherUpdate = "frozen"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: as the policy
     # what the teacher reads in place of the prompt, with columns in braces:
@@ -505,6 +536,9 @@ class Config:
     prompts_per_step: Count = 16  # prompts in the batch of a step, each answered group_size times
     group_size: Count = 8  # answers to each prompt
     steps: Count = 100  # steps of the run: batches to sample and learn from
+    # passes over the data that the run lasts, in place of steps, for recipes that learn rows of the
+    # data; may be a fraction. 0: steps says how long
+    epochs: NonNegative = 0.0
     seed: Whole = 0  # seed of the order of the data and of every sample
     # answers cut off at engine.max_tokens: as the recipe has it, left out, masked in the loss, or
     # penalised
@@ -533,3 +567,9 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
     watch: Watch = field(default_factory=Watch)
+
+    def length(self, tasks: int | None) -> int | None:
+        """Return the steps of a run on so many tasks; None where only the tasks would say it."""
+        if not self.epochs:
+            return self.steps
+        return None if tasks is None else math.ceil(self.epochs * tasks / self.prompts_per_step)

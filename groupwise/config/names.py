@@ -30,8 +30,8 @@ ELSEWHERE = {
     "ppo_mini_batch_size": "recipe.schedule.updates",
     "steps_per_generation": "recipe.schedule.updates",
     "max_steps": "steps",
-    "num_train_epochs": "steps",
-    "total_epochs": "steps",
+    "num_train_epochs": "epochs",
+    "total_epochs": "epochs",
     "total_training_steps": "steps",
     # the loss
     "algorithm": "recipe",

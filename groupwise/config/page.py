@@ -83,7 +83,7 @@ def may_be(hint: Any) -> str:
         if isinstance(bounds, Forms):
             return ", ".join(
                 [f"`{word}`" for word in bounds.words]
-                + [f"`{word}:{'K' if n is int else 'X'}`" for word, n, _ in bounds.numbered]
+                + [f"`{pattern}`" for pattern in bounds.patterns]
             )
         return f"{may_be(kind)} {bounds}" if bounds != Range() else may_be(kind)
     if origin is Literal:

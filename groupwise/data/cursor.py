@@ -116,6 +116,11 @@ class MixedCursor:
         }
 
     @property
+    def count(self) -> int:
+        """Return the tasks of all sources together."""
+        return sum(part.count for part in self.parts.values())
+
+    @property
     def epoch(self) -> int:
         """Return the number of passes of the source that is furthest ahead."""
         return max(part.epoch for part in self.parts.values())

@@ -50,7 +50,10 @@ def check_answer(
             "`request.samples` of them for every request, in order."
         )
     most, weights = request.most(sampling), engine.capabilities.weights
-    whys = [problem(each, sampling, weights, most) for each in group]
+    whys = [
+        problem(each, sampling, weights, most) or _routes_problem(each, len(request.prompt))
+        for each in group
+    ]
     if not any(whys) and not all_finite(group):  # looked at once a group: that is faster
         whys = ["" if all_finite([each]) else NOT_FINITE for each in group]
     for number, why in enumerate(whys):
@@ -73,6 +76,7 @@ def cut(completion: Completion, most: int) -> Completion:
         return completion
     mask_T, ids_TK, logp_TK = completion.mask_T, completion.topk_id_TK, completion.topk_logp_TK
     at = most if mask_T is None else int(mask_T.nonzero()[most - 1]) + 1
+    routes_TLK, left = completion.routes_TLK, len(completion.token_ids) - at
     turns = [turn._replace(end=min(turn.end, at)) for turn in completion.turns if turn.start < at]
     return replace(
         completion,
@@ -83,6 +87,7 @@ def cut(completion: Completion, most: int) -> Completion:
         topk_logp_TK=None if logp_TK is None else logp_TK[:at],
         mask_T=None if mask_T is None else mask_T[:at],
         turns=tuple(turns),
+        routes_TLK=None if routes_TLK is None else routes_TLK[: len(routes_TLK) - left],
     )
 
 
@@ -124,6 +129,17 @@ def problem(completion: Completion, sampling: Sampling, weights: str, most: int)
             "topk_id_TK and topk_logp_TK, or take a recipe that does not read them."
         )
     return ""
+
+
+def _routes_problem(completion: Completion, prompt: int) -> str:
+    """Return what is wrong with its record of experts; "" where nothing is, or there is none."""
+    routes_TLK, read = completion.routes_TLK, prompt + len(completion.token_ids) - 1
+    if routes_TLK is None or len(routes_TLK) == read:
+        return ""
+    return (
+        f"has experts of {len(routes_TLK)} tokens, and prompt and answer without the last token "
+        f"have {read}. Fill routes_TLK with -1 where they are not known, or leave it None."
+    )
 
 
 def _name(engine: Engine) -> str:

@@ -47,6 +47,7 @@ class Sampling:
     top_k: int = 0  # 0: all tokens
     stop: tuple[str, ...] = ()
     record_top_k: int = 0  # likeliest tokens to record, of the whole distribution
+    record_routes: bool = False  # record which experts each token visits, of a mixture
 
     def __post_init__(self) -> None:
         _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
@@ -124,6 +125,7 @@ class Capabilities:
     copies: bool = False  # knows the copies of engine.weights: int8, stale:K, noise:S
     exact: bool = False  # can give the learner's log-probabilities to the last bit (engine.exact)
     top_k_logps: bool = False  # records the likeliest tokens too (Sampling.record_top_k)
+    routes: bool = False  # records the experts of a mixture too (Sampling.record_routes)
     in_flight_updates: bool = False  # takes new weights while requests are under way
     own_randomness: bool = True  # draws by numbers of its own: asked again, it answers otherwise
 

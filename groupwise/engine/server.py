@@ -10,7 +10,6 @@ import io
 import json
 import queue
 import secrets
-import sys
 import threading
 import time
 import zlib
@@ -18,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from groupwise.common.callers import (
     Incoming,
+    WebServer,
     family_of,
     is_loopback,
     is_meant,
@@ -74,10 +74,9 @@ class ClientRequest:
         return Request(self.prompt, self.samples, *self.key, "probe")
 
 
-class Server(ThreadingHTTPServer):
+class Server(WebServer):
     """`serve_forever()` as usual; `shutdown()` ends it."""
 
-    daemon_threads = True
     request_queue_size = 128  # connections that wait; a judge opens many at once
 
     def __init__(
@@ -180,11 +179,6 @@ class Server(ThreadingHTTPServer):
             for one in asked:
                 if not one.answer.done():
                     one.answer.set_exception(error)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Show every error but that of a client that hung up."""
-        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
-            super().handle_error(request, client_address)
 
     def reply(self, asked: ClientRequest, found: Sequence[Completion]) -> dict[str, Any]:
         ends = [self.tokenizer.decode([token]) for token in self.tokenizer.eos_ids]

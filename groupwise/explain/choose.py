@@ -18,7 +18,6 @@ from groupwise.errors import RecipeError, RecipeWarning, nearest
 from groupwise.explain.idle import Conditions, idle, told, updates_of
 from groupwise.explain.memory import memory
 from groupwise.methods.method import Method
-from groupwise.methods.trainable import lacking
 from groupwise.recipes import RECIPES
 
 
@@ -172,8 +171,15 @@ ROWS = (
         "its ratio outlives changed experts (it acts from the second update on)",
     ),
     DecisionRow("moe=yes", "rspo", 4, "weighs tokens down whose routing moved"),
-    DecisionRow("moe=yes engine=same", "routing_replay", 3, "keeps the learner's own routing"),
-    DecisionRow("moe=yes engine=separate", "routing_replay_r3", 4, "keeps the engine's routing"),
+    DecisionRow(
+        "moe=yes engine=same updates=several",
+        "routing_replay",
+        3,
+        "keeps the learner's own routing while a batch is learned",
+    ),
+    DecisionRow(
+        "moe=yes engine=separate updates=one", "routing_replay_r3", 4, "keeps the engine's routing"
+    ),
     # samples that are not the learner's own, or no longer
     DecisionRow("updates=several", "cispo", 4, "rare tokens keep their gradient over many updates"),
     DecisionRow("updates=several", "gspo dapo", 1, "published with several updates per batch"),
@@ -320,22 +326,14 @@ def _ranked(answers: Mapping[str, str]) -> tuple[dict[str, int], dict[str, list[
                 continue
             points[name] = points.get(name, 0) + row.points
             reasons.setdefault(name, []).append(row.why)
-    left = sorted((name for name in points if name not in out), key=lambda name: -points[name])
-    for name in left:
-        for lack in lacking(RECIPES[name]):
-            other = next(other for other in lack.instead if other not in out)
-            points.setdefault(other, 1)
-            why = f"the nearest to {name} that can be trained: {lack.why}"
-            reasons.setdefault(other, []).append(why)
     return {name: points[name] for name in points if name not in out}, reasons
 
 
 def choose(answers: Mapping[str, str], most: int = 5) -> list[dict[str, Any]]:
-    """Recommend recipes that can be trained, the best first, with reasons and further settings."""
+    """Recommend recipes, the best first, with reasons and further settings."""
     full = complete(answers)
     points, reasons = _ranked(full)
-    trained = [name for name in points if not lacking(RECIPES[name])]
-    best = sorted(trained, key=lambda name: -points[name])[:most]
+    best = sorted(points, key=lambda name: -points[name])[:most]
     return [
         {
             "recipe": name,

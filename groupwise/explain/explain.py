@@ -20,8 +20,8 @@ from groupwise.explain.choose import choose
 from groupwise.explain.idle import Conditions, idle, told, updates_of
 from groupwise.explain.memory import GRADIENT, bytes_a_weight, memory
 from groupwise.methods.method import Method
+from groupwise.methods.mixtures import of_mixtures
 from groupwise.methods.slots import REGISTRY, Definition, Slot
-from groupwise.methods.trainable import lacking
 from groupwise.recipes import RECIPES, recipe
 from groupwise.streams import ROLE_FACTS, STREAMS
 
@@ -30,7 +30,8 @@ __all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "tab
 # The loss is read from the outside in: S needs r and A, A needs R, and so on.
 READING_ORDER = (
     "gate", "ratio", "advantage", "shaping", "filter", "aggregation", "correction", "penalty",
-    "auxiliary", "schedule", "pairing", "preference", "likelihood", "labelling",
+    "auxiliary", "schedule", "pairing", "preference", "summing", "weighing", "likelihood",
+    "labelling",
 )  # fmt: skip
 SYMBOLS = {"reference": "ℓ^ref", "separator": "behind a step"}  # of what no slot says
 SLOT_MEANING = {
@@ -47,6 +48,8 @@ SLOT_MEANING = {
     "pairing": "how chosen and rejected answers are found",
     "preference": "the loss of a pair, or of a labelled answer",
     "likelihood": "terms of the chosen answer's own likelihood beside it; several add up",
+    "summing": "from log-probabilities of tokens to one of an answer",
+    "weighing": "a detached weight of each pair; several multiply",
     "labelling": "the loss of a labelled step",
     "width": "clip ranges inside a gate",
 }
@@ -116,11 +119,6 @@ def _function(slot: Slot, level: str = "") -> dict[str, str]:
     }
 
 
-def _untrainable(entry: Method) -> list[str]:
-    """Say why a recipe can't be trained here, and what to take instead."""
-    return [f"{entry.name} can't be trained here: it {lack}" for lack in lacking(entry)]
-
-
 def _idle(entry: Method) -> list[str]:
     """Return what is idle with the recipe's own schedule and a sampler that is the learner."""
     return told(idle(entry, Conditions(moved=updates_of(entry) > 1)))
@@ -174,7 +172,7 @@ def explain(name: str | Method) -> dict[str, Any]:
     found = notes().get(entry.name, {})
     return {
         **_head(entry),
-        "untrainable": _untrainable(entry),
+        "asks": of_mixtures(entry),
         "departs": list(entry.departs),
         "idle": _idle(entry),
         "derived": _derived(entry),
@@ -195,7 +193,7 @@ def table() -> list[dict[str, Any]]:
     return [
         {
             **_head(entry),
-            "untrainable": _untrainable(entry),
+            "asks": of_mixtures(entry),
             "slots": {kind: entry.text()[kind] for kind in entry.KINDS},
             "short": {k: ", ".join(map(short, slots)) for k, slots in by_kind(entry).items()},
             "models": list(entry.models),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
@@ -26,12 +27,12 @@ from groupwise.losses.gates import unclipped
 from groupwise.losses.phase import token_phase
 from groupwise.losses.ratios import token
 from groupwise.methods.method import Method
-from groupwise.methods.slots import Slot
+from groupwise.methods.slots import Definition, Slot
 from groupwise.testing.toy import Toy, extra_streams, learner_outputs, leaves, random_toy
 
 # Log-probabilities by which a function compares two policies.
 COMPARED = ("old_logp_NT", "sampler_logp_NT", "ref_logp_NT")
-GROUPS, GROUP_SIZE, WIDTH = 8, 4, 12
+GROUPS, GROUP_SIZE, WIDTH = 16, 4, 16
 # Of a token's gradient, and of none: float64 rounding is a million times smaller than the first.
 SAME, TINY = 1e-9, 1e-15
 
@@ -58,12 +59,20 @@ class Idle:
 
 def idle(recipe: Method, conditions: Conditions) -> list[Idle]:
     """Return the slots of a recipe that change no update here, and would under other conditions."""
+    made_by = tuple(each for slot in recipe.slots() for each in slot.definitions)
+    return list(_idle(recipe, made_by, conditions))
+
+
+@lru_cache(maxsize=512)  # a process may open many runs, and pages tell it of every recipe
+def _idle(
+    recipe: Method, made_by: tuple[Definition, ...], conditions: Conditions
+) -> tuple[Idle, ...]:
     trial, found = Trial(), list[Idle]()
     for slot in comparing(recipe):
         if not trial.acts(recipe, slot, conditions):
             wakes = trial.wakes(recipe, slot, conditions)
             found += [Idle(slot, wakes)] if wakes else []
-    return found
+    return tuple(found)
 
 
 def acting(recipe: Method, conditions: Conditions) -> tuple[Slot, ...]:

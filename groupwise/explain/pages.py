@@ -74,7 +74,7 @@ def listed(title: str, items: Sequence[str]) -> list[str]:
     return [f"**{title}**", "", *(f"- {item}" for item in items), ""] if items else []
 
 
-PAIR_COLUMNS = ("pairing", "preference", "likelihood")
+PAIR_COLUMNS = ("pairing", "preference", "summing", "weighing", "likelihood")
 
 # --- parts of the page ------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ def _demands(data: Data) -> list[str]:
 
 def section(data: Data) -> str:
     lines = [f"### {data['name']}", "", f"{data['title']} ({source(data)})", ""]
-    lines += listed("Can't be trained here", data["untrainable"])
+    lines += listed("What it asks of the model", data["asks"])
     lines += listed("What this trainer does otherwise", data["departs"])
     lines += [
         f"- fixes: {data['fixes']}",

@@ -59,8 +59,8 @@ def recipes_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
         head = f"{row['name'].ljust(names)}{source(row).ljust(papers)}"
         held = f"{', '.join(row['models'])} ({row['bytes']} bytes a weight)"
         lines += wrapped(held, width, head, indent=0)
-        for text in row["untrainable"]:
-            lines += wrapped(text, width, "refused")
+        for text in row["asks"]:
+            lines += wrapped(text, width, "asks")
         slots = " · ".join(text for text in row["short"].values() if text)
         lines += wrapped(slots, width, "slots")
         for label, key in (("fixes", "fixes"), ("breaks", "breaks"), ("reach for", "reach_for")):
@@ -97,8 +97,8 @@ def _source_after(data: Mapping[str, Any]) -> str:
 def explain_text(data: Mapping[str, Any], width: int) -> str:
     """Describe one recipe: trade-offs, equation, slots, demands, notes."""
     lines = wrapped(f"{data['name']}: {data['title']}{_source_after(data)}", width, indent=0)
-    for text in data["untrainable"]:
-        lines += wrapped(text, width, "refused")
+    for text in data["asks"]:
+        lines += wrapped(text, width, "asks")
     for text in data["departs"]:
         lines += wrapped(text, width, "otherwise")
     for kind, side in (data["derived"] or {"differs": {}})["differs"].items():

@@ -22,6 +22,8 @@ ROOMS = (
     ),
 )
 
+QUOTES = '"""'
+
 
 def with_tree(page: str) -> str:
     """Return a page with the tree as it is now between its two marks."""
@@ -57,6 +59,9 @@ def _line(path: Path) -> str:
 
 def said(path: Path) -> str:
     """Return the first sentence of a file's docstring."""
-    found = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    text = path.read_text("utf-8")
+    if text.startswith(QUOTES):  # the rest needs no reading
+        text = text[: text.index(QUOTES, len(QUOTES)) + len(QUOTES)]
+    found = ast.get_docstring(ast.parse(text)) or ""
     paragraph = " ".join(found.partition("\n\n")[0].split())
     return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0]

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RewardError
+from groupwise.runfiles.files import write_atomic
 
+REFUSED = {400, 413, 422}  # statuses that say that the request itself can't be served
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}  # statuses that a second try may mend
 LONGEST_WAIT = 60.0
 MAX_REPLY = 4 * 2**20  # bytes
@@ -28,6 +30,10 @@ MAX_WORDS = 500  # characters that are shown of what went wrong
 
 class EndpointError(RewardError):
     """A request that got no answer, and why."""
+
+
+class RefusedError(EndpointError):
+    """A request that can't be served as it is, perhaps because it is too long."""
 
 
 @dataclass
@@ -87,9 +93,7 @@ class Endpoint:
             return error
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = kept.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-            unfinished.write_text(json.dumps({"request": whole, "reply": reply}))
-            unfinished.rename(kept)
+            write_atomic(kept, json.dumps({"request": whole, "reply": reply}))
         return reply
 
     def _place(self, body: Mapping[str, Any]) -> Path | None:
@@ -99,7 +103,7 @@ class Endpoint:
         return Path(self.cache).expanduser() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
     def _ask(self, body: Mapping[str, Any]) -> str:
-        why = ""
+        why, kind = "", EndpointError
         for attempt in range(self.retries + 1):
             if attempt:
                 time.sleep(_backoff(attempt))
@@ -112,6 +116,7 @@ class Endpoint:
             except urllib.error.HTTPError as error:
                 why = f"{error.code} {error.reason}: {_said(error)}"
                 if error.code not in AGAIN:
+                    kind = RefusedError if error.code in REFUSED else EndpointError
                     break
                 asked = error.headers.get("Retry-After", "")
                 if asked.isdecimal():
@@ -126,7 +131,7 @@ class Endpoint:
                 why = f"{type(error).__name__}: {error}"
         key = self._key()
         shown = why.replace(key, "***") if key else why
-        raise EndpointError(f"{self.url} did not answer: {shown[:MAX_WORDS]}")
+        raise kind(f"{self.url} did not answer: {shown[:MAX_WORDS]}")
 
     def _key(self) -> str:
         return os.environ.get(self.key_variable, "").strip()  # read from a file, it may end a line

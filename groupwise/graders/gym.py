@@ -24,7 +24,8 @@ class GymScorer:
 
     A scorer that raises has met a text that it can't read. That is no right answer, and the reason
     is kept. Several evaluate what they are given, so they run in worker processes, and one that
-    takes too long is stopped: that is no right answer either, unless the row's own takes as long.
+    takes too long is stopped: that is no right answer either, nor is one over which the process
+    dies, unless the row's own does the same.
     """
 
     decides = True
@@ -63,9 +64,9 @@ class GymScorer:
         if not items:
             return []
         told = workers().work_out(items, self.timeout)
-        costly = [row for row, outcome in enumerate(told) if outcome.status == "costly"]
-        trials = [(*items[row][:2], str(items[row][3]["answer"]), items[row][3]) for row in costly]
-        by_itself = dict(zip(costly, workers().work_out(trials, self.timeout), strict=True))
+        lost = [row for row, outcome in enumerate(told) if outcome.status != "ok"]
+        trials = [(*items[row][:2], str(items[row][3]["answer"]), items[row][3]) for row in lost]
+        by_itself = dict(zip(lost, workers().work_out(trials, self.timeout), strict=True))
         return [
             _mark(item[0], outcome, row in by_itself and by_itself[row].status == "ok")
             for row, (item, outcome) in enumerate(zip(items, told, strict=True))
@@ -76,9 +77,9 @@ def _mark(name: str, outcome: Outcome, is_answers_fault: bool) -> Mark:
     if outcome.status == "ok":
         return Mark(*outcome.value)
     said = f"the scorer of {name}: {outcome.reason}"
-    if outcome.status == "costly":
-        return Mark(0.0, reason=said) if is_answers_fault else Mark(status="timeout", reason=said)
-    return Mark(status=outcome.status, reason=said)
+    if is_answers_fault:  # what is evaluated may compute, sleep, or end its process
+        return Mark(0.0, reason=said)
+    return Mark(status="error" if outcome.status == "error" else "timeout", reason=said)
 
 
 def _item(task: Task, answer: str) -> tuple[Any, ...]:

@@ -3,30 +3,36 @@
 The completion is data: it stands between two lines with a boundary that it can't contain, the
 judge is told before and after it that nothing within is addressed to it, and a verdict is read
 from one JSON object in the last line, strictly. What can't be read is no verdict.
+
+An answer that the judge's endpoint refuses, as it is longer than the judge can read, is judged by
+its beginning: becoming too long must not be a way around a verdict.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import statistics
 import urllib.parse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.data.tasks import prompt_text
 from groupwise.errors import RewardError
 from groupwise.graders.answers import final
-from groupwise.graders.endpoint import Endpoint, EndpointError
+from groupwise.graders.endpoint import Endpoint, EndpointError, RefusedError
 from groupwise.graders.parts import Mark, SampleToGrade
 from groupwise.records import Task
 
 Form = Literal["points", "pairwise"]
 FORMS: tuple[Form, ...] = ("points", "pairwise")
 MAX_POINTS = 5
+SHORT = 500  # characters; no judge refuses so few for their number
+LONG = "the judge refuses more"
 POINTS = """Give one point for each of these that holds, up to 5:
 1. The response is relevant to the request.
 2. It addresses a substantial part of the request.
@@ -96,36 +102,48 @@ class Judge:
 
     def points(self, given: Sequence[tuple[Task, str]]) -> list[Mark]:
         """Return the mean of the votes that can be read, as a share of 5."""
-        bodies = [
-            self._body(
-                [("REQUEST", prompt_text(task.prompt)), ("RESPONSE", text)], ASK_POINTS, vote
-            )
-            for task, text in given
-            for vote in range(self.votes)
-        ]
-        return self._marks(bodies, len(given), read_points, self.votes)
+        return self._marks([(task, (text,)) for task, text in given], self._alone, read_points)
 
     def compare(self, given: Sequence[tuple[Task, str, str]]) -> list[Mark]:
         """Ask for each vote in both orders: a preference for the first place cancels out."""
-        bodies = []
-        for task, first, second in given:
-            for vote in range(self.votes):
-                for a, b in ((first, second), (second, first)):
-                    parts = [("REQUEST", prompt_text(task.prompt)), ("A", a), ("B", b)]
-                    bodies.append(self._body(parts, ASK_BETTER, vote))
-        return self._marks(bodies, len(given), read_better, 2 * self.votes)
+        asked = [(task, (first, second)) for task, first, second in given]
+        return self._marks(asked, self._both_ways, read_better)
+
+    def _alone(self, task: Task, text: str) -> list[dict[str, Any]]:
+        parts = [("REQUEST", prompt_text(task.prompt)), ("RESPONSE", text)]
+        return [self._body(parts, ASK_POINTS, vote) for vote in range(self.votes)]
+
+    def _both_ways(self, task: Task, first: str, second: str) -> list[dict[str, Any]]:
+        asked = ("REQUEST", prompt_text(task.prompt))
+        return [
+            self._body([asked, ("A", a), ("B", b)], ASK_BETTER, vote)
+            for vote in range(self.votes)
+            for a, b in ((first, second), (second, first))
+        ]
 
     def _marks(
         self,
-        bodies: Sequence[dict[str, Any]],
-        count: int,
+        given: Sequence[tuple[Task, tuple[str, ...]]],
+        ask: Callable[..., list[dict[str, Any]]],
         read: Callable[[str], float | None],
-        each: int,
     ) -> list[Mark]:
-        replies = self.endpoint.replies(bodies)
-        return [
-            _mark(replies[row * each : (row + 1) * each], read, self.form) for row in range(count)
-        ]
+        """Ask about all, and again about half of what was refused, until it is read or short."""
+        found: dict[int, Mark] = {}
+        texts = {row: shown for row, (_, shown) in enumerate(given)}
+        while texts:
+            bodies = {row: ask(given[row][0], *shown) for row, shown in texts.items()}
+            replies = iter(self.endpoint.replies(list(itertools.chain(*bodies.values()))))
+            told = {row: list(itertools.islice(replies, len(bodies[row]))) for row in bodies}
+            refused = {row for row in told if any(isinstance(x, RefusedError) for x in told[row])}
+            again = {row for row in refused if max(map(len, texts[row])) > SHORT}
+            for row in told.keys() - again:
+                mark = _mark(told[row], read, self.form)
+                if mark.status == "ok" and texts[row] != given[row][1]:
+                    size = max(map(len, texts[row]))
+                    mark = replace(mark, reason=f"{mark.reason}, of {size:,} characters: {LONG}")
+                found[row] = mark
+            texts = {row: _halved(texts[row]) for row in again}
+        return [found[row] for row in range(len(given))]
 
     def _body(self, parts: Sequence[tuple[str, str]], ask: str, vote: int) -> dict[str, Any]:
         told, shown = question(self.rubric, parts, ask)
@@ -138,6 +156,12 @@ class Judge:
             "max_tokens": self.max_tokens,
             "seed": vote,
         }
+
+
+def _halved(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts with the longest ones down to half of what it was."""
+    half = max(map(len, texts)) // 2
+    return tuple(text[:half] for text in texts)
 
 
 def question(rubric: str, parts: Sequence[tuple[str, str]], ask: str) -> tuple[str, str]:

@@ -2,6 +2,9 @@
 
 They need the package `transformers`. A reward model (`rm`) is a sequence classifier; a process
 reward model (`prm`) a token classifier whose score of a step stands at the step's last token.
+
+An answer that is longer than the model reads is scored as one that stops where the reading does: it
+must not be worth anything to a policy to become too long for its judge.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import importlib.util
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +35,7 @@ Squash = Literal["none", "sigmoid"]
 Pool = Literal["mean", "last", "min"]
 NOWHERE = 2**62
 REMEDY = "The folder is damaged, or of another kind of model: fetch it again."
+OTHER_MODEL = "Take another model"
 TRIED = "1"  # a text that any tokenizer reads
 POOLS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
@@ -46,6 +50,8 @@ class Reading(NamedTuple):
     ids: list[int]
     starts: list[int]
     why: str = ""
+    kept: int = 0  # characters of the completion that are read
+    cut: str = ""  # why not all of them, or ""
 
 
 @dataclass(frozen=True)
@@ -60,16 +66,26 @@ class Scorer:
     end: int | None = None
     separator: str | None = None  # behind each step, of token classifiers that were trained here
 
-    def read(self, task: Task, text: str, ended: bool = False) -> Reading:
-        """Return prompt and completion as tokens, with the end of models that were trained here."""
-        try:
-            with library("the reward model's tokenizer can't read the text", "Take another model"):
-                ids, starts = self.encode(task, text)
-        except ModelError as error:  # of this text alone: others are scored
-            return Reading([], [], str(error))
-        if ended and self.end is not None:
-            ids, starts = [*ids, self.end], [*starts, NOWHERE]
-        return Reading(ids, starts, self.unread(ids))
+    def read(self, task: Task, text: str, behind: str = "", ended: bool = False) -> Reading:
+        """Return prompt and completion as tokens, as much of the completion as can be read.
+
+        `behind` follows it, and the end of models that were trained here.
+        """
+        kept, cut = len(text), ""
+        while True:
+            try:
+                with library("the reward model's tokenizer can't read the text", OTHER_MODEL):
+                    ids, starts = self.encode(task, text[:kept] + behind)
+            except ModelError as error:  # of this text alone: others are scored
+                return Reading([], [], str(error))
+            if ended and self.end is not None:
+                ids, starts = [*ids, self.end], [*starts, NOWHERE]
+            stop, why = self.readable(ids, starts, kept)
+            if not why:
+                return Reading(ids, starts, "", kept, cut)
+            if stop >= kept:  # not the completion's fault: without a word of it, too
+                return Reading([], [], why)
+            kept, cut = stop, why
 
     def encode(self, task: Task, text: str) -> tuple[list[int], list[int]]:
         """Return the ids of prompt and completion, and where each token begins in the completion.
@@ -118,16 +134,22 @@ class Scorer:
         places = getattr(self.model.config, "max_position_embeddings", None) or NOWHERE
         return min(places, self.tokenizer.model_max_length)
 
-    def unread(self, row: Sequence[int]) -> str:
-        """Say why a row is refused: the score of a part would pass for one of the whole."""
+    def readable(self, row: Sequence[int], starts: Sequence[int], size: int) -> tuple[int, str]:
+        """Return how many of a completion's characters can be read, and why not all, or ""."""
         if not row:
-            return "no token: the reward model's tokenizer leaves all of the text out"
-        if len(row) > self.longest:
-            return f"{len(row)} tokens; the reward model reads up to {self.longest}"
+            return size, "no token: the reward model's tokenizer leaves all of the text out"
         known = self.model.get_input_embeddings().num_embeddings
-        if max(row) >= known:
-            return f"token {max(row)}; the reward model knows {known}"
-        return ""
+        strange = [(start, number) for number, start in zip(row, starts, strict=True)
+                   if number >= known]  # fmt: skip
+        if strange:
+            first, number = min(strange)
+            return first if first >= 0 else size, f"token {number}; the reward model knows {known}"
+        over = len(row) - self.longest
+        if over <= 0:
+            return size, ""
+        own = sorted(start for start in starts if 0 <= start < size)
+        why = f"{len(row):,} tokens; the reward model reads up to {self.longest:,}"
+        return own[-over] if over <= len(own) else 0, why
 
     def logits(self, read: Sequence[Reading]) -> list[Any]:
         """Return the model's output for each text, in order; None for one that it can't read.
@@ -176,7 +198,7 @@ class RewardModel:
             for sample in samples
         ]
         return [
-            Mark(status="error", reason=each.why) if out is None else _mark(self._value(out))
+            Mark(status="error", reason=each.why) if out is None else _mark(self._value(out), each)
             for each, out in zip(read, self.scorer.logits(read), strict=True)
         ]
 
@@ -206,7 +228,7 @@ class ProcessRewardModel:
         steps_N = [step_ends(text, self.separator) for text in texts]
         # The last step gets the separator that every other one has: its score stands there.
         read = [
-            self.scorer.read(sample.task, text + self.separator)
+            self.scorer.read(sample.task, text, self.separator)
             for sample, text in zip(samples, texts, strict=True)
         ]
         outs = self.scorer.logits(read)
@@ -216,20 +238,23 @@ class ProcessRewardModel:
         ]
 
     def _scored(self, read: Reading, steps: Sequence[int], out: Any) -> Mark:
+        reached = [end for end in steps if end <= read.kept]
         try:
-            places = last_tokens(read.starts, steps, self.separator)
+            places = last_tokens(read.starts, reached, self.separator)
         except DataError as error:
             return Mark(status="error", reason=str(error))
-        return self._mark([_chance(out[place]) for place in places], steps)
+        # Nobody has seen that the others are good.
+        scores = [_chance(out[place]) for place in places] + [0.0] * (len(steps) - len(reached))
+        return self._mark(scores, steps, read)
 
-    def _mark(self, scores: Sequence[float], steps: Sequence[int]) -> Mark:
+    def _mark(self, scores: Sequence[float], steps: Sequence[int], read: Reading) -> Mark:
         if not scores:
             return Mark(0.0, reason="no step")
         bad = [score for score in scores if not math.isfinite(score)]  # which `min` may pass over
-        mark = _mark(bad[0] if bad else POOLS[self.pool](scores))
+        mark = _mark(bad[0] if bad else POOLS[self.pool](scores), read)
         if mark.value is None or not self.process:
             return mark
-        return Mark(mark.value, steps=tuple(zip(steps, scores, strict=True)))
+        return replace(mark, steps=tuple(zip(steps, scores, strict=True)))
 
 
 def _chance(out: Any) -> float:
@@ -237,9 +262,10 @@ def _chance(out: Any) -> float:
     return float(out.sigmoid()[0] if len(out) == 1 else out.softmax(-1)[1])
 
 
-def _mark(value: float) -> Mark:
+def _mark(value: float, read: Reading) -> Mark:
     if math.isfinite(value):
-        return Mark(value)
+        cut = f"scored as if it stopped behind {read.kept:,} characters: {read.cut}"
+        return Mark(value, reason=cut if read.cut else "")
     return Mark(status="error", reason=f"the reward model gives {value}")
 
 

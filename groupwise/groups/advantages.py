@@ -55,6 +55,17 @@ def raw(reward_N: Tensor, batch: TokenBatch) -> Tensor:
 
 @advantage(
     base=True,
+    equation="A = max(R, 0)",
+    fixes="only good answers teach: a filter instead of a baseline",
+    breaks="the policy's entropy falls fast",
+)
+def positive_part(reward_N: Tensor, batch: TokenBatch) -> Tensor:
+    """Take rewards above 0, and nothing of the others (RAFT++, 2504.11343)."""
+    return reward_N.clamp(min=0.0)
+
+
+@advantage(
+    base=True,
     blind=True,
     outcome=False,
     equation="A = 0",

@@ -62,6 +62,7 @@ def seq_mean_token_mean(batch: TokenBatch) -> Tensor:
 
 
 @aggregation(
+    counts_tokens=True,
     equation="u = 1/B",
     fixes="unbiased policy gradient",
     breaks="the step grows with length",

@@ -150,3 +150,35 @@ def kl_sequence_mean(
     ref_NT = batch.stream("ref_logp_NT")
     x_NT = batch.stream("logp_NT") - ref_NT
     return coef * (prepared["coefficient_NT"] * VALUES[estimator](x_NT)).sum()
+
+
+def _load_of_batch(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
+    """Return how often a learned token visits each expert, in the batch, and the token mean."""
+    learned_NT = batch.learned_NT
+    load_NE = (batch.stream("expert_load_NTE") * learned_NT[..., None]).sum(1)
+    tokens = batch.world.gather(learned_NT.sum(1)).sum().clamp(min=1)
+    load_E = batch.world.gather(load_NE).sum(0) / tokens
+    return {
+        "load_NE": load_E.expand_as(load_NE),
+        "coefficient_NT": learned_NT / tokens,
+    }
+
+
+@auxiliary(
+    prepare=_load_of_batch,
+    needs=("expert_load_NTE", "router_NTE"),
+    equation="+ {weight}·E·Σ_e f_e·P_e, f_e: a token's visits of expert e before the updates, P_e:"
+    " mean probability of e",
+    fixes="experts that nobody visits any more, of a mixture of experts",
+    breaks="pulls the router away from what the reward asks for; a forward pass more a step",
+)
+def balance(batch: TokenBatch, prepared: Prepared, *, weight: NonNegative = 0.001) -> Tensor:
+    """Load balance of experts (Switch, 2101.03961), over the tokens that are learned.
+
+    Visits are a statistic of the batch, and probabilities a mean over its tokens: any split into
+    micro-batches gives the gradient of the whole.
+    """
+    probability_NTE = batch.stream("router_NTE")
+    each_NT = (probability_NTE * prepared["load_NE"][:, None].to(probability_NTE.dtype)).sum(-1)
+    experts = probability_NTE.shape[-1]
+    return weight * experts * (prepared["coefficient_NT"] * each_NT).sum()

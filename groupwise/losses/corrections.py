@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from groupwise.groups.kl import bounded_exp
+from groupwise.losses.distribution_gates import binary_kl
 from groupwise.losses.ratios import anchor_logp, row_mean
-from groupwise.methods.slots import NonNegative, Positive, correction
+from groupwise.methods.slots import Fraction, NonNegative, Positive, Stream, correction
 from groupwise.records import TokenBatch
 
 
@@ -98,6 +99,161 @@ def mask_sequence(batch: TokenBatch, *, low: NonNegative = 0.0, high: Positive =
     """Sequence mask without a weight."""
     rho_NT = _sequence(mismatch(batch).sum(1, keepdim=True), batch)
     return ((rho_NT >= low) & (rho_NT <= high)).to(rho_NT.dtype)
+
+
+@correction(
+    needs=("sampler_logp_NT",),
+    equation="w_t = clamp(ρ_t, {low}, {high})",
+    fixes="calm on both sides",
+    breaks="biased on both sides",
+)
+def tis_clamped(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 2.0) -> Tensor:
+    """Truncated importance sampling per token, with a floor (decoupled PPO, 2505.24298)."""
+    return bounded_exp(mismatch(batch)).clamp(low, high)
+
+
+@correction(
+    weighs=False,
+    needs=("sampler_logp_NT",),
+    equation="w_t = 1[{low} ≤ ρ_t ≤ {high}]",
+    fixes="drops the tokens on which the engines disagree; leaves the others unweighted",
+    breaks="they teach nothing",
+)
+def mask_token(batch: TokenBatch, *, low: NonNegative = 0.5, high: Positive = 2.0) -> Tensor:
+    """Mask as IcePop does, without its weight."""
+    rho_NT = bounded_exp(mismatch(batch))
+    return ((rho_NT >= low) & (rho_NT <= high)).to(rho_NT.dtype)
+
+
+@correction(
+    weighs=False,
+    needs=("sampler_logp_NT",),
+    equation="w = 1[{low} ≤ ρ_t ≤ {high} for every t]",
+    fixes="answers with a token that one engine would hardly have sampled are dropped",
+    breaks="long answers are likelier to hold one",
+)
+def mask_outliers(batch: TokenBatch, *, low: NonNegative = 1e-4, high: Positive = 100.0) -> Tensor:
+    """Drop whole answers for one outlier (SkyRL; slime's veto has the lower side alone)."""
+    rho_NT = bounded_exp(mismatch(batch))
+    outside_NT = ((rho_NT < low) | (rho_NT > high)) & batch.mask_NT
+    kept_N1 = ~outside_NT.any(1, keepdim=True)
+    return kept_N1.to(rho_NT.dtype).expand_as(rho_NT)
+
+
+def largest_binary_kl(first_NT: Tensor, second_NT: Tensor) -> Tensor:
+    """Return the larger of KL(p‖q) and KL(q‖p) of 'this token or another'."""
+    return torch.maximum(binary_kl(first_NT, second_NT), binary_kl(second_NT, first_NT))
+
+
+@correction(
+    needs=("sampler_logp_NT",),
+    equation="w_t = ρ_t · 1[max(KL₂(π_old‖μ), KL₂(μ‖π_old)) ≤ {bound}]",
+    fixes="drops tokens by how much the two distributions differ there, not by a ratio",
+    breaks="they teach nothing",
+)
+def binary_kl_mask(batch: TokenBatch, *, bound: NonNegative = 0.05) -> Tensor:
+    """Mask by the binary KL, in both directions (KPop)."""
+    old_NT, sampler_NT = anchor_logp(batch, "old"), batch.stream("sampler_logp_NT")
+    kept_NT = largest_binary_kl(old_NT, sampler_NT) <= bound
+    return bounded_exp(mismatch(batch)) * kept_NT
+
+
+@correction(
+    weighs=False,
+    needs=("sampler_logp_NT",),
+    equation=(
+        "k_t = KL₂(π_old‖μ); w_t = ρ_t · 1[mean_t k_t ≤ {delta}]; probabilities within "
+        "[1e-6, 1 − 1e-6]"
+    ),
+    fixes="answers on which the engines disagree are dropped; the others are weighed",
+    breaks="ignores which way an answer is pushed",
+)
+def sequence_kl_mask(batch: TokenBatch, *, delta: NonNegative = 3e-3) -> Tensor:
+    """Drop answers by their mean binary KL to the sampler (FlashREINFORCE)."""
+    kept_N1 = row_mean(clamped_binary_kl(batch), batch) <= delta
+    return bounded_exp(mismatch(batch)) * kept_N1
+
+
+def clamped_binary_kl(batch: TokenBatch) -> Tensor:
+    """Return KL₂(π_old‖μ) per token, 0 where masked, of probabilities within [1e-6, 1 − 1e-6]."""
+    p_NT, q_NT = (
+        x.exp().clamp(1e-6, 1 - 1e-6)
+        for x in (anchor_logp(batch, "old"), batch.stream("sampler_logp_NT"))
+    )
+    return batch.valid(p_NT * (p_NT / q_NT).log() + (1 - p_NT) * ((1 - p_NT) / (1 - q_NT)).log())
+
+
+def mean_fall(batch: TokenBatch, anchor: str) -> Tensor:
+    """Return mean_t(ℓ^anchor − sg ℓ) of each answer, [N, 1]."""
+    logp_NT = batch.stream("logp_NT").detach()
+    return row_mean(anchor_logp(batch, anchor) - logp_NT, batch)
+
+
+@correction(
+    weighs=False,
+    equation="w_i = 0 iff A_i < 0 and mean_t(ℓ^{anchor} − ℓ) > {delta}",
+    fixes="failures that the policy has left behind stop pushing",
+    breaks="one-sided: an answer that has become likelier passes",
+)
+def negative_sequence_mask(
+    batch: TokenBatch, *, delta: NonNegative = 1e-4, anchor: Stream = "old"
+) -> Tensor:
+    """DeepSeek-V3.2's mask of stale failures (2512.02556)."""
+    bad_N1 = row_mean(batch.stream("advantage_NT"), batch) < 0
+    dropped_N1 = bad_N1 & (mean_fall(batch, anchor) > delta)
+    return (~dropped_N1).to(batch.stream("logp_NT").dtype).expand_as(batch.mask_NT)
+
+
+def future_log_ratio(batch: TokenBatch, half_life: float, dual: float) -> Tensor:
+    """Return F_t = Σ_{s≥t} γ^{s−t} d_s over a row's own tokens, γ = 2^(−1/half_life).
+
+    Tokens whose ratio lies above `dual` leave the sum.
+    """
+    d_NT = (batch.stream("logp_NT") - anchor_logp(batch, "old")).detach()
+    kept_NT = d_NT * (bounded_exp(d_NT) <= dual) * batch.mask_NT
+    return batch.valid(discounted_ahead(kept_NT, batch.mask_NT, 2.0 ** (-1.0 / half_life)))
+
+
+def discounted_ahead(x_NT: Tensor, mask_NT: Tensor, gamma: float) -> Tensor:
+    """Return Σ_{s≥t} γ^{s−t} x_s, places counted in own tokens."""
+    total_N = torch.zeros_like(x_NT[:, 0])
+    columns = []
+    for t in reversed(range(x_NT.shape[1])):
+        total_N = torch.where(mask_NT[:, t], x_NT[:, t] + gamma * total_N, total_N)
+        columns.append(total_N)
+    return torch.stack(columns[::-1], dim=1)
+
+
+@correction(
+    weighs=False,
+    needs=("old_logp_NT",),
+    equation=(
+        "w_t = clip(e^F_t, 1−{below}, 1+{above}), F_t = Σ_(s≥t) γ^(s−t) (ℓ_s − ℓ_old,s) of "
+        "tokens with r ≤ {dual}, γ = 2^(−1/{half_life}); for A < 0 and r > {safety} within "
+        "[1−{above}, 1]"
+    ),
+    fixes="credit per token without a critic: what the update did behind it",
+    breaks="rewards whatever the optimizer did last; nothing in the first update",
+)
+def future_influence(
+    batch: TokenBatch,
+    *,
+    half_life: Positive = 32.0,
+    below: Fraction = 0.0,
+    above: Fraction = 0.2,
+    safety: Positive = 4.0,
+    dual: Positive = 1e9,
+) -> Tensor:
+    """FIPO (2603.19835): a weight only grows; documented with `below` like `above`.
+
+    A bad token whose ratio is above `safety` counts no more than others, and may count less.
+    """
+    factor_NT = bounded_exp(future_log_ratio(batch, half_life, dual))
+    ratio_NT = bounded_exp((batch.stream("logp_NT") - anchor_logp(batch, "old")).detach())
+    unsafe_NT = (batch.stream("advantage_NT") < 0) & (ratio_NT > safety)
+    return torch.where(
+        unsafe_NT, factor_NT.clamp(1.0 - above, 1.0), factor_NT.clamp(1.0 - below, 1.0 + above)
+    )
 
 
 @correction(

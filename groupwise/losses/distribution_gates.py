@@ -107,6 +107,52 @@ def kl_mask(
     return _masked(divergence_NT, delta, cap, log_ratio_NT, advantage_NT, batch)
 
 
+@gate(
+    ratio="token",
+    anchor="sampler",
+    needs=("sampler_logp_NT",),
+    equation="S = M·r·A, M = 0 iff A > 0 and π−μ > {high}, or A ≤ 0 and π−μ < −{low}",
+    fixes="bounds probability mass on the side that an answer is pushed to",
+    breaks="r is unbounded for rare tokens",
+)
+def tv_one_sided(
+    log_ratio_NT: Tensor,
+    advantage_NT: Tensor,
+    batch: TokenBatch,
+    *,
+    low: NonNegative = 0.2,
+    high: NonNegative = 0.2,
+) -> Gated:
+    """prime-rl's default mask (after DPPO, 2602.04879): by the side that A pushes to."""
+    logp_NT, sampler_NT = _of_sampled_token(batch)
+    moved_NT = logp_NT.exp() - sampler_NT.exp()
+    far_NT = torch.where(advantage_NT > 0, moved_NT > high, moved_NT < -low)
+    return _importance(~far_NT, log_ratio_NT, advantage_NT, batch)
+
+
+@gate(
+    ratio="token",
+    anchor="sampler",
+    needs=("sampler_logp_NT",),
+    equation="S = M·r·A, M = 0 iff |π−μ| > {delta}",
+    fixes="tokens on which the two policies disagree teach nothing, in either direction",
+    breaks="what should be pushed back is dropped, too",
+)
+def tv_symmetric(
+    log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch, *, delta: NonNegative = 0.1
+) -> Gated:
+    """Mask both directions, whatever the sign of A (prime-rl's IPO)."""
+    kept_NT = binary_tv(*_of_sampled_token(batch)) <= delta
+    return _importance(kept_NT, log_ratio_NT, advantage_NT, batch)
+
+
+def _importance(
+    kept_NT: Tensor, log_ratio_NT: Tensor, advantage_NT: Tensor, batch: TokenBatch
+) -> Gated:
+    """Return M·r·A, with r's gradient."""
+    return bounded_exp(log_ratio_NT) * advantage_NT * kept_NT, ~kept_NT & batch.mask_NT
+
+
 def first_k(batch: TokenBatch, name: str, k: int) -> Tensor:
     """Return the first k entries of a top-k stream, which must have that many."""
     x = batch.stream(name)

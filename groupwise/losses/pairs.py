@@ -7,7 +7,8 @@ sample, the `grades` of a group of samples, or the policy's own `judgements` of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from groupwise.methods.slots import (
     pairing,
     preference,
 )
+from groupwise.records import Average
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Pairs:
 
     A loss without a reference gets none. Lengths are in tokens of the policy; the mean over the
     chosen answers of the whole update makes a mean over tokens the same in any micro-batches.
+    `columns` are what the loss's `prepare` made of all pairs of the update, a number a pair.
     """
 
     chosen_logp_N: Tensor
@@ -39,10 +42,12 @@ class Pairs:
     chosen_len_N: Tensor | None = None
     rejected_len_N: Tensor | None = None
     mean_chosen_len: float | None = None
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    average: Average = field(default_factory=Average)  # of rewards in the steps before
 
     def __post_init__(self) -> None:
         shape = self.chosen_logp_N.shape
-        for name, x in vars(self).items():
+        for name, x in (vars(self) | dict(self.columns)).items():
             if not isinstance(x, Tensor):
                 continue
             if x.dim() != 1 or x.shape != shape or not len(x):
@@ -65,6 +70,15 @@ class Pairs:
             self.chosen_logp_N - self.ref_chosen_logp_N,
             self.rejected_logp_N - self.ref_rejected_logp_N,
         )
+
+    def column(self, name: str) -> Tensor:
+        """Return what was made of all pairs of the update, of these pairs."""
+        if name not in self.columns:
+            raise BatchError(
+                "This preference compares all pairs of an update, and these have no column "
+                f"{name}. Call its prepare on all of them and pass what it returns as columns=."
+            )
+        return self.columns[name]
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Return the tokens of chosen and rejected answers."""
@@ -154,6 +168,21 @@ def best_and_worst(scores_C: Tensor) -> Choice:
         raise BatchError("best_and_worst needs finite scores of at least two candidates.")
     best, worst = int(scores_C.argmax()), int(scores_C.argmin())
     return Choice(best, worst, bool(scores_C[best] > scores_C[worst]))
+
+
+@pairing(
+    reads="grades",
+    equation="as best_and_worst, of scores that are {penalty} lower where an answer was cut off",
+    fixes="an answer that never ends is not preferred for what it says on the way",
+    breaks="the penalty is in units of the judge's scores",
+)
+def best_and_worst_ended(scores_C: Tensor, *, penalty: Positive = 1.0) -> Choice:
+    """Online DPO's pair (2402.04792): the better of two samples, a missing end token punished.
+
+    Who pairs the answers knows which were cut off, and lowers their scores.
+    """
+    choice: Choice = best_and_worst()(scores_C)
+    return choice
 
 
 @pairing(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from groupwise.groups.kl import VALUES, bounded_exp, k3
 from groupwise.losses.ratios import anchor_logp
-from groupwise.methods.slots import NonNegative, penalty
+from groupwise.methods.slots import NonNegative, Stream, penalty
 from groupwise.records import TokenBatch
 
 
@@ -54,6 +54,33 @@ def drift(batch: TokenBatch, *, coef: NonNegative = 0.001) -> Tensor:
     """Squared log-ratio to the sampler."""
     x_NT = batch.stream("logp_NT") - batch.stream("sampler_logp_NT")
     return coef * x_NT.square()
+
+
+@penalty(
+    equation="+ ½·{beta}·(ℓ − ℓ^{anchor})²",
+    fixes="off-policy learning without a ratio",
+    breaks="pulls back to the policy that sampled, also where that one was wrong",
+)
+def proximal(batch: TokenBatch, *, beta: NonNegative = 0.1, anchor: Stream = "old") -> Tensor:
+    """DRO's term (2405.19107), which ships as Kimi-1.5's, too: a square a token."""
+    x_NT = batch.stream("logp_NT") - anchor_logp(batch, anchor)
+    return 0.5 * beta * x_NT.square()
+
+
+@penalty(
+    equation="+ ½·{beta}·(Σ_t (ℓ − ℓ^{anchor}))² an answer",
+    fixes="as proximal, of the whole answer's log-ratio",
+    breaks="grows with the square of the length",
+)
+def proximal_sequence(
+    batch: TokenBatch, *, beta: NonNegative = 0.1, anchor: Stream = "old"
+) -> Tensor:
+    """Kimi-1.5's term as printed (2501.12599): the square of the summed log-ratio.
+
+    A row's tokens share it in proportion to their own log-ratio, so that their sum is the square.
+    """
+    x_NT = batch.stream("logp_NT") - anchor_logp(batch, anchor)
+    return 0.5 * beta * x_NT.sum(1, keepdim=True) * x_NT
 
 
 @penalty(

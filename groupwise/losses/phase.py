@@ -41,6 +41,9 @@ class TokenResult:
     weight_NT: Tensor | None  # product of corrections, None without any
     clipped_NT: Tensor  # bool: where the gate took the gradient away
     tally: Tally  # merge over micro-batches and ranks, then read
+    # Of a mixture, by the learner whose pass it was: layers whose experts are others than at
+    # sampling, a share.
+    rerouted_NT: Tensor | None = None
 
 
 def token_phase(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from groupwise.errors import RecipeError, RecipeWarning, nearest
 from groupwise.methods.method import About, Method
 from groupwise.methods.slots import Slot
+from groupwise.methods.traits import nothing
 from groupwise.streams import ROLE_FACTS
 
 RECIPE_SLOTS = (
@@ -30,8 +31,12 @@ PAIR_COLUMNS = {
 SUPERVISED_RATE_FACTOR = 20.0  # 2e-5 for all weights, 2e-4 with an adapter
 OUTPUT_STREAMS = (
     "entropy_NT", "value_NT", "topk_logp_NTK", "topk_id_NTK", "logp_at_sampler_topk_NTK",
-    "logp_at_teacher_topk_NTK", "router_NTLK",
+    "logp_at_teacher_topk_NTK", "router_NTLK", "router_NTE",
 )  # fmt: skip
+# What a mixture of experts alone can give.
+ROUTED = ("old_router_NTLK", "router_NTLK", "expert_load_NTE", "router_NTE")
+# What a pass of the policy says before the updates.
+LOOKED_BACK = ("old_logp_NT", "old_router_NTLK", "expert_load_NTE")
 
 
 @dataclass(frozen=True)
@@ -139,19 +144,37 @@ class Recipe(Method):
     def streams(self) -> tuple[str, ...]:
         """Name what the batch must bring, beyond mask, groups and rewards."""
         needs = dict.fromkeys(name for slot in self.slots() for name in slot.needs)
-        anchor = self.ratio.get("anchor")
-        if anchor == "sampler":
+        anchors = {slot.get("anchor") for slot in (self.ratio, *self.correction, *self.penalty)}
+        if "sampler" in anchors:
             needs["sampler_logp_NT"] = None
-        if self.schedule["updates"] > 1 and (anchor == "old" or self.corrects_mismatch):
+        if self.schedule["updates"] > 1 and ("old" in anchors or self.corrects_mismatch):
             # From the second update on the policy is no longer its own anchor.
             needs["old_logp_NT"] = None
-        elif self.schedule["updates"] == 1 and not self._looks_back:
+        elif self.schedule["updates"] == 1 and not self._reads_old_early:
             # In one update the policy's own log-probabilities, detached, are the old ones.
             needs.pop("old_logp_NT", None)
+        if self.replays == "learner":  # by the pass that tells the experts
+            needs["old_logp_NT"] = None
         return tuple(name for name in needs if name not in OUTPUT_STREAMS)
 
     @property
-    def _looks_back(self) -> bool:
+    def replays(self) -> str:
+        """Return whose experts the updates go through: of "learner" or "sampler"; "": live ones."""
+        found = [slot["source"] for slot in self.correction if slot.definition.traits.routing]
+        return "".join(found[:1])
+
+    @property
+    def looks_back(self) -> bool:
+        """Tell whether the policy reads the rows of a step once before it learns from them."""
+        return any(name in self.streams for name in LOOKED_BACK)
+
+    @property
+    def routed(self) -> bool:
+        """Tell whether it reads or replays which experts of a mixture a token visits."""
+        return bool(self.replays) or any(name in ROUTED for name in (*self.streams, *self.outputs))
+
+    @property
+    def _reads_old_early(self) -> bool:
         """Tell whether old log-probabilities are read before the update's forward pass."""
         late = ("ratio", "gate", "correction", "penalty")
         return any("old_logp_NT" in s.needs for s in self.slots() if s.kind not in late)
@@ -174,6 +197,7 @@ class Recipe(Method):
             return self
         several = self.schedule["updates"] > 1
         others = any("old_logp_NT" in slot.needs for slot in self.slots()) or self.corrects_mismatch
+        others = others or self.replays == "learner"
         if weights != "shared" or not several or others or self.ratio.get("anchor") != "old":
             return self
         ratio = self.ratio.replace(anchor="sampler")
@@ -210,7 +234,7 @@ def _defaults() -> dict[str, str]:
 class PairRecipe(Method):
     """A preference method: how pairs are made, how they are scored, what the reference is."""
 
-    KINDS: ClassVar[tuple[str, ...]] = (*PAIR_SLOTS, "likelihood")
+    KINDS: ClassVar[tuple[str, ...]] = (*PAIR_SLOTS, "likelihood", "summing", "weighing")
     WORD: ClassVar[str] = "A preference recipe"
     STAGE: ClassVar[str] = "pairs"
 
@@ -220,6 +244,8 @@ class PairRecipe(Method):
     reference: str  # what it is; read only where the preference measures from it
     about: About = field(compare=False, repr=False)
     likelihood: tuple[Slot, ...] = ()
+    summing: Slot = "whole_answer()"  # type: ignore[assignment]  # read by _settle
+    weighing: tuple[Slot, ...] = ()
 
     def __post_init__(self) -> None:
         self._settle()
@@ -250,7 +276,14 @@ class PairRecipe(Method):
     @property
     def loss(self) -> str:
         beside = " + likelihood" if self.likelihood else ""
-        return f"L = mean over pairs of the preference loss{beside}"
+        weight = "w · " if self.weighing else ""
+        return f"L = mean over pairs of {weight}the preference loss{beside}"
+
+    @property
+    def looks_first(self) -> bool:
+        """Tell whether all pairs of an update are seen, without gradient, before it begins."""
+        compares = self.preference.definition.traits.prepare is not nothing
+        return compares or bool(self.weighing)
 
     @property
     def reads(self) -> str:

@@ -14,7 +14,10 @@ from groupwise.methods.slots import Slot
 from groupwise.streams import ROLE_FACTS
 
 # Slots that hold several functions (chains, sums, products); the others hold exactly one.
-MANY = ("filter", "shaping", "advantage", "correction", "penalty", "auxiliary", "likelihood")
+MANY = (
+    "filter", "shaping", "advantage", "correction", "penalty", "auxiliary", "likelihood",
+    "weighing",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,11 @@ class Method:
     @property
     def weighs_tokens(self) -> bool:
         """Tell whether each sampled token gets an advantage and a weight of its own."""
+        return False
+
+    @property
+    def routed(self) -> bool:
+        """Tell whether it reads or replays which experts of a mixture a token visits."""
         return False
 
     @property

@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from groupwise.common.forked import one_process
 from groupwise.errors import BatchError, MissingStream, RecipeError, nearest
 from groupwise.methods.traits import traits
 
@@ -43,6 +44,8 @@ ARGUMENTS = {
     "pairing": ("scores_C",),
     "preference": ("pairs",),
     "likelihood": ("pairs",),
+    "summing": ("logp_NT", "place_NT", "shorter_N"),
+    "weighing": ("chosen_N", "rejected_N"),
     "labelling": ("steps",),
     "width": ("segment_entropy_NT",),
 }
@@ -93,7 +96,8 @@ class Slot:
 
     def __call__(self, *args: Any) -> Any:
         try:
-            return self.definition.function(*args, **dict(self.params))
+            with one_process():  # a child that a user's function forks must not train as well
+                return self.definition.function(*args, **dict(self.params))
         except MissingStream as error:
             said = "" if error.name in self.needs else f", and its needs= do not say {error.name}"
             raise BatchError(
@@ -141,6 +145,17 @@ class Slot:
         ]
         home = self.definition.home
         return (*([home] if Path(home).is_file() else []), *inner)
+
+    @property
+    def definitions(self) -> tuple[Definition, ...]:
+        """List what the function and those inside it were made by: a name may be defined anew."""
+        inner = [
+            each
+            for _, value in self.params
+            if isinstance(value, Slot)
+            for each in value.definitions
+        ]
+        return (self.definition, *inner)
 
     @property
     def equation(self) -> str:
@@ -364,6 +379,8 @@ schedule = _decorator("schedule")
 pairing = _decorator("pairing")
 preference = _decorator("preference")
 likelihood = _decorator("likelihood")
+summing = _decorator("summing")
+weighing = _decorator("weighing")
 labelling = _decorator("labelling")
 width = _decorator("width")
 

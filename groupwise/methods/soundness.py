@@ -201,7 +201,9 @@ def clip_range_fits_level(recipe: Recipe) -> Iterator[str]:
 
 def sequence_ratio_per_token(recipe: Recipe) -> Iterator[str]:
     sequence = _level(recipe) == "sequence" or recipe.gate.definition.traits.per_answer
-    if sequence and not recipe.aggregation.definition.traits.per_answer:
+    aggregation, gate = recipe.aggregation.definition.traits, recipe.gate.definition.traits
+    on_purpose = aggregation.counts_tokens or gate.counts_tokens
+    if sequence and not aggregation.per_answer and not on_purpose:
         yield (
             f"with {recipe.aggregation.name} an answer weighs by its length, although its ratio "
             "is one number. Use seq_mean_token_mean() for the published method."
@@ -296,6 +298,22 @@ def stale_policy_gradient(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def routes_and_updates(recipe: Recipe) -> Iterator[str]:
+    updates = recipe.schedule["updates"]
+    if recipe.replays == "sampler" and updates > 1:
+        yield (
+            f"{updates} updates go through the experts that the sampler visited: all but the first "
+            "learn with experts that the policy might not choose any more, and R3 never says so. "
+            "Use schedule.updates=1, or replay_routing('learner')."
+        )
+    if recipe.replays == "learner" and updates == 1:
+        yield (
+            "with one update a batch the learner would choose the same experts anyway: replaying "
+            "them changes nothing, and costs a forward pass. Set schedule.updates=4, or leave "
+            "replay_routing() out."
+        )
+
+
 def normalised_twice(recipe: Recipe) -> Iterator[str]:
     scaled = _with(recipe, "advantage", lambda traits: traits.scales and traits.base)
     again = _with(recipe, "advantage", lambda traits: traits.scales and not traits.base)
@@ -347,6 +365,7 @@ DOUBTFUL: tuple[Rule, ...] = (
     rewards_outside_a_method,
     reward_model_read_as_trained,
     stale_policy_gradient,
+    routes_and_updates,
     normalised_twice,
     frozen_helper,
     discounts_differ,

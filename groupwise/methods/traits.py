@@ -14,7 +14,7 @@ Level = Literal["none", "token", "segment", "sequence"]
 
 
 def nothing(batch: Any, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Prepare nothing: of an auxiliary term that reads the batch as it is."""
+    """Prepare nothing: of a slot that reads what it gets as it is."""
     return {}
 
 
@@ -34,7 +34,8 @@ class Traits:
     dense: bool = False  # advantage: reads rewards of single tokens
     outcome: bool = True  # advantage: reads the reward of the whole answer
     blind: bool = False  # advantage: reads no reward at all
-    remembers: Literal["", "visits", "reward_average"] = ""  # advantage: from one batch to the next
+    # Advantage, preference: from one step to the next.
+    remembers: Literal["", "visits", "reward_average", "pair_reward"] = ""
     # Filter, advantage: what it does with groups of equal rewards.
     uniform: Literal["", "drops", "teaches", "rescales"] = ""
     scales: bool = False  # advantage: divides by how far rewards or advantages are spread
@@ -52,12 +53,14 @@ class Traits:
     anchor: Literal["", "sampler"] = ""  # gate: the only anchor of the ratio that it fits
     below_one: bool = False  # gate: `low` is how far below 1 a ratio may fall
     per_answer: bool = False  # gate, aggregation: an answer counts as one, whatever its length
+    counts_tokens: bool = False  # gate, aggregation: an answer counts by its tokens, on purpose
     passes: int = 1  # schedule: how often it goes over the batch, some tokens each time
     weighs: bool = True  # correction: changes how much a token counts
     routing: bool = False  # correction: replays which experts a token visited
     learns: str = ""  # aggregation, auxiliary: the part with parameters of its own that it trains
     outputs: tuple[str, ...] = ()  # aggregation, auxiliary: streams of a forward pass that it reads
-    prepare: Prepare = nothing  # auxiliary: makes its targets, in the batch phase
+    # Auxiliary: makes its targets, in the batch phase. Preference: what it reads of all pairs.
+    prepare: Prepare = nothing
     # pairing: where pairs come from
     reads: Literal["", "labels", "answers", "grades", "judgements", "ranks"] = ""
     scores: bool = False  # preference: compares scores of a model, not log-probabilities

@@ -21,25 +21,29 @@ from groupwise.model.formats.fields import (
     check,
     positive,
     real,
+    several,
     whole,
 )
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3"]
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-INSTEAD = "Use a model of the Llama, Mistral, Qwen2 or Qwen3 layout."
+MIXTURES = ("qwen3_moe", "olmoe", "mixtral")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURES)
+INSTEAD = "Use a model of the Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, OLMoE or Mixtral layout."
 
 # Fields that would act on the result, and what they are. Refused unless absent, false or 0.
 FOREIGN = {
     "quantization_config": "weights quantised in a format of their own",
     "attn_logit_softcapping": "a soft cap on attention scores",
     "final_logit_softcapping": "a soft cap on logits",
-    "num_experts": "a mixture of experts",
-    "num_local_experts": "a mixture of experts",
-    "n_routed_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts of another kind",
+    "shared_expert_intermediate_size": "an expert that every token visits",
     "rope_interleaved": "interleaved rotary embeddings",
     "is_encoder_decoder": "an encoder",
     "add_cross_attention": "cross-attention",
 }
+COARSE = ("olmoe", "mixtral")  # families whose norms have a larger eps where none is set
+# The same, of families that are no mixtures.
+COUNTS = ("num_experts", "num_local_experts")
 # The same, for factors: refused unless absent or 1.
 FACTORS = {
     "logit_scale": "scaled logits",
@@ -52,6 +56,7 @@ FACTORS = {
 # What the fields that are used may hold. The limits are far above every model there is, and low
 # enough that nothing is made for minutes, or in gigabytes, before the weights are compared.
 MOST_LAYERS, MOST_POSITIONS = 4096, 2**40
+MOST_EXPERTS = 2**15 - 1  # the numbers of experts are recorded in 16 bits
 _WIDTH = whole(1, 2**24)
 RULES: Rules = {
     "model_type": TEXT,
@@ -76,6 +81,14 @@ RULES: Rules = {
     "rope_parameters": TABLE,
     "auto_map": TABLE,
     "quantization_config": TABLE,
+    "num_experts": whole(0, MOST_EXPERTS),
+    "num_local_experts": whole(0, MOST_EXPERTS),
+    "num_experts_per_tok": whole(1, MOST_EXPERTS),
+    "moe_intermediate_size": _WIDTH,
+    "norm_topk_prob": FLAG,
+    "decoder_sparse_step": whole(1, MOST_LAYERS),
+    "mlp_only_layers": several(whole(0, MOST_LAYERS), "a list of layers' numbers"),
+    "clip_qkv": positive(1e9),
 }
 ROPE_RULES: Rules = {
     "rope_type": TEXT,
@@ -85,6 +98,17 @@ ROPE_RULES: Rules = {
     "low_freq_factor": positive(1e9),
     "high_freq_factor": positive(1e9),
     "original_max_position_embeddings": whole(1, MOST_POSITIONS),
+}
+
+
+NAMES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+    "olmoe": "Olmoe",
+    "mixtral": "Mixtral",
 }
 
 
@@ -98,6 +122,24 @@ class Rope:
     low_freq_factor: float = 1.0  # llama3 alone, as are the next two
     high_freq_factor: float = 4.0
     original_positions: int = 8192
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Feed-forward layers of a mixture: every token visits a few of many narrow experts."""
+
+    count: int  # experts of a layer
+    chosen: int  # that a token visits
+    width: int  # of one of them, between its projections
+    normalised: bool = True  # the weights of the chosen ones add up to 1
+    dense: tuple[int, ...] = ()  # layers with one feed-forward of `intermediate_size` instead
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chosen <= self.count or self.width < 1:
+            raise ModelError(
+                f"A token can't visit {self.chosen} of {self.count} experts of width {self.width}: "
+                "at least one is chosen, and no more than there are."
+            )
 
 
 @dataclass(frozen=True)
@@ -120,6 +162,9 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    wide_norm: bool = False  # that norm is over all heads together, and not over each
+    clip_qkv: float | None = None  # queries, keys and values stay within ± this
+    experts: Mixture | None = None  # None: every layer has one feed-forward for all tokens
     sliding_window: int | None = None  # kept only where it is shorter than max_positions
     # Of layers that are borrowed, which say their sizes themselves (families.py):
     counted: int | None = None  # parameters
@@ -145,6 +190,12 @@ class ModelConfig:
             )
         if self.head_dim % 2 and self.native:
             raise ModelError(f"head_dim is {self.head_dim}; rotary embeddings need an even width.")
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Return the layers that have experts: none of a dense model."""
+        dense = range(self.num_layers) if self.experts is None else self.experts.dense
+        return tuple(layer for layer in range(self.num_layers) if layer not in dense)
 
     @property
     def position_limit(self) -> int | None:
@@ -202,21 +253,23 @@ class ModelConfig:
             num_kv_heads=_kv_heads(raw, family, heads),
             head_dim=head_dim,
             max_positions=positions,
-            norm_eps=float(_set(raw, "rms_norm_eps", 1e-6)),
-            rope=_rope(raw),
+            norm_eps=float(_set(raw, "rms_norm_eps", 1e-5 if family in COARSE else 1e-6)),
+            rope=_rope(raw, 1e6 if family == "mixtral" else 1e4),
             tied=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=bias or family == "qwen2",
             o_bias=bias,
             mlp_bias=_mlp_bias(raw, family),
-            qk_norm=family == "qwen3",
+            qk_norm=family in ("qwen3", "qwen3_moe", "olmoe"),
+            wide_norm=family == "olmoe",
+            clip_qkv=_clip(raw, family),
+            experts=_mixture(raw, family, layers) if family in MIXTURES else None,
             sliding_window=_window(raw, family, layers, positions),
         )
 
     def to_hf(self) -> dict[str, Any]:
         """Write a config.json for transformers and vLLM. Absent fields keep their defaults."""
-        names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
         raw: dict[str, Any] = {
-            "architectures": [f"{names[self.family]}ForCausalLM"],
+            "architectures": [f"{NAMES[self.family]}ForCausalLM"],
             "model_type": self.family,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -233,13 +286,15 @@ class ModelConfig:
             "tie_word_embeddings": self.tied,
             "attention_dropout": 0.0,
         }
-        if self.family in ("llama", "qwen3"):
+        if self.family in ("llama", "qwen3", "qwen3_moe", "olmoe"):
             raw["attention_bias"] = self.o_bias
         if self.family == "llama":
             raw["mlp_bias"] = self.mlp_bias
-        if self.family == "mistral":
+        if self.experts is not None:
+            raw |= _experts_to_hf(self.family, self.experts, self.clip_qkv)
+        if self.family in ("mistral", "mixtral"):
             raw["sliding_window"] = self.sliding_window
-        elif self.family in ("qwen2", "qwen3"):
+        elif self.family in ("qwen2", "qwen3", "qwen3_moe"):
             raw["use_sliding_window"] = self.sliding_window is not None
             raw["sliding_window"] = self.sliding_window
             raw["max_window_layers"] = 0 if self.sliding_window else self.num_layers
@@ -272,7 +327,10 @@ def _kv_heads(raw: Mapping[str, Any], family: str, heads: int) -> int:
     given: int | None = raw.get("num_key_value_heads")
     if given is not None:
         return given
-    if family in ("qwen2", "qwen3", "mistral") and "num_key_value_heads" not in raw:
+    if (
+        family in ("qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral")
+        and "num_key_value_heads" not in raw
+    ):
         raise ModelError(
             f"config.json has no 'num_key_value_heads', and {family} has no safe default for it. "
             f"Add it."
@@ -281,7 +339,10 @@ def _kv_heads(raw: Mapping[str, Any], family: str, heads: int) -> int:
 
 
 def _refuse_foreign(raw: Mapping[str, Any]) -> None:
-    for name, what in (FOREIGN | FACTORS).items():
+    foreign = FOREIGN | FACTORS
+    if raw["model_type"] not in MIXTURES:
+        foreign = foreign | dict.fromkeys(COUNTS, "a mixture of experts")
+    for name, what in foreign.items():
         neutral = (None, 1) if name in FACTORS else (None, 0)  # False equals 0
         if raw.get(name) not in neutral:
             raise NotNative(
@@ -301,7 +362,7 @@ def _refuse_foreign(raw: Mapping[str, Any]) -> None:
 
 def _attention_bias(raw: Mapping[str, Any], family: str) -> bool:
     bias = bool(raw.get("attention_bias", False))
-    if bias and family not in ("llama", "qwen3"):
+    if bias and family not in ("llama", "qwen3", "qwen3_moe", "olmoe"):
         raise ModelError(
             f"config.json sets attention_bias, which says nothing certain for {family}: "
             f"{'its biases are fixed' if family == 'qwen2' else 'it has no biases'}. Remove it."
@@ -316,19 +377,71 @@ def _mlp_bias(raw: Mapping[str, Any], family: str) -> bool:
     return bias
 
 
+def _clip(raw: Mapping[str, Any], family: str) -> float | None:
+    clip = raw.get("clip_qkv")
+    if clip is not None and family != "olmoe":
+        raise NotNative(
+            f"config.json sets clip_qkv = {clip!r}, which {family} does not have here. {INSTEAD}"
+        )
+    return None if clip is None else float(clip)
+
+
+def _mixture(raw: Mapping[str, Any], family: str, layers: int) -> Mixture:
+    counts = {raw[name] for name in COUNTS if raw.get(name)}
+    if len(counts) != 1:
+        said = f"gives {sorted(counts)} for it" if counts else "does not say it"
+        raise ModelError(
+            f"How many experts has a layer of this {family}? config.json {said} (num_experts, or "
+            "num_local_experts). Correct it, or fetch the file again."
+        )
+    narrow = "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
+    # Others than Qwen3's have experts in every layer.
+    own = family == "qwen3_moe"
+    step = _set(raw, "decoder_sparse_step", 1) if own else 1
+    asked = set(_set(raw, "mlp_only_layers", []) if own else [])
+    dense = tuple(at for at in range(layers) if at in asked or (at + 1) % step)
+    if len(dense) == layers:
+        raise ModelError(
+            f"mlp_only_layers and decoder_sparse_step of config.json leave none of the {layers} "
+            f"layers to its {counts.pop()} experts. Correct them, or use model_type qwen3."
+        )
+    return Mixture(
+        count=counts.pop(),
+        chosen=_size(raw, "num_experts_per_tok"),
+        width=_size(raw, narrow),
+        normalised=family == "mixtral" or bool(raw.get("norm_topk_prob", False)),
+        dense=dense,
+    )
+
+
+def _experts_to_hf(family: str, experts: Mixture, clip: float | None) -> dict[str, Any]:
+    counts = "num_local_experts" if family == "mixtral" else "num_experts"
+    raw: dict[str, Any] = {counts: experts.count, "num_experts_per_tok": experts.chosen}
+    if family != "mixtral":
+        raw["norm_topk_prob"] = experts.normalised
+    if family == "olmoe":
+        raw["clip_qkv"] = clip
+    if family == "qwen3_moe":
+        raw["moe_intermediate_size"] = experts.width
+        raw |= {"decoder_sparse_step": 1, "mlp_only_layers": list(experts.dense)}
+    return raw
+
+
 def _window(raw: Mapping[str, Any], family: str, layers: int, positions: int) -> int | None:
     """Return the window if it could ever act. Absent, Mistral's is 4096, as in transformers."""
     asked = raw.get("use_sliding_window") and _set(raw, "max_window_layers", 28) < layers
+    if family == "mixtral":
+        asked = raw.get("sliding_window") is not None
     window = raw.get("sliding_window", 4096) if family == "mistral" or asked else None
     kinds = raw.get("layer_types") or []
     if set(kinds) - {"full_attention", "sliding_attention"}:
         raise NotNative(f"config.json has layer_types {sorted(set(kinds))}. {INSTEAD}")
-    if kinds and family != "mistral":
+    if kinds and family not in ("mistral", "mixtral"):
         window = raw.get("sliding_window", 4096) if "sliding_attention" in kinds else None
     return window if window is not None and window < positions else None
 
 
-def _rope(raw: Mapping[str, Any]) -> Rope:
+def _rope(raw: Mapping[str, Any], usual: float) -> Rope:
     """Old (rope_theta, rope_scaling) and new (rope_parameters) spelling alike."""
     scaling = (raw.get("rope_scaling") or {}) | (raw.get("rope_parameters") or {})
     theta = scaling.get("rope_theta", raw.get("rope_theta"))
@@ -340,7 +453,7 @@ def _rope(raw: Mapping[str, Any]) -> Rope:
             f"here. {INSTEAD}"
         )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    base = float(10000.0 if theta is None else theta)
+    base = float(usual if theta is None else theta)
     if kind == "default":
         return Rope(theta=base)
     if kind not in ("linear", "dynamic", "llama3"):

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Any
 
-from groupwise.model.adapters.targets import Spec, adapter_weights, linear_shapes, matching
+from groupwise.model.adapters.targets import Spec, adapter_weights, narrow_numbers
 from groupwise.model.config import ModelConfig
 
 HALF, SINGLE = 2, 4  # bytes of a number
@@ -63,8 +64,39 @@ def layer_weights(shape: ModelConfig) -> int:
     """Count the numbers in the matrices of all layers: what every token is multiplied with."""
     if shape.per_token is not None:
         return shape.per_token
+    return _matrices(shape, None if shape.experts is None else shape.experts.chosen)
+
+
+def held_weights(shape: ModelConfig) -> int:
+    """Count the numbers in the matrices of all layers, those of experts that a token passes by too.
+
+    Of borrowed layers only those that a token meets are told apart from the rest.
+    """
+    if shape.per_token is not None:
+        return shape.per_token
+    return _matrices(shape, None if shape.experts is None else shape.experts.count)
+
+
+def read_weights(shape: ModelConfig, tokens: float) -> float:
+    """Count what a pass over so many tokens reads of them, experts visited as often as each other.
+
+    An expert that is passed by with a chance of 1 − K/E at each token is read unless all do so.
+    """
+    if shape.experts is None:
+        return layer_weights(shape)
+    count, chosen = shape.experts.count, shape.experts.chosen
+    return _matrices(shape, count * (1 - (1 - chosen / count) ** tokens))
+
+
+def _matrices(shape: ModelConfig, experts: float | None) -> Any:
+    """Count the numbers of all layers' matrices, with so many experts where there are any."""
     heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-    return shape.num_layers * shape.hidden_size * (heads + 3 * shape.intermediate_size)
+    rows: Any = shape.num_layers * heads
+    sparse = len(shape.sparse_layers)
+    rows += (shape.num_layers - sparse) * 3 * shape.intermediate_size
+    if shape.experts is not None and experts is not None:
+        rows += sparse * (shape.experts.count + 3 * shape.experts.width * experts)
+    return shape.hidden_size * rows
 
 
 def head_weights(shape: ModelConfig) -> int:
@@ -80,9 +112,14 @@ def parameters(shape: ModelConfig) -> int:
     small = 2 * width
     small += (queries + 2 * keys) * shape.qkv_bias + width * shape.o_bias
     small += (2 * shape.intermediate_size + width) * shape.mlp_bias
-    small += 2 * shape.head_dim * shape.qk_norm
+    small += (queries + keys if shape.wide_norm else 2 * shape.head_dim) * shape.qk_norm
     tables = head_weights(shape) * (1 if shape.tied else 2)
-    return layer_weights(shape) + shape.num_layers * small + width + tables
+    return held_weights(shape) + shape.num_layers * small + width + tables
+
+
+def active_parameters(shape: ModelConfig) -> int:
+    """Count the parameters that one token is computed with: of experts those that it visits."""
+    return parameters(shape) - held_weights(shape) + layer_weights(shape)
 
 
 @dataclass(frozen=True)
@@ -96,8 +133,7 @@ class Frozen:
 
 def lora(shape: ModelConfig, spec: Spec, quantize: str = "none") -> Frozen:
     """Return the size of an adapter for a model of this shape."""
-    layers = matching(spec.targets, linear_shapes(shape))
-    return Frozen(adapter_weights(shape, spec), spec.rank * len(layers), quantize)
+    return Frozen(adapter_weights(shape, spec), narrow_numbers(shape, spec), quantize)
 
 
 def trained(shape: ModelConfig, frozen: Frozen | None) -> int:
@@ -107,7 +143,8 @@ def trained(shape: ModelConfig, frozen: Frozen | None) -> int:
 
 def weight_bytes(shape: ModelConfig, width: int, frozen: Frozen | None) -> int:
     """Count the model's bytes without an adapter. Embedding, norms and head are never quantised."""
-    matrices, rest = layer_weights(shape), parameters(shape) - layer_weights(shape)
+    matrices = held_weights(shape)
+    rest = parameters(shape) - matrices
     kind = "none" if frozen is None else frozen.quantize
     if kind == "none":
         return (matrices + rest) * width
@@ -151,7 +188,7 @@ def prefill_cost(shape: ModelConfig, groups: Sequence[Group], width: int = HALF)
     tokens = sum(group.prompt for group in groups)
     pairs = sum(_own_pairs(group.prompt) for group in groups)
     return {
-        "layers": Cost(2.0 * layer_weights(shape) * tokens, layer_weights(shape) * width),
+        "layers": Cost(2.0 * layer_weights(shape) * tokens, read_weights(shape, tokens) * width),
         "attention": Cost(_attention_flops(shape, pairs), kept_numbers(shape) * tokens * width),
     }
 
@@ -166,7 +203,10 @@ def rollout_cost(
     pairs = behind + sum(group.prompt * sum(group.completions) for group in groups)
     prompts = sum(group.prompt * max(group.completions, default=0) for group in groups)
     decode = {
-        "layers": Cost(2.0 * layer_weights(shape) * tokens, layer_weights(shape) * steps * width),
+        "layers": Cost(
+            2.0 * layer_weights(shape) * tokens,
+            read_weights(shape, tokens / max(steps, 1)) * steps * width,
+        ),
         "attention": Cost(
             _attention_flops(shape, pairs),
             kept_numbers(shape) * (prompts + behind) * width,
@@ -261,8 +301,9 @@ def activations(
     plain PyTorch also keeps norms before and after their weights, silu(gate), its product with up,
     and what attention saw once more. Norms of queries and keys keep what they were made from, and
     a number for each head. One layer counts twice, for the gradients on their way. With `recompute`
-    that layer is all, besides what goes into each: the residual stream and an addend. Borrowed
-    layers are counted as plain ones, which is rough.
+    that layer is all, besides what goes into each: the residual stream and an addend. A
+    mixture's kernels keep what goes into the experts, and whom each token visits; PyTorch each
+    visit. Borrowed layers are counted as plain ones, which is rough.
 
     An adapter keeps what goes into it: on a GPU both norms and silu(gate) · up, and everywhere its
     narrow product.
@@ -270,6 +311,10 @@ def activations(
     cpu = cpu or not shape.native  # no kernels
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     seen, inner = shape.num_heads * shape.head_dim, shape.intermediate_size
+    visits = 0  # experts of a token
+    if shape.experts is not None:
+        visits = shape.experts.chosen
+        inner = max(visits * shape.experts.width, inner if shape.experts.dense else 0)
     if width == HALF and not cpu:
         layer = 2 * shape.hidden_size * SINGLE + (heads + seen + 2 * inner) * HALF
     else:
@@ -280,13 +325,19 @@ def activations(
         # The kernels keep the joined projection, values included; PyTorch both sides of a weight.
         kept = heads * HALF if width == HALF and not cpu else 2 * normed * shape.head_dim * width
         layer += kept + normed * SINGLE
+    # A token once for each expert that it visits: what goes in, what comes out, and its gradient.
+    moved = 3 * visits * shape.hidden_size * width
+    if visits and width == HALF and not cpu:
+        layer += shape.hidden_size * HALF + visits * (SINGLE + 3 * 2 * SINGLE)
+    elif visits:
+        layer, moved = layer + moved, 0
     if frozen is not None:
         layer += ceil(frozen.narrow / shape.num_layers) * width
         if width == HALF and not cpu:
             layer += (2 * shape.hidden_size + inner) * HALF
     if recompute:
-        return 2 * layer + shape.num_layers * shape.hidden_size * (SINGLE + width)
-    return layer * (shape.num_layers + 1)
+        return 2 * layer + moved + shape.num_layers * shape.hidden_size * (SINGLE + width)
+    return layer * (shape.num_layers + 1) + moved
 
 
 def head_bytes(

@@ -37,6 +37,7 @@ from groupwise.model.adapters.targets import ALPHA, Spec, fits, linear_shapes
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded, load, stored_shape
 from groupwise.model.formats.fields import TEXT, TEXTS, check, read_bytes, table
+from groupwise.model.layers.experts import Router
 from groupwise.model.layers.linear import layer_sizes, linear_layers
 from groupwise.model.layers.transformer import Policy
 
@@ -67,6 +68,8 @@ def starting_policy(config: configuration.Config, path: str | Path, *, head: boo
     folded = tuple(lasting(each, fetch_adapter) for each in model.adapters)
     base = Base(lasting(path), folded, model.quantize, model.dtype)
     loaded = frozen_base(base, model.device, head=head)
+    if model.freeze_router:
+        freeze_routers(loaded.model)
     if not adapter.used:
         return loaded
     policy, spec, dropout = loaded.model, spec_of(config), adapter.dropout
@@ -78,6 +81,13 @@ def starting_policy(config: configuration.Config, path: str | Path, *, head: boo
         attach(policy, spec, seed=config.seed, dropout=dropout)
     frozen = [(n, p) for n, p in policy.named_parameters() if not p.requires_grad]
     return _with_base(loaded, replace(base, weights=fingerprint(frozen)), spec, dropout)
+
+
+def freeze_routers(model: Policy) -> None:
+    """Let the routers of a mixture of experts stay as they are."""
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.requires_grad_(False)
 
 
 def load_policy(
@@ -120,6 +130,12 @@ def frozen_base(base: Base, device: torch.device | str, *, head: bool = True) ->
             f"({shape.family}) runs with those of transformers. Leave model.quantize out: an "
             "adapter beside full weights works."
         )
+    if few and shape is not None and shape.experts is not None:
+        raise ModelError(
+            f"model.quantize={base.quantize} is not done for experts, which are most of the "
+            f"weights of {base.path}. Leave model.quantize out: an adapter beside full weights "
+            "works."
+        )
     # What becomes smaller never lies on the device as a whole.
     loaded = load(base.path, dtype, "cpu" if few else device, head=head)
     for path in base.adapters:
@@ -134,6 +150,12 @@ def fold_in(model: Policy, stored: Stored) -> None:
     """Make an adapter from a folder a part of the weights."""
     layers = linear_layers(model)
     for name, (a_RD, b_FR) in stored.tensors.items():
+        own = getattr(layers[name], "count", None)
+        if own is not None and own != len(a_RD):
+            raise ModelError(
+                f"The adapter {stored.path} is for {len(a_RD)} experts in {name}, and this model "
+                f"has {own}. Take the base that it was trained on, or another adapter."
+            )
         fold(layers[name], b_FR.float() @ a_RD.float() * stored.spec.scale)
 
 

@@ -18,6 +18,20 @@ from groupwise.model.layers.transformer import Policy
 SCORE = "score"  # the map to a number, as classifiers of Hugging Face call it
 
 
+class ScoreLayer(nn.Linear):
+    """One linear map of a hidden state to a number, in its own precision at least."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1, bias=False)
+
+    def forward(self, asked_AD: Tensor) -> Tensor:
+        weight_1D = self.weight
+        wide = torch.promote_types(asked_AD.dtype, weight_1D.dtype)
+        # A product and a sum: a matrix with one row goes other ways for few tokens than for many,
+        # and a number would depend on its company.
+        return (asked_AD.to(wide) * weight_1D[0].to(wide)).sum(1)
+
+
 class ScalarHead(nn.Module):
     """The layers of a policy, and one linear map of their last hidden state to a number.
 
@@ -29,7 +43,7 @@ class ScalarHead(nn.Module):
     def __init__(self, trunk: Policy) -> None:
         super().__init__()
         self.trunk = trunk
-        self.score = nn.Linear(trunk.config.hidden_size, 1, bias=False)
+        self.score = ScoreLayer(trunk.config.hidden_size)
         self.score.to(trunk.head_weight.device)
         nn.init.zeros_(self.score.weight)
 
@@ -43,12 +57,8 @@ class ScalarHead(nn.Module):
         """Return one number for each hidden state that is asked for, in float32 at least."""
         hidden_TD = self.trunk.hidden(token_T, position_T, attend)
         # A group's answers all read their prompt's last row: see Policy.forward.
-        asked_AD = F.embedding(take_A, hidden_TD)
-        weight_1D = self.score.weight
-        wide = torch.promote_types(asked_AD.dtype, weight_1D.dtype)
-        # A product and a sum: a matrix with one row goes other ways for few tokens than for many,
-        # and a number would depend on its company.
-        return (asked_AD.to(wide) * weight_1D[0].to(wide)).sum(1)
+        numbers_A: Tensor = self.score(F.embedding(take_A, hidden_TD))
+        return numbers_A
 
     def learning_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what learns by name: an untied head of the vocabulary is never read here."""

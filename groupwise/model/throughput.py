@@ -19,8 +19,8 @@ def throughput_line(model: Policy) -> str:
     sampled, scored = measure(model)
     return (
         f"{sampled:,.0f} tokens/s sampled {ROWS} at a time, {scored:,.0f} tokens/s scored, "
-        "measured just now. Llama, Mistral, Qwen2 and Qwen3 run with groupwise's own, which have "
-        "kernels on a GPU."
+        "measured just now. Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, OLMoE and Mixtral run with "
+        "groupwise's own, which have kernels on a GPU."
     )
 
 

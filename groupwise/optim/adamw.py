@@ -16,6 +16,8 @@ from torch.optim.adamw import adamw
 
 from groupwise import config
 from groupwise.errors import ModelError, RunError
+from groupwise.parallel.sharding import part, sharded_like, stored_dtype
+from groupwise.parallel.world import ALONE, World
 
 HALF = (torch.bfloat16, torch.float16)
 FEW_STEPS = 5  # before them moments are of too few gradients to tell signal from noise
@@ -63,11 +65,13 @@ class AdamW:
         self._halves = sorted(n for n, p in self._parameters.items() if p.dtype in HALF)
         for name in self._halves:
             self._parameters[name].grad_dtype = torch.float32
-        # What the kernel updates: the parameter itself, or its float32 master.
+        # What the kernel updates: the parameter itself (of a sharded one this rank's part, which is
+        # float32), or its float32 master.
         self._weights = {
-            name: p.detach().float() if p.dtype in HALF else p.detach()
+            name: p.detach().float() if p.dtype in HALF else part(p.detach())
             for name, p in self._parameters.items()
         }
+        self._masters = [n for n, p in self._parameters.items() if stored_dtype(p) in HALF]
         self._exp_avg = {name: torch.zeros_like(w) for name, w in self._weights.items()}
         self._exp_avg_sq = {name: torch.zeros_like(w) for name, w in self._weights.items()}
 
@@ -109,7 +113,7 @@ class AdamW:
         )
 
     @torch.no_grad()
-    def signal_to_noise(self) -> float | None:
+    def signal_to_noise(self, world: World = ALONE) -> float | None:
         """Return ‖mean gradient‖² over its variance, in the last 1/(1−β1) updates or so.
 
         From the moments that are there anyway: E m² holds c of the variance as well, where c is the
@@ -122,9 +126,8 @@ class AdamW:
         # Second moments are nowhere below 0: the sum of their sizes is their sum.
         norms = torch._foreach_norm(list(self._exp_avg.values()))
         sums = torch._foreach_norm(list(self._exp_avg_sq.values()), 1)
-        first, second = torch.stack(
-            [torch.stack(norms).double().square().sum(), torch.stack(sums).double().sum()]
-        ).tolist()
+        both = [torch.stack(norms).double().square().sum(), torch.stack(sums).double().sum()]
+        first, second = world.total(torch.stack(both)).tolist()
         mean_square, square = first / (1 - decay1) ** 2, second / (1 - decay2)
         c = (1 - self._beta1) / (1 + self._beta1) * (1 + decay1) / (1 - decay1)
         signal = (mean_square - c * square) / (1 - c)
@@ -132,11 +135,15 @@ class AdamW:
 
     def state(self) -> dict[str, Tensor]:
         """Return all that the next step depends on besides the parameters: tensors, no copies."""
+        masters = {name: self._weights[name] for name in sorted(self._masters)}
+        kinds = {"exp_avg": self._exp_avg, "exp_avg_sq": self._exp_avg_sq, "master": masters}
         return {
             "step": torch.tensor(self.steps),
-            **{f"exp_avg/{name}": x for name, x in self._exp_avg.items()},
-            **{f"exp_avg_sq/{name}": x for name, x in self._exp_avg_sq.items()},
-            **{f"master/{name}": self._weights[name] for name in self._halves},
+            **{
+                f"{kind}/{name}": sharded_like(self._parameters[name], x)
+                for kind, held in kinds.items()
+                for name, x in held.items()
+            },
         }
 
     @torch.no_grad()
@@ -144,16 +151,16 @@ class AdamW:
         """Go on from a `state()`. The parameters must be those of the same moment."""
         own = self.state()
         check_layout("The optimizer's state", state, own)
-        for name in self._halves:
-            parameter = self._parameters[name]
-            if not torch.equal(state[f"master/{name}"].to(parameter), parameter):
+        for name in self._masters:
+            parameter, dtype = part(self._parameters[name]), stored_dtype(self._parameters[name])
+            if not torch.equal(part(state[f"master/{name}"]).to(dtype), parameter.to(dtype)):
                 raise RunError(
-                    f"{name} is not its master weight rounded to {parameter.dtype}: weights and "
+                    f"{name} is not its master weight rounded to {dtype}: weights and "
                     f"optimizer state are of different steps. Load both from one checkpoint, the "
                     f"weights first."
                 )
         for name, tensor in own.items():
-            tensor.copy_(state[name])
+            part(tensor).copy_(part(state[name]))
         self.steps = int(state["step"])
 
 
@@ -163,7 +170,7 @@ def gradient_of(name: str, parameter: nn.Parameter) -> Tensor:
             f"{name} has no gradient: no backward pass reached it, so it would not be trained. "
             f"Run one first, or freeze it with requires_grad_(False)."
         )
-    return parameter.grad
+    return part(parameter.grad)
 
 
 def check_layout(what: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

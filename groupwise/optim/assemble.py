@@ -26,6 +26,7 @@ def sequences_of(groups: Sequence[Group]) -> Sequences:
         [r.completion.token_ids for r in rows],
         [r.completion.mask_T for r in rows],
         [r.task for r in rows],
+        [r.completion.routes_TLK for r in rows],
     )
 
 

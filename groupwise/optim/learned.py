@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from groupwise.losses.measures import Tally, merge, values
 from groupwise.losses.phase import TokenResult
+from groupwise.losses.routing import RouteCounts, route_metrics
 from groupwise.optim.step import StepOutcome
+from groupwise.parallel.world import World
 from groupwise.records import TokenBatch
+
+
+class Measured(NamedTuple):
+    """The measures of one micro-batch of an update."""
+
+    terms: dict[str, Tensor]  # its part of each term of the loss
+    tally: Tally
+    routes: RouteCounts | None = None  # of a mixture of experts
 
 
 @dataclass
@@ -22,6 +33,7 @@ class Trace:
     entropy_NT: Tensor
     ratio_NT: Tensor
     clipped_NT: Tensor
+    rerouted_NT: Tensor | None = None  # of a mixture whose routes are known
 
     @classmethod
     def empty(cls, like_NT: Tensor) -> Trace:
@@ -39,10 +51,25 @@ class Trace:
             (self.ratio_NT, result.log_ratio_NT.exp()),
             (self.clipped_NT, result.clipped_NT),
         ]
+        if result.rerouted_NT is not None:
+            if self.rerouted_NT is None:
+                self.rerouted_NT = torch.zeros_like(self.ratio_NT)
+            new.append((self.rerouted_NT, result.rerouted_NT))
         if not micro.moved:
             new.append((self.logp_NT, found["logp_NT"]))
         for kept_NT, x_NT in new:
             kept_NT[rows_N] = torch.where(seen_NT, x_NT.detach().to(kept_NT.dtype), kept_NT[rows_N])
+
+    def meet(self, world: World, rows: Sequence[int], mine: Sequence[Tensor]) -> None:
+        """Take what other ranks noted of an update's rows; `mine` are those of this rank."""
+        if world.size == 1:
+            return
+        rows_N = torch.tensor(rows, device=self.logp_NT.device)
+        here_N1 = torch.isin(rows_N, torch.cat([rows_N[:0], *mine]))[:, None]
+        for kept_NT in (self.logp_NT, self.entropy_NT, self.ratio_NT, self.clipped_NT):
+            own_NT = kept_NT[rows_N]
+            sent_NT = torch.where(here_N1, own_NT, torch.zeros_like(own_NT)).float()
+            kept_NT[rows_N] = world.total(sent_NT).to(kept_NT.dtype)
 
 
 @dataclass
@@ -75,20 +102,22 @@ class Learned:
     outcomes: list[StepOutcome] = field(default_factory=list)
     terms: list[tuple[str, Tensor]] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
+    routes: list[RouteCounts] = field(default_factory=list)  # of a mixture of experts
     micro_batches: int = 0
     roles: dict[str, RoleUpdates] = field(default_factory=dict)  # that learn in passes of their own
 
-    def add(self, outcome: StepOutcome, results: Sequence[TokenResult]) -> None:
+    def add(self, outcome: StepOutcome, results: Sequence[Measured]) -> None:
         """Count an update; what a skipped one measured is no measure of anything."""
         self.outcomes.append(outcome)
         self.micro_batches += len(results)
         for result in results if not outcome.skipped else ():
             self.tallies.append(result.tally)
             self.terms += result.terms.items()
+            self.routes += [] if result.routes is None else [result.routes]
 
     def metrics(self) -> dict[str, float]:
         taken = [outcome for outcome in self.outcomes if not outcome.skipped]
-        found = merge(self.tallies).read()
+        found = merge(self.tallies).read() | route_metrics(self.routes)
         totals: dict[str, float] = {}
         for (name, _), value in zip(self.terms, values([x for _, x in self.terms]), strict=True):
             totals[name] = totals.get(name, 0.0) + value

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -17,22 +17,39 @@ from groupwise.common.progress import counted
 from groupwise.errors import ConfigError, RunError
 from groupwise.groups.phase import passes, updates
 from groupwise.losses.measures import Tally
-from groupwise.losses.phase import TokenResult, role_phase, token_phase
+from groupwise.losses.phase import role_phase, token_phase
 from groupwise.methods.composition import Recipe
 from groupwise.model.adapters.lora import dropping
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.memory import give_back, is_out_of_memory
 from groupwise.optim.adamw import make_optimizer
-from groupwise.optim.learned import Learned, RoleUpdates, Trace
-from groupwise.optim.packs import Pack, Sequences, micro_batches, outputs, read_rows, score
+from groupwise.optim.learned import Learned, Measured, RoleUpdates, Trace
+from groupwise.optim.packs import (
+    Pack,
+    Sequences,
+    even,
+    micro_batches,
+    outputs,
+    read_rows,
+    score,
+)
 from groupwise.optim.roles.role import Role
+from groupwise.optim.routing import (
+    PackRoutes,
+    RouteRecord,
+    StepRoutes,
+    sampled_routes,
+    score_with_routes,
+)
 from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import Named, StepOutcome, apply
-from groupwise.parallel.world import ALONE, World
+from groupwise.parallel.sharding import differing, fill, gather_into
+from groupwise.parallel.world import ALONE, PassTurn, World
 from groupwise.records import TokenBatch
 
 Rows = list[int]
 T = TypeVar("T")
+ZERO = torch.zeros(())
 OWN = "policy/"  # before the names of the optimizer's tensors in a checkpoint
 
 
@@ -53,14 +70,38 @@ class Scoring:
     def streams(self, read: Callable[[Pack], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         learner, sequences = self.learner, self.sequences
         return learner.within_memory(
-            lambda: read_rows(sequences, learner.cut(sequences, self.parts), learner.device, read)
+            lambda: read_rows(
+                sequences,
+                learner.cut(sequences, self.parts),
+                learner.device,
+                read,
+                learner.world,
+            )
         )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A pass of an update: some of its rows, from `at` on among them, as a turn of this rank."""
+
+    rows: Rows
+    at: int
+    turn: PassTurn
+
+    def of(self, part: TokenBatch) -> TokenBatch:
+        """Return these rows of the update's batch."""
+        return part.select(slice(self.at, self.at + len(self.rows)))
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient, of exactly 0 where the pass only keeps others company."""
+        (loss if self.turn.counts else loss * 0.0).backward()  # type: ignore[no-untyped-call]
 
 
 class Learner:
     """A policy and its optimizer: scores rows, and turns accumulated gradients into updates."""
 
     sampler_top_k = 0  # how many of the sampler's likeliest tokens the learner wants to see
+    replays_sampler = False  # whether it goes through the experts that the sampler visited
     together = 1  # rows that a micro-batch never separates
 
     def __init__(
@@ -71,20 +112,43 @@ class Learner:
         roles: Mapping[str, Role] | None = None,
         world: World = ALONE,
     ) -> None:
-        self.model, self.optim, self.temperature = model, optim, temperature
+        self.optim, self.temperature = optim, temperature
         self.roles = dict(roles or {})  # what takes part beside the policy
         self.world = world  # who shares its batches
         self.micro_tokens = optim.micro_tokens  # halved when memory runs out
-        model.recompute = optim.recompute
+        self.model = self.held(model)
+        self.model.recompute = optim.recompute
+        for role in self.roles.values():
+            role.spread(world)
         self.optimizer = make_optimizer(self.parameters(), optim, optim.weight_decay)
+
+    def held(self, model: Policy) -> Policy:
+        """Return what of the model this rank's updates change: all of it, or its shards."""
+        self.whole: nn.Module = model  # what samplers and checkpoints read
+        self.own: nn.Module = self.world.shard(model)
+        return self.world.shard(model)
 
     def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all that the run's model is made of, by name."""
-        return self.model.named_parameters()
+        return self.whole.named_parameters()
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what updates may change, by name; what is frozen is passed over later."""
-        return self.weights()
+        return self.own.named_parameters()
+
+    def deliver(self) -> None:
+        """Bring what was learned to the whole model, where it is not learned there."""
+        if self.own is not self.whole:
+            gather_into(self.whole, self.own)
+
+    def take(self) -> None:
+        """Go on from the whole model's weights."""
+        if self.own is not self.whole:
+            fill(self.own, self.whole)
+
+    def undelivered(self) -> str | None:
+        """Return a parameter of the whole model that is not what this rank has learned."""
+        return None if self.own is self.whole else differing(self.whole, self.own)
 
     @property
     def device(self) -> torch.device:
@@ -93,7 +157,9 @@ class Learner:
     def score(self, model: Policy, sequences: Sequences, parts: Sequence[Rows]) -> Tensor:
         """Return logp_NT under a model, in the passes that the updates will make."""
         return self.within_memory(
-            lambda: score(model, sequences, self.cut(sequences, parts), self.temperature)
+            lambda: score(
+                model, sequences, self.cut(sequences, parts), self.temperature, self.world
+            )
         )
 
     def cut(self, sequences: Sequences, parts: Sequence[Rows]) -> list[Rows]:
@@ -101,7 +167,20 @@ class Learner:
         return [micro for part in parts for micro in self._cut(sequences, part)]
 
     def _cut(self, sequences: Sequences, rows: Sequence[int]) -> list[Rows]:
-        return micro_batches(sequences, rows, self.micro_tokens, self.together)
+        def cut(budget: int) -> list[Rows]:
+            return micro_batches(sequences, rows, budget, self.together)
+
+        return even(cut, self.micro_tokens, self.world.size)
+
+    def work(
+        self, doing: str, sequences: Sequences, cut: Sequence[Rows], things: str = "micro-batches"
+    ) -> Iterator[Work]:
+        """Yield the passes of an update that are this rank's."""
+        starts = list(accumulate(map(len, cut), initial=0))
+        turns = self.world.deal([sequences.cost(rows) for rows in cut])
+        for turn in counted(doing, turns, things):
+            self.world.begin(turn)
+            yield Work(cut[turn.number], starts[turn.number], turn)
 
     def role_streams(
         self, sequences: Sequences, parts: Sequence[Rows], names: Iterable[str] | None = None
@@ -145,6 +224,7 @@ class Learner:
             clip_norm=self.optim.clip_norm,
             learning_rate=learning_rate,
             seen=self.within_memory(begun),
+            world=self.world,
         )
         if not outcome.skipped:
             for name, rate in (of_roles or {}).items():
@@ -166,6 +246,12 @@ class Learner:
         """Smaller micro-batches after running out of memory; other errors go on."""
         if not is_out_of_memory(error):
             raise error
+        if self.world.size > 1:  # the others are in the midst of a pass that this one has left
+            raise RunError(
+                f"Out of memory on rank {self.world.rank} of {self.world.size}, with micro-batches "
+                f"of {self.micro_tokens} tokens. Set optim.micro_tokens={self.micro_tokens // 2}, "
+                "and the same command goes on from the last checkpoint."
+            ) from error
         if self.micro_tokens <= 1:
             raise RunError(
                 "Out of memory with a single sequence in the micro-batch. Set optim.recompute="
@@ -200,6 +286,7 @@ class PolicyLearner(Learner):
             self.sampler_top_k = self._top_k()
         if "topk_logp_NTK" in recipe.outputs:
             self.own_top_k = self._top_k()
+        self.replays_sampler = recipe.replays == "sampler"
 
     def parts(self, groups: Sequence[int]) -> list[Rows]:
         """Return the rows of each update: whole groups while there are enough of them."""
@@ -231,6 +318,36 @@ class PolicyLearner(Learner):
             found |= role.columns(self.recipe_at(rates), batch)
         return found
 
+    def look_back(
+        self, recipe: Recipe, sequences: Sequences, parts: Sequence[Rows]
+    ) -> tuple[dict[str, Tensor], StepRoutes | None]:
+        """Return what the recipe reads of the policy before the updates, and the routes that those
+        are given; the latter of mixtures of experts alone.
+        """
+        config = self.model.config
+        if config.experts is None:
+            if not recipe.looks_back:
+                return {}, None
+            return {"old_logp_NT": self.score(self.model, sequences, parts)}, None
+        sampled = sampled_routes(sequences, config)
+        if recipe.replays != "sampler":
+            replay = None
+        else:
+            replay = RouteRecord.empty(sequences, config) if sampled is None else sampled
+        if not recipe.looks_back:
+            return {}, StepRoutes(replay, before=sampled)
+        found, record = self.within_memory(
+            lambda: score_with_routes(
+                self.model, sequences, self.cut(sequences, parts), self.temperature, replay
+            )
+        )
+        return {name: x for name, x in found.items() if name in recipe.streams}, StepRoutes(
+            record if recipe.replays == "learner" else replay,
+            at=record if "router_NTLK" in recipe.outputs else None,
+            before=record if sampled is None else sampled,
+            everywhere="router_NTE" in recipe.outputs,
+        )
+
     def learn_first(
         self, batch: TokenBatch, sequences: Sequences, parts: Sequence[Rows], rates: LearningRates
     ) -> list[RoleUpdates]:
@@ -239,7 +356,12 @@ class PolicyLearner(Learner):
         return [self._teach(role, batch, sequences, parts, rates) for role in first]
 
     def learn(
-        self, batch: TokenBatch, sequences: Sequences, parts: Sequence[Rows], rates: LearningRates
+        self,
+        batch: TokenBatch,
+        sequences: Sequences,
+        parts: Sequence[Rows],
+        rates: LearningRates,
+        routes: StepRoutes | None = None,
     ) -> Learned:
         """Do every pass and update of the recipe's schedule, one optimizer step each.
 
@@ -257,8 +379,10 @@ class PolicyLearner(Learner):
                 continue
             moved = any(not outcome.skipped for outcome in learned.outcomes)
             part = replace(part, watched=True, moved=moved and batch.old_logp_NT is None)
-            results: list[TokenResult] = []
-            accumulate = partial(self._accumulate, part, rows, sequences, learned.trace, results)
+            results: list[Measured] = []
+            accumulate = partial(
+                self._accumulate, part, rows, sequences, routes, learned.trace, results
+            )
             outcome = self.update(accumulate, rates.policy, rates.roles)
             learned.add(outcome, results)
         return learned
@@ -292,19 +416,19 @@ class PolicyLearner(Learner):
 
         def accumulate() -> tuple[list[Named], Tensor, list[Tally]]:
             role.clear()
-            seen, tallies, total = list[Named](), list[Tally](), torch.zeros((), device=self.device)
-            at = 0
-            for some in counted("updating the " + role.name, self._cut(sequences, rows), "passes"):
-                micro = part.select(slice(at, at + len(some)))
-                at += len(some)
-                found = role.outputs(sequences.pack(some, self.device))
-                micro, terms = role_phase(self.recipe, micro, role.name, **found)
+            seen, measured = list[Named](), dict[int, tuple[Tensor, Tally]]()
+            cut = self._cut(sequences, rows)
+            for work in self.work("updating the " + role.name, sequences, cut, "passes"):
+                found = role.outputs(sequences.pack(work.rows, self.device))
+                micro, terms = role_phase(self.recipe, work.of(part), role.name, **found)
                 loss = torch.stack(list(terms.values())).sum()
-                loss.backward()  # type: ignore[no-untyped-call]
-                total = total + loss.detach()
-                seen += [(name, x.detach()) for name, x in found.items()]
-                tallies.append(role.tally(self.recipe, micro))
-            return seen, total, tallies
+                work.backward(loss)
+                if work.turn.counts:
+                    seen += [(name, x.detach()) for name, x in found.items()]
+                    tally = role.tally(self.recipe, micro)
+                    measured[work.turn.number] = loss.detach(), tally
+            every = self.world.merge(measured)
+            return seen, sum((loss for loss, _ in every), ZERO), [tally for _, tally in every]
 
         seen, total, tallies = self.within_memory(accumulate)
         outcome = role.update(rate, [*seen, (f"loss of the {role.name}", total)])
@@ -333,18 +457,18 @@ class PolicyLearner(Learner):
         part: TokenBatch,
         rows: Rows,
         sequences: Sequences,
+        routes: StepRoutes | None,
         trace: Trace,
-        results: list[TokenResult],
+        results: list[Measured],
     ) -> list[Named]:
         """Sum one update's gradients over its micro-batches; return what was seen, in order."""
-        results.clear()
         seen: list[Named] = []
-        at = 0
-        for some in counted("updating", self._cut(sequences, rows), "micro-batches"):
-            micro = part.select(slice(at, at + len(some)))
-            at += len(some)
-            packed = sequences.pack(some, self.device)
-            with self.dropping(at):
+        measured: dict[int, Measured] = {}
+        learned: list[Tensor] = []
+        for work in self.work("updating", sequences, self._cut(sequences, rows)):
+            micro, packed = work.of(part), sequences.pack(work.rows, self.device)
+            routed = None if routes is None else PackRoutes(packed, self.model.config, routes)
+            with self.dropping(work.at + len(work.rows)):
                 found = outputs(
                     self.model,
                     packed,
@@ -352,15 +476,25 @@ class PolicyLearner(Learner):
                     top_k=self.own_top_k,
                     at={name: ids for name, ids in _asked_ids(micro).items() if ids is not None},
                     against=[x for role in self.roles.values() for x in role.opposites(packed)],
+                    routes=None if routed is None else routed.asked,
                 )
+                found |= {} if routed is None else routed.streams()
                 for role in self.roles.values():
                     found |= {} if role.apart else role.outputs(packed)
                 result = token_phase(self.recipe, micro, apart=self.apart, **found)
+                work.backward(result.loss)
+            if work.turn.counts:
                 seen += [(name, x.detach()) for name, x in found.items()]
                 seen += [(f"loss {name}", term) for name, term in result.terms.items()]
-                result.loss.backward()  # type: ignore[no-untyped-call]
-            trace.note(packed.row_N, micro, found, result)
-            results.append(replace(result, loss=result.loss.detach()))
+                counts = None
+                if routed is not None:
+                    counts, rerouted_NT = routed.counts()
+                    result = replace(result, rerouted_NT=rerouted_NT)
+                trace.note(packed.row_N, micro, found, result)
+                learned.append(packed.row_N)
+                measured[work.turn.number] = Measured(result.terms, result.tally, counts)
+        trace.meet(self.world, rows, learned)
+        results[:] = self.world.merge(measured)
         return seen
 
     def _top_k(self) -> int:

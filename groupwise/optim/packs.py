@@ -21,8 +21,10 @@ from torch import Tensor
 from groupwise.common.progress import counted
 from groupwise.model.cost import Group
 from groupwise.model.layers.head import HeadQuery, Opposite
+from groupwise.model.layers.routes import Routes
 from groupwise.model.layers.transformer import PolicyModel
 from groupwise.model.scalar_head import ScalarHead
+from groupwise.parallel.world import ALONE, World
 from groupwise.records import Task
 
 Ids = tuple[int, ...]
@@ -43,6 +45,7 @@ class Sequences:
     completions: Sequence[Ids]
     masks: Sequence[Tensor | None] = ()  # of each row, None: all; or none for any row
     tasks: Sequence[Task] = ()  # of each row, for roles that read more of it than its prompt
+    routes: Sequence[Tensor | None] = ()  # of each row, as the sampler recorded them
 
     @property
     def width(self) -> int:
@@ -98,6 +101,11 @@ class Sequences:
             self._packs[key] = pack(self, rows, self.width, device)
         return self._packs[key]
 
+    def cost(self, rows: Sequence[int]) -> int:
+        """Return the tokens of a pack of these rows."""
+        runs = np.unique(self.run_N[list(rows)])
+        return int(self.length_N[list(rows)].sum() - len(rows) + self.prompt_R[runs].sum())
+
     def sizes(self) -> list[Group]:
         """Return their tokens, for counting what they cost."""
         cuts = np.flatnonzero(np.diff(self.run_N, prepend=-1)).tolist()
@@ -141,6 +149,7 @@ class Pack:
     width: int  # of the batch
     prompts: list[int]  # tokens of each prompt, and of what is read of the completions behind it
     behind: list[list[int]]
+    read_T: Numbers  # where each of its tokens stands in `Sequences.token`; on the host
     token_T: Tensor
     position_T: Tensor
     take_A: Tensor  # the hidden state that predicts each of the policy's tokens, row by row
@@ -190,6 +199,22 @@ def micro_batches(
     return parts
 
 
+def even(cut: Callable[[int], list[list[int]]], budget: int, ranks: int) -> list[list[int]]:
+    """Cut with the smallest budget that gives each rank as few micro-batches as `budget` would.
+
+    So they are of nearly equal size, and all ranks have something to do where there are rows.
+    """
+    parts = cut(budget)
+    if ranks == 1:
+        return parts
+    wanted = -(-len(parts) // ranks) * ranks
+    low, high = 0, budget
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(cut(middle)) <= wanted else (middle, high)
+    return cut(high)
+
+
 def pack(
     sequences: Sequences, rows: Sequence[int], width: int, device: torch.device | str = "cpu"
 ) -> Pack:
@@ -220,11 +245,10 @@ def pack(
         # text that the policy holds for impossible is no reason to skip an update.
         own = sequences.own[target - sequences.prompt_R.sum()]
         take_A, target, place_A = take_A[own], target[own], place_A[own]
+    read_T = spans(segments(sequences.prompt_at_R[run_R], sequences.at_N[row_N]), size)
     sent = send(
         [
-            sequences.token[
-                spans(segments(sequences.prompt_at_R[run_R], sequences.at_N[row_N]), size)
-            ],
+            sequences.token[read_T],
             spans(segments(np.zeros_like(run_R), sequences.prompt_R[run_N]), size),
             take_A,
             sequences.token[target],
@@ -234,7 +258,7 @@ def pack(
         device,
     )
     behind = [[n for n in some.tolist() if n] for some in np.split(answer_N - 1, at_R[1:])]
-    return Pack(list(rows), width, size[reads_prompt].tolist(), behind, *sent)
+    return Pack(list(rows), width, size[reads_prompt].tolist(), behind, read_T, *sent)
 
 
 def spans(start: Numbers, length: Numbers) -> Numbers:
@@ -265,11 +289,14 @@ def outputs(
     top_k: int = 0,
     at: Mapping[str, Tensor] | None = None,
     against: Sequence[Opposite] = (),
+    square_mass: bool = False,
+    routes: Routes | None = None,
 ) -> dict[str, Tensor]:
     """Return the learner's outputs for the rows, as streams: logp_NT, entropy_NT, what is asked.
 
     `top_k` adds the policy's own likeliest tokens, `at` its view of those of others, by the name
-    that it has as a stream, and `against` its divergence from other models.
+    that it has as a stream, `against` its divergence from other models, and `square_mass` how often
+    two of its samples agree. `routes` goes along.
     """
     at = at or {}
     # Made for each pass and not kept: on a CPU its masks are far larger than the tokens.
@@ -280,16 +307,18 @@ def outputs(
         temperature=temperature,
         entropy=True,
         top_k=top_k,
+        square_mass=square_mass,
         at_AK=torch.cat([part.collect(x) for x in at.values()], dim=1) if at else None,
         against=tuple(against),
     )
-    found = model.predict(part.token_T, part.position_T, attend, query)
+    found = model.predict(part.token_T, part.position_T, attend, query, routes)
     named: dict[str, Any] = {
         "logp_NT": found.logp_T,
         "entropy_NT": found.entropy_T,
         "topk_logp_NTK": found.topk_logp_TK,
         "topk_id_NTK": found.topk_id_TK,
         "teacher_divergence_NT": found.divergence_T,
+        "square_mass_NT": found.square_mass_T,
     }
     if found.logp_at_TK is not None:
         widths = [x.shape[-1] for x in at.values()]
@@ -303,32 +332,40 @@ def read_rows(
     parts: Sequence[Sequence[int]],
     device: torch.device,
     read: Callable[[Pack], Mapping[str, Tensor]],
+    world: World = ALONE,
 ) -> dict[str, Tensor]:
     """Return what a model says of all rows, [N, T, ...], in the same micro-batches as the update's.
 
     Equal passes give equal bits: then a ratio that should be 1 is exactly 1.
     """
     found: dict[str, Tensor] = {}
-    for rows in counted("scoring", parts, "micro-batches"):
-        part = sequences.pack(rows, device)
+    turns = world.deal([sequences.cost(rows) for rows in parts])
+    for turn in counted("scoring", turns, "micro-batches"):
+        part = sequences.pack(parts[turn.number], device)
         for name, x in read(part).items():
             if name not in found:
                 dtype = torch.float32 if x.is_floating_point() else x.dtype
                 shape = (len(sequences.completions), *x.shape[1:])
                 found[name] = torch.zeros(shape, dtype=dtype, device=device)
-            found[name][part.row_N] = x.to(found[name].dtype)
-    return found
+            if turn.counts:
+                found[name][part.row_N] = x.to(found[name].dtype)
+    return {name: world.total(x) for name, x in found.items()}
 
 
 def score(
-    model: PolicyModel, sequences: Sequences, parts: Sequence[Sequence[int]], temperature: float
+    model: PolicyModel,
+    sequences: Sequences,
+    parts: Sequence[Sequence[int]],
+    temperature: float,
+    world: World = ALONE,
 ) -> Tensor:
     """Return logp_NT of all rows, without gradient."""
 
     def log_probs(part: Pack) -> dict[str, Tensor]:
         return {"logp_NT": outputs(model, part, temperature=temperature)["logp_NT"]}
 
-    return read_rows(sequences, parts, model.head_weight.device, log_probs)["logp_NT"]
+    device = model.head_weight.device
+    return read_rows(sequences, parts, device, log_probs, world)["logp_NT"]
 
 
 def values(model: ScalarHead, part: Pack) -> Tensor:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from groupwise import config
-from groupwise.common.progress import counted
 from groupwise.losses.scores import LabelledSteps, ScoredPairs
 from groupwise.methods.slots import Slot
+from groupwise.model.layers.transformer import Policy
 from groupwise.model.memory import give_back
 from groupwise.model.scalar_head import ScalarHead
 from groupwise.optim.learner import Learner, Rows
-from groupwise.optim.packs import Ids, Pack, Sequences
+from groupwise.optim.packs import Ids, Pack, Sequences, even
 from groupwise.optim.step import Named, StepOutcome
 from groupwise.parallel.world import ALONE, World
 
@@ -129,11 +129,13 @@ class ScoreLearner(Learner):
     """Teaches a model with one number a token, where some tokens are asked."""
 
     def __init__(self, head: ScalarHead, optim: config.Optim, world: World = ALONE) -> None:
-        self.head = head
+        self.whole_head = head
         super().__init__(head.trunk, optim, temperature=1.0, world=world)
 
-    def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.head.named_parameters()
+    def held(self, model: Policy) -> Policy:
+        self.whole = self.whole_head
+        self.own = self.head = self.world.shard(self.whole_head)
+        return self.head.trunk
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.head.learning_parameters()
@@ -155,10 +157,11 @@ class ScoreLearner(Learner):
         while True:
             found: dict[int, Tensor] = {}
             try:
-                for rows in counted("scoring", asked.cut(self.micro_tokens), "micro-batches"):
-                    part = asked.sequences.pack(rows, self.device)
-                    found |= _by_row(asked, rows, self._scores(part))
-                return _in_order(asked, found)
+                cut = self._units(asked)
+                for work in self.work("scoring", asked.sequences, cut):
+                    part = asked.sequences.pack(work.rows, self.device)
+                    found |= _by_row(asked, work.rows, self._scores(part))
+                return _in_order(asked, self._everybodys(found))
             except Exception as error:
                 self._halve(error)
             give_back()  # now that the error holds on to nothing
@@ -167,19 +170,29 @@ class ScoreLearner(Learner):
         self, asked: Asked, loss: ScoreLoss, found: dict[int, Tensor], shares: list[Tensor]
     ) -> list[Named]:
         found.clear()
-        shares.clear()
+        mine: dict[int, Tensor] = {}
         seen: list[Named] = []
-        for rows in counted("updating", asked.cut(self.micro_tokens), "micro-batches"):
-            part = asked.sequences.pack(rows, self.device)
+        for work in self.work("updating", asked.sequences, self._units(asked)):
+            rows, part = work.rows, asked.sequences.pack(work.rows, self.device)
             with self.dropping(rows[0]):
                 score_A = self._scores(part)
                 seen.append(("score_A", score_A.detach()))
                 # What is not finite skips the update, when all is computed; until then it is 0.
                 share = loss(rows, score_A.nan_to_num(0.0, 0.0, 0.0))
-                share.backward()  # type: ignore[no-untyped-call]
-            found |= _by_row(asked, rows, score_A.detach())
-            shares.append(share.detach())
+                work.backward(share)
+            if work.turn.counts:
+                found |= _by_row(asked, rows, score_A.detach())
+                mine[work.turn.number] = share.detach()
+        found |= self._everybodys(found)
+        shares[:] = self.world.merge(mine)
         return seen
+
+    def _units(self, asked: Asked) -> list[Rows]:
+        return even(asked.cut, self.micro_tokens, self.world.size)
+
+    def _everybodys(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Return the numbers of all rows, whoever asked for them."""
+        return dict(self.world.merge({row: (row, x) for row, x in found.items()}))
 
     def _scores(self, part: Pack) -> Tensor:
         attend = self.model.ops.attention(part.prompts, part.behind, part.token_T.device)

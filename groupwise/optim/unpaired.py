@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from groupwise import config
-from groupwise.common.progress import counted
 from groupwise.losses.unpaired import AnswerLoss, CalledAnswers, baseline_of
 from groupwise.methods.composition import UnpairedRecipe
 from groupwise.model.layers.transformer import Policy
@@ -109,13 +108,13 @@ class UnpairedLearner(Learner):
         baseline: Tensor,
         losses: list[AnswerLoss],
     ) -> list[Named]:
-        losses.clear()
+        found_here: dict[int, AnswerLoss] = {}
         seen: list[Named] = []
         count = len(given.answers.completions)
         good_N = given.good_N.to(self.device)
-        for rows in counted("updating", self._cut(given.answers, range(count)), "micro-batches"):
-            part = given.answers.pack(rows, self.device)
-            with self.dropping(rows[0]):
+        for work in self.work("updating", given.answers, self._cut(given.answers, range(count))):
+            part = given.answers.pack(work.rows, self.device)
+            with self.dropping(work.rows[0]):
                 logp_NT = outputs(self.model, part, temperature=self.temperature)["logp_NT"]
                 seen.append(("logp_NT", logp_NT.detach()))
                 # What is not finite skips the update, when all is computed; until then it is 0.
@@ -123,8 +122,10 @@ class UnpairedLearner(Learner):
                 reference_N = reference_NT[part.row_N].sum(1)
                 asked = CalledAnswers(sums_N, reference_N, good_N[part.row_N], baseline)
                 found: AnswerLoss = self.recipe.preference(asked)
-                (found.loss_N.sum() / count).backward()  # type: ignore[no-untyped-call]
-            losses.append(found)
+                work.backward(found.loss_N.sum() / count)
+            if work.turn.counts:
+                found_here[work.turn.number] = found
+        losses[:] = self.world.merge(found_here)
         return seen
 
 

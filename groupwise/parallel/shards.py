@@ -11,15 +11,19 @@ from torch import Tensor
 from groupwise.errors import ModelError
 
 
+def is_shard(tensor: Tensor) -> bool:
+    """Tell whether a tensor is spread over processes, and this one holds a part of it."""
+    module: Any = sys.modules.get("torch.distributed.tensor")  # nothing has made one without it
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def refuse_shards(named: Iterable[tuple[str, Tensor]], use: str) -> None:
     """Refuse parameters that are sharded over processes, where only whole ones will do."""
-    module: Any = sys.modules.get("torch.distributed.tensor")  # nothing has made one without it
-    if module is None:
-        return
     for name, tensor in named:
-        if isinstance(tensor, module.DTensor):
+        if is_shard(tensor):
+            held: Any = tensor
             raise ModelError(
                 f"{use} needs whole parameters, and {name} {tuple(tensor.shape)} is sharded: this "
-                f"process holds {tuple(tensor.to_local().shape)} of it. Do it before the model is "
+                f"process holds {tuple(held.to_local().shape)} of it. Do it before the model is "
                 "sharded, or with a model that is not."
             )

@@ -24,9 +24,9 @@ from groupwise.pipeline.reading import (
     reference_of,
 )
 from groupwise.stages.checks import refusals
+from groupwise.stages.ignored import Ignored
 
 TINY = "tiny"
-IGNORED = " would be ignored by "
 UNSEEN = "length(target=1)"  # a part of a reward that weighs something and asks nothing of a row
 Place = Callable[[StageName, str], str | None]  # a reference and its setting -> text; None: not yet
 
@@ -140,7 +140,7 @@ def trial(chain: Chain, stage: StageTable, base: str) -> Resolved:
             asked = (
                 _not_made_yet(config) if config.model.path == base and chain.embedded else config
             )
-            found = {text.partition("=")[0] for text in refusals(asked) if IGNORED in text}
+            found = {each.setting for each in refusals(asked) if isinstance(each, Ignored)}
             own = set_in(_substituted(stage.settings, lambda *_: ""))
         more = (found & _given(chain.pipeline)) - own - set(left_out)
         if not more:

@@ -122,6 +122,7 @@ class Plan:
         return {
             "model": self.config.model.path,
             "parameters": cost.parameters(self.shape),
+            "active_parameters": cost.active_parameters(self.shape),
             "device": asdict(self.place.device),
             "prompts": asdict(self.prompts),
             "answer_tokens": self.answer_tokens,
@@ -303,7 +304,7 @@ def seconds(
             assert judging is not None
             found["judgements"] = judging
     device_flops = device.flops
-    rate = device_flops * update_share(cost.parameters(shape), cpu=place.cpu)
+    rate = device_flops * update_share(cost.active_parameters(shape), cpu=place.cpu)
     batch = learned_groups(config, prompt, tokens)
     forward = cost.total(cost.forward_cost(shape, batch)).flops / rate
     old = "old_logp_NT" in recipe.anchored(sampled_from(config)).streams
@@ -313,7 +314,7 @@ def seconds(
     beside = [(role, role.learning(shape, frozen)) for role in role_sizes(config, width)]
 
     def one_pass(model: cost.Learning) -> float:
-        share = update_share(cost.parameters(model.shape), cpu=place.cpu)
+        share = update_share(cost.active_parameters(model.shape), cpu=place.cpu)
         return model.forward_flops(batch) / (device_flops * share)
 
     scored = old * forward + sum(role.passes * one_pass(model) for role, model in beside)
@@ -375,7 +376,7 @@ def assumptions(made: Plan) -> list[str]:
     if made.seconds is None:
         known = ", ".join(device.name for device in KNOWN if device.flops)
         return [*found, f"no times: they are known for bfloat16 on {known}, and for a CPU"]
-    share = f"{update_share(cost.parameters(made.shape), cpu=place.cpu):.0%}"
+    share = f"{update_share(cost.active_parameters(made.shape), cpu=place.cpu):.0%}"
     found.append(
         f"{_rate(place.device)}, measured just now; decoding at {CPU_DECODE_SHARE:.0%} and "
         f"learning at {share} of that, as measured for 135M parameters on two quiet cores"

@@ -50,8 +50,10 @@ def groups_of(table: pa.Table) -> list[Group]:
     names = [name for name in SCALARS if name in table.column_names]
     logp_N = lists_of(table, "sampler_logp") if table.num_rows else []
     own_N = lists_of(table, "mask") if table.num_rows else []
+    routes_N = _routes_of(table)
     made: dict[int, Group] = {}
-    for row, logp_T, own_T in zip(table.select(names).to_pylist(), logp_N, own_N, strict=True):
+    rows = table.select(names).to_pylist()
+    for row, logp_T, own_T, routes_TLK in zip(rows, logp_N, own_N, routes_N, strict=True):
         task = Task(
             row["prompt_id"],
             _prompt(row.get("prompt")),
@@ -67,6 +69,7 @@ def groups_of(table: pa.Table) -> list[Group]:
             row["weights"],
             mask_T=None if own_T.all() and len(turns) == 1 else torch.from_numpy(own_T.copy()),
             turns=turns,
+            routes_TLK=routes_TLK,
         )
         steps = tuple((each["end"], each["reward"]) for each in row.get("reward_steps") or ())
         grade = Grade(
@@ -81,6 +84,22 @@ def groups_of(table: pa.Table) -> list[Group]:
         rollout = Rollout(task, row["draw"], row["sample"], done, row["text"], grade, branch=branch)
         made.setdefault(row["group"], []).append(rollout)
     return list(made.values())
+
+
+def _routes_of(table: pa.Table) -> list[torch.Tensor | None]:
+    """Return the experts of each row's tokens; None where they were not recorded."""
+    if "routes" not in table.column_names or not table.num_rows:
+        return [None] * table.num_rows
+    routes = column_of(table, "routes")
+    found: list[torch.Tensor | None] = []
+    for row in routes:
+        if not row.is_valid:
+            found.append(None)
+            continue
+        flat = row["experts"].values.to_numpy(zero_copy_only=False)
+        sizes = (row["layers"].as_py(), row["chosen"].as_py())
+        found.append(torch.from_numpy(flat.copy()).view(-1, *sizes))
+    return found
 
 
 def _prompt(text: str | None) -> str | tuple[Message, ...]:

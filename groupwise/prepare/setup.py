@@ -79,26 +79,30 @@ def set_up(
     model_for: Callable[[Sequence[Task], Sequence[Task]], Loaded],
     *,
     learns: bool = True,
+    answered: bool = True,
 ) -> Setup:
     """Set up what a configuration names; `model_for` may make the model for these tasks."""
     with phase("reading data"):
-        found = check_data(config, learns=learns)
+        found = check_data(config, learns=learns, answered=answered)
     return prepare_tasks(config, found, model_for(found.train, found.held_out))
 
 
-def check_data(config: Config, *, learns: bool = True) -> CheckedData:
-    """Check all that can be checked without a model; `learns`: also what the recipe needs."""
+def check_data(config: Config, *, learns: bool = True, answered: bool = True) -> CheckedData:
+    """Check all that can be checked without a model; `learns`: also what the recipe needs.
+
+    Not `answered` are prompts whose answers to compare with are still to be sampled.
+    """
     model = place(config.model)
     check_device(model.device)
     check_precision(model.device, model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     with phase("loading reward functions", limit=START_SECONDS):
-        parts, found = read_data(config)
+        parts, found = read_data(config, answered=answered)
     notes = [*found.notes]
     if config.recipe.scores and learns:
         check_held_out(config.recipe, found.eval)
-    if config.recipe.verified:
+    if config.recipe.verified and answered:
         streams = config.recipe.streams if learns else ()
         notes += check(parts, found.train, streams=streams)
         notes += check(parts, found.eval, data="data.eval") if found.eval else []
@@ -107,7 +111,7 @@ def check_data(config: Config, *, learns: bool = True) -> CheckedData:
     )
 
 
-def read_data(config: Config) -> tuple[Grader, LoadedData]:
+def read_data(config: Config, *, answered: bool = True) -> tuple[Grader, LoadedData]:
     """Read the reward and the tasks that it can grade; no answer is graded."""
     graded = config.recipe.verified
     parts = Grader(config.reward.parts, graders=config.data.graders, timeout=config.reward.timeout)
@@ -122,7 +126,7 @@ def read_data(config: Config) -> tuple[Grader, LoadedData]:
         config.data,
         seed=TASKS_SEED,
         held_out=config.eval.tasks,
-        require_answers=parts.needs_answer if graded else False,
+        require_answers=parts.needs_answer if graded and answered else False,
         conversations=config.recipe.supervised,
     )
     if config.data.drop_bad and graded:

@@ -34,13 +34,17 @@ def made_of(tiny: config.Tiny, texts: Sequence[str], room: int, seed: int) -> Lo
 
 
 def hugging_face_config(tiny: config.Tiny, vocabulary: int, room: int) -> dict[str, object]:
-    """Return the shape as a config.json has it."""
+    """Return the shape as a config.json has it.
+
+    As a mixture, a token's experts together are as wide as the one feed-forward otherwise.
+    """
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
+        **_mixture(tiny),
         "vocab_size": vocabulary,
         "hidden_size": tiny.width,
-        "intermediate_size": tiny.width * 3,
+        "intermediate_size": tiny.width * 3 // (tiny.chosen if tiny.experts else 1),
         "num_hidden_layers": tiny.layers,
         "num_attention_heads": tiny.heads,
         "num_key_value_heads": tiny.heads,
@@ -51,4 +55,16 @@ def hugging_face_config(tiny: config.Tiny, vocabulary: int, room: int) -> dict[s
         "hidden_act": "silu",
         "eos_token_id": 0,
         "bos_token_id": None,
+    }
+
+
+def _mixture(tiny: config.Tiny) -> dict[str, object]:
+    if not tiny.experts:
+        return {}
+    return {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": tiny.experts,
+        "num_experts_per_tok": tiny.chosen,
+        "sliding_window": None,
     }

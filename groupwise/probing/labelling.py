@@ -40,6 +40,7 @@ from groupwise.records import Completion, Rollout, Task
 BRANCHES, PROMPTS = 8, 32
 
 TOO_LONG = "the answer has as many tokens as engine.max_tokens or more: none is left to go on with"
+BLANK = "the answer is blank: it has no steps"
 OTHER_TEXT = "its steps do not join to its text: the tokenizer writes it otherwise"
 UNGRADED = "a step has no graded answer behind it"
 HOPELESS = "no answer of the model to its prompt is right, or one could not be graded"
@@ -59,7 +60,11 @@ class LabelRequest:
 
 @dataclass(frozen=True)
 class LabelledRow:
-    """Steps that join to an answer, up to where labels go, and a label for each."""
+    """Steps of an answer, up to where labels go, and a label for each.
+
+    They are written without the white space around them: what stands between two steps is the
+    separator of whoever learns from them, and a step that ended in one would be two.
+    """
 
     prompt: Any
     completions: list[str]
@@ -68,7 +73,7 @@ class LabelledRow:
     def as_dict(self) -> dict[str, Any]:
         return {
             "prompt": self.prompt,
-            "completions": self.completions,
+            "completions": [step.strip() for step in self.completions],
             "labels": list(self.labels),
         }
 
@@ -147,10 +152,12 @@ class PreparedLabels:
                 left_out[TOO_LONG] += 1
                 continue
             split = stepped(rollout, self.setup.loaded.tokenizer, self.asked.split)
-            whole = split.texts and "".join(split.texts)
+            whole = "".join(split.texts)
             own = self.asked.column and answer_text(rollout.task, self.asked.column)
-            if not whole or (own and whole != own):
+            if own and whole != own:
                 left_out[OTHER_TEXT] += 1
+            elif not whole.strip():
+                left_out[BLANK] += 1
             else:
                 yield split
 

@@ -189,7 +189,7 @@ def prepare_pairs(
     def model_for(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
         return policy_for(config, checkpoint, tasks, held_out)
 
-    setup = set_up(config, model_for, learns=False)
+    setup = set_up(config, model_for, learns=False, answered=not asked.compare)
     facts = {
         "model": str(checkpoint or config.model.path),
         "judge": list(config.reward.parts),

@@ -1,6 +1,6 @@
 """The nouns. Tensor names carry their axes: `_N` sequence (row), `_T` token, `_K` top-k entry."""
 
-from groupwise.records.batch import Groups, Memory, TokenBatch, Visit
+from groupwise.records.batch import Average, Groups, Memory, TokenBatch, Visit
 from groupwise.records.rollouts import (
     POLICY,
     Branch,
@@ -15,6 +15,7 @@ from groupwise.records.rollouts import (
 
 __all__ = [
     "POLICY",
+    "Average",
     "Branch",
     "Completion",
     "Grade",

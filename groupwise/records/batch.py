@@ -32,11 +32,20 @@ class Visit:
 
 
 @dataclass(frozen=True)
+class Average:
+    """The mean of one number a step, over so many steps."""
+
+    mean: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
 class Memory:
-    """Values that batch phases hand on to later batches; part of a checkpoint."""
+    """Values that steps hand on to later ones; part of a checkpoint."""
 
     visits: Mapping[int, tuple[Visit, ...]] = field(default_factory=dict)
     reward_average: float | None = None
+    pair_reward: Average = field(default_factory=Average)
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,7 @@ class TokenBatch:
     sampler_topk_logp_NTK: Tensor | None = None
     sampler_topk_id_NTK: Tensor | None = None
     old_router_NTLK: Tensor | None = None
+    expert_load_NTE: Tensor | None = None
     memory: Memory = field(default_factory=Memory)
     world: World = ALONE
 
@@ -108,6 +118,7 @@ class TokenBatch:
     topk_id_NTK: Tensor | None = None
     logp_at_sampler_topk_NTK: Tensor | None = None
     router_NTLK: Tensor | None = None
+    router_NTE: Tensor | None = None
     length_exponent: Tensor | None = None
 
     # What roles say of the rows beside all that, by the names that ROLE_FACTS gives it.

@@ -89,6 +89,10 @@ class Completion:
     topk_logp_TK: Tensor | None = None
     mask_T: Tensor | None = None  # bool: the tokens that the policy wrote; None: all of them
     turns: tuple[Turn, ...] = ()  # end to end, of all tokens; filled in where the policy wrote all
+    # int16, of a mixture of experts, where asked for: which of them each token that was read
+    # visited in each layer, the prompt's tokens first: all but the last have been read. -1: not
+    # known, or a layer without experts
+    routes_TLK: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.mask_T is not None:

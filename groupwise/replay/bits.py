@@ -112,7 +112,8 @@ def compare_weights(step: int, name: str, recorded: Path, now: Contents) -> Firs
         return FirstDifference(step, f"the weights in {name}", str(error), "whole")
     with tempfile.TemporaryDirectory(prefix="groupwise_verify_") as place:
         again = Path(place) / recorded.name
-        checkpoint.write_folder(again, now.fill)
+        with checkpoint.new_folder(again) as beside:
+            now.fill(beside)
         here = _tensors(again)
     why = same_weights(then.items(), here.items())
     if why is None:

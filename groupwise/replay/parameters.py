@@ -22,8 +22,9 @@ from groupwise.model.layers.equip import equip
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import load_policy, starting_policy
 from groupwise.optim.assemble import sequences_of
-from groupwise.optim.packs import micro_batches, outputs
+from groupwise.optim.packs import Sequences, micro_batches, outputs
 from groupwise.optim.roles import apart
+from groupwise.optim.routing import PackRoutes, StepRoutes, sampled_routes
 from groupwise.prepare import pins
 from groupwise.prepare.placing import check_device
 from groupwise.prepare.setup import micro_tokens_of
@@ -84,10 +85,12 @@ def gradient(run: Recorded, weights: Weights, recipe: Recipe, found: MethodBatch
     """Return d loss / d parameters, flat, in float32: summed over passes and micro-batches."""
     model, sequences = weights.model, sequences_of(found.groups)
     device, temperature = model.head_weight.device, run.config.engine.temperature
-    trained = _cleared(model)
+    trained, routes = _cleared(model), _routes(recipe, sequences, model)
     for one_pass in passes(recipe, found.batch.to(device)):
         for rows in micro_batches(sequences, range(found.batch.rows), _room(run, model)):
-            seen = outputs(model, sequences.pack(rows, device), temperature=temperature)
+            part = sequences.pack(rows, device)
+            asked = None if routes is None else PackRoutes(part, model.config, routes).asked
+            seen = outputs(model, part, temperature=temperature, routes=asked)
             if one_pass.length_exponent is not None:
                 seen["length_exponent"] = one_pass.length_exponent
             micro = one_pass.select(torch.tensor(rows, device=device))
@@ -101,11 +104,25 @@ def pushed(run: Recorded, weights: Weights, mine: MethodWeights, record: Record)
     model, sequences = weights.model, sequences_of(record.groups)
     device, temperature = model.head_weight.device, run.config.engine.temperature
     trained = _cleared(model)
+    routes = _routes(mine.batched.recipe, sequences, model)
     for rows in micro_batches(sequences, range(len(mine.weight_NT)), _room(run, model)):
-        seen = outputs(model, sequences.pack(rows, device), temperature=temperature)
+        part = sequences.pack(rows, device)
+        asked = None if routes is None else PackRoutes(part, model.config, routes).asked
+        seen = outputs(model, part, temperature=temperature, routes=asked)
         weight_NT = mine.weight_NT[rows].to(device, seen["logp_NT"].dtype)
         (weight_NT * seen["logp_NT"]).sum().backward()  # type: ignore[no-untyped-call]
     return torch.cat([_flat(parameter) for parameter in trained])
+
+
+def _routes(recipe: Recipe, sequences: Sequences, model: Policy) -> StepRoutes | None:
+    """Return the experts that the sampler visited, for a method that goes through them.
+
+    Those that the learner scored with are not recorded: they are live ones of these weights.
+    """
+    if recipe.replays != "sampler":
+        return None
+    recorded = sampled_routes(sequences, model.config)
+    return None if recorded is None else StepRoutes(recorded)
 
 
 def _cleared(model: Policy) -> list[Tensor]:

@@ -7,8 +7,6 @@ leave it out, and the next append starts where the last whole line ended.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
 import json
 import math
 import os
@@ -20,8 +18,8 @@ from typing import Any, NamedTuple
 
 from groupwise.errors import RunError
 from groupwise.runfiles.schemas import Schema, any_object
+from groupwise.runfiles.whole import sync_folder, whole_file
 
-PARTIAL = ".partial"  # how the name of a file ends while it is being written
 HALF = re.compile(
     rb"(?i)\\ud[89a-f]"
 )  # an escape of half a surrogate pair, perhaps beside the other
@@ -29,56 +27,8 @@ HALF = re.compile(
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write the new file as a whole, or leave the old one, whatever happens; durable on return."""
-    data = data.encode() if isinstance(data, str) else data
-    beside, descriptor = _open_temporary(path)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def _open_temporary(path: Path) -> tuple[Path, int]:
-    """Make a temporary file in the same folder, locked for as long as its writer lives."""
-    while True:
-        half = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")
-        descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        with contextlib.suppress(OSError):  # where a file system has no locks, nobody tidies
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return half, descriptor
-        os.close(descriptor)  # tidied away before it was locked
-
-
-def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove what dead processes left half written; what a living one writes is left alone.
-
-    In a folder that is the user's, give the `name` of the file: other programs may write there.
-    """
-    mine = f".{glob.escape(name)}.{'[0-9a-f]' * 8}" if name else ".*"
-    for half in folder.glob(f"{mine}{PARTIAL}"):
-        with contextlib.suppress(OSError):  # locked by its writer, or gone by now
-            descriptor = os.open(half, os.O_RDWR)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                half.unlink()
-            finally:
-                os.close(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names that were added to or taken from a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with whole_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +22,10 @@ from groupwise.errors import DiskError, RunError
 from groupwise.runfiles import schemas
 from groupwise.runfiles.disk_errors import disk_error
 from groupwise.runfiles.files import (
-    PARTIAL,
     append_lines,
     read_bytes,
     read_lines,
     read_object,
-    remove_unfinished,
-    sync_folder,
     to_line,
     to_page,
     unreadable,
@@ -37,6 +33,7 @@ from groupwise.runfiles.files import (
 )
 from groupwise.runfiles.lock import Lock, writer
 from groupwise.runfiles.manifest import machine_facts
+from groupwise.runfiles.whole import PARTIAL, remove_unfinished, sync_folder
 
 FILES = ("config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "evaluations.jsonl",
          "selected.jsonl", "starts.jsonl", "summary.json", "report.html")  # fmt: skip
@@ -187,9 +184,7 @@ class RunFolder:
         """
         with self.writing("what a killed process left"):
             for path in self.leftovers():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name.startswith(PROBE):
+                if path.name.startswith(PROBE):
                     path.unlink()
                 else:
                     remove_unfinished(path.parent)

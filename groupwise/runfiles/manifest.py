@@ -66,13 +66,16 @@ def git_state(where: Path) -> dict[str, Any] | None:
 
     Not the remote's address: it may hold a password.
     """
-    commit = _git(where, "rev-parse", "HEAD")
-    if commit is None:
+    told = _git(where, "status", "--porcelain=v2", "--branch")
+    lines = (told or "").splitlines()
+    about = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
+    commit, branch = about.get("branch.oid", "(initial)"), about.get("branch.head", "")
+    if commit == "(initial)":  # nothing is committed yet
         return None
     return {
         "commit": commit,
-        "branch": _git(where, "rev-parse", "--abbrev-ref", "HEAD"),
-        "changed": bool(_git(where, "status", "--porcelain")),
+        "branch": "HEAD" if branch == "(detached)" else branch,
+        "changed": any(not line.startswith("# ") for line in lines),
     }
 
 

@@ -31,6 +31,29 @@ class _Step:
     evaluation: str | None
 
 
+class NoRecorder:
+    """The recorder of a rank that writes no files: another one writes the same."""
+
+    def event(self, step: int, kind: str, text: str, **fields: Any) -> None:
+        pass
+
+    def step(
+        self,
+        step: int,
+        rows: Sequence[Row],
+        metrics: Metrics,
+        events: Sequence[Event] = (),
+        by_task: Mapping[str, Sequence[float | None]] | None = None,
+    ) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def mark(self) -> Callable[[], None]:
+        return self.flush
+
+
 def metrics_line(step: int, metrics: Metrics) -> str:
     """Write one line of metrics.jsonl: the step, then every name in alphabetical order."""
     for name, value in metrics.items():

@@ -26,10 +26,11 @@ from groupwise.runfiles.files import file_status, storable, write_atomic
 if TYPE_CHECKING:
     from groupwise.records import Branch, Rollout, Turn
 
-VERSION = 4  # of the schema; a change of a column's name, type or meaning raises it
+VERSION = 5  # of the schema; a change of a column's name, type or meaning raises it
 # That is read as if it were of this version: in 1 the policy wrote all, in one turn; before 3
 # there were no branches, and nothing of critics and implicit reward models was written; before 4
-# the prompt was there as the model read it, not as the data have it, and nothing of teachers.
+# the prompt was there as the model read it, not as the data have it, and nothing of teachers;
+# before 5 there was nothing of experts.
 OLDEST = 1
 POLICY = "assistant"  # as in groupwise.records, which would load torch: readers need none
 VERSION_KEY = b"groupwise.rollouts.version"
@@ -61,6 +62,8 @@ class Row:
     value: Numbers | None = None
     return_: Numbers | None = None
     process_reward: Numbers | None = None
+    rerouted: Numbers | None = None
+    routes: Any = None  # [prompt + completion - 1, layers, chosen], as the completion has them
     reward: float | None = None
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
     reward_steps: Sequence[tuple[int, float]] = ()
@@ -101,6 +104,7 @@ class Row:
             mask=done.mask_T,
             turns=done.turns,
             branch=rollout.branch,
+            routes=None if done.routes_TLK is None else done.routes_TLK.numpy(),
             reward=grade.reward,
             reward_parts=grade.parts,
             reward_steps=grade.steps,
@@ -195,6 +199,18 @@ def _branch(name: str, rows: Sequence[Row]) -> pa.Array:
     return pa.array(entries, type=BRANCH)
 
 
+def _routes(name: str, rows: Sequence[Row]) -> pa.Array:
+    """Join the experts of all tokens end to end, with the sizes that they can be cut by."""
+    known = [None if row.routes is None else np.asarray(row.routes) for row in rows]
+    experts = _lists([None if x is None else x.ravel() for x in known], pa.int16())
+    sizes = [
+        pa.array([None if x is None else x.shape[axis] for x in known], type=pa.int32())
+        for axis in (1, 2)
+    ]
+    absent = pa.array([x is None for x in known], type=pa.bool_())
+    return pa.StructArray.from_arrays([*sizes, experts], fields=list(ROUTES), mask=absent)
+
+
 def _one_turn(length: int) -> list[dict[str, Any]]:
     """Return the one turn of a completion that the policy wrote alone."""
     return [{"role": POLICY, "start": 0, "end": length}]
@@ -208,6 +224,9 @@ REWARD_PARTS = pa.map_(pa.string(), pa.float64())
 REWARD_STEPS = pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))
 TURNS = pa.list_(pa.struct([("role", pa.string()), ("start", pa.int32()), ("end", pa.int32())]))
 BRANCH = pa.struct([("at", pa.int32()), ("number", pa.int32())])
+ROUTES = pa.struct(
+    [("layers", pa.int32()), ("chosen", pa.int32()), ("experts", pa.list_(pa.int16()))]
+)
 _INT32, _INT64, _FLOAT32, _BOOL = pa.int32(), pa.int64(), pa.float32(), pa.bool_()
 
 # What every row of a file has.
@@ -216,7 +235,7 @@ _NEVER_ABSENT = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "to
 # Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
 PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "advantage",
              "coefficient", "ratio", "clipped", "value", "return",
-             "process_reward", "teacher_logp")  # fmt: skip
+             "process_reward", "teacher_logp", "rerouted")  # fmt: skip
 _FLOATS = tuple(name for name in PER_TOKEN if name not in ("mask", "clipped"))
 _TEXTS = ("grader_status", "grader_reason", "finish", "weights", "prompt", "prompt_text", "text",
           "answer")  # fmt: skip
@@ -233,6 +252,7 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
     "turns": _turns,
     **{name: _list(_FLOAT32) for name in _FLOATS},
     "clipped": _list(_BOOL),
+    "routes": _routes,
     "reward": _plain(pa.float64()),
     "reward_parts": _parts,
     "reward_steps": _steps,
@@ -277,7 +297,8 @@ def store(path: Path, table: pa.Table) -> None:
         table,
         sink,
         compression="zstd",
-        use_dictionary=[*_TEXTS, "reward_parts.key_value.key"],
+        # Few different experts: as numbers in a dictionary they take a few bits each.
+        use_dictionary=[*_TEXTS, "reward_parts.key_value.key", "routes.experts.list.element"],
         # The bytes of a float apart: exponents repeat, and compress.
         column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _FLOATS},
     )

@@ -15,9 +15,9 @@ from groupwise.config.values import FIELDS, checked, flat
 from groupwise.engine.backends import capabilities_of
 from groupwise.errors import ConfigError
 from groupwise.methods.method import Method
-from groupwise.methods.trainable import lacking
 from groupwise.optim.roles import ROLES
 from groupwise.stages import stage_of
+from groupwise.stages.ignored import ignored
 from groupwise.stages.run_checks import earlier_runs
 from groupwise.watch.rules import RULES
 
@@ -39,7 +39,7 @@ def refusals(config: Config) -> list[str]:
         checked(name, FIELDS[name], value)
     capabilities_of(config.engine)  # an engine that is not there can do nothing
     stage, recipe = stage_of(config), config.recipe
-    found = [*models_not_held(config, recipe), *stage.refused()]
+    found = [*stage.refused()]
     found += [text for rule in REFUSED for text in rule(config, recipe)]
     return found + [text for name in recipe.roles for text in ROLES[name].refused(config)]
 
@@ -47,16 +47,30 @@ def refusals(config: Config) -> list[str]:
 # --- refused ----------------------------------------------------------------------------------
 
 
-def models_not_held(config: Config, recipe: Method) -> Iterator[str]:
-    for lack in lacking(recipe):
-        yield f"recipe {recipe.name} {lack}"
-
-
 def budget_never_reached(config: Config, recipe: Method) -> Iterator[str]:
     if config.budget.tokens and not recipe.samples:
         yield (
             f"budget.tokens={config.budget.tokens} is never reached: {recipe.name} learns from "
             "the data's own answers and samples nothing. Set budget.seconds or steps."
+        )
+
+
+def epochs_of_what(config: Config, recipe: Method) -> Iterator[str]:
+    """Refuse epochs where rows of the data are not what is learned, or steps say how long, too."""
+    if not config.epochs:
+        return
+    asked = f"epochs={config.epochs:g}"
+    if recipe.samples:
+        yield (
+            f"{asked} counts rows that are learned, and {recipe.name} learns from its own answers: "
+            "say how long in steps, budget.tokens or budget.seconds."
+        )
+    if config.steps != DEFAULTS["steps"]:
+        yield f"{asked} and steps={config.steps} both say how long. Keep one of the two."
+    if config.data.weights:
+        yield (
+            f"{asked} of a mixture by weights is no one pass: small sources come round more often. "
+            "Set steps."
         )
 
 
@@ -86,21 +100,18 @@ def greedy_training(config: Config, recipe: Method) -> Iterator[str]:
 
 def knobs_that_the_recipe_ignores(config: Config, recipe: Method) -> Iterator[str]:
     others = [ROLES[name].settings for name in ROLES if name not in recipe.roles]
-    ignored = {name: remedy for settings in others for name, remedy in settings.items()}
+    without = {name: remedy for settings in others for name, remedy in settings.items()}
     if not recipe.refilling:
         draws_again = "no filter of it draws again: add recipe.filter='zero_variance()'"
-        ignored |= {"refills": draws_again, "refill_tokens": draws_again}
+        without |= {"refills": draws_again, "refill_tokens": draws_again}
     elif config.refills == 0:
-        ignored["refill_tokens"] = "refills=0 draws nothing again"
+        without["refill_tokens"] = "refills=0 draws nothing again"
     if recipe.judging is None:
-        ignored["reward.rubric"] = "it does not judge its own answers: take recipe=self_rewarding"
+        without["reward.rubric"] = "it does not judge its own answers: take recipe=self_rewarding"
     values = flat(config)
-    for name, remedy in ignored.items():
+    for name, remedy in without.items():
         if values[name] != DEFAULTS[name]:
-            yield (
-                f"{name}={values[name]} would be ignored by {recipe.name}, as {remedy}, or leave "
-                "it out."
-            )
+            yield ignored(config, name, recipe.name, f", as {remedy}, or leave it out.")
 
 
 def knobs_of_rows(config: Config, recipe: Method) -> Iterator[str]:
@@ -108,10 +119,8 @@ def knobs_of_rows(config: Config, recipe: Method) -> Iterator[str]:
     values = flat(config)
     for name in ("data.completion", "data.turns", "data.max_row_tokens"):
         if values[name] != DEFAULTS[name] and not recipe.supervised:
-            yield (
-                f"{name}={values[name]} would be ignored by {recipe.name}, which learns from "
-                f"{recipe.learns_from}. Leave it out, or take recipe=sft."
-            )
+            why = f", which learns from {recipe.learns_from}. Leave it out, or take recipe=sft."
+            yield ignored(config, name, recipe.name, why)
 
 
 def numbers_that_do_not_fit(config: Config, recipe: Method) -> Iterator[str]:
@@ -127,6 +136,16 @@ def numbers_that_do_not_fit(config: Config, recipe: Method) -> Iterator[str]:
         yield (
             f"tiny.width={tiny.width} can't be split into {tiny.heads} heads of even width. Take a "
             f"multiple of {2 * tiny.heads}."
+        )
+    if tiny.experts and tiny.chosen > tiny.experts:
+        yield (
+            f"tiny.chosen={tiny.chosen} is more than tiny.experts={tiny.experts}: a token visits "
+            "each expert once at the most. Lower the first or raise the second."
+        )
+    if not tiny.experts and tiny.chosen != DEFAULTS["tiny.chosen"]:
+        yield (
+            f"tiny.chosen={tiny.chosen} would be ignored: with tiny.experts=0 the embedded model "
+            "is no mixture. Set tiny.experts, or leave it out."
         )
     for name in ("beta1", "beta2"):
         if getattr(optim, name) == 1:
@@ -192,7 +211,7 @@ def unknown_rules(config: Config, recipe: Method) -> Iterator[str]:
 
 def schedule_without_a_run(config: Config, recipe: Method) -> Iterator[str]:
     warmup, steps = config.optim.warmup_steps, config.steps
-    if warmup >= steps:
+    if warmup >= steps and not config.epochs:
         yield (
             f"optim.warmup_steps={warmup} is all of steps={steps}: the learning rate never arrives."
         )
@@ -233,6 +252,7 @@ def nothing_held_out(config: Config, recipe: Method) -> Iterator[str]:
 REFUSED: tuple[StageRule, ...] = (
     earlier_runs,
     budget_never_reached,
+    epochs_of_what,
     gate_never_checked,
     greedy_training,
     knobs_that_the_recipe_ignores,

@@ -35,16 +35,24 @@ def describe(
     sampled = f"at most {tokens:,} tokens sampled a step ({config.engine.max_tokens} an answer)"
     lines.append(f"{sampled}{again}; " if recipe.samples else "nothing is sampled; ")
     lines[-1] += _micro_batches(config, micro_tokens)
-    drawn = config.steps * config.prompts_per_step
-    drawn_of = "" if tasks is None else f" from {tasks:,} tasks"
-    steps = "1 step draws" if config.steps == 1 else f"{config.steps:,} steps draw"
-    passes = f": {drawn / tasks:.3g} epochs" if tasks and recipe.supervised else ""
-    lines.append(f"{steps} {drawn:,} prompts{drawn_of}{again}{passes}")
+    lines.append(_length(config, tasks, again))
     budget = {"tokens": config.budget.tokens, "seconds": config.budget.seconds}
     lines += [
         f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n
     ]
     return [*lines, *stage.notes(), *_engine_lines(config), *_eval_lines(config, held_out, graded)]
+
+
+def _length(config: Config, tasks: int | None, again: str) -> str:
+    """Say how many prompts all steps draw, as far as it is known before the data is read."""
+    steps = config.length(tasks)
+    if steps is None:
+        return f"{config.epochs:g} epochs: as many steps as the data has rows for"
+    drawn = steps * config.prompts_per_step
+    drawn_of = "" if tasks is None else f" from {tasks:,} tasks"
+    count = "1 step draws" if steps == 1 else f"{steps:,} steps draw"
+    passes = f": {drawn / tasks:.3g} epochs" if tasks and config.recipe.supervised else ""
+    return f"{count} {drawn:,} prompts{drawn_of}{again}{passes}"
 
 
 def _engine_lines(config: Config) -> list[str]:

@@ -8,9 +8,14 @@ from groupwise.config.adapter_checks import dropout_in_a_sequence_ratio
 from groupwise.config.fields import Config
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import flat
+from groupwise.engine.backends import capabilities_of
+from groupwise.hub import names_model
 from groupwise.methods.composition import Recipe
+from groupwise.methods.mixtures import ASKED, INSTEAD
 from groupwise.methods.slots import Slot
+from groupwise.model.formats.checkpoint import stored_shape
 from groupwise.records import Memory, Visit
+from groupwise.stages.ignored import ignored
 from groupwise.streams import STREAMS
 from groupwise.testing.toy import random_toy
 
@@ -41,10 +46,8 @@ def source_without_a_sampler(config: Config, recipe: Recipe) -> Iterator[str]:
     values = flat(config)
     for name in ("group_size", "engine.temperature", "engine.weights", "overlong"):
         if values[name] != DEFAULTS[name]:
-            yield (
-                f"{name}={values[name]} would be ignored by {recipe.name}, which learns from the "
-                "data's own answers and samples none. Leave it out."
-            )
+            why = ", which learns from the data's own answers and samples none. Leave it out."
+            yield ignored(config, name, recipe.name, why)
 
 
 def batch_smaller_than_updates(config: Config, recipe: Recipe) -> Iterator[str]:
@@ -132,6 +135,60 @@ def exact_in_name_only(config: Config, recipe: Recipe) -> Iterator[str]:
         )
 
 
+def experts_of_a_dense_model(config: Config, recipe: Recipe) -> Iterator[str]:
+    """Refuse recipes and settings for mixtures of experts where the model has none to tell of.
+
+    A model on a hub is looked at when its configuration is fetched (`GroupStage.check_tasks`).
+    """
+    if not names_model(config.model.path):
+        yield from routes_not_told(config, recipe)
+
+
+def routes_not_told(config: Config, recipe: Recipe) -> Iterator[str]:
+    """Say why nobody could tell which experts a token visits, where that is read."""
+    settings = {
+        f"recipe {recipe.name} reads which experts a token visits": recipe.routed,
+        "engine.record_routes=true records which experts a token visits": (
+            config.engine.record_routes
+        ),
+        "model.freeze_router=true holds the routers of a mixture": config.model.freeze_router,
+    }
+    asking = [text for text, asks in settings.items() if asks]
+    why = _why_no_routes(config) if asking else ""
+    if why:
+        instead = INSTEAD if recipe.routed else "leave it out"
+        remedy = f"take {instead}" if recipe.routed else instead
+        yield f"{asking[0]}, and {why}. Train {ASKED}, or {remedy}."
+
+
+def _why_no_routes(config: Config) -> str:
+    """Say why this model has no routes to tell; "" where it has, or can't be looked at."""
+    if config.model.path == "tiny":
+        return "" if config.tiny.experts else "the embedded model is dense (tiny.experts=0)"
+    shape = stored_shape(config.model.path)
+    if shape is None or shape.experts is not None:
+        return ""
+    if shape.native:
+        return f"{config.model.path} ({shape.family}) is a dense model"
+    return (
+        f"{config.model.path} ({shape.family}) runs with the layers of transformers, which do not "
+        "tell"
+    )
+
+
+def experts_not_recorded(config: Config, recipe: Recipe) -> Iterator[str]:
+    asks = recipe.replays == "sampler" or config.engine.record_routes
+    if asks and recipe.samples and not capabilities_of(config.engine).routes:
+        what = (
+            f"recipe {recipe.name} replays" if recipe.replays else "engine.record_routes asks for"
+        )
+        yield (
+            f"{what} the experts that the sampler visited, and engine.backend="
+            f"{config.engine.backend} does not record them. Set engine.backend=native, or "
+            + ("take routing_replay." if recipe.replays else "engine.record_routes=false.")
+        )
+
+
 # --- doubtful ---------------------------------------------------------------------------------
 
 
@@ -171,6 +228,8 @@ REFUSED = (
     group_of_one,
     sampler_narrower_than_learner,
     exact_in_name_only,
+    experts_of_a_dense_model,
+    experts_not_recorded,
     dropout_in_a_sequence_ratio,
 )
 DOUBTFUL = (lengths_of_another_run, small_batch)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
+from groupwise.errors import ConfigError
 from groupwise.evaluate.evaluate import Evaluation
 from groupwise.explain.idle import told, updates_of
 from groupwise.groups.phase import batch_phase, select
@@ -20,7 +21,7 @@ from groupwise.methods.composition import Recipe
 from groupwise.model.cost import add, forward_cost, update_cost
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.assemble import Group, assemble, batch_of, group_numbers, sequences_of
-from groupwise.optim.learner import PolicyLearner, Rows
+from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.packs import Sequences
 from groupwise.optim.roles import ROLES, role_sizes
 from groupwise.optim.roles.role import Role
@@ -70,6 +71,8 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         for name in self.recipe.roles:
             ROLES[name].check_tasks(self.config, tasks)
         check_teacher_prompts(self.config, tasks)
+        for text in group_checks.routes_not_told(self.config, self.recipe):
+            raise ConfigError(text)
         if not self.recipe.supervised:
             return super().check_tasks(tasks)
         check_lessons(self.config, tasks)
@@ -173,7 +176,8 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         recipe, sequences = learner.recipe_at(rates), sequences_of(groups)
         split = learner.parts(group_numbers(recipe, groups))
         with clock("score") if self._score_passes(recipe) else nullcontext():
-            streams = self._scored(learner, recipe, sequences, split)
+            streams, routes = learner.look_back(recipe, sequences, split)
+            streams |= learner.role_streams(sequences, split)
         bad = first_bad(streams.items())
         if bad is not None:  # no batch can be made of it: the rollout file has what was sampled
             outcome = StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
@@ -206,7 +210,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
                 "at grader_reason and finish in its rollout file.",
             )
         with clock("update"):
-            learned = learner.learn(result.batch, sequences, split, rates)
+            learned = learner.learn(result.batch, sequences, split, rates, routes)
         shape, sizes = learner.model.config, sequences.sizes()
         learned.roles |= {role.name: role for role in first}
         for role in learned.roles.values():
@@ -218,11 +222,12 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         streams_NT = token_streams(result.batch, learned.trace if learned.outcomes else None)
         streams_NT |= learner.columns(result.batch, rates)
         tail = mismatch_tail(result.batch, streams_NT) if collected.sampled else {}
+        routed = {} if routes is None else routes.metrics()
         if self.recipe.supervised:
             tail = likelihood(result.batch, streams_NT, sequences)
         return StepUpdates(
             outcomes=learned.outcomes,
-            metrics=result.metrics | measured | learned.metrics() | tail,
+            metrics=result.metrics | measured | learned.metrics() | tail | routed,
             memory=result.memory,
             batch=result.batch,
             streams=streams_NT,
@@ -243,16 +248,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
     def _score_passes(self, recipe: Recipe) -> int:
         """Count the forward passes over a step's rows before its batch phase."""
         roles = role_sizes(self.config, weight_bytes(self.config))
-        return ("old_logp_NT" in recipe.streams) + sum(role.passes for role in roles)
-
-    def _scored(
-        self, learner: PolicyLearner, recipe: Recipe, sequences: Sequences, split: Sequence[Rows]
-    ) -> dict[str, Tensor]:
-        """Return what models say of the rows: the policy where the recipe looks back, and roles."""
-        streams: dict[str, Tensor] = {}
-        if "old_logp_NT" in recipe.streams:
-            streams["old_logp_NT"] = learner.score(learner.model, sequences, split)
-        return streams | learner.role_streams(sequences, split)
+        return recipe.looks_back + sum(role.passes for role in roles)
 
 
 @dataclass

@@ -54,17 +54,19 @@ def known_rows(learner: Learner, rows: Sequence[LearnedRow]) -> list[Known]:
     )
 
     def measured() -> list[Known]:
-        found: list[Known] = []
-        for some in learner.cut(sequences, [list(range(len(rows)))]):
-            part = sequences.pack(some, learner.device)
+        found: dict[int, list[Known]] = {}
+        cut = learner.cut(sequences, [list(range(len(rows)))])
+        for work in learner.work("scoring", sequences, cut):
+            part = sequences.pack(work.rows, learner.device)
             said = outputs(learner.model, part, temperature=1.0, top_k=1)
             right_A = part.collect(said["topk_id_NTK"][..., 0]) == part.target_A
             nll_N = -said["logp_NT"].double().sum(1)
             right_N = part.spread(right_A.double()).sum(1)
             length_N = part.mask_NT.sum(1)
             sums = zip(nll_N.tolist(), right_N.tolist(), length_N.tolist(), strict=True)
-            found += [Known(*each) for each in sums]
-        return found
+            if work.turn.counts:
+                found[work.turn.number] = [Known(*each) for each in sums]
+        return [known for some in learner.world.merge(found) for known in some]
 
     return learner.within_memory(measured)
 

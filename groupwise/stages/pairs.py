@@ -33,6 +33,7 @@ from groupwise.prepare.judgements import read_rubric
 from groupwise.records import Completion, Memory, Task
 from groupwise.stages.collected import Collected
 from groupwise.stages.held_out_labels import judged
+from groupwise.stages.ignored import ignored
 from groupwise.stages.parts import Parts
 from groupwise.stages.score_measures import win
 from groupwise.stages.self_judging import held_out_judgements, judge_groups, self_judge
@@ -51,10 +52,8 @@ def pairs_without_a_choice(config: Config, recipe: PairRecipe) -> Iterator[str]:
             "is 1. Take 4 or more."
         )
     if config.overlong != "recipe":
-        yield (
-            f"overlong={config.overlong} would be ignored by {recipe.name}, which learns from "
-            "pairs. Leave it out."
-        )
+        why = ", which learns from pairs. Leave it out."
+        yield ignored(config, "overlong", recipe.name, why)
 
 
 def unreadable_rubric(config: Config, recipe: PairRecipe) -> Iterator[str]:
@@ -72,6 +71,13 @@ def pairs_from_one_sample(config: Config, recipe: PairRecipe) -> Iterator[str]:
         yield (
             f"recipe {recipe.name} reads one sample a prompt: group_size={config.group_size} is "
             "sampled for nothing. Set group_size=1."
+        )
+    if recipe.reference == "a mixture that follows the policy" and (
+        config.reference.update == "frozen"
+    ):
+        yield (
+            f"{recipe.name} is dpo where the reference stays the starting policy. Set "
+            "reference.update=mix:0.6:512, or as many steps as fit a run several times."
         )
     if recipe.reference == "the previous iterate" and config.reference.update == "frozen":
         yield (
@@ -169,12 +175,15 @@ class PairStage(Stage[PairRecipe, PairLearner]):
         with clock("update"):
             every = list(range(len(pairs.completions)))
             reference = _reference(learner, pairs, every)
-            outcome, metrics = learner.learn_pairs(pairs, reference, rates)
+            outcome, metrics, memory = learner.learn_pairs(pairs, reference, rates, memory)
         metrics |= update_metrics(outcome)
         shape, sizes = learner.model.config, pairs.sizes()
         update = update_cost(shape, sizes, frozen=self.config.adapter.used)
-        work = add(update, forward_cost(shape, sizes)) if self.recipe.refers else update
-        return StepUpdates([outcome], metrics, memory, work={"update": work})
+        for _ in range(
+            self.recipe.refers + self.recipe.looks_first
+        ):  # passes over all pairs before the update
+            update = add(update, forward_cost(shape, sizes))
+        return StepUpdates([outcome], metrics, memory, work={"update": update})
 
     def evaluate(self, parts: Parts[PairLearner]) -> Evaluation:
         """Measure samples where rows can be verified, and how held-out pairs are told apart."""
@@ -245,8 +254,12 @@ def pairs_of(recipe: PairRecipe, groups: Sequence[Group], tokenizer: Tokenizer) 
             right = (answer_ids(task, recipe.columns[0], tokenizer), None)
             made.append((task.token_ids, right, _answer(group[0].completion)))
             continue
-        graded = [(r.grade.reward, _answer(r.completion)) for r in group]
-        known = [(reward, answer) for reward, answer in graded if reward is not None]
+        cut_off = float(recipe.pairing.get("penalty", 0.0))
+        known = [
+            (r.grade.reward - cut_off * r.completion.truncated, _answer(r.completion))
+            for r in group
+            if r.grade.reward is not None
+        ]
         if len(known) < 2:
             continue
         choice = recipe.pairing(torch.tensor([reward for reward, _ in known]))

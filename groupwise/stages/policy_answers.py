@@ -33,7 +33,11 @@ class PolicyAnswers:
     ) -> list[Group]:
         """Return the next prompts, answered and graded."""
         chosen = [(parts.tasks[d.task], d.number) for d in cursor.take(prompts)]
-        sampling = sampling_of(self.config, record_top_k=parts.learner.sampler_top_k)
+        sampling = sampling_of(
+            self.config,
+            record_top_k=parts.learner.sampler_top_k,
+            record_routes=self.config.engine.record_routes or parts.learner.replays_sampler,
+        )
         beside = ConcurrentGrading(parts.grader, parts.loaded.tokenizer, chosen, parts.known)
         with clock("rollout"), beside:
             samples = self.config.group_size

@@ -33,6 +33,7 @@ def token_streams(batch: TokenBatch, trace: Trace | None) -> dict[str, Tensor | 
         "entropy": trace.entropy_NT,
         "ratio": trace.ratio_NT,
         "clipped": trace.clipped_NT,
+        "rerouted": trace.rerouted_NT,
     }
 
 

@@ -9,6 +9,7 @@ from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import flat
 from groupwise.errors import nearest
 from groupwise.methods.method import Method
+from groupwise.stages.ignored import ignored
 
 SOURCE = "run"
 MIXED = ("reasoning", "other")
@@ -27,20 +28,21 @@ def earlier_runs(config: Config, recipe: Method) -> Iterator[str]:
         names = ["data.runs", "data.mix", *(name for name in values if name.startswith("keep."))]
         for name in names:
             if values[name] != DEFAULTS[name]:
-                yield (
-                    f"{name}={values[name]} would be ignored by {recipe.name}, which learns from "
-                    f"{recipe.learns_from}. Set recipe.source=run, or leave it out."
+                why = (
+                    f", which learns from {recipe.learns_from}. Set recipe.source=run, or leave it "
+                    "out."
                 )
+                yield ignored(config, name, recipe.name, why)
         return
     for name in data.mix:
         if name not in MIXED:
             yield f"data.mix has no entry {name!r}. {nearest(name, MIXED)}"
     if data.train != DEFAULTS["data.train"] and not data.mix.get("other"):
-        yield (
-            f"data.train={data.train!r} would be ignored by recipe.source=run: answers come from "
-            "data.runs. Say with data.mix.other how many of its rows are learned beside them, or "
-            "leave it out."
+        why = (
+            ": answers come from data.runs. Say with data.mix.other how many of its rows are "
+            "learned beside them, or leave it out."
         )
+        yield ignored(config, "data.train", "recipe.source=run", why)
     if data.holdout_share:
         yield (
             "data.holdout_share would hold out prompts of which right answers are known, and "

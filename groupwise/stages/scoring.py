@@ -46,6 +46,7 @@ from groupwise.prepare.scored import check_judged, scored_answers
 from groupwise.records import Grade, Memory, Rollout, Task
 from groupwise.stages import score_measures as measures
 from groupwise.stages.collected import Collected
+from groupwise.stages.ignored import ignored
 from groupwise.stages.labelled_answers import groups_of
 from groupwise.stages.parts import Parts
 from groupwise.stages.stage import Stage, StepUpdates, TellEvent, update_metrics
@@ -73,10 +74,7 @@ def settings_of_a_policy(config: Config, recipe: Method) -> Iterator[str]:
     for why, names in {**IGNORED, "asks no engine": engine}.items():
         for name in names:
             if values[name] != DEFAULTS[name]:
-                yield (
-                    f"{name}={values[name]} would be ignored by {recipe.name}, which {why}. Leave "
-                    "it out."
-                )
+                yield ignored(config, name, recipe.name, f", which {why}. Leave it out.")
 
 
 def embedded_model(config: Config, recipe: Method) -> Iterator[str]:
@@ -120,12 +118,12 @@ class ScoringStage(Stage[R, ScoreLearner]):
     def contents(self, parts: Parts[ScoreLearner]) -> Contents:
         """Return a classifier's folder, or its adapter's."""
         return classifier.contents(
-            parts.learner.head, parts.loaded.files, self.KIND, says=self._says()
+            parts.learner.whole_head, parts.loaded.files, self.KIND, says=self._says()
         )
 
     def take_back(self, parts: Parts[ScoreLearner], path: Path) -> None:
         super().take_back(parts, path)
-        own = parts.learner.head.score.weight
+        own = parts.learner.whole_head.score.weight
         found = classifier.stored_score(path)
         assert found is not None
         with torch.no_grad():

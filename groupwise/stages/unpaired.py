@@ -19,6 +19,7 @@ from groupwise.prepare.answers import answer_ids, has_answers
 from groupwise.records import Memory, Task
 from groupwise.stages.collected import Collected
 from groupwise.stages.held_out_labels import judged
+from groupwise.stages.ignored import ignored
 from groupwise.stages.parts import Parts
 from groupwise.stages.score_measures import area, verdict
 from groupwise.stages.stage import Stage, StepUpdates, TellEvent, update_metrics
@@ -34,10 +35,7 @@ def one_answer_a_step(config: Config, recipe: UnpairedRecipe) -> Iterator[str]:
             "and prompts_per_step is 1. Take 8 or more."
         )
     if config.overlong != "recipe":
-        yield (
-            f"overlong={config.overlong} would be ignored by {recipe.name}, which samples nothing. "
-            "Leave it out."
-        )
+        yield ignored(config, "overlong", recipe.name, ", which samples nothing. Leave it out.")
 
 
 def few_answers_a_step(config: Config, recipe: UnpairedRecipe) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 `checkpoints/step_N` is a plain Hugging Face folder; where an adapter learns, one of PEFT's. Its
 `resume` folder holds the rest: tensors by part (optimizer, reference, ...), values.json, and
-state.json with the size and SHA-256 of every file. The best policy so far is kept as weights alone:
+state.json with the size and SHA-256 of every file; of a team of ranks also their shards
+(shards.py). The best policy so far is kept as weights alone:
 nobody goes on from it. A checkpoint is written under a hidden name, reaches the disk, and appears
 by one rename. So a process may be killed at any moment, and what is damaged later is found out
 before anything is taken from it.
@@ -38,8 +39,8 @@ from groupwise.model.adapters.lora import adapters
 from groupwise.model.formats import checkpoint
 from groupwise.model.formats.checkpoint import Contents, Part
 from groupwise.model.layers.transformer import Policy
-from groupwise.records import Memory, Visit
-from groupwise.runfiles.files import sync_folder
+from groupwise.records import Average, Memory, Visit
+from groupwise.runfiles.whole import sync_folder
 
 VERSION = 1  # of the resume folder
 TENSORS = ".safetensors"
@@ -70,6 +71,7 @@ class Snapshot:
     best: bool  # whether this is the best policy so far
     weights: Contents
     resume: Contents | None  # None: nobody goes on from here
+    others: int = 0  # bytes that other ranks write
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -96,15 +98,20 @@ def snapshot(
     tensors: Mapping[str, Mapping[str, Tensor]],
     values: Mapping[str, Any],
     best: bool = False,
+    more: tuple[Part, ...] = (),
+    others: int = 0,
 ) -> Snapshot:
-    """Return all that a run goes on from. `values` must come back from JSON unchanged."""
+    """Return all that a run goes on from. `values` must come back from JSON unchanged.
+
+    `more` are parts that this rank writes with others, which add so many bytes.
+    """
     _check_keys(values)
     parts = tuple(
         Part({k: x.detach() for k, x in named.items()}, _writes(f"{name}{TENSORS}"))
         for name, named in tensors.items()
     )
-    kept = Contents({"values.json": json.dumps(values).encode()}, parts)
-    return Snapshot(step, best, weights, kept)
+    kept = Contents({"values.json": json.dumps(values).encode()}, parts + more)
+    return Snapshot(step, best, weights, kept, others)
 
 
 def policy_contents(model: Policy, files: Mapping[str, bytes]) -> Contents:
@@ -122,7 +129,7 @@ def write(parent: Path, made: Snapshot, keep: int) -> Path:
     try:
         parent.mkdir(exist_ok=True)  # never the run folder itself, which may have been moved away
         tidy(parent)
-        _check_room(parent, made.bytes)
+        _check_room(parent, made.bytes + made.others)
         beside.mkdir()
         made.weights.fill(beside)
         _write_resume(beside, made)
@@ -271,7 +278,11 @@ def memory_to_json(memory: Memory) -> dict[str, Any]:
         str(prompt): [[visit.size, visit.mean, visit.var] for visit in seen]
         for prompt, seen in memory.visits.items()
     }
-    return {"visits": visits, "reward_average": memory.reward_average}
+    return {
+        "visits": visits,
+        "reward_average": memory.reward_average,
+        "pair_reward": [memory.pair_reward.mean, memory.pair_reward.steps],
+    }
 
 
 def memory_from_json(values: Mapping[str, Any]) -> Memory:
@@ -279,7 +290,9 @@ def memory_from_json(values: Mapping[str, Any]) -> Memory:
         int(prompt): tuple(Visit(*visit) for visit in seen)
         for prompt, seen in values["visits"].items()
     }
-    return Memory(visits, values["reward_average"])
+    # Checkpoints of older versions have no running reward of pairs: no recipe had one.
+    pair_reward = Average(*values.get("pair_reward", ()))
+    return Memory(visits, values["reward_average"], pair_reward)
 
 
 def _steps(parent: Path) -> dict[int, Path]:

@@ -10,7 +10,6 @@ mistake, and too large a one is refused.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,11 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError, RunError, nearest
+from groupwise.model.adapters import peft_files
 from groupwise.model.adapters.lora import merge, tensors_of
 from groupwise.model.adapters.peft_files import BASE, CONFIG, is_adapter
-from groupwise.model.adapters.peft_files import save as save_adapter
 from groupwise.model.adapters.quantized import QuantizedLinear
-from groupwise.model.formats.checkpoint import load, save
+from groupwise.model.formats.checkpoint import contents, load, new_folder
 from groupwise.model.formats.classifier import is_classifier
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.attention import packed, packed_positions
@@ -123,17 +122,15 @@ def export(
     dtype = dtype or stored
     sequences = sequences_for(source, policy.tokenizer)
     before = logp_of(policy.model, sequences)
-    beside = folder.with_name(f".{folder.name}.unchecked")
-    shutil.rmtree(beside, ignore_errors=True)
     notes: list[str] = []
-    try:
+    with new_folder(folder) as beside:
         if adapter:
             _check_range(tensors_of(policy.model), dtype)
-            save_adapter(policy.model, beside, policy.files, dtype=dtype)
+            peft_files.contents(policy.model, policy.files, dtype).fill(beside)
         else:
             notes = _fold(policy.model) if adapted else []
             _check_range(policy.model.state_dict(), dtype)
-            save(policy.model, beside, _whole(policy.files), dtype=dtype)
+            contents(policy.model, _whole(policy.files), dtype).fill(beside)
         del policy  # one model in memory at a time
         again = load_policy(beside, stored, base=base) if adapter else load(beside)
         gap = (logp_of(again.model, sequences) - before).abs()
@@ -143,9 +140,6 @@ def export(
         mean, most = float(gap.mean()), float(gap.max())
         found = Exported(source, folder, name, len(gap), mean, most, limit, tuple(notes))
         _check_gap(found)
-        beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return found
 
 

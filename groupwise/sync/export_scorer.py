@@ -6,7 +6,6 @@ An adapter is folded into its base. What was written is read back and compared, 
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from groupwise.errors import ModelError, RunError
 from groupwise.model.adapters.lora import adapters, merge
 from groupwise.model.adapters.peft_files import BASE, CONFIG
 from groupwise.model.formats import classifier
+from groupwise.model.formats.checkpoint import new_folder
 from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.policy import starting_policy
 from groupwise.model.scalar_head import ScalarHead
@@ -85,10 +85,8 @@ def _written(
     before = scores_of(copy.deepcopy(head), sequences)
     if adapted:
         merge(head.trunk)
-    beside = folder.with_name(f".{folder.name}.unchecked")
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
-        classifier.save(head, beside, files, kind, dtype=dtype, says=says)
+    with new_folder(folder) as beside:
+        classifier.contents(head, files, kind, dtype, says=says).fill(beside)
         del head
         gap = (scores_of(classifier.load_scalar_head(beside), sequences) - before).abs()
         exact = torch.promote_types(stored, dtype) == dtype and not adapted
@@ -102,9 +100,6 @@ def _written(
                 f"The exported classifier scores otherwise: by up to {most:.2g} over {len(gap)} "
                 f"tokens, and {name} may make {limit:g}. Nothing was written. Take --dtype float32."
             )
-        beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return made
 
 

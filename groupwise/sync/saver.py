@@ -17,8 +17,10 @@ from torch import Tensor
 
 from groupwise.common.sizes import size
 from groupwise.model.formats.checkpoint import Part
+from groupwise.parallel.world import ALONE, World
 from groupwise.sync.checkpoints import Snapshot, Vanished, discard, write
 from groupwise.sync.host import HostCopy, free_memory
+from groupwise.sync.shards import Writers
 
 SPARE = 2**30  # bytes of host memory that are left to others
 
@@ -30,9 +32,14 @@ class Saver:
     """
 
     def __init__(
-        self, parent: Path, keep: int, tell: Callable[[str], None] = lambda text: None
+        self,
+        parent: Path,
+        keep: int,
+        tell: Callable[[str], None] = lambda text: None,
+        world: World = ALONE,
     ) -> None:
         self.parent, self.keep, self._tell = parent, keep, tell
+        self.world, self.writers = world, Writers(world)
         self.stalled = 0.0  # seconds that training waited here, since they were last asked for
         self._host = HostCopy()
         self._thread: threading.Thread | None = None
@@ -62,14 +69,19 @@ class Saver:
 
         def work() -> None:
             self._host.ready()
-            before()
-            try:
-                write(self.parent, made, self.keep)
-            except Vanished:  # the moment is still here: what is left of the run, perhaps
-                if self._abandoned:
-                    raise
+            if not self.world.leads:  # whose thread says where, and when it is done
+                assert made.resume is not None
+                made.resume.fill(self.parent)
+                return
+            with self.writers.led(made.others > 0):
                 before()
-                write(self.parent, made, self.keep)
+                try:
+                    write(self.parent, made, self.keep)
+                except Vanished:  # the moment is still here: what is left of the run, perhaps
+                    if self._abandoned:
+                        raise
+                    before()
+                    write(self.parent, made, self.keep)
             after()
 
         self._start(f"the checkpoint of step {made.step} ({size(made.bytes)})", work)
@@ -115,7 +127,8 @@ class Saver:
         except KeyboardInterrupt:
             self._abandoned = True
             self._host.ready()
-            discard(self.parent)
+            if self.world.leads:
+                discard(self.parent)
             raise
         except Exception:
             if error is None:  # the error under way is the one to show

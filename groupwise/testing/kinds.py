@@ -15,9 +15,9 @@ from groupwise.groups import aggregation
 from groupwise.losses import distribution_gates, penalties
 from groupwise.losses.auxiliary import clipped_value_error, value_loss
 from groupwise.losses.heads import from_logits
-from groupwise.losses.pairs import Pairs
 from groupwise.losses.routing import replay_gates, topk_experts
 from groupwise.records import TokenBatch
+from groupwise.testing import preferences
 from groupwise.testing.advantages import advantage, gae, graded, keep, reward_shaping
 from groupwise.testing.batch import build_batch, given_advantages, sampled
 from groupwise.testing.expectations import (
@@ -98,29 +98,6 @@ def auxiliary(case: Case) -> dict[str, Any]:
     }
 
 
-def preference(case: Case) -> dict[str, Any]:
-    """Compute DPO and its relatives."""
-    made, inputs = pair_recipe(case["method"]), case["inputs"]
-    chosen, rejected = (
-        tensor(inputs[f"logp_{x}"], f"logp_{x}").requires_grad_() for x in ("chosen", "rejected")
-    )
-    ref_chosen, ref_rejected = (
-        tensor(inputs[f"ref_logp_{x}"], f"ref_logp_{x}") for x in ("chosen", "rejected")
-    )
-    beta = params_of(case).get("beta", made.preference["beta"])
-    out = made.preference.replace(beta=beta)(Pairs(chosen, rejected, ref_chosen, ref_rejected))
-    grads = torch.autograd.grad(out.loss, [chosen, rejected])
-    return {
-        "margin": plain(out.margin_N),
-        "loss": plain(out.loss),
-        "grad_logp_chosen": plain(grads[0]),
-        "grad_logp_rejected": plain(grads[1]),
-        "reward_chosen": plain(out.chosen_reward_N),
-        "reward_rejected": plain(out.rejected_reward_N),
-        "chosen_displaced": plain(out.displaced_N.double()),
-    }
-
-
 def pair_selection(case: Case) -> dict[str, Any]:
     """Choose the best and worst of a prompt's judged candidates."""
     made = pair_recipe(case["method"])
@@ -191,7 +168,10 @@ KINDS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "gae": gae,
     "value_loss": value,
     "aux_loss": auxiliary,
-    "preference_loss": preference,
+    "preference_loss": preferences.preference,
+    "unpaired_loss": preferences.unpaired,
+    "reward_loss": preferences.reward_loss,
+    "reference_update": preferences.reference_update,
     "reward_shaping": reward_shaping,
     "filter": keep,
     "kl": kl_values,

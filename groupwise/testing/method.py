@@ -21,6 +21,7 @@ from groupwise.testing.schema import (
     policy_recipe,
     whole,
 )
+from groupwise.testing.variants import WORDS, variant
 
 AGGREGATIONS = (
     "token_mean_batch",
@@ -39,15 +40,15 @@ def build_recipe(case: Case) -> Recipe:
     A case's rewards are final, so shaping other than KL goes; a given batch is past its refills, so
     the accuracy band goes; critics and reward models have kinds of their own.
     """
-    made = policy_recipe(case["method"])
     params, inputs = params_of(case), case["inputs"]
+    made = variant(policy_recipe(case["method"]), params)
     changes: dict[str, Any] = {
         "filter": _filters(made, inputs),
         "advantage": _chain(made, params, inputs),
         "gate": _gate(made, params, case.get("axes") or {}),
         "ratio": tuned(made.ratio, params),
         "aggregation": _aggregation(made, params),
-        "correction": _correction(made, params, inputs),
+        "correction": _correction(made, case),
         "auxiliary": _auxiliary(made, params, inputs),
         "schedule": tuned(made.schedule, params).replace(updates=1),
     }
@@ -101,7 +102,9 @@ def _chain(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot, ...
     base, *modifiers = made.advantage
     if params.get("clamp", [0, 1]) not in ([0, 1], (0, 1)):
         raise CaseError(f"clamp={params['clamp']!r}: λ by length is held in [0, 1] here.")
-    if "adv" in params:
+    if params.get("adv") == base.name:
+        base = tuned(base, params)
+    elif "adv" in params:
         base = scaled_advantage(params["adv"])
     elif "old_value_NT" in base.needs and not {"values", "values_old"} & set(inputs):
         # a critic's recipe on a case without a critic
@@ -207,8 +210,11 @@ _CORRECTIONS = {
 }
 
 
-def _correction(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot, ...]:
+def _correction(made: Recipe, case: Case) -> tuple[Slot, ...]:
     """Read `level` and `mode`, by default the method's own, with C or C_min and C_max."""
+    params, inputs = params_of(case), case["inputs"]
+    if case["method"] in WORDS or any(slot.name in OF_SLOT for slot in made.correction):
+        return tuple(tuned(slot, params) for slot in made.correction)
     given = [name for name in CORRECTION if name in params]
     if "logp_rollout" not in inputs:
         if given:

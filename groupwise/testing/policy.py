@@ -13,11 +13,18 @@ from groupwise.groups.advantages import per_token
 from groupwise.groups.aggregation import length_softmax
 from groupwise.groups.kl import bounded_exp
 from groupwise.groups.phase import BatchResult, advantages, batch_phase, passes, select, shape
+from groupwise.losses.corrections import (
+    future_log_ratio,
+    largest_binary_kl,
+    mean_fall,
+    mismatch,
+)
 from groupwise.losses.distribution_gates import entropy_threshold, simko_branches
 from groupwise.losses.gates import dynamic_bounds, geometric_weight, soft_temperature
 from groupwise.losses.heads import from_logits
 from groupwise.losses.phase import TokenResult, token_phase
 from groupwise.losses.ratios import router_drift
+from groupwise.losses.weight_gates import gamma_weights
 from groupwise.methods.composition import Recipe
 from groupwise.records import TokenBatch
 from groupwise.testing.batch import batch_for, given_advantages, sampled
@@ -59,7 +66,8 @@ def policy_loss(case: Case) -> dict[str, Any]:
     live = done.with_outputs(**outputs)
     with torch.no_grad():
         found.update(_streams(made, live, out))
-        found.update(_named_by_method(made, live, out))
+        found.update(_named_by_method(case, made, live, out))
+        found.update(_of_corrections(made, live))
     if "logits" not in inputs:
         found["coef"] = plain(_coef(made, done, outputs, leaf), mask)
     if len(gradients) > 1:
@@ -126,14 +134,16 @@ def _streams(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any
         advantage_NT = batch.stream("advantage_NT")
         if made.ratio.name != "geomean_token_grad" and not _varies(advantage_NT, mask):
             found["clipped"] = plain(clipped.amax(1))
-    if out.weight_NT is not None:
-        found["is_weight"] = plain(out.weight_NT, mask)
+    weight_NT = torch.ones_like(out.objective_NT) if out.weight_NT is None else out.weight_NT
+    found["is_weight"] = plain(weight_NT, mask)
     if batch.reward_N is not None:
         found["shaped_reward"] = plain(batch.reward_N, ~batch.reward_N.isnan())
     return found
 
 
-def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[str, Any]:
+def _named_by_method(
+    case: Case, made: Recipe, batch: TokenBatch, out: TokenResult
+) -> dict[str, Any]:
     """Return streams that only some gates and ratios have, under the names of the case schema."""
     mask, gate, A_NT = batch.mask_NT, made.gate, batch.stream("advantage_NT")
     found: dict[str, Any] = {}
@@ -143,6 +153,12 @@ def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[
         shift_NT = (-router_drift(batch)).exp()
         found["router_shift"] = plain(shift_NT, mask)
         found["router_weight"] = plain(shift_NT.clamp(min=made.ratio["floor"]), mask)
+    if gate.name == "gamma_weight":
+        good, bad = (gate["k_pos"], gate["lambda_pos"]), (gate["k_neg"], gate["lambda_neg"])
+        weight_NT = gamma_weights(out.log_ratio_NT, A_NT, good, bad)
+        found["weight"] = plain(_of_row(weight_NT, mask))
+    if case["method"] in ("vespo", "luspo"):  # whose cases give one ratio an answer
+        found["ratio"] = plain(_of_row(bounded_exp(out.log_ratio_NT), mask))
     if gate.name == "geometric_clip":
         weight_N1 = geometric_weight(out.log_ratio_NT, A_NT, batch, gate["limit"])
         found["seq_weight"] = plain(torch.where(mask.any(1), weight_N1[:, 0], 0.0))
@@ -161,6 +177,24 @@ def _named_by_method(made: Recipe, batch: TokenBatch, out: TokenResult) -> dict[
         found["branch"] = plain(spread_NT.double() + 2.0 * harder_NT.double(), mask)
         threshold_N = entropy_threshold(batch, gate["quantile"])[:, 0]
         found["entropy_threshold"] = plain(threshold_N)
+    return found
+
+
+def _of_corrections(made: Recipe, batch: TokenBatch) -> dict[str, Any]:
+    """Return what corrections decide by, under the names of the case schema."""
+    mask, found = batch.mask_NT, dict[str, Any]()
+    for slot in made.correction:
+        if slot.name in ("mask_outliers", "mask_token"):
+            found["mismatch"] = plain(bounded_exp(mismatch(batch)), mask)
+        if slot.name == "binary_kl_mask":
+            old_NT, sampler_NT = batch.stream("old_logp_NT"), batch.stream("sampler_logp_NT")
+            found["divergence"] = plain(largest_binary_kl(old_NT, sampler_NT), mask)
+        if slot.name == "negative_sequence_mask":
+            found["seq_kl"] = plain(mean_fall(batch, slot["anchor"])[:, 0])
+            found["keep"] = plain(slot(batch)[:, 0])
+        if slot.name == "future_influence":
+            ahead_NT = future_log_ratio(batch, slot["half_life"], slot["dual"])
+            found["future_log_ratio"] = plain(ahead_NT, mask)
     return found
 
 

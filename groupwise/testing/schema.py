@@ -15,6 +15,7 @@ from torch import Tensor
 from groupwise.errors import CaseError, nearest
 from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.recipes import recipe
+from groupwise.testing.variants import WORDS
 
 Case = Mapping[str, Any]
 
@@ -50,6 +51,17 @@ OF_SLOT: dict[str, dict[str, str]] = {
     "soft": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
     "tv_mask": {"delta": "delta", "ratio_cap": "cap"},
     "kl_mask": {"delta": "delta", "ratio_cap": "cap"},
+    "gamma_weight": {
+        "k_pos": "k_pos",
+        "lambda_pos": "lambda_pos",
+        "k_neg": "k_neg",
+        "lambda_neg": "lambda_neg",
+    },
+    "taper": {
+        "positive_weight": "positive",
+        "negative_weight": "negative",
+        "split": "split",
+    },
     "topk_mask": {"delta": "delta", "ratio_cap": "cap", "K": "k"},
     "topk_smoothing": {
         "alpha": "alpha",
@@ -57,12 +69,31 @@ OF_SLOT: dict[str, dict[str, str]] = {
         "entropy_quantile": "quantile",
         "lambda_top1": "top1",
     },
+    # correction and penalty
+    "negative_sequence_mask": {"delta": "delta", "anchor": "anchor"},
+    "binary_kl_mask": {"bound": "bound"},
+    "future_influence": {
+        "half_life": "half_life",
+        "range": "above",
+        "safety": "safety",
+        "dual": "dual",
+    },
     # the rest
     "learned_length_weight": {"lam": "exponent", "r": "slope", "ddof_len": ""},
     "entropy_bonus": {"coef": "coef", "entropy_coef": "coef"},
     "positive_nll": {"mu": "weight"},
     "low_then_high": {"eta": "eta", "which": ""},
 }
+# Of the slots of a preference method, by the word of a case; each where a slot has the setting.
+PAIR_WORDS = {
+    "beta": "beta",
+    "label_smoothing": "noise",
+    "tau": "tau",
+    "gamma": "gamma",
+    "divergence": "divergence",
+    "alpha": "alpha",
+}
+PAIR_METHODS = {"robust": "robust_dpo"}  # recipes whose cases go by another name
 CORRECTION = ("C", "C_min", "C_max", "level", "mode")
 
 # What the kinds without a recipe read.
@@ -70,7 +101,18 @@ OF_KIND: dict[str, tuple[str, ...]] = {
     "gae": ("gamma", "lam", "ddof", "eps_in_var", "whiten_eps_in_var"),
     "value_loss": ("cliprange_value", "agg", "norm_len"),
     "aux_loss": ("coef", "entropy_coef", "agg", "norm_len"),
-    "preference_loss": ("beta",),
+    "preference_loss": (
+        *PAIR_WORDS,
+        "reduce",
+        "nll",
+        "cap",
+        "loss",
+        "ties",
+        "missing_eos_penalty",
+    ),
+    "unpaired_loss": ("beta", "desirable_weight", "undesirable_weight", "baseline"),
+    "reward_loss": ("centre",),
+    "reference_update": ("alpha", "every"),
     "reward_shaping": ("L_max", "L_cache"),
     "filter": (),
     "kl": (),
@@ -100,6 +142,7 @@ KNOWN = frozenset(
         *BAND,
         *(name for names in OF_SLOT.values() for name in names),
         *(name for names in OF_KIND.values() for name in names),
+        *(name for names in WORDS.values() for name in names),
     )
 )
 
@@ -143,6 +186,21 @@ INPUTS = {
     "logp_rejected": "sums over answers, one per pair, as [-12.0, -8.5]",
     "ref_logp_chosen": "sums over answers, one per pair, as [-12.0, -8.5]",
     "ref_logp_rejected": "sums over answers, one per pair, as [-12.0, -8.5]",
+    "mask_chosen": "1 on the chosen answers' tokens, as [[1, 1], [1, 0]]",
+    "mask_rejected": "1 on the rejected answers' tokens, as [[1, 1], [1, 0]]",
+    "len_chosen": "tokens of the chosen answers, as [6, 4]",
+    "len_rejected": "tokens of the rejected answers, as [5, 3]",
+    "log_sum_sq_rejected": "log of the summed squared probabilities, as [[-0.4, -0.8]]",
+    "scores": "of the samples of each prompt, as [[1.0, 0.0], [0.2, 0.7]]",
+    "ref_logp": "the reference's sums, as [-13.5, -9.5]",
+    "kl_logp": "sums of answers to other prompts, as [-20.0, -18.0]",
+    "ref_kl_logp": "the reference's sums of answers to other prompts, as [-21.0, -18.5]",
+    "label": "1 for good answers, 0 for bad ones, as [1, 0]",
+    "reward_chosen": "scores of the better answers, as [1.0, -0.5]",
+    "reward_rejected": "scores of the worse answers, as [0.5, 0.2]",
+    "step": "the number of the step, as 1024",
+    "policy": "weights of the policy, as [1.0, -2.0]",
+    "reference": "weights of the reference, as [0.0, -1.0]",
 }
 
 
@@ -197,12 +255,28 @@ def _names_of(case: Case) -> set[str]:
         slots = made.slots() if kind == "policy_loss" else made.advantage
         names = {name for slot in slots for name in OF_SLOT.get(slot.name, ())}
         weighs = kind == "policy_loss" and made.ratio.get("anchor") != "sampler"
-        return {*names, *(CORRECTION if weighs else ())}
+        return {*names, *(CORRECTION if weighs else ()), *WORDS.get(method, ())}
+    if kind == "preference_loss":
+        return _names_of_pairs(case_recipe(case))
     if kind == "gae" and method == "vapo":
         return set(GAE_BY_LENGTH)
     if kind == "filter" and has_band(case):
         return set(BAND)
     return set(OF_KIND[kind])
+
+
+def _names_of_pairs(made: PairRecipe) -> set[str]:
+    slots = (made.preference, made.summing)
+    found = {word for word, own in PAIR_WORDS.items() if any(own in slot for slot in slots)}
+    if made.preference.name.startswith("ipo"):
+        found.add("reduce")
+    if made.likelihood:
+        found |= {"alpha", "nll"}
+    if made.weighing:
+        found.add("cap")
+    if "penalty" in made.pairing:
+        found |= {"loss", "ties", "missing_eos_penalty"}
+    return found
 
 
 def has_band(case: Case) -> bool:
@@ -219,6 +293,12 @@ def policy_recipe(method: str) -> Recipe:
             "'analytic'."
         )
     return made
+
+
+def case_recipe(case: Case) -> PairRecipe:
+    """Return the recipe of a case about pairs."""
+    method = str(case["method"])
+    return pair_recipe(PAIR_METHODS.get(method, method))
 
 
 def pair_recipe(method: str) -> PairRecipe:

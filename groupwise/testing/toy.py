@@ -116,6 +116,7 @@ def random_toy(
         "sampler_topk_logp_NTK": sampled["topk_logp_NTK"],
         "sampler_topk_id_NTK": sampled["topk_id_NTK"],
         "old_router_NTLK": 0.1 + 0.8 * experts,
+        "expert_load_NTE": experts.mean(2).round(),
     }
     for name in STREAMS:  # of roles that came later: near the reference, as a model would be
         if name.endswith("_logp_NT") and name not in streams and not name.startswith("teacher"):
@@ -174,6 +175,7 @@ def learner_outputs(
         "logp_at_sampler_topk_NTK": all_logp.gather(-1, top_ids),
         "logp_at_teacher_topk_NTK": all_logp.gather(-1, toy.streams["teacher_topk_id_NTK"][index]),
         "router_NTLK": toy.router_NTLK[index],
+        "router_NTE": leaf.logits_NTV[index][..., :EXPERTS].softmax(-1),
         "length_exponent": leaf.exponent,
     }
     for slot in made.penalty:

@@ -171,7 +171,8 @@ def finished(config: Config, path: str | Path) -> dict[str, Any] | None:
         return None
     spent = config.budget != Budget() and summary.get("budget") == asdict(config.budget)
     passed = config.until != Until() and summary.get("until") == asdict(config.until)
-    return summary if spent or passed or summary["steps"] >= config.steps else None
+    whole = bool(config.epochs) or summary["steps"] >= config.steps  # epochs never change
+    return summary if spent or passed or whole else None
 
 
 def nothing_left(config: Config, path: str | Path) -> tuple[dict[str, Any], list[str]] | None:
@@ -181,7 +182,9 @@ def nothing_left(config: Config, path: str | Path) -> tuple[dict[str, Any], list
         return summary, []
     folder = RunFolder(path)
     summary = folder.read_summary() if folder.config.is_file() else None
-    if not summary or not config.steps <= summary["steps"] == folder.durable_step():
+    if not summary or summary["steps"] != folder.durable_step():
+        return None
+    if not config.epochs and config.steps > summary["steps"]:
         return None
     changes = _changes(config, folder)
     if not all(change.compatible for change in changes):

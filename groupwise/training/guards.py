@@ -16,7 +16,7 @@ from groupwise.errors import GroupwiseError, RewardError, RunError
 from groupwise.graders.rubric import too_many_failed
 from groupwise.model.fingerprint import fingerprint, same_weights
 from groupwise.model.layers.transformer import PolicyModel
-from groupwise.optim.learner import Scoring
+from groupwise.optim.learner import Learner, Scoring
 from groupwise.optim.packs import Sequences
 from groupwise.prepare.rollouts import failed, sample_groups
 from groupwise.prepare.setup import sampling_of
@@ -71,7 +71,7 @@ def check_agreement(
     )
 
     score = Scoring(learner, sequences, [list(range(len(rows)))])
-    learner_NT = score(parts.loaded.model)
+    learner_NT = score(learner.model)
     for role in learner.roles.values() if first else ():
         role.check_start(learner_NT, score)
     # Of tokens that others wrote the sampler knows nothing.
@@ -140,6 +140,7 @@ def check_delivery(progress: Progress, parts: Parts[Any]) -> str:
     learner, engine = parts.loaded.model, parts.engine
     weights = engine.capabilities.weights
     mine = fingerprint(parts.learner.weights())
+    _check_gathered(parts.learner, mine, progress.step)
     if engine.source is None:
         return mine
     fresh = make_source(weights, learner, progress.version).model
@@ -168,6 +169,23 @@ def check_delivery(progress: Progress, parts: Parts[Any]) -> str:
         f"the learner's. The engine's sync ({weights}) is at fault. The last checkpoint is "
         "sound; the same command goes on from it once that is mended."
     )
+
+
+def _check_gathered(learner: Learner, mine: str, step: int) -> None:
+    """Make sure that every rank's copy for sampling is what the ranks have learned.
+
+    Each holds its own part against it, and all copies are the same: so all parts are right.
+    """
+    world = learner.world
+    wrong = world.merge({world.rank: (mine, learner.undelivered())})
+    for rank, (other, parameter) in enumerate(wrong):
+        if parameter is not None or other != wrong[0][0]:
+            what = parameter or "a parameter of another rank"
+            raise RunError(
+                f"After step {step} the weights that rank {rank} samples from are not those that "
+                f"were learned: {what} differs. They were not gathered, or arrived damaged. The "
+                "last checkpoint is sound; the same command goes on from it once that is mended."
+            )
 
 
 def check_rewards(
@@ -217,16 +235,24 @@ def _check_any_reward(
 
 
 def check_updates(
-    config: Config, progress: Progress, updates: StepUpdates, reporter: Reporter
+    config: Config,
+    progress: Progress,
+    updates: StepUpdates,
+    reporter: Reporter,
+    *,
+    leads: bool = True,
 ) -> GroupwiseError | None:
-    """Count skipped updates, keep the batch for inspection, and say when it is enough."""
+    """Count skipped updates, keep the batch for inspection, and say when it is enough.
+
+    Files are those of the rank that `leads`.
+    """
     for outcome in updates.outcomes:
         progress.skipped = progress.skipped + 1 if outcome.skipped else 0
     bad = next((outcome.bad for outcome in updates.outcomes if outcome.skipped), None)
     if bad is None:
         return None
     file = f"rollouts/step_{progress.step}.parquet"
-    if updates.batch is not None:
+    if updates.batch is not None and leads:
         file = dump(reporter.folder, progress.step, updates.batch)
     reporter.event(
         "not finite", f"update skipped at step {progress.step}: {bad}. Batch kept in {file}."

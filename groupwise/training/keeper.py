@@ -12,12 +12,15 @@ from torch import Tensor
 
 from groupwise.common.progress import phase
 from groupwise.config import Config
+from groupwise.model.formats.checkpoint import Contents
 from groupwise.optim.learner import Learner
-from groupwise.runfiles.files import PARTIAL, sync_folder
+from groupwise.parallel.sharding import part
+from groupwise.runfiles.whole import PARTIAL, sync_folder
 from groupwise.stages.parts import Parts
 from groupwise.stages.stage import Stage
 from groupwise.sync import checkpoints as saved
 from groupwise.sync.saver import Saver
+from groupwise.sync.shards import read, shards_part, split
 from groupwise.sync.space import Space, check_space
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
@@ -36,14 +39,15 @@ class Keeper:
         saver: Saver,
     ) -> None:
         self.config, self.stage, self.progress, self.parts = config, stage, progress, parts
-        self.reporter, self.saver = reporter, saver
+        self.reporter, self.saver, self.world = reporter, saver, parts.learner.world
         self.saved_at, self.saved_step = time.monotonic(), -1
 
     def due(self) -> bool:
         """Tell whether steps or minutes since the last checkpoint ask for another."""
         asked, step = self.config.checkpoint, self.progress.step
         by_steps = asked.every_steps and step % asked.every_steps == 0
-        by_time = asked.every_seconds and time.monotonic() - self.saved_at >= asked.every_seconds
+        since = self.world.first(lambda: time.monotonic() - self.saved_at)
+        by_time = asked.every_seconds and since >= asked.every_seconds
         return self.saved_step != step and bool(by_steps or by_time)
 
     def save(self) -> None:
@@ -58,6 +62,8 @@ class Keeper:
 
     def save_best(self) -> None:
         """Keep the weights of this moment as the best so far."""
+        if not self.world.leads:
+            return
         made = saved.weights_alone(self.progress.step, self.stage.contents(self.parts))
         with phase("saving"):
             self.saver.save(made, self._ready())
@@ -73,9 +79,11 @@ class Keeper:
         folder = self.reporter.folder
         latest = folder.checkpoints / "latest"
         self.saver.wait()
-        if not latest.exists():
+        if not self.world.first(latest.exists):
             self.save()
             self.saver.wait()
+        if not self.world.leads:
+            return
         kept = folder.path / "snapshots" / latest.resolve().name
         if not kept.exists():
             beside = kept.with_name(f".{kept.name}{PARTIAL}")
@@ -90,8 +98,8 @@ class Keeper:
         if self.progress.over(self.config):  # and saved: only the end is left to be written
             return
         made = self._snapshot()
-        space = Space(made.bytes, made.weights.bytes, self.config.checkpoint.keep)
-        tight = check_space(self.reporter.folder.checkpoints, space)
+        space = Space(made.bytes + made.others, made.weights.bytes, self.config.checkpoint.keep)
+        tight = self.world.first(lambda: check_space(self.reporter.folder.checkpoints, space))
         if tight is not None:
             self.reporter.display.warn(tight)
         self.saver.reserve(made)
@@ -101,19 +109,24 @@ class Keeper:
         progress, parts, learner = self.progress, self.parts, self.parts.learner
         asked = progress.micro_tokens_asked
         self.stage.take_back(parts, found.path)
+        learner.take()
         progress.restore(found.values)
         # Smaller ones after running out of memory last as long as the start would be the same.
         if progress.micro_tokens_asked == asked:
             learner.micro_tokens = progress.micro_tokens
         progress.micro_tokens, progress.micro_tokens_asked = learner.micro_tokens, asked
-        learner.restore(found.tensors.get("optimizer", {}))
+        states = {name: role.state() for name, role in learner.roles.items()}
+        wanted = {"optimizer": learner.state(), **states}
+        tensors = read(found.path / "resume", found.tensors, wanted, self.world)
+        learner.restore(tensors.get("optimizer", {}))
         for name, role in learner.roles.items():
-            role.restore(found.tensors.get(name, {}))
-        parts.engine.restore(found.tensors.get("engine", {}))
+            role.restore(tensors.get(name, {}))
+        parts.engine.restore(tensors.get("engine", {}))
         parts.engine.sync(progress.version)
         self.reporter.at = self.saved_step = progress.step
         # Killed between a checkpoint's arrival and the end of what it replaces, perhaps the last.
-        saved.prune(self.saver.parent, found.step, self.saver.keep, up_to=found.step)
+        if self.world.leads:
+            saved.prune(self.saver.parent, found.step, self.saver.keep, up_to=found.step)
 
     def _ready(self) -> Callable[[], None]:
         """Return a call that waits for the records so far; the folder must be where it was."""
@@ -139,10 +152,17 @@ class Keeper:
             "engine": parts.engine.state(),
             **{name: role.state() for name, role in parts.learner.roles.items()},
         }
+        whole, shards = split(tensors)
+        more = shards_part(self.world, shards, self.saver.writers) if shards else None
+        if not self.world.leads:  # which writes all but the others' shards
+            own = () if more is None else (more,)
+            return saved.Snapshot(progress.step, False, Contents({}, ()), Contents({}, own))
         return saved.snapshot(
             progress.step,
             weights=self.stage.contents(parts),
-            tensors=tensors,
+            tensors=whole,
             values=progress.state(),
             best=progress.best_step == progress.step,
+            more=() if more is None else (more,),
+            others=sum(x.nbytes - part(x).nbytes for x in shards.values()),
         )

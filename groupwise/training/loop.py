@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
@@ -17,6 +18,8 @@ from groupwise.model.cost import Group, model_flops, rollout_cost
 from groupwise.model.cost import Parts as Costs
 from groupwise.model.memory import peak_bytes
 from groupwise.optim.roles import rates_at
+from groupwise.parallel.team import joined
+from groupwise.parallel.world import World
 from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.placing import place_line
 from groupwise.stages.collected import Collected, tokens_of
@@ -36,6 +39,8 @@ from groupwise.training.guards import (
 from groupwise.training.opening import open_run
 from groupwise.training.run import Run
 from groupwise.training.signals import Signals, Stopped
+from groupwise.training.together import check_team
+from groupwise.training.waiting import end_waiting
 from groupwise.watch.clock import Clock, now
 from groupwise.watch.costs import costs
 from groupwise.watch.display import Display
@@ -60,9 +65,9 @@ def train(
     `engine` makes a sampler of your own for the policy, in place of the one that engine.backend
     names.
     """
-    signals = Signals()
+    signals, world = Signals(), joined()
     with signals.held():
-        cycle = _cycle(config, path, display or Display(), engine, signals)
+        cycle = _cycle(config, path, display or Display(), engine, signals, world)
         while True:
             try:
                 next(cycle)
@@ -83,7 +88,7 @@ def steps(
     for the next step leaves a run that is saved and can go on. While a step is computed, a request
     to stop ends it: it is saved, and `Stopped` raised.
     """
-    return _cycle(config, path, display or Display(), engine, Signals())
+    return _cycle(config, path, display or Display(), engine, Signals(), joined())
 
 
 def _cycle(
@@ -92,22 +97,38 @@ def _cycle(
     display: Display,
     engine: MakeEngine | None,
     signals: Signals,
+    world: World,
+) -> Generator[Metrics, None, dict[str, Any]]:
+    if not world.leads:
+        display = Display(io.StringIO(), live=False)
+    with world.naming(display.doing):
+        return (yield from _cycle_in(config, path, display, engine, signals, world))
+
+
+def _cycle_in(
+    config: Config,
+    path: str | Path,
+    display: Display,
+    engine: MakeEngine | None,
+    signals: Signals,
+    world: World,
 ) -> Generator[Metrics, None, dict[str, Any]]:
     asked, config = config, placed_for(config, path)
-    done = nothing_left(config, path)
+    check_team(config, world)
+    done = world.first(lambda: nothing_left(config, path))
     if done is not None:
         summary, in_vain = done
         display.note(f"{path} is finished after {summary['steps']} steps; steps=N goes further.")
         for change in in_vain:
             display.warn(f"not taken, as no step is left to do: {change}")
-        for text in complete(path):
+        for text in world.first(lambda: complete(path)):
             display.note(text)
         return summary
     display.note(place_line(config.model, asked.model))
     display.announce_stop(signals.asked)
-    with open_run(config, path, display, engine, signals.asked) as run:
+    with open_run(config, path, display, engine, signals.asked, world) as run:
         progress, keeper = run.progress, run.keeper
-        if signals.asked.is_set():
+        if world.any(signals.asked.is_set()):
             at = progress.step + 1
             raise Stopped(f"stopped before step {at}; the same command begins with it")
         with signals.held(), display.watching():
@@ -115,9 +136,9 @@ def _cycle(
         try:
             if first is not None:
                 yield first
-            while not progress.over(config) and not signals.asked.is_set():
+            while not progress.over(config) and not world.any(signals.asked.is_set()):
                 with signals.held(), display.watching():
-                    keeper.saver.check()
+                    world.together(keeper.saver.check)
                     metrics = one_step(run, signals.asked)
                     if metrics is not None and keeper.due():
                         keeper.save()
@@ -161,7 +182,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     # Prompts, rollouts, rewards; groups that teach nothing are drawn again.
     collected = stage.collect(parts, progress.cursor, reporter.event, clock)
     failing = check_rewards(config, progress, collected, reporter)
-    if failing is not None or stop.is_set():
+    if failing is not None or run.world.any(stop.is_set()):
         progress.cursor.restore(before)  # as if the step had not begun
         progress.unrewarded = unrewarded
         if failing is None:
@@ -170,7 +191,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         raise failing
 
     # Advantages, loss, update.
-    rates = rates_at(config, progress.step, progress.total_steps(config))
+    rates = rates_at(config, progress.step, progress.total_steps(config), progress.waited)
     version = progress.version  # that rollouts should be of
     keeper.saver.hold_changes()
     updates = stage.teach(parts, progress.memory, collected, rates, reporter.event, clock)
@@ -183,8 +204,10 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     parts.engine.sync(progress.version)
     delivered = check_delivery(progress, parts)
     for role in parts.learner.roles.values():
-        role.after_step(parts.loaded.model, progress.step)
-    enough = check_updates(config, progress, updates, reporter)
+        role.after_step(parts.learner.model, progress.step)
+    enough = check_updates(config, progress, updates, reporter, leads=run.world.leads)
+    if rates.policy is None:
+        end_waiting(config, progress, updates, reporter)
 
     # What it was like, how good the policy is now, what it cost; all of it written down.
     metrics: Metrics = {
@@ -193,7 +216,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         "weights/fingerprint": delivered,
     }
     improved, evaluation = False, None
-    progress.trained += now() - clock.start
+    progress.trained += run.world.first(lambda: now() - clock.start)
     if progress.evaluation_due(config, share):
         with clock("eval"):
             evaluation = held_out(run)
@@ -220,7 +243,7 @@ def give_up(run: Run, collected: Collected) -> None:
 def step_metrics(run: Run, collected: Collected, updates: StepUpdates, version: int) -> Metrics:
     """Measure samples, rewards, loss; `version` is that of the weights before the updates."""
     drawn, dropped = collected.drawn, tokens_of(collected.dropped)
-    snr = run.parts.learner.optimizer.signal_to_noise()
+    snr = run.parts.learner.optimizer.signal_to_noise(run.world)
     rewarded = run.config.recipe.reads_rewards
     return {
         **collected.metrics(),
@@ -251,6 +274,7 @@ def cost_metrics(
             before=None if progress.before is None else progress.before.accuracy,
             after=None if progress.last is None else progress.last.accuracy,
         ),
+        **run.world.measures(),
         "memory/peak_bytes": peak_bytes(parts.learner.device),
         "time/checkpoint": run.keeper.saver.take_stalled(),
         "time/run": progress.elapsed,
@@ -294,10 +318,15 @@ def record_step(
 
 def act_on(run: Run, found: Sequence[Finding]) -> RunError | None:
     """Say it, keep a checkpoint from before it where asked to, and whether to stop."""
-    watch = run.config.watch
     run.reporter.warn(found)
-    if watch.snapshot and any(each.rule.grave for each in found):
+    grave = run.config.watch.snapshot and any(each.rule.grave for each in found)
+    if run.world.first(lambda: grave):
         run.keeper.keep_latest()
+    return run.world.first(lambda: _why_stop(run, found))
+
+
+def _why_stop(run: Run, found: Sequence[Finding]) -> RunError | None:
+    watch = run.config.watch
     by_recipe = run.config.recipe.stops
     stopping = [each for each in found if each.rule.name in (*watch.stop, *by_recipe)]
     if not stopping:
@@ -323,6 +352,10 @@ def finish(run: Run) -> dict[str, Any]:
     The summary is what says that the run is finished, and a missing report that the end was cut
     short behind it: an older one, of fewer steps, goes first.
     """
+    return run.world.first(lambda: _write_end(run))
+
+
+def _write_end(run: Run) -> dict[str, Any]:
     config, progress, reporter = run.config, run.progress, run.reporter
     folder = reporter.folder
     reporter.recorder.flush()

@@ -18,20 +18,22 @@ from groupwise.config import Config
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.data.selection import KeptAnswers
-from groupwise.graders.recorded_verdicts import recorded
+from groupwise.engine.team import TeamEngine
+from groupwise.graders.recorded_verdicts import Ledger, recorded
+from groupwise.graders.team import TeamGrader
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.checkpoint import save as save_model
 from groupwise.model.policy import adapter_notes
 from groupwise.optim.roles import make_roles, role_notes
-from groupwise.parallel.world import ALONE
+from groupwise.parallel.world import ALONE, World
 from groupwise.prepare import pins
 from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.setup import Setup, check_room, set_up
 from groupwise.prepare.supervised import shown_row
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
-from groupwise.runfiles.recorder import Recorder
+from groupwise.runfiles.recorder import NoRecorder, Recorder
 from groupwise.runfiles.stages import parent_of
 from groupwise.runfiles.starts import Start, read_starts, write_starts
 from groupwise.stages import stage_of
@@ -54,6 +56,7 @@ from groupwise.training.keeper import Keeper
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
+from groupwise.training.together import check_mixture
 from groupwise.watch.display import Display
 from groupwise.watch.mirrors.children import Mirrors
 
@@ -65,45 +68,56 @@ def open_run(
     display: Display,
     engine: MakeEngine | None = None,
     asked: threading.Event | None = None,
+    world: World = ALONE,
 ) -> Iterator[Run]:
     """Check everything that is cheap, then load, then restore if the folder has a checkpoint.
 
-    `asked` is set when the process is asked to end: what takes long on the way looks at it.
+    `asked` is set when the process is asked to end: what takes long on the way looks at it. In a
+    `world` of several ranks all open it, and the first one writes the folder.
     """
     begun = time.monotonic()
     config, folder = placed_for(config, path), RunFolder(path)
     doubts = check_config(config)
-    mirrors = Mirrors(folder.path, config.watch.mirrors, display)
-    with mirrors, folder.locked():  # in this order: mirrors go on until the lock is given back
-        folder.check_writable()
-        folder.tidy()
+    mirrors = Mirrors(folder.path, config.watch.mirrors if world.leads else (), display)
+    with contextlib.ExitStack() as held:
+        held.enter_context(mirrors)  # first of all: mirrors go on until the lock is given back
+        notes = world.first(lambda: _taken(folder, config, held))
         for text in doubts:
             display.warn(text)
-        for text in check_configuration(config, folder):
+        for text in notes:
             display.note(text)
         keep = config.checkpoint.keep
-        with (
-            display,
-            folder.saying_what_is_left(),
-            Recorder(folder) as recorder,
-            Saver(folder.checkpoints, keep, display.note) as saver,
-        ):
-            with display.watching():
-                run = _open(config, folder, recorder, saver, mirrors, display, engine, begun,
-                            asked)  # fmt: skip
-            yield run
+        recorder: Recorder | NoRecorder = NoRecorder()
+        held.enter_context(display)
+        held.enter_context(folder.saying_what_is_left())
+        if world.leads:
+            recorder = held.enter_context(Recorder(folder))
+        saver = held.enter_context(Saver(folder.checkpoints, keep, display.note, world))
+        with display.watching():
+            run = _open(config, folder, recorder, saver, mirrors, display, engine, begun, asked,
+                        world)  # fmt: skip
+        yield run
+
+
+def _taken(folder: RunFolder, config: Config, held: contextlib.ExitStack) -> list[str]:
+    """Take the folder for this process, as long as it is held; return what changed."""
+    held.enter_context(folder.locked())
+    folder.check_writable()
+    folder.tidy()
+    return check_configuration(config, folder)
 
 
 def _open(
     config: Config,
     folder: RunFolder,
-    recorder: Recorder,
+    recorder: Recorder | NoRecorder,
     saver: Saver,
     mirrors: Mirrors,
     display: Display,
     make_engine: MakeEngine | None,
     begun: float,
     asked: threading.Event | None,
+    world: World,
 ) -> Run:
     manifest = folder.read_manifest()
     start = pins.pinned(config, manifest)
@@ -112,18 +126,23 @@ def _open(
 
     def model_for(tasks: Sequence[Task], held_out: Sequence[Task]) -> Loaded:
         stage.check_tasks(tasks)  # before anything is loaded
-        return starting_model(start, folder, tasks, held_out, asked)
+        return starting_model(start, folder, tasks, held_out, asked, world)
 
     setup = set_up(start, model_for)
     loaded, model = setup.loaded, setup.loaded.model
-    learner = stage.learner(model, make_roles(model, start.recipe, start), ALONE)
+    check_mixture(model.config, world)
+    with phase("taking the weights' fingerprint"):
+        origin = _origin(config, setup)
+    world.same({"configuration": configuration.text(config), **origin})
+    learner = stage.learner(model, make_roles(model, start.recipe, start), world)
     reporter = Reporter(folder, recorder, mirrors, display)
+    engine = stage.engine(loaded, make_engine, reporter.event)
     parts = Parts(
         loaded=loaded,
         tasks=setup.tasks,
         held_out=setup.held_out,
-        grader=setup.grader,
-        engine=stage.engine(loaded, make_engine, reporter.event),
+        grader=setup.grader if world.size == 1 else TeamGrader(setup.grader, world),
+        engine=engine if world.size == 1 else TeamEngine(engine, world, learner.deliver),
         learner=learner,
     )
     progress = Progress(
@@ -134,15 +153,16 @@ def _open(
     )
     keeper = Keeper(config, stage, progress, parts, reporter, saver)
     run = Run(config, stage, progress, parts, reporter, keeper)
-    with phase("taking the weights' fingerprint"):
-        origin = _origin(config, setup)
-    check_origin(folder, origin, display)
-    before = last_start(folder)
+    before = world.first(lambda: _last_known(folder, origin, display))
     _restore_latest(run, origin)
     run.keeper.reserve()
-    reporter.health.see_all(folder.read_metrics())  # what was said before is not said again
-    _write_start(run, origin, before)
-    fetched = _record_start(run, origin, manifest, setup.dropped, setup.selection)
+
+    def write_down() -> dict[str, str]:
+        reporter.health.see_all(folder.read_metrics())  # what was said before is not said again
+        _write_start(run, origin, before)
+        return _record_start(run, origin, manifest, setup.dropped, setup.selection)
+
+    fetched = world.first(write_down)
     mirrors.start()
     lines = [
         *describe(
@@ -160,7 +180,7 @@ def _open(
     ]
     display.start(
         lines,
-        config.steps,
+        progress.total_steps(config),
         progress.step,
         explain_loss=stage.explains_loss,
         held_out=bool(setup.held_out),
@@ -169,6 +189,12 @@ def _open(
     if shown:
         display.row(f"row {setup.tasks[0].id} as it is learned", shown)
     return run
+
+
+def _last_known(folder: RunFolder, origin: Mapping[str, str], display: Display) -> Start | None:
+    """Return what the folder was last started with; other weights or tasks stop here."""
+    check_origin(folder, origin, display)
+    return last_start(folder)
 
 
 def _origin(config: Config, setup: Setup) -> dict[str, str]:
@@ -236,45 +262,58 @@ def starting_model(
     tasks: Sequence[Task],
     held_out: Sequence[Task],
     asked: threading.Event | None = None,
+    world: World = ALONE,
 ) -> Loaded:
     """Load the policy before its first update. The embedded one is made once a run, and kept."""
     if config.model.path != "tiny":
         check_room(config, config.model.path, training=True)
         return stage_of(config).start(config.model.path)
     kept = folder.path / COLD_START
-    if not kept.is_dir():
-        made = cold_started(config, tasks, held_out, asked)
-        save_model(made.model, kept, made.files)
+
+    def make() -> None:
+        if not kept.is_dir():
+            made = cold_started(config, tasks, held_out, asked)
+            save_model(made.model, kept, made.files)
+
+    world.first(make)
     return stage_of(config).start(kept)
 
 
 def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:
-    folder, display, progress = run.reporter.folder, run.reporter.display, run.progress
+    """Bring the run to its last checkpoint; files behind it go, on the rank that leads."""
+    found, run.parts.known = run.world.first(lambda: _rewound(run, origin))
+    if found is not None:
+        with phase("restoring"):
+            run.keeper.restore(found)
+
+
+def _rewound(run: Run, origin: Mapping[str, str]) -> tuple[saved.Restored | None, Ledger]:
+    """Return the last checkpoint, and verdicts of the steps behind it that are done again."""
+    folder, display, known = run.reporter.folder, run.reporter.display, Ledger()
     found = saved.load_latest(folder.checkpoints)
     step = 0 if found is None else found.step
     makers = starts_since(folder, step)
     changed = any(changes_since(start, run.config, origin) for start in makers)
     again = "dropped, and made anew with what was changed" if changed else "done again"
     if makers and all(grades_alike(start, run.config, origin) for start in makers):
-        run.parts.known = recorded(folder.set_aside(step), display.warn)
+        known = recorded(folder.set_aside(step), display.warn)
     else:
         folder.forget()
     if found is None:
         dropped = folder.rewind(-1)
         if dropped:
             display.note(f"no checkpoint yet: {dropped} recorded steps are {again}")
-        return
+        return None, known
     for text in found.fell_back:
         display.warn(text)
-    with phase("restoring"):
-        run.keeper.restore(found)
-    if folder.durable_step() < progress.step:
+    if folder.durable_step() < step:
         display.warn(
             f"the records of {folder.path} end at step {folder.durable_step()}, before the "
-            f"checkpoint of step {progress.step}: metrics or rollouts were removed or damaged."
+            f"checkpoint of step {step}: metrics or rollouts were removed or damaged."
         )
-    dropped = folder.rewind(progress.step)
+    dropped = folder.rewind(step)
     display.note(
-        f"continuing {folder.path} after step {progress.step}"
+        f"continuing {folder.path} after step {step}"
         + (f"; {dropped} recorded steps after it are {again}" if dropped else "")
     )
+    return found, known

@@ -45,6 +45,9 @@ class Progress:
     step: int = 0  # finished ones
     version: int = 0  # updates so far
     memory: Memory = field(default_factory=Memory, metadata=MEMORY)
+    # What a critic knew in each of the steps that it learned alone, where anything was to know.
+    alone: list[float] = field(default_factory=list)
+    waited: int | None = None  # steps before the policy's first, where they ended early
     skipped: int = 0  # updates in a row
     unrewarded: int = 0  # steps in a row in which no answer got a reward
     micro_tokens: int = 0  # of the learner; fewer than asked for after memory ran out
@@ -90,7 +93,7 @@ class Progress:
     def share(self, config: Config) -> float:
         """Return how much is done: of its steps or its budget, whichever ends first."""
         budget = config.budget
-        shares = [self.step / config.steps]
+        shares = [self.step / self._asked(config)]
         shares += [self.tokens / budget.tokens] if budget.tokens else []
         shares += [self.trained / budget.seconds] if budget.seconds else []
         return max(shares)
@@ -107,9 +110,16 @@ class Progress:
     def total_steps(self, config: Config) -> int:
         """Return the steps that the configuration has, or that a budget would end at this pace."""
         share = self.share(config)
-        if self.step == 0 or share == self.step / config.steps:
-            return config.steps
+        asked = self._asked(config)
+        if self.step == 0 or share == self.step / asked:
+            return asked
         return max(round(self.step / share), self.step + 1)
+
+    def _asked(self, config: Config) -> int:
+        """Return the steps that were asked for, by their number or by passes over the data."""
+        steps = config.length(self.cursor.count)
+        assert steps is not None
+        return steps
 
     def evaluation_due(self, config: Config, before: float) -> bool:
         """Tell whether held-out tasks are asked now; `before` is the share before this step."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from groupwise.runfiles.folder import Event, RunFolder
-from groupwise.runfiles.recorder import Recorder
+from groupwise.runfiles.recorder import NoRecorder, Recorder
 from groupwise.watch.display import Display
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.mirrors.children import Mirrors
@@ -20,7 +20,7 @@ class Reporter:
     """Writes down and shows what happens in a run."""
 
     folder: RunFolder
-    recorder: Recorder
+    recorder: Recorder | NoRecorder
     mirrors: Mirrors
     display: Display
     health: Health = field(default_factory=Health)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from groupwise.config import Config
+from groupwise.parallel.world import World
 from groupwise.stages.parts import Parts
 from groupwise.stages.stage import Stage
 from groupwise.training.keeper import Keeper
@@ -21,3 +22,8 @@ class Run(NamedTuple):
     parts: Parts[Any]
     reporter: Reporter
     keeper: Keeper
+
+    @property
+    def world(self) -> World:
+        """Return who works on it: one process, or the ranks of a team."""
+        return self.parts.learner.world

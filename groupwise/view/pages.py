@@ -302,10 +302,10 @@ def sample_text(run: ViewedRun, step: int, group: int, sample: int) -> str:
 
 def _samples(rows: pa.Table) -> list[dict[str, Any]]:
     """Return rows with derived values. Lists per token stay arrays: they may be very long."""
-    lists = ("token_ids", "mask", "advantage", "clipped")
+    lists = ("token_ids", "mask", "advantage", "clipped", "rerouted")
     made, own = [], own_lengths(rows)
     for at, row in enumerate(rows.drop_columns(list(lists)).to_pylist()):
-        ids, _, advantage, clipped = (values_of(rows, name, at) for name in lists)
+        ids, mask, advantage, clipped, rerouted = (values_of(rows, name, at) for name in lists)
         learned = None if advantage is None else advantage[advantage != 0]
         made.append(
             {
@@ -321,6 +321,10 @@ def _samples(rows: pa.Table) -> list[dict[str, Any]]:
                 if learned is None or not len(learned)
                 else (float(learned.min()), float(learned.max())),
                 "clipped": None if clipped is None else int(clipped.sum()),
+                # Of its own tokens and their layers: visited by other experts than at sampling.
+                "rerouted": None
+                if rerouted is None or mask is None or not mask.any()
+                else float(rerouted[mask].mean()),
             }
         )
     return made

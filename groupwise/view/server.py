@@ -10,13 +10,13 @@ import functools
 import threading
 import traceback
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from groupwise.common.callers import family_of, is_meant, own_names
+from groupwise.common.callers import WebServer, family_of, is_meant, own_names
 from groupwise.common.extras import install
 from groupwise.errors import ConfigError, GroupwiseError, in_short
 from groupwise.view import pages
@@ -47,10 +47,8 @@ class Response(NamedTuple):
     keep: bool = False  # the browser may keep it
 
 
-class Viewer(ThreadingHTTPServer):
+class Viewer(WebServer):
     """An HTTP server: `serve_forever()` as usual; `shutdown()` ends it."""
-
-    daemon_threads = True
 
     def __init__(self, runs: Runs, address: tuple[str, int]) -> None:
         if find_spec("plotly") is None:

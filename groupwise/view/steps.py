@@ -21,7 +21,7 @@ OF_GROUPS = ("group", "prompt_id", "draw", "sample", "reward", "correct", "grade
              "finish", "used", "prompt_text", "token_ids", "mask")  # fmt: skip
 SEARCHED = ("prompt_text", "text", "answer", "grader_reason")
 OF_SAMPLES = (*OF_GROUPS, "reward_parts", "reward_steps", "grader_reason", "weight_version",
-              "weights", "text", "answer", "advantage", "clipped", "turns")  # fmt: skip
+              "weights", "text", "answer", "advantage", "clipped", "rerouted", "turns")  # fmt: skip
 FAILED = ("error", "timeout")  # of grader_status
 
 FILTERS = {

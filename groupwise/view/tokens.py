@@ -35,6 +35,7 @@ STREAMS = (
     ("return", "its target, the return", "signed"),
     ("process_reward", "process reward", "signed"),
     ("weight", "weight: d loss / d log-probability", "signed"),
+    ("rerouted", "layers whose experts changed", "high"),
     ("clipped", "clipped", "flag"),
     ("mask", "written by the policy", "flag"),
 )

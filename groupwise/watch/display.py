@@ -93,6 +93,10 @@ class Display:
         """Show what is under way meanwhile: phase, progress and time."""
         return self._under_way.watching()
 
+    def doing(self) -> str:
+        """Return what is under way, in words."""
+        return self._under_way.doing()
+
     def announce_stop(self, asked: threading.Event) -> None:
         """Answer a request to stop at once."""
         self._under_way.announce(asked, lambda: self.note(STOPPING))

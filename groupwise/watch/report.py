@@ -189,7 +189,7 @@ def _state(
     taught = f" In {alone:,} of them a critic learned alone, and the policy waited." * bool(alone)
     if summary and summary.get("steps") == step:
         return f"<p>Finished after {step:,} steps.{taught}</p>"
-    total = settings.get("steps")
+    total = None if settings.get("epochs") else settings.get("steps")
     of = f" of {total:,}" if isinstance(total, int) else ""
     return f"<p><strong>Unfinished:</strong> step {step:,}{of} so far.{taught}</p>"
 

@@ -147,6 +147,26 @@ RULES: list[Rule] = [
         instead=("mismatch/probability_mean",),
     ),
     Rule(
+        "routes drift",
+        grows("router/changed_share", times=3.0, least=0.2),
+        sees=("router/changed_share",), since=10, of="router/",
+        threshold="three times the first steps', and a fifth of the tokens", origin="our choice; GSPO's paper has a tenth after an update, and so have healthy runs here at the most",
+        sure="likely",
+        means="updates send more and more tokens to other experts than they were sampled with: ratios say what routing did, not what was learned",
+        change="recipe=routing_replay, which keeps the experts of a batch (or gspo, which does not mind)",
+        source="Zheng et al. 2025, GSPO (2507.18071), section 5.3",
+    ),
+    Rule(
+        "router collapse",
+        any_of(signs.load_gathers, grows("router/dead_share", times=2.0, least=0.3)),
+        sees=("router/load_entropy", "router/dead_share"), since=10, of="router/",
+        threshold="three quarters of the first steps' evenness, or twice their dead experts and three tenths of all", origin="our choice; healthy runs here keep four fifths",
+        sure="likely",
+        means="tokens crowd into few experts, and the others are lost to the model",
+        change="hold the router: model.freeze_router=true (or recipe.auxiliary=\"balance()\")",
+        source="Fedus et al. 2021, Switch Transformer (2101.03961): what its auxiliary loss is against",
+    ),
+    Rule(
         "gradient",
         any_of(above("optim/skipped", "optim/not_finite", limit=0.0, steps=1), signs.gradient_spikes),
         sees=("optim/grad_norm", "optim/skipped"), since=1,
@@ -372,6 +392,16 @@ RULES: list[Rule] = [
         means="a step sees so few prompts that chance decides which way it goes",
         change="double prompts_per_step",
         source="articles: tiny batches, the commonest mistake",
+    ),
+    Rule(
+        "uneven ranks",
+        above("time/rank_imbalance", limit=1.3, steps=5),
+        sees=("time/rank_imbalance",), since=5, of="time/rank_",
+        threshold="1.3 in most of five steps", origin="our choice: a quarter of the ranks' time goes to waiting",
+        sure="certain", grave=False,
+        means="some ranks read far more tokens than others, which wait: too few answers, or a few very long ones",
+        change="raise prompts_per_step, or start fewer ranks",
+        source="balancing by tokens: AReaL (Karmarkar-Karp), verl (balance_batch)",
     ),
 ]  # fmt: skip
 

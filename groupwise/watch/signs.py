@@ -98,6 +98,14 @@ def agreement_falls(history: History) -> Evidence | None:
     return Evidence(name, now.value, limit, low, text)
 
 
+def load_gathers(history: History) -> Evidence | None:
+    """Detect tokens that gather in few experts of a mixture."""
+    start = history.first(5, "router/load_entropy")
+    if not start:
+        return None
+    return below("router/load_entropy", limit=0.75 * middle(start), steps=5)(history)
+
+
 def gap_closes(history: History) -> Evidence | None:
     """Detect best and worst answers that the policy judges more and more alike."""
     start = history.first(5, "judge/gap")

@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, TextIO
 
 import pytest
+from processes import forked
 
 from groupwise import cli
 from groupwise.cli import main
@@ -311,15 +312,13 @@ def test_a_dry_run_prints_what_would_run(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text('recipe.name = "dapo"\nsteps = 3\n[engine]\nmax_tokens = 5\n', "utf-8")
     line = ["train", "small.toml", "group_size=4", "--dry-run", "recipe.gate.high=0.3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "groupwise.cli", *line], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0
-    assert "# 16 prompts x 4 samples = 64 completions a step, 16 updates" in done.stdout
-    assert "warning: soft_overlong(max_length=20480" in done.stderr
+    status, out, err = forked(line, tmp_path)
+    assert status == 0
+    assert "# 16 prompts x 4 samples = 64 completions a step, 16 updates" in out
+    assert "warning: soft_overlong(max_length=20480" in err
     # What is printed is a configuration: the same one.
     overrides = ["group_size=4", "recipe.gate.high=0.3"]
-    assert load(tomllib.loads(done.stdout)) == placed(load(path, overrides))
+    assert load(tomllib.loads(out)) == placed(load(path, overrides))
     assert sorted(tmp_path.iterdir()) == [path]  # and nothing was made
 
 
@@ -329,8 +328,7 @@ def test_a_dry_run_prints_what_would_run(tmp_path: Path) -> None:
         (["train", "nowhere.toml"], "There is no configuration 'nowhere.toml'"),
         (["train", "num_generations=4"], "'num_generations' is 'group_size' here"),
         (["train", "group_siz=4", "--dry-run"], "Did you mean 'group_size'?"),
-        (["train", "recipe=rspo", "--dry-run"], "recipe rspo needs a router"),
-        (["train", "recipe=rspo", "--dry-run"], "recipe rspo needs a router"),
+        (["train", "recipe=rspo", "--dry-run"], "rspo reads which experts a token visits"),
         (
             ["train", "recipe=prime", "reference.update=ema:0.9", "--dry-run"],
             "would move what the implicit reward model of prime",

@@ -581,15 +581,15 @@ def test_an_export_that_says_something_else_is_refused(
     damage: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And leaves nothing behind."""
-    real = checkpoint.save
+    real = checkpoint.contents
 
-    def faulty(model: Transformer, path: Path, files: Any, **options: Any) -> None:
+    def faulty(model: Transformer, files: Any, dtype: torch.dtype) -> checkpoint.Contents:
         with torch.no_grad():
             model.layers[0].mlp.down_proj.weight[0, 0] += 0.5 if damage == "one number" else 1e38
             model.layers[0].mlp.down_proj.weight[0, 0] *= 1 if damage == "one number" else 1e38
-        real(model, path, files, **options)
+        return real(model, files, dtype)
 
-    monkeypatch.setattr(exporting, "save", faulty)
+    monkeypatch.setattr(exporting, "contents", faulty)
     with pytest.raises(ModelError, match="say something else"):
         exporting.export(exporting.checkpoint_in(trained), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

@@ -55,3 +55,14 @@ def test_pytorch_is_loaded_within_a_phase() -> None:
     )  # fmt: skip
     told = json.loads(ran.stdout.splitlines()[-1])
     assert told == {name: [["starting PyTorch"]] for name in COMMANDS}
+
+
+def test_ctrl_c_while_python_takes_itself_down_is_no_traceback() -> None:
+    """Behind the command's last word, with its status; PyTorch takes seconds to be taken down."""
+    code = (
+        "import os, signal, sys; from groupwise import cli; cli.main = lambda: 3\n"
+        "import atexit; atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "sys.exit(cli.command())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (3, "")

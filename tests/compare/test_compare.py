@@ -22,11 +22,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import forked
 
 import groupwise
 from benchmarks import false_positives
 from groupwise.cli import main
 from groupwise.commands.compare import too_few
+from groupwise.common.progress import Phase, Watcher
 from groupwise.compare import charts, summary, workers
 from groupwise.compare.arms import Arm, ArmBudget, arms_of, check, sweep_values
 from groupwise.compare.findings import findings, pairs
@@ -233,11 +235,23 @@ def test_files_for_people(done: Path) -> None:
 
 
 def test_a_finished_comparison_is_told_again_without_a_run(
-    done: Path, config: Path, capsys: pytest.CaptureFixture[str]
+    done: Path,
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = fixed(result(done))
+    named, begin = list[str](), Watcher.begin
+
+    def noted(watcher: Watcher, phase: Phase) -> None:
+        named.append(phase.name)
+        begin(watcher, phase)
+
+    monkeypatch.setattr(Watcher, "begin", noted)
     assert main(command(config, done, "--json")) == 0
     said = capsys.readouterr()
+    # Without a run, too, what may take long says what it is.
+    assert {"checking the arms", "judging the arms", "writing tables and plots"} <= {*named}
     assert fixed(json.loads(said.out)) == before
     assert "6 runs are done already" in said.err
 
@@ -437,12 +451,12 @@ def test_code_that_changed_is_refused_where_something_was_learned_with_it(
     plugin.write_text(failing)
     (model,) = (done / "start").iterdir()
     arms = ("grpo", shlex.quote(f"{plugin}:scaled"))
-    asked = [sys.executable, "-m", "groupwise.cli", *command(config, out, arms=arms)]
-    asked += ["--set", f"model.path={model}"]
+    asked = [*command(config, out, arms=arms), "--set", f"model.path={model}"]
 
     def call() -> tuple[int, str]:
-        found = subprocess.run(asked, capture_output=True, text=True, check=False)
-        return found.returncode, found.stderr
+        """In a process of its own, which has not loaded the file in an earlier form."""
+        status, _, said = forked(asked, tmp_path)
+        return status, said
 
     assert call()[0] == 1
     sound = "return log_ratio_NT * advantage_NT, torch.zeros_like(batch.mask_NT)"
@@ -677,7 +691,7 @@ def test_a_sweep_splits_at_its_own_commas() -> None:
         (["grpo", "grpo eval.tasks=32"], "differ in eval.tasks"),
         (["grpo", "grpo seed=3"], "differ in seed"),
         (["grpo", "nosuch.toml"], "There is no configuration"),
-        (["grpo", "rspo"], "needs a router"),
+        (["grpo", "rspo"], "which experts a token visits"),
         (["grpo", "dapo", "--config", "nosuch.toml"], "There is no configuration"),
         (["grpo", "dapo", "--jobs", "0"], "--jobs 0"),
         (["grpo", "dapo", "--measure", "weights/fingerprint"], "is no number"),

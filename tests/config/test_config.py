@@ -76,7 +76,7 @@ def of_hint(hint: Any) -> st.SearchStrategy[Any]:
         return st.builds(hint, **{name: of_hint(each) for name, each in inside.items()})
     kind, bounds = args if origin is typing.Annotated else (hint, Range())
     if isinstance(bounds, Forms):
-        numbered = [f"{word}:{'2' if kind is int else '0.5'}" for word, kind, _ in bounds.numbered]
+        numbered = [x.replace("K", "2").replace("X", "0.5") for x in bounds.patterns]
         return st.sampled_from([*bounds.words, *numbered])
     if origin is typing.Literal:
         return st.sampled_from(args)
@@ -505,20 +505,19 @@ def test_overlong_becomes_visible_slots(name: str, way: str) -> None:
 # --- checks -----------------------------------------------------------------------------------
 
 
-NOT_HELD = {
-    "rspo": "router",
-    "routing_replay": "router",
-    "routing_replay_r3": "router",
-}
+OF_MIXTURES = ("rspo", "routing_replay", "routing_replay_r3")
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_every_recipe_trains_by_name_or_says_what_it_lacks(name: str) -> None:
     config = load(recipe=name)
-    if name in NOT_HELD:
-        message = f"recipe {name} needs an? {NOT_HELD[name]}, which this trainer does not hold yet"
-        with pytest.raises(ConfigError, match=rf"{message}\. Take instead \w+"):
+    if name in OF_MIXTURES:
+        message = (
+            f"recipe {name} reads which experts a token visits, and the embedded model is dense"
+        )
+        with pytest.raises(ConfigError, match=rf"{message}.*or take gspo"):
             check_config(config)
+        assert not check_config(load(recipe=name, tiny={"experts": 8}))
     elif isinstance(config.recipe, PairRecipe):
         check_config(config)
     elif "teacher" in config.recipe.roles:

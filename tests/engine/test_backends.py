@@ -212,6 +212,8 @@ GOOD = Completion((1, 2), torch.tensor([-1.0, -2.0]), "eos", 0)
         (Says(GOOD, replace(GOOD, logp_T=torch.zeros(1))), "2 tokens and log-probabilities of "
          "shape (1,). Give one for every token"),
         (Says(GOOD, replace(GOOD, logp_T=torch.tensor([-1.0, float("nan")]))), "not finite"),
+        (Says(GOOD, replace(GOOD, routes_TLK=torch.zeros(2, 1, 1, dtype=torch.int16))),
+         "has experts of 2 tokens, and prompt and answer without the last token have 5"),
         (Says(GOOD, replace(GOOD, finish="stopped")), "ended by 'stopped'. Say what ended it"),
         (Says(GOOD, replace(GOOD, weights="int8")), "sampled from weights 'int8', and the engine's "
          "capabilities say 'shared'"),
@@ -311,6 +313,8 @@ def test_a_second_engine_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"engine__exact": True, "model__device": "cuda", "model__dtype": "bfloat16"},
          "engine.exact=true can't hold with engine.backend="),
         ({"recipe": "dppo_topk"}, "reads the sampler's likeliest tokens"),
+        ({"recipe": "routing_replay_r3", "tiny__experts": 4}, "take routing_replay."),
+        ({"engine__record_routes": True, "tiny__experts": 4}, "engine.record_routes=false"),
     ],
 )  # fmt: skip
 def test_what_an_engine_cannot_do_is_refused(changes: Any, words: str, own: str) -> None:

@@ -41,7 +41,7 @@ def equipped(name: str = "smollm2", exact: bool = False) -> Transformer:
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", ["smollm2", "qwen3"])
+@pytest.mark.parametrize("name", ["smollm2", "qwen3", "qwen3_moe"])
 def test_kernels_and_plain_engine_write_the_same(name: str) -> None:
     sampling = Sampling(max_tokens=3, temperature=0.0)
     requests = [request(5, 1, 0), request(9, 1, 1)]
@@ -123,17 +123,33 @@ def test_long_prompts_of_large_batches_are_read_once(
 
 
 @pytest.mark.usefixtures("few")
-def test_in_exact_mode_a_completion_has_the_same_bits_in_any_company() -> None:
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("olmoe", marks=pytest.mark.slow)])
+def test_in_exact_mode_a_completion_has_the_same_bits_in_any_company(name: str) -> None:
     sampling = Sampling(max_tokens=3)
     requests = [request(4 + 3 * n, 2, n) for n in range(2)]
-    single = engine(equipped(exact=True), slots=1).generate(requests, sampling)
-    many = engine(equipped(exact=True), slots=8).generate(requests, sampling)
+    single = engine(equipped(name, exact=True), slots=1).generate(requests, sampling)
+    many = engine(equipped(name, exact=True), slots=8).generate(requests, sampling)
     for a, b in zip(single, many, strict=True):
         assert all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.usefixtures("twins")
-@pytest.mark.parametrize("name", ["smollm2", "qwen2"])
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_routes_are_recorded_on_the_device(slots: int) -> None:
+    """With slots that are used again, and beside rows that only fill up."""
+    sampling = Sampling(max_tokens=17, temperature=0.0, record_routes=True)
+    requests = [request(5, 2, 0), request(9, 1, 1), request(1, 3, 2)]
+    plain = engine("qwen3_moe").generate(requests, sampling)
+    fast = engine(twin("qwen3_moe"), slots=slots).generate(requests, sampling)
+    for asked, a, b in zip(requests, plain, fast, strict=True):
+        for one_way, other in zip(a, b, strict=True):
+            assert one_way.routes_TLK is not None and other.routes_TLK is not None
+            assert len(other.routes_TLK) == len(asked.prompt) + len(other.token_ids) - 1
+            assert torch.equal(one_way.routes_TLK, other.routes_TLK)
+
+
+@pytest.mark.usefixtures("twins")
+@pytest.mark.parametrize("name", ["smollm2", "qwen2", "mixtral"])
 def test_greedy_is_that_of_the_plain_engine(name: str) -> None:
     sampling = Sampling(max_tokens=17, temperature=0.0)
     requests = [request(5, 2, 0), request(9, 1, 1)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from engine_zoo import engine, learner_logp, one, request, same, tokenizer, worst
-from model_zoo import CONFIGS, all_logits, hidden, make, sequences
+from model_zoo import CONFIGS, MIXTURES, all_logits, hidden, make, sequences
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
@@ -41,7 +41,7 @@ def hugging_face(name: str, model: Transformer) -> Any:
     return theirs
 
 
-@pytest.mark.parametrize("name", ["smollm2", "llama3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["smollm2", "llama3", "qwen2", "qwen3", *MIXTURES])
 def test_greedy_equals_transformers_token_for_token(name: str) -> None:
     model = make(name)
     theirs = hugging_face(name, model)
@@ -86,7 +86,7 @@ def test_greedy_equals_transformers_on_smollm2(tmp_path: Path) -> None:
         assert worst(loaded.model, asked, group) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["smollm2", "llama2", "qwen3"])
+@pytest.mark.parametrize("name", ["smollm2", "llama2", "qwen3", *MIXTURES])
 def test_any_batch_composition_gives_the_same_bits(name: str) -> None:
     """Alone in one slot, in company, in any order, starting late: bitwise."""
     model = make(name)
@@ -152,7 +152,7 @@ def test_cached_attention_is_exact_and_alone_in_its_row(
         assert torch.equal(look(rows, top), found[rows])
 
 
-@pytest.mark.parametrize("name", ["smollm2", "llama2", "qwen3"])
+@pytest.mark.parametrize("name", ["smollm2", "llama2", "qwen3", *MIXTURES])
 def test_sampler_and_learner_agree_to_the_bit(name: str) -> None:
     """Hidden states from the cache, from a pack, and behind a shared prompt, up to 128 tokens."""
     model, rows = make(name), sequences([48, 80, 20])
@@ -200,7 +200,7 @@ def test_a_prompt_is_computed_once_for_its_group(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("name", ["smollm2", "llama3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["smollm2", "llama3", "qwen2", "qwen3", *MIXTURES])
 def test_bug_20_recorded_logp_equals_a_fresh_forward(name: str, temperature: float) -> None:
     model = make(name)
     asked = request(9, 12)

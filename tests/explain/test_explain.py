@@ -30,12 +30,12 @@ from groupwise.explain.explain import (
 from groupwise.explain.memory import GRADIENT, bytes_a_weight, memory
 from groupwise.explain.render import choice_text, explain_text, recipes_text
 from groupwise.methods.composition import RECIPE_SLOTS, Recipe
+from groupwise.methods.mixtures import ASKED, INSTEAD
 from groupwise.methods.slots import REGISTRY, parse
-from groupwise.methods.trainable import lacking
 from groupwise.model import cost
 from groupwise.optim.roles import role_sizes
 from groupwise.recipes import RECIPES
-from groupwise.stages.checks import models_not_held
+from groupwise.stages.group_checks import routes_not_told
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = list(notes())  # the package's own: other tests may have registered theirs
@@ -270,23 +270,22 @@ def test_choices_by_hand(answers: str, first: str) -> None:
     assert all(item["reasons"] for item in found)
     points = [item["points"] for item in found]
     assert points == sorted(points, reverse=True)
-    assert not any(lacking(recipe(item["recipe"])) for item in found)  # what trains, alone
 
 
-def test_what_can_not_be_trained_is_said_with_the_nearest_that_can() -> None:
+def test_what_a_recipe_asks_of_the_model_is_said_with_what_others_take_instead() -> None:
     """By the rule that refuses a run, and no list of its own."""
-    for name in NAMES:
-        refused = refusals(name) if isinstance(recipe(name), Recipe) else []
-        said = explain(name)["untrainable"]
-        assert len(said) == len(refused)
-        for text, refusal in zip(said, refused, strict=True):
-            assert refusal.removeprefix(f"recipe {name} ") in text
-    for name in ("ppo", "ppo_dual_clip", "vapo", "prime", "ppo@verl", "prime@release"):
-        assert not explain(name)["untrainable"] and "refused" not in explain_text(explain(name), 99)
-    assert "refused" in explain_text(explain("rspo"), 100)
+    asking = {name for name in NAMES if explain(name)["asks"]}
+    assert asking == {"rspo", "routing_replay", "routing_replay_r3"}
+    for name in asking:
+        (said,) = explain(name)["asks"]
+        (refused,) = refusals(name)
+        for words in (ASKED, INSTEAD):
+            assert words in said and words in refused
+    assert INSTEAD.split(",")[0] in RECIPES
+    assert "asks" in explain_text(explain("rspo"), 100)
     (row,) = [row for row in table() if row["name"] == "rspo"]
-    assert "Take instead gspo" in recipes_text([row], 1000)
-    assert any("the nearest to rspo" in why for why in choose({"moe": "yes"})[0]["reasons"])
+    assert "For other models take gspo" in recipes_text([row], 1000)
+    assert [item["recipe"] for item in choose({"moe": "yes"})][:2] == ["gspo", "rspo"]
 
 
 def test_what_a_recipe_holds_in_memory_is_what_a_plan_counts() -> None:
@@ -311,10 +310,10 @@ def test_what_a_recipe_holds_in_memory_is_what_a_plan_counts() -> None:
 
 
 def refusals(name: str) -> list[str]:
-    """What a run with it is refused with for want of a model."""
+    """What a run with it is refused with for want of experts."""
     config = load(recipe=name)
     assert isinstance(config.recipe, Recipe)
-    return list(models_not_held(config, config.recipe))
+    return list(routes_not_told(config, config.recipe))
 
 
 def test_choices_say_what_would_be_idle() -> None:

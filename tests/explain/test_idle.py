@@ -76,6 +76,11 @@ def without_gate(made: Recipe, slot: Slot) -> Recipe:
     return (neutral(made, made.gate) or made) if slot.kind == "ratio" else made
 
 
+def far_off(spread: float) -> Sample:
+    """A batch in which policies differ by so many nats a token; masks may ask for many."""
+    return random_sample(1, spread=spread)
+
+
 # --- the facts, both ways ---------------------------------------------------------------------
 
 
@@ -92,7 +97,7 @@ def test_a_slot_is_called_idle_exactly_if_no_update_differs_without_it(name: str
             continue
         idle_here, idle_there = (
             all(same(update(base, sample), update(plain, sample)) for sample in samples)
-            for samples in (map(on_policy, (1, 2)), [random_sample(1, spread=2.0)])
+            for samples in (map(on_policy, (1, 2)), map(far_off, (2.0, 8.0)))
         )
         # What never acts, such as routing replay, whose work is the model's, is not called idle.
         assert (slot in called) == (idle_here and not idle_there), slot
@@ -114,11 +119,13 @@ def test_every_gate_of_the_package_but_the_smoothing_one_is_idle_at_a_ratio_of_o
     name: str,
 ) -> None:
     """By hand: ∂S/∂ℓ = A at r = 1 inside any range; SimKO spreads the gradient over candidates,
-    and DFT weighs a token by its probability."""
+    DFT weighs a token by its probability, and a weight of a whole answer's ratio on each of its
+    log-probabilities is not that ratio's own gradient, which is n_i times as large."""
     users: list[Recipe] = [once(x) for x in POLICY_RECIPES if recipe(x).gate.name == name]
     for made in users:
         found = {each.slot.kind for each in idle(made, ON_POLICY)}
-        asked = name not in ("topk_smoothing", "score", "score_by_probability", "unclipped")
+        others = ("topk_smoothing", "score", "score_by_probability", "unclipped")
+        asked = name not in (*others, "gamma_weight", "taper")
         assert ("gate" in found) == asked
 
 

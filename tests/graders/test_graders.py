@@ -10,7 +10,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from task_files import read
 
 from groupwise.data.generators import generate
 from groupwise.errors import RewardError
+from groupwise.graders import functions
 from groupwise.graders.answers import countdown, evaluate, final, in_format
 from groupwise.graders.mathematics.amounts import matches, written
 from groupwise.graders.mathematics.numbers import answer_number, gold_number, number
@@ -385,10 +386,14 @@ not_callable = 3
 """
 
 
-@pytest.fixture
-def function(tmp_path: Path) -> Callable[[str], str]:
-    (tmp_path / "rewards.py").write_text(FUNCTIONS)
-    return lambda name: f"{tmp_path}/rewards.py:{name}"
+@pytest.fixture(scope="module")
+def function(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Functions of one file, whose process has loaded PyTorch once for all tests."""
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "rewards.py").write_text(FUNCTIONS)
+    process = functions.workers(str(folder))
+    yield lambda name: f"{folder}/rewards.py:{name}"
+    process.close()
 
 
 def rows(*texts: str) -> list[tuple[Task, str, tuple[int, ...], str]]:

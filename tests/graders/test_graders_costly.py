@@ -100,6 +100,8 @@ def test_a_costly_answer_to_a_gym_task_is_0_unless_the_row_is_to_blame(
         task = Task(0, "q", answer, columns={"metadata": {"source_dataset": "x"}})
         return SampleToGrade(task, text, (), "eos")
 
-    marks = part.grade([sample("burn", "a"), sample("a", "a"), sample("burn", "burn")])
-    assert [(m.value, m.status) for m in marks] == [(0.0, "ok"), (1.0, "ok"), (None, "timeout")]
+    monkeypatch.setattr("groupwise.graders.pool.HANGS", 4)
+    for text, status in (("burn", "timeout"), ("sleep", "timeout"), ("exit", "error")):
+        marks = part.grade([sample(text, "a"), sample("a", "a"), sample(text, text)])
+        assert [(m.value, m.status) for m in marks] == [(0.0, "ok"), (1.0, "ok"), (None, status)]
     work.close()

@@ -49,8 +49,10 @@ def test_property_enough_right_digits_stand_for_a_fraction(
     assert compare(gold, front + said) is True or zeros
     assert compare(gold, front + said, Rounding(digits=None)) is False
     wrong = f"{said[:-1]}{(int(said[-1]) + 4) % 9 + 1}"
+    printed = [format(float(value), digits) for digits in (".15g", ".16g", ".17g")]
     for other in (wrong, cut(value, 3, up), said.replace(".", "1.", 1)):
-        assert compare(gold, front + other) is False, other
+        by_computer = other in printed  # of 1592/3, 530.66666666666663: wrong in its last digit
+        assert compare(gold, front + other) is by_computer, other
     assert compare(gold, ("" if front else "-") + said) is False
 
 

@@ -105,6 +105,35 @@ def test_votes_are_averaged_and_unreadable_ones_left_out(endpoint):
     assert part.grade(samples("x"))[0].value == pytest.approx((1 / 5 + 4 / 5) / 2)
 
 
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_an_answer_too_long_for_the_judge_is_judged_by_its_beginning(endpoint, status):
+    """No verdict would be a way around a bad one. What is refused for no length stays refused."""
+
+    def respond(body):
+        shown = body["messages"][1]["content"]
+        if len(shown) > 4_000 or "forbidden" in shown:
+            return status, {}
+        return f'{{"score": {5 if "good" in shown else 1}}}'
+
+    server = endpoint(respond)
+    part = judge((), url=server.url, model="m")
+    texts = ("good", "x" * 9_000 + "good", "good" + "x" * 9_000, "forbidden" + "x" * 600)
+    short, hidden, shown, never = part.grade(samples(*texts))
+    assert (short.value, hidden.value, shown.value) == (1.0, 0.2, 1.0)
+    assert short.reason == "1 votes: [1.0]"
+    assert shown.reason == "1 votes: [1.0], of 2,251 characters: the judge refuses more"
+    assert never.status == "error" and str(status) in never.reason
+    assert len(server.bodies) == 4 + 3 + 2  # halves: 4,504 characters, 2,252 or 304; 2,251
+
+    both = endpoint(lambda body: (400, {}) if len(body["messages"][1]["content"]) > 4_000 else B)
+    pairwise = judge((), url=both.url, model="m", form="pairwise")
+    (mark,) = pairwise.grade(samples("x" * 9_000, answer="a short one"))
+    assert mark.value == 0.5 and "of 2,250 characters" in mark.reason
+
+
+B = '{"better": "B"}'
+
+
 @pytest.mark.parametrize(
     "sent, why",
     [

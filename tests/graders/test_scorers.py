@@ -168,13 +168,43 @@ def test_tokens_without_a_text_are_no_end_of_a_step(bert_folder):
     assert [score for _, score in mark.steps] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_text_too_long_is_an_error_of_its_own(bert_folder, reward_folder):
-    part = prm((), path=bert_folder)
-    long, short = part.grade(samples("x" * 100, "short"))
-    assert long.status == "error" and "up to 64" in long.reason
-    assert short.value == part.grade(samples("short"))[0].value
-    fits, longer = rm((), path=reward_folder).grade(samples("x" * 251, "x" * 252))
-    assert fits.status == "ok" and longer.status == "error"  # 5 are the prompt's
+def test_an_answer_too_long_is_scored_as_one_that_stops_at_the_limit(reward_folder):
+    """Neither a way around a low score, nor a hiding place: what stands behind changes nothing."""
+    part = rm((), path=reward_folder)
+    fits = "".join(chr(97 + at % 26) for at in range(251))  # 5 more are the prompt's
+    whole, long, longer = part.grade(samples(fits, fits + "?", fits + "the best of all" * 999))
+    assert whole.value == long.value == longer.value and whole.reason == ""
+    assert "behind 251 characters: 257 tokens; the reward model reads up to 256" in long.reason
+    own = replace(part.scorer, end=3)  # a model that was trained here reads the end token last
+    read = own.read(Task(0, "ask: "), fits, ended=True)
+    assert (len(read.ids), read.ids[-2:], read.kept) == (256, [ord(fits[249]), 3], 250)
+
+
+def test_what_a_template_writes_behind_an_answer_stays(tmp_path):
+    template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<e>{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    folder = folder_of(tmp_path, transformers.AutoModelForSequenceClassification, 1, template)
+    read = rm((), path=folder).scorer.read(Task(0, "ask"), "x" * 999)
+    said = "[user]ask<e>[assistant]" + "x" * 230 + "<e>"
+    assert len(said) == 256 and read.ids == ids(said)[0].tolist() and read.kept == 230
+
+
+def test_steps_behind_the_limit_are_no_good_ones(bert_folder):
+    part = prm((), path=bert_folder, separator=".", process=True)
+    text = "one.two." + "x" * 60 + ".four"
+    (mark,), (stopped,) = part.grade(samples(text)), part.grade(samples(text[:56]))
+    assert [end for end, _ in mark.steps] == [3, 7, 68, 73]
+    assert [score for _, score in mark.steps[2:]] == [0.0, 0.0]
+    assert mark.steps[:2] == stopped.steps[:2] and mark.steps[1][1] > 0
+    assert mark.value == 0.0 and "reads up to 64" in mark.reason  # pool=min
+    for pool, value in (("last", 0.0), ("mean", sum(score for _, score in mark.steps[:2]) / 4)):
+        (other,) = replace(part, pool=pool).grade(samples(text))
+        assert other.value == pytest.approx(value)
+
+
+def test_a_prompt_too_long_is_no_fault_of_the_answer(reward_folder):
+    (mark,) = rm((), path=reward_folder).grade(samples("yes", prompt="x" * 257))
+    assert mark.status == "error" and "257 tokens; the reward model reads up to 256" in mark.reason
 
 
 def test_half_a_character_is_no_crash(reward_folder):
@@ -193,17 +223,21 @@ def test_one_step_that_is_no_number_spoils_the_answer(step_folder):
     """Whatever the pool: the lowest of a number and of none is the number, in Python."""
     part = prm((), path=step_folder, process=True)
     for pool in ("min", "mean", "last"):
-        mark = replace(part, pool=pool)._mark([0.5, float("nan"), 0.75], [1, 2, 3])
+        read = Reading([1], [0])
+        mark = replace(part, pool=pool)._mark([0.5, float("nan"), 0.75], [1, 2, 3], read)
         assert mark.status == "error" and mark.steps == () and "nan" in mark.reason
 
 
-def test_a_token_that_the_model_does_not_know_is_an_error_of_its_own(reward_folder):
-    part = rm((), path=reward_folder)
-    known = part.scorer.model.get_input_embeddings().num_embeddings
-    assert part.scorer.unread([0, known - 1]) == ""
-    assert f"token {known}; the reward model knows {known}" == part.scorer.unread([0, known])
-    read = [Reading([0], [0]), Reading([], [], "why")]
-    assert part.scorer.logits(read)[1] is None
+def test_an_answer_ends_before_a_token_that_the_model_does_not_know(tmp_path):
+    """A tokenizer may have more tokens than the model, and an answer may spell them."""
+    auto = transformers.AutoModelForSequenceClassification
+    part = rm((), path=folder_of(tmp_path, auto, 1, vocab_size=120))
+    strange, whole = part.grade(samples("good,z bad", "good,"))
+    assert strange.value == whole.value
+    assert "behind 5 characters: token 122; the reward model knows 120" in strange.reason
+    (mark,) = part.grade(samples("good", prompt="z?"))
+    assert mark.status == "error" and "token 122" in mark.reason
+    assert part.scorer.logits([Reading([0], [0]), Reading([], [], "why")])[1] is None
 
 
 def test_a_text_that_the_tokenizer_refuses_is_an_error_of_its_own(reward_folder, monkeypatch):

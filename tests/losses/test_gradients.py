@@ -568,6 +568,10 @@ def _has_stop_gradient(name: str) -> bool:
     estimators = {slot.get("estimator") for slot in (*made.penalty, *made.auxiliary)}
     gates = (
         "weight_cap",
+        "gamma_weight",
+        "band_mask",
+        "taper",
+        "score_ring",
         "tv_mask",
         "kl_mask",
         "topk_mask",

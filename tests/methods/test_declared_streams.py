@@ -38,7 +38,9 @@ def test_slots_read_what_they_declare(name: str, monkeypatch: pytest.MonkeyPatch
         if inside and inside[-1].kind != "width":
             slot = inside[-1]
             said = {*slot.needs, *slot.definition.traits.outputs, *ALWAYS}
-            if slot.kind in ("ratio", "correction"):  # `Recipe.streams` knows when it is needed
+            if (
+                slot.kind in ("ratio", "correction") or "anchor" in slot
+            ):  # `Recipe.streams` knows when it is needed
                 said.add(f"{slot.get('anchor', 'old')}_logp_NT")
             if wanted not in said:
                 undeclared.add((slot.name, wanted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import subprocess
@@ -21,7 +22,7 @@ from groupwise.explain.render import explain_text
 from groupwise.losses.gates import clip, constant
 from groupwise.methods.composition import PairRecipe, Recipe
 from groupwise.methods.method import About
-from groupwise.methods.slots import REGISTRY, parse, shown
+from groupwise.methods.slots import REGISTRY, find, parse, shown
 from groupwise.recipes import RECIPES, load_plugin
 
 
@@ -415,3 +416,34 @@ def test_facts_about_a_slot_are_words_that_are_known(text: str, said: str, tmp_p
     path = written(tmp_path, f"from groupwise.slots import *\n{text}\ndef odd({arguments}): ...\n")
     with pytest.raises(RecipeError, match=said):
         load_plugin(str(path))
+
+
+FORKING = """
+import os
+from typing import Literal
+from groupwise.methods.slots import gate
+
+@gate(equation="S = A")
+def forking(log_ratio_NT, advantage_NT, batch, *, how: Literal["returns", "leaves", "fails"]):
+    child = os.fork()
+    if child == 0:
+        if how == "leaves":
+            raise SystemExit(3)
+        return 1 / (how == "returns")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("returns", 0), ("leaves", 3), ("fails", 1)])
+def test_a_child_that_a_slot_forks_does_not_go_on_as_a_second_trainer(
+    how: str, status: int, tmp_path: Path
+) -> None:
+    load_plugin(str(written(tmp_path, FORKING)))
+    own, second = os.getpid(), tmp_path / "second"
+    try:
+        found = find("gate", "forking")(how=how)(None, None, None)
+    finally:
+        if os.getpid() != own:
+            second.touch()
+            os._exit(0)
+    assert found == status and not second.exists()

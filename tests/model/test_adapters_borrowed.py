@@ -59,7 +59,7 @@ def adapted(name: str, model: str, rank: int, targets: Any, path: Path) -> Any:
         ("olmo2", "all-linear"),
         ("gpt_neox", ["query_key_value"]),
         ("gpt2", ["c_attn", "c_proj"]),  # weights lie the other way round
-        ("mixtral", ["q_proj", "o_proj"]),
+        ("qwen2_moe", ["q_proj", "o_proj"]),
     ],
 )
 def test_an_adapter_of_peft_s_gives_the_log_probabilities_that_it_gives_there(

@@ -23,7 +23,7 @@ from groupwise.prepare.setup import stored_shape
 from groupwise.sync.export import export
 
 
-@pytest.mark.parametrize("name", ["gemma2", "olmoe"])
+@pytest.mark.parametrize("name", ["gemma2", "qwen2_moe"])
 def test_it_trains_saves_resumes_and_exports(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -61,10 +61,10 @@ def test_it_trains_saves_resumes_and_exports(name: str, tmp_path: Path) -> None:
 
 
 def test_a_plan_counts_what_transformers_would_hold(tmp_path: Path) -> None:
-    model = family_folder("olmoe", tmp_path / "model")
+    model = family_folder("qwen2_moe", tmp_path / "model")
     shape = stored_shape(model)
     assert shape is not None
-    own = lender("olmoe", vocab_size=len(ALPHABET) + 1)
+    own = lender("qwen2_moe", vocab_size=len(ALPHABET) + 1)
     assert parameters(shape) == sum(p.numel() for p in own.parameters())
     experts = own.config.num_experts_per_tok / own.config.num_experts
     layers = own.model.layers.named_parameters()
@@ -74,7 +74,7 @@ def test_a_plan_counts_what_transformers_would_hold(tmp_path: Path) -> None:
     assert shape.per_token == active
     config = configured(model)
     made = plan(config, here(config))
-    assert made.peak > parameters(shape) * 16 and "olmoe runs through" in str(made.as_dict())
+    assert made.peak > parameters(shape) * 16 and "qwen2_moe runs through" in str(made.as_dict())
 
 
 def test_a_plan_of_what_can_not_run_says_why(tmp_path: Path) -> None:

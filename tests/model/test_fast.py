@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", ["smollm2", "qwen2", "qwen3", "llama_biases"])
+@pytest.mark.parametrize(
+    "name", ["smollm2", "qwen2", "qwen3", "llama_biases", "qwen3_moe", "olmoe", "mixtral"]
+)
 @pytest.mark.parametrize("kind", ["Fast", "Exact"])
 def test_kernels_compute_the_same_model(kind: str, name: str, recompute: bool) -> None:
     if (kind == "Exact" or recompute) and name in ("qwen3", "llama_biases"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from groupwise.errors import ModelError
 from groupwise.model.formats import checkpoint
 from groupwise.model.formats.checkpoint import load, load_weights, save
 from groupwise.model.layers.transformer import Transformer
+from groupwise.runfiles import whole
 
 
 def companions() -> dict[str, bytes]:
@@ -152,9 +154,11 @@ def test_a_second_copy_of_a_tied_head_must_be_a_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("No space left")])
-@pytest.mark.parametrize("where", ["write_tensors", "_flush", "_swap_in"])
+@pytest.mark.parametrize(
+    ("where", "call"), [(checkpoint, "write_tensors"), (whole, "_sync"), (whole, "_put")]
+)
 def test_a_failed_save_leaves_the_old_folder_untouched(
-    error: Exception, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, where: ModuleType, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = make("llama2", seed=1)
     save(old, tmp_path / "out", companions())
@@ -162,7 +166,7 @@ def test_a_failed_save_leaves_the_old_folder_untouched(
     def full(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(checkpoint, where, full)
+    monkeypatch.setattr(where, call, full)
     with pytest.raises(ModelError, match="No space left"):
         save(make("llama2", seed=2), tmp_path / "out", companions(), replace=True)
     monkeypatch.undo()
@@ -175,8 +179,8 @@ def test_an_existing_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="exists already"):
         save(make("llama2", seed=2), tmp_path / "out", {})
     # What a process killed in the middle leaves behind does not disturb the next one.
-    (tmp_path / ".out.partial").mkdir()
-    (tmp_path / ".out.partial" / "junk").write_text("x")
+    (tmp_path / ".out.0a1b2c3d.partial").mkdir()
+    (tmp_path / ".out.0a1b2c3d.partial" / "junk").write_text("x")
     save(make("llama2", seed=2), tmp_path / "out", {}, replace=True)
     assert same(make("llama2", seed=2), load_weights(tmp_path / "out"))
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -98,10 +98,13 @@ def by_hand(config: ModelConfig, state: Mapping[str, Tensor], token_T: Tensor) -
         values: list[list[Tensor]] = []
         for t, x in enumerate(stream):
             x1 = norm(at + "input_layernorm", x)
-            q, k, v = (
-                apply(f"{at}self_attn.{part}_proj", x1).split(config.head_dim) for part in "qkv"
-            )
-            if config.qk_norm:
+            q1, k1, v1 = (apply(f"{at}self_attn.{part}_proj", x1) for part in "qkv")
+            if config.wide_norm:
+                q1, k1 = norm(at + "self_attn.q_norm", q1), norm(at + "self_attn.k_norm", k1)
+            if config.clip_qkv is not None:
+                q1, k1, v1 = (y.clamp(-config.clip_qkv, config.clip_qkv) for y in (q1, k1, v1))
+            q, k, v = (y.split(config.head_dim) for y in (q1, k1, v1))
+            if config.qk_norm and not config.wide_norm:
                 q = [norm(at + "self_attn.q_norm", head) for head in q]
                 k = [norm(at + "self_attn.k_norm", head) for head in k]
             keys.append([turn(head, t) for head in k])
@@ -114,11 +117,29 @@ def by_hand(config: ModelConfig, state: Mapping[str, Tensor], token_T: Tensor) -
                 seen.append(weight @ torch.stack([past[shared] for past in values]))
             x = x + apply(at + "self_attn.o_proj", torch.cat(seen))
             x2 = norm(at + "post_attention_layernorm", x)
+            if layer in config.sparse_layers:
+                stream[t] = x + experts_by_hand(config, state, at + "mlp.", x2)
+                continue
             gate = apply(at + "mlp.gate_proj", x2)
             inner = gate * torch.sigmoid(gate) * apply(at + "mlp.up_proj", x2)
             stream[t] = x + apply(at + "mlp.down_proj", inner)
     head = state["model.embed_tokens.weight" if config.tied else "lm_head.weight"]
     return torch.stack([head @ norm("model.norm", x) for x in stream])
+
+
+def experts_by_hand(config: ModelConfig, state: Mapping[str, Tensor], at: str, x: Tensor) -> Tensor:
+    """One token's visits, one after the other; scores by exponentials."""
+    experts = config.experts
+    assert experts is not None
+    weight = [math.exp(row @ x) for row in state[at + "gate.weight"]]
+    largest = sorted(range(experts.count), key=lambda e: -weight[e])[: experts.chosen]
+    whole = sum(weight[e] for e in largest) if experts.normalised else sum(weight)
+    total = torch.zeros_like(x)
+    for e in largest:
+        gate, up = (state[at + "experts.gate_up_proj"][e] @ x).split(experts.width)
+        made = state[at + "experts.down_proj"][e] @ (gate * torch.sigmoid(gate) * up)
+        total += weight[e] / whole * made
+    return total
 
 
 def test_frequencies_stay_where_they_are_whatever_other_models_come() -> None:

@@ -129,11 +129,12 @@ class TableEngine(BatchEngine):
         self.seed = seed
 
     def answer(self, requests, sampling):
-        return [[self._one(each, n) for n in range(each.samples)] for each in requests]
+        asked = [(each, n) for each in requests for n in range(each.samples)]
+        named = [key(self.seed, each.stream, each.prompt_id, each.draw, n) for each, n in asked]
+        drawn = iter(uniforms(torch.tensor(named), LENGTH).tolist())
+        return [[self._one(each, next(drawn)) for _ in range(each.samples)] for each in requests]
 
-    def _one(self, request: Request, number: int) -> Completion:
-        named = (request.stream, request.prompt_id, request.draw, number)
-        drawn_T = uniforms(torch.tensor([key(self.seed, *named)]), LENGTH)[0].tolist()
+    def _one(self, request: Request, drawn_T: list[float]) -> Completion:
         ids = request.begun_ids
         for at in range(LENGTH - request.begun):
             ids += (int(drawn_T[at] < chance(ids)),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from steps import Start
 from groupwise.cli import main
 from groupwise.config import load
 from groupwise.errors import ConfigError
+from groupwise.graders.judge import Judge
+from groupwise.graders.parts import Mark
 from groupwise.probing import pair_labels
 from groupwise.probing.pair_labels import FAILED, TIE, PairRequest, prepare_pairs, why_not
+from groupwise.records import Task
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,27 @@ def test_what_was_stopped_goes_on_to_the_same_rows(
         prepared(start, seed=7).run(parts)
     prepared(start).run(parts)
     assert calls == [4, 4, 4, 4] and parts.read_text() == whole.read_text()
+
+
+def test_a_judge_compares_answers_to_prompts_that_have_none(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to compare with is the model's other one; the data's own was asked for."""
+    seen: list[tuple[str, str]] = []
+
+    def longer(self: Judge, given: Sequence[tuple[Task, str, str]]) -> list[Mark]:
+        seen.extend((one, two) for _, one, two in given)
+        return [Mark(float(len(one) > len(two))) for _, one, two in given]
+
+    monkeypatch.setattr(Judge, "compare", longer)
+    data = start.rows("bare", [{"prompt": f"{a}+1="} for a in range(8)])
+    part = "judge(form='pairwise', url='http://127.0.0.1:1/v1', model='m')"
+    named = {k.replace("__", "."): v for k, v in start.settings(data__train=data).items()}
+    config = load({"model.device": "cpu", **named, "reward.parts": {part: 1.0}})
+    made = prepare_pairs(config, PairRequest(8, compare=True)).run(tmp_path / "pairs.jsonl")
+    assert made.rows and len(seen) == 8
+    pairs = [{one, two} for one, two in seen]
+    assert all({row["chosen"], row["rejected"]} in pairs for row in made.rows)
 
 
 def test_a_judge_and_how_it_is_asked_must_fit(

@@ -13,6 +13,8 @@ from processes import exit_code
 from runs import run
 
 from groupwise.cli import main
+from groupwise.data.judged import stepwise
+from groupwise.probing.labelling import LabelledRow
 from groupwise.probing.step_labels import (
     any_right,
     first_error,
@@ -22,6 +24,7 @@ from groupwise.probing.step_labels import (
     share_right,
     soft_labels,
 )
+from groupwise.records import Task
 
 # Chances of a right answer behind each of six steps: the fourth (from 0: 3) is the first error.
 CHANCES = (0.9, 0.5, 0.7, 0.0, 0.0, 0.0)
@@ -140,6 +143,15 @@ def test_the_model_labels_its_own_answers(
     assert rows_of(again) == rows  # the same seed, the same rows
 
 
+@pytest.mark.parametrize("separator", ["\n", "\n\n"])
+def test_rows_can_be_learned_from_whatever_stands_between_steps(separator: str) -> None:
+    """A line that kept its end would hold the separator, or end in a part of it."""
+    row = LabelledRow("3+1-4=", ["3+1=4\n", "4-4=0 \n\n", " so 0"], [True, True, False]).as_dict()
+    assert row["completions"] == ["3+1=4", "4-4=0", "so 0"]
+    found = stepwise(Task(0, row["prompt"], None, row), separator)
+    assert found.steps == ("3+1=4", "4-4=0", "so 0") and found.labels == (1.0, 1.0, 0.0)
+
+
 def test_answers_of_the_data_are_split_and_join_again(model: Path, tmp_path: Path) -> None:
     tasks = [
         {"prompt": f"{a}+4=", "answer": str(a + 4), "worked": f";;{a + 4 + a % 2}"}
@@ -221,9 +233,8 @@ def test_killed_while_it_writes_there_are_all_rows_or_none(
         label(model, out / "rows.jsonl", *words)
         os._exit(1)
     assert exit_code(child) == -signal.SIGKILL
-    if (out / "rows.jsonl").exists():
-        assert call == "replace" and after
-    else:
-        label(model, out / "rows.jsonl", *words)
+    there = (out / "rows.jsonl").exists()
+    assert not there or (call == "replace" and after)
+    assert label(model, out / "rows.jsonl", *words) == (2 if there else 0)
     assert (out / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
     assert {path.name for path in out.iterdir()} == {"rows.jsonl", others.name}

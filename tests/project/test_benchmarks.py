@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from groupwise.config import load as load_config
 from groupwise.model.config import ModelConfig
+from groupwise.model.cost import active_parameters, parameters
 from groupwise.model.devices import Device
 from groupwise.model.formats.checkpoint import Loaded, load, save
 from groupwise.model.formats.tokenizer import Tokenizer, character_files
@@ -28,8 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import afterwards
 import apples
 import gpu
+import gpu_sft
 import growth
 import gsm8k_reward
+import losses
+import moe
 import shapes
 import unpack
 import written
@@ -252,6 +256,26 @@ def test_step_row(policy: Path, tmp_path: Path) -> None:
     assert last["update_seconds"] > 0
     # Nobody knows what a CPU can do.
     assert last["update_roofline_seconds"] is last["update_model_flop_utilisation"] is None
+
+
+def test_supervised_rows(policy: Path, tmp_path: Path) -> None:
+    learned, rows = tmp_path / "learned.jsonl", tmp_path / "rows.jsonl"
+    learned.write_text('{"prompt": "abc", "solution": "defg"}\n' * 4)
+    given = ["--model", str(policy), "--train", str(learned), "--results", str(rows)]
+    given += ["--warmup", "1", "--steps", "2", "--device", "cpu", "--dtype", "float32"]
+    given += ["--set", "data.template=plain"]
+    gpu_sft.main([*given, "--case", "2:64", "--case", "4:16:r"])
+    few, many = (json.loads(line) for line in rows.read_text().splitlines())
+    # Prompt, answer, end token.
+    row = 3 + 4 + 1
+    assert (few["tokens_a_step"], many["tokens_a_step"]) == (2 * row, 4 * row)
+    assert len(few["first_seconds"]) == 1 and len(few["seconds"]) == 2
+    assert few["tokens_per_second"] == pytest.approx(2 * few["tokens_a_step"] / sum(few["seconds"]))
+    assert (few["micro_tokens_used"], many["micro_tokens_used"], many["recompute"]) == (
+        64,
+        16,
+        True,
+    )
 
 
 def test_a_step_row_on_a_known_device_has_the_share_that_training_prints(
@@ -558,3 +582,32 @@ def test_programs_are_written_for_every_row(tmp_path: Path) -> None:
     found = written.lines(out)
     assert sorted(row["row"] for row in found) == ["7", "7", "HumanEval/7", "HumanEval/7"]
     assert all(row["text"] and row["finish"] in ("length", "eos") for row in found)
+
+
+@pytest.mark.slow  # it loads transformers
+def test_a_mixture_beside_transformers_in_miniature(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    assert moe.main(["--tiny"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows[1]["mean_apart"] < 1e-5 and rows[2]["turned_share"] == 0
+    assert [row["phase"] for row in rows if "times_transformers" in row] == ["rollout", "update"]
+    assert rows[0]["parameters"] > rows[0]["active"] > 0
+
+
+def test_the_mixture_has_the_size_that_is_said() -> None:
+    shape = ModelConfig.from_hf(shapes.SHAPES["moe"])
+    assert parameters(shape) == pytest.approx(0.98e9, rel=0.01)
+    assert active_parameters(shape) == pytest.approx(0.28e9, rel=0.01)
+
+
+def test_losses_names_what_is_above_its_bounds() -> None:
+    """Twice plain GRPO's time and memory, and 2 % of a training step, are within them."""
+    step, bounds = 10.0, (2.0, 2.0)
+    at = losses.Row("at", 0.2, 9.0, *bounds)  # its token phase alone has no bound
+    assert losses.above_bounds([at], step) == []
+    slow, large, long = at._replace(time=2.01), at._replace(memory=2.5), at._replace(seconds=0.3)
+    assert losses.above_bounds([slow, at, large, long], step) == [
+        "at: 2.01x plain GRPO's time, above 2x",
+        "at: 2.50x plain GRPO's memory, above 2x",
+        "at: 3.00% of a training step, above 2%",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +175,13 @@ def test_a_checkpoint_that_is_cleared_away_meanwhile_is_no_difference(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a run that goes on: it keeps the last ones."""
-    folder, write = runs.copy(tmp_path), checkpoint.write_folder
+    folder, write = runs.copy(tmp_path), checkpoint.new_folder
 
-    def slow(*args: Any, **settings: Any) -> None:
+    def slow(path: Path) -> AbstractContextManager[Path]:
         shutil.rmtree(folder.path / "checkpoints/step_2", ignore_errors=True)
-        write(*args, **settings)
+        return write(path)
 
-    monkeypatch.setattr(checkpoint, "write_folder", slow)
+    monkeypatch.setattr(checkpoint, "new_folder", slow)
     assert verify(folder.path).same
     assert not (folder.path / "checkpoints/step_2").exists()
 

@@ -578,6 +578,8 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         value=[0.75, 0.0],
         return_=torch.tensor([0.5, 0.0]),
         process_reward=[-0.25, 0.0],
+        rerouted=[0.5, 0.0],
+        routes=torch.tensor([[[3, 300]], [[-1, -1]]], dtype=torch.int16),
         reward=0.1,
         reward_parts={"number": 1.0, "format": None},
         reward_steps=[(3, 0.1), (3, -1.0), (9, 0.5)],
@@ -621,6 +623,8 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         "value": [0.75, 0.0],
         "return": [0.5, 0.0],
         "process_reward": [-0.25, 0.0],
+        "rerouted": [0.5, 0.0],
+        "routes": {"layers": 1, "chosen": 2, "experts": [3, 300, -1, -1]},
         "reward": 0.1,
         "reward_parts": [("number", 1.0), ("format", None)],
         "reward_steps": [
@@ -642,7 +646,7 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
     }
     absent = set(rollouts.PER_TOKEN) - {"mask", "sampler_logp"}
     assert {name for name, value in second.items() if value is None} == absent | {
-        "reward", "correct", "answer", "branch", "prompt",
+        "reward", "correct", "answer", "branch", "prompt", "routes",
     }  # fmt: skip
     assert second["mask"] == [True, True]
 

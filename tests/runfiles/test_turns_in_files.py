@@ -91,10 +91,10 @@ def test_a_file_of_version_1_is_read_as_one_turn(tmp_path: Path) -> None:
 
 def test_other_versions_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a", Row.of(rollout(completion()), group=0, prompt_text="q"))
-    for version in (b"0", b"5"):
+    for version in (b"0", b"6"):
         table = pq.read_table(path).replace_schema_metadata({rollouts.VERSION_KEY: version})
         pq.write_table(table, tmp_path / "b")
-        with pytest.raises(RunError, match="this groupwise reads 1 to 4"):
+        with pytest.raises(RunError, match="this groupwise reads 1 to 5"):
             read(tmp_path / "b")
 
 
@@ -144,3 +144,17 @@ def test_own_tokens_and_the_last_turn() -> None:
 def test_masks_and_turns_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BatchError, match=words):
         completion(**changes)
+
+
+def test_experts_come_back_as_they_were_recorded(tmp_path: Path) -> None:
+    """Also beside rows without them, and from a file that was written before there were any."""
+    routes_TLK = torch.arange(16, dtype=torch.int16).view(4, 2, 2) - 1
+    mixed = [completion(routes_TLK=routes_TLK), completion()]
+    rows = [Row.of(rollout(each), group=at, prompt_text="q") for at, each in enumerate(mixed)]
+    path = written(tmp_path / "a", *rows)
+    found, none = [group[0].completion.routes_TLK for group in groups_of(read(path))]
+    assert found is not None and found.dtype == torch.int16
+    assert torch.equal(found, routes_TLK) and none is None
+    pq.write_table(pq.read_table(path).drop_columns(["routes", "rerouted"]), tmp_path / "older")
+    older = groups_of(read(tmp_path / "older"))
+    assert [group[0].completion.routes_TLK for group in older] == [None, None]

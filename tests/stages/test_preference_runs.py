@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -23,8 +24,10 @@ from groupwise.prepare.engines import judge_of
 from groupwise.prepare.setup import sampling_of
 from groupwise.runfiles.rollouts import read
 from groupwise.stages.pairs import pairs_of
+from groupwise.sync.checkpoints import memory_from_json, memory_to_json
 
 LABELS = ["dpo", "hinge", "ipo", "ipo_sum", "cdpo", "robust_dpo", "rpo", "simpo", "orpo"]
+ACROSS = ["aot", "aot_unpaired", "bco_pair", "wpo", "ld_dpo"]  # of more than sums of one pair
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def rows(count: int = 8) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("name", [*LABELS, "kto"])
+@pytest.mark.parametrize("name", [*LABELS, *ACROSS, "kto"])
 def test_any_micro_batches_give_the_same_update(name: str, start: Start, tmp_path: Path) -> None:
     found = []
     for tokens in (1, 10_000):
@@ -51,6 +54,21 @@ def test_any_micro_batches_give_the_same_update(name: str, start: Start, tmp_pat
             held = list(run.parts.learner.roles)
         assert held == ([] if name in ("simpo", "orpo") else ["reference"])
     assert torch.allclose(*found, atol=2e-5)
+
+
+def test_a_running_baseline_goes_on_where_it_was(start: Start, tmp_path: Path) -> None:
+    """BCO's δ is a mean over all steps: without it the step after a resume would be another."""
+    changes = {"recipe": "bco_pair", "data__train": start.rows("pairs", rows())}
+    with start.opened(tmp_path / "run", **changes) as run:
+        advance(run, 1)
+        first = run.progress.memory.pair_reward
+        assert first.steps == 1 and first.mean == 0.0  # policy and reference are one at first
+        advance(run, 1)
+        second = run.progress.memory.pair_reward
+        assert second.steps == 2 and second.mean != 0.0
+        saved = memory_from_json(json.loads(json.dumps(memory_to_json(run.progress.memory))))
+    assert saved == run.progress.memory
+    assert memory_from_json({"visits": {}, "reward_average": None}).pair_reward.steps == 0
 
 
 @pytest.mark.parametrize("name", ["dpo", "simpo", "kto"])

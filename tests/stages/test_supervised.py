@@ -16,8 +16,9 @@ from steps import BARE, Start, advance, full_logp, gather, gradient, learn, plai
 
 from groupwise import recipe
 from groupwise.config import Config, load
+from groupwise.config.reading import DEFAULTS
 from groupwise.data.on_disk import DiskTasks
-from groupwise.errors import ConfigError, DataError, RecipeError
+from groupwise.errors import ConfigError, DataError, RecipeError, RunError
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.transformer import Transformer
 from groupwise.optim.assemble import sequences_of
@@ -25,10 +26,11 @@ from groupwise.optim.packs import Sequences
 from groupwise.probing.probe import ProbeRequest, prepare_probe
 from groupwise.runfiles.rollouts import read
 from groupwise.stages import stage_of
-from groupwise.stages.checks import check_config
+from groupwise.stages.checks import check_config, refusals
 from groupwise.stages.data_answers import DataAnswers
+from groupwise.stages.ignored import Ignored
 from groupwise.stages.sources import SOURCES
-from groupwise.training.loop import train
+from groupwise.training.loop import steps, train
 from groupwise.training.opening import open_run
 from groupwise.watch.display import Display
 
@@ -171,6 +173,8 @@ def test_rows_that_nothing_can_be_learned_from_are_refused(
         ({"engine.temperature": 0.7}, "engine.temperature=0.7 would be ignored"),
         ({"engine.weights": "int8"}, "engine.weights=int8 would be ignored"),
         ({"budget.tokens": 100}, "samples nothing"),
+        ({"epochs": 2, "steps": 30}, "both say how long"),
+        ({"epochs": 2, "data.train": {"arithmetic": 0.5, "chain": 0.5}}, "mixture by weights"),
     ],
 )
 def test_what_only_samples_have_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -178,6 +182,48 @@ def test_what_only_samples_have_is_refused(changes: dict[str, Any], message: str
     check_config(load(plain))
     with pytest.raises(ConfigError, match=message):
         check_config(load(plain | changes))
+
+
+def test_epochs_end_the_run_and_its_schedule_exactly(start: Start, tmp_path: Path) -> None:
+    """8 rows, 3 a step: one and a half passes are 4 steps, also of a run that was stopped."""
+    asked = {"data__train": weighted(start), "prompts_per_step": 3, "epochs": 1.5, "eval__tasks": 0}
+    config = small(
+        **start.settings(**SFT, **asked, optim__schedule="linear", optim__learning_rate=0.4)
+    )
+    config = replace(config, steps=DEFAULTS["steps"])
+    whole = train(config, tmp_path / "whole", quiet())
+    assert whole["steps"] == 4
+    rates = [line["optim/learning_rate"] for line in metrics(tmp_path / "whole") if line["step"]]
+    assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1])
+
+    cycle = steps(config, tmp_path / "stopped", quiet())
+    for _ in range(3):  # step 0, and two of the four
+        next(cycle)
+    cycle.close()
+    assert train(config, tmp_path / "stopped", quiet())["steps"] == 4
+    last = "checkpoints/latest/model.safetensors"
+    assert (tmp_path / "stopped" / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
+
+    again = io.StringIO()
+    assert train(config, tmp_path / "whole", Display(again))["steps"] == 4
+    assert "is finished after 4 steps" in again.getvalue()
+    with pytest.raises(RunError, match=r"epochs.*another folder"):
+        train(replace(config, epochs=2.0), tmp_path / "whole", quiet())
+
+
+def test_a_refusal_of_a_setting_without_effect_knows_the_setting() -> None:
+    """A pipeline leaves such defaults out by their names; words in a value say nothing."""
+    asked = {"recipe": "sft", "data.train": "x would be ignored by y.jsonl", "model.path": "tiny"}
+    found = refusals(
+        load(asked | {"group_size": 4, "engine.temperature": 0.7, "epochs": 1, "steps": 2})
+    )
+    names = [each.setting for each in found if isinstance(each, Ignored)]
+    assert names == ["group_size", "engine.temperature"] and len(found) == 3
+
+
+def test_epochs_are_of_rows_that_are_learned() -> None:
+    with pytest.raises(ConfigError, match="epochs=2 counts rows that are learned, and grpo"):
+        check_config(load({"recipe": "grpo", "model.path": "tiny", "epochs": 2}))
 
 
 def test_a_source_is_a_setting_and_comes_back_from_its_text() -> None:

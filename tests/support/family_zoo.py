@@ -69,9 +69,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "word_embed_proj_dim": 48,
     },
     "starcoder2": SIZES | {"sliding_window": WINDOW},
-    "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
-    "qwen3_moe": SIZES | EXPERTS | {"head_dim": 16},
-    "olmoe": SIZES | {"num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": SIZES | EXPERTS | {"shared_expert_intermediate_size": 32},
+    "granitemoe": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": SIZES
     | {
         "num_local_experts": 4,

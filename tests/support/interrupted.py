@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from runs import quiet, small
 from steps import Start
 
@@ -81,6 +82,10 @@ class Interrupted(BatchEngine):
             logp_T=self.around(first.logp_T, second.logp_T, last),
             mask_T=torch.tensor([t.role == "assistant" for t in turns for _ in range(*t[1:])]),
             turns=tuple(turns),
+            # Those of its prompt are of all that came before; the last words are not routed.
+            routes_TLK=None
+            if second.routes_TLK is None
+            else F.pad(second.routes_TLK, (0, 0, 0, 0, 0, len(last)), value=-1),
             **{
                 name: self.around(getattr(first, name), getattr(second, name), last)
                 for name in ("topk_id_TK", "topk_logp_TK")

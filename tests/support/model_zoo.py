@@ -29,6 +29,33 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
+
+# Mixtures of experts: with a dense layer in between, norms over all heads, limits, other names.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": SIZES
+    | EXPERTS
+    | {
+        "model_type": "qwen3_moe",
+        "head_dim": 16,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "olmoe": SIZES
+    | EXPERTS
+    | {"model_type": "olmoe", "intermediate_size": 24, "clip_qkv": 2.0, "norm_topk_prob": False},
+    "mixtral": SIZES
+    | {
+        "model_type": "mixtral",
+        "intermediate_size": 24,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": True,
+        "sliding_window": None,
+    },
+}
+
 # config.json of each family and of each switch that changes the mathematics
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama2": SIZES | {"model_type": "llama", "num_key_value_heads": 6},
@@ -52,6 +79,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": SIZES | {"model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": True},
     "qwen3": SIZES | {"model_type": "qwen3", "head_dim": 16, "rope_theta": 1e6},
     "qwen3_tied": SIZES | {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+    **MIXTURES,
 }
 
 

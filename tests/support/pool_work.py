@@ -77,9 +77,9 @@ def _write(message: bytes) -> None:
 
 
 def scorer(name: str, options: Any, answer: str, entry: Any) -> tuple[float | None, str, str]:
-    """A scorer of a task that takes for ever over one answer."""
-    if answer == "burn":
-        work("burn", 600)
+    """A scorer of a task that takes for ever over some answers, and dies over one."""
+    if answer in ("burn", "sleep", "exit"):
+        work(answer, 600)
     return float(answer == entry["answer"]), "ok", ""
 
 

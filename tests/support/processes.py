@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 import time
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
+
+from groupwise.cli import main
 
 
 def alive(pid: int) -> bool:
@@ -38,6 +44,30 @@ def descendants(pid: int) -> list[int]:
         found += children
         waiting += children
     return found
+
+
+def forked(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
+    """What the command line does in a process of its own, which need not import anything anew."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.chdir(folder)
+                sys.stdout, sys.stderr = out, err
+                os.dup2(out.fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                status = main(words)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                out.flush()
+                err.flush()
+                os._exit(status)
+        status = exit_code(child)
+        out.seek(0)
+        err.seek(0)
+        return status, out.read(), err.read()
 
 
 def exit_code(child: int) -> int:

@@ -327,10 +327,13 @@ def test_a_reference_of_another_kind_is_refused() -> None:
 
 
 def test_forms_of_reference_updates() -> None:
-    assert parse_update("frozen") == ("frozen", 0.0)
-    assert parse_update("ema:0.99") == ("ema", 0.99) and parse_update("reset:100") == ("reset", 100)
+    assert parse_update("frozen") == ("frozen", 0.0, 1)
+    assert parse_update("ema:0.75") == ("ema", 0.25, 1)
+    assert parse_update("reset:100") == ("reset", 1.0, 100)
+    assert parse_update("mix:0.6:512") == ("mix", 0.6, 512)
     for bad in ("", "ema", "ema:", "ema:1", "ema:0", "ema:x", "ema:nan", "reset:0", "reset:1.5",
-                "reset", "frozen:1", "never"):  # fmt: skip
+                "reset", "frozen:1", "never", "mix:0.6", "mix:1:4", "mix:0.5:0",
+                "mix:0:4"):  # fmt: skip
         with pytest.raises(ConfigError, match=r"reference\.update is"):
             parse_update(bad)
 

@@ -52,6 +52,12 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "a reward model that learns first": {"recipe": "prime", "recipe__filter": ""},
     "a stale sampler": {"recipe": "tis", "engine__weights": "stale:2"},
+    "routes of the sampler": {"recipe": "routing_replay_r3", "tiny__experts": 4},
+    "routes of the learner": {
+        "recipe": "rspo",
+        "recipe__correction": "replay_routing()",
+        "tiny__experts": 4,
+    },
 }
 
 
@@ -98,6 +104,7 @@ def test_bug_46_n_and_n_more_steps_equal_2n(kind: str, tmp_path: Path) -> None:
         "several updates and dynamic sampling",
         "a critic that learns alone at first",
         "a reward model that learns first",
+        "routes of the sampler",
     ],
 )
 def test_killed_at_random_moments_it_comes_back_the_same(kind: str, tmp_path: Path) -> None:

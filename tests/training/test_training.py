@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,25 @@ from groupwise.optim.schedules import LearningRates
 from groupwise.recipes import RECIPES, recipe
 from groupwise.stages.pairs import pairs_of
 
-REFUSED = {
-    "rspo": "router",
-    "routing_replay": "router",
-    "routing_replay_r3": "router",
-}
 PAIRS = [name for name, entry in RECIPES.items() if isinstance(entry, PairRecipe)]
 SCORING = [name for name, entry in RECIPES.items() if entry.scores]  # test_reward_models.py
 UNPAIRED = [name for name, entry in RECIPES.items() if isinstance(entry, UnpairedRecipe)]
-TRAINED = [name for name in RECIPES if name not in {*REFUSED, *PAIRS, *UNPAIRED, *SCORING}]
+TRAINED = [name for name in RECIPES if name not in {*PAIRS, *UNPAIRED, *SCORING}]
 TOLD = {"teacher__path": "policy", "teacher__prompt": "{answer}{prompt}"}
+MIXTURES = [name for name, entry in RECIPES.items() if entry.routed]
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 64,
+}
 # What a model of 18 characters and answers of 8 make necessary.
 NEEDED: dict[str, dict[str, Any]] = {
     "dft": {"group_size": 8},  # the default: nothing is sampled
@@ -57,6 +67,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "remax": {"group_size": 1, "prompts_per_step": 16},
     "sft": {"group_size": 8},  # the default: nothing is sampled
     "spin": {"group_size": 1},
+    **{name: {"model__path": "tiny", "tiny__experts": 4} for name in MIXTURES},
     "vapo": {"critic__alone_steps": 0},  # or the policy would wait for both steps
 }
 
@@ -81,7 +92,7 @@ def test_no_recipe_is_forgotten() -> None:
     assert sampled == ["spin", "best_of_group_dpo", "self_rewarding"]
     assert len(PAIRS) == 12 and UNPAIRED == ["kto"]
     assert SCORING == ["reward_model", "process_reward_model"]
-    every = [*TRAINED, *REFUSED, *PAIRS, *UNPAIRED, *SCORING]
+    every = [*TRAINED, *PAIRS, *UNPAIRED, *SCORING]
     assert len(every) == len(RECIPES) and len(TRAINED) > 40
 
 
@@ -110,15 +121,34 @@ def test_every_recipe_trains_by_name(name: str, start: Start, tmp_path: Path) ->
     assert sum(line["updates/count"] for line in lines) == updates == lines[-1]["weights/version"]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_recipe_that_needs_more_models_is_refused_before_any_is_loaded(
-    name: str, start: Start, tmp_path: Path
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_recipe_for_mixtures_is_refused_before_a_dense_model_is_loaded(
+    name: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = f"needs an? {REFUSED[name]}.*Take instead"
-    changes = {"recipe": name, "model__path": "/no/such/model"}
-    with pytest.raises(ConfigError, match=message), start.opened(tmp_path / "run", **changes):
+    """One that is borrowed too: its layers do not tell which experts a token visits."""
+    monkeypatch.setattr("groupwise.model.policy.load", lambda *_, **__: pytest.fail("loaded"))
+    borrowed = tmp_path / "gpt_oss"
+    borrowed.mkdir()
+    (borrowed / "config.json").write_text(json.dumps(GPT_OSS))
+    said = {
+        str(start.model): r"\(llama\) is a dense model",
+        str(borrowed): "runs with the layers of transformers, which do not tell",
+    }
+    for path, why in said.items():
+        changes = {"recipe": name, "model__path": path}
+        message = f"{name} reads which experts a token visits, and .*{why}.*take gspo"
+        with pytest.raises(ConfigError, match=message), start.opened(tmp_path / "run", **changes):
+            pass
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("setting", ["engine__record_routes", "model__freeze_router"])
+def test_settings_of_mixtures_are_refused_for_dense_models(
+    setting: str, start: Start, tmp_path: Path
+) -> None:
+    message = f"{setting.replace('__', '.')}=true .* dense model.*leave it out"
+    with pytest.raises(ConfigError, match=message), start.opened(tmp_path, **{setting: True}):
         pass
-    assert not (tmp_path / "run").exists()
 
 
 def test_more_likely_tokens_than_the_model_has_are_refused(start: Start, tmp_path: Path) -> None:

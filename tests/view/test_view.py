@@ -7,6 +7,8 @@ import json
 import math
 import re
 import shutil
+import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -565,6 +567,23 @@ def test_wrong_requests(
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install .*plotly"):
         server.Viewer(Runs([tmp_path]), ("127.0.0.1", 0))
+
+
+def test_a_browser_that_hangs_up_is_nothing_to_show(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before it asks, or while a page is sent: no traceback on the screen of who looks."""
+    make_run(tmp_path / "one", 2)
+    with server.Viewer(Runs([tmp_path]), ("127.0.0.1", 0)) as viewer:
+        for request in (b"", b"GET / HTTP/1.1\r\n"):
+            caller = socket.create_connection(viewer.server_address[:2])
+            caller.sendall(request)
+            hang_up = struct.pack("ii", 1, 0)  # at once, so that the other side sees a reset
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, hang_up)
+            taken, address = viewer.get_request()
+            caller.close()
+            viewer.process_request_thread(taken, address)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_report_with_plots(

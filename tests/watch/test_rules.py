@@ -49,7 +49,22 @@ def judgements(chance: np.random.Generator, step: int) -> dict[str, float]:
     return found
 
 
-def healthy(seed: int = 0, steps: int = STEPS, critic: bool = False, judge: bool = False) -> Lines:
+def routes(chance: np.random.Generator) -> dict[str, float]:
+    """A router as it should be: some experts change over several updates, and all are visited."""
+    return {
+        "router/changed_share": float(abs(chance.normal(0.03, 0.02))),
+        "router/load_entropy": 0.75 + chance.normal(0, 0.02),
+        "router/dead_share": float(abs(chance.normal(0.05, 0.03))),
+    }
+
+
+def healthy(
+    seed: int = 0,
+    steps: int = STEPS,
+    critic: bool = False,
+    judge: bool = False,
+    router: bool = False,
+) -> Lines:
     """A run as it should be: noisy, up from 0.35 to 0.9, entropy and mistakes fading together."""
     chance = np.random.default_rng(seed)
     lines: Lines = [{"step": 0, "eval/accuracy": 0.35, "eval/accuracy_stderr": 0.042}]
@@ -89,6 +104,8 @@ def healthy(seed: int = 0, steps: int = STEPS, critic: bool = False, judge: bool
             line |= values(chance, step, rate)
         if judge:
             line |= judgements(chance, step)
+        if router:
+            line |= routes(chance)
         if step % 20 == 0:
             line["eval/accuracy"] = float(np.clip(rate + chance.normal(0, 0.04), 0, 1))
             line["eval/accuracy_stderr"] = 0.04
@@ -103,7 +120,7 @@ def names(lines: Lines) -> list[str]:
 @pytest.mark.parametrize("seed", range(30))
 def test_healthy_runs_are_left_alone(seed: int) -> None:
     steps, odd = 300 if seed < 5 else STEPS, bool(seed % 2)
-    assert names(healthy(seed, steps, critic=odd, judge=not odd)) == []
+    assert names(healthy(seed, steps, critic=odd, judge=not odd, router=odd)) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -120,6 +137,7 @@ Change = Callable[[dict[str, Any], int], dict[str, Any]]
 
 SICKNESSES: dict[str, Change] = {
     "grader errors": lambda line, n: {"reward/failed_share": 0.02},
+    "uneven ranks": lambda line, n: {"time/rank_imbalance": 1.6},
     "no reward": lambda line, n: {"reward/missing_share": 1.0},
     "reward noise": lambda line, n: {"reward/unequal_share": 0.3},
     "sampler behind": lambda line, n: {"mismatch/abs_mean": 0.001 + 0.03 * (n - 1)},
@@ -157,6 +175,9 @@ SICKNESSES: dict[str, Change] = {
     "judge gap": lambda line, n: {"judge/gap": 1.6 * 0.95**n},
     "judge likes length": lambda line, n: {
         "length/sampled_mean": 195 + 5 * n, "judge/length_gap": 40.0, "correct/mean": 0.36},
+    "routes drift": lambda line, n: {"router/changed_share": min(0.03 + 0.01 * n, 0.8)},
+    "router collapse": lambda line, n: {
+        "router/load_entropy": 0.75 * 0.98**n, "router/dead_share": min(0.05 + 0.005 * n, 0.8)},
 }  # fmt: skip
 FROM = {
     "sudden collapse": 1,
@@ -175,7 +196,12 @@ def sick(name: str) -> tuple[Lines, int]:
     change = SICKNESSES[name]
     lines = [
         line | change(line, line["step"] - start + 1) if line["step"] >= start else line
-        for line in healthy(3, critic=name.startswith("critic"), judge=name.startswith("judge"))
+        for line in healthy(
+            3,
+            critic=name.startswith("critic"),
+            judge=name.startswith("judge"),
+            router=name.startswith("route"),
+        )
     ]
     return lines, start
 
@@ -366,10 +392,10 @@ def test_values_are_judged_by_the_rewards_of_the_run() -> None:
     assert run(0.0, 3.0) == []  # nothing is known of what can be had
 
 
-@pytest.mark.parametrize("part", ["critic", "judge"])
-def test_runs_without_a_part_are_not_asked_for_its_metrics(part: str) -> None:
+@pytest.mark.parametrize(("part", "count"), [("critic", 4), ("judge", 4), ("router", 2)])
+def test_runs_without_a_part_are_not_asked_for_its_metrics(part: str, count: int) -> None:
     rules = [rule for rule in RULES if rule.of.startswith(f"{part}/")]
-    assert len(rules) == 4 and sum(bool(rule.of) for rule in RULES) == 8
+    assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 11
     assert not any(rule.concerns(healthy()[5]) for rule in rules)
     assert all(rule.concerns(healthy(**{part: True})[5]) for rule in rules)
 

@@ -21,6 +21,7 @@ from groupwise.model.kernels.head import sample
 from groupwise.model.kernels.prompts import prompt_attention, prompt_tiles
 from groupwise.model.kernels.record import ENDED, record
 from groupwise.model.layers.attention_rule import PLAIN, AttentionRule, check_plain
+from groupwise.model.layers.routes import RECORDED, Routes
 from groupwise.model.layers.transformer import PolicyModel
 
 MOST_ROWS = 1024  # in flight at a time, unless asked otherwise
@@ -54,8 +55,8 @@ def most_tiles(size: int) -> int:
 class State:
     """The device's record of each slot. Slot 0 is for rows that only fill up a batch."""
 
-    def __init__(self, slots: int, length: int, model: PolicyModel) -> None:
-        self.slots, self.length = slots, length
+    def __init__(self, slots: int, length: int, model: PolicyModel, routed: bool) -> None:
+        self.slots, self.length, self.routed = slots, length, routed
         head_VD = model.head_weight
         device = head_VD.device
 
@@ -74,6 +75,12 @@ class State:
         self.count_S, self.own_S, self.finish_S = numbers(every), numbers(every), numbers(every)
         self.token_ST = numbers(every, length)
         self.logp_ST = numbers(every, length, kind=torch.float32)
+        # Experts of each token that was read, where they are asked for.
+        experts = model.config.experts
+        self.route_STLK: Tensor | None = None
+        if routed and experts is not None:
+            every_route = (every, length, model.config.num_layers, experts.chosen)
+            self.route_STLK = numbers(*every_route, kind=RECORDED)
         self.limit, self.least = numbers(1), numbers(1)
         # Where the caches lie, see kernels/attention.py.
         self.layout = numbers(10, kind=torch.int64)
@@ -134,15 +141,19 @@ class Decoder:
         self.pool: Any = None
         self.captured_at = model.placement
 
-    def ready(self, slots: int, length: int) -> State:
-        """Make buffers for so many slots of so many tokens; captured steps belong to theirs."""
+    def ready(self, slots: int, length: int, routed: bool = False) -> State:
+        """Make buffers for so many slots of so many tokens; captured steps belong to theirs.
+
+        With `routed` they keep each token's experts too.
+        """
         state = self.state
         moved = self.captured_at != self.model.placement
-        if state is None or state.slots < slots or state.length < length or moved:
+        fits = state is not None and state.slots >= slots and state.length >= length
+        if state is None or not fits or state.routed != routed or moved:
             if state is not None:
                 slots, length = max(slots, state.slots), max(length, state.length)
             self.state, self.graphs, self.pool = None, {}, None  # freed before the new ones
-            self.state = state = State(slots, length, self.model)
+            self.state = state = State(slots, length, self.model, routed)
             self.captured_at = self.model.placement
         return state
 
@@ -231,8 +242,12 @@ class Decoder:
         position_B = position_B + state.prompt_length_S.index_select(0, slot_B)
         tile_I4 = state.tile_I4[: most_tiles(size)] if state.prompt_once else None
         attend = CachedDecode(state, slot_B, tile_I4, self._splits(size), self.exact)
-        hidden_BD = self.model(token_B, position_B, attend)
+        routes = None if state.route_STLK is None else Routes()
+        hidden_BD = self.model(token_B, position_B, attend, routes=routes)
         state.hidden_SD.index_copy_(0, slot_B.long(), hidden_BD)
+        if routes is not None and routes.chosen_TLK is not None and state.route_STLK is not None:
+            at_B = state.own_S.index_select(0, slot_B).long()
+            state.route_STLK[slot_B.long(), at_B] = routes.chosen_TLK
 
     def _splits(self, rows: int) -> int:
         """Return the programs for each row and key head: several where rows are few."""

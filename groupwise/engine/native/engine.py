@@ -271,6 +271,7 @@ def capabilities_with(weights: str) -> Capabilities:
         copies=True,
         exact=weights == "shared",
         top_k_logps=True,
+        routes=True,
         own_randomness=False,
     )
 
@@ -296,6 +297,11 @@ def check_requests(config: ModelConfig, requests: Sequence[Request], sampling: S
         raise EngineError(
             f"record_top_k is {sampling.record_top_k}; the vocabulary has {config.vocab_size} "
             f"tokens. Ask for fewer."
+        )
+    if sampling.record_routes and config.experts is None:
+        raise EngineError(
+            f"Routes are asked of a model of the family {config.family}, which has no experts to "
+            "route to. Leave record_routes out, or take a mixture of experts."
         )
     limit = config.context
     for request in requests:

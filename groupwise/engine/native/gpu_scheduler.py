@@ -29,6 +29,7 @@ from groupwise.model.kernels.record import ENDED, RUNNING
 from groupwise.model.layers.attention import Attend
 from groupwise.model.layers.attention_rule import PLAIN, AttentionRule
 from groupwise.model.layers.cache import KeyValueCache
+from groupwise.model.layers.routes import RECORDED, Routes
 from groupwise.records import Completion
 
 CHECK_EVERY = 8  # steps between two looks of the host
@@ -78,6 +79,7 @@ class EndedSamples:
     reasons: list[Finish]
     token_NT: Tensor
     logp_NT: Tensor
+    route_NTLK: Tensor | None  # experts, where asked for
     arrived: torch.cuda.Event | None
 
 
@@ -105,8 +107,10 @@ class GpuScheduler:
             sampling.max_tokens,
             [len(request.prompt) for request in requests],
             decoder.model.head_weight,
+            route_bytes(config) if sampling.record_routes else 0,
         )
-        self.state = decoder.ready(self.slots, sampling.max_tokens)
+        self.state = decoder.ready(self.slots, sampling.max_tokens, sampling.record_routes)
+        self.prompt_routes: dict[int, Tensor] = {}  # by request, where asked for
         self._tell_device()
         self.free = list(range(1, self.slots + 1))
         self.free_prompts = list(range(self.prompts.slots))
@@ -203,7 +207,11 @@ class GpuScheduler:
         model = self.decoder.model
         within = model.ops.attention(lengths, [[] for _ in lengths], self.device)
         attend = StoredPrompts(within, self.prompts, slot_T, position_T)
-        hidden_TD = model(token_T, position_T, attend)
+        routes = Routes() if self.sampling.record_routes else None
+        hidden_TD = model(token_T, position_T, attend, routes=routes)
+        if routes is not None and routes.chosen_TLK is not None:
+            parts = torch.split(routes.chosen_TLK.cpu(), lengths)
+            self.prompt_routes |= zip(indices, parts, strict=True)
         last_P = torch.tensor(lengths).cumsum(0) - 1
         self.last_PD[torch.tensor(slots, device=self.device)] = hidden_TD[last_P.to(self.device)]
         for index, slot in zip(indices, slots, strict=True):
@@ -261,14 +269,17 @@ class GpuScheduler:
             self.state.token_ST[index_N, :width],
             self.state.logp_ST[index_N, :width],
         )
+        kept_STLK = self.state.route_STLK
+        route_NTLK = None if kept_STLK is None else kept_STLK[index_N, : width - 1]
         arrived = None
         if self.device.type == "cuda":
             token_NT, logp_NT = _to_host(token_NT), _to_host(logp_NT)
+            route_NTLK = None if route_NTLK is None else _to_host(route_NTLK)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         samples = [self.running.pop(slot) for slot in ended]
         lengths, why = list(ended.values()), [reasons[slot] for slot in ended]
-        self.ended = EndedSamples(samples, lengths, why, token_NT, logp_NT, arrived)
+        self.ended = EndedSamples(samples, lengths, why, token_NT, logp_NT, route_NTLK, arrived)
         for slot, sample in zip(ended, samples, strict=True):
             heapq.heappush(self.free, slot)
             self.left[sample.request] -= 1
@@ -297,15 +308,23 @@ class GpuScheduler:
             ended.logp_NT,
             strict=True,
         )
-        for sample, length, reason, tokens, logp_T in rows:
+        for row, (sample, length, reason, tokens, logp_T) in enumerate(rows):
             self.done[sample.request][sample.number] = Completion(
                 token_ids=tuple(tokens[:length]),
                 logp_T=logp_T[:length].clone(),
                 finish=reason,
                 version=self.version,
                 weights=self.weights,
+                routes_TLK=self._routes(ended, row),
             )
         return finished_groups(self.done, [sample.request for sample in ended.samples])
+
+    def _routes(self, ended: EndedSamples, row: int) -> Tensor | None:
+        """Return the experts of the tokens that were read, the prompt's first: all but the last."""
+        if ended.route_NTLK is None:
+            return None
+        own_TLK = ended.route_NTLK[row, : ended.lengths[row] - 1]
+        return torch.cat((self.prompt_routes[ended.samples[row].request], own_TLK))
 
     def _stopped(self, count: Sequence[int]) -> dict[int, int]:
         """Find slots whose text holds a stop string, and how many tokens they have then."""
@@ -330,10 +349,24 @@ def _to_host(x: Tensor) -> Tensor:
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
 
 
+def route_bytes(config: ModelConfig) -> int:
+    """Count the bytes that a token's experts are recorded in."""
+    chosen = 0 if config.experts is None else config.experts.chosen
+    return config.num_layers * chosen * RECORDED.itemsize
+
+
 def make_caches(
-    config: ModelConfig, slots: int, length: int, prompts: Sequence[int], like: Tensor
+    config: ModelConfig,
+    slots: int,
+    length: int,
+    prompts: Sequence[int],
+    like: Tensor,
+    beside: int = 0,
 ) -> tuple[int, KeyValueCache, KeyValueCache]:
-    """Make caches for as many slots as fit, at most those wanted, and one for rows that fill up."""
+    """Make caches for as many slots as fit, at most those wanted, and one for rows that fill up.
+
+    `beside` are the bytes that will be recorded of each token of a slot.
+    """
     longest, width = max(prompts), like.element_size()
     per_token = kept_numbers(config) * width
     # What a pass over prompts computes: of a layer at a time, and as much again on the way to it.
@@ -342,6 +375,7 @@ def make_caches(
     while True:
         groups = min(len(prompts), slots)
         needed = per_token * ((slots + 1) * length + groups * longest)
+        needed += beside * (slots + 1) * length
         if needed + spare <= free_bytes(like.device):
             try:
                 own = KeyValueCache(config, slots + 1, length, like.dtype, like.device)

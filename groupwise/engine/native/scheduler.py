@@ -28,6 +28,7 @@ from groupwise.errors import EngineError
 from groupwise.model.layers.attention import KEY_STEP
 from groupwise.model.layers.cache import CachedAttention, DecodeAttention, KeyValueCache
 from groupwise.model.layers.head import logits, widened
+from groupwise.model.layers.routes import Routes
 from groupwise.model.layers.transformer import PolicyModel
 from groupwise.records import Completion
 
@@ -53,6 +54,7 @@ class RunningSample:
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     topk: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    routes: list[Tensor] = field(default_factory=list)  # experts of the tokens that were read
 
 
 class Scheduler:
@@ -83,6 +85,7 @@ class Scheduler:
         # One slot more, for the ballast that makes the rows of a pass whole steps.
         room = round_up(max(longest, ROW_STEP), KEY_STEP)
         self.prompts = KeyValueCache(config, self.together + 1, room, head_VD.dtype, self.device)
+        self.prompt_routes: list[Tensor] = []  # of the prompts in that cache, where asked for
         self.last_PD = head_VD.new_zeros(0)  # hidden states behind the prompts in that cache
         self.hidden_SD = head_VD.new_zeros(rows, config.hidden_size)
         self.scratch = [
@@ -113,6 +116,8 @@ class Scheduler:
             slot = len(self.running)
             self.cache.copy(sample.prompt, [slot], sample.held, self.prompts)
             self.hidden_SD[slot] = self.last_PD[sample.prompt]
+            if self.prompt_routes:
+                sample.routes.append(self.prompt_routes[sample.prompt])
             self.running.append(sample)
 
     def _compute_prompts(self) -> None:
@@ -124,6 +129,7 @@ class Scheduler:
             self.ready.extend(self._group(index, len(prompts)))
             prompts.append(self.requests[index].prompt)
             number += self.requests[index].samples
+        groups = len(prompts)
         lengths = [len(prompt) for prompt in prompts]
         last_P = torch.tensor(lengths, device=self.device).cumsum(0) - 1
         slots = list(range(len(prompts)))
@@ -134,8 +140,12 @@ class Scheduler:
             slots.append(self.together)
         attend = CachedAttention(self.prompts, slots, [0] * len(slots), lengths)
         token_T = torch.tensor([token for prompt in prompts for token in prompt])
-        hidden_TD = self.model(token_T.to(self.device), attend.position_T, attend)
+        routes = Routes() if self.sampling.record_routes else None
+        token_T = token_T.to(self.device)
+        hidden_TD = self.model(token_T, attend.position_T, attend, routes=routes)
         self.last_PD = hidden_TD[last_P]
+        if routes is not None and routes.chosen_TLK is not None:
+            self.prompt_routes = list(torch.split(routes.chosen_TLK.cpu(), lengths)[:groups])
 
     def _group(self, index: int, prompt: int) -> list[RunningSample]:
         request, stop = self.requests[index], self.sampling.stop
@@ -165,9 +175,14 @@ class Scheduler:
         held = [sample.held for sample in self.running] + ballast
         token_N, position_N = torch.tensor([tokens, held], device=self.device)
         attend = DecodeAttention(self.cache, position_N, max(held))
-        self.hidden_SD[:rows] = self.model(token_N, position_N, attend)
+        routes = Routes() if self.sampling.record_routes else None
+        self.hidden_SD[:rows] = self.model(token_N, position_N, attend, routes=routes)
         for sample in self.running:
             sample.held += 1
+        if routes is not None and routes.chosen_TLK is not None:
+            chosen_TLK = routes.chosen_TLK.cpu()
+            for row, sample in enumerate(self.running):
+                sample.routes.append(chosen_TLK[row : row + 1])
 
     def _choose(self) -> DrawnTokens:
         rows = round_up(len(self.running), ROW_STEP)
@@ -263,6 +278,7 @@ class Scheduler:
             weights=self.engine.weights,
             topk_id_TK=None if ids is None else torch.stack(ids).cpu(),
             topk_logp_TK=None if logps is None else torch.stack(logps).cpu(),
+            routes_TLK=torch.cat(sample.routes) if sample.routes else None,
         )
 
 

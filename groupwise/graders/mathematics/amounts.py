@@ -58,7 +58,8 @@ DONE = re.compile(r"[\s.,;:!?)*_$}\]]*(?:<|\Z)")  # behind an answer that ends h
 # In front of a number that is denied, compared with, under a root, an exponent, behind a comma.
 BEFORE = re.compile(
     r"(?P<denied>(?:\bnot|cannot|n['’]t|\bnever|\binstead of|\bexcept)"
-    r"(?:\s+be|\s+equal(?:\s+to)?)?[\s$(*]{0,4}"
+    r"(?:\s+(?:be|have|equal(?:\s+to)?))?[\s$(*]{0,4}"
+    r"|\b(?:step|question|problem|exercise)\s+"
     r"|(?:≠|!=|\\neq?|(?:[\w)\]}]\s*|[${(]\s*)(?:[<>]=?|[≤≥]|\\(?:geq?|leq?|[gl]t)))[\s$]*"
     r"|(?:[≤≥±∓]|\\(?:geq?|leq?|pm|mp))[\s$]*|(?<!\w)[a-z]\("
     r"|(?:(?<!\w)[a-z]|(?<![a-z])pi|π|\\[a-z]+|[)}])\s*[-+*/×·÷]\s*"
@@ -73,10 +74,11 @@ BEFORE = re.compile(
     re.IGNORECASE,
 )
 DOUBT = frozenset(  # words that it ends on
-    {"not", "cannot", "never", "be", "of", "except", "than", "above", "below", "under", "over",
-     "beyond", "exceeds", "log", "ln", "lg", "sqrt", "cbrt", "sin", "cos", "tan", "exp", "base",
-     "mod", "modulo", "square", "cube", "root", "power", "half", "twice", "double", "triple",
-     "hundred", "thousand", "million", "minus", "negative", *TENS}
+    {"not", "cannot", "never", "be", "have", "of", "except", "than", "above", "below", "under",
+     "step", "question", "problem", "exercise", "over", "beyond", "exceeds", "log", "ln", "lg",
+     "sqrt", "cbrt", "sin", "cos", "tan", "exp", "base", "mod", "modulo", "square", "cube", "root",
+     "power", "half", "twice", "double", "triple", "hundred", "thousand", "million", "minus",
+     "negative", *TENS}
 )  # fmt: skip
 TAG_BEFORE = re.compile(r"</?[a-z][^<>]*>\s*$", re.IGNORECASE)
 BULLET = re.compile(r"^[ \t]*[-*•–][ \t]", re.MULTILINE)

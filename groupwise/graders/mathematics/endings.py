@@ -23,7 +23,8 @@ DANGLING = re.compile(  # signs and words that something must follow
     r"|text|q?quad|begin)"
     r"|\b(?:the|an?|of|to|and|or|but|be|been|with|from|by|for|at|as|which|who|than|so|if|when"
     r"|because|since|while|where|we|he|she|they|his|their|its|our|my|your|into|let|thus|therefore"
-    r"|hence|will|would|can|could|should|must|may|might))\s*\Z",
+    r"|hence|will|would|can|could|should|must|may|might"
+    r"|(?<!it\s)(?<!that\s)(?<!there\s)(?<!they\s)(?:is|are|was|were)))\s*\Z",  # but: 12 it is
     re.IGNORECASE,
 )
 MARKUP = re.compile(r"(?<=\S)(?:\*{1,3}|__|`{1,3}|</?[a-z]{1,12}>)\s*\Z")
@@ -83,9 +84,24 @@ DENIES = re.compile(
 OWNS = re.compile(
     r"\bI\s+(?:have\s+|just\s+){0,2}(?:(?:made|found|see|notice)\s+(?:an?|the|my)\s+(?:\w+\s+){0,2}"
     r"(?:mistake|error)|mis(?:calculated|counted|read|took|applied|understood)|was\s+wrong"
-    r"|take\s+(?:that|it)\s+back|meant)\b|\bmy\s+(?:mistake|bad)\b"
+    r"|take\s+(?:that|it)\s+back|meant|(?:forgot|overlooked|neglected)"
+    r"(?!\s+to\s+(?:mention|say|add|note|state|write|show|box)\b))\b|\bmy\s+(?:mistake|bad)\b"
     r"|\b(?:scratch|strike|disregard|ignore)\s+(?:that|this)\b|\bcorrection\s*[:,]"
     r"|\blet\s+me\s+(?:correct|fix)\s+(?:that|this|it|my)\b|不对|错了|更正|算错",
+    re.IGNORECASE,
+)
+# What stands before it is: '42 is a common wrong answer', '42 is not right'.
+IS_WRONG = re.compile(
+    rf"(?:is|was)(?:n['’]t\s+|\s+not\s+)(?:\w+ly\s+)?{RIGHT}\b"
+    rf"|(?:is|was|looks|seems)\s+(?:(?!not\b|never\b)\w+\s+){{0,3}}{WRONG}\b",
+    re.IGNORECASE,
+)
+# Another number, called the right one.
+NUMBER = r"[\s:*_$({\[]{0,8}(?:\\boxed\{)?(?:[-−]?[$€£]?\.?\d|\\[dt]?frac|\\sqrt|\\boxed)"
+CORRECTS = re.compile(
+    r"\bthe\s+(?:(?:correct|right|actual|real|true)\s+(?:final\s+)?(?:answer|one|result|value)\s+"
+    r"(?:is|was|should\s+be|must\s+be)|(?:final\s+)?answer\s+(?:should|must|has\s+to)\s+be)"
+    rf"(?={NUMBER})",
     re.IGNORECASE,
 )
 TURN = re.compile(
@@ -95,6 +111,7 @@ TURN = re.compile(
     re.IGNORECASE,
 )
 SOFT = frozenset({"but", "however"})  # they turn, and withdraw nothing by themselves
+FIRM = frozenset({"no", "oops", "sorry", "actually"})  # no check begins with these
 VALUE = (
     r"(?:[*_(]{0,3}[-−]?[$€£]?[-−]?(?:\.?\d|####|[a-z]\s?=|\\[a-zA-Z(\[])"
     r"|(?-i:[*_(]{0,3}[A-HJ]\b(?!['’\s]\s?[a-z])))"  # or an option
@@ -104,6 +121,7 @@ INSTEAD = re.compile(  # 5, it should be 5
     rf"|would\s+be|equals?|becomes|comes\s+to))\s+(?:actually\s+|really\s+)?{VALUE}",
     re.IGNORECASE,
 )
+OTHERWISE = re.compile(rf"the\s+(?:\w+\s+){{1,3}}?(?:is|was|should\s+be|must\s+be){NUMBER}")
 CONFIRMS = re.compile(
     r"(?:\b(?:is|are|was|be)|['’]s)\s+(?:(?!not)\w+\s+){0,2}(?:correct|right|fine|valid|consistent|"
     r"confirmed|verified)\b(?!\s+(?:answer|value|result))|\b(?:checks?\s+out|holds|stands|matches)\b"
@@ -114,18 +132,24 @@ CONFIRMS = re.compile(
 TURNS_AWAY = re.compile(
     r"\b(?:but|however|although|though|aber|mais|pero)\b(?=\W+\w)|但是|但", re.IGNORECASE
 )
+ASKS = re.compile(r"[^.!?。！？\n]{0,200}[?？]")
+DIGIT = re.compile(r"\d")
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*|(?<=[。！？])")
 SIGNS = " \t$)]}\\*_"
 
 
-def taken_back(tail: str) -> str | None:
+def taken_back(tail: str, said: str = "") -> str | None:
     """Return what a text says instead where it takes back the value here; None if it does not.
 
-    Its own sentence and the next one may deny it, and so may each that turns ('Wait,', 'But').
+    Its own sentence and the next one may deny it, and so may each that turns ('Wait,', 'But'). A
+    number (`said`) is also taken back where another is called right, or it is called wrong.
     """
     tail = tail[:BEHIND].lstrip(SIGNS)
     if not tail.strip(".!\n"):
         return None
+    corrected = IS_WRONG.match(tail) or (DIGIT.search(said) and _corrected(tail, said))
+    if corrected:
+        return tail[corrected.end() :].lstrip(" \t\n,.:;!?—–-")
     near = 2 if tail[0].islower() or tail[0] in ",;" else 1
     place, start = None, 0
     for number, sentence in enumerate(SENTENCE.split(tail.lstrip(".!?\n "))):
@@ -135,12 +159,25 @@ def taken_back(tail: str) -> str | None:
         found = OWNS.search(sentence) or denies
         if found is not None:
             place = start + found.end()
-        elif turn and turn["word"].lower() not in SOFT and INSTEAD.match(sentence, turn.end()):
+        elif turn and _says_another(sentence, turn):
             place = start + turn.end()
     if place is None:
         return None
     instead = tail[place:].lstrip(" \t\n,.:;!?—–-")
     return None if CONFIRMS.search(SENTENCE.split(instead.rstrip())[-1]) else instead
+
+
+def _says_another(sentence: str, turn: re.Match[str]) -> bool:
+    """Tell whether a sentence turns to another value: 'Wait, 5', 'Actually, the sum is 5'."""
+    word = turn["word"].lower()
+    otherwise = word in FIRM and OTHERWISE.match(sentence, turn.end())
+    return word not in SOFT and bool(otherwise or INSTEAD.match(sentence, turn.end()))
+
+
+def _corrected(tail: str, said: str) -> re.Match[str] | None:
+    """Find where a number is called right behind another, or this one wrong."""
+    named = rf"(?<![\w.]){re.escape(said)}[\s$)}}\]]{{1,4}}(?:{IS_WRONG.pattern})"
+    return CORRECTS.search(tail) or re.search(named, tail, re.IGNORECASE)
 
 
 def turned_away(tail: str) -> bool:
@@ -152,7 +189,13 @@ def turned_away(tail: str) -> bool:
     return bool(TURNS_AWAY.search(own)) and not CONFIRMS.search(own)
 
 
+def asks(text: str, at: int) -> bool:
+    """Tell whether the sentence of a value that ends at this place is a question."""
+    return ASKS.match(text, at) is not None
+
+
 def holds(text: str, at: int) -> bool:
     """Tell whether a value that ends at this place of an unmarked text is its result."""
     behind = text[at : at + BEHIND]
-    return not unfinished(text, at) and not turned_away(behind) and taken_back(behind) is None
+    changed = turned_away(behind) or taken_back(behind) is not None
+    return not (unfinished(text, at) or asks(text, at) or changed)

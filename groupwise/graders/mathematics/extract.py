@@ -88,7 +88,7 @@ def find_in_text(text: str, cut: bool = False, only_marked: bool = False) -> Fou
         # A bare value is said as far as anyone can tell; a sentence may come to another one.
         lost = only_marked or (cut and WORD.search(text) is not None)
         return Found("nothing", "") if lost or not text else Found("whole", text)
-    instead = taken_back(text[mark.end :])
+    instead = taken_back(text[mark.end :], mark.text.strip())
     if instead is not None:
         return find_in_text(instead, cut, only_marked) if instead else Found("withdrawn", "")
     if cut and mark.how == "marked" and not text[mark.end :].strip(" "):

@@ -19,7 +19,7 @@ from groupwise.errors import RewardError
 from groupwise.graders import answers
 from groupwise.graders.mathematics import amounts, numbers
 from groupwise.graders.mathematics.boxes import boxed, boxes
-from groupwise.graders.mathematics.endings import holds, turned_away
+from groupwise.graders.mathematics.endings import asks, holds, turned_away
 from groupwise.graders.mathematics.engine_notation import is_left_to_do, is_work, plain_notation
 from groupwise.graders.mathematics.extract import (
     VALUE,
@@ -58,6 +58,11 @@ TURN = re.compile(
 MISSING = {"nothing": "no answer found", "withdrawn": "the answer is withdrawn"}
 WORDED = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{2,}[\s,]")  # a sentence, and no bare formula
 CUT = "the text is cut off"
+NO_VALUE = re.compile(
+    r"(?:unknown|unclear|undetermined|undefined|impossible|none|nothing|can(?:not|['’]t)"
+    r"|does(?:n['’]t|\s+not))\b",
+    re.IGNORECASE,
+)
 UNMARKED = "no answer is marked"
 SEVERAL = ("tuple", "set", "list", "either")
 LAST_DIGIT = re.compile(r"\d(?=\D*\Z)")
@@ -213,6 +218,8 @@ def _decide_marked(
 ) -> Verdict | Question:
     """Judge the sentence behind a mark, where it is not the answer alone; where its words only
     announce an answer, the whole text counts if there is more."""
+    if NO_VALUE.match(said) and _is_number(wanted):
+        return Verdict(0.0, "no value is said")
     announces = not VALUE.search(said) and _is_number(wanted)
     if text is not None and announces and not text.rstrip(".*!").endswith(said):
         return _decide_whole(text, wanted, rounding)  # 'to find the answer: multiply'
@@ -249,6 +256,8 @@ def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Quest
     if short:
         value = _without_name(text, wanted)
         verdict = compare(wanted, value, rounding)
+        if verdict and asks(text, _last_digit(text)):
+            return Verdict(0.0, "a question is no answer")
         if verdict and WORDED.search(text) and not holds(text, len(text)):
             return Verdict(0.0, CUT)
         if verdict and turned_away(text[_last_digit(text) :]):

@@ -21,6 +21,7 @@ MAX_LENGTH = 400  # characters; longer answers go to the engine
 PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")  # no product of names
 MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}", re.DOTALL)
 NO_CHAIN = (r"\le", r"\ge", r"\ne", r"\text", r"\quad", r"\begin", " or ", " and ", r"\lt", r"\gt")
+GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,},\d")  # 2.500.000,75: no list of decimals
 THIN = re.compile(r"\\[,;:! ]")  # spaces
 TURNED = {">": "<", ">=": "<="}
 COMPARES = ("=", "≈", "<", "<=", ">", ">=", "!=")
@@ -68,7 +69,8 @@ def last_side(text: str, *, of_a_name: bool = False) -> str | None:
     if len(sides) < 3 or not all(sides):
         return None
     first = read(sides[0])
-    named = first is not None and (is_name(first) or len(sides[0]) == 1)  # A alone is a text
+    letter = len(sides[0]) == 1 and sides[0].isalpha()  # A alone is a text
+    named = first is not None and (is_name(first) or letter)
     return sides[-1] if named or not of_a_name else None
 
 
@@ -91,6 +93,8 @@ def _read(plain: str) -> Tree:
     points = with_points(plain)  # 3,5 in half of the world
     if points is None:
         return _Reader(plain).answer()
+    if GROUPS.search(plain):
+        return _Reader(points).answer()
     tree, other = _Reader(plain).answer(), _Reader(points).answer()
     twice = tree[0] == "list" and tree[1] == tree[2]  # 5,5: as a list, it would be 5
     return other if twice else ("either", tree, other)

@@ -34,8 +34,10 @@ from groupwise.graders.mathematics.values import (
     Undecided,
     agree,
     close,
+    far_points,
     has_sign,
     is_of_whole_numbers,
+    mpc,
     names_in,
     points,
     value,
@@ -161,13 +163,9 @@ class _Sameness:
         )
 
     def ratios(self, gold: Tree, answer: Tree) -> bool | None:
-        """Take 2:4 for 1:2, and 1/2, as ratios; not as times of a clock."""
-        if gold[0] == answer[0]:
-            return True if self.in_order(gold[1:], answer[1:]) else None
-        ratio, other = (gold, answer) if gold[0] == "ratio" else (answer, gold)
-        if len(ratio) != 3 or other[0] in COLLECTIONS:
-            return False
-        return None if self.same(("/", *ratio[1:]), other) is not False else False
+        """Compare part by part: 2:4 is not 1:2, for a ratio is asked for in lowest terms and may as
+        well be the time of a clock."""
+        return gold[0] == answer[0] and self.in_order(gold[1:], answer[1:])
 
     # --- collections
 
@@ -221,11 +219,7 @@ class _Sameness:
     def spread(self, gold: Tree, answer: Tree) -> bool | None:
         """Compare a list with one expression, which may stand for two values (±)."""
         found = [
-            tree[1:]
-            if tree[0] in COLLECTIONS
-            else tuple(_number_tree(value) for value in _both_signs(tree))
-            if has_sign(tree)
-            else (tree,)
+            tree[1:] if tree[0] in COLLECTIONS else _both_signs(tree) if has_sign(tree) else (tree,)
             for tree in (gold, answer)
         ]
         return self.in_any_order(*found)
@@ -273,7 +267,7 @@ class _Sameness:
     def values(self, gold: Tree, answer: Tree) -> bool | None:
         try:
             if agree(gold, answer, {}):
-                return True
+                return _residues_agree(gold, answer)
         except Undecided:  # too large for its digits to be written down
             return residue(gold) == residue(answer)
         written = (is_decimal(gold), is_decimal(answer))
@@ -288,9 +282,8 @@ class _Sameness:
     def signs(self, gold: Tree, answer: Tree, names: Sequence[str]) -> bool | None:
         """Take 1 ± √2 for both values; ± is the same sign all through."""
         if not names:
-            pairs = [[_number_tree(x) for x in _both_signs(tree)] for tree in (gold, answer)]
-            return self.in_any_order(*pairs)
-        one, other = ([_signed(tree, sign) for sign in (1, -1)] for tree in (gold, answer))
+            return self.in_any_order(_both_signs(gold), _both_signs(answer))
+        one, other = _both_signs(gold), _both_signs(answer)
         straight = self.in_order(one, other)
         return straight or _any(straight, self.in_order(one, other[::-1]))
 
@@ -338,8 +331,8 @@ def in_ten(tree: Tree) -> Fraction:
     return Fraction(int(tree[1] or "0", int(tree[2])))
 
 
-def _both_signs(tree: Tree) -> list[Any]:
-    return [value(tree, {}, sign) for sign in (1, -1)]
+def _both_signs(tree: Tree) -> tuple[Tree, Tree]:
+    return _signed(tree, 1), _signed(tree, -1)
 
 
 def _signed(tree: Tree, sign: int) -> Tree:
@@ -347,7 +340,10 @@ def _signed(tree: Tree, sign: int) -> Tree:
     parts = tuple(_signed(part, sign) if isinstance(part, tuple) else part for part in tree)
     if tree[0] not in ("±", "∓"):
         return parts
-    return ("+" if (tree[0] == "±") == (sign > 0) else "-", *parts[1:])
+    plus = (tree[0] == "±") == (sign > 0)
+    if parts[1] == ("number", Fraction(0)):  # ±2
+        return parts[2] if plus else ("-", parts[2])
+    return ("+" if plus else "-", *parts[1:])
 
 
 def _with_base(tree: Tree, base: Tree) -> Tree:
@@ -356,23 +352,48 @@ def _with_base(tree: Tree, base: Tree) -> Tree:
     return tuple(_with_base(part, base) if isinstance(part, tuple) else part for part in tree)
 
 
-def _number_tree(number: Any) -> Tree:
-    return ("number", number) if isinstance(number, Fraction) else ("float", number)
+def _residues_agree(gold: Tree, answer: Tree) -> bool:
+    """Tell 1 - 1/2008! from 1 - 1/2009!, which are alike for more digits than can be looked at;
+    what is not rational is not looked at."""
+    try:
+        return residue(gold) == residue(answer)
+    except Undecided:
+        return True
+
+
+def _are_real(gold: Tree, answer: Tree, point: dict[str, Fraction]) -> bool:
+    """Tell whether both have a real value here, where no branch of a root can make them differ."""
+    return not any(isinstance(value(tree, point, 1), mpc) for tree in (gold, answer))
 
 
 def _at_points(gold: Tree, answer: Tree, names: Sequence[str]) -> bool | None:
-    """Compare at points where both have a value: some, or many where they are of whole numbers."""
+    """Compare at points where both have a value: some, or many where they are of whole numbers.
+
+    Real values that differ prove that the expressions do; complex ones may be of two branches.
+    """
     whole = is_of_whole_numbers(gold) or is_of_whole_numbers(answer)
     verdicts: list[bool] = []
     for point in points(names, whole):
-        try:
-            verdicts.append(agree(gold, answer, point))
-        except Undecided:
+        found = _agree_at(gold, answer, point)
+        if found is None:
             continue
-        if whole and not verdicts[-1]:
+        verdicts.append(found)
+        if not found and (whole or _are_real(gold, answer, point)):
             return False
         if not whole and len(verdicts) == POINTS:
             break
     if len(verdicts) < POINTS:
         raise Undecided
-    return verdicts[0] if len(set(verdicts)) == 1 else None
+    if not all(verdicts):
+        return None if any(verdicts) else False
+    return whole or all(
+        _agree_at(gold, answer, point) is not False or not _are_real(gold, answer, point)
+        for point in far_points(names, gold, answer)
+    )
+
+
+def _agree_at(gold: Tree, answer: Tree, point: dict[str, Fraction]) -> bool | None:
+    try:
+        return agree(gold, answer, point)
+    except Undecided:
+        return None

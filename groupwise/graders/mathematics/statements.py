@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 from groupwise.graders.mathematics.notation import RELATIONS
@@ -16,6 +17,7 @@ from groupwise.graders.mathematics.values import (
     Undecided,
     close,
     divide,
+    far_points,
     has_sign,
     mp,
     mpc,
@@ -124,15 +126,19 @@ def _is_positive(tree: Tree) -> bool:
 
 def _factors(one: Tree, other: Tree) -> list[Any]:
     """Return the factors between two expressions at some points."""
-    found = []
-    for point in points(sorted(names_in(one) | names_in(other))):
+    names = sorted(names_in(one) | names_in(other))
+    near = list(islice(_divided(one, other, points(names)), POINTS))
+    if len(near) < POINTS:
+        raise Undecided
+    return [*near, *_divided(one, other, far_points(names, one, other))]
+
+
+def _divided(one: Tree, other: Tree, at: Iterable[dict[str, Fraction]]) -> Iterator[Any]:
+    for point in at:
         try:
-            found.append(divide(value(one, point, 1), value(other, point, 1)))
+            yield divide(value(one, point, 1), value(other, point, 1))
         except Undecided:
             continue
-        if len(found) == POINTS:
-            return found
-    raise Undecided
 
 
 def _if_linear(one: Tree, other: Tree) -> bool | None:

@@ -16,14 +16,17 @@ from groupwise.graders.mathematics.tokens import Tree
 
 DIGITS = 60  # worked with
 AGREE = 45  # of them must be the same
+SPARE = 300  # more of each, where two values look alike: 1 + 10^-60 is not 1
 MAX_BITS = 20_000  # of an exact power
 MAX_POWER = 10**9  # where the digits of a power are enough
 MAX_SIZE = 2000  # digits before or behind the point of what is not exact
 POINTS, MANY_POINTS = 3, 24  # that must agree
+FAR = tuple(map(Fraction, (1, 40, 1600, 10**5, 10**9)))
 SCALES = tuple(
     map(Fraction, (1, 1, 1, 8, 8, 64, 64))
 )  # where the first points are out of a root's or logarithm's reach
 WHOLE = frozenset({"!", "binom", "gcd", "lcm"})  # names in these are whole numbers
+BENT = frozenset({"abs", "max", "min", "floor", "ceil", "root"})  # like something else on one side
 COUNTING = frozenset("ijklmnpqKLMN")  # and these in a floor or ceiling
 
 mp = mpmath.mp.clone()  # a context of our own: others keep their precision
@@ -72,6 +75,32 @@ def is_of_whole_numbers(tree: Tree) -> bool:
     return any(is_of_whole_numbers(part) for part in tree[1:] if isinstance(part, tuple))
 
 
+def far_points(names: Sequence[str], *trees: Tree) -> Iterator[dict[str, Fraction]]:
+    """Draw values of all sizes and signs, where one of the trees may be bent: |x - 10| is 10 - x at
+    all points up to 10."""
+    for number in range(MANY_POINTS if any(map(_is_bent, trees)) else 0):
+        yield {name: _anywhere(name, number) for name in names}
+
+
+@lru_cache(maxsize=2**14)
+def _is_bent(tree: Tree) -> bool:
+    """Tell whether it may be another expression on one side of some place: |x|, a root of x^2."""
+    if tree[0] in BENT or (tree[0] == "^" and not names_in(tree[2]) and not _is_integer(tree[2])):
+        return bool(names_in(tree))
+    return any(_is_bent(part) for part in tree[1:] if isinstance(part, tuple))
+
+
+def _is_integer(tree: Tree) -> bool:
+    return bool(tree[0] == "number" and tree[1].denominator == 1)
+
+
+def _anywhere(name: str, number: int) -> Fraction:
+    """Draw a size, and a sign at every other point: at the others all are positive."""
+    drawn = _raw(name, number)
+    sign = -1 if number % 2 and drawn // 8 % 2 else 1
+    return sign * FAR[drawn % len(FAR)] * abs(_coordinate(name, number))
+
+
 def _raw(name: str, number: int) -> int:
     return zlib.crc32(f"{name}/{number}".encode())
 
@@ -93,13 +122,11 @@ def agree(one: Tree, other: Tree, point: dict[str, Fraction], sign: int = 1) -> 
         return True
     size = max(abs(to_float(x)) for x in values)
     places = 0 if size == 0 else abs(int(mp.log10(size)))
-    if places <= DIGITS - AGREE:
-        return True
     if places > MAX_SIZE:
         raise Undecided
-    with _PRECISION, mp.workdps(DIGITS + 2 * places):
+    with _PRECISION, mp.workdps(DIGITS + SPARE + 2 * places):
         exact = [to_float(value(tree, point, sign)) for tree in (one, other)]
-        return bool(abs(exact[0] - exact[1]) <= mpf(10) ** -(AGREE + places))
+        return bool(abs(exact[0] - exact[1]) <= mpf(10) ** -(AGREE + SPARE + places))
 
 
 def close(one: Any, other: Any) -> bool:
@@ -124,7 +151,7 @@ def to_float(number: Any) -> Any:
 def value(tree: Tree, point: dict[str, Fraction], sign: int) -> Any:
     """Return a Fraction where that is exact, an mpf or mpc of DIGITS digits, or '∞' and '-∞'."""
     kind = tree[0]
-    if kind in ("number", "float"):
+    if kind == "number":
         return tree[1]
     if kind == "name":
         return point[tree[1]]

@@ -20,8 +20,14 @@ from torch import Tensor, nn
 
 from groupwise.errors import ModelError
 from groupwise.model.adapters.quantized import QuantizedLinear
-from groupwise.model.adapters.targets import Spec, matching
-from groupwise.model.layers.linear import Linear, is_turned, linear_layers, sizes_of
+from groupwise.model.adapters.targets import Spec, expert_name, matching
+from groupwise.model.layers.linear import (
+    ExpertLinear,
+    Linear,
+    is_turned,
+    linear_layers,
+    sizes_of,
+)
 
 Multiply = Callable[[Tensor, Tensor], Tensor]  # x [T, D], weight [F, D] -> [T, F]
 
@@ -48,6 +54,36 @@ class LoRA(nn.Module):
         return self.lora_B.detach().float() @ self.lora_A.detach().float() * self.scale
 
 
+class ExpertLoRA(nn.Module):
+    """The narrow products of all experts of a layer: A [E, rank, inputs], B [E, outputs, rank]."""
+
+    def __init__(self, count: int, inputs: int, outputs: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.lora_A = nn.Parameter(torch.empty(count, rank, inputs))
+        self.lora_B = nn.Parameter(torch.zeros(count, outputs, rank))
+        self.scale = scale
+        self.dropout, self.seed = 0.0, 0
+        self.dropping = False  # only within `dropping`
+
+    def apart(self) -> Callable[[int, Tensor], Tensor]:
+        """Return what one expert's product is computed with."""
+        narrow, wide = self.lora_A.unbind(), self.lora_B.unbind()
+
+        def made(expert: int, x_RD: Tensor) -> Tensor:
+            if self.dropping:
+                x_RD = F.dropout(x_RD, self.dropout)
+            return plain_product(plain_product(x_RD, narrow[expert]), wide[expert]) * self.scale
+
+        return made
+
+    def delta(self) -> Tensor:
+        """Return what it adds to the experts' weights: [E, F, D] in float32."""
+        return self.lora_B.detach().float() @ self.lora_A.detach().float() * self.scale
+
+
+Adapter = LoRA | ExpertLoRA
+
+
 def plain_product(x_TD: Tensor, weight_FD: Tensor) -> Tensor:
     """Multiply as `F.linear` does, except for one column.
 
@@ -62,11 +98,11 @@ def plain_product(x_TD: Tensor, weight_FD: Tensor) -> Tensor:
 # --- a model's layers -------------------------------------------------------------------------
 
 
-def adapters(model: nn.Module) -> dict[str, LoRA]:
+def adapters(model: nn.Module) -> dict[str, Adapter]:
     """Return adapters by the name of their layer; none where all weights are trained."""
     layers = linear_layers(model)
     found = {name: getattr(layer, "adapter", None) for name, layer in layers.items()}
-    return {name: each for name, each in found.items() if isinstance(each, LoRA)}
+    return {name: each for name, each in found.items() if isinstance(each, Adapter)}
 
 
 def attach(
@@ -83,7 +119,9 @@ def attach(
         layer = layers[name]
         like = next(p for p in model.parameters() if p.is_floating_point())
         inputs, outputs = sizes_of(layer)
-        made = LoRA(inputs, outputs, spec.rank, spec.scale)
+        made: Adapter = LoRA(inputs, outputs, spec.rank, spec.scale)
+        if isinstance(layer, ExpertLinear):
+            made = ExpertLoRA(layer.count, inputs, outputs, spec.rank, spec.scale)
         bound = inputs**-0.5
         with torch.no_grad():
             made.lora_A.uniform_(-bound, bound, generator=generator)
@@ -91,9 +129,9 @@ def attach(
         _place(layer, made.to(like.device, like.dtype))
 
 
-def _place(layer: nn.Module, made: LoRA) -> None:
+def _place(layer: nn.Module, made: Adapter) -> None:
     """Give our layers their adapter (layers/ops.py); a layer of others adds it behind itself."""
-    if isinstance(layer, Linear):
+    if isinstance(layer, Linear | ExpertLinear):
         layer.adapter = made
         return
     if not hasattr(layer, "adapter"):  # merged, it keeps its hook
@@ -123,7 +161,7 @@ def merge(model: nn.Module) -> None:
             parent, _, word = name.rpartition(".")
             setattr(model.get_submodule(parent), word, plain)
             layer = plain
-        if isinstance(adapter, LoRA):
+        if isinstance(adapter, Adapter):
             fold(layer, adapter.delta())
             cast(Any, layer).adapter = None
 
@@ -168,11 +206,12 @@ def dropping(model: nn.Module, *moment: int) -> Iterator[None]:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return every adapter's matrices, under the names that PEFT gives them."""
+    """Return every adapter's matrices, under PEFT's names for them: each expert's apart."""
     return {
-        peft_name(name, part): getattr(adapter, part).detach()
+        peft_name(own, part): matrix
         for name, adapter in adapters(model).items()
         for part in ("lora_A", "lora_B")
+        for own, matrix in each_of(name, getattr(adapter, part).detach())
     }
 
 
@@ -194,6 +233,13 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 "Take the adapter.rank that it was made with."
             )
         tensor.copy_(tensors[name])
+
+
+def each_of(layer: str, matrix: Tensor) -> list[tuple[str, Tensor]]:
+    """Return an adapter's matrix under its layer's name, or each expert's under its own."""
+    if matrix.dim() == 2:
+        return [(layer, matrix)]
+    return [(expert_name(layer, number), own) for number, own in enumerate(matrix)]
 
 
 def peft_name(layer: str, part: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from groupwise.errors import ModelError, nearest
 from groupwise.hub import COMPANIONS, local_adapter
-from groupwise.model.adapters.lora import adapters, peft_name, tensors_of
-from groupwise.model.adapters.targets import HEAD, Spec, shortest
+from groupwise.model.adapters.lora import adapters, each_of, peft_name, tensors_of
+from groupwise.model.adapters.targets import EACH, HEAD, Spec, layer_of, shortest
 from groupwise.model.formats.checkpoint import (
     SCORE,
     Contents,
     Part,
     names_in,
+    new_folder,
     tensors_in,
     write_file,
-    write_folder,
 )
 from groupwise.model.formats.fields import (
     FINITE,
@@ -81,9 +81,10 @@ class Stored:
     def named(self) -> dict[str, Tensor]:
         """Return the tensors as PEFT names them."""
         return {
-            peft_name(layer, part): tensor
+            peft_name(own, part): matrix
             for layer, pair in self.tensors.items()
             for part, tensor in zip(("lora_A", "lora_B"), pair, strict=True)
+            for own, matrix in each_of(layer, tensor)
         }
 
 
@@ -115,7 +116,8 @@ def read_spec(path: str | Path) -> tuple[Spec, dict[str, Any]]:
 def layers_in(path: str | Path) -> tuple[str, ...]:
     """List the layers that an adapter has tensors for: its own settings may name others besides."""
     names = (each.removeprefix(ADAPTED) for each in names_in(_file(local_adapter(path))))
-    return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names if ".lora_" in name))
+    found = (layer_of(name.partition(".lora_")[0])[0] for name in names if ".lora_" in name)
+    return tuple(dict.fromkeys(found))
 
 
 def read(path: str | Path, sizes: Mapping[str, tuple[int, int]], *, scores: bool = False) -> Stored:
@@ -132,7 +134,8 @@ def read(path: str | Path, sizes: Mapping[str, tuple[int, int]], *, scores: bool
     layers = _by_layer(folder, found)
     base = str(raw.get("base_model_name_or_path") or "")
     _check_shapes(folder, spec, layers, sizes, base)
-    return Stored(folder, spec, base, float(raw.get("lora_dropout") or 0.0), layers)
+    dropout = float(raw.get("lora_dropout") or 0.0)
+    return Stored(folder, spec, base, dropout, _joined(folder, layers))
 
 
 def contents(
@@ -158,7 +161,8 @@ def save(
     dtype: torch.dtype | None = None,
 ) -> None:
     """Write the model's adapters as a folder that PEFT, vLLM and `read` read."""
-    write_folder(Path(path), contents(model, files, dtype).fill)
+    with new_folder(Path(path)) as beside:
+        contents(model, files, dtype).fill(beside)
 
 
 def config_bytes(
@@ -175,13 +179,23 @@ def config_bytes(
         "lora_alpha": int(spec.alpha) if spec.alpha == int(spec.alpha) else spec.alpha,
         "use_rslora": spec.rslora,
         "lora_dropout": dropout,
-        "target_modules": shortest(adapters(model), layers),
+        "target_modules": _targets(model, shortest(adapters(model), layers)),
         "bias": "none",
         "fan_in_fan_out": any(map(is_turned, layers.values())),
         "init_lora_weights": True,
         "inference_mode": True,
     }
     return json.dumps(raw, indent=2).encode()
+
+
+def _targets(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Return what PEFT calls these layers: every expert has a name of its own there."""
+    own = adapters(model)
+    return [
+        each
+        for name in names
+        for each, _ in (each_of(name, own[name].lora_A) if EACH in name else [(name, None)])
+    ]
 
 
 def _file(folder: Path) -> Path:
@@ -246,6 +260,32 @@ def _by_layer(folder: Path, found: Mapping[str, Tensor]) -> dict[str, tuple[Tens
     return {layer: (pair["lora_A"], pair["lora_B"]) for layer, pair in pairs.items()}
 
 
+def _joined(
+    folder: Path, layers: Mapping[str, tuple[Tensor, Tensor]]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Lay the matrices of a layer's experts together; all other layers stay as they are."""
+    experts: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, pair in layers.items():
+        layer, number = layer_of(name)
+        if number is None:
+            found[name] = pair
+        else:
+            experts.setdefault(layer, {})[number] = pair
+    for layer, numbered in experts.items():
+        every = range(max(map(len, experts.values())))
+        missing = [number for number in every if number not in numbered]
+        if missing:
+            raise ModelError(
+                f"{folder / TENSORS} lacks the matrices of expert {missing[0]} of {layer}: an "
+                f"adapter sits on all experts of a layer here, or on none. {REMEDY}"
+            )
+        pairs = [numbered[number] for number in every]
+        a, b = (torch.stack(each) for each in zip(*pairs, strict=True))
+        found[layer] = a, b
+    return found
+
+
 def _check_shapes(
     folder: Path,
     spec: Spec,
@@ -254,7 +294,8 @@ def _check_shapes(
     base: str,
 ) -> None:
     other = f"It was made for {base!r}. " if base else ""
-    for layer, pair in layers.items():
+    for name, pair in layers.items():
+        layer, _ = layer_of(name)
         if layer not in sizes:
             why = "the head has no adapter here" if layer == HEAD else "this model has none such"
             raise ModelError(
@@ -266,7 +307,7 @@ def _check_shapes(
         for part, tensor, want in zip(("lora_A", "lora_B"), pair, wanted, strict=True):
             if tuple(tensor.shape) != want:
                 raise ModelError(
-                    f"{peft_name(layer, part)} of {folder} has shape {tuple(tensor.shape)}, and "
+                    f"{peft_name(name, part)} of {folder} has shape {tuple(tensor.shape)}, and "
                     f"this model with rank {spec.rank} needs {want}: the adapter is for another "
                     f"base. {other}Set model.path to that model, or take another adapter."
                 )

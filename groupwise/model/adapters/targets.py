@@ -14,6 +14,8 @@ ALL = ("all", "all-linear")  # here and in PEFT
 HEAD = "lm_head"
 ALPHA = 32.0  # unless asked otherwise: with 1/rank in the scale, one learning rate suits all ranks
 
+EACH = ".experts.each."  # in the name of a product that every expert has
+
 Targets = str | tuple[str, ...]
 
 
@@ -38,20 +40,42 @@ def linear_shapes(shape: ModelConfig) -> dict[str, tuple[int, int]]:
         return {name: (inputs, outputs) for name, inputs, outputs in shape.linears}
     width, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = (count * shape.head_dim for count in (shape.num_heads, shape.num_kv_heads))
-    of_layer = {
+    attention = {
         "self_attn.q_proj": (width, queries),
         "self_attn.k_proj": (width, keys),
         "self_attn.v_proj": (width, keys),
         "self_attn.o_proj": (queries, width),
-        "mlp.gate_proj": (width, inner),
-        "mlp.up_proj": (width, inner),
-        "mlp.down_proj": (inner, width),
     }
+    dense = _feed_forward("mlp.", width, inner)
+    sparse = {}
+    if shape.experts is not None:
+        sparse = _feed_forward(f"mlp{EACH}", width, shape.experts.width)
     return {
         f"model.layers.{layer}.{name}": sizes
         for layer in range(shape.num_layers)
-        for name, sizes in of_layer.items()
+        for name, sizes in (attention | (sparse if layer in shape.sparse_layers else dense)).items()
     }
+
+
+def _feed_forward(at: str, width: int, inner: int) -> dict[str, tuple[int, int]]:
+    return {
+        f"{at}gate_proj": (width, inner),
+        f"{at}up_proj": (width, inner),
+        f"{at}down_proj": (inner, width),
+    }
+
+
+def expert_name(layer: str, number: int) -> str:
+    """Return the name of one expert's matrix, as published folders have it."""
+    return layer.replace(EACH, f".experts.{number}.")
+
+
+def layer_of(name: str) -> tuple[str, int | None]:
+    """Return the layer of a matrix with an adapter, and which of its experts' it is, if any."""
+    found = re.fullmatch(r"(.*)\.experts\.(\d+)\.(\w+)", name)
+    if found is None:
+        return name, None
+    return f"{found[1]}{EACH}{found[3]}", int(found[2])
 
 
 def matching(targets: Targets, names: Iterable[str]) -> list[str]:
@@ -95,8 +119,18 @@ def fits(spec: Spec, sizes: Mapping[str, tuple[int, int]]) -> None:
 
 def adapter_weights(shape: ModelConfig, spec: Spec) -> int:
     """Count the numbers in the two matrices of every layer that it sits on."""
-    sizes = linear_shapes(shape)
-    return sum(spec.rank * sum(sizes[name]) for name in matching(spec.targets, sizes))
+    sizes, every = linear_shapes(shape), shape.experts.count if shape.experts else 1
+    return sum(
+        spec.rank * sum(sizes[name]) * (every if EACH in name else 1)
+        for name in matching(spec.targets, sizes)
+    )
+
+
+def narrow_numbers(shape: ModelConfig, spec: Spec) -> int:
+    """Count a token's numbers in the middle of all adapters: of experts those that it visits."""
+    visits = shape.experts.chosen if shape.experts else 1
+    layers = matching(spec.targets, linear_shapes(shape))
+    return sum(spec.rank * (visits if EACH in name else 1) for name in layers)
 
 
 def shortest(names: Iterable[str], every: Iterable[str]) -> list[str]:

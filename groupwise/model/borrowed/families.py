@@ -84,7 +84,7 @@ def import_transformers(raw: Mapping[str, Any], reason: BaseException | None = N
         raise ModelError(
             f"model_type {raw.get('model_type')!r} runs through transformers, which is not "
             f"installed ({error}). Install it: `{install('families')}`. Llama, Mistral, "
-            "Qwen2, Qwen3 and SmolLM2 run without it."
+            "Qwen2, Qwen3, Qwen3-MoE, OLMoE, Mixtral and SmolLM2 run without it."
         ) from reason or error
     return transformers
 

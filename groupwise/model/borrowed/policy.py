@@ -24,6 +24,7 @@ from groupwise.model.config import ModelConfig
 from groupwise.model.layers.attention import Attend
 from groupwise.model.layers.attention_rule import AttentionRule
 from groupwise.model.layers.head import HeadRule
+from groupwise.model.layers.routes import Routes
 from groupwise.model.layers.transformer import Policy, check_pack
 
 NAME = "groupwise"  # of our attention function, among transformers' own
@@ -141,8 +142,16 @@ class Borrowed(Policy):
             float(scale), cap, getattr(self.lender.get_output_embeddings(), "bias", None)
         )
 
-    def hidden(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+    def hidden(
+        self, token_T: Tensor, position_T: Tensor, attend: Attend, routes: Routes | None = None
+    ) -> Tensor:
         check_pack(self.config, token_T, position_T)
+        if routes is not None:
+            raise ModelError(
+                f"{self.config.family} runs through transformers, whose layers do not say which "
+                "experts a token visits, nor take them from a record. Use a mixture that runs "
+                "natively: Qwen3-MoE, OLMoE, Mixtral."
+            )
         with attending(attend), self._recomputing():
             found = self.body(
                 input_ids=token_T[None], position_ids=position_T[None], use_cache=False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,12 +25,14 @@ from groupwise.hub import COMPANIONS, local_model
 from groupwise.model.borrowed.families import read_shape
 from groupwise.model.borrowed.policy import Borrowed
 from groupwise.model.config import FAMILIES, ModelConfig
+from groupwise.model.formats.expert_files import apart, joined
 from groupwise.model.formats.fields import TEXT, FieldRule, check, read_bytes, table
 from groupwise.model.formats.gguf import GGUFFile, hf_config, read_gguf
 from groupwise.model.formats.gguf_tokenizer import tokenizer_files
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.transformer import Policy, Transformer
 from groupwise.model.tiles import prepare_products
+from groupwise.runfiles.whole import remove_unfinished, whole_folder
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 2**30
@@ -184,7 +185,7 @@ def assemble(
     shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
     state: dict[str, Tensor] = {}
     second_head: Tensor | None = None
-    for name, tensor in tensors:
+    for name, tensor in joined(config, tensors):
         if name.endswith("rotary_emb.inv_freq"):
             continue  # old checkpoints store the rope's frequencies; config.json gives them
         if name == "lm_head.weight" and config.tied:
@@ -260,25 +261,24 @@ def save(
 ) -> None:
     """Write a folder that `load`, transformers and vLLM read. `files` are those of `load`."""
     made = contents(model, files, dtype, shard_bytes)
-    write_folder(Path(path), made.fill, replace=replace)
+    with new_folder(Path(path), replace=replace) as beside:
+        made.fill(beside)
 
 
-def write_folder(folder: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
-    """Write a folder with what `fill` writes, whole or not at all."""
+@contextmanager
+def new_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give a folder to fill, which appears under its name whole or not at all."""
     if folder.exists() and not replace:
         raise ModelError(
             f"{folder} exists already and would be overwritten. Choose another name, or pass "
             f"replace=True."
         )
-    beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
     try:
-        fill(beside)
-        _flush(beside)
-        _swap_in(beside, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder.parent, folder.name)  # of a process that was killed
+        with whole_folder(folder, replace=replace) as beside:
+            yield beside
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
         raise ModelError(
             f"{folder} could not be written: {error}. What was there before is untouched; free "
             f"some space or choose another place."
@@ -430,11 +430,12 @@ def own_tensors(model: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """Return only what config.json describes: adapters and other guests have files of their own."""
     with torch.device("meta"):
         wanted = Transformer(model.config).state_dict()
-    return {
+    own = {
         name: tensor.detach().to(dtype or tensor.dtype)
         for name, tensor in model.state_dict().items()
         if name in wanted
     }
+    return apart(model.config, own)
 
 
 def write_tensors(folder: Path, state: dict[str, Tensor], *, shard_bytes: int) -> None:
@@ -473,30 +474,6 @@ def _config_bytes(config: ModelConfig, files: Mapping[str, bytes], dtype: torch.
     raw.pop("dtype", None)
     raw["torch_dtype"] = str(dtype).removeprefix("torch.")
     return json.dumps(raw, indent=2).encode()
-
-
-def _flush(folder: Path) -> None:
-    """Flush to the disk, so that the rename never comes before the bytes."""
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _swap_in(beside: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    beside.rename(folder)
-    handle = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _some(names: list[str]) -> str:

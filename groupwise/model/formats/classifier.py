@@ -33,9 +33,9 @@ from groupwise.model.formats.checkpoint import (
     Part,
     load,
     names_in,
+    new_folder,
     own_tensors,
     tensors_in,
-    write_folder,
     write_tensors,
 )
 from groupwise.model.formats.fields import TEXT, TEXTS, check, read_bytes, table, whole
@@ -212,7 +212,8 @@ def save(
     says: Mapping[str, Any] = NOTHING,
 ) -> None:
     """Write a folder that transformers, `rm` or `prm`, and `load_scalar_head` read."""
-    write_folder(Path(path), contents(head, files, kind, dtype, says=says).fill)
+    with new_folder(Path(path)) as beside:
+        contents(head, files, kind, dtype, says=says).fill(beside)
 
 
 def _adapter_contents(

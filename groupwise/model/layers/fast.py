@@ -10,28 +10,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from groupwise.errors import ModelError
 from groupwise.model.adapters.fused_lora import add_adapters, lay_adapters
 from groupwise.model.adapters.quantized import QuantizedLinear, frozen_product
+from groupwise.model.kernels.experts import exact_products
 from groupwise.model.kernels.head import HeadScore
 from groupwise.model.kernels.matmul import matmul
 from groupwise.model.kernels.norm import add_norm_backward, add_norm_forward, rms_norm
 from groupwise.model.kernels.rotary import rotate, split_rotate
 from groupwise.model.kernels.swiglu import swiglu, swiglu_backward, swiglu_forward
 from groupwise.model.layers.attention import Attend
+from groupwise.model.layers.experts import FeedForward, SparseFeedForward, choose
+from groupwise.model.layers.fused_experts import (
+    WHOLE,
+    GroupedProduct,
+    visit_adapted,
+    visit_together,
+)
 from groupwise.model.layers.fused_linear import (
     Product,
     accumulate,
     biases_of,
     concatenated,
     fused_linear,
+    fused_product,
     lay_together,
 )
 from groupwise.model.layers.head import NO_RULE, HeadOutputs, HeadRule, log_probs
 from groupwise.model.layers.linear import Linear
 from groupwise.model.layers.prefix import PrefixAttention
+from groupwise.model.layers.routes import RouteAsk, Visited
 
 if TYPE_CHECKING:
-    from groupwise.model.layers.transformer import Attention, FeedForward, Norm, Policy, Transformer
+    from groupwise.model.layers.transformer import Attention, Norm, Policy, Transformer
 
 
 class Fast:
@@ -39,15 +50,17 @@ class Fast:
 
     name = "fast"
     product: Product | None = None
+    routing: Product | None = None  # of routers
+    products: GroupedProduct | None = None  # of experts
 
     def lay_out(self, model: Policy) -> None:
         model.note_moved()
         for layer in cast("Transformer", model).layers:  # others have no kernels
             attention, mlp = layer.self_attn, layer.mlp
-            for modules in (
-                [attention.q_proj, attention.k_proj, attention.v_proj],
-                [mlp.gate_proj, mlp.up_proj],
-            ):
+            together = [[attention.q_proj, attention.k_proj, attention.v_proj]]
+            if isinstance(mlp, FeedForward):  # experts lie together as they are
+                together.append([mlp.gate_proj, mlp.up_proj])
+            for modules in together:
                 if not _quantized(modules):
                     lay_together(modules)
                 lay_adapters(modules)
@@ -68,12 +81,21 @@ class Fast:
         x_TD, joined_TF = self._norm_linear(x_TD, more_TD, norm, *modules)
         width = layer.head_dim
         count, kv_count = (module.outputs // width for module in modules[:2])
+        plain = layer.q_norm is None or layer.k_norm is None
+        if plain and layer.clip is not None:
+            joined_TF = joined_TF.clamp(-layer.clip, layer.clip)
         if layer.q_norm is None or layer.k_norm is None:
             return x_TD, *split_rotate(joined_TF, cos_TF, sin_TF, count, kv_count, width)
         heads = joined_TF.view(len(joined_TF), -1, width)
         query_THW, key_TJW, value_TJW = torch.split(heads, [count, kv_count, kv_count], dim=1)
-        query_THW = rms_norm(query_THW, layer.q_norm.weight, layer.q_norm.eps)
-        key_TJW = rms_norm(key_TJW, layer.k_norm.weight, layer.k_norm.eps)
+        query_THW, key_TJW = (
+            _heads_norm(query_THW, layer.q_norm),
+            _heads_norm(key_TJW, layer.k_norm),
+        )
+        if layer.clip is not None:
+            query_THW, key_TJW, value_TJW = (
+                x_THW.clamp(-layer.clip, layer.clip) for x_THW in (query_THW, key_TJW, value_TJW)
+            )
         query_THW, key_TJW = (rotate(x_THW, cos_TF, sin_TF) for x_THW in (query_THW, key_TJW))
         return x_TD, query_THW, key_TJW, value_TJW.contiguous()
 
@@ -100,6 +122,30 @@ class Fast:
             gate_up_TF2, self.product or F.linear, down.weight, down.bias
         )
         return x_TD, out_TD
+
+    def mixture(
+        self,
+        x_TD: Tensor,
+        more_TD: Tensor,
+        norm: Norm,
+        layer: SparseFeedForward,
+        asked: RouteAsk,
+    ) -> tuple[Tensor, Tensor, Visited | None]:
+        x_TD, normed_TD = self._norm_linear(x_TD, more_TD, norm)
+        logits_TE = fused_product(normed_TD, layer.gate.weight, self.routing)
+        choice = choose(logits_TE, layer, asked)
+        experts = layer.experts
+        if experts.adapted:
+            return x_TD, visit_adapted(normed_TD, choice, experts), choice.visited
+        out_TD = visit_together(
+            normed_TD,
+            choice.expert_TK,
+            choice.gate_TK,
+            experts.gate_up_proj,
+            experts.down_proj,
+            self.products,
+        )
+        return x_TD, out_TD, choice.visited
 
     def attention(
         self, prompts: Sequence[int], completions: Sequence[Sequence[int]], device: torch.device
@@ -161,6 +207,31 @@ class Exact(Fast):
 
     name = "exact"
     product = staticmethod(matmul)
+    products = staticmethod(exact_products)
+
+    def lay_out(self, model: Policy) -> None:
+        for layer in cast("Transformer", model).layers:
+            if isinstance(layer.mlp, SparseFeedForward) and layer.mlp.experts.adapted:
+                raise ModelError(
+                    "engine.exact=true is not done for adapters on experts. Set adapter.targets to "
+                    'those of attention, ["q_proj", "k_proj", "v_proj", "o_proj"], or '
+                    "engine.exact=false."
+                )
+        super().lay_out(model)
+
+    @staticmethod
+    def routing(x_TD: Tensor, weight_ED: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply; rows are filled up with experts for the copy engine, and cut again."""
+        experts = len(weight_ED)
+        filled_ED = F.pad(weight_ED, (0, 0, 0, -experts % WHOLE))
+        return matmul(x_TD, filled_ED, bias)[:, :experts].contiguous()
+
+
+def _heads_norm(x_THW: Tensor, norm: Norm) -> Tensor:
+    """Return the norm of each head, or of all together, as wide as its weight is."""
+    if len(norm.weight) == x_THW.shape[-1]:
+        return rms_norm(x_THW, norm.weight, norm.eps)
+    return rms_norm(x_THW.flatten(1), norm.weight, norm.eps).view(x_THW.shape)
 
 
 def _frozen_or_plain(module: Linear, x_TD: Tensor, product: Product | None) -> Tensor:

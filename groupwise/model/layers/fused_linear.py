@@ -80,6 +80,14 @@ def fused_linear(x_TD: Tensor, modules: Sequence[Linear], product: Product | Non
     return out_TF
 
 
+def fused_product(x_TD: Tensor, weight_FD: nn.Parameter, product: Product | None = None) -> Tensor:
+    """Return x · weightᵀ of a bare weight, as `fused_linear` does."""
+    out_TF: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+        x_TD, product or F.linear, 1, weight_FD
+    )
+    return out_TF
+
+
 class _Linear(torch.autograd.Function):
     """y = x · Wᵀ + b:  ∂x = ∂y · W,  ∂W = ∂yᵀ · x,  ∂b = Σ ∂y."""
 

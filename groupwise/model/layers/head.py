@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from groupwise.errors import ModelError
+from groupwise.model.layers.products import is_wide, times, times_into
 
 # Logits in memory at a time: 32 MiB of float32 stay near a CPU's caches, 512 MiB fill a GPU.
 CHUNK_NUMBERS, CHUNK_NUMBERS_CUDA = 2**23, 2**27
@@ -48,6 +49,7 @@ class HeadQuery:
     temperature: float = 1.0
     entropy: bool = False
     top_k: int = 0  # the policy's own likeliest tokens
+    square_mass: bool = False  # log Σp², without gradient
     at_AK: Tensor | None = None  # given ids
     against: tuple[Opposite, ...] = ()  # other models' distributions, to differ from
 
@@ -75,6 +77,7 @@ class HeadOutputs(NamedTuple):
     topk_id_TK: Tensor | None = None
     logp_at_TK: Tensor | None = None
     divergence_T: Tensor | None = None
+    square_mass_T: Tensor | None = None  # in logarithms
 
 
 def log_probs(
@@ -111,6 +114,21 @@ def log_probs(
     )
 
 
+@torch.no_grad()
+def log_square_mass(
+    hidden_TD: Tensor, weight_VD: Tensor, temperature: float, rule: HeadRule = NO_RULE
+) -> Tensor:
+    """Return log Σ_v p_v² of each token: the log of how often two samples of it agree."""
+    weight = widened(weight_VD)
+    room = CHUNK_NUMBERS_CUDA if weight_VD.is_cuda else CHUNK_NUMBERS
+    rows = max(1, room // len(weight_VD))
+    parts = []
+    for part in chunks(len(hidden_TD), rows):
+        z_CV = logits(hidden_TD[part], weight, temperature, rule=rule)
+        parts.append((2 * z_CV).logsumexp(-1) - 2 * z_CV.logsumexp(-1))
+    return torch.cat(parts)
+
+
 def logits(
     hidden_TD: Tensor,
     weight_VD: Tensor,
@@ -125,7 +143,7 @@ def logits(
     else:  # a CPU is a sixth faster where a part of the head stays in its cache; same bits
         logits_TV, hidden_TD = out, hidden_TD.to(head_VD.dtype)
         for part in chunks(len(head_VD), CACHED_COLUMNS):
-            torch.mm(hidden_TD, head_VD[part].t(), out=out[:, part])
+            product(hidden_TD, head_VD[part].t(), out[:, part])
     if rule is not NO_RULE:
         _follow(rule, logits_TV)
     return logits_TV if temperature == 1.0 else logits_TV.div_(temperature)
@@ -298,6 +316,8 @@ def widened(weight_VD: Tensor) -> Tensor:
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Return a @ b in float32, or float64. Products of two bfloat16 numbers fit float32 exactly."""
     a = a.to(b.dtype)
+    if is_wide(b):
+        return times(a, b.t()) if out is None else times_into(out, a, b.t())
     if b.dtype in (torch.float32, torch.float64):
         return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
     # Only CUDA gets here: elsewhere `widened` has widened the head.
@@ -306,7 +326,10 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    if a.dtype == total.dtype:
+    if a.dtype == total.dtype and is_wide(total):
+        for part in chunks(len(total), CACHED_COLUMNS):
+            total[part].add_(times(a[part], b.t().to(a.dtype)))
+    elif a.dtype == total.dtype:
         total.addmm_(a, b.to(a.dtype))
     else:
         total.add_(product(a, b.to(a.dtype)))

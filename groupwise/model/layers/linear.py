@@ -19,6 +19,26 @@ class Linear(nn.Module):
         self.adapter: nn.Module | None = None
 
 
+class ExpertLinear(nn.Module):
+    """One of the products of all experts of a layer; the weights are a part of `parent`'s.
+
+    Under one name, so that an adapter sits on all of them or on none. The parent is no child:
+    parameters have one name.
+    """
+
+    def __init__(self, parent: nn.Module, part: str, count: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.__dict__["parent"] = parent
+        self.part, self.count, self.inputs, self.outputs = part, count, inputs, outputs
+        self.adapter: nn.Module | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """Return [E, F, D], in the parent's memory."""
+        found: Tensor = self.__dict__["parent"].matrices(self.part)
+        return found
+
+
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return every layer that can have an adapter, by its full name.
 
@@ -33,7 +53,9 @@ def layers_within(model: nn.Module, body: nn.Module) -> dict[str, nn.Module]:
     inside = {id(module) for module in body.modules()}
     found = {name: module for name, module in model.named_modules() if id(module) in inside}
     return {
-        name: m for name, m in found.items() if isinstance(m, Linear | nn.Linear) or is_turned(m)
+        name: m
+        for name, m in found.items()
+        if isinstance(m, Linear | ExpertLinear | nn.Linear) or is_turned(m)
     }
 
 
@@ -44,7 +66,7 @@ def layer_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 def sizes_of(layer: nn.Module) -> tuple[int, int]:
     """Return (inputs, outputs)."""
-    if isinstance(layer, Linear):
+    if isinstance(layer, Linear | ExpertLinear):
         return layer.inputs, layer.outputs
     first, second = cast(Tensor, layer.weight).shape
     return (first, second) if is_turned(layer) else (second, first)

@@ -20,12 +20,15 @@ from torch import Tensor
 from groupwise.model.adapters.lora import plain_product
 from groupwise.model.adapters.quantized import QuantizedLinear, frozen_product
 from groupwise.model.layers.attention import Attend, shared_prompts
+from groupwise.model.layers.experts import FeedForward, SparseFeedForward, choose, visit
 from groupwise.model.layers.head import NO_RULE, HeadOutputs, HeadRule, log_probs
 from groupwise.model.layers.linear import Linear
+from groupwise.model.layers.products import linear
 from groupwise.model.layers.rope import rotate
+from groupwise.model.layers.routes import RouteAsk, Visited
 
 if TYPE_CHECKING:
-    from groupwise.model.layers.transformer import Attention, FeedForward, Norm, Policy
+    from groupwise.model.layers.transformer import Attention, Norm, Policy
 
 
 class Ops(Protocol):
@@ -57,6 +60,17 @@ class Ops(Protocol):
         self, x_TD: Tensor, more_TD: Tensor, norm: Norm, layer: FeedForward
     ) -> tuple[Tensor, Tensor]:
         """Return x + more; of its norm, down(silu(gate) · up)."""
+        ...
+
+    def mixture(
+        self,
+        x_TD: Tensor,
+        more_TD: Tensor,
+        norm: Norm,
+        layer: SparseFeedForward,
+        asked: RouteAsk,
+    ) -> tuple[Tensor, Tensor, Visited | None]:
+        """Return x + more; of its norm, what its experts make of it; which they were, if asked."""
         ...
 
     def attention(
@@ -99,13 +113,17 @@ class Plain:
         sin_TF: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x_TD, normed_TD = self.add_norm(x_TD, more_TD, norm)
-        shape = (len(x_TD), -1, layer.head_dim)
-        query_THW = self.linear(layer.q_proj, normed_TD).view(shape)
-        key_TJW = self.linear(layer.k_proj, normed_TD).view(shape)
-        value_TJW = self.linear(layer.v_proj, normed_TD).view(shape)
+        query_THW, key_TJW, value_TJW = (
+            self.linear(module, normed_TD).view(len(x_TD), -1, layer.head_dim)
+            for module in (layer.q_proj, layer.k_proj, layer.v_proj)
+        )
         if layer.q_norm is not None and layer.k_norm is not None:
-            query_THW = rms_norm(query_THW, layer.q_norm.weight, layer.q_norm.eps)
-            key_TJW = rms_norm(key_TJW, layer.k_norm.weight, layer.k_norm.eps)
+            query_THW = heads_norm(query_THW, layer.q_norm)
+            key_TJW = heads_norm(key_TJW, layer.k_norm)
+        if layer.clip is not None:
+            query_THW, key_TJW, value_TJW = (
+                x_THW.clamp(-layer.clip, layer.clip) for x_THW in (query_THW, key_TJW, value_TJW)
+            )
         query_THW, key_TJW = (rotate(x_THW, cos_TF, sin_TF) for x_THW in (query_THW, key_TJW))
         return x_TD, query_THW, key_TJW, value_TJW
 
@@ -113,7 +131,7 @@ class Plain:
         if isinstance(module, QuantizedLinear):
             out_TD = frozen_product(x_TD, module)
         else:
-            out_TD = F.linear(x_TD, module.weight, module.bias)
+            out_TD = linear(x_TD, module.weight, module.bias)
         if module.adapter is None:
             return out_TD
         return out_TD + module.adapter(x_TD, plain_product)
@@ -126,8 +144,26 @@ class Plain:
         up_TF = self.linear(layer.up_proj, normed_TD)
         return x_TD, self.linear(layer.down_proj, F.silu(gate_TF) * up_TF)
 
+    def mixture(
+        self,
+        x_TD: Tensor,
+        more_TD: Tensor,
+        norm: Norm,
+        layer: SparseFeedForward,
+        asked: RouteAsk,
+    ) -> tuple[Tensor, Tensor, Visited | None]:
+        x_TD, normed_TD = self.add_norm(x_TD, more_TD, norm)
+        choice = choose(F.linear(normed_TD, layer.gate.weight), layer, asked)
+        return x_TD, visit(normed_TD, choice, layer.experts), choice.visited
+
     attention = staticmethod(shared_prompts)
     log_probs = staticmethod(log_probs)
+
+
+def heads_norm(x_THW: Tensor, norm: Norm) -> Tensor:
+    """Return the norm of each head, or of all together, as wide as its weight is."""
+    rows = x_THW.reshape(len(x_THW), -1, len(norm.weight))
+    return rms_norm(rows, norm.weight, norm.eps).view(x_THW.shape)
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:

@@ -23,10 +23,18 @@ from groupwise.errors import ModelError
 from groupwise.model.config import ModelConfig
 from groupwise.model.layers.attention import Attend
 from groupwise.model.layers.divergence import divergences
-from groupwise.model.layers.head import NO_RULE, HeadOutputs, HeadQuery, HeadRule
+from groupwise.model.layers.experts import FeedForward, SparseFeedForward
+from groupwise.model.layers.head import (
+    NO_RULE,
+    HeadOutputs,
+    HeadQuery,
+    HeadRule,
+    log_square_mass,
+)
 from groupwise.model.layers.linear import Linear
 from groupwise.model.layers.ops import Ops, Plain
 from groupwise.model.layers.rope import rope_tables
+from groupwise.model.layers.routes import NOTHING, RouteAsk, Routes, Visited
 from groupwise.parallel.shards import refuse_shards
 
 
@@ -51,12 +59,24 @@ class PolicyModel(Protocol):
         """Return what is done to logits; nothing in most architectures."""
         ...
 
-    def __call__(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
-        """Hidden states [T, D] after the last norm."""
+    def __call__(
+        self,
+        token_T: Tensor,
+        position_T: Tensor,
+        attend: Attend,
+        *,
+        routes: Routes | None = None,
+    ) -> Tensor:
+        """Hidden states [T, D] after the last norm; of a mixture, routes if they are asked for."""
         ...
 
     def predict(
-        self, token_T: Tensor, position_T: Tensor, attend: Attend, query: HeadQuery
+        self,
+        token_T: Tensor,
+        position_T: Tensor,
+        attend: Attend,
+        query: HeadQuery,
+        routes: Routes | None = None,
     ) -> HeadOutputs:
         """Return what the head says of the hidden states that are asked for."""
         ...
@@ -122,7 +142,9 @@ class Policy(nn.Module):
     def head_rule(self) -> HeadRule:
         return NO_RULE
 
-    def hidden(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+    def hidden(
+        self, token_T: Tensor, position_T: Tensor, attend: Attend, routes: Routes | None = None
+    ) -> Tensor:
         """Return hidden states after the last norm, one row a token."""
         raise NotImplementedError
 
@@ -132,13 +154,14 @@ class Policy(nn.Module):
         position_T: Tensor,
         attend: Attend,
         query: HeadQuery | None = None,
+        routes: Routes | None = None,
     ) -> Tensor | HeadOutputs:
         """Return hidden states, or what the head says of those that are asked for.
 
         All parameters are read in here, the head's too: hooks that gather a sharded model's
         weights act around this call, and outside it a weight is a shard.
         """
-        hidden_TD = self.hidden(token_T, position_T, attend)
+        hidden_TD = self.hidden(token_T, position_T, attend, routes)
         if query is None:
             return hidden_TD
         # A group's answers all read their prompt's last row. A GPU would add up the gradient of
@@ -154,6 +177,9 @@ class Policy(nn.Module):
             at_TK=query.at_AK,
             rule=self.head_rule,
         )
+        if query.square_mass:
+            mass_A = log_square_mass(asked_AD, self.head_weight, query.temperature, self.head_rule)
+            found = found._replace(square_mass_T=mass_A)
         if not query.against:
             return found
         apart_A = divergences(
@@ -162,10 +188,15 @@ class Policy(nn.Module):
         return found._replace(divergence_T=apart_A)
 
     def predict(
-        self, token_T: Tensor, position_T: Tensor, attend: Attend, query: HeadQuery
+        self,
+        token_T: Tensor,
+        position_T: Tensor,
+        attend: Attend,
+        query: HeadQuery,
+        routes: Routes | None = None,
     ) -> HeadOutputs:
         """Return what the head says of the hidden states that are asked for."""
-        found: HeadOutputs = self(token_T, position_T, attend, query)
+        found: HeadOutputs = self(token_T, position_T, attend, query, routes)
         return found
 
 
@@ -195,28 +226,22 @@ class Attention(nn.Module):
         self.k_proj = Linear(config.hidden_size, keys, config.qkv_bias)
         self.v_proj = Linear(config.hidden_size, keys, config.qkv_bias)
         self.o_proj = Linear(queries, config.hidden_size, config.o_bias)
-        self.q_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = Norm(config.head_dim, config.norm_eps) if config.qk_norm else None
-
-
-class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(width, inner, bias)
-        self.up_proj = Linear(width, inner, bias)
-        self.down_proj = Linear(inner, width, bias)
+        widths = (queries, keys) if config.wide_norm else (config.head_dim, config.head_dim)
+        norms = [Norm(width, config.norm_eps) if config.qk_norm else None for width in widths]
+        self.q_norm, self.k_norm = norms
+        self.clip = config.clip_qkv
 
 
 class Layer(nn.Module):
     """Takes the residual stream and what the layer before adds to it; hands on the same two."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, number: int) -> None:
         super().__init__()
         self.input_layernorm = Norm(config.hidden_size, config.norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = Norm(config.hidden_size, config.norm_eps)
-        self.mlp = FeedForward(config)
+        sparse = number in config.sparse_layers
+        self.mlp = SparseFeedForward(config) if sparse else FeedForward(config)
 
     def forward(
         self,
@@ -227,14 +252,18 @@ class Layer(nn.Module):
         attend: Attend,
         layer: int,
         ops: Ops,
-    ) -> tuple[Tensor, Tensor]:
+        asked: RouteAsk = NOTHING,
+    ) -> tuple[Tensor, Tensor, Visited | None]:
         attention = self.self_attn
         x_TD, query_THW, key_TJW, value_TJW = ops.heads(
             x_TD, more_TD, self.input_layernorm, attention, cos_TF, sin_TF
         )
         seen_THW = attend(layer, query_THW, key_TJW, value_TJW)
         seen_TD = ops.linear(attention.o_proj, seen_THW.flatten(1))
-        return ops.feed_forward(x_TD, seen_TD, self.post_attention_layernorm, self.mlp)
+        given = (x_TD, seen_TD, self.post_attention_layernorm)
+        if isinstance(self.mlp, SparseFeedForward):
+            return ops.mixture(*given, self.mlp, asked)
+        return *ops.feed_forward(*given, self.mlp), None
 
 
 class TransformerBody(nn.Module):
@@ -243,7 +272,7 @@ class TransformerBody(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(config, at) for at in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config.norm_eps)
 
 
@@ -269,16 +298,25 @@ class Transformer(Policy):
         head = self.model.embed_tokens if self._config.tied else self.lm_head
         return head.weight
 
-    def hidden(self, token_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
+    def hidden(
+        self, token_T: Tensor, position_T: Tensor, attend: Attend, routes: Routes | None = None
+    ) -> Tensor:
         check_pack(self._config, token_T, position_T)
+        if routes is not None:
+            routes.check(self._config, len(token_T))
+        visited: list[Visited | None] = []
         x_TD, more_TD = None, self.model.embed_tokens(token_T)
         cos_TF, sin_TF = rope_tables(self._config, position_T)
         for index, layer in enumerate(self.layers):
-            given = (x_TD, more_TD, cos_TF, sin_TF, attend, index, self.ops)
+            asked = NOTHING if routes is None else routes.asked(index)
+            given = (x_TD, more_TD, cos_TF, sin_TF, attend, index, self.ops, asked)
             if self.recompute and torch.is_grad_enabled():
-                x_TD, more_TD = checkpoint(layer, *given, use_reentrant=False)
+                x_TD, more_TD, told = checkpoint(layer, *given, use_reentrant=False)
             else:
-                x_TD, more_TD = layer(*given)
+                x_TD, more_TD, told = layer(*given)
+            visited.append(told)
+        if routes is not None:
+            routes.keep(visited)
         return self.ops.add_norm(x_TD, more_TD, self.model.norm)[1]
 
     @torch.no_grad()

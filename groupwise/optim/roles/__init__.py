@@ -55,12 +55,15 @@ def alone_steps(config: Config) -> int:
     return max((ROLES[name].alone_steps(config) for name in config.recipe.roles), default=0)
 
 
-def rates_at(config: Config, step: int, total_steps: int) -> LearningRates:
+def rates_at(
+    config: Config, step: int, total_steps: int, waited: int | None = None
+) -> LearningRates:
     """Return everybody's learning rate at a step, counted from 0.
 
-    The policy's schedule begins when it begins to learn.
+    The policy's schedule begins when it begins to learn: behind the steps that it `waited`, where
+    these ended early.
     """
-    alone, asked = alone_steps(config), config.optim
+    alone, asked = alone_steps(config) if waited is None else waited, config.optim
     roles = {name: ROLES[name].rate(config, step, total_steps) for name in config.recipe.roles}
     if step < alone:
         return LearningRates(None, roles)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from groupwise.config import Config
 from groupwise.errors import ModelError
@@ -60,16 +60,16 @@ class Critic(TrainedModel):
             "critic.weight_decay",
             "critic.clip_norm",
             "critic.alone_steps",
+            "critic.alone_patience",
             "critic.truth_prompts",
         ),
         "it has no critic: take ppo",
     )
 
     def __init__(self, model: ScalarHead, config: Config) -> None:
-        self.model = model
         model.trunk.recompute = config.optim.recompute
         super().__init__(
-            model.learning_parameters(),
+            model,
             config.optim,
             weight_decay=config.critic.weight_decay,
             clip_norm=config.critic.clip_norm,
@@ -84,6 +84,11 @@ class Critic(TrainedModel):
     @classmethod
     def refused(cls, config: Config) -> list[str]:
         start = config.critic.start
+        if config.critic.alone_patience and not cls.alone_steps(config):
+            return [
+                "critic.alone_patience ends critic.alone_steps early, and there are none. Set "
+                "critic.alone_steps to the most that it may take, or leave critic.alone_patience 0."
+            ]
         if start == POLICY or config.model.path == "tiny":  # whose tokenizer is made with it
             return []
         other = difference(stored_tokenizer(config.model.path), stored_tokenizer(start))
@@ -125,7 +130,8 @@ class Critic(TrainedModel):
                 f"{config.steps}: the policy never learns. Set critic.alone_steps or raise steps."
             )
         elif alone:
-            lines.append(f"the first {alone} steps teach the critic alone; the policy waits")
+            most = "at most the first" if config.critic.alone_patience else "the first"
+            lines.append(f"{most} {alone} steps teach the critic alone; the policy waits")
         return lines
 
     @classmethod
@@ -153,6 +159,10 @@ class Critic(TrainedModel):
             total_steps=total_steps,
             min_share=asked.min_share,
         )
+
+    def learning(self) -> Iterable[tuple[str, nn.Parameter]]:
+        found: Iterable[tuple[str, nn.Parameter]] = self.model.learning_parameters()
+        return found
 
     def streams(self, score: Score) -> dict[str, Tensor]:
         return {"old_value_NT": score.values(self._values)}

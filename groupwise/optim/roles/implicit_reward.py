@@ -45,14 +45,13 @@ class ImplicitRewardModel(TrainedModel):
     )
 
     def __init__(self, model: Policy, config: Config) -> None:
-        self.model = copy_trained(model)
-        self.model.ops.lay_out(self.model)
-        self.model.recompute = config.optim.recompute
+        own = copy_trained(model)
+        own.ops.lay_out(own)
+        own.recompute = config.optim.recompute
         self._temperature = config.engine.temperature
         self._before = config.reward_model.update == "before"
-        named = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
         super().__init__(
-            named,
+            own,
             config.optim,
             weight_decay=config.reward_model.weight_decay,
             clip_norm=config.reward_model.clip_norm,

@@ -16,6 +16,7 @@ from groupwise.optim.adamw import make_optimizer
 from groupwise.optim.packs import Pack
 from groupwise.optim.roles.role import Role, Score
 from groupwise.optim.step import Named, StepOutcome, apply
+from groupwise.parallel.world import ALONE, World
 
 OPTIMIZER = "exponent_optimizer/"
 
@@ -31,6 +32,7 @@ class LengthExponent(Role):
     def __init__(self, start: Tensor, optim: Optim) -> None:
         self._exponent = nn.Parameter(start)
         self._optimizer = make_optimizer([(self.name, self._exponent)], optim, 0.0)
+        self._world = ALONE
 
     @classmethod
     def made(cls, model: Policy, recipe: Method, config: Config) -> LengthExponent:
@@ -46,6 +48,9 @@ class LengthExponent(Role):
     def rate(cls, config: Config, step: int, total_steps: int) -> float:
         return config.optim.exponent_rate
 
+    def spread(self, world: World) -> None:
+        self._world = world  # every rank has the number, and a part of its gradient
+
     def streams(self, score: Score) -> dict[str, Tensor]:
         return self.moved()
 
@@ -60,7 +65,9 @@ class LengthExponent(Role):
 
     def update(self, rate: float, seen: list[Named]) -> StepOutcome:
         named = [(self.name, self._exponent)]
-        return apply(named, self._optimizer, clip_norm=0.0, learning_rate=rate, seen=seen)
+        return apply(
+            named, self._optimizer, clip_norm=0.0, learning_rate=rate, seen=seen, world=self._world
+        )
 
     def state(self) -> dict[str, Tensor]:
         inner = {f"{OPTIMIZER}{name}": x for name, x in self._optimizer.state().items()}

@@ -1,14 +1,14 @@
-"""The model that KL terms hold on to: frozen, a moving average of the policy, or reset to it."""
+"""The model that KL terms hold on to: frozen, or following the policy in steps or on average."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from groupwise.config import Config
 from groupwise.errors import ConfigError, RunError
@@ -18,24 +18,41 @@ from groupwise.model.cost import SINGLE, RoleSize
 from groupwise.model.layers.transformer import Policy, copy_trained
 from groupwise.optim.adamw import HALF, check_layout
 from groupwise.optim.roles.role import Role, Score
+from groupwise.parallel.sharding import part, stored_dtype
+from groupwise.parallel.world import World
 
 
-def parse_update(text: str, setting: str = "reference.update") -> tuple[str, float]:
-    """Read "frozen", "ema:DECAY" or "reset:STEPS" as (kind, number)."""
+class Follows(NamedTuple):
+    """How a reference follows the policy: at every so many steps, so much of the way to it."""
+
+    kind: Literal["frozen", "ema", "reset", "mix"]
+    share: float = 0.0
+    every: int = 1
+
+    def due(self, step: int) -> bool:
+        return self.share > 0 and step % self.every == 0
+
+
+def parse_update(text: str, setting: str = "reference.update") -> Follows:
+    """Read "frozen", "ema:DECAY", "reset:STEPS" or "mix:SHARE:STEPS"."""
     kind, _, number = text.partition(":")
+    share, _, steps = number.partition(":")
     try:
         if text == "frozen":
-            return "frozen", 0.0
+            return Follows("frozen")
         if kind == "ema" and 0.0 < float(number) < 1.0:
-            return "ema", float(number)
+            return Follows("ema", 1.0 - float(number))
         if kind == "reset" and int(number) >= 1:
-            return "reset", float(int(number))
+            return Follows("reset", 1.0, int(number))
+        if kind == "mix" and 0.0 < float(share) < 1.0 and int(steps) >= 1:
+            return Follows("mix", float(share), int(steps))
     except ValueError:
         pass
     raise ConfigError(
         f'{setting} is {text!r}. It is "frozen" (the starting policy), "ema:DECAY" with a '
-        f'decay between 0 and 1, such as "ema:0.99", or "reset:STEPS" with a whole number of '
-        f'steps, such as "reset:100".'
+        f'decay between 0 and 1, such as "ema:0.99", "reset:STEPS" with a whole number of '
+        f'steps, such as "reset:100", or "mix:SHARE:STEPS", which goes a share between 0 and 1 '
+        f'of the way to the policy at every so many steps, such as "mix:0.6:512".'
     )
 
 
@@ -55,15 +72,23 @@ class Reference(Role):
     }
 
     def __init__(self, model: Policy, update: str) -> None:
-        self._kind, self._number = parse_update(update)
-        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        self._follows = parse_update(update)
+        self._names = {name for name, p in model.named_parameters() if p.requires_grad}
         self.model = copy_trained(model).requires_grad_(False)
         self.model.ops.lay_out(self.model)
+        self._hold()
+
+    def _hold(self) -> None:
+        """Take hold of what moves: of the parts that this rank has of it."""
         own = self.model.named_parameters()
-        self._own = {name: p.detach() for name, p in own if name in trained}
+        self._own = {name: p.detach() for name, p in own if name in self._names}
         # A bfloat16 average would not move: most steps are below its rounding.
-        wide = HALF if self._kind == "ema" else ()
+        wide = HALF if self._follows.kind in ("ema", "mix") else ()
         self._average = {name: p.float() if p.dtype in wide else p for name, p in self._own.items()}
+
+    def spread(self, world: World) -> None:
+        self.model = world.shard(self.model)
+        self._hold()
 
     @classmethod
     def made(cls, model: Policy, recipe: Method, config: Config) -> Reference:
@@ -71,20 +96,21 @@ class Reference(Role):
 
     @classmethod
     def size(cls, config: Config, width: int) -> RoleSize:
-        kind, _ = parse_update(config.reference.update)
         without: dict[str, RoleSize | None] = {"a recipe without a reference": None}
         frozen = RoleSize(cls.name, held=width, passes=1, instead=without)
+        averaged = replace(
+            frozen,
+            held=width + (SINGLE if width == HALF_WIDTH else 0),  # masters of the average
+            saved=SINGLE,
+            instead={"reference.update=frozen": frozen, **without},
+        )
         moves = {
             "frozen": frozen,
-            "ema": replace(
-                frozen,
-                held=width + (SINGLE if width == HALF_WIDTH else 0),  # masters of the average
-                saved=SINGLE,
-                instead={"reference.update=frozen": frozen, **without},
-            ),
+            "ema": averaged,
+            "mix": averaged,
             "reset": replace(frozen, saved=width),
         }
-        return moves[kind]
+        return moves[parse_update(config.reference.update).kind]
 
     @classmethod
     def notes(cls, config: Config) -> list[str]:
@@ -118,30 +144,28 @@ class Reference(Role):
 
         A step counts as one update: one that was skipped makes it a later round's number.
         """
-        if self._kind == "reset":
-            return updates - updates % int(self._number)
-        return updates if self._kind == "ema" else 0
+        return updates - updates % self._follows.every if self._follows.share else 0
 
     @torch.no_grad()
     def after_step(self, policy: Policy, step: int) -> None:
-        if self._kind == "ema":
-            for name, parameter in self._trained(policy):
-                average = self._average[name]
-                average.lerp_(parameter.detach().to(average), 1.0 - self._number)
-                self._own[name].copy_(average)
-        elif self._kind == "reset" and step % int(self._number) == 0:
-            for name, parameter in self._trained(policy):
-                self._own[name].copy_(parameter)
+        if not self._follows.due(step):
+            return
+        for name, parameter in self._trained(policy):
+            average = part(self._average[name])
+            average.lerp_(parameter.to(average), self._follows.share)
+            part(self._own[name]).copy_(average)
 
-    def _trained(self, policy: Policy) -> list[tuple[str, nn.Parameter]]:
-        return [(name, p) for name, p in policy.named_parameters() if name in self._own]
+    def _trained(self, policy: Policy) -> list[tuple[str, Tensor]]:
+        """Return what the policy has learned, as it samples with it: rounded where it is stored."""
+        named = ((name, p) for name, p in policy.named_parameters() if name in self._own)
+        return [(name, part(p.detach()).to(stored_dtype(p))) for name, p in named]
 
     def state(self) -> dict[str, Tensor]:
-        return {} if self._kind == "frozen" else self._average
+        return {} if self._follows.kind == "frozen" else self._average
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        if self._kind == "frozen" and state:
+        if self._follows.kind == "frozen" and state:
             raise RunError(
                 "The checkpoint holds a reference that moved, and reference.update is now "
                 '"frozen". Go on with the setting that the run started with, or start a new run.'
@@ -149,5 +173,5 @@ class Reference(Role):
         own = self.state()
         check_layout("The reference's state", state, own)
         for name, tensor in own.items():
-            tensor.copy_(state[name])
-            self._own[name].copy_(tensor)
+            part(tensor).copy_(part(state[name]))
+            part(self._own[name]).copy_(part(tensor))

@@ -17,6 +17,7 @@ from groupwise.model.layers.head import Opposite
 from groupwise.model.layers.transformer import Policy
 from groupwise.optim.packs import Pack, Sequences
 from groupwise.optim.step import Named, StepOutcome
+from groupwise.parallel.world import World
 from groupwise.records import Task, TokenBatch
 
 
@@ -101,6 +102,9 @@ class Role:
     def rate(cls, config: Config, step: int, total_steps: int) -> float:
         """Return its learning rate at a step, counted from 0."""
         return 0.0
+
+    def spread(self, world: World) -> None:
+        """Hold what a rank of this world holds of its models; asked once, before anything else."""
 
     def check_start(self, policy_NT: Tensor, score: Score) -> None:
         """Refuse to go on if it is not what it should be before the first step.

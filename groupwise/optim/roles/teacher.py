@@ -28,6 +28,8 @@ from groupwise.model.policy import load_policy
 from groupwise.optim.packs import Pack, Sequences, outputs
 from groupwise.optim.roles.reference import Reference
 from groupwise.optim.roles.role import Role, Score
+from groupwise.parallel.sharding import gathered
+from groupwise.parallel.world import World
 from groupwise.records import Task, TokenBatch
 
 POLICY = "policy"  # teacher.path and teacher.update
@@ -78,6 +80,7 @@ class Teacher(Role):
         whole = "teacher_divergence_NT" in recipe.outputs
         self._beta = next((s["beta"] for s in settings if whole and "k" not in s), None)
         self._rows, self._own = list[str](), Sequences((), ())  # of the step that is learned from
+        self._in_step = False  # with other ranks
 
     @classmethod
     def made(cls, model: Policy, recipe: Method, config: Config) -> Teacher:
@@ -199,6 +202,12 @@ class Teacher(Role):
 
     # --- in a step ---
 
+    def spread(self, world: World) -> None:
+        if self._moving is not None:
+            self._moving.spread(world)
+        self.models = {name: world.shard(model) for name, model in self.models.items()}
+        self._in_step = world.size > 1
+
     def streams(self, score: Score) -> dict[str, Tensor]:
         self._remember(score.sequences)
         return score.streams(self._read) if self._wanted else {}
@@ -217,11 +226,15 @@ class Teacher(Role):
             self._own = replace(sequences, prompts=prompts)
 
     def _packs(self, packed: Pack) -> Iterator[tuple[Policy, Pack, list[int]]]:
-        """Yield each teacher with its rows of a pass, and their numbers within that."""
+        """Yield each teacher with its rows of a pass, and their numbers within that.
+
+        Ranks that share models ask every one in every pass: where none of the rows is its own it
+        reads the first one, and what it says goes nowhere.
+        """
         for name, model in self.models.items():
             at = [i for i, row in enumerate(packed.rows) if self._rows[row] == name]
-            if at:
-                rows = [packed.rows[i] for i in at]
+            if at or self._in_step:
+                rows = [packed.rows[i] for i in at] or packed.rows[:1]
                 yield model, self._own.pack(rows, packed.row_N.device), at
 
     def _read(self, packed: Pack) -> dict[str, Tensor]:
@@ -232,7 +245,7 @@ class Teacher(Role):
                 if f"teacher_{name}" in self._wanted:
                     whole = x.new_zeros(len(packed.rows), *x.shape[1:])
                     whole = found.setdefault(f"teacher_{name}", whole)
-                    whole[at] = x
+                    whole[at] = x[: len(at)]
         return found
 
     @torch.no_grad()
@@ -244,11 +257,12 @@ class Teacher(Role):
         for model, part, at in self._packs(packed):
             attend = model.ops.attention(part.prompts, part.behind, part.token_T.device)
             hidden_TD: Tensor = model(part.token_T, part.position_T, attend)
+            at_B = torch.isin(row_A, torch.tensor(at, device=row_A.device)).nonzero()[:, 0]
             found.append(
                 Opposite(
-                    at_B=torch.isin(row_A, torch.tensor(at, device=row_A.device)).nonzero()[:, 0],
-                    hidden_BD=hidden_TD.index_select(0, part.take_A),
-                    weight_VD=model.head_weight.detach(),
+                    at_B=at_B,
+                    hidden_BD=hidden_TD.index_select(0, part.take_A)[: len(at_B)],
+                    weight_VD=gathered(model.head_weight.detach()),
                     rule=model.head_rule,
                     beta=self._beta,
                 )
