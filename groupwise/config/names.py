@@ -62,6 +62,7 @@ ELSEWHERE = {
     "kl_penalty": "recipe.shaping.estimator",
     "entropy_coeff": "recipe.penalty",
     "entropy_coef": "recipe.penalty",
+    "router_aux_loss_coef": "recipe.auxiliary",
     "filter_groups": "recipe.filter",
     "max_num_gen_batches": "refills",
     "rollout_is": "recipe.correction",
@@ -149,7 +150,10 @@ ELSEWHERE = {
 _NATIVE = (
     "the native engine samples from the learner's own weights; there is no second engine to set"
 )
-_ONE_DEVICE = "one process trains on one device"
+_RANKS = (
+    "torchrun says how many processes there are (scale.md); each samples by itself, and passes "
+    "are dealt by tokens"
+)
 _FILES = (
     "everything is a file of the run: metrics.jsonl, rollouts/, events.jsonl; watch.mirrors tells "
     "trackers, too"
@@ -170,14 +174,14 @@ NOWHERE = {
     "vllm_gpu_memory_utilization": _NATIVE,
     "gpu_memory_utilization": _NATIVE,
     "vllm_max_model_length": _NATIVE,
-    "vllm_tensor_parallel_size": _ONE_DEVICE,
-    "tensor_model_parallel_size": _ONE_DEVICE,
-    "n_gpus_per_node": _ONE_DEVICE,
-    "nnodes": _ONE_DEVICE,
-    "strategy": _ONE_DEVICE,
-    "deepspeed": _ONE_DEVICE,
-    "ds3_gather_for_generation": _ONE_DEVICE,
-    "balance_batch": _ONE_DEVICE,
+    "vllm_tensor_parallel_size": _RANKS,
+    "tensor_model_parallel_size": _RANKS,
+    "n_gpus_per_node": _RANKS,
+    "nnodes": _RANKS,
+    "strategy": _RANKS,
+    "deepspeed": _RANKS,
+    "ds3_gather_for_generation": _RANKS,
+    "balance_batch": _RANKS,
     "use_transformers_continuous_batching": "batching is always continuous",
     "transformers_continuous_batching_config": "batching is always continuous",
     "use_transformers_paged": "batching is always continuous",
@@ -196,7 +200,6 @@ NOWHERE = {
     "reward_fn_key": "all columns reach the reward, data_source too",
     "reward_manager": "a reward is a sum of parts",
     "multi_objective_aggregation": "parts are summed, then normalised",
-    "router_aux_loss_coef": "no load-balancing loss is added to mixtures of experts",
     "vespo_k_pos": "VESPO is no recipe here",
     "vespo_lambda_pos": "VESPO is no recipe here",
     "vespo_k_neg": "VESPO is no recipe here",

@@ -28,6 +28,7 @@ SUMMED = {
     "seq_mean_token_mean": losses.chosen_nll_by_answer,
     "seq_mean_token_sum": losses.chosen_nll_sum,
 }
+LONGEST = 1_000_000  # tokens of an answer of a case
 REDUCED = {"token_mean": losses.ipo_token_mean, "sum": losses.ipo_sum}
 
 
@@ -35,7 +36,8 @@ def preference(case: Case) -> dict[str, Any]:
     """Compute a loss of pairs: DPO and its relatives."""
     if "scores" in case["inputs"]:
         return online(case)
-    made, answers = _tuned(case), _Answers(case["inputs"])
+    made = _tuned(case)
+    answers = _Answers(case["inputs"], refers=made.refers)
     memory, seen = _memory(case), answers.seen(case["inputs"])
     whole = whole_update(made, answers.place_NT, seen, answers.ref_NT, memory)
     if "delta" in case["inputs"]:
@@ -72,7 +74,7 @@ def preference(case: Case) -> dict[str, Any]:
 class _Answers:
     """Chosen and rejected answers of a case: token by token, or as sums with their lengths."""
 
-    def __init__(self, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, inputs: Mapping[str, Any], *, refers: bool) -> None:
         self.leaves = tuple(
             tensor(inputs[f"logp_{x}"], f"logp_{x}").requires_grad_()
             for x in ("chosen", "rejected")
@@ -82,26 +84,45 @@ class _Answers:
                 "logp_chosen and logp_rejected must both be sums, one per pair, or both token by "
                 "token, with mask_chosen and mask_rejected."
             )
+        if self.leaves[0].shape[0] != self.leaves[1].shape[0] or not len(self.leaves[0]):
+            raise CaseError(
+                f"logp_chosen has {len(self.leaves[0])} answers and logp_rejected "
+                f"{len(self.leaves[1])}: give as many of both, at least one."
+            )
         self.by_token = self.leaves[0].dim() == 2
-        self.masks = [self._mask(inputs, x, leaf) for x, leaf in zip(
-            ("chosen", "rejected"), self.leaves, strict=True)]  # fmt: skip
+        self.masks = self._masks(inputs)
         self.place_NT = _interleaved([(m.cumsum(1) * m).long() for m in self.masks])
         self.logp_NT = self._spread(list(self.leaves))
         self.ref_NT = (
-            self._spread(
-                [tensor(inputs[f"ref_logp_{x}"], f"ref_logp_{x}") for x in ("chosen", "rejected")]
-            )
-            if "ref_logp_chosen" in inputs
+            self._spread(self._sides(inputs, "ref_logp"))
+            if refers or "ref_logp_chosen" in inputs
             else None
         )
 
-    def _mask(self, inputs: Mapping[str, Any], side: str, leaf: Tensor) -> Tensor:
+    def _sides(self, inputs: Mapping[str, Any], name: str) -> list[Tensor]:
+        """Return an input of both sides, number for number beside the log-probabilities."""
+        found = []
+        for side, leaf in zip(("chosen", "rejected"), self.leaves, strict=True):
+            x = tensor(inputs[f"{name}_{side}"], f"{name}_{side}")
+            if x.shape != leaf.shape:
+                raise CaseError(
+                    f"{name}_{side} has the shape {[*x.shape]} and logp_{side} {[*leaf.shape]}: "
+                    "they must be alike."
+                )
+            found.append(x)
+        return found
+
+    def _masks(self, inputs: Mapping[str, Any]) -> list[Tensor]:
         if self.by_token:
-            return tensor(inputs[f"mask_{side}"], f"mask_{side}")
-        lengths = inputs.get(f"len_{side}", [1] * len(leaf))
-        length_N = tensor(lengths, f"len_{side}")
-        width = max(int(tensor(inputs.get(f"len_{x}", [1])).max()) for x in ("chosen", "rejected"))
-        return (torch.arange(width) < length_N[:, None]).double()
+            return self._sides(inputs, "mask")
+        if "len_chosen" not in inputs and "len_rejected" not in inputs:
+            return [torch.ones(len(leaf), 1, dtype=torch.float64) for leaf in self.leaves]
+        lengths = self._sides(inputs, "len")
+        longest = max(float(x.max()) for x in lengths)
+        if min(float(x.min()) for x in lengths) < 1 or longest > LONGEST:
+            raise CaseError(f"len_chosen and len_rejected must be from 1 to {LONGEST}.")
+        width = torch.arange(int(longest))
+        return [(width < length_N[:, None]).double() for length_N in lengths]
 
     def _spread(self, sides: list[Tensor]) -> Tensor:
         """Set sums on the first token of each answer; leave what stands token by token."""
@@ -117,8 +138,7 @@ class _Answers:
         """Return what the policy says of all tokens before the update."""
         found = {"logp_NT": self.logp_NT.detach()}
         if "log_sum_sq_chosen" in inputs:
-            sides = [tensor(inputs[f"log_sum_sq_{x}"]) for x in ("chosen", "rejected")]
-            found["square_mass_NT"] = self._spread(sides)
+            found["square_mass_NT"] = self._spread(self._sides(inputs, "log_sum_sq"))
         return found
 
 

@@ -18,7 +18,7 @@ from groupwise.compare.outcomes import RunOutcome
 from groupwise.runfiles.catalogue import find
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-LETTERS = "abcdefghijklmnpqr"
+LETTERS = "abcdefghijklmnpqrs"
 VERDICTS = ("as claimed", "as claimed, smaller", "as claimed, larger", "the opposite", "apart",
             "not seen", "open")  # fmt: skip
 

@@ -183,9 +183,9 @@ def test_a_prompt_is_computed_once_for_its_group(monkeypatch: pytest.MonkeyPatch
     model, sizes = make("smollm2"), []
     forward = model.forward
 
-    def counted(token_T: Any, *rest: Any) -> Any:
+    def counted(token_T: Any, *rest: Any, **named: Any) -> Any:
         sizes.append(len(token_T))
-        return forward(token_T, *rest)
+        return forward(token_T, *rest, **named)
 
     monkeypatch.setattr(model, "forward", counted)
     requests = [request(33, 7, 0), request(57, 7, 1)]

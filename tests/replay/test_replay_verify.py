@@ -374,6 +374,7 @@ def altered(name: str, value: Any, tokens: list[int]) -> Any:
         return [{**value[0], "role": "tool"}, *value[1:]]
     if value is None:
         others = {"reward": 0.5, "correct": True, "answer": "x", "branch": {"at": 1, "number": 0}}
+        others["routes"] = {"layers": 1, "chosen": 1, "experts": [0] * len(tokens)}
         return others.get(name, [0.5] * len(tokens))
     if isinstance(value, list):
         return [altered(name, value[0], tokens), *value[1:]]

@@ -17,6 +17,8 @@ OTHER: dict[str, Any] = {  # than the default, for what is neither a number nor 
     "delivered": {0: "a", 7: "b"},
     "before": Evaluation(0.25, 0.1, 0.5, 3.0, 0.0, 0.0, 8, 1, ()),
     "last": Evaluation(0.5, 0.1, 0.75, 2.0, 0.0, 0.0, 8, 1, ()),
+    "alone": [0.25, 0.5],
+    "waited": 5,
     "best": 0.5,
     "best_step": 4,
 }

@@ -89,8 +89,8 @@ def labelled(start: Start) -> dict[str, Any]:
 
 def test_no_recipe_is_forgotten() -> None:
     sampled = [name for name in PAIRS if recipe(name).samples]
-    assert sampled == ["spin", "best_of_group_dpo", "self_rewarding"]
-    assert len(PAIRS) == 12 and UNPAIRED == ["kto"]
+    assert sampled == ["spin", "online_dpo", "best_of_group_dpo", "self_rewarding"]
+    assert len(PAIRS) == 28 and UNPAIRED == ["kto"]
     assert SCORING == ["reward_model", "process_reward_model"]
     every = [*TRAINED, *PAIRS, *UNPAIRED, *SCORING]
     assert len(every) == len(RECIPES) and len(TRAINED) > 40

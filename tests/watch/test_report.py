@@ -19,12 +19,14 @@ from groupwise import Pairs, batch_phase, passes, recipe, token_phase
 from groupwise.config import load
 from groupwise.errors import RunError
 from groupwise.evaluate.monte_carlo import Agreement
+from groupwise.losses.routing import RouteCounts, route_metrics
 from groupwise.losses.unpaired import AnswerLoss
 from groupwise.methods.composition import PairRecipe
 from groupwise.optim.learned import RoleUpdates
 from groupwise.optim.roles.critic import Critic, value_measures
 from groupwise.optim.roles.implicit_reward import reward_measures
 from groupwise.optim.roles.teacher import Teacher
+from groupwise.optim.routing import RouteRecord
 from groupwise.optim.step import StepOutcome
 from groupwise.optim.unpaired import answer_metrics
 from groupwise.probing import collecting
@@ -266,7 +268,7 @@ OF_THE_LOOP = [
     "reward/part/mine.py:score", "reward/failed_share", "reward/sampled_mean", "refill/rounds",
     "reward/missing_share", "refill/tokens", "refill/drawn_groups", "correct/mean",
     "time/rollout", "time/grade", "time/score",
-    "time/update", "time/eval", "time/checkpoint", "time/run", "time/step",
+    "time/rank_imbalance", "time/update", "time/eval", "time/checkpoint", "time/run", "time/step",
     "time/tokens_per_second",
     "time/share/rollout", "time/update_flops_share", "time/rollout_bytes_per_second",
     "time/rollout_bandwidth_share", "time/bottleneck",
@@ -315,6 +317,15 @@ def measured_of_roles() -> set[str]:
     return made | {*term.read()}
 
 
+def measured_of_routes() -> set[str]:
+    """What is measured of a mixture whose tokens take the experts that are on record."""
+    one_L, some = torch.ones(2), torch.tensor(1.0)
+    record = RouteRecord(torch.zeros(1, 2, 1, dtype=torch.int16), compared=2, disagreeing=1)
+    return {*route_metrics([RouteCounts(torch.ones(2, 4), one_L, one_L, some, some)])} | {
+        *record.metrics()
+    }
+
+
 def with_values(sample: Any) -> Any:
     batch = batch_phase(recipe("ppo"), sample.build()).batch
     return batch.with_outputs(value_NT=batch.stream("old_value_NT"))
@@ -337,10 +348,12 @@ def test_what_the_phases_measure_is_documented() -> None:
     for entry in RECIPES.values():
         if isinstance(entry, PairRecipe):
             pairs = Pairs(*(torch.zeros(2) for _ in range(4)), *(torch.ones(2) for _ in range(2)))
+            prepare = entry.preference.definition.traits.prepare
+            pairs = replace(pairs, columns=prepare(pairs, dict(entry.preference.params)))
             names |= set(entry.preference(pairs).metrics())
     both_N = torch.tensor([True, False])
     names |= set(answer_metrics([AnswerLoss(torch.zeros(2), torch.zeros(2), both_N)]))
-    names |= of_models_that_score() | measured_of_roles()
+    names |= of_models_that_score() | measured_of_roles() | measured_of_routes()
     assert {"kl/ref", "entropy/mean", "mismatch/effective_sample_share"} <= names  # it did measure
     assert [name for name in names if name != "step" and catalogue.find(name) is None] == []
     families = tuple(key[:-1] for key in catalogue.CATALOGUE if key.endswith("*"))
