@@ -11,7 +11,7 @@ BEGIN, END = "<!-- The tree, written by `make docs`. -->", "<!-- The end of the 
 PACKAGE = Path(__file__).parents[1]
 # In the order of the data, then what the cycle runs in and on, then what looks at it.
 ROOMS = (
-    ("The cycle, in order", "data engine graders groups losses optim sync"),
+    ("The cycle, in order", "data engine envs graders groups losses optim sync"),
     (
         "What the cycle runs in and on",
         "records methods model prepare stages training pipeline parallel config common",

@@ -26,7 +26,7 @@ LAYERS = (
     "dialects recipes",
     "config",
     "runfiles model",
-    "data engine graders optim",
+    "data engine graders envs optim",
     "testing explain",
     "watch sync",
     "prepare",
