@@ -36,10 +36,12 @@ class Trace:
     rerouted_NT: Tensor | None = None  # of a mixture whose routes are known
 
     @classmethod
-    def empty(cls, like_NT: Tensor) -> Trace:
+    def empty(cls, like_NT: Tensor, *, reroutes: bool = False) -> Trace:
         zeros = torch.zeros_like(like_NT, dtype=torch.float32)
         nothing = torch.full_like(zeros, float("nan"))
-        return cls(nothing, zeros, zeros.clone(), torch.zeros_like(like_NT, dtype=torch.bool))
+        clipped_NT = torch.zeros_like(like_NT, dtype=torch.bool)
+        rerouted_NT = zeros.clone() if reroutes else None
+        return cls(nothing, zeros, zeros.clone(), clipped_NT, rerouted_NT)
 
     def note(
         self, rows_N: Tensor, micro: TokenBatch, found: Mapping[str, Tensor], result: TokenResult
@@ -51,9 +53,7 @@ class Trace:
             (self.ratio_NT, result.log_ratio_NT.exp()),
             (self.clipped_NT, result.clipped_NT),
         ]
-        if result.rerouted_NT is not None:
-            if self.rerouted_NT is None:
-                self.rerouted_NT = torch.zeros_like(self.ratio_NT)
+        if self.rerouted_NT is not None and result.rerouted_NT is not None:
             new.append((self.rerouted_NT, result.rerouted_NT))
         if not micro.moved:
             new.append((self.logp_NT, found["logp_NT"]))
@@ -66,7 +66,7 @@ class Trace:
             return
         rows_N = torch.tensor(rows, device=self.logp_NT.device)
         here_N1 = torch.isin(rows_N, torch.cat([rows_N[:0], *mine]))[:, None]
-        for kept_NT in (self.logp_NT, self.entropy_NT, self.ratio_NT, self.clipped_NT):
+        for kept_NT in filter(lambda x: x is not None, vars(self).values()):
             own_NT = kept_NT[rows_N]
             sent_NT = torch.where(here_N1, own_NT, torch.zeros_like(own_NT)).float()
             kept_NT[rows_N] = world.total(sent_NT).to(kept_NT.dtype)

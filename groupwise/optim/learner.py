@@ -338,7 +338,12 @@ class PolicyLearner(Learner):
             return {}, StepRoutes(replay, before=sampled)
         found, record = self.within_memory(
             lambda: score_with_routes(
-                self.model, sequences, self.cut(sequences, parts), self.temperature, replay
+                self.model,
+                sequences,
+                self.cut(sequences, parts),
+                self.temperature,
+                replay,
+                self.world,
             )
         )
         return {name: x for name, x in found.items() if name in recipe.streams}, StepRoutes(
@@ -369,7 +374,8 @@ class PolicyLearner(Learner):
         the policy begins. A policy that waits has no updates.
         """
         beside = [r for r in self.roles.values() if r.apart and not r.learns_first()]
-        learned = Learned(Trace.empty(batch.mask_NT))
+        reroutes = routes is not None and routes.before is not None
+        learned = Learned(Trace.empty(batch.mask_NT, reroutes=reroutes))
         learned.roles = {role.name: RoleUpdates(role.name) for role in beside}
         for rows, part in self._steps(self.recipe_at(rates), batch, parts):
             for role in beside:

@@ -6,7 +6,7 @@ of the model, dense ones included; `_K` experts of a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from groupwise.model.config import Mixture, ModelConfig
 from groupwise.model.layers.routes import NOWHERE, RECORDED, Routes, check_experts
 from groupwise.model.layers.transformer import PolicyModel
 from groupwise.optim.packs import Pack, Sequences, outputs, read_rows
+from groupwise.parallel.world import ALONE, World
 
 
 @dataclass
@@ -52,6 +53,11 @@ class RouteRecord:
         self.compared += int(both_TL.any(1).sum())
         self.disagreeing += int(other_TL.any(1).sum())
         self.expert_XLK[place_T] = torch.where(known_TLK >= 0, known_TLK, new_TLK)
+
+    def note_all(self, mine: Mapping[int, tuple[Tensor, Tensor]], world: World) -> None:
+        """Note what all ranks' passes recorded, in the order of their numbers. All ranks call it."""
+        for place_T, expert_TLK in world.merge(mine):
+            self.note(place_T, expert_TLK)
 
     def metrics(self) -> dict[str, float]:
         if not self.compared:
@@ -171,15 +177,18 @@ def score_with_routes(
     parts: Sequence[Sequence[int]],
     temperature: float,
     replay: RouteRecord | None,
+    world: World = ALONE,
 ) -> tuple[dict[str, Tensor], RouteRecord]:
     """Return what a mixture says of all rows before the updates, and which experts they visit."""
     config, record = model.config, RouteRecord.empty(sequences, model.config)
+    visited: dict[int, tuple[Tensor, Tensor]] = {}  # by the first row of each pass
 
     def read(part: Pack) -> dict[str, Tensor]:
         routes = PackRoutes(part, config, StepRoutes(replay))
         said = outputs(model, part, temperature=temperature, routes=routes.asked)
         assert routes.asked.chosen_TLK is not None
-        record.note(torch.from_numpy(part.read_T), routes.asked.chosen_TLK)
+        chosen_TLK = routes.asked.chosen_TLK.to("cpu", RECORDED)
+        visited[int(part.row_N[0])] = torch.from_numpy(part.read_T), chosen_TLK
         chosen_ALK = routes.predicting(routes.asked.chosen_TLK)
         probability_ALK = routes.predicting(routes.asked.probability_TLK)
         return {
@@ -188,7 +197,9 @@ def score_with_routes(
             "expert_load_NTE": part.spread(loads(chosen_ALK, mixture_of(config).count)),
         }
 
-    return read_rows(sequences, parts, model.head_weight.device, read), record
+    said = read_rows(sequences, parts, model.head_weight.device, read, world)
+    record.note_all(visited, world)
+    return said, record
 
 
 def loads(chosen_ALK: Tensor, experts: int) -> Tensor:

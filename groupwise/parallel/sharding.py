@@ -3,6 +3,8 @@
 A sharded model is made from a whole one that stays as it is: on the meta device first, so that no
 rank ever holds a second whole. A parameter that learns in half precision is kept in float32, which
 is its master, and gathered in the precision of the whole one; gradients are summed in float32.
+Bits of a quantised base, which nobody changes, are those of the whole model: every rank has them
+once, and shards nothing of them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ def sharded(model: M, mesh: Any) -> M:
 
     device = next(model.parameters()).device
     made = _without_memory(model)
+    shared = _quantised(model)
+    ignored = {p for name, p in made.named_parameters() if name in shared}
     units: list[nn.Module] = [*blocks(made), *_apart(made), made]
     for unit in units:
         own = [p for p in unit.parameters() if p.requires_grad and not is_shard(p)]
@@ -39,12 +43,16 @@ def sharded(model: M, mesh: Any) -> M:
             reduce_dtype=torch.float32 if half else None,
             cast_forward_inputs=False,
         )
-        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(
+            unit, mesh=mesh, mp_policy=policy, reshard_after_forward=True, ignored_params=ignored
+        )
     for module in _units(made):
         # Both, on every unit: the factor alone asks for an operation that NCCL alone has.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-    made.to_empty(device=device)
+    for name, parameter in shared.items():
+        _put(made, name, parameter)
+    made._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x)
     _mark(made, model)
     fill(made, model)
     return made
@@ -64,7 +72,8 @@ def fill(made: nn.Module, whole: nn.Module) -> None:
     """Give each rank its part of a whole model's numbers."""
     theirs = dict(whole.named_parameters())
     for name, parameter in made.named_parameters():
-        part(parameter).copy_(own_part(parameter, theirs[name]))
+        if parameter is not theirs[name]:
+            part(parameter).copy_(own_part(parameter, theirs[name]))
     buffers = dict(whole.named_buffers())
     for name, buffer in made.named_buffers():
         buffer.copy_(buffers[name])
@@ -150,6 +159,22 @@ def _without_memory(model: M) -> M:
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(model, memo)
+
+
+def _quantised(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return by name what quantised layers hold: bits, which are whole numbers, and scales."""
+    return {
+        f"{where}.{name}": parameter
+        for where, module in model.named_modules()
+        if any(not p.is_floating_point() for p in module.parameters(recurse=False))
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+
+
+def _put(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Set a parameter by its full name."""
+    where, _, own = name.rpartition(".")
+    model.get_submodule(where).register_parameter(own, parameter)
 
 
 def _apart(model: nn.Module) -> list[nn.Module]:

@@ -56,7 +56,6 @@ from groupwise.training.keeper import Keeper
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
-from groupwise.training.together import check_mixture
 from groupwise.watch.display import Display
 from groupwise.watch.mirrors.children import Mirrors
 
@@ -130,7 +129,6 @@ def _open(
 
     setup = set_up(start, model_for)
     loaded, model = setup.loaded, setup.loaded.model
-    check_mixture(model.config, world)
     with phase("taking the weights' fingerprint"):
         origin = _origin(config, setup)
     world.same({"configuration": configuration.text(config), **origin})

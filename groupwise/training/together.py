@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from groupwise.config import Config
 from groupwise.errors import ConfigError
-from groupwise.model.config import ModelConfig
 from groupwise.parallel.world import World
 
 NATIVE = "native"
@@ -17,15 +16,6 @@ def check_team(config: Config, world: World) -> None:
     wrong = list(_refused(config, world)) if world.size > 1 else []
     if wrong:
         raise ConfigError(" ".join(wrong))
-
-
-def check_mixture(shape: ModelConfig, world: World) -> None:
-    """Refuse a mixture of experts on several ranks, whose routes nobody brings together."""
-    if world.size > 1 and shape.experts is not None:
-        raise ConfigError(
-            f"{world.size} ranks and a mixture of experts: routes that one rank records would be "
-            "missing on the others. Run it in one process, or take a dense model."
-        )
 
 
 def _refused(config: Config, world: World) -> Iterator[str]:
@@ -39,11 +29,6 @@ def _refused(config: Config, world: World) -> Iterator[str]:
         yield (
             f"recipe {config.recipe.name} samples from its reference, which is sharded over "
             f"{ranks} ranks: the native engine needs whole weights. Run it in one process."
-        )
-    if config.model.quantize != "none":
-        yield (
-            f"model.quantize={config.model.quantize} with {ranks} ranks: quantised bases are not "
-            "sharded. Leave it out, as each rank holds a part of the base, or run in one process."
         )
     if config.engine.backend != NATIVE:
         yield (
