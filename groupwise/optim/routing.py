@@ -55,7 +55,7 @@ class RouteRecord:
         self.expert_XLK[place_T] = torch.where(known_TLK >= 0, known_TLK, new_TLK)
 
     def note_all(self, mine: Mapping[int, tuple[Tensor, Tensor]], world: World) -> None:
-        """Note what all ranks' passes recorded, in the order of their numbers. All ranks call it."""
+        """Note what the passes of all ranks recorded, by their numbers. All ranks call it."""
         for place_T, expert_TLK in world.merge(mine):
             self.note(place_T, expert_TLK)
 

@@ -10,7 +10,7 @@ once, and shards nothing of them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -52,7 +52,9 @@ def sharded(model: M, mesh: Any) -> M:
         module.set_force_sum_reduction_for_comms(True)
     for name, parameter in shared.items():
         _put(made, name, parameter)
-    made._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x)
+    # Not to_empty: what is shared is filled already, and must stay.
+    move: Callable[..., object] = made._apply
+    move(lambda x: torch.empty_like(x, device=device) if x.is_meta else x)
     _mark(made, model)
     fill(made, model)
     return made

@@ -92,7 +92,7 @@ def test_mixtures_learn_as_in_one_process_wherever_their_routes_were_recorded(te
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_adapters_are_sharded_and_quantised_bases_are_held_once(kind: str, team: Ranks) -> None:
-    """A shard of bits could not be multiplied by; a second copy of them would cost what they save."""
+    """Shards of bits could not be multiplied by; a second copy would cost what bits save."""
     whole = team_cases.beside_bits(ALONE, kind)
     assert len(whole["gradients"]) == 2 * 7 * 2  # A and B of seven matrices in two layers
     for one in team.run(3, team_cases.beside_bits, kind):
