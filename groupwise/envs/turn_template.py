@@ -1,4 +1,4 @@
-"""The seam of templates: token ids around the turns of the policy, which are never rendered anew."""
+"""The seam of templates: token ids around the turns of the policy, never rendered anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam of where environments run: their answers come in any order, and slow ones hold nobody."""
+"""The seam of where environments run: answers come in any order, and slow ones hold nobody."""
 
 from __future__ import annotations
 
