@@ -75,7 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     recipes.set_defaults(run_command=_recipes)
 
     explain = commands.add_parser("explain", help="one method, or what differs between two")
-    explain.add_argument("names", nargs="+", metavar="NAME", help="a recipe, or file.py:recipe")
+    explain.add_argument("names", nargs="*", metavar="NAME", help="a recipe, or file.py:recipe")
+    explain.add_argument(
+        "--from",
+        dest="file",
+        type=Path,
+        metavar="FILE",
+        help="a configuration of TRL, verl, OpenRLHF or prime-rl: what computes the same here",
+    )
     explain.add_argument("--json", action="store_true", help="data instead of text")
     explain.set_defaults(run_command=_explain)
 
@@ -288,8 +295,13 @@ def _ask(answers: dict[str, str]) -> dict[str, str]:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    if len(args.names) > 2:
-        raise RecipeError(f"explain takes one recipe or two, got {len(args.names)}.")
+    if args.file is not None:
+        return _explain_file(args)
+    if not 1 <= len(args.names) <= 2:
+        raise RecipeError(
+            f"explain takes one recipe or two, got {len(args.names)}; or --from FILE, a "
+            "configuration of another tool."
+        )
     from groupwise.explain.explain import difference, explain
     from groupwise.explain.render import difference_text, explain_text
 
@@ -301,6 +313,19 @@ def _explain(args: argparse.Namespace) -> int:
         print_json(data)
     else:
         print((explain_text if one else difference_text)(data, terminal_width()))
+    return 0
+
+
+def _explain_file(args: argparse.Namespace) -> int:
+    if args.names:
+        raise RecipeError(f"explain takes a recipe or --from FILE, not both: {args.names[0]!r}.")
+    from groupwise.explain.peers.translate import translated, translation_text
+
+    answers = translated(args.file)
+    if args.json:
+        print_json(answers)
+    else:
+        print("\n\n".join(translation_text(answer, terminal_width()) for answer in answers))
     return 0
 
 

@@ -161,7 +161,7 @@ def _derived(entry: Method) -> dict[str, Any] | None:
     base = entry.about.base
     if base is None:
         return None
-    differing = {k: {"a": d["a"], "b": d["b"]} for k, d in _slot_differences(base, entry).items()}
+    differing = {k: {"a": d["a"], "b": d["b"]} for k, d in slot_differences(base, entry).items()}
     differing |= _apart(_fixed(base), _fixed(entry))
     return {"from": base.name, "paper": base.about.paper, "differs": differing}
 
@@ -228,7 +228,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Slot) else value
 
 
-def _slot_differences(first: Method, second: Method) -> dict[str, dict[str, Any]]:
+def slot_differences(first: Method, second: Method) -> dict[str, dict[str, Any]]:
     one, two = by_kind(first), by_kind(second)
     differing = {}
     for kind in READING_ORDER:
@@ -259,7 +259,7 @@ def difference(a: str, b: str) -> dict[str, Any]:
     return {
         "a": first.name,
         "b": second.name,
-        "slots": _slot_differences(first, second),
+        "slots": slot_differences(first, second),
         "settings": _apart(first.about.setting, second.about.setting),
         "demands": _apart(*sides),
     }

@@ -1,0 +1,1 @@
+"""Configurations of other tools, and the recipe that computes what they compute."""
