@@ -88,7 +88,7 @@ class Grader:
 
     @property
     def by_group(self) -> bool:
-        """Return whether groups can be graded one by one: not if a function wants the batch."""
+        """Return whether groups can be graded one by one: not if a part wants the batch."""
         return not any(_wants_batch(part) for part in self.parts.values())
 
     def problem(self, task: Task) -> str:
@@ -361,9 +361,11 @@ def _notes(name: str, values: Mapping[str, Sequence[float]], judges: bool) -> li
 
 
 def _wants_batch(part: RewardPart) -> bool:
-    """Return whether it is a function for batches, or a part that asks one."""
+    """Return whether it is a function for batches, a model on a GPU, or a part that asks one."""
     if isinstance(part, UserFunction):
         return part.shape == "completions"
+    if getattr(part, "wants_batch", False):
+        return True
     return any(_wants_batch(each) for each in _inner(part).values())
 
 

@@ -36,6 +36,7 @@ Pool = Literal["mean", "last", "min"]
 NOWHERE = 2**62
 REMEDY = "The folder is damaged, or of another kind of model: fetch it again."
 OTHER_MODEL = "Take another model"
+AUTO = "auto"  # a device: a GPU where PyTorch sees one
 TRIED = "1"  # a text that any tokenizer reads
 POOLS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
@@ -129,6 +130,10 @@ class Scorer:
         return before + found["input_ids"], [-1] * len(before) + starts
 
     @property
+    def on_gpu(self) -> bool:
+        return self.model.device.type == "cuda"
+
+    @property
     def longest(self) -> int:
         """Return the number of tokens that the model was made for."""
         places = getattr(self.model.config, "max_position_embeddings", None) or NOWHERE
@@ -189,6 +194,11 @@ class RewardModel:
     decides: bool = False
     needs_answers: bool = False
 
+    @property
+    def wants_batch(self) -> bool:
+        """Return whether it grades when all is sampled: a GPU serves sampler and scorer in turn."""
+        return self.scorer.on_gpu
+
     def problem(self, task: Task) -> str:
         return ""
 
@@ -219,6 +229,11 @@ class ProcessRewardModel:
     ends: tuple[str, ...]
     decides: bool = False
     needs_answers: bool = False
+
+    @property
+    def wants_batch(self) -> bool:
+        """Return whether it grades when all is sampled: a GPU serves sampler and scorer in turn."""
+        return self.scorer.on_gpu
 
     def problem(self, task: Task) -> str:
         return ""
@@ -323,6 +338,8 @@ def _loaded(folder: Path, kind: str, device: str, dtype: str, batch: int) -> Sco
     if model.config.pad_token_id is None:
         known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         model.config.pad_token_id = next(number for number in known if number is not None)
+    if device == AUTO:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         model = model.to(device).eval()
     except (RuntimeError, AssertionError) as error:
@@ -347,7 +364,7 @@ def rm(
     path: str,
     squash: Squash = "none",
     minus: float = 0.0,
-    device: str = "cpu",
+    device: str = AUTO,
     dtype: str = "float32",
     batch: int = 16,
 ) -> RewardModel:
@@ -367,7 +384,7 @@ def prm(
     pool: Pool = "min",
     separator: str = SEPARATOR,
     process: bool = False,
-    device: str = "cpu",
+    device: str = AUTO,
     dtype: str = "float32",
     batch: int = 16,
 ) -> ProcessRewardModel:

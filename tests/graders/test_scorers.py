@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from groupwise.data.steps import last_tokens, step_ends
 from groupwise.errors import DataError, RewardError
 from groupwise.graders.parts import SampleToGrade, built_in
+from groupwise.graders.rubric import Grader
 from groupwise.graders.scorers import NOWHERE, Reading, prm, rm
 from groupwise.records import Task
 
@@ -217,6 +219,16 @@ def test_options_that_can_not_be(reward_folder, options):
     built_in(f"rm(path={reward_folder!r}, batch=1)", ())  # which True must not be taken for
     with pytest.raises(RewardError, match=options.partition("=")[0]):
         built_in(f"rm(path={reward_folder!r}, {options})", ())
+
+
+@pytest.mark.parametrize(("device", "by_group"), [("cpu", True), ("cuda", False)])
+def test_a_model_on_a_gpu_grades_when_all_is_sampled(reward_folder, device, by_group):
+    """While a sampler captures its steps on the same GPU, nothing else may start work there."""
+    grader = Grader({f"rm(path={reward_folder!r})": 1.0, "length": 0.0})
+    ((name, part), _) = grader.parts.items()
+    placed = SimpleNamespace(device=torch.device(device))
+    grader.parts[name] = replace(part, scorer=replace(part.scorer, model=placed))
+    assert grader.by_group is by_group
 
 
 def test_one_step_that_is_no_number_spoils_the_answer(step_folder):
