@@ -26,6 +26,9 @@ class Expectation:
     # What must not pass for alike: an arm that the claim says differs from the second one, or a
     # difference of this size.
     contrast: str | float | None = None
+    looked: str = ""  # what of it was chosen when results had been seen
+    # The same question in another setting: "f_dapo_ladder: token_level > soft", or with "=".
+    also: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Expectation:
@@ -33,9 +36,10 @@ class Expectation:
         alike = "alike" in known
         more, than = known.pop("alike") if alike else (known.pop("more"), known.pop("than"))
         size = known.pop("within" if alike else "effect")
-        contrast = {"contrast": known.pop("contrast")} if alike else {}
+        rest: dict[str, Any] = {"contrast": known.pop("contrast")} if alike else {}
+        rest |= {"looked": known.pop("looked", ""), "also": tuple(known.pop("also", ()))}
         found = cls(
-            known.pop("measure"), more, than, size, alike, known.pop("relative", False), **contrast
+            known.pop("measure"), more, than, size, alike, known.pop("relative", False), **rest
         )
         if known:
             raise ValueError(f"an expectation has no {', '.join(known)}")
@@ -44,6 +48,11 @@ class Expectation:
     @property
     def parts(self) -> list[str]:
         return self.measure.split(MINUS)
+
+    @property
+    def sides(self) -> str:
+        """Return its two arms, as `also` names them."""
+        return f"{self.more} {'=' if self.alike else '>'} {self.than}"
 
 
 @dataclass(frozen=True)
@@ -63,12 +72,16 @@ class Claim:
     config: str = ""  # a file beside it: what all arms share
     settings: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()  # measures that its table has besides those that it expects of
+    looked: str = ""  # what of its design was chosen when results had been seen
 
     @property
     def measures(self) -> list[str]:
         """Those that compare is asked for; scores are there anyway."""
         wanted = [part for e in self.expect for part in e.parts] + list(self.shown)
         return [part for part in dict.fromkeys(wanted) if part not in SCORES]
+
+
+Question = tuple[Claim, Expectation]
 
 
 def read(name: str) -> Claim:
@@ -126,6 +139,23 @@ def parse(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise SystemExit(f"{file} can't be read: {error}") from None
+
+
+def asked_elsewhere(claims: Sequence[Claim]) -> list[tuple[Question, Question]]:
+    """Return the pairs of expectations that ask the same, as their files say."""
+    known = {(claim.name, e.sides): (claim, e) for claim in claims for e in claim.expect}
+    pairs = []
+    for claim in claims:
+        for e in claim.expect:
+            for text in e.also:
+                name, _, sides = text.partition(": ")
+                if (name, sides) not in known:
+                    raise SystemExit(
+                        f"{claim.name} names {text!r}, and no claim expects that. Write "
+                        "`CLAIM: ARM > ARM`, or = for arms that are alike."
+                    )
+                pairs.append(((claim, e), known[name, sides]))
+    return pairs
 
 
 def names() -> list[str]:

@@ -19,6 +19,7 @@ from groupwise.evaluate import statistics
 from groupwise.evaluate.statistics import ALPHA, Difference, paired_difference
 
 PAIRED_BY_TASK = {"accuracy": "final", "area": "area"}  # a claim's word for it, and compare's
+SMALLER, LARGER = (f"direction as claimed, size not: {size}" for size in ("smaller", "larger"))
 FIGURES = ("difference", "low", "high", "smallest_visible")
 
 Runs = Mapping[str, Sequence[RunOutcome]]  # of each arm
@@ -71,7 +72,7 @@ def differences(claim: Claim, runs: Runs, arms: Arms) -> list[dict[str, Any]]:
             unit = abs(middle(arms, e.than, e.measure)) if e.relative else 1.0
             known = {key: tested[key] for key in FIGURES}
             entry |= {key: None if x is None else x / unit for key, x in known.items()}
-            entry["p"] = tested["p"]
+            entry |= {key: tested[key] for key in ("p", "p_uncorrected")}
         found.append(entry)
     return found
 
@@ -102,6 +103,27 @@ def middle(arms: Arms, arm: str | float, measure: str) -> float:
     return float(first - sum(less))
 
 
+def over_all(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the results with each p corrected for everything that is judged in any of them.
+
+    By Holm's method, over what was measured in each claim before its own correction; older results
+    have only what came behind it, which is larger. A claim's own p stays where it is the larger,
+    as with few seeds.
+    """
+    tested = [x for found in results for x in found["expectations"] if "p" in x]
+    corrected = iter(statistics.holm([x.get("p_uncorrected", x["p"]) for x in tested]))
+    return [
+        {
+            **found,
+            "expectations": [
+                {**x, "p": max(x["p"], next(corrected))} if "p" in x else x
+                for x in found["expectations"]
+            ],
+        }
+        for found in results
+    ]
+
+
 # --- verdicts -----------------------------------------------------------------------------------
 
 
@@ -126,8 +148,15 @@ def verdict(e: Expectation, found: Mapping[str, Any], arms: Arms) -> str:
     if found["difference"] < 0:
         return "the opposite"
     if found["high"] < e.size:
-        return "as claimed, smaller"
-    return "as claimed, larger" if found["low"] > e.size else "as claimed"
+        return SMALLER
+    return LARGER if found["low"] > e.size else "as claimed"
+
+
+def direction(said: str) -> int:
+    """Return 1 for a verdict in the claim's direction, -1 for one against it, 0 for none."""
+    if said.startswith(("as claimed", "direction as claimed")):
+        return 1
+    return -1 if said in ("the opposite", "apart") else 0
 
 
 def _of_alike(e: Expectation, found: Mapping[str, Any], arms: Arms) -> str:

@@ -1,6 +1,7 @@
 """The claims of the papers as small experiments: run them, judge them, write the page.
 
     python -m experiments.run a_length_bias b_clip_higher      # minutes each, on all cores
+    python -m experiments.run all --page                       # every claim, then the page
     python -m experiments.run smollm2 --set model.path=FOLDER --set model.device=cuda --jobs 6
     python -m experiments.run --rejudge                        # figures anew, from results/*.jsonl
     python -m experiments.run --page                           # docs/claims.md, from results/
@@ -97,7 +98,7 @@ def write(claim: Claim, about: Mapping[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("claims", nargs="*", metavar="NAME", help=", ".join(names()))
+    parser.add_argument("claims", nargs="*", metavar="NAME", help=", ".join(["all", *names()]))
     parser.add_argument("--out", type=Path, default=Path("runs/experiments"))
     parser.add_argument("--jobs", help="runs at a time, as of groupwise compare")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
@@ -111,10 +112,11 @@ def main() -> int:
     more = ["--jobs", args.jobs] if args.jobs else []
     for setting in args.settings:
         more += ["--set", setting]
-    for name in args.claims:
+    asked = names() if args.claims == ["all"] else args.claims
+    for name in asked:
         if name not in names():
             parser.error(f"there is no claim {name!r}: {', '.join(names())}")
-    wanted = args.claims or (names() if args.rejudge else [])
+    wanted = asked or (names() if args.rejudge else [])
     claims = [read(name) for name in wanted]  # all of them, before the first is run
     failed = []
     for claim in claims:

@@ -19,8 +19,7 @@ from groupwise.runfiles.catalogue import find
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 LETTERS = "abcdefghijklmnpqrs"
-VERDICTS = ("as claimed", "as claimed, smaller", "as claimed, larger", "the opposite", "apart",
-            "not seen", "open")  # fmt: skip
+VERDICTS = ("as claimed", judge.SMALLER, judge.LARGER, "the opposite", "apart", "not seen", "open")
 
 
 def names() -> list[str]:
@@ -99,6 +98,44 @@ def test_the_page_is_what_the_results_say() -> None:
         assert f"| {name} | not run yet |" in written
 
 
+def test_everything_on_the_page_is_one_family() -> None:
+    """Holm by hand over three claims: 0.01 x 4, then 0.02 x 3, 0.03 x 2 is no more, and 0.5."""
+    claims: list[dict[str, Any]] = [
+        {"expectations": [{"p": 0.02, "p_uncorrected": 0.01}, {"measure": "no test"}]},
+        {"expectations": [{"p": 0.03}, {"p": 0.5, "p_uncorrected": 0.5}]},
+        {"expectations": [{"p": 0.2, "p_uncorrected": 0.02}]},  # few seeds: its own p is larger
+    ]
+    over = judge.over_all(claims)
+    found = [x["p"] for each in over for x in each["expectations"] if "p" in x]
+    assert found == pytest.approx([0.04, 0.06, 0.5, 0.2])
+    assert claims[0]["expectations"][0]["p"] == 0.02  # results stay as they are
+
+
+def test_what_was_chosen_late_is_marked_and_named() -> None:
+    e = Expectation.of({"measure": "length/mean", "more": "a", "than": "b", "effect": 2.0})
+    for claim in (claim_of(replace(e, looked="the limit")), replace(claim_of(e), looked="a rate")):
+        found = {**judge.figures(claim, drawn(2.0, 0.5)), "seconds": 1, "seeds": 8}
+        text = page.section(claim, {**found, "budget": "steps=1", "machine": "one"})
+        assert "**as claimed** †." in text
+        assert "Chosen when results had been seen: " + (claim.looked or "the limit") in text
+
+
+def test_two_claims_that_ask_the_same_name_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    e = Expectation.of({"measure": "length/mean", "more": "a", "than": "b", "effect": 2.0})
+    one = claim_of(replace(e, also=("y: b > a",)))
+    other = replace(claim_of(replace(e, more="b", than="a")), name="y")
+    about = {"seconds": 3600, "seeds": 8, "budget": "steps=1", "machine": "one"}
+    found = {c.name: {**judge.figures(c, drawn(2.0, 0.5)), **about} for c in (one, other)}
+    monkeypatch.setattr(page, "result", found.get)
+    text = page.whole([one, other])
+    assert text.count("The two disagree.") == 2
+    assert "(#y) (`length/mean`, b > a): **the opposite**" in text
+    assert "(#z) (`length/mean`, a > b): **as claimed**" in text
+    assert "all 2 differences" in text and "2 hours of runs" in text
+    with pytest.raises(SystemExit, match="no claim expects that"):
+        files.asked_elsewhere([one])
+
+
 def made(seed: int, score: float, length: float, **ends: float) -> RunOutcome:
     return RunOutcome(
         seed=seed, measure="accuracy", points=({"score": 0.1},), final=score, area=score,
@@ -140,8 +177,8 @@ def test_figures_become_verdicts() -> None:
         return judge.verdict(more, entry, arms)
 
     assert said(1.0, 3.0, 0.01) == "as claimed"
-    assert said(0.5, 1.5, 0.01) == "as claimed, smaller"
-    assert said(2.5, 3.5, 0.01) == "as claimed, larger"
+    assert said(0.5, 1.5, 0.01) == "direction as claimed, size not: smaller"
+    assert said(2.5, 3.5, 0.01) == "direction as claimed, size not: larger"
     assert said(-3.0, -1.0, 0.01) == "the opposite"
     assert said(-1.0, 1.5, 0.2) == "not seen"
     assert said(-1.0, 2.5, 0.2) == "open"  # 2 may well be true
