@@ -232,6 +232,8 @@ _INT32, _INT64, _FLOAT32, _BOOL = pa.int32(), pa.int64(), pa.float32(), pa.bool_
 # What every row of a file has.
 _NEVER_ABSENT = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "mask",
                  "turns", "sampler_logp")  # fmt: skip
+# What every file has, and may say nothing in.
+_MAY_BE_NULL = ("text", "reward", "reward_parts", "correct", "grader_status", "grader_reason")
 # Lists as long as the completion; all others of their kind are absent as a whole (null) or whole.
 PER_TOKEN = ("mask", "sampler_logp", "learner_logp", "ref_logp", "entropy", "advantage",
              "coefficient", "ratio", "clipped", "value", "return",
@@ -330,6 +332,9 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
             table = _with_turns(table, file)
         if (columns is None or "branch" in columns) and "branch" not in table.column_names:
             table = table.append_column("branch", pa.nulls(table.num_rows, BRANCH))
+        for name in _MAY_BE_NULL:
+            if name in (columns or ()) and name not in table.column_names:
+                raise pa.ArrowInvalid(f"rows without {name}")
         for name in _NEVER_ABSENT:
             asked = columns is None or name in columns
             if asked and (name not in table.column_names or table.column(name).null_count):

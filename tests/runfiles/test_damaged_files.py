@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+import pyarrow.parquet as pq
 import pytest
 from damages import CONFIGS, DAMAGES, HARMLESS, LINES, PLACES, STEP, UNREAD_BY_REPORTS
 from viewing import get, make_run, viewing
@@ -20,6 +21,7 @@ from groupwise.commands import diagnose
 from groupwise.commands.shared import config_of
 from groupwise.config import load
 from groupwise.errors import GroupwiseError, RunError
+from groupwise.graders.recorded_verdicts import recorded
 from groupwise.runfiles import files, rollouts
 from groupwise.runfiles.files import GrowingFile, append_lines
 from groupwise.runfiles.folder import RunFolder
@@ -301,3 +303,17 @@ def test_a_replay_needs_whole_rows(name: str, whole: RunFolder, tmp_path: Path) 
     HARMLESS["rollouts: only other columns"](run)
     with pytest.raises(RunError, match="rows without"):
         rollouts.read(run.rollout(1))
+
+
+@pytest.mark.parametrize("name", ["text", "correct", "reward", "reward_parts", "grader_status"])
+def test_verdicts_are_not_taken_from_a_file_that_lost_a_column(
+    name: str, whole: RunFolder, tmp_path: Path
+) -> None:
+    run = copy(whole, tmp_path / "bad")
+    path = run.rollout(1)
+    pq.write_table(pq.read_table(path).drop_columns([name]), path)
+    with pytest.raises(RunError, match=f"rows without {name}"):
+        recorded([path])
+    told: list[str] = []
+    assert recorded([path], told.append) == {}
+    assert "asked for again" in told[0]
