@@ -38,6 +38,10 @@ class Breaker:
     def __call__(self, text: str) -> str:
         return self.pattern.sub(lambda found: found[0] + self.by, text) if self.pattern else text
 
+    def count(self, text: str) -> int:
+        """Return how often one of the words begins in a text."""
+        return len(self.pattern.findall(text)) if self.pattern else 0
+
 
 def one_of(words: Collection[str]) -> str:
     """Return a pattern of words that never looks at a character twice."""
