@@ -382,6 +382,10 @@ class Optim:
     micro_tokens: Whole = 0
     # compute activations again in the backward pass: less memory, a third more time
     recompute: bool = False
+    # keep the optimizer's numbers (moments and, in one process, float32 masters) in the host's
+    # memory, and bring each parameter's to the device for its update: less memory, slower updates,
+    # the same bits
+    offload: bool = False
     exponent_rate: NonNegative = 1e-2  # learning rate of the length exponent, if the recipe has one
 
 

@@ -449,20 +449,39 @@ def held(
     *,
     roles: Sequence[RoleSize] = (),
     frozen: Frozen | None = None,
+    ranks: int = 1,
+    offload: bool = False,
 ) -> dict[str, int]:
     """Return the bytes that training holds all the time, by what they are for.
 
-    What is frozen has neither masters nor moments, and roles share it.
+    What is frozen has neither masters nor moments, and roles share it. Of several ranks each has
+    its part, beside the whole weights that it samples from; with `offload` the optimizer's numbers
+    of the policy lie on the host (float32 shards that learn do not).
     """
-    count = trained(shape, frozen)
+    count, several = trained(shape, frozen), ranks > 1
+    masters = count * SINGLE // ranks if width == HALF or several else 0
     return {
         "weights": weight_bytes(shape, width, frozen),
         "adapter": 0 if frozen is None else frozen.adapter * width,
         "dequantised": dequantised_bytes(shape, width, frozen),
-        "master weights": count * SINGLE if width == HALF else 0,
-        "optimizer moments": 2 * count * SINGLE,
-        **{role.name: count * role.held + role.model_bytes(shape, width, frozen) for role in roles},
+        "gathered": gathered(shape, width) if several else 0,
+        "master weights": 0 if offload and not several else masters,
+        "optimizer moments": 0 if offload else 2 * count * SINGLE // ranks,
+        **{
+            role.name: (count * role.held + role.model_bytes(shape, width, frozen)) // ranks
+            for role in roles
+        },
     }
+
+
+def gathered(shape: ModelConfig, width: int) -> int:
+    """Count what a rank gathers: a block in use and the next, a block's gradient, and the rest.
+
+    Embedding and head belong to no block: they are gathered for a whole pass, as is their gradient.
+    """
+    block = held_weights(shape) // shape.num_layers
+    tables = head_weights(shape) * (1 if shape.tied else 2)
+    return (2 * block + tables) * width + (block + tables) * width
 
 
 def saved(shape: ModelConfig, roles: Sequence[RoleSize], frozen: Frozen | None = None) -> int:
@@ -515,14 +534,16 @@ def memory(
     width: int = HALF,
     cpu: bool = False,
     frozen: Frozen | None = None,
+    ranks: int = 1,
+    offload: bool = False,
 ) -> dict[str, int]:
-    """Count the bytes of training by what they are for."""
+    """Count the bytes of training by what they are for, on each rank."""
     gradients, kept, head = largest_update(
         shape, micro_tokens, width, recompute=recompute, roles=roles, cpu=cpu, frozen=frozen
     )
     parts = {
-        **held(shape, width, roles=roles, frozen=frozen),
-        "gradients": gradients,
+        **held(shape, width, roles=roles, frozen=frozen, ranks=ranks, offload=offload),
+        "gradients": gradients // ranks,
         "micro-batch": kept + head,
         "cache": cache_bytes(shape, slots, max_tokens, prompt, group, width),
     }

@@ -48,6 +48,8 @@ class Demand:
     roles: tuple[RoleSize, ...] = ()  # what takes part beside the policy
     width: int = HALF  # bytes of a weight
     frozen: Frozen | None = None  # where an adapter learns
+    ranks: int = 1  # that share what learns
+    offload: bool = False  # whether the optimizer's numbers lie on the host
 
     def parts(self, micro_tokens: int | None = None) -> dict[str, int]:
         """Count bytes by what they are for, with one sequence in a micro-batch by default."""
@@ -66,6 +68,8 @@ class Demand:
             roles=self.roles,
             width=self.width,
             frozen=self.frozen,
+            ranks=self.ranks,
+            offload=self.offload,
         )
 
     @property

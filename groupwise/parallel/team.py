@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from groupwise.errors import ConfigError, GroupwiseError, RunError
 from groupwise.parallel.beats import Beats
 from groupwise.parallel.sharding import sharded
-from groupwise.parallel.world import ALONE, M, PassTurn, T, World
+from groupwise.parallel.world import ALONE, M, PassTurn, T, World, ranks_here
 
 DEADLINE = 1800.0  # seconds that ranks wait for each other
 # Of a device's memory that sums of whole gradients may take, so that ranks add up once an update;
@@ -83,7 +83,10 @@ class Team(World):
 
     def shard(self, model: M) -> M:
         if model not in self._sharded:
-            self._sharded[model] = sharded(model, self._mesh)
+            made = sharded(model, self._mesh)
+            for parameter in made.parameters():  # for what lies on the host: sharded_like
+                parameter.host_mesh = self._host_mesh  # type: ignore[attr-defined]
+            self._sharded[model] = made
         return cast(M, self._sharded[model])
 
     def deal(self, costs: Sequence[int]) -> list[PassTurn]:
@@ -236,7 +239,7 @@ class Team(World):
 
 def joined(deadline: float = DEADLINE) -> World:
     """Return the world that this process was started in: by torchrun, or alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if ranks_here() == 1:
         return ALONE
     import torch.distributed as dist
 

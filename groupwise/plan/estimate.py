@@ -173,6 +173,7 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
         width=width,
         cpu=place.cpu,
         frozen=frozen,
+        offload=config.optim.offload,
     )
     # The head's logits are counted with the micro-batch; to people they are something else.
     _, _, head = cost.largest_update(

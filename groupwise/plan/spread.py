@@ -127,7 +127,9 @@ def spread(
     tokens = tokens or prompts.answers or config.engine.max_tokens
     splits = [x for x in _splits(gpus) if sampling in (None, x.sampling)]
     if not splits:
-        raise ConfigError(f"--sampling {sampling}: of {gpus} GPUs some must learn: 0 to {gpus - 1}.")
+        raise ConfigError(
+            f"--sampling {sampling}: of {gpus} GPUs some must learn: 0 to {gpus - 1}."
+        )
     ways = [way(config, place, shape, prompts, tokens, split) for split in splits]
     ways.sort(key=lambda x: (x.fits is False, x.step or 0.0, sum(x.learner.values())))
     return SpreadPlan(config, shape, place, prompts, tokens, ways)
@@ -188,12 +190,14 @@ def learner_bytes(
     count, roles = cost.trained(shape, frozen), role_sizes(config, width)
     on_device = MASTER + GRADIENT + (0 if config.optim.offload else MOMENTS)
     # Prompts are counted whole, and an answer is never cut.
-    passed = max(min(micro_tokens(config, place, shape, prompts, tokens), 8192), prompts.mean + tokens)
+    passed = max(
+        min(micro_tokens(config, place, shape, prompts, tokens), 8192), prompts.mean + tokens
+    )
     apart = sum(role.model_bytes(shape, width, frozen) + count * role.held for role in roles)
     parts = {
         "shards": on_device * count // ranks,
         "roles": apart // ranks,
-        "gathered": gathered(shape, width),
+        "gathered": cost.gathered(shape, width),
         "activations": passed
         * cost.activations(shape, width, recompute=config.optim.recompute, frozen=frozen),
         "logits": cost.head_bytes(shape, passed, width, frozen=frozen),
@@ -202,16 +206,6 @@ def learner_bytes(
     if frozen is not None:  # the base stays, a part on each rank
         parts["base"] = cost.weight_bytes(shape, width, frozen) // ranks
     return parts
-
-
-def gathered(shape: ModelConfig, width: int) -> int:
-    """Count a block as it is used and the next on its way, a block's gradient, and the rest.
-
-    Embedding and head belong to no block: they are gathered once a pass, and so is their gradient.
-    """
-    block = cost.held_weights(shape) // shape.num_layers
-    tables = cost.head_weights(shape) * (1 if shape.tied else 2)
-    return (2 * block + tables) * width + (block + tables) * width
 
 
 def _seconds(
@@ -270,4 +264,3 @@ def _binds(made: Spread) -> str:
         return ""
     longest = max(made.seconds, key=lambda name: (made.seconds or {})[name])
     return longest
-
