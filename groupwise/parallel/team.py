@@ -68,6 +68,7 @@ class Team(World):
         self._sharded: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
         # Since they were last asked for: seconds for other ranks, and what each had to read.
         self._waited, self._load = 0.0, [0] * self.size
+        self._gathered = 0.0  # seconds of bringing whole weights together
         # Where the head is asked for nothing but log-probabilities they are a view; no one adds
         # to it in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -177,8 +178,19 @@ class Team(World):
         found = {f"time/rank_wait_{rank}": seconds for rank, seconds in enumerate(waited)}
         if any(self._load):
             found["time/rank_imbalance"] = max(self._load) * self.size / sum(self._load)
-        self._waited, self._load = 0.0, [0] * self.size
+        gathered = max(self._everybodys(self._gathered))
+        if gathered:
+            found["time/rank_gather"] = gathered
+        self._waited, self._load, self._gathered = 0.0, [0] * self.size, 0.0
         return found
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._gathered += time.perf_counter() - begun
 
     @contextmanager
     def naming(self, doing: Callable[[], str]) -> Iterator[None]:

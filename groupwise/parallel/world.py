@@ -83,6 +83,10 @@ class World:
     def close(self) -> None:
         """Give no more signs of life to others."""
 
+    def gathering(self) -> AbstractContextManager[None]:
+        """Count the seconds in which whole weights are brought together."""
+        return nullcontext()
+
     def naming(self, doing: Callable[[], str]) -> AbstractContextManager[None]:
         """Say who is gone, and in which phase, when ranks can't go on together."""
         return nullcontext()

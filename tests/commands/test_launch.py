@@ -11,7 +11,7 @@ import pytest
 from processes import forked
 
 from groupwise.cli import main
-from groupwise.commands import launch, machine
+from groupwise.commands import doctor, launch, machine
 from groupwise.parallel.launchers import on_machine, on_ray, on_slurm
 from groupwise.parallel.launchers.job import Job, Servers
 
@@ -129,6 +129,17 @@ def test_ray_that_is_not_there_is_said(
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     status, _, err = said(capsys, "model.device=cpu", "--on", "ray", "--ranks", "1")
     assert status == 2 and "Ray is not installed" in err and "pip install ray" in err
+
+
+def test_doctor_names_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert doctor.ranks(8).text == "8, one a GPU: groupwise launch"
+    assert doctor.ranks(0).text.startswith("1 on the CPU; ")
+    few = doctor.ranks(8, ["prompts_per_step=4"])
+    assert few.status == "missing" and "8 ranks and prompts_per_step=4" in few.text
+    assert "takes up to 32 (prompts_per_step)" in doctor.ranks(8, ["prompts_per_step=32"]).text
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/sbatch")
+    assert "--on slurm" in doctor.ranks(0).text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,10 @@ def test_two_ranks_draw_the_same_samples_and_end_where_one_process_does(
 ) -> None:
     assert samples(two) == samples(alone)
     assert 0.0 < apart(two, alone) < EXACT
+    lines = [json.loads(x) for x in (two / "metrics.jsonl").read_text().splitlines()[1:]]
+    for line in lines:  # who waited, how evenly rows lay, how long weights took to come together
+        assert min(line[f"time/rank_wait_{rank}"] for rank in (0, 1)) > 0
+        assert 1.0 <= line["time/rank_imbalance"] < 2.0 and line["time/rank_gather"] > 0
 
 
 def test_a_team_that_goes_on_does_what_it_would_have_done(
