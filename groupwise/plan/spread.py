@@ -26,13 +26,15 @@ NODE = 8  # GPUs of a machine
 # Bytes a second that a GPU sends: within a machine (NVLink of an H100, 450 GB/s by its data sheet),
 # and to others (one port of 400 Gb/s a GPU); and the share of that which collectives reach.
 WITHIN, ACROSS, REACHED = 450e9, 50e9, 0.7
+HOST = 25e9  # bytes a second between a GPU and its machine's memory, one way
 TOGETHER = (1, 2, 4, 8)  # GPUs that a server may spread a model over: tensor parallel
 SERVER_SHARE = 0.9  # of a sampling GPU's memory that its server takes
 SPARE = 0.05  # of a learning GPU's memory, for workspaces and pieces too small to use
 MOMENTS, MASTER, GRADIENT = 8, 4, 4  # bytes of a number that learns
 NOT_MEASURED = (
     "by arithmetic: nothing of this was measured on several GPUs; seconds are those of one GPU's "
-    "measured shares of its peaks, and of 70 % of what data sheets say of links"
+    "measured shares of its peaks, and of 70 % of what data sheets say of links; a server of "
+    "several GPUs counts as one that is as many times faster"
 )
 
 
@@ -248,6 +250,8 @@ def _seconds(
     found["update"] = max(compute, moved / link)
     found |= {name: x / ranks for name, x in one.items()
               if name not in ("rollout", "score", "update")}  # fmt: skip
+    if config.optim.offload:  # there and back
+        found["optimizer"] += 2 * MOMENTS * count / ranks / HOST
     across = WITHIN if split.gpus <= NODE else ACROSS
     found["sync"] = cost.parameters(shape) * width / (across * REACHED)
     return found
