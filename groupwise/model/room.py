@@ -44,7 +44,7 @@ class Demand:
     max_tokens: int  # of an answer
     prompt: int = 1  # tokens; one where prompts are not known yet
     training: bool = True  # or sampling alone
-    recompute: bool = False
+    recompute: float = False
     roles: tuple[RoleSize, ...] = ()  # what takes part beside the policy
     width: int = HALF  # bytes of a weight
     frozen: Frozen | None = None  # where an adapter learns

@@ -324,7 +324,7 @@ def seconds(
 
     # A measured share is of what the mathematics asks for, three times a forward pass. What is
     # computed again to save memory is one more, and frozen weights have no gradients: one less.
-    def times(part: cost.Frozen | None) -> int:
+    def times(part: cost.Frozen | None) -> float:
         return (3 if part is None else 2) + config.optim.recompute
 
     found["update"] = times(frozen) * passes * forward
