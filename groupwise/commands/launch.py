@@ -13,7 +13,7 @@ from groupwise.commands import machine
 from groupwise.commands.shared import SETTINGS, read_config, split_settings, warn
 from groupwise.errors import ConfigError
 from groupwise.parallel.launchers import on_machine, on_ray, on_slurm
-from groupwise.parallel.launchers.job import ADDRESS, ADDRESSES, Job, Servers
+from groupwise.parallel.launchers.job import ADDRESS, ADDRESSES, RankJob, Servers
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     raise AssertionError("not reached")
 
 
-def job_of(args: argparse.Namespace, config: Config, path: Path) -> Job:
+def job_of(args: argparse.Namespace, config: Config, path: Path) -> RankJob:
     """Return the job that the options ask for."""
     gpus = config.model.device != "cpu"
     there = len(machine.gpus()) if gpus else 0
@@ -103,7 +103,7 @@ def job_of(args: argparse.Namespace, config: Config, path: Path) -> Job:
     servers = None
     if args.servers:
         servers = Servers(args.servers, tuple(shlex.split(args.server)), args.server_gpus)
-    return Job(
+    return RankJob(
         name=path.name,
         words=("-m", "groupwise", "train", *args.items, f"run={path}"),
         ranks=ranks,
@@ -115,7 +115,7 @@ def job_of(args: argparse.Namespace, config: Config, path: Path) -> Job:
     )
 
 
-def _check(config: Config, job: Job) -> None:
+def _check(config: Config, job: RankJob) -> None:
     """Refuse what every rank would refuse when it is started, perhaps hours later in a queue."""
     from groupwise.stages.checks import check_config
     from groupwise.training.together import check_team
@@ -168,7 +168,7 @@ def _filled(setting: str) -> str:
     return setting
 
 
-def _slurm(args: argparse.Namespace, job: Job, path: Path) -> int:
+def _slurm(args: argparse.Namespace, job: RankJob, path: Path) -> int:
     options = dict(_option(each) for each in args.sbatch)
     log = path.parent.absolute() / f"{path.name}.%j.log"
     text = on_slurm.script(job, log, options)

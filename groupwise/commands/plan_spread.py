@@ -13,8 +13,8 @@ from groupwise.errors import ConfigError
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.plan.estimate import Place
-    from groupwise.plan.simulate import Result
-    from groupwise.plan.spread import Spread, SpreadPlan
+    from groupwise.plan.simulate import SimulatedTime
+    from groupwise.plan.spread import SpreadPlan, SpreadWay
 
 SHOWN = 5  # ways beside the best that are printed
 
@@ -78,7 +78,7 @@ def spread_text(made: SpreadPlan) -> str:
     return "\n".join(lines)
 
 
-def _times(way: Spread) -> list[str]:
+def _times(way: SpreadWay) -> list[str]:
     if way.seconds is None or way.step is None:
         return ["no times: they are known for bfloat16 on GPUs of the list in --gpu alone"]
     found = [f"  {name:<18}{_seconds(x):>10}" for name, x in way.seconds.items()]
@@ -136,6 +136,6 @@ def simulated(args: argparse.Namespace) -> int:
 HEAD = ["simulated", "a step", "speed", "sampling idle", "learning idle", "lag mean", "most"]
 
 
-def _row(x: Result, first: Result) -> list[str]:
+def _row(x: SimulatedTime, first: SimulatedTime) -> list[str]:
     return [x.name, _seconds(x.step), f"{first.step / x.step:.2f}x", f"{x.sampler_idle:.0%}",
             f"{x.learner_idle:.0%}", f"{x.lag_mean:.2f}", f"{x.lag_most}"]  # fmt: skip

@@ -116,6 +116,8 @@ def _alternatives(demand: Demand, available: float) -> list[str]:
         "model.dtype=bfloat16": replace(demand, width=HALF),
         **{text: _with_role(demand, role, other) for role, text, other in _lighter(demand)},
     }
+    if demand.training:
+        changes["optim.offload=true"] = replace(demand, offload=True)
     if demand.training and demand.frozen is None:
         changes["adapter.rank=16 (LoRA)"] = replace(demand, frozen=lora(demand.shape, USUAL))
     elif demand.frozen is not None and demand.frozen.quantize == "none":

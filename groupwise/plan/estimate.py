@@ -475,6 +475,8 @@ def changes(made: Plan) -> dict[str, Config]:
         tokens //= 2
     if not optim.recompute:
         found["optim.recompute=true"] = replace(config, optim=replace(optim, recompute=True))
+    if not (optim.offload or made.place.cpu):
+        found["optim.offload=true"] = replace(config, optim=replace(optim, offload=True))
     if model.dtype != "bfloat16" and made.place.device.bfloat16:
         found["model.dtype=bfloat16"] = replace(config, model=replace(model, dtype="bfloat16"))
     if "critic" in config.recipe.roles and not (config.critic.adapter or config.adapter.used):

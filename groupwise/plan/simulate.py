@@ -30,7 +30,7 @@ Batch = Sequence[Sequence[int]]  # lengths of the answers of each prompt of a st
 
 
 @dataclass(frozen=True)
-class Rates:
+class DeviceRates:
     """Seconds of one device, as a run had them."""
 
     tick: float  # of a decoding step, whatever it holds
@@ -42,12 +42,12 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What a run recorded: lengths step by step, places, rates, and how long its steps took."""
+class RecordedTimes:
+    """The lengths of a run's answers step by step, its places and rates, and its steps' seconds."""
 
     steps: tuple[tuple[tuple[int, ...], ...], ...]
     slots: int
-    rates: Rates
+    rates: DeviceRates
     seconds: float  # a step, on average
 
     @property
@@ -65,8 +65,8 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is simulated."""
+class SimulatedWay:
+    """A way to run the same steps, which is simulated."""
 
     name: str
     lag: int = 0
@@ -77,8 +77,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What came out of it."""
+class SimulatedTime:
+    """The time that a way would have taken, and what it was spent on."""
 
     name: str
     step: float  # seconds, on average
@@ -94,7 +94,7 @@ class Result:
 # --- what a run recorded ------------------------------------------------------------------------
 
 
-def recorded(folder: Path) -> Recorded:
+def recorded(folder: Path) -> RecordedTimes:
     """Read lengths and times of a run; the rates are those that explain its times best."""
     file = folder / "metrics.jsonl"
     if not file.is_file():
@@ -112,10 +112,10 @@ def recorded(folder: Path) -> Recorded:
     used = list(steps)[1:]  # the first step warms up
     rates = rates_of([steps[step] for step in used], [metrics[step] for step in used], slots)
     seconds = float(np.mean([_work(metrics[step]) for step in used]))
-    return Recorded(tuple(steps[step] for step in used), slots, rates, seconds)
+    return RecordedTimes(tuple(steps[step] for step in used), slots, rates, seconds)
 
 
-def rates_of(steps: Sequence[Batch], metrics: Sequence[dict[str, Any]], slots: int) -> Rates:
+def rates_of(steps: Sequence[Batch], metrics: Sequence[dict[str, Any]], slots: int) -> DeviceRates:
     """Return rates, none below 0, by least squares over the steps."""
     ticks, tokens, rollout = [], [], []
     for batch, line in zip(steps, metrics, strict=True):
@@ -127,7 +127,7 @@ def rates_of(steps: Sequence[Batch], metrics: Sequence[dict[str, Any]], slots: i
     learn = [line.get("time/score", 0.0) + line.get("time/update", 0.0) for line in metrics]
     rest = [_work(line) - s - line["time/rollout"] for line, s in zip(metrics, learn, strict=True)]
     rate = float(np.sum(learn) / max(np.sum(tokens), 1.0))
-    return Rates(tick, token, rate, float(max(np.mean(rest), 0.0)), prefill=rate / 3)
+    return DeviceRates(tick, token, rate, float(max(np.mean(rest), 0.0)), prefill=rate / 3)
 
 
 def _both(x: Any, y: Any, z: Any) -> tuple[float, float]:
@@ -163,14 +163,14 @@ def _slots(folder: Path, most: int) -> int:
 # --- the simulation -----------------------------------------------------------------------------
 
 
-def what_if(found: Recorded, *, lag: int, sampling: int, learning: int) -> list[Result]:
+def what_if(found: RecordedTimes, *, lag: int, sampling: int, learning: int) -> list[SimulatedTime]:
     """Return what the run's own way comes to, and what lag and other devices would make of it."""
     both = sampling + learning
     settings = [
-        Setting("one device, in turns, as recorded"),
-        Setting(f"{both} devices, all in turns", sampling=both, learning=both),
+        SimulatedWay("one device, in turns, as recorded"),
+        SimulatedWay(f"{both} devices, all in turns", sampling=both, learning=both),
         *(
-            Setting(f"{sampling} sampling, {learning} learning, lag {k}, {sync}",
+            SimulatedWay(f"{sampling} sampling, {learning} learning, lag {k}, {sync}",
                     k, sync, sampling, learning, apart=True)
             for k in dict.fromkeys((0, lag))
             for sync in (("drain", "recompute", "keep") if k else ("drain",))
@@ -190,7 +190,7 @@ class _Answer:
 class _Sampler:
     """A device that samples: answers in flight share its decoding steps."""
 
-    def __init__(self, slots: int, rates: Rates) -> None:
+    def __init__(self, slots: int, rates: DeviceRates) -> None:
         self.slots, self.rates = slots, rates
         self.flight: list[tuple[float, int, _Answer]] = []  # by the tick at which it ends
         self.ticks, self.busy, self._count = 0.0, 0.0, 0
@@ -229,7 +229,9 @@ class _Sampler:
         self.stalled += self.rates.prefill * written
 
 
-def simulate(steps: Sequence[Batch], slots: int, rates: Rates, setting: Setting) -> Result:
+def simulate(
+    steps: Sequence[Batch], slots: int, rates: DeviceRates, setting: SimulatedWay
+) -> SimulatedTime:
     """Replay the steps: prompts go out oldest first, at most (lag + 1) steps of them unlearned.
 
     A step is learned when all its prompts are answered, and those of earlier steps are learned. A
@@ -240,7 +242,9 @@ def simulate(steps: Sequence[Batch], slots: int, rates: Rates, setting: Setting)
 
 
 class _Simulation:
-    def __init__(self, steps: Sequence[Batch], slots: int, rates: Rates, setting: Setting) -> None:
+    def __init__(
+        self, steps: Sequence[Batch], slots: int, rates: DeviceRates, setting: SimulatedWay
+    ) -> None:
         self.steps, self.rates, self.setting = steps, rates, setting
         self.samplers = [_Sampler(slots, rates) for _ in range(setting.sampling)]
         # Every prompt with its step; oldest first.
@@ -253,7 +257,7 @@ class _Simulation:
         self.learned_for, self.lags = 0.0, list[int]()
         self.versions: dict[int, list[int]] = {}
 
-    def result(self) -> Result:
+    def result(self) -> SimulatedTime:
         while self.version < len(self.steps):
             self._admit()
             self._begin_to_learn()
@@ -261,7 +265,7 @@ class _Simulation:
         devices = len(self.samplers)
         total, name = self.now, self.setting.name
         busy = sum(each.busy for each in self.samplers) / devices
-        return Result(
+        return SimulatedTime(
             name,
             total / len(self.steps),
             max(1 - busy / total, 0.0),

@@ -62,8 +62,8 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """What one way of spreading a run over GPUs takes."""
+class SpreadWay:
+    """One way of spreading a run over GPUs, with its bytes and seconds."""
 
     split: Split
     learner: dict[str, int]  # bytes of a learning GPU, by part
@@ -109,10 +109,10 @@ class SpreadPlan:
     place: Place
     prompts: Prompts
     tokens: int
-    ways: list[Spread] = field(default_factory=list)
+    ways: list[SpreadWay] = field(default_factory=list)
 
     @property
-    def best(self) -> Spread:
+    def best(self) -> SpreadWay:
         return self.ways[0]
 
 
@@ -147,7 +147,7 @@ def _splits(gpus: int) -> Iterator[Split]:
 
 def way(
     config: Config, place: Place, shape: ModelConfig, prompts: Prompts, tokens: int, split: Split
-) -> Spread:
+) -> SpreadWay:
     """Count one way."""
     width, count = weight_bytes(config), cost.trained(shape, frozen_of(config, shape))
     learner = learner_bytes(config, place, shape, prompts, tokens, split)
@@ -168,7 +168,7 @@ def way(
         room = (place.memory or math.inf) * (1 - SPARE) - held
         slots = min(most, config.engine.slots or most, int(max(room, 0) // each))
     found = _seconds(config, place, shape, prompts, tokens, split, slots)
-    made = Spread(
+    made = SpreadWay(
         split,
         learner,
         sampler,
@@ -257,7 +257,7 @@ def _seconds(
     return found
 
 
-def _binds(made: Spread) -> str:
+def _binds(made: SpreadWay) -> str:
     """Return in words what would have to give first."""
     if made.fits is False:
         if not made.slots:

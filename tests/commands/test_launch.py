@@ -13,9 +13,9 @@ from processes import forked
 from groupwise.cli import main
 from groupwise.commands import doctor, launch, machine
 from groupwise.parallel.launchers import on_machine, on_ray, on_slurm
-from groupwise.parallel.launchers.job import Job, Servers
+from groupwise.parallel.launchers.job import RankJob, Servers
 
-JOB = Job("t", ("-m", "groupwise", "train", "a b.toml", "run=r"), ranks=2, python="python")
+JOB = RankJob("t", ("-m", "groupwise", "train", "a b.toml", "run=r"), ranks=2, python="python")
 H100 = machine.Gpu("H100", 80 * 10**9, 9.0, "570")
 
 

@@ -11,10 +11,10 @@ import pytest
 from runs import run as train_small
 
 from groupwise.cli import main
-from groupwise.plan.simulate import LABEL, Rates, Setting, rates_of, recorded, simulate
+from groupwise.plan.simulate import LABEL, DeviceRates, SimulatedWay, rates_of, recorded, simulate
 
-TICK = Rates(tick=1.0, token=0.0, learn=0.0, fixed=3.0)
-APART = Setting("apart", sampling=1, learning=1, apart=True)
+TICK = DeviceRates(tick=1.0, token=0.0, learn=0.0, fixed=3.0)
+APART = SimulatedWay("apart", sampling=1, learning=1, apart=True)
 
 
 def even(steps: int, answers: int, length: int) -> list[list[list[int]]]:
@@ -23,9 +23,9 @@ def even(steps: int, answers: int, length: int) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(("slots", "waves", "beside"), [(8, 1, 8), (100, 1, 8), (4, 2, 4)])
 def test_in_turns_phases_add_up(slots: int, waves: int, beside: int) -> None:
-    rates = Rates(tick=0.5, token=0.25, learn=0.01, fixed=2.0, sync=0.125)
+    rates = DeviceRates(tick=0.5, token=0.25, learn=0.01, fixed=2.0, sync=0.125)
     rollout, learn = waves * 10 * (0.5 + 0.25 * beside), 2.0 + 0.01 * 80
-    found = simulate(even(5, 8, 10), slots, rates, Setting("turns"))
+    found = simulate(even(5, 8, 10), slots, rates, SimulatedWay("turns"))
     assert found.step == pytest.approx(rollout + learn + 0.125)
     assert found.sampler_idle == pytest.approx(1 - rollout / found.step)
     assert found.learner_idle == pytest.approx(1 - learn / found.step)
@@ -46,8 +46,8 @@ def test_a_lag_of_one_step_hides_the_shorter_phase(fixed: float) -> None:
 
 
 def test_more_devices_share_what_can_be_shared() -> None:
-    rates = Rates(tick=1.0, token=0.5, learn=0.25, fixed=0.0)
-    two = Setting("two", sampling=2, learning=2)
+    rates = DeviceRates(tick=1.0, token=0.5, learn=0.25, fixed=0.0)
+    two = SimulatedWay("two", sampling=2, learning=2)
     found = simulate(even(3, 8, 10), 8, rates, two)  # each holds 4, and starts every tick itself
     assert found.step == pytest.approx(10 * (1 + 0.5 * 4) + 0.25 * 80 / 2)
 

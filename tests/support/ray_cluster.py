@@ -20,7 +20,7 @@ from typing import Any
 
 from groupwise.errors import RunError
 from groupwise.parallel.launchers import on_ray
-from groupwise.parallel.launchers.job import Job, Servers
+from groupwise.parallel.launchers.job import RankJob, Servers
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a rank says of where it is, and whether it reaches the servers that it was told of.
@@ -38,7 +38,7 @@ time.sleep(600)
 """
 
 
-def tried(job: Job) -> Any:
+def tried(job: RankJob) -> Any:
     try:
         return on_ray.run(job)
     except RunError as error:
@@ -64,12 +64,12 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def jobs(folder: Path, python: str) -> dict[str, Job]:
+def jobs(folder: Path, python: str) -> dict[str, RankJob]:
     (folder / "rank.py").write_text(RANK)
     (folder / "failing.py").write_text(FAILING)
     model = ["model.device=cpu", "steps=2", "tiny.cold_start_steps=20", "eval.tasks=8"]
     config = str(ROOT / "configs" / "tiny.toml")
-    base = Job("t", (), ranks=1, nodes=2, gpus=False, folder=folder, python=python)
+    base = RankJob("t", (), ranks=1, nodes=2, gpus=False, folder=folder, python=python)
     server = (python, "-m", "http.server", "{port}", "--directory", str(folder))
     train = ("-m", "groupwise", "train", config, *model, f"run={folder / 'run'}")
     return {

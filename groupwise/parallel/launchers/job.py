@@ -23,7 +23,7 @@ class Servers:
 
 
 @dataclass(frozen=True)
-class Job:
+class RankJob:
     """A run of several ranks."""
 
     name: str
@@ -47,7 +47,7 @@ class Job:
         start = [self.python, "-m", "torch.distributed.run", *meeting, *restarts]
         return [*start, "--nproc-per-node", str(self.ranks), *self.words]
 
-    def with_addresses(self, urls: Sequence[str]) -> Job:
+    def with_addresses(self, urls: Sequence[str]) -> RankJob:
         """Return the job whose words name the servers."""
         listed = "[" + ", ".join(f'"{url}"' for url in urls) + "]"
         words = (word.replace(ADDRESSES, listed) for word in self.words)
@@ -56,7 +56,7 @@ class Job:
         )
 
 
-def threads(job: Job) -> dict[str, str]:
+def threads(job: RankJob) -> dict[str, str]:
     """Return the variables that give each rank its share of the cores, where nobody has set them.
 
     torchrun gives each rank one thread, and says so in a warning, unless this is set.

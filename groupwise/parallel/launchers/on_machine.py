@@ -6,22 +6,22 @@ import os
 import sys
 from collections.abc import Mapping
 
-from groupwise.parallel.launchers.job import Job, shell, threads
+from groupwise.parallel.launchers.job import RankJob, shell, threads
 
 
-def command(job: Job) -> list[str]:
+def command(job: RankJob) -> list[str]:
     """Return what starts it. One rank alone needs no torchrun."""
     if job.size == 1:
         return [job.python, *job.words]
     return job.torchrun("--standalone")
 
 
-def text(job: Job) -> str:
+def text(job: RankJob) -> str:
     """Return the same as a line of a shell."""
     return " ".join([*_set(threads(job) if job.size > 1 else {}), shell(command(job))])
 
 
-def start(job: Job) -> None:
+def start(job: RankJob) -> None:
     """Become torchrun: its exit status, signals and output are then this process's. No return."""
     words = command(job)
     os.chdir(job.folder)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from groupwise.errors import RunError
-from groupwise.parallel.launchers.job import Job, Servers, threads
+from groupwise.parallel.launchers.job import RankJob, Servers, threads
 
 PLACING = 120.0  # seconds for Ray to find room that it says it has
 STARTING = 1800.0  # seconds for a server to answer: it may load a large model
@@ -66,7 +66,7 @@ class Holder:
         return self.status()
 
 
-def run(job: Job, address: str = "auto") -> int:
+def run(job: RankJob, address: str = "auto") -> int:
     """Place servers and ranks, wait for the ranks, and end all; return the ranks' status."""
     ray = _ray()
     mine = not ray.is_initialized()
@@ -80,7 +80,7 @@ def run(job: Job, address: str = "auto") -> int:
             ray.shutdown()
 
 
-def needs(job: Job) -> dict[str, list[dict[str, float]]]:
+def needs(job: RankJob) -> dict[str, list[dict[str, float]]]:
     """Return what is to be placed: a bundle for the ranks of each node, and one for each server."""
     each = {"GPU": float(job.ranks)} if job.gpus else {}
     ranks = [{"CPU": float(job.ranks), **each}] * job.nodes
@@ -91,7 +91,7 @@ def needs(job: Job) -> dict[str, list[dict[str, float]]]:
     return {"ranks": ranks, "servers": [{"CPU": 1.0, **own}] * servers.count}
 
 
-def text(job: Job) -> str:
+def text(job: RankJob) -> str:
     """Return in words what would be placed, and the commands."""
     lines = []
     for what, bundles in needs(job).items():
@@ -104,7 +104,7 @@ def text(job: Job) -> str:
     return "\n".join(lines)
 
 
-def _run_in(ray: Any, job: Job, places: Mapping[str, Any]) -> int:
+def _run_in(ray: Any, job: RankJob, places: Mapping[str, Any]) -> int:
     holders: list[Any] = []
 
     def hold(what: str, number: int) -> Any:
@@ -138,12 +138,12 @@ def _run_in(ray: Any, job: Job, places: Mapping[str, Any]) -> int:
             ray.kill(holder)
 
 
-def _node(job: Job, number: int, host: str, port: int) -> list[str]:
+def _node(job: RankJob, number: int, host: str, port: int) -> list[str]:
     where = ["--master-addr", host, "--master-port", str(port)]
     return job.torchrun("--nnodes", str(job.nodes), "--node-rank", str(number), *where)
 
 
-def _serve(ray: Any, job: Job, servers: Servers, holders: Sequence[Any]) -> list[str]:
+def _serve(ray: Any, job: RankJob, servers: Servers, holders: Sequence[Any]) -> list[str]:
     """Start the servers, and return their addresses once each of them answers."""
     urls = []
     for holder in holders:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from groupwise.errors import RunError
-from groupwise.parallel.launchers.job import Job, shell
+from groupwise.parallel.launchers.job import RankJob, shell
 
 # Seconds before the time limit at which ranks are asked to end: the step is finished and saved.
 NOTICE = 120
@@ -36,7 +36,7 @@ exec srun --kill-on-bad-exit=0 bash -c \
 """
 
 
-def script(job: Job, log: Path, options: Mapping[str, str]) -> str:
+def script(job: RankJob, log: Path, options: Mapping[str, str]) -> str:
     """Return the script; `options` are sbatch's own, and go over what is written here."""
     share = {"gpus-per-node": str(job.ranks)} if job.gpus else {"cpus-per-task": "1"}
     asked = {
