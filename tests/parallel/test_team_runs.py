@@ -172,6 +172,7 @@ def test_no_prompt_is_lost_or_repeated_over_fifty_kills(
     assert all(torch.equal(x, whole[name]) for name, x in weights(folder).items())
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_one_rank_is_said_and_the_same_command_goes_on(
     team: Ranks, model: str, two: Path, tmp_path: Path
 ) -> None:
