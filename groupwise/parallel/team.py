@@ -212,8 +212,9 @@ class Team(World):
     def _why(self, error: RuntimeError, doing: str) -> RunError:
         try:
             silent, words = self.beats.silent(), self.beats.words()
+            places = self.beats.places()
         except Exception:  # the store went with the rank that is gone
-            silent, words = {}, {}
+            silent, words, places = {}, {}, {}
         words.pop(self.rank, None)
         if words:
             rank, text = next(iter(words.items()))
@@ -221,6 +222,7 @@ class Team(World):
         gone = [f"rank {rank} of {self.size} is gone, while {at}" for rank, at in silent.items()]
         what = "; ".join(gone) or (
             f"the ranks did not come together within {self.deadline:g} s, or lost their connection"
+            + "".join(f"; rank {rank} was at: {at}" for rank, at in places.items())
         )
         text = (
             f"{what} (rank {self.rank}, while {doing}: {str(error).splitlines()[0]}). The run is "

@@ -149,6 +149,18 @@ def test_a_rank_that_dies_is_named_and_the_same_command_goes_on(
 
 
 @pytest.mark.slow
+def test_a_rank_that_hangs_is_waited_for_so_long_and_named(model: str, tmp_path: Path) -> None:
+    """It lives, and gives signs of it: what every rank is at tells who holds the others up."""
+    with ranks(2, lasting=False) as own:
+        changes = PPO | {"steps": 6}
+        folder = str(tmp_path / "run")
+        found = own.try_to(2, team_runs.hanging, model, folder, changes, 1, "update", limit=20.0)
+    assert all(isinstance(each, Failure) for each in found)
+    assert "the ranks did not come together" in found[0].said
+    assert "rank 0 was at: " in found[0].said and "rank 1 was at: " in found[0].said
+
+
+@pytest.mark.slow
 def test_no_prompt_is_lost_or_repeated_over_fifty_kills(
     team: Ranks, model: str, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,6 +121,24 @@ def lost_in_a_save(
         return run(world, model, folder, changes)
     finally:
         Writers._save = save  # type: ignore[method-assign]
+
+
+def hanging(
+    world: World, model: str, folder: str, changes: dict[str, Any], rank: int, phase: str
+) -> Any:
+    """The same; one rank does not come back from a phase until another has given up."""
+    over = Path(folder).with_name("over")
+
+    def hang() -> None:
+        while not over.exists():
+            time.sleep(0.1)
+
+    if world.rank == rank:
+        _at(phase, hang)
+    try:
+        return run(world, model, folder, changes)
+    finally:
+        over.touch()
 
 
 def asked_to_stop(world: World, model: str, folder: str, changes: dict[str, Any], rank: int) -> Any:
