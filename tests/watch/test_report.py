@@ -268,7 +268,7 @@ OF_THE_LOOP = [
     "reward/part/mine.py:score", "reward/failed_share", "reward/sampled_mean", "refill/rounds",
     "reward/missing_share", "refill/tokens", "refill/drawn_groups", "correct/mean",
     "time/rollout", "time/grade", "time/score",
-    "time/rank_imbalance", "time/update", "time/eval", "time/checkpoint", "time/run", "time/step",
+    "time/rank_imbalance", "time/rank_gather", "time/update", "time/eval", "time/checkpoint", "time/run", "time/step",
     "time/tokens_per_second",
     "time/share/rollout", "time/update_flops_share", "time/rollout_bytes_per_second",
     "time/rollout_bandwidth_share", "time/bottleneck",
