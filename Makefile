@@ -6,7 +6,7 @@ READY := .venv/.ready
 # kept even where the environment says otherwise: hundreds of tests start a process.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: setup demo demo-smollm2 smollm2 test check check-slow check-gpu format docs bench clean
+.PHONY: setup ray demo demo-smollm2 smollm2 test check check-slow check-gpu format docs bench clean
 
 setup: $(READY)
 
@@ -37,6 +37,14 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/groupwise docs --check
 	$(MAKE) test
+
+# Ray in an environment of its own, which reads the other one's packages: for slow tests of
+# `groupwise launch`. Those of SLURM need its daemons: apt-get install slurmctld slurmd slurm-client
+ray: $(READY)
+	$(PYTHON) -m venv .ray
+	.ray/bin/pip install --quiet --disable-pip-version-check ray
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > \
+		$$(.ray/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/main.pth
 
 check-slow: $(READY)
 	$(PYTEST) -m slow

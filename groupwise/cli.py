@@ -26,6 +26,7 @@ from groupwise.commands import (
     init,
     label_pairs,
     label_steps,
+    launch,
     mirror,
     pipeline,
     plan,
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (
         check_reward, collect, compare, diagnose, doctor, evaluate, export, filter, grade, init,
         label_pairs,
-        label_steps, mirror, plan, probe, replay, serve, view,
+        label_steps, launch, mirror, plan, probe, replay, serve, view,
     ):  # fmt: skip
         command.add_parser(commands)
     train = commands.add_parser(

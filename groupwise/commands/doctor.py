@@ -52,6 +52,7 @@ OPTIONAL = {
     "trackio": "a mirror of runs: watch.mirrors",
     "mlflow-skinny": "a mirror of runs: watch.mirrors",
     "vllm": "serving an exported model",
+    "ray": "runs on several machines of a Ray cluster: groupwise launch --on ray",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }
 SHARED, LEAST_SHARED = Path("/dev/shm"), 2**30  # containers have 64 MiB unless asked for more
@@ -111,6 +112,7 @@ def examine(runs: Path, items: Sequence[str] = ()) -> Iterator[Check]:
     yield Check("cpu", "ok", f"{machine.cores()} cores, {machine.processor()}")
     yield Check("memory", "ok", size(machine.memory_bytes()))
     yield from devices(machine.gpus(), try_torch() if version("torch") else None)
+    yield ranks(len(machine.gpus()), items)
     yield disk(runs)
     if items:
         yield checkpoints(runs, items)
@@ -207,6 +209,24 @@ def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> It
             why = f"PyTorch's CUDA {torch['cuda']} can't use it with driver {seen.driver}"
             mend = "install a newer driver, or a torch for an older CUDA"
         yield Check("gpu", "broken", f"{seen.name}, {size(seen.memory)}: {why}", mend)
+
+
+def ranks(gpus: int, items: Sequence[str] = ()) -> Check:
+    """Say how many ranks can train here, and what starts them elsewhere. Never raises."""
+    slurm = "; SLURM is here: --on slurm" if shutil.which("sbatch") else ""
+    here = f"{gpus}, one a GPU" if gpus else f"1 on the CPU; {machine.cores()} cores for more"
+    if not items:
+        return Check("ranks", "ok", f"{here}: groupwise launch{slurm}")
+    try:
+        config = read_config(*split_settings(items))
+        from groupwise.training.together import check_team
+
+        check_team(config, max(gpus, 1))
+    except Exception as error:  # a configuration or an installation that can't be used
+        return Check("ranks", "missing", f"{here}, but: {' '.join(str(error).split())}")
+    most = config.prompts_per_step
+    words = f"{here}; this configuration takes up to {most} (prompts_per_step){slurm}"
+    return Check("ranks", "ok", words)
 
 
 def disk(runs: Path) -> Check:

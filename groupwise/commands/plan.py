@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groupwise.commands import machine
+from groupwise.commands import machine, plan_spread
 from groupwise.commands.pipeline import chain_in, has_stages
 from groupwise.commands.shared import (
     SETTINGS,
@@ -44,19 +44,23 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
         help="memory by part and time by phase, before anything is loaded",
-        usage="groupwise plan [CONFIG.toml] [KEY=VALUE ...] [--gpu NAME] [--tokens N] [--json]",
+        usage="groupwise plan [CONFIG.toml] [KEY=VALUE ...] [--gpu NAME] [--gpus N] [--tokens N] "
+        "[--simulate RUN] [--json]",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument("--gpu", metavar="NAME", help="plan for this GPU, such as H100 or A100")
     parser.add_argument(
         "--tokens", type=int, metavar="N", help="of an answer on average; default: the most"
     )
+    plan_spread.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="data instead of text")
     parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; return 1 where device or disk is too small for it."""
+    if args.simulate is not None:
+        return plan_spread.simulated(args)
     source, overrides = split_settings(args.items)
     if has_stages(source):
         assert source is not None
@@ -75,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--tokens {args.tokens}: answers have 1 to {limit} tokens (engine.max_tokens)."
         )
+    if args.gpus is not None:
+        return plan_spread.over_gpus(args, config, named or here(config))
     host = host_of(Path(RUNS)) if named is None else None
     made = plan(config, named or here(config), args.tokens, host)
     if args.json:

@@ -48,6 +48,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "optim": (True, "later updates have another size"),
     "optim.micro_tokens": (True, "speed and memory only"),
     "optim.recompute": (True, "speed and memory only"),
+    "optim.offload": (True, "speed and memory only"),
     "reference": (False, "the reference is part of the checkpoint"),
     "critic": (True, "later updates of the critic have another size"),
     "critic.start": (False, "the critic is part of the checkpoint"),

@@ -380,8 +380,13 @@ class Optim:
     # tokens in one forward and backward pass; 0: 1,024 on a CPU, as memory allows on a GPU. It
     # changes memory and speed, not the update
     micro_tokens: Whole = 0
-    # compute activations again in the backward pass: less memory, a third more time
-    recompute: bool = False
+    # compute activations again in the backward pass, of all layers or of this share of them: less
+    # memory, up to a third more time
+    recompute: Fraction | bool = False
+    # keep the optimizer's numbers (moments and, in one process, float32 masters) in the host's
+    # memory, and bring each parameter's to the device for its update: less memory, slower updates,
+    # the same bits
+    offload: bool = False
     exponent_rate: NonNegative = 1e-2  # learning rate of the length exponent, if the recipe has one
 
 

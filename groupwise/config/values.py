@@ -95,6 +95,8 @@ def _form(where: str, forms: tuple[Any, ...], value: Any) -> Any:
     """Choose the form of a setting that has several: a table, a list, a word, or the first."""
     if isinstance(value, Raw):
         value = value.read()
+    if isinstance(value, bool) and bool in forms:
+        return bool
     words = [form for form in forms if typing.get_origin(form) is Literal]
     if words and isinstance(value, str):
         options = typing.get_args(words[0])

@@ -1,4 +1,4 @@
-"""An engine on every rank of a team: each answers its share of the requests, all get all answers.
+"""Engines of a team: one on every rank, each with its share of the requests; or one of the first.
 
 Samples are named by their keys, so they are those of one process, whoever draws them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from groupwise.engine.batch import BatchEngine
-from groupwise.engine.protocol import Engine, Request, Sampling, State, WeightSource
+from groupwise.engine.protocol import Capabilities, Engine, Request, Sampling, State, WeightSource
 from groupwise.parallel.world import World
 from groupwise.records import Completion
 
@@ -49,3 +49,49 @@ class TeamEngine(BatchEngine):
 
     def restore(self, state: State) -> None:
         self.own.restore(state)
+
+
+class LedEngine(BatchEngine):
+    """The first rank's engine: servers, or copies that are kept elsewhere, are asked by one alone.
+
+    `own` is None on the other ranks, which are told what it answered. The whole weights are
+    brought together on every rank before it takes them.
+    """
+
+    def __init__(self, own: Engine | None, world: World, deliver: Callable[[], None]) -> None:
+        self.own, self.world, self.deliver = own, world, deliver
+        self.capabilities: Capabilities = world.first(lambda: self._own.capabilities)
+        self.places: int = world.first(lambda: self._own.places)
+
+    @property
+    def _own(self) -> Engine:
+        assert self.own is not None, "asked for on the first rank alone"
+        return self.own
+
+    def answer(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        found, self.places = self.world.first(
+            lambda: (self._own.generate(requests, sampling), self._own.places)
+        )
+        return found
+
+    def sync(self, version: int) -> None:
+        self.deliver()
+        self.world.first(lambda: self._own.sync(version))
+        super().sync(version)
+
+    def state(self) -> State:
+        return self.world.first(lambda: self._own.state())
+
+    def restore(self, state: State) -> None:
+        self.world.first(lambda: self._own.restore(state))
+
+
+def team_engine(
+    make: Callable[[], Engine], world: World, deliver: Callable[[], None], *, led: bool
+) -> Engine:
+    """Return who samples for all ranks; `led` is said of engines that the first rank alone has."""
+    if world.size == 1:
+        return make()
+    if not led:
+        return TeamEngine(make(), world, deliver)
+    return LedEngine(world.together(lambda: make() if world.leads else None), world, deliver)

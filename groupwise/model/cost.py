@@ -246,18 +246,17 @@ def update_cost(
     groups: Sequence[Group],
     *,
     passes: int = 1,
-    recompute: bool = False,
+    recompute: float = False,
     frozen: bool = False,
 ) -> Parts:
     """Forward and backward, which costs twice as much; once, where weights are frozen.
 
     What a backward pass computes once more is a part of its own and no model FLOPs: logits and
-    attention scores always, all of the layers with `recompute`.
+    attention scores always, a share of the layers with `recompute`.
     """
     forward = forward_cost(shape, groups)
     again = forward["head"].flops + forward["attention"].flops / 2
-    if recompute:
-        again += forward["layers"].flops + forward["attention"].flops
+    again += recompute * (forward["layers"].flops + forward["attention"].flops)
     times = {name: 2 if frozen and name != "attention" else 3 for name in forward}
     parts = {name: cost * (times[name] * passes) for name, cost in forward.items()}
     return {**parts, "recomputed": Cost(again * passes)}
@@ -290,7 +289,7 @@ def activations(
     shape: ModelConfig,
     width: int = HALF,
     *,
-    recompute: bool = False,
+    recompute: float = False,
     cpu: bool = False,
     frozen: Frozen | None = None,
 ) -> int:
@@ -301,7 +300,8 @@ def activations(
     plain PyTorch also keeps norms before and after their weights, silu(gate), its product with up,
     and what attention saw once more. Norms of queries and keys keep what they were made from, and
     a number for each head. One layer counts twice, for the gradients on their way. With `recompute`
-    that layer is all, besides what goes into each: the residual stream and an addend. A
+    that layer is all, besides what goes into each: the residual stream and an addend; with a share
+    of it, the other layers keep all. A
     mixture's kernels keep what goes into the experts, and whom each token visits; PyTorch each
     visit. Borrowed layers are counted as plain ones, which is rough.
 
@@ -336,7 +336,8 @@ def activations(
         if width == HALF and not cpu:
             layer += (2 * shape.hidden_size + inner) * HALF
     if recompute:
-        return 2 * layer + moved + shape.num_layers * shape.hidden_size * (SINGLE + width)
+        entering = recompute * shape.hidden_size * (SINGLE + width)
+        return 2 * layer + moved + ceil(shape.num_layers * (entering + (1 - recompute) * layer))
     return layer * (shape.num_layers + 1) + moved
 
 
@@ -407,7 +408,7 @@ class Learning:
         return total({k: x for k, x in parts.items() if not (self.scalar and k == "head")}).flops
 
     def while_updated(
-        self, tokens: int, width: int, *, recompute: bool, cpu: bool
+        self, tokens: int, width: int, *, recompute: float, cpu: bool
     ) -> tuple[int, int, int]:
         """Count the bytes of its gradients, of activations, and of its head's logits."""
         each = activations(self.shape, width, recompute=recompute, cpu=cpu, frozen=self.frozen)
@@ -449,20 +450,39 @@ def held(
     *,
     roles: Sequence[RoleSize] = (),
     frozen: Frozen | None = None,
+    ranks: int = 1,
+    offload: bool = False,
 ) -> dict[str, int]:
     """Return the bytes that training holds all the time, by what they are for.
 
-    What is frozen has neither masters nor moments, and roles share it.
+    What is frozen has neither masters nor moments, and roles share it. Of several ranks each has
+    its part, beside the whole weights that it samples from; with `offload` the optimizer's numbers
+    of the policy lie on the host (float32 shards that learn do not).
     """
-    count = trained(shape, frozen)
+    count, several = trained(shape, frozen), ranks > 1
+    masters = count * SINGLE // ranks if width == HALF or several else 0
     return {
         "weights": weight_bytes(shape, width, frozen),
         "adapter": 0 if frozen is None else frozen.adapter * width,
         "dequantised": dequantised_bytes(shape, width, frozen),
-        "master weights": count * SINGLE if width == HALF else 0,
-        "optimizer moments": 2 * count * SINGLE,
-        **{role.name: count * role.held + role.model_bytes(shape, width, frozen) for role in roles},
+        "gathered": gathered(shape, width) if several else 0,
+        "master weights": 0 if offload and not several else masters,
+        "optimizer moments": 0 if offload else 2 * count * SINGLE // ranks,
+        **{
+            role.name: (count * role.held + role.model_bytes(shape, width, frozen)) // ranks
+            for role in roles
+        },
     }
+
+
+def gathered(shape: ModelConfig, width: int) -> int:
+    """Count what a rank gathers: a block in use and the next, a block's gradient, and the rest.
+
+    Embedding and head belong to no block: they are gathered for a whole pass, as is their gradient.
+    """
+    block = held_weights(shape) // shape.num_layers
+    tables = head_weights(shape) * (1 if shape.tied else 2)
+    return (2 * block + tables) * width + (block + tables) * width
 
 
 def saved(shape: ModelConfig, roles: Sequence[RoleSize], frozen: Frozen | None = None) -> int:
@@ -477,7 +497,7 @@ def largest_update(
     tokens: int,
     width: int = HALF,
     *,
-    recompute: bool = False,
+    recompute: float = False,
     roles: Sequence[RoleSize] = (),
     cpu: bool = False,
     frozen: Frozen | None = None,
@@ -510,19 +530,21 @@ def memory(
     prompt: int,
     group: int,
     micro_tokens: int,
-    recompute: bool = False,
+    recompute: float = False,
     roles: Sequence[RoleSize] = (),
     width: int = HALF,
     cpu: bool = False,
     frozen: Frozen | None = None,
+    ranks: int = 1,
+    offload: bool = False,
 ) -> dict[str, int]:
-    """Count the bytes of training by what they are for."""
+    """Count the bytes of training by what they are for, on each rank."""
     gradients, kept, head = largest_update(
         shape, micro_tokens, width, recompute=recompute, roles=roles, cpu=cpu, frozen=frozen
     )
     parts = {
-        **held(shape, width, roles=roles, frozen=frozen),
-        "gradients": gradients,
+        **held(shape, width, roles=roles, frozen=frozen, ranks=ranks, offload=offload),
+        "gradients": gradients // ranks,
         "micro-batch": kept + head,
         "cache": cache_bytes(shape, slots, max_tokens, prompt, group, width),
     }

@@ -44,10 +44,12 @@ class Demand:
     max_tokens: int  # of an answer
     prompt: int = 1  # tokens; one where prompts are not known yet
     training: bool = True  # or sampling alone
-    recompute: bool = False
+    recompute: float = False
     roles: tuple[RoleSize, ...] = ()  # what takes part beside the policy
     width: int = HALF  # bytes of a weight
     frozen: Frozen | None = None  # where an adapter learns
+    ranks: int = 1  # that share what learns
+    offload: bool = False  # whether the optimizer's numbers lie on the host
 
     def parts(self, micro_tokens: int | None = None) -> dict[str, int]:
         """Count bytes by what they are for, with one sequence in a micro-batch by default."""
@@ -66,6 +68,8 @@ class Demand:
             roles=self.roles,
             width=self.width,
             frozen=self.frozen,
+            ranks=self.ranks,
+            offload=self.offload,
         )
 
     @property
@@ -112,6 +116,8 @@ def _alternatives(demand: Demand, available: float) -> list[str]:
         "model.dtype=bfloat16": replace(demand, width=HALF),
         **{text: _with_role(demand, role, other) for role, text, other in _lighter(demand)},
     }
+    if demand.training:
+        changes["optim.offload=true"] = replace(demand, offload=True)
     if demand.training and demand.frozen is None:
         changes["adapter.rank=16 (LoRA)"] = replace(demand, frozen=lora(demand.shape, USUAL))
     elif demand.frozen is not None and demand.frozen.quantize == "none":

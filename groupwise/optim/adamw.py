@@ -34,13 +34,15 @@ def make_optimizer(
         beta2=optim.beta2,
         eps=optim.eps,
         weight_decay=weight_decay,
+        offload=optim.offload,
     )
 
 
 class AdamW:
     """Decoupled weight decay on matrices, embeddings included; norms and biases are left alone.
 
-    Parameters without `requires_grad` are skipped.
+    Parameters without `requires_grad` are skipped. With `offload` moments and masters lie on the
+    host, and are with the parameter for as long as it is updated.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class AdamW:
         beta2: float,
         eps: float,
         weight_decay: float,
+        offload: bool = False,
     ) -> None:
         self.steps = 0  # done so far
+        self._offload = offload
         self._learning_rate, self._weight_decay = learning_rate, weight_decay
         self._beta1, self._beta2, self._eps = beta1, beta2, eps
         self._parameters = {name: p for name, p in named_parameters if p.requires_grad}
@@ -72,8 +76,14 @@ class AdamW:
             for name, p in self._parameters.items()
         }
         self._masters = [n for n, p in self._parameters.items() if stored_dtype(p) in HALF]
-        self._exp_avg = {name: torch.zeros_like(w) for name, w in self._weights.items()}
-        self._exp_avg_sq = {name: torch.zeros_like(w) for name, w in self._weights.items()}
+        where = "cpu" if offload else None
+        if offload:
+            for name in self._halves:
+                self._weights[name] = self._weights[name].to(where)
+        self._exp_avg, self._exp_avg_sq = (
+            {name: torch.zeros_like(w, device=where) for name, w in self._weights.items()}
+            for _ in range(2)
+        )
 
     @torch.no_grad()
     def step(self, learning_rate: float | None = None) -> None:
@@ -83,8 +93,9 @@ class AdamW:
         others = [name for name, p in self._parameters.items() if p.dim() < 2]
         gradients = {name: gradient_of(name, p) for name, p in self._parameters.items()}
         for names, decay in ((matrices, self._weight_decay), (others, 0.0)):
-            if names:
-                self._update(names, gradients, rate, decay)
+            # Of what lies on the host no more than one parameter's numbers are on the device.
+            for few in [[name] for name in names] if self._offload else [names] if names else []:
+                self._update(few, gradients, rate, decay)
         self.steps += 1
         for name in self._halves:
             self._parameters[name].copy_(self._weights[name])
@@ -92,14 +103,17 @@ class AdamW:
     def _update(
         self, names: list[str], gradients: Mapping[str, Tensor], rate: float, decay: float
     ) -> None:
-        weights = [self._weights[name] for name in names]
+        weights, first, second = (
+            [self._near(held[name], gradients[name]) for name in names]
+            for held in (self._weights, self._exp_avg, self._exp_avg_sq)
+        )
         # The kernel wants, and counts up, a number for each tensor; all have done the same steps.
         done = torch.full((len(names),), float(self.steps), device=weights[0].device)
         adamw(
             weights,
             [gradients[name] for name in names],
-            [self._exp_avg[name] for name in names],
-            [self._exp_avg_sq[name] for name in names],
+            first,
+            second,
             [],
             list(done.unbind()),
             fused=True,
@@ -111,6 +125,15 @@ class AdamW:
             eps=self._eps,
             maximize=False,
         )
+        for held, near in ((self._weights, weights), (self._exp_avg, first),
+                           (self._exp_avg_sq, second)):  # fmt: skip
+            for name, x in zip(names, near, strict=True):
+                if x is not held[name]:
+                    held[name].copy_(x)
+
+    def _near(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Return a tensor where the gradient is: a copy, if it lies on the host."""
+        return x.to(gradient.device, copy=True) if self._offload else x
 
     @torch.no_grad()
     def signal_to_noise(self, world: World = ALONE) -> float | None:

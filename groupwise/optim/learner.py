@@ -139,7 +139,8 @@ class Learner:
     def deliver(self) -> None:
         """Bring what was learned to the whole model, where it is not learned there."""
         if self.own is not self.whole:
-            gather_into(self.whole, self.own)
+            with self.world.gathering():
+                gather_into(self.whole, self.own)
 
     def take(self) -> None:
         """Go on from the whole model's weights."""

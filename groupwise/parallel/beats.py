@@ -40,6 +40,10 @@ class Beats:
             if rank != self._rank and before.get(rank) == said
         }
 
+    def places(self) -> dict[int, str]:
+        """Return what every rank was last at."""
+        return {rank: said.partition(" ")[2] for rank, said in self._read().items()}
+
     def leave_word(self, text: str) -> None:
         """Leave to the others why this rank ends."""
         self._store.set(f"word/{self._rank}", text)

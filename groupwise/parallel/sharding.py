@@ -132,15 +132,19 @@ def own_part(like: Tensor, whole: Tensor) -> Tensor:
 
 
 def sharded_like(like: Tensor, mine: Tensor) -> Tensor:
-    """Return a tensor of which `mine` is this rank's part, sharded as another one is."""
+    """Return a tensor of which `mine` is this rank's part, sharded as another one is.
+
+    A part that lies on the host stays there.
+    """
     if not is_shard(like):
         return mine
     from torch.distributed.tensor import DTensor
 
     held: Any = like
-    return DTensor.from_local(
-        mine, held.device_mesh, held.placements, shape=held.shape, stride=held.stride()
-    )
+    mesh = held.device_mesh
+    if mine.device.type != mesh.device_type:
+        mesh = held.host_mesh
+    return DTensor.from_local(mine, mesh, held.placements, shape=held.shape, stride=held.stride())
 
 
 def stored_dtype(parameter: Tensor) -> torch.dtype:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from groupwise.errors import ConfigError, GroupwiseError, RunError
 from groupwise.parallel.beats import Beats
 from groupwise.parallel.sharding import sharded
-from groupwise.parallel.world import ALONE, M, PassTurn, T, World
+from groupwise.parallel.world import ALONE, M, PassTurn, T, World, ranks_here
 
 DEADLINE = 1800.0  # seconds that ranks wait for each other
 # Of a device's memory that sums of whole gradients may take, so that ranks add up once an update;
@@ -68,6 +68,7 @@ class Team(World):
         self._sharded: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
         # Since they were last asked for: seconds for other ranks, and what each had to read.
         self._waited, self._load = 0.0, [0] * self.size
+        self._gathered = 0.0  # seconds of bringing whole weights together
         # Where the head is asked for nothing but log-probabilities they are a view; no one adds
         # to it in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -83,7 +84,10 @@ class Team(World):
 
     def shard(self, model: M) -> M:
         if model not in self._sharded:
-            self._sharded[model] = sharded(model, self._mesh)
+            made = sharded(model, self._mesh)
+            for parameter in made.parameters():  # for what lies on the host: sharded_like
+                parameter.host_mesh = self._host_mesh  # type: ignore[attr-defined]
+            self._sharded[model] = made
         return cast(M, self._sharded[model])
 
     def deal(self, costs: Sequence[int]) -> list[PassTurn]:
@@ -174,8 +178,19 @@ class Team(World):
         found = {f"time/rank_wait_{rank}": seconds for rank, seconds in enumerate(waited)}
         if any(self._load):
             found["time/rank_imbalance"] = max(self._load) * self.size / sum(self._load)
-        self._waited, self._load = 0.0, [0] * self.size
+        gathered = max(self._everybodys(self._gathered))
+        if gathered:
+            found["time/rank_gather"] = gathered
+        self._waited, self._load, self._gathered = 0.0, [0] * self.size, 0.0
         return found
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._gathered += time.perf_counter() - begun
 
     @contextmanager
     def naming(self, doing: Callable[[], str]) -> Iterator[None]:
@@ -197,8 +212,9 @@ class Team(World):
     def _why(self, error: RuntimeError, doing: str) -> RunError:
         try:
             silent, words = self.beats.silent(), self.beats.words()
+            places = self.beats.places()
         except Exception:  # the store went with the rank that is gone
-            silent, words = {}, {}
+            silent, words, places = {}, {}, {}
         words.pop(self.rank, None)
         if words:
             rank, text = next(iter(words.items()))
@@ -206,6 +222,7 @@ class Team(World):
         gone = [f"rank {rank} of {self.size} is gone, while {at}" for rank, at in silent.items()]
         what = "; ".join(gone) or (
             f"the ranks did not come together within {self.deadline:g} s, or lost their connection"
+            + "".join(f"; rank {rank} was at: {at}" for rank, at in places.items())
         )
         text = (
             f"{what} (rank {self.rank}, while {doing}: {str(error).splitlines()[0]}). The run is "
@@ -236,7 +253,7 @@ class Team(World):
 
 def joined(deadline: float = DEADLINE) -> World:
     """Return the world that this process was started in: by torchrun, or alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if ranks_here() == 1:
         return ALONE
     import torch.distributed as dist
 

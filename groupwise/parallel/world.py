@@ -6,6 +6,7 @@ results do not depend on how rows are spread. A learner has a world; a batch has
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +18,11 @@ from groupwise.errors import BatchError
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
+
+
+def ranks_here() -> int:
+    """Return how many ranks this process was started with, by torchrun or SLURM; 1: alone."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class PassTurn(NamedTuple):
@@ -76,6 +82,10 @@ class World:
 
     def close(self) -> None:
         """Give no more signs of life to others."""
+
+    def gathering(self) -> AbstractContextManager[None]:
+        """Count the seconds in which whole weights are brought together."""
+        return nullcontext()
 
     def naming(self, doing: Callable[[], str]) -> AbstractContextManager[None]:
         """Say who is gone, and in which phase, when ranks can't go on together."""

@@ -173,6 +173,7 @@ def count(config: Config, place: Place, shape: ModelConfig, prompts: Prompts, to
         width=width,
         cpu=place.cpu,
         frozen=frozen,
+        offload=config.optim.offload,
     )
     # The head's logits are counted with the micro-batch; to people they are something else.
     _, _, head = cost.largest_update(
@@ -323,7 +324,7 @@ def seconds(
 
     # A measured share is of what the mathematics asks for, three times a forward pass. What is
     # computed again to save memory is one more, and frozen weights have no gradients: one less.
-    def times(part: cost.Frozen | None) -> int:
+    def times(part: cost.Frozen | None) -> float:
         return (3 if part is None else 2) + config.optim.recompute
 
     found["update"] = times(frozen) * passes * forward
@@ -474,6 +475,8 @@ def changes(made: Plan) -> dict[str, Config]:
         tokens //= 2
     if not optim.recompute:
         found["optim.recompute=true"] = replace(config, optim=replace(optim, recompute=True))
+    if not (optim.offload or made.place.cpu):
+        found["optim.offload=true"] = replace(config, optim=replace(optim, offload=True))
     if model.dtype != "bfloat16" and made.place.device.bfloat16:
         found["model.dtype=bfloat16"] = replace(config, model=replace(model, dtype="bfloat16"))
     if "critic" in config.recipe.roles and not (config.critic.adapter or config.adapter.used):

@@ -36,6 +36,7 @@ from groupwise.model.layers.equip import check_precision, equip
 from groupwise.model.memory import device_bytes
 from groupwise.model.policy import spec_of
 from groupwise.optim.roles import ROLES, role_sizes
+from groupwise.parallel.world import ranks_here
 from groupwise.prepare.answers import check_answers, fitting_answers, has_answers
 from groupwise.prepare.earlier import fitted, load_earlier, without_long, wording_notes
 from groupwise.prepare.placing import check_device, place
@@ -371,6 +372,8 @@ def demand_of(config: Config, shape: ModelConfig, *, training: bool) -> device_r
         roles=role_sizes(config, weight_bytes(config)),
         width=weight_bytes(config),
         frozen=frozen_of(config, shape),
+        ranks=ranks_here() if training else 1,
+        offload=config.optim.offload,
     )
 
 

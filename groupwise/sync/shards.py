@@ -25,6 +25,10 @@ Tensors = dict[str, dict[str, Tensor]]
 INDEX = ".metadata"  # of a distributed checkpoint
 
 
+class NotWritten(OSError):
+    """A rank could not write its part, and all ranks know."""
+
+
 class Writers:
     """The threads of all ranks that write one checkpoint: the first rank's says where."""
 
@@ -50,7 +54,9 @@ class Writers:
         while (folder := self._tell(None)) is not None:
             try:
                 self._save(Path(folder), shards)
-            except Exception:  # the first rank has it too, and says it
+            except (
+                NotWritten
+            ):  # the first rank says it; whatever else it is, this one is on its own
                 continue
 
     def _tell(self, folder: str | None) -> str | None:
@@ -69,7 +75,7 @@ class Writers:
                 save(dict(shards), checkpoint_id=folder, process_group=self._world.writers)
         except CheckpointException as error:
             rank, why = next(iter(error.failures.items()))
-            raise OSError(f"rank {rank} could not write its part: {why[0]}") from error
+            raise NotWritten(f"rank {rank} could not write its part: {why[0]}") from error
 
 
 def split(tensors: Mapping[str, Mapping[str, Tensor]]) -> tuple[Tensors, dict[str, Tensor]]:

@@ -114,7 +114,7 @@ def _cycle_in(
     world: World,
 ) -> Generator[Metrics, None, dict[str, Any]]:
     asked, config = config, placed_for(config, path)
-    check_team(config, world)
+    check_team(config, world.size)
     done = world.first(lambda: nothing_left(config, path))
     if done is not None:
         summary, in_vain = done

@@ -18,7 +18,7 @@ from groupwise.config import Config
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.data.selection import KeptAnswers
-from groupwise.engine.team import TeamEngine
+from groupwise.engine.team import team_engine
 from groupwise.graders.recorded_verdicts import Ledger, recorded
 from groupwise.graders.team import TeamGrader
 from groupwise.model.fingerprint import fingerprint
@@ -56,6 +56,7 @@ from groupwise.training.keeper import Keeper
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
+from groupwise.training.together import NATIVE
 from groupwise.watch.display import Display
 from groupwise.watch.mirrors.children import Mirrors
 
@@ -134,13 +135,18 @@ def _open(
     world.same({"configuration": configuration.text(config), **origin})
     learner = stage.learner(model, make_roles(model, start.recipe, start), world)
     reporter = Reporter(folder, recorder, mirrors, display)
-    engine = stage.engine(loaded, make_engine, reporter.event)
+    engine = team_engine(
+        lambda: stage.engine(loaded, make_engine, reporter.event),
+        world,
+        learner.deliver,
+        led=make_engine is None and config.engine.backend != NATIVE,
+    )
     parts = Parts(
         loaded=loaded,
         tasks=setup.tasks,
         held_out=setup.held_out,
         grader=setup.grader if world.size == 1 else TeamGrader(setup.grader, world),
-        engine=engine if world.size == 1 else TeamEngine(engine, world, learner.deliver),
+        engine=engine,
         learner=learner,
     )
     progress = Progress(

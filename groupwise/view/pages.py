@@ -22,6 +22,7 @@ from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import VERSION, read_answers
 from groupwise.view import chat
 from groupwise.view.prompts import PromptIndex
+from groupwise.view.ranks import ranks_of
 from groupwise.view.runs import USEFUL, ViewedRun
 from groupwise.view.steps import (
     FILTERS,
@@ -155,6 +156,7 @@ def run_page(run: ViewedRun, runs: Mapping[str, ViewedRun]) -> str:
         parent=_run_at(runs, about.parent),
         last=about.rollouts[-1] if about.rollouts else None,
         styles=plotly_styles(),
+        ranks=ranks_of(run),
     )
 
 

@@ -80,11 +80,12 @@ def test_training_that_does_not_fit_is_told_with_what_would() -> None:
     assert "a cache for 612 tokens 33.5 MiB" in why and "80.0 GiB are free" in why
     # Only what helps is offered: to train all of them, the weights are too many.
     assert why.endswith(
-        "What would fit: adapter.rank=16 (LoRA); a dense model of about 4.2B parameters or fewer."
+        "What would fit: optim.offload=true; adapter.rank=16 (LoRA); a dense model of about 4.2B "
+        "parameters or fewer."
     )
     assert (
-        "What would fit: a recipe without a reference; adapter.rank=16 (LoRA); a dense"
-        in room.refusal(demand, 134 * GiB)
+        "What would fit: a recipe without a reference; optim.offload=true; adapter.rank=16 (LoRA); "
+        "a dense" in room.refusal(demand, 134 * GiB)
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,8 +48,8 @@ def two(team: Ranks, model: str, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def samples(folder: Path) -> list[list[Any]]:
-    steps = [cold_start.rows(folder, step) for step in range(1, 7)]
+def samples(folder: Path, last: int = 6) -> list[list[Any]]:
+    steps = [cold_start.rows(folder, step) for step in range(1, last + 1)]
     return [[[row[name] for name in COLUMNS] for row in rows] for rows in steps]
 
 
@@ -56,6 +58,10 @@ def test_two_ranks_draw_the_same_samples_and_end_where_one_process_does(
 ) -> None:
     assert samples(two) == samples(alone)
     assert 0.0 < apart(two, alone) < EXACT
+    lines = [json.loads(x) for x in (two / "metrics.jsonl").read_text().splitlines()[1:]]
+    for line in lines:  # who waited, how evenly rows lay, how long weights took to come together
+        assert min(line[f"time/rank_wait_{rank}"] for rank in (0, 1)) > 0
+        assert 1.0 <= line["time/rank_imbalance"] < 2.0 and line["time/rank_gather"] > 0
 
 
 def test_a_team_that_goes_on_does_what_it_would_have_done(
@@ -82,6 +88,19 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     team.run(3, team_runs.run, model, str(folder), PPO | {"steps": 6})
     assert samples(folder) == samples(alone)
     assert apart(folder, alone) < EXACT
+
+
+@pytest.mark.slow
+def test_shards_on_the_host_end_at_the_same_bits(
+    team: Ranks, model: str, two: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    for steps, offload in ((2, True), (4, False), (6, True)):
+        own = PPO | {"steps": steps, "optim__offload": offload}
+        team.run(2, team_runs.run, model, str(folder), own)
+    assert samples(folder) == samples(two)
+    ends, whole = weights(folder), weights(two)
+    assert all(torch.equal(x, whole[name]) for name, x in ends.items())
 
 
 def test_what_only_one_rank_is_asked_all_do(team: Ranks, model: str, tmp_path: Path) -> None:
@@ -127,6 +146,102 @@ def test_a_rank_that_dies_is_named_and_the_same_command_goes_on(
     assert samples(folder) == samples(two)
     ends, whole = weights(folder), weights(two)
     assert all(torch.equal(x, whole[name]) for name, x in ends.items())
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_waited_for_so_long_and_named(model: str, tmp_path: Path) -> None:
+    """It lives, and gives signs of it: what every rank is at tells who holds the others up."""
+    with ranks(2, lasting=False) as own:
+        changes = PPO | {"steps": 6}
+        folder = str(tmp_path / "run")
+        found = own.try_to(2, team_runs.hanging, model, folder, changes, 1, "update", limit=20.0)
+    assert all(isinstance(each, Failure) for each in found)
+    assert "the ranks did not come together" in found[0].said
+    assert "rank 0 was at: " in found[0].said and "rank 1 was at: " in found[0].said
+
+
+@pytest.mark.slow
+def test_no_prompt_is_lost_or_repeated_over_fifty_kills(
+    team: Ranks, model: str, tmp_path: Path
+) -> None:
+    """Of one rank or the other, anywhere: what is left is what an undisturbed run leaves."""
+    folder, drawn = tmp_path / "run", random.Random(7)
+    for _ in range(50):
+        rank, event = drawn.randrange(2), drawn.randint(1, 16)
+        with ranks(2, lasting=False) as own:
+            found = own.try_to(
+                2, team_runs.dying_at, model, str(folder), PPO | {"steps": 10**4}, rank, event
+            )
+        assert found[rank] is None and isinstance(found[1 - rank], Failure)
+        assert f"rank {rank} of 2 is gone, while " in found[1 - rank].said
+    reached = int(cold_start.latest(folder).partition("_")[2])
+    assert reached > 5
+    ends = PPO | {"steps": reached + 1}
+    team.run(2, team_runs.run, model, str(folder), ends)
+    team.run(2, team_runs.run, model, str(tmp_path / "whole"), ends)
+    assert samples(folder, reached + 1) == samples(tmp_path / "whole", reached + 1)
+    whole = weights(tmp_path / "whole")
+    assert all(torch.equal(x, whole[name]) for name, x in weights(folder).items())
+
+
+@pytest.mark.slow
+def test_a_full_disk_on_one_rank_is_said_and_the_same_command_goes_on(
+    team: Ranks, model: str, two: Path, tmp_path: Path
+) -> None:
+    folder, changes = tmp_path / "run", PPO | {"steps": 6}
+    with ranks(2, lasting=False) as own:
+        found = own.try_to(2, team_runs.full_disk, model, str(folder), changes, 1)
+    for each in found:
+        assert isinstance(each, Failure)
+        assert "rank 1 could not write its part" in each.said and "No space left" in each.said
+    team.run(2, team_runs.run, model, str(folder), changes)
+    assert samples(folder) == samples(two)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_by_itself_in_a_save_ends_all(model: str, tmp_path: Path) -> None:
+    """Its next word would be taken for another: it leaves, and the others notice."""
+    with ranks(2, lasting=False) as own:
+        changes = PPO | {"steps": 6}
+        found = own.try_to(2, team_runs.lost_in_a_save, model, str(tmp_path / "run"), changes, 1)
+    assert all(isinstance(each, Failure) for each in found)
+    assert "no memory for a plan" in found[1].said
+
+
+ENGINE = """
+import os
+from pathlib import Path
+from groupwise.engine.native.engine import NativeEngine
+
+
+class Mine(NativeEngine):
+    @classmethod
+    def made(cls, setup):
+        with Path(__file__).with_suffix(".made").open("a") as file:
+            file.write(os.environ["RANK"])
+        return super().made(setup)
+"""
+
+
+def test_an_engine_of_ones_own_is_the_first_ranks_alone(
+    team: Ranks, model: str, alone: Path, tmp_path: Path
+) -> None:
+    """It has the weights of all after every update, and the others hear what it answered."""
+    (tmp_path / "mine.py").write_text(ENGINE)
+    own = PPO | {"steps": 6, "engine__backend": f"{tmp_path / 'mine.py'}:Mine"}
+    team.run(2, team_runs.run, model, str(tmp_path / "run"), own)
+    assert (tmp_path / "mine.made").read_text() == "0"
+    assert samples(tmp_path / "run") == samples(alone)
+    assert 0.0 < apart(tmp_path / "run", alone) < EXACT
+
+
+def test_an_engine_that_can_not_be_made_ends_all_ranks(
+    team: Ranks, model: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(ENGINE.replace("return super().made(setup)", "1 / 0"))
+    own = PPO | {"engine__backend": f"{tmp_path / 'mine.py'}:Mine"}
+    found = team.try_to(2, team_runs.run, model, str(tmp_path / "run"), own)
+    assert ["division by zero" in each.said for each in found] == [True, True]
 
 
 @pytest.mark.parametrize(

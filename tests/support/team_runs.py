@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,8 @@ from groupwise.parallel.world import World
 from groupwise.sync.shards import Writers
 from groupwise.training import loop
 from groupwise.watch.clock import Clock
+
+PHASES = ("rollout", "grade", "score", "update", "checkpoint")
 
 
 def run(world: World, model: str, folder: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -64,6 +68,79 @@ def out_of_memory(world: World, model: str, folder: str, changes: dict[str, Any]
             Learner.work = work  # type: ignore[method-assign]
 
 
+def dying_at(
+    world: World, model: str, folder: str, changes: dict[str, Any], rank: int, event: int
+) -> Any:
+    """The same; one rank is killed at so many events behind its start: phases, and writes."""
+    left = {"events": event}
+
+    def count() -> None:
+        left["events"] -= 1
+        if left["events"] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if world.rank == rank:
+        for phase in PHASES:
+            _at(phase, count, step=0)
+    return run(world, model, folder, changes)
+
+
+def full_disk(world: World, model: str, folder: str, changes: dict[str, Any], rank: int) -> Any:
+    """The same; a rank has no room for its part of the second checkpoint."""
+
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    write, seen = FileSystemWriter.write_data, {"times": 0}
+
+    def failing(self: Any, *given: Any) -> Any:
+        seen["times"] += 1
+        if seen["times"] == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, *given)
+
+    if world.rank == rank:
+        FileSystemWriter.write_data = failing  # type: ignore[method-assign]
+    try:
+        return run(world, model, folder, changes)
+    finally:
+        FileSystemWriter.write_data = write  # type: ignore[method-assign]
+
+
+def lost_in_a_save(
+    world: World, model: str, folder: str, changes: dict[str, Any], rank: int
+) -> Any:
+    """The same; what fails on a rank is not what others hear of: its memory, say."""
+
+    def fail() -> None:
+        raise MemoryError("no memory for a plan of what to write")
+
+    save = Writers._save
+    if world.rank == rank:
+        _at("checkpoint", fail)
+    try:
+        return run(world, model, folder, changes)
+    finally:
+        Writers._save = save  # type: ignore[method-assign]
+
+
+def hanging(
+    world: World, model: str, folder: str, changes: dict[str, Any], rank: int, phase: str
+) -> Any:
+    """The same; one rank does not come back from a phase until another has given up."""
+    over = Path(folder).with_name("over")
+
+    def hang() -> None:
+        while not over.exists():
+            time.sleep(0.1)
+
+    if world.rank == rank:
+        _at(phase, hang)
+    try:
+        return run(world, model, folder, changes)
+    finally:
+        over.touch()
+
+
 def asked_to_stop(world: World, model: str, folder: str, changes: dict[str, Any], rank: int) -> Any:
     """The same; one rank alone is asked to end, in its first update."""
     before = Clock.__call__
@@ -78,12 +155,12 @@ def asked_to_stop(world: World, model: str, folder: str, changes: dict[str, Any]
 
 
 def _at(phase: str, act: Callable[[], None], step: int = 2) -> None:
-    """Do something when this phase comes for the second time."""
+    """Do something when this phase comes for the second time; at `step` 0, whenever it does."""
     seen = {"times": 0}
 
     def noted(name: str) -> None:
         seen["times"] += name == phase
-        if name == phase and seen["times"] == step:
+        if name == phase and step in (0, seen["times"]):
             act()
 
     if phase == "checkpoint":

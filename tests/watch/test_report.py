@@ -267,7 +267,7 @@ OF_THE_LOOP = [
     "updates/count", "loss/policy", "loss/total", "reward/part/number",
     "reward/part/mine.py:score", "reward/failed_share", "reward/sampled_mean", "refill/rounds",
     "reward/missing_share", "refill/tokens", "refill/drawn_groups", "correct/mean",
-    "time/rollout", "time/grade", "time/score",
+    "time/rollout", "time/grade", "time/score", "time/rank_gather",
     "time/rank_imbalance", "time/update", "time/eval", "time/checkpoint", "time/run", "time/step",
     "time/tokens_per_second",
     "time/share/rollout", "time/update_flops_share", "time/rollout_bytes_per_second",

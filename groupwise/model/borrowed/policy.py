@@ -25,7 +25,7 @@ from groupwise.model.layers.attention import Attend
 from groupwise.model.layers.attention_rule import AttentionRule
 from groupwise.model.layers.head import HeadRule
 from groupwise.model.layers.routes import Routes
-from groupwise.model.layers.transformer import Policy, check_pack
+from groupwise.model.layers.transformer import Policy, check_pack, computed_again
 
 NAME = "groupwise"  # of our attention function, among transformers' own
 # What layers hand to it that says nothing new: dropout is 0, a window is in the mask as well.
@@ -164,15 +164,19 @@ class Borrowed(Policy):
         """Recompute transformers' layers, which do so while `training`; nothing else in them is."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        on = self.recompute and torch.is_grad_enabled()
         layers = [x for x in self.modules() if isinstance(x, GradientCheckpointingLayer)]
-        for layer in layers if on else ():
+        chosen = [
+            layer
+            for index, layer in enumerate(layers)
+            if torch.is_grad_enabled() and computed_again(index, self.recompute)
+        ]
+        for layer in chosen:
             layer.gradient_checkpointing = layer.training = True
             layer.__dict__["_gradient_checkpointing_func"] = _recomputed
         try:
             yield
         finally:
-            for layer in layers if on else ():
+            for layer in chosen:
                 layer.gradient_checkpointing = layer.training = False
 
     def stored(self, dtype: torch.dtype | None) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ CONTRIBUTING.md: `_T` token of the pack, `_D` model width, `_H` query head, `_J`
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar, cast
@@ -98,7 +99,9 @@ class Policy(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self._config = config
-        self.recompute = False  # in the backward pass, instead of keeping each layer's activations
+        # Share of the layers that are computed again in the backward pass, instead of keeping what
+        # they have computed.
+        self.recompute: float = False
         self.ops: Ops = Plain()
         self._placement = 0
 
@@ -310,7 +313,7 @@ class Transformer(Policy):
         for index, layer in enumerate(self.layers):
             asked = NOTHING if routes is None else routes.asked(index)
             given = (x_TD, more_TD, cos_TF, sin_TF, attend, index, self.ops, asked)
-            if self.recompute and torch.is_grad_enabled():
+            if torch.is_grad_enabled() and computed_again(index, self.recompute):
                 x_TD, more_TD, told = checkpoint(layer, *given, use_reentrant=False)
             else:
                 x_TD, more_TD, told = layer(*given)
@@ -339,6 +342,12 @@ class Transformer(Policy):
             else:
                 parameter.normal_(0.0, std, generator=generator)
         return self
+
+
+def computed_again(index: int, share: float) -> bool:
+    """Tell whether a layer is among the share that keeps nothing: they are spread evenly."""
+    little = 1e-9  # a tenth of ten layers is one, whatever the last bit says
+    return math.floor((index + 1) * share + little) > math.floor(index * share + little)
 
 
 def copy_trained(model: Model) -> Model:

@@ -1,0 +1,1 @@
+"""Launchers: what starts the ranks of a run on one machine, under SLURM, on a Ray cluster."""
