@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from groupwise.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     "train": ["train", "configs/tiny.toml"],
@@ -66,3 +70,35 @@ def test_ctrl_c_while_python_takes_itself_down_is_no_traceback() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (3, "")
+
+
+def test_a_command_ends_without_taking_modules_apart() -> None:
+    """What was registered for the end runs, with what it says; then the process is gone."""
+    code = (
+        "import atexit, sys; from groupwise import cli\n"
+        "class Slow:\n"
+        "    def __del__(self): print('taken apart')\n"
+        "kept = Slow()\n"
+        "def work(): atexit.register(print, 'tidied up'); print('said'); return 3\n"
+        "cli.main = work\n"
+        "sys.exit(cli.command())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (3, "said\ntidied up\n")
+
+
+def test_a_command_that_raises_is_left_to_python() -> None:
+    code = "from groupwise import cli; cli.main = lambda: 1 / 0; cli.command()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1 and "ZeroDivisionError" in ended.stderr
+
+
+def test_ctrl_c_is_answered_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def impatient(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("groupwise.cli._report", impatient)
+    assert main(["report", "runs/any"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
