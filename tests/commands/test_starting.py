@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from groupwise.cli import main
+from groupwise.commands import plan
+from groupwise.common import progress
+from groupwise.common.progress import Watcher
+from groupwise.config import load
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
@@ -61,6 +65,16 @@ def test_pytorch_is_loaded_within_a_phase() -> None:
     assert told == {name: [["starting PyTorch"]] for name in COMMANDS}
 
 
+def test_a_processor_is_measured_within_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its seconds on a busy machine are those of `plan` and `probe`."""
+    shown: list[str] = []
+    watcher = Watcher(shown.append, live=False)
+    monkeypatch.setattr(plan, "_best", lambda work: shown.append(watcher.doing()) or 1.0)
+    with watcher.watching():
+        plan.here(load(ROOT / "configs" / "tiny.toml", ["model.dtype=float32"]))
+    assert [line.partition(",")[0] for line in shown] == ["measuring the processor"] * 2
+
+
 def test_ctrl_c_while_python_takes_itself_down_is_no_traceback() -> None:
     """Behind the command's last word, with its status; PyTorch takes seconds to be taken down."""
     code = (
@@ -102,3 +116,25 @@ def test_ctrl_c_is_answered_with_a_word(
     monkeypatch.setattr("groupwise.cli._report", impatient)
     assert main(["report", "runs/any"]) == 130
     assert capsys.readouterr().err == "stopped\n"
+
+
+class Watched:
+    """A finder that notes which phases are under way when a module is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.phases: list[str] = []
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == self.name:
+            self.phases += [phase.name for phase in progress._WATCHER.get()._phases]
+            raise KeyboardInterrupt
+
+
+def test_what_compare_loads_behind_pytorch_is_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second of the processor, three seconds of silence on a busy machine."""
+    watched = Watched("groupwise.compare.arms")
+    monkeypatch.delitem(sys.modules, watched.name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [watched, *sys.meta_path])
+    assert main(["compare", "grpo", "dapo", "--budget", "steps=2"]) == 130
+    assert watched.phases == ["checking the arms"]
