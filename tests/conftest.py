@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from skipped import not_tried
 
 import groupwise.recipes  # noqa: F401 - what is built in is there before the first test
 from groupwise.common import progress
@@ -36,7 +37,7 @@ if not torch.cuda.is_available():
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say what was not tried, for want of what: a green run must not look like more than it is."""
     reports = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    reasons = Counter(not_tried(report.longrepr[2]) for report in reports)
     if reasons:
         terminalreporter.section("not tried")
     for reason, count in reasons.most_common():

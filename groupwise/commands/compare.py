@@ -84,13 +84,13 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs} would run nothing. Take 1 or more.")
     start_pytorch()
-    from groupwise.compare.arms import ArmBudget, arms_of, check
-    from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, seeds_from
-
-    check_measures(args.measures)
-    budget = ArmBudget.parse(args.budget)
-    source = Path(args.config) if args.config else None
     with phase("checking the arms"):
+        from groupwise.compare.arms import ArmBudget, arms_of, check
+        from groupwise.compare.plan import ComparisonFolder, ComparisonPlan, seeds_from
+
+        check_measures(args.measures)
+        budget = ArmBudget.parse(args.budget)
+        source = Path(args.config) if args.config else None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", RecipeWarning)
             arms = arms_of(

@@ -23,6 +23,7 @@ from groupwise.commands.shared import (
     start_pytorch,
     warn,
 )
+from groupwise.common.progress import phase
 from groupwise.common.sizes import size
 from groupwise.errors import ConfigError, nearest
 
@@ -231,10 +232,11 @@ def _measured_cpu(dtype: Any, memory: int) -> Device:
 
     from groupwise.model.devices import Device
 
-    a, b = torch.randn(512, 1024).to(dtype), torch.randn(1024, 2048).to(dtype)
-    large = torch.zeros(2**24)  # 64 MiB
-    flops = 2 * a.shape[0] * b.numel() / _best(lambda: a @ b)
-    return Device(machine.processor(), flops, 2 * large.nbytes / _best(large.clone), memory)
+    with phase("measuring the processor"):
+        a, b = torch.randn(512, 1024).to(dtype), torch.randn(1024, 2048).to(dtype)
+        large = torch.zeros(2**24)  # 64 MiB
+        flops = 2 * a.shape[0] * b.numel() / _best(lambda: a @ b)
+        return Device(machine.processor(), flops, 2 * large.nbytes / _best(large.clone), memory)
 
 
 def _best(work: Callable[[], object], times: int = 8) -> float:

@@ -19,7 +19,7 @@ from groupwise.errors import RewardError, nearest
 from groupwise.graders import answers, choice, form, instructions
 from groupwise.graders.mathematics import grader as mathematics
 from groupwise.graders.mathematics import numbers
-from groupwise.graders.mathematics.rounding import Rounding
+from groupwise.graders.mathematics.rounding import BY_KIND, Rounding
 
 if TYPE_CHECKING:
     from groupwise.records import Task
@@ -108,7 +108,7 @@ class Mathematics:
     ends: tuple[str, ...]
     timeout: float
     decimals: int | None
-    digits: int | None
+    digits: int | Literal["by kind"] | None
     marked: bool
     decides: bool = True
     needs_answers: bool = True
@@ -159,17 +159,21 @@ def math(
     ends: Sequence[str],
     *,
     timeout: float = 5.0,
-    digits: int | None = 6,
+    digits: int | Literal["by kind"] | None = BY_KIND,
     decimals: int | None = None,
     marked: bool = False,
 ) -> Mathematics:
-    """Compare by mathematics. `digits`: so many significant digits of a decimal stand for a number
-    that has more; None: it must be exact. `decimals`: numbers that agree when rounded to so many
-    places are equal. `marked`: only an answer in tags or a box, or behind "the answer is" or ####,
-    counts."""
+    """Compare by mathematics. `digits`: so many digits of a decimal stand for a number that has
+    more; "by kind": six for a root, sixteen for a fraction; None: it must be exact. `decimals`:
+    numbers that agree when rounded to so many places are equal. `marked`: only an answer in tags or
+    a box, or behind "the answer is" or ####, counts."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise RewardError(f"math: timeout = {timeout!r} must be a number of seconds above 0.")
-    for name, count, least, most in (("digits", digits, 2, 50), ("decimals", decimals, 0, 15)):
+    counts = (
+        ("digits", None if digits == BY_KIND else digits, 2, 50),
+        ("decimals", decimals, 0, 15),
+    )
+    for name, count, least, most in counts:
         whole = isinstance(count, int) and not isinstance(count, bool)
         if count is not None and not (whole and least <= count <= most):
             raise RewardError(

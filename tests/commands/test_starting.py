@@ -7,6 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from groupwise.cli import main
+from groupwise.commands import plan
+from groupwise.common import progress
+from groupwise.common.progress import Watcher
+from groupwise.config import load
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     "train": ["train", "configs/tiny.toml"],
@@ -57,6 +65,16 @@ def test_pytorch_is_loaded_within_a_phase() -> None:
     assert told == {name: [["starting PyTorch"]] for name in COMMANDS}
 
 
+def test_a_processor_is_measured_within_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its seconds on a busy machine are those of `plan` and `probe`."""
+    shown: list[str] = []
+    watcher = Watcher(shown.append, live=False)
+    monkeypatch.setattr(plan, "_best", lambda work: shown.append(watcher.doing()) or 1.0)
+    with watcher.watching():
+        plan.here(load(ROOT / "configs" / "tiny.toml", ["model.dtype=float32"]))
+    assert [line.partition(",")[0] for line in shown] == ["measuring the processor"] * 2
+
+
 def test_ctrl_c_while_python_takes_itself_down_is_no_traceback() -> None:
     """Behind the command's last word, with its status; PyTorch takes seconds to be taken down."""
     code = (
@@ -66,3 +84,57 @@ def test_ctrl_c_while_python_takes_itself_down_is_no_traceback() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (3, "")
+
+
+def test_a_command_ends_without_taking_modules_apart() -> None:
+    """What was registered for the end runs, with what it says; then the process is gone."""
+    code = (
+        "import atexit, sys; from groupwise import cli\n"
+        "class Slow:\n"
+        "    def __del__(self): print('taken apart')\n"
+        "kept = Slow()\n"
+        "def work(): atexit.register(print, 'tidied up'); print('said'); return 3\n"
+        "cli.main = work\n"
+        "sys.exit(cli.command())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (3, "said\ntidied up\n")
+
+
+def test_a_command_that_raises_is_left_to_python() -> None:
+    code = "from groupwise import cli; cli.main = lambda: 1 / 0; cli.command()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1 and "ZeroDivisionError" in ended.stderr
+
+
+def test_ctrl_c_is_answered_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def impatient(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("groupwise.cli._report", impatient)
+    assert main(["report", "runs/any"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+class Watched:
+    """A finder that notes which phases are under way when a module is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.phases: list[str] = []
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == self.name:
+            self.phases += [phase.name for phase in progress._WATCHER.get()._phases]
+            raise KeyboardInterrupt
+
+
+def test_what_compare_loads_behind_pytorch_is_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second of the processor, three seconds of silence on a busy machine."""
+    watched = Watched("groupwise.compare.arms")
+    monkeypatch.delitem(sys.modules, watched.name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [watched, *sys.meta_path])
+    assert main(["compare", "grpo", "dapo", "--budget", "steps=2"]) == 130
+    assert watched.phases == ["checking the arms"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from groupwise.runfiles.catalogue import find
 FOLDER = Path(__file__).parents[2] / "experiments"
 LETTERS = "abcdefghijklmnpqrs"
 VERDICTS = ("as claimed", judge.SMALLER, judge.LARGER, "the opposite", "apart", "not seen", "open")
+
+INTERVAL = re.compile(r"(-?\d+(?:\.\d+)?)(?: %| points)?(?: [a-z]+)? to (-?\d+(?:\.\d+)?)")
 
 
 def names() -> list[str]:
@@ -89,6 +92,34 @@ def rounded(thing: Any) -> Any:
     if isinstance(thing, list):
         return [rounded(value) for value in thing]
     return float(f"{thing:.12e}") if isinstance(thing, float) else thing
+
+
+def bounds(name: str) -> list[tuple[float, float]]:
+    kept = json.loads((FOLDER / "results" / f"{name}.json").read_text())["expectations"]
+    return [(found["low"], found["high"]) for found in kept if "low" in found]
+
+
+def is_shown(text: str, bound: float) -> bool:
+    """Tell whether a figure of a reading is this bound, as a share or in percent."""
+    places = len(text.partition(".")[2])
+    least = 0.5001 * 10**-places  # what rounding may make of it, either way
+    return any(abs(scale * abs(bound) - abs(float(text))) <= least for scale in (1, 100))
+
+
+@pytest.mark.parametrize("name", names())
+def test_intervals_of_a_reading_are_those_of_the_figures(name: str) -> None:
+    """Figures that were made anew leave no reading behind; earlier runs are said to be some."""
+    reading = read(name).reading
+    own = [x for other in names() if other == name or other in reading for x in bounds(other)]
+    for sentence in re.split(r"(?<=[.:]) ", reading):
+        if re.match(r"(?:A|An earlier) run\b", sentence):
+            continue
+        for aside in re.findall(r"\(([^()]*)\)", sentence):
+            for low, high in INTERVAL.findall(aside):
+                pairs = ((low, high), (high, low))  # '0.7 lower to 3.9 higher', either way
+                assert any(
+                    is_shown(one, x) and is_shown(two, y) for x, y in own for one, two in pairs
+                ), (aside, own)
 
 
 def test_the_page_is_what_the_results_say() -> None:

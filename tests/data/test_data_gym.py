@@ -297,7 +297,9 @@ def test_options_that_a_row_was_made_with_reach_its_scorer(tmp_path: Path) -> No
     assert first.columns["task_options"] == {"min_terms": 2}
 
 
-@pytest.mark.skipif(not SHARED.is_file(), reason="no public data sets in ../shared/data")
+@pytest.mark.skipif(
+    not SHARED.is_file(), reason="no public data sets: reasoning_gym in ../shared/data"
+)
 def test_a_real_file_of_42_tasks() -> None:
     found = loaded(f"reasoning_gym:{SHARED}")
     assert len({task.columns["task"] for task in found.train}) == 41  # coin_flip is not

@@ -31,7 +31,9 @@ from groupwise.records import Grade, Task
 
 # Public data sets, beside the repository where they are at all.
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-NOT_HERE = pytest.mark.skipif(not DATA.is_dir(), reason="no public data sets in ../shared/data")
+NOT_HERE = pytest.mark.skipif(
+    not DATA.is_dir(), reason="no public data sets: gsm8k in ../shared/data"
+)
 
 # ---------------------------------------------------------------- numbers
 

@@ -547,7 +547,8 @@ def test_fuzz_a_hundred_thousand_strings() -> None:
 
 
 @pytest.mark.skipif(
-    not (SHARED / "grader_pairs").is_dir(), reason="no public data sets in ../shared/data"
+    not (SHARED / "grader_pairs").is_dir(),
+    reason="no public data sets: grader_pairs and math in ../shared/data",
 )
 def test_at_least_the_agreement_of_math_verify() -> None:
     with gzip.open(SHARED / "grader_pairs" / "test.jsonl.gz", "rt") as file:
@@ -561,7 +562,10 @@ def test_at_least_the_agreement_of_math_verify() -> None:
     assert ours >= theirs
 
 
-@pytest.mark.skipif(not (SHARED / "math").is_dir(), reason="no public data sets in ../shared/data")
+@pytest.mark.skipif(
+    not (SHARED / "math").is_dir(),
+    reason="no public data sets: grader_pairs and math in ../shared/data",
+)
 def test_gold_answers_of_math_are_read_and_accepted() -> None:
     with gzip.open(SHARED / "math" / "test.jsonl.gz", "rt") as file:
         golds = list(dict.fromkeys(json.loads(line)["answer"] for line in file))

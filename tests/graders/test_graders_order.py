@@ -28,7 +28,9 @@ def test_what_has_an_order_or_none_of_its_own_keeps_it() -> None:
     assert right(SORT, "\\{-1, 2, 3\\}", "\\boxed{\\{3, 2, -1\\}}")  # a set
     assert not right(FREE, "(1, 2)", "\\boxed{(2, 1)}")  # a tuple
     assert right(SORT, "x = 1, y = 2", "\\boxed{x = 1, y = 2}")
-    assert right("Sort them in ascending order: 1/3, 1/4.", "1/4, 1/3", "\\boxed{0.25, 0.333333}")
+    assert right(
+        "Sort them in ascending order: 1/3, 1/4.", "1/4, 1/3", "\\boxed{0.25, 0.3333333333333333}"
+    )
     assert not right("Rank a, b, c from heaviest to lightest.", "c, a, b", "\\boxed{a, b, c}")
     assert right("Rank a, b, c from heaviest to lightest.", "c, a, b", "\\boxed{c, a, b}")
 

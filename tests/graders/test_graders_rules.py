@@ -55,7 +55,56 @@ BY_CLASS: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("(0.25, 1.5)", r"\boxed{(0,25; 1,05)}"),
         ],
     ),
-    "digits": (
+    "fractions": (
+        [
+            (r"\frac{1}{7}", r"\boxed{0.14285714285714285}"),
+            (r"\frac{1}{7}", r"\boxed{0.1428571428571428}"),
+            ("2/3", r"\boxed{0.6666666666666667}"),
+            ("2/3", "So we get 0.6666666666666666."),
+            ("100/3", r"\boxed{33.333333333333336}"),
+            ("1/700", r"\boxed{0.0014285714285714286}"),
+            ("(1/3, 2/3)", r"\boxed{(0.3333333333333333, 0.66666666666666667)}"),
+            (r"[\frac13, \sqrt2]", r"\boxed{[0.3333333333333333, 1.414214]}"),
+            ("0.142857", r"\boxed{\frac{1}{7}}"),
+            (r"\sqrt{3}", r"\boxed{1.7320508}"),
+            (r"\pi", r"\boxed{3.141592}"),
+            ("5/8", r"\boxed{0.6250}"),
+            ("1/3", r"\boxed{0.(3)}"),
+            ("2/3", r"\boxed{0.666...}"),
+        ],
+        [
+            (r"\frac{1}{7}", r"\boxed{0.142857}"),
+            ("2/3", r"\boxed{0.6666666667}"),
+            ("2/3", "So we get 0.66666666666667."),
+            ("100/3", r"\boxed{33.3333333333}"),
+            ("1/700", r"\boxed{0.0014285714}"),
+            ("(1/3, 2/3)", r"\boxed{(1/3, 0.666666667)}"),
+            (r"[\frac13, \sqrt2]", r"\boxed{[0.333333, 1.414214]}"),
+            ("0.14285", r"\boxed{\frac{1}{7}}"),
+            ("2/3", r"\boxed{0.6666666666666566}"),
+        ],
+    ),
+    "introduced": (
+        [
+            ("17", "So we get the number 17."),
+            ("17", "In the end this gives a number 17."),
+            ("29", "That is a prime number 29"),
+            ("8", "She waits for bus number 8."),
+            ("12", "This makes a total of 12"),
+            ("31", r"The answer is an odd number \boxed{31}."),
+            ("31", "The answer is a number 31."),
+            ("6", "It has a number of sides: 6"),
+        ],
+        [
+            ("17", "Take a number 17."),
+            ("17", "Let us think of some number 17"),
+            ("29", "only a prime number 29"),
+            ("8", "the bus, a number 8"),
+            ("9", "Pick any digit $9$"),
+            ("3/4", "for another fraction 3/4"),
+        ],
+    ),
+    "six digits": (
         [
             (r"\frac{1}{7}", r"\boxed{0.142857}"),
             ("2/3", r"\boxed{0.666667}"),
@@ -368,6 +417,8 @@ BY_CLASS: dict[str, tuple[list[Pair], list[Pair]]] = {
 
 WITH_OPTIONS: list[tuple[str, str, dict[str, Any], bool]] = [
     ("1/7", r"\boxed{0.142857142857}", EXACT, False),
+    ("1/7", r"\boxed{0.14285714285714285}", EXACT, False),
+    (r"\pm\frac13", r"\boxed{\pm 0.333333}", {"digits": 6}, True),
     ("5/8", r"\boxed{0.625}", EXACT, True),
     ("12", "The sum is 12", CUT, False),
     ("12", "The answer is 12", CUT, False),
@@ -377,7 +428,7 @@ WITH_OPTIONS: list[tuple[str, str, dict[str, Any], bool]] = [
     ("12", "12", CUT, True),
     ("12", "<answer>12", CUT, False),
     ("12", "So x = 12 and therefore", CUT, False),
-    ("42", "just a number 42", MARKED, False),
+    ("42", "just the number 42", MARKED, False),
     ("42", "It is 42.", MARKED, False),
     ("42", "The answer is 42.", MARKED, True),
     ("42", r"\boxed{42}", MARKED, True),
@@ -634,7 +685,8 @@ LOOK_ALIKE: list[Pair] = [
     (r"\sqrt{x + 1} - \sqrt{x}", r"\boxed{\frac{1}{\sqrt{x + 1} + \sqrt{x}}}"),
     (r"\lfloor \frac{n + 1}{2} \rfloor", r"\boxed{\lceil \frac n2 \rceil}"),
     (r"\sqrt{2 + \sqrt3}", r"\boxed{\frac{\sqrt6 + \sqrt2}{2}}"),
-    (r"\pm\frac13", r"\boxed{\pm 0.333333}"),
+    (r"\pm\frac13", r"\boxed{\pm 0.3333333333333333}"),
+    (r"\pm\sqrt3", r"\boxed{\pm 1.732051}"),
     ("42", "What is 6 times 7? 42"),
     ("42", "So it is 42. Is that clear?"),
     ("42", "So 42 it is"),
@@ -654,8 +706,9 @@ def accepted(gold: str, text: str, **options: Any) -> bool:
 @pytest.mark.parametrize("name", BY_CLASS)
 def test_the_pairs_of_a_class(name: str) -> None:
     right, wrong = BY_CLASS[name]
-    assert [pair for pair in right if not accepted(*pair)] == []
-    assert [pair for pair in wrong if accepted(*pair)] == []
+    options = {"digits": 6} if name == "six digits" else {}
+    assert [pair for pair in right if not accepted(*pair, **options)] == []
+    assert [pair for pair in wrong if accepted(*pair, **options)] == []
 
 
 @pytest.mark.parametrize(("gold", "text", "options", "expected"), WITH_OPTIONS)

@@ -12,6 +12,7 @@ from groupwise.graders.mathematics.formulas import ends_inside
 
 LINE = 400  # characters of a last line that are looked at
 BEHIND = 4000  # characters behind an answer in which it may be withdrawn
+INTRODUCTION = 80  # characters in front of a number that may introduce it
 LAST = 20  # characters that tell whether a sentence has ended
 
 # --- cut off
@@ -133,6 +134,15 @@ TURNS_AWAY = re.compile(
     r"\b(?:but|however|although|though|aber|mais|pero)\b(?=\W+\w)|但是|但", re.IGNORECASE
 )
 ASKS = re.compile(r"[^.!?。！？\n]{0,200}[?？]")
+# A number that is one of many, unless a verb in front says that it comes out: 'take a number 42'.
+KINDS = ("number", "integer", "digit", "fraction", "decimal")
+INTRODUCED = re.compile(
+    r"(?P<verb>\b(?:is|are|was|were|be|equals?|[gs]ets?|got|gives?|gave|makes?|made|obtain|find|found"
+    r"|has|have|yields?|leaves?|becomes?|reach(?:es)?|to|says?)\s+(?:us\s+)?)?"
+    rf"\b(?:an?|some|any|another|every|each)\s+(?:[^\W\d_]{{1,12}}\s+)?(?:{'|'.join(KINDS)})\s"
+    r"[\s$({\\]{0,8}(?:[a-z]\s?=\s?)?[-−]?\d[\d.,/]*\W{0,8}\Z",
+    re.IGNORECASE,
+)
 DIGIT = re.compile(r"\d")
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*|(?<=[。！？])")
 SIGNS = " \t$)]}\\*_"
@@ -189,6 +199,17 @@ def turned_away(tail: str) -> bool:
     return bool(TURNS_AWAY.search(own)) and not CONFIRMS.search(own)
 
 
+def only_introduced(text: str, at: int) -> bool:
+    """Tell whether a text introduces the number that ends at this place as one of many: 'take a
+    number 42'. 'the number 42' says 42, and so does 'we get a number 42'."""
+    before = text[max(at - INTRODUCTION, 0) : at].lower()
+    for kind in KINDS:  # mostly there is none: seen at once
+        if kind in before:
+            found = INTRODUCED.search(before)
+            return found is not None and found["verb"] is None
+    return False
+
+
 def asks(text: str, at: int) -> bool:
     """Tell whether the sentence of a value that ends at this place is a question."""
     return ASKS.match(text, at) is not None
@@ -198,4 +219,4 @@ def holds(text: str, at: int) -> bool:
     """Tell whether a value that ends at this place of an unmarked text is its result."""
     behind = text[at : at + BEHIND]
     changed = turned_away(behind) or taken_back(behind) is not None
-    return not (unfinished(text, at) or asks(text, at) or changed)
+    return not (unfinished(text, at) or asks(text, at) or changed or only_introduced(text, at))

@@ -19,7 +19,7 @@ from groupwise.errors import RewardError
 from groupwise.graders import answers
 from groupwise.graders.mathematics import amounts, numbers
 from groupwise.graders.mathematics.boxes import boxed, boxes
-from groupwise.graders.mathematics.endings import asks, holds, turned_away
+from groupwise.graders.mathematics.endings import asks, holds, only_introduced, turned_away
 from groupwise.graders.mathematics.engine_notation import is_left_to_do, is_work, plain_notation
 from groupwise.graders.mathematics.extract import (
     VALUE,
@@ -33,7 +33,7 @@ from groupwise.graders.mathematics.extract import (
 from groupwise.graders.mathematics.formulas import in_brackets, last_formula
 from groupwise.graders.mathematics.notation import MAX_LENGTH, last_side, read
 from groupwise.graders.mathematics.ordering import asks_for_order, out_of_order
-from groupwise.graders.mathematics.rounding import Rounding
+from groupwise.graders.mathematics.rounding import BY_KIND, Rounding
 from groupwise.graders.mathematics.sameness import in_ten, same
 from groupwise.graders.mathematics.spelling import CURRENCIES
 from groupwise.graders.mathematics.tokens import Tree, signs
@@ -58,6 +58,7 @@ TURN = re.compile(
 MISSING = {"nothing": "no answer found", "withdrawn": "the answer is withdrawn"}
 WORDED = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{2,}[\s,]")  # a sentence, and no bare formula
 CUT = "the text is cut off"
+INTRODUCED = "a number is only introduced, as one of many"
 NO_VALUE = re.compile(
     r"(?:unknown|unclear|undetermined|undefined|impossible|none|nothing|can(?:not|['’]t)"
     r"|does(?:n['’]t|\s+not))\b",
@@ -115,7 +116,7 @@ def verdicts(
     cut: Sequence[bool] = (),
     timeout: float = 5.0,
     decimals: int | None = None,
-    digits: int | None = 6,
+    digits: int | Literal["by kind"] | None = BY_KIND,
     marked: bool = False,
 ) -> list[Verdict]:
     """Judge (completion, gold answer) pairs, in order; `cut`: which of them hit the token limit.
@@ -258,6 +259,8 @@ def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Quest
         verdict = compare(wanted, value, rounding)
         if verdict and asks(text, _last_digit(text)):
             return Verdict(0.0, "a question is no answer")
+        if verdict and only_introduced(text, len(text)):
+            return Verdict(0.0, INTRODUCED)
         if verdict and WORDED.search(text) and not holds(text, len(text)):
             return Verdict(0.0, CUT)
         if verdict and turned_away(text[_last_digit(text) :]):
@@ -289,7 +292,7 @@ def _decide_whole(text: str, wanted: str, rounding: Rounding) -> Verdict | Quest
     if done and compare(wanted, said, rounding) and holds(whole, _last_digit(text)):
         return _said(True, Found("whole", said), wanted)
     if not short and not holds(whole, len(whole)):
-        return Verdict(0.0, CUT)
+        return Verdict(0.0, INTRODUCED if only_introduced(whole, len(whole)) else CUT)
     asked = text if short and formula is None else (None if behind else formula)
     return unread if asked is None else _ask(wanted, asked, unread)
 
@@ -310,7 +313,7 @@ def _without_name(text: str, wanted: str) -> str:
 
 def _equals(last: amounts.Number, gold: amounts.Number, rounding: Rounding) -> bool:
     alike = (last.percent, last.unit, last.money) == (gold.percent, gold.unit, gold.money)
-    return last.equals(gold) or (alike and rounding.takes(last.value, gold.value))
+    return last.equals(gold) or (alike and rounding.takes(gold.value, last.value))
 
 
 def _ask(wanted: str, answer: str, otherwise: Verdict) -> Verdict | Question:

@@ -95,11 +95,13 @@ class _Sameness:
         """Take 50% for 50 where one leaves the sign out, and for 0.5; never for 5000%."""
         if gold[0] == answer[0]:
             return self.same(gold[1], answer[1])
-        rate, plain = (gold, answer) if gold[0] == "percent" else (answer, gold)
-        as_written = self.same(rate[1], plain)
-        if as_written is not False or rate[1][0] in COLLECTIONS:
+        of_gold = gold[0] == "percent"
+        rate = gold[1] if of_gold else answer[1]
+        as_written = self.same(rate, answer) if of_gold else self.same(gold, rate)
+        if as_written is not False or rate[0] in COLLECTIONS:
             return as_written
-        return self.same(("/", rate[1], ("number", Fraction(100))), plain)
+        share: Tree = ("/", rate, ("number", Fraction(100)))
+        return self.same(share, answer) if of_gold else self.same(gold, share)
 
     def quantities(self, gold: Tree, answer: Tree) -> bool | None:
         """Let a unit be left out. Where both have one: 1 m is 100 cm, and not 1 cm."""
@@ -132,11 +134,14 @@ class _Sameness:
 
     def calculations(self, gold: Tree, answer: Tree) -> bool | None:
         """Take an identity for its right side: (x + 1)^2 = x^2 + 2x + 1; no other equation."""
-        worked, other = (gold, answer) if gold[0] == "equation" else (answer, gold)
+        of_gold = gold[0] == "equation"
+        worked, other = (gold, answer) if of_gold else (answer, gold)
         if other[0] in COLLECTIONS | {"text", "percent", "quantity"} or not names_in(worked):
             return False
         identity = self.expressions(worked[1], worked[2])
-        return self.same(worked[2], other) if identity else False
+        if not identity:
+            return False
+        return self.same(worked[2], other) if of_gold else self.same(other, worked[2])
 
     def relations(self, gold: Tree, answer: Tree) -> bool | None:
         """Take x < 3 for 3 > x, 2x < 6 and (-∞, 3)."""
@@ -211,10 +216,12 @@ class _Sameness:
         matrix, other = (gold, answer) if gold[0] == "matrix" else (answer, gold)
         rows, items = matrix[1:], other[3:]
         if all(item[0] == "tuple" and item[1:3] == ("[", "]") for item in items):
-            return self.matrices(matrix, ("matrix", *(item[3:] for item in items)))
+            read: Tree = ("matrix", *(item[3:] for item in items))
+            return self.matrices(*((gold, read) if matrix is gold else (read, answer)))
         if len(rows) != 1 and any(len(row) != 1 for row in rows):
             return False
-        return self.in_order([cell for row in rows for cell in row], items)
+        cells = [cell for row in rows for cell in row]
+        return self.in_order(*((cells, items) if matrix is gold else (items, cells)))
 
     def spread(self, gold: Tree, answer: Tree) -> bool | None:
         """Compare a list with one expression, which may stand for two values (±)."""
@@ -275,9 +282,9 @@ class _Sameness:
             return False
         return self.rounding.takes(value(gold, {}, 1), value(answer, {}, 1), written)
 
-    def numbers(self, one: Any, other: Any) -> bool:
+    def numbers(self, gold: Any, answer: Any) -> bool:
         """Compare the ends of an interval."""
-        return close(one, other) or self.rounding.takes(one, other)
+        return close(gold, answer) or self.rounding.takes(gold, answer)
 
     def signs(self, gold: Tree, answer: Tree, names: Sequence[str]) -> bool | None:
         """Take 1 ± √2 for both values; ± is the same sign all through."""

@@ -166,17 +166,16 @@ def _number(found: Any) -> Any:
 
 def _rounded(gold: str, one: Any, answer: str, other: Any, rounding: Rounding) -> bool:
     """Tell whether one is a decimal for what was worked out."""
-    for text, found in ((gold, other), (answer, one)):
+    for text, found, of_gold in ((gold, other, True), (answer, one, False)):
         tree = read(text)
         worked_out = isinstance(found, sympy.Expr) and not found.free_symbols
         if tree is None or not is_decimal(tree) or not worked_out:
             continue
         number = _number(found)
-        if (
-            number is not None
-            and number.is_real
-            and rounding.takes(value(tree, {}, 1), mpf(str(number)))
-        ):
+        if number is None or not number.is_real:
+            continue
+        pair = (value(tree, {}, 1), mpf(str(number)))
+        if rounding.takes(*(pair if of_gold else pair[::-1])):
             return True
     return False
 
