@@ -233,6 +233,7 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Let go of what it holds, such as processes: it is asked nothing any more."""
+        return None
 
     def generate(
         self,

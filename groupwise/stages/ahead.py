@@ -193,7 +193,7 @@ class Ahead:
         if said is None:
             return
         self.step, self.version = said["step"], said["version"]
-        self.steps_of = {version: step for version, step in said["steps_of"]}
+        self.steps_of = dict(said["steps_of"])
         kept = waiting_answers.unpacked(said["answers"], tensors)
         for key, waiting in zip(said["keys"], kept, strict=True):
             each = Admitted(Draw(*key))

@@ -1,4 +1,4 @@
-"""Answers that wait to be learned from, as a checkpoint holds them: tensors, and the rest as JSON."""
+"""Answers that wait to be learned from, as a checkpoint holds them: tensors, the rest as JSON."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def unpacked(said: Sequence[Any], tensors: Mapping[str, Tensor]) -> list[Waiting
 
 
 def _ungroup(said: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor]) -> Waiting:
-    columns = {
+    columns: dict[str, Any] = {
         field: torch.split(tensors[f"{name}.{field}"], lengths)
         for field, lengths in said["lengths"].items()
     }
@@ -100,5 +100,4 @@ def _said(grade: Grade) -> list[Any]:
 
 def _grade(said: Sequence[Any]) -> Grade:
     reward, parts, correct, status, reason, steps = said
-    pairs = {name: value for name, value in parts}
-    return Grade(reward, pairs, correct, status, reason, tuple((end, x) for end, x in steps))
+    return Grade(reward, dict(parts), correct, status, reason, tuple((end, x) for end, x in steps))

@@ -1,4 +1,4 @@
-"""What a step does for the prompts that are sampled ahead of it; where none are, next to nothing."""
+"""The work of a step on prompts that are sampled ahead of it; next to nothing without any."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def lag_metrics(run: Run, updates: StepUpdates) -> dict[str, float]:
 
 
 def effective_size(updates: StepUpdates) -> dict[str, float]:
-    """Return (sum w)^2 / (n sum w^2) of w = learner/sampler over tokens: 1 where all count alike."""
+    """Return (sum w)^2 / (n sum w^2) of w = learner/sampler over tokens: 1 where all are alike."""
     batch, learner_NT = updates.batch, updates.streams.get("learner_logp")
     if batch is None or batch.sampler_logp_NT is None or learner_NT is None:
         return {}

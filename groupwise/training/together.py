@@ -30,6 +30,12 @@ def _refused(config: Config, world: World) -> Iterator[str]:
             f"recipe {config.recipe.name} samples from its reference, which is sharded over "
             f"{ranks} ranks: the native engine needs whole weights. Run it in one process."
         )
+    if config.train.lag or config.engine.servers:
+        name = "train.lag" if config.train.lag else "engine.servers"
+        yield (
+            f"{name} with {ranks} ranks is not built: every rank would sample ahead by itself. "
+            f"Set {name}=0, or run in one process."
+        )
     if config.engine.backend != NATIVE:
         yield (
             f"engine.backend={config.engine.backend} with {ranks} ranks: engines other than the "

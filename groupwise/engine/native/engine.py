@@ -111,8 +111,25 @@ class NativeEngine(Engine):
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:
         check_requests(self.source.model.config, requests, sampling)
         named = {next(self.tickets): request for request in requests}
-        self.batches.append(Batch(sampling, named))
+        if self._join(requests, sampling):
+            self.batches[0].left |= named
+            self.names += named
+        else:
+            self.batches.append(Batch(sampling, named))
         return list(named)
+
+    def _join(self, requests: Sequence[Request], sampling: Sampling) -> bool:
+        """Let requests into the flight, so that its last samples do not run alone.
+
+        Only where new weights may come on the way: else whole batches come back one by one.
+        """
+        if self.on_sync == "drain" or len(self.batches) != 1:
+            return False
+        alike = self.batches[0].sampling == sampling
+        if not (alike and isinstance(self.flight, Scheduler) and self.flight.fits(requests)):
+            return False
+        self.flight.join(requests)
+        return True
 
     def finished(
         self, wrote: Wrote | None = None, pause: Callable[[], bool] | None = None

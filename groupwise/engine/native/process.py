@@ -32,7 +32,7 @@ from groupwise.engine.native.engine import (
     capabilities_with,
     check_requests,
 )
-from groupwise.engine.native.shared import Place, SharedWeights, attach, mapped
+from groupwise.engine.native.shared import SharedWeights, StoredParameter, attach, mapped
 from groupwise.engine.protocol import (
     Capabilities,
     Engine,
@@ -48,7 +48,9 @@ from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.transformer import PolicyModel
 from groupwise.records import Completion
 
-START = "from groupwise.engine.native.process import run; run(*map(int, __import__('sys').argv[1:]))"
+START = (
+    "from groupwise.engine.native.process import run; run(*map(int, __import__('sys').argv[1:]))"
+)
 PATIENCE = 600.0  # seconds that an order may wait for its answer: one pass of the model is quicker
 
 
@@ -57,7 +59,7 @@ class Beginning:
     """All that a sampler's process is started with."""
 
     model: PolicyModel  # without its parameters
-    places: list[Place]
+    places: list[StoredParameter]
     size: int
     tokenizer: Tokenizer
     seed: int
@@ -94,7 +96,7 @@ class ProcessEngine(Engine):
         self.capabilities: Capabilities = capabilities_with(settings.weights, beside=True)
         self.config, self.tell = learner.config, setup.tell
         self.shared = SharedWeights(learner)
-        self.source = SharedSource(self.shared, 0)
+        self.held = self.source = SharedSource(self.shared, 0)
         self.places = settings.slots or SLOTS
         self.tickets = count()
         self.under_way: set[Ticket] = set()
@@ -110,7 +112,8 @@ class ProcessEngine(Engine):
             stdin=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": path},
         )
-        orders.close(), answers.close()
+        orders.close()
+        answers.close()
         self._end = weakref.finalize(self, _end, self.process, self.orders, self.answers)
         beginning = Beginning(
             model=self.shared.model,
@@ -161,7 +164,7 @@ class ProcessEngine(Engine):
         self._asked(("rest",))
         self.shared.write()
         held, self.idle_seconds = self._asked(("sync", version))
-        self.source.sync(held)
+        self.held.sync(held)
         while self.said:
             self.tell(*self.said.pop(0))
 

@@ -160,6 +160,21 @@ class Scheduler:
         token_T = torch.tensor([token for text in packed for token in text]).to(self.device)
         return self.model(token_T, attend.position_T, attend, routes=routes)
 
+    def fits(self, requests: Sequence[Request]) -> bool:
+        """Tell whether its caches have room for the longest of these."""
+        return all(
+            len(request.prompt) <= self.prompts.capacity
+            and len(request.prompt) + request.most(self.sampling) <= self.cache.capacity
+            for request in requests
+        )
+
+    def join(self, requests: Sequence[Request]) -> None:
+        """Take more requests, behind those that wait."""
+        first = len(self.requests)
+        self.requests = [*self.requests, *requests]
+        self.waiting.extend(range(first, len(self.requests)))
+        self.done += [[None] * request.samples for request in requests]
+
     @torch.no_grad()
     def renew(self, *, keep: bool) -> None:
         """Go on with other weights, between two steps: they read anew what is written so far.

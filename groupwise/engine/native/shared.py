@@ -20,7 +20,7 @@ from groupwise.model.layers.transformer import PolicyModel
 ALIGNED = 64  # bytes: where a tensor may begin
 
 
-class Place(NamedTuple):
+class StoredParameter(NamedTuple):
     """Where a parameter lies."""
 
     name: str
@@ -70,7 +70,7 @@ def attach(model: PolicyModel, tensors: dict[str, Tensor]) -> PolicyModel:
     return model
 
 
-def mapped(file: int, size: int, places: list[Place]) -> dict[str, Tensor]:
+def mapped(file: int, size: int, places: list[StoredParameter]) -> dict[str, Tensor]:
     """Return the tensors that lie in a shared file, by name."""
     flat = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
     return {
@@ -81,11 +81,11 @@ def mapped(file: int, size: int, places: list[Place]) -> dict[str, Tensor]:
     }
 
 
-def _places(model: PolicyModel) -> Iterator[Place]:
+def _places(model: PolicyModel) -> Iterator[StoredParameter]:
     start = 0
     for name, parameter in model.named_parameters():
         size = parameter.numel() * parameter.element_size()
-        yield Place(name, parameter.dtype, tuple(parameter.shape), start, size)
+        yield StoredParameter(name, parameter.dtype, tuple(parameter.shape), start, size)
         start += -(-size // ALIGNED) * ALIGNED
 
 
