@@ -100,7 +100,8 @@ def test_kept_caches_are_of_no_policy_and_say_so() -> None:
                 continue
             mixed += 1
             assert done.versions == (VersionRun(0, 4), VersionRun(1, 8, pure=False))
-            assert float((learner_logp(versions[0], asked, done) - done.logp_T)[:4].abs().max()) < 1e-5  # fmt: skip
+            before_T = learner_logp(versions[0], asked, done) - done.logp_T
+            assert float(before_T[:4].abs().max()) <= 1e-5
             assert float(own_T.max()) > 1e-3
     assert mixed == 5
 
