@@ -40,5 +40,6 @@ def engine_of(
 
 def judge_of(config: Config, loaded: Loaded, make: MakeEngine | None = None) -> Engine:
     """Return the sampler of evaluation and probe: that of training, without a copy on purpose."""
-    own = replace(config, engine=replace(config.engine, weights="shared", servers=0))
+    engine = replace(config.engine, weights="shared", servers=0)
+    own = replace(config, engine=engine, train=replace(config.train, lag=0, sync="drain"))
     return engine_of(own, loaded, make)

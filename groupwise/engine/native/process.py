@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -246,6 +247,10 @@ class Sampler:
         )
         self.names: dict[Ticket, Ticket] = {}  # the engine's tickets, as the other side knows them
         self.idle = 0.0
+        # Sent by a thread: whoever waits for a full pipe to empty hears no orders.
+        self.unsent: SimpleQueue[bytes | None] = SimpleQueue()
+        self.sending = threading.Thread(target=self._send, daemon=True)
+        self.sending.start()
 
     def serve(self) -> None:
         """Sample where there is something to do, and follow orders as they come."""
@@ -255,11 +260,11 @@ class Sampler:
                 continue
             try:
                 found = self.engine.finished(pause=self.orders.poll)
-            except GroupwiseError as error:
-                self._say("failed", str(error))
-                return
             except Exception as error:  # whatever it was: the other side must not wait
-                self._say("failed", in_short(error))
+                own = isinstance(error, GroupwiseError)
+                self._say("failed", str(error) if own else in_short(error))
+                self.unsent.put(None)
+                self.sending.join()
                 return
             if found:
                 self._say("finished", [(self.names.pop(t), group) for t, group in found])
@@ -290,4 +295,9 @@ class Sampler:
         self.orders.send_bytes(pickle.dumps(("done", said)))
 
     def _say(self, *said: object) -> None:
-        self.answers.send_bytes(pickle.dumps(said))
+        self.unsent.put(pickle.dumps(said))
+
+    def _send(self) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            while (said := self.unsent.get()) is not None:
+                self.answers.send_bytes(said)
