@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_recomputed_tokens_have_the_probability_of_their_own_weights(
 def test_what_came_before_new_weights_is_as_without_them() -> None:
     _, alone = swapped("recompute")
     _, groups = swapped("recompute", 3, slots=12)
-    for before, after in zip(sum(alone, []), sum(groups, []), strict=True):
+    for before, after in zip(chain(*alone), chain(*groups), strict=True):
         assert before.runs == () and before.versions == (VersionRun(0, 12),)
         assert after.runs == (VersionRun(0, 3), VersionRun(1, 9))
         assert after.version == 0 and after.token_ids[:3] == before.token_ids[:3]
@@ -152,7 +153,7 @@ def test_runs_cover_the_tokens() -> None:
     assert cut(mixed, 2).runs == (VersionRun(4, 1), VersionRun(6, 1))
     assert cut(mixed, 1).runs == (VersionRun(4, 1),)
     for runs in [(VersionRun(4, 2),), (VersionRun(4, 3), VersionRun(5, 0)), (VersionRun(5, 3),)]:
-        with pytest.raises(BatchError, match="version|cover"):
+        with pytest.raises(BatchError, match=r"version|cover"):
             replace(done, runs=runs)
 
 
@@ -191,7 +192,7 @@ def test_a_process_samples_what_the_learner_would() -> None:
             sampler.submit([replace(ASKED[0], prompt=())], FREE)
         sampler.submit(ASKED, FREE)
         sampler.process.kill()
-        with pytest.raises(EngineError, match="exit code -9.*goes on from the last checkpoint"):
+        with pytest.raises(EngineError, match=r"exit code -9.*goes on from the last checkpoint"):
             while True:
                 sampler.finished()
     finally:
@@ -206,7 +207,7 @@ def test_what_fails_in_the_process_is_told_here() -> None:
         model.head_weight.data.fill_(torch.nan)
         sampler.sync(1)
         sampler.submit(ASKED, FREE)
-        with pytest.raises(EngineError, match="no finite probabilities .* of version 1"):
+        with pytest.raises(EngineError, match=r"no finite probabilities .* of version 1"):
             sampler.finished()
     finally:
         sampler.close()

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from groupwise.data.cursor import Cursor
 from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Engine, Request, Sampling, State, Ticket, Wrote
-from groupwise.errors import ConfigError, EngineError
+from groupwise.errors import ConfigError, EngineError, RunError
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.parallel.world import World
@@ -359,7 +359,7 @@ def test_several_ranks_are_refused() -> None:
 
 def test_another_lag_is_another_run(tmp_path: Path) -> None:
     run(tmp_path / "run", **LAGGING | {"steps": 1})
-    with pytest.raises(Exception, match="train.lag: 1 -> 2"):
+    with pytest.raises(RunError, match=r"train\.lag: 1 -> 2"):
         run(tmp_path / "run", **LAGGING | {"steps": 2, "train__lag": 2})
 
 
