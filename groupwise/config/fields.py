@@ -358,6 +358,24 @@ class EngineSettings:
     # weights that sample: "shared", the learner's own; or, to study a mismatch, a copy: "int8",
     # "stale:K" updates old, with "noise:S" added
     weights: SamplingWeights = "shared"
+    # samplers in processes of their own, each with a copy of the weights: with train.lag they
+    # sample while the learner learns; 0: the learner's own process samples
+    servers: Whole = 0
+
+
+@dataclass(frozen=True)
+class Train:
+    """How far sampling may run ahead of learning."""
+
+    # steps that the weights which write an answer may be older than those that learn from it:
+    # prompts are admitted so far ahead, and sampled and graded beside the update. 0: sampling and
+    # learning take turns. Above 0 only with recipes that go by the sampler's probabilities, such as
+    # tis (docs/lag.md)
+    lag: Whole = 0
+    # what new weights do to answers under way: "drain", they are waited for; "recompute", they go
+    # on under the new weights, which read anew what is written; "keep", they go on with the
+    # caches of older weights
+    sync: Literal["drain", "recompute", "keep"] = "drain"
 
 
 @dataclass(frozen=True)
@@ -561,6 +579,7 @@ class Config:
     keep: Keep = field(default_factory=Keep)
     reward: Reward = field(default_factory=Reward)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    train: Train = field(default_factory=Train)
     optim: Optim = field(default_factory=Optim)
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)

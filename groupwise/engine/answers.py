@@ -77,6 +77,10 @@ def cut(completion: Completion, most: int) -> Completion:
     mask_T, ids_TK, logp_TK = completion.mask_T, completion.topk_id_TK, completion.topk_logp_TK
     at = most if mask_T is None else int(mask_T.nonzero()[most - 1]) + 1
     routes_TLK, left = completion.routes_TLK, len(completion.token_ids) - at
+    runs, before = [], 0
+    for run in completion.runs:
+        runs += [run._replace(tokens=min(run.tokens, at - before))] if before < at else []
+        before += run.tokens
     turns = [turn._replace(end=min(turn.end, at)) for turn in completion.turns if turn.start < at]
     return replace(
         completion,
@@ -87,6 +91,7 @@ def cut(completion: Completion, most: int) -> Completion:
         topk_logp_TK=None if logp_TK is None else logp_TK[:at],
         mask_T=None if mask_T is None else mask_T[:at],
         turns=tuple(turns),
+        runs=tuple(runs),
         routes_TLK=None if routes_TLK is None else routes_TLK[: len(routes_TLK) - left],
     )
 

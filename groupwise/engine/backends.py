@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from groupwise import config
 from groupwise.common.user_files import make_importable
-from groupwise.engine.protocol import Capabilities, Engine
+from groupwise.engine.protocol import Capabilities, Engine, Sync
 from groupwise.errors import EngineError, EngineWarning, nearest
 from groupwise.model.adapters.lora import adapters, merge
 from groupwise.model.adapters.peft_files import BASE as ADAPTER_BASE
@@ -53,6 +53,7 @@ class EngineSetup:
     settings: config.EngineSettings  # all of [engine]
     seed: int
     tell: Tell = warn
+    on_sync: Sync = "drain"  # what new weights do to answers under way
 
     def publish(self, folder: str | Path) -> None:
         """Write the policy as it is now: a plain folder that other tools read, too.

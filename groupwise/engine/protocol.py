@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -24,6 +24,9 @@ Stream = (
     str  # what samples are for: "train", "eval", "probe", or of `branch_stream`, `judge_stream`
 )
 Finish = Literal["eos", "stop", "length"]
+# What new weights do to answers under way: those are waited for; they go on, caches computed anew;
+# they go on with the caches that there are.
+Sync = Literal["drain", "recompute", "keep"]
 State = dict[str, Tensor]
 Ticket = int  # names a request from its submission to its answer
 Done = Callable[[int, list[Completion]], None]  # the number of a request, its completions
@@ -127,6 +130,9 @@ class Capabilities:
     top_k_logps: bool = False  # records the likeliest tokens too (Sampling.record_top_k)
     routes: bool = False  # records the experts of a mixture too (Sampling.record_routes)
     in_flight_updates: bool = False  # takes new weights while requests are under way
+    # Samples while the learner learns, in a process of its own: `finished` may be called by another
+    # thread than everything else
+    beside: bool = False
     own_randomness: bool = True  # draws by numbers of its own: asked again, it answers otherwise
 
     @property
@@ -160,6 +166,7 @@ class Engine(ABC):
 
     capabilities: Capabilities = Capabilities()
     places: int = 0  # sequences in flight at a time, of late; 0: it keeps that to itself
+    idle_seconds: float = 0.0  # so far, of one that samples beside the learner and counts them
     source: WeightSource | None = None  # its weights; None where they can't be seen
 
     def __init_subclass__(cls, **rest: Any) -> None:
@@ -181,7 +188,7 @@ class Engine(ABC):
         del older.generate
 
     @classmethod
-    def made(cls, setup: EngineSetup) -> Self:
+    def made(cls, setup: EngineSetup) -> Engine:
         """Return an engine for a policy."""
         make: Any = cls
         return make(setup)
@@ -223,6 +230,10 @@ class Engine(ABC):
                 f"engine {type(self).__name__} has none to restore. Resume with the engine that "
                 "the run began with, or write its `restore`."
             )
+
+    def close(self) -> None:
+        """Let go of what it holds, such as processes: it is asked nothing any more."""
+        return None
 
     def generate(
         self,

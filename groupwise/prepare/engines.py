@@ -19,7 +19,7 @@ def engine_of(
 ) -> Engine:
     """Return the sampler of this policy; `tell` hears what people should know of it later."""
     if make is None:
-        setup = EngineSetup(loaded, config.engine, config.seed, tell)
+        setup = EngineSetup(loaded, config.engine, config.seed, tell, config.train.sync)
         return backend(config.engine.backend).made(setup)
     made = make(loaded)
     if not isinstance(made, Engine):
@@ -40,5 +40,6 @@ def engine_of(
 
 def judge_of(config: Config, loaded: Loaded, make: MakeEngine | None = None) -> Engine:
     """Return the sampler of evaluation and probe: that of training, without a copy on purpose."""
-    own = replace(config, engine=replace(config.engine, weights="shared"))
+    engine = replace(config.engine, weights="shared", servers=0)
+    own = replace(config, engine=engine, train=replace(config.train, lag=0, sync="drain"))
     return engine_of(own, loaded, make)

@@ -11,6 +11,7 @@ from groupwise.records.rollouts import (
     Rollout,
     Task,
     Turn,
+    VersionRun,
 )
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "Task",
     "TokenBatch",
     "Turn",
+    "VersionRun",
     "Visit",
 ]

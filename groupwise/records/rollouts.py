@@ -29,6 +29,14 @@ class Turn(NamedTuple):
     end: int  # one behind the last
 
 
+class VersionRun(NamedTuple):
+    """Tokens in a row that the same weights wrote."""
+
+    version: int
+    tokens: int
+    pure: bool = True  # False: beside caches of older weights, so that no one policy wrote them
+
+
 class LearnedRow(NamedTuple):
     """A row of the data as token ids, and which of them are learned."""
 
@@ -93,8 +101,13 @@ class Completion:
     # visited in each layer, the prompt's tokens first: all but the last have been read. -1: not
     # known, or a layer without experts
     routes_TLK: Tensor | None = None
+    # Which weights wrote which tokens, end to end, where new ones came on the way; `version` is
+    # the first of them. Empty: `version` wrote all
+    runs: tuple[VersionRun, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.runs:
+            _check_runs(len(self.token_ids), self.version, self.runs)
         if self.mask_T is not None:
             _check_turns(len(self.token_ids), self.mask_T, self.turns)
         elif len(self.turns) <= 1 and all(turn.role == POLICY for turn in self.turns):
@@ -105,6 +118,11 @@ class Completion:
                 f"A completion without mask_T is one turn by the policy, of {len(self.token_ids)} "
                 "tokens here. Say with mask_T which tokens the policy wrote, or leave turns out."
             )
+
+    @property
+    def versions(self) -> tuple[VersionRun, ...]:
+        """Return which weights wrote which of all its tokens."""
+        return self.runs or (VersionRun(self.version, len(self.token_ids)),)
 
     @property
     def truncated(self) -> bool:
@@ -127,6 +145,14 @@ class Completion:
     def last_turn(self) -> Turn:
         """Return the policy's last turn: what it says in the end."""
         return next(turn for turn in reversed(self.turns) if turn.role == POLICY)
+
+
+def _check_runs(length: int, version: int, runs: tuple[VersionRun, ...]) -> None:
+    """Refuse versions that do not cover the tokens, each with one at least."""
+    if sum(run.tokens for run in runs) != length or min(run.tokens for run in runs) < 1:
+        raise BatchError(f"The runs must cover the {length} tokens end to end, got {runs}.")
+    if runs[0].version != version:
+        raise BatchError(f"The first of {runs} is not of the completion's version, {version}.")
 
 
 def _check_turns(length: int, mask_T: Tensor, turns: tuple[Turn, ...]) -> None:

@@ -233,6 +233,17 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "collected/failed": Metric("answers that could not be graded", "answers", "0", "fix the grader"),
         "collected/tokens": Metric("tokens that were sampled in the step", "tokens", "–", "–"),
     },
+    "Lag (train.lag)": {
+        "lag/mean": Metric("steps from the weights that wrote a token to those that learned from it, mean over tokens", "steps", "at most train.lag", "as large as train.lag: learning is the bottleneck; a smaller lag costs nothing"),
+        "lag/max": Metric("largest of these", "steps", "at most train.lag", "–"),
+        "lag/versions": Metric("weights that wrote an answer, mean over answers", "versions", "1; above with train.sync=recompute or keep", "far above 1: answers last many steps; shorter ones, or a larger batch"),
+        "lag/mixed_share": Metric("answers that several weights wrote", "share", "0 with train.sync=drain", "as for lag/versions"),
+        "lag/impure_share": Metric("tokens written beside caches of older weights: their log-probability is of no single policy", "share", "0 unless train.sync=keep", "large: take train.sync=recompute"),
+        "lag/waiting_length": Metric("mean length of answers that are written and wait to be learned from, when new weights come", "tokens", "near length/sampled_mean", "far below it: long answers are still being written, and come later, never not"),
+        "lag/effective_share": Metric("effective sample size of a step's tokens weighed by learner/sampler, (sum w)² / (n sum w²)", "share", "above 0.9", "below 0.5: few tokens decide; a smaller train.lag or learning rate"),
+        "time/learner_idle": Metric("seconds in which the learner waited for a sampler beside it, or for grades", "s", "near 0 where sampling is faster", "large: sampling is the bottleneck; shorter answers, or more devices for it"),
+        "time/sampler_idle": Metric("seconds in which a sampler beside the learner had nothing to do, up to the last new weights", "s", "near 0 where learning is faster", "large: learning is the bottleneck"),
+    },
     "Data and cost": {
         "data/epoch": Metric("how often the data has been gone through; of several sources, the one that came round most often", "epochs", "below 10", "answers may be memorised: compare correct/mean with eval/accuracy"),
         "data/source/*": Metric("of one of several sources of data: its share of the samples, their mean reward and the share of correct ones", "share, reward", "shares as in data.train; every source gets better", "one stands still: too hard or too easy; change its weight"),

@@ -24,7 +24,7 @@ from groupwise.errors import RunError, in_short
 from groupwise.runfiles.files import file_status, storable, write_atomic
 
 if TYPE_CHECKING:
-    from groupwise.records import Branch, Rollout, Turn
+    from groupwise.records import Branch, Rollout, Turn, VersionRun
 
 VERSION = 5  # of the schema; a change of a column's name, type or meaning raises it
 # That is read as if it were of this version: in 1 the policy wrote all, in one turn; before 3
@@ -72,6 +72,7 @@ class Row:
     grader_reason: str = ""
     finish: str = "eos"
     weight_version: int = 0
+    weight_versions: Sequence[VersionRun] = ()  # none: `weight_version` wrote all of it
     weights: str = "shared"
     used: bool = True
     prompt: str | None = None  # of the data, a text or messages, as JSON
@@ -113,6 +114,7 @@ class Row:
             grader_reason=grade.reason,
             finish=done.finish,
             weight_version=done.version,
+            weight_versions=done.runs,
             weights=done.weights,
             used=used,
             prompt=prompt_json(task.prompt),
@@ -211,6 +213,10 @@ def _routes(name: str, rows: Sequence[Row]) -> pa.Array:
     return pa.StructArray.from_arrays([*sizes, experts], fields=list(ROUTES), mask=absent)
 
 
+def _versions(name: str, rows: Sequence[Row]) -> pa.Array:
+    return pa.array([[run._asdict() for run in row.weight_versions] for row in rows], VERSIONS)
+
+
 def _one_turn(length: int) -> list[dict[str, Any]]:
     """Return the one turn of a completion that the policy wrote alone."""
     return [{"role": POLICY, "start": 0, "end": length}]
@@ -223,6 +229,9 @@ def _step(step: int) -> Callable[[str, Sequence[Row]], pa.Array]:
 REWARD_PARTS = pa.map_(pa.string(), pa.float64())
 REWARD_STEPS = pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))
 TURNS = pa.list_(pa.struct([("role", pa.string()), ("start", pa.int32()), ("end", pa.int32())]))
+VERSIONS = pa.list_(
+    pa.struct([("version", pa.int64()), ("tokens", pa.int32()), ("pure", pa.bool_())])
+)
 BRANCH = pa.struct([("at", pa.int32()), ("number", pa.int32())])
 ROUTES = pa.struct(
     [("layers", pa.int32()), ("chosen", pa.int32()), ("experts", pa.list_(pa.int16()))]
@@ -283,6 +292,8 @@ def to_table(rows: Sequence[Row], step: int) -> pa.Table:
                     f"{len(row.token_ids)} tokens: one for each token of the completion, or None."
                 )
     columns = {"step": _step(step), **_COLUMNS}
+    if any(row.weight_versions for row in rows):  # else the file is as older readers know it
+        columns["weight_versions"] = _versions
     table = pa.table({name: make(name, rows) for name, make in columns.items()})
     return table.replace_schema_metadata({VERSION_KEY: str(VERSION).encode()})
 

@@ -16,7 +16,7 @@ from groupwise.engine.backends import capabilities_of
 from groupwise.errors import ConfigError
 from groupwise.methods.method import Method
 from groupwise.optim.roles import ROLES
-from groupwise.stages import stage_of
+from groupwise.stages import lag_checks, stage_of
 from groupwise.stages.ignored import ignored
 from groupwise.stages.run_checks import earlier_runs
 from groupwise.watch.rules import RULES
@@ -262,6 +262,7 @@ REFUSED: tuple[StageRule, ...] = (
     beyond_the_engine,
     likeliest_tokens_not_recorded,
     unknown_rules,
+    *lag_checks.ANY,
     *ANY_REFUSED,
 )
 DOUBTFUL: tuple[StageRule, ...] = (

@@ -20,8 +20,8 @@ def anchored(config: Config, recipe: M) -> M:
 
 
 def sampled_from(config: Config) -> str:
-    """Return the weights that are sampled from: "shared", the learner's own, or a copy's name."""
-    return capabilities_of(config.engine).weights
+    """Return the weights that are sampled from: "shared", the learner's own, or what differs."""
+    return f"lag:{config.train.lag}" if config.train.lag else capabilities_of(config.engine).weights
 
 
 def _close(config: Config) -> bool:

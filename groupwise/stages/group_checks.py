@@ -15,6 +15,7 @@ from groupwise.methods.mixtures import ASKED, INSTEAD
 from groupwise.methods.slots import Slot
 from groupwise.model.formats.checkpoint import stored_shape
 from groupwise.records import Memory, Visit
+from groupwise.stages import lag_checks
 from groupwise.stages.ignored import ignored
 from groupwise.streams import STREAMS
 from groupwise.testing.toy import random_toy
@@ -231,5 +232,6 @@ REFUSED = (
     experts_of_a_dense_model,
     experts_not_recorded,
     dropout_in_a_sequence_ratio,
+    *lag_checks.REFUSED,
 )
-DOUBTFUL = (lengths_of_another_run, small_batch)
+DOUBTFUL = (lengths_of_another_run, small_batch, *lag_checks.DOUBTFUL)

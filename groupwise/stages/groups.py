@@ -89,6 +89,11 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
             return f"{line}, {updates} updates, all but the first off-policy"
         if config.adapter.dropout and weights == "shared":
             return f"{line}, 1 update, on-policy but for dropout"
+        if config.train.lag:
+            return (
+                f"{line}, 1 update, sampled up to {config.train.lag} steps ahead "
+                f"(train.sync={config.train.sync})"
+            )
         policy = "on-policy" if weights == "shared" else f"sampled from other weights ({weights})"
         return f"{line}, 1 update, {policy}"
 

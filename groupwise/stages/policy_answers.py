@@ -32,6 +32,8 @@ class PolicyAnswers:
         self, parts: Parts[Any], cursor: TaskCursor, prompts: int, clock: Clock
     ) -> list[Group]:
         """Return the next prompts, answered and graded."""
+        if parts.ahead is not None:
+            return parts.ahead.take(prompts, clock)
         chosen = [(parts.tasks[d.task], d.number) for d in cursor.take(prompts)]
         sampling = sampling_of(
             self.config,

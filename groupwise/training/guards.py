@@ -112,10 +112,11 @@ def mismatch_limit(config: Config, parts: Parts[Any]) -> tuple[float, str]:
 
 
 def explained_gap(config: Config, parts: Parts[Any]) -> dict[str, float]:
-    """Return the mean |learner − sampler| that precision explains; dropout explains any."""
+    """Return the mean |learner − sampler| that precision explains; dropout and lag explain any."""
     if config.recipe.scores:
         return {}  # there is no sampler
-    limit = 1.0 if config.adapter.dropout else mismatch_limit(config, parts)[0]
+    any_gap = config.adapter.dropout or config.train.lag
+    limit = 1.0 if any_gap else mismatch_limit(config, parts)[0]
     return {"mismatch/limit": limit}
 
 

@@ -25,6 +25,8 @@ from groupwise.sync.space import Space, check_space
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 
+AHEAD = "ahead"  # what a checkpoint calls the prompts that are admitted, and their answers
+
 
 class Keeper:
     """Keeps what a run goes on from: parts and progress, as they are when it is asked to."""
@@ -123,6 +125,8 @@ class Keeper:
             role.restore(tensors.get(name, {}))
         parts.engine.restore(tensors.get("engine", {}))
         parts.engine.sync(progress.version)
+        if parts.ahead is not None:
+            parts.ahead.restore(found.values.get(AHEAD), tensors.get(AHEAD, {}))
         self.reporter.at = self.saved_step = progress.step
         # Killed between a checkpoint's arrival and the end of what it replaces, perhaps the last.
         if self.world.leads:
@@ -152,6 +156,9 @@ class Keeper:
             "engine": parts.engine.state(),
             **{name: role.state() for name, role in parts.learner.roles.items()},
         }
+        values = progress.state()
+        if parts.ahead is not None:
+            values[AHEAD], tensors[AHEAD] = parts.ahead.state()
         whole, shards = split(tensors)
         more = shards_part(self.world, shards, self.saver.writers) if shards else None
         if not self.world.leads:  # which writes all but the others' shards
@@ -161,7 +168,7 @@ class Keeper:
             progress.step,
             weights=self.stage.contents(parts),
             tensors=whole,
-            values=progress.state(),
+            values=values,
             best=progress.best_step == progress.step,
             more=() if more is None else (more,),
             others=sum(x.nbytes - part(x).nbytes for x in shards.values()),

@@ -27,6 +27,14 @@ from groupwise.stages.parts import Parts
 from groupwise.stages.rows import rows_of
 from groupwise.stages.stage import StepUpdates
 from groupwise.stages.value_truth import value_truth
+from groupwise.training.ahead import (
+    admit,
+    before_update,
+    deliver,
+    lag_metrics,
+    not_begun,
+    rest,
+)
 from groupwise.training.continuing import complete, nothing_left, placed_for
 from groupwise.training.guards import (
     check_agreement,
@@ -183,7 +191,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     collected = stage.collect(parts, progress.cursor, reporter.event, clock)
     failing = check_rewards(config, progress, collected, reporter)
     if failing is not None or run.world.any(stop.is_set()):
-        progress.cursor.restore(before)  # as if the step had not begun
+        not_begun(run, before)
         progress.unrewarded = unrewarded
         if failing is None:
             return None
@@ -193,6 +201,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     # Advantages, loss, update.
     rates = rates_at(config, progress.step, progress.total_steps(config), progress.waited)
     version = progress.version  # that rollouts should be of
+    before_update(run, clock)
     keeper.saver.hold_changes()
     updates = stage.teach(parts, progress.memory, collected, rates, reporter.event, clock)
     note_memory(progress, parts, reporter)
@@ -201,7 +210,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     progress.step += 1
     progress.version += sum(not outcome.skipped for outcome in updates.outcomes)
     progress.memory, progress.tokens = updates.memory, progress.tokens + collected.tokens
-    parts.engine.sync(progress.version)
+    deliver(run, clock)
     delivered = check_delivery(progress, parts)
     for role in parts.learner.roles.values():
         role.after_step(parts.learner.model, progress.step)
@@ -218,11 +227,13 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     improved, evaluation = False, None
     progress.trained += run.world.first(lambda: now() - clock.start)
     if progress.evaluation_due(config, share):
+        rest(run)
         with clock("eval"):
             evaluation = held_out(run)
             metrics |= value_truth(config, parts)
         metrics |= evaluation.metrics()
         improved = progress.note_evaluation(evaluation)
+    admit(run)
     metrics |= clock.metrics(collected.tokens)
     metrics |= cost_metrics(run, collected, updates, clock, metrics["time/step"])
     sick = record_step(run, collected, updates, metrics, evaluation, improved)
@@ -252,6 +263,7 @@ def step_metrics(run: Run, collected: Collected, updates: StepUpdates, version: 
         **updates.metrics,
         **({} if snr is None else {"optim/grad_snr": snr}),
         **explained_gap(run.config, run.parts),
+        **lag_metrics(run, updates),
         "weights/version": run.progress.version,
         "data/epoch": run.progress.cursor.epoch,
         "cost/tokens": run.progress.tokens,

@@ -37,6 +37,7 @@ from groupwise.runfiles.recorder import NoRecorder, Recorder
 from groupwise.runfiles.stages import parent_of
 from groupwise.runfiles.starts import Start, read_starts, write_starts
 from groupwise.stages import stage_of
+from groupwise.stages.ahead import Ahead
 from groupwise.stages.checks import check_config
 from groupwise.stages.describe import describe
 from groupwise.stages.parts import Parts
@@ -96,6 +97,7 @@ def open_run(
         with display.watching():
             run = _open(config, folder, recorder, saver, mirrors, display, engine, begun, asked,
                         world)  # fmt: skip
+        held.callback(run.parts.close)
         yield run
 
 
@@ -155,6 +157,8 @@ def _open(
         micro_tokens_asked=learner.optim.micro_tokens,
         opened=begun,
     )
+    if config.train.lag:
+        parts.ahead = Ahead(config, parts, progress.cursor)
     keeper = Keeper(config, stage, progress, parts, reporter, saver)
     run = Run(config, stage, progress, parts, reporter, keeper)
     before = world.first(lambda: _last_known(folder, origin, display))

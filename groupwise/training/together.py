@@ -29,3 +29,9 @@ def _refused(config: Config, ranks: int) -> Iterator[str]:
             f"recipe {config.recipe.name} samples from its reference, which is sharded over "
             f"{ranks} ranks: the native engine needs whole weights. Run it in one process."
         )
+    if config.train.lag or config.engine.servers:
+        name = "train.lag" if config.train.lag else "engine.servers"
+        yield (
+            f"{name} with {ranks} ranks is not built: every rank would sample ahead by itself. "
+            f"Set {name}=0, or run in one process."
+        )

@@ -7,10 +7,10 @@ A call that runs out of memory starts again with fewer slots; one whose kernels 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,6 +24,7 @@ from groupwise.engine.protocol import (
     Request,
     Sampling,
     State,
+    Sync,
     Ticket,
     WeightSource,
     Wrote,
@@ -68,12 +69,13 @@ class NativeEngine(Engine):
         weights: str = "shared",
         version: int = 0,
         tell: Tell = warn,
+        on_sync: Sync = "drain",
     ) -> None:
         if slots < 0:
             raise EngineError(f"engine.slots is {slots}; it must be 0 (as many as fit) or more.")
         self.capabilities = capabilities_with(weights)
         self.weights, self.seed, self.slots = weights, seed, slots
-        self.tokenizer, self.tell = tokenizer, tell
+        self.tokenizer, self.tell, self.on_sync = tokenizer, tell, on_sync
         self.source = make_source(weights, model, version)
         self.decoder: Decoder | None = None  # made when it is first needed
         self.failed = False  # a kernel of the decoder
@@ -86,8 +88,12 @@ class NativeEngine(Engine):
         self.tickets = count()
 
     @classmethod
-    def made(cls, setup: EngineSetup) -> Self:
+    def made(cls, setup: EngineSetup) -> Engine:
         loaded, settings = setup.loaded, setup.settings
+        if settings.servers:
+            from groupwise.engine.native.process import ProcessEngine
+
+            return ProcessEngine(setup)
         return cls(
             loaded.model,
             loaded.tokenizer,
@@ -95,20 +101,43 @@ class NativeEngine(Engine):
             slots=settings.slots,
             weights=settings.weights,
             tell=setup.tell,
+            on_sync=setup.on_sync,
         )
 
     @classmethod
     def capabilities_for(cls, settings: config.EngineSettings) -> Capabilities:
-        return capabilities_with(settings.weights)
+        return capabilities_with(settings.weights, beside=settings.servers > 0)
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:
         check_requests(self.source.model.config, requests, sampling)
         named = {next(self.tickets): request for request in requests}
-        self.batches.append(Batch(sampling, named))
+        if self._join(requests, sampling):
+            self.batches[0].left |= named
+            self.names += named
+        else:
+            self.batches.append(Batch(sampling, named))
         return list(named)
 
-    def finished(self, wrote: Wrote | None = None) -> list[tuple[Ticket, list[Completion]]]:
-        """Sample until a group is whole; batches one after the other, in their order."""
+    def _join(self, requests: Sequence[Request], sampling: Sampling) -> bool:
+        """Let requests into the flight, so that its last samples do not run alone.
+
+        Only where new weights may come on the way: else whole batches come back one by one.
+        """
+        if self.on_sync == "drain" or len(self.batches) != 1:
+            return False
+        alike = self.batches[0].sampling == sampling
+        if not (alike and isinstance(self.flight, Scheduler) and self.flight.fits(requests)):
+            return False
+        self.flight.join(requests)
+        return True
+
+    def finished(
+        self, wrote: Wrote | None = None, pause: Callable[[], bool] | None = None
+    ) -> list[tuple[Ticket, list[Completion]]]:
+        """Sample until a group is whole; batches one after the other, in their order.
+
+        `pause` is asked behind every step whether to come back early, perhaps with nothing.
+        """
         if not self.batches:
             return []
         batch = self.batches[0]
@@ -118,7 +147,7 @@ class NativeEngine(Engine):
             captured = self._captured(batch)
             try:
                 with order(fixed=False):  # nothing here depends on it, and captures go without it
-                    found = self._advance(batch, captured, wrote)
+                    found = self._advance(batch, captured, wrote, pause)
                 break
             except Exception as error:
                 self._land()
@@ -130,7 +159,11 @@ class NativeEngine(Engine):
         return found
 
     def _advance(
-        self, batch: Batch, captured: bool, wrote: Wrote | None
+        self,
+        batch: Batch,
+        captured: bool,
+        wrote: Wrote | None,
+        pause: Callable[[], bool] | None,
     ) -> list[tuple[Ticket, list[Completion]]]:
         """Go on with the flight, or begin it, until a group is whole."""
         if self.flight is None:
@@ -150,6 +183,8 @@ class NativeEngine(Engine):
                     batch.written += len(group)
                     batch.tokens += sum(len(each.token_ids) for each in group)
                 return found
+            if pause is not None and pause():
+                return []
         raise AssertionError("a flight ended before its last group was whole")
 
     def _land(self) -> None:
@@ -171,6 +206,8 @@ class NativeEngine(Engine):
         sampling, kernels = batch.sampling, self.source.model.ops.name
         if kernels == "plain" or self.weights != "shared" or self.failed:
             return False
+        if self.on_sync != "drain":
+            return False  # captured steps know nothing of weights that come on the way
         whole = sampling.top_p == 1 and not sampling.top_k and not sampling.record_top_k
         if not whole and kernels == "exact" and not self.told:
             self.told = True
@@ -249,13 +286,16 @@ class NativeEngine(Engine):
 
     def sync(self, version: int) -> None:
         """Take the learner's changed weights, under this number."""
-        if self.batches:
+        if self.batches and self.on_sync == "drain":
             raise EngineError(
                 f"{sum(len(batch.left) for batch in self.batches)} requests are under way, and new "
                 "weights would change in the middle of their answers. Wait until they are "
                 "finished, or cancel them."
             )
+        before = self.source.version
         self.source.sync(version)
+        if isinstance(self.flight, Scheduler) and version != before:
+            self.flight.renew(keep=self.on_sync == "keep")
 
     def state(self) -> State:
         return self.source.state()
@@ -264,7 +304,7 @@ class NativeEngine(Engine):
         self.source.restore(state)
 
 
-def capabilities_with(weights: str) -> Capabilities:
+def capabilities_with(weights: str, *, beside: bool = False) -> Capabilities:
     """Return what it can do with these weights: exact mode is that of the learner's own."""
     return Capabilities(
         weights=weights,
@@ -272,6 +312,8 @@ def capabilities_with(weights: str) -> Capabilities:
         exact=weights == "shared",
         top_k_logps=True,
         routes=True,
+        in_flight_updates=weights == "shared",
+        beside=beside,
         own_randomness=False,
     )
 

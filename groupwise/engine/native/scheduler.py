@@ -30,7 +30,7 @@ from groupwise.model.layers.cache import CachedAttention, DecodeAttention, KeyVa
 from groupwise.model.layers.head import logits, widened
 from groupwise.model.layers.routes import Routes
 from groupwise.model.layers.transformer import PolicyModel
-from groupwise.records import Completion
+from groupwise.records import Completion, VersionRun
 
 if TYPE_CHECKING:
     from groupwise.engine.native.engine import NativeEngine
@@ -51,6 +51,8 @@ class RunningSample:
     noise_key: tuple[int, ...]
     held: int  # tokens of it in the cache: the prompt, later the completion but its last token
     watch: StopWatch | None
+    # From which of its tokens on which weights write, and whether all that they read is theirs.
+    marks: list[tuple[int, int, bool]]
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     topk: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -87,6 +89,7 @@ class Scheduler:
         self.prompts = KeyValueCache(config, self.together + 1, room, head_VD.dtype, self.device)
         self.prompt_routes: list[Tensor] = []  # of the prompts in that cache, where asked for
         self.last_PD = head_VD.new_zeros(0)  # hidden states behind the prompts in that cache
+        self.begun: list[int] = []  # the requests whose prompts are in that cache
         self.hidden_SD = head_VD.new_zeros(rows, config.hidden_size)
         self.scratch = [
             torch.empty(rows * padded_width(config.vocab_size), dtype=wide, device=self.device)
@@ -123,29 +126,91 @@ class Scheduler:
     def _compute_prompts(self) -> None:
         """Compute the prompts of as many groups as the free slots can begin with."""
         free, number = self.places - len(self.running), 0
-        prompts: list[tuple[int, ...]] = []
-        while self.waiting and number < free and len(prompts) < self.together:
+        self.begun = []
+        while self.waiting and number < free and len(self.begun) < self.together:
             index = self.waiting.popleft()
-            self.ready.extend(self._group(index, len(prompts)))
-            prompts.append(self.requests[index].prompt)
+            self.ready.extend(self._group(index, len(self.begun)))
+            self.begun.append(index)
             number += self.requests[index].samples
-        groups = len(prompts)
+        self._read_prompts()
+
+    def _read_prompts(self) -> None:
+        """Compute the prompts of the groups that begin."""
+        prompts = [self.requests[index].prompt for index in self.begun]
         lengths = [len(prompt) for prompt in prompts]
         last_P = torch.tensor(lengths, device=self.device).cumsum(0) - 1
-        slots = list(range(len(prompts)))
+        routes = Routes() if self.sampling.record_routes else None
+        self.last_PD = self._read(self.prompts, prompts, routes)[last_P]
+        if routes is not None and routes.chosen_TLK is not None:
+            read = routes.chosen_TLK[: sum(lengths)].cpu()
+            self.prompt_routes = list(torch.split(read, lengths))
+
+    def _read(
+        self, cache: KeyValueCache, texts: Sequence[tuple[int, ...]], routes: Routes | None = None
+    ) -> Tensor:
+        """Put texts through the model, into the first slots of a cache; the last is for ballast."""
+        packed, lengths = list(texts), [len(text) for text in texts]
+        slots = list(range(len(packed)))
         ballast = -sum(lengths) % ROW_STEP
         if ballast:
-            prompts.append((0,) * ballast)
+            packed.append((0,) * ballast)
             lengths.append(ballast)
-            slots.append(self.together)
-        attend = CachedAttention(self.prompts, slots, [0] * len(slots), lengths)
-        token_T = torch.tensor([token for prompt in prompts for token in prompt])
-        routes = Routes() if self.sampling.record_routes else None
-        token_T = token_T.to(self.device)
-        hidden_TD = self.model(token_T, attend.position_T, attend, routes=routes)
-        self.last_PD = hidden_TD[last_P]
-        if routes is not None and routes.chosen_TLK is not None:
-            self.prompt_routes = list(torch.split(routes.chosen_TLK.cpu(), lengths)[:groups])
+            slots.append(cache.slots - 1)
+        attend = CachedAttention(cache, slots, [0] * len(slots), lengths)
+        token_T = torch.tensor([token for text in packed for token in text]).to(self.device)
+        return self.model(token_T, attend.position_T, attend, routes=routes)
+
+    def fits(self, requests: Sequence[Request]) -> bool:
+        """Tell whether its caches have room for the longest of these."""
+        return all(
+            len(request.prompt) <= self.prompts.capacity
+            and len(request.prompt) + request.most(self.sampling) <= self.cache.capacity
+            for request in requests
+        )
+
+    def join(self, requests: Sequence[Request]) -> None:
+        """Take more requests, behind those that wait."""
+        first = len(self.requests)
+        self.requests = [*self.requests, *requests]
+        self.waiting.extend(range(first, len(self.requests)))
+        self.done += [[None] * request.samples for request in requests]
+
+    @torch.no_grad()
+    def renew(self, *, keep: bool) -> None:
+        """Go on with other weights, between two steps: they read anew what is written so far.
+
+        With `keep` the caches stay, and what running samples write from here on is of no single
+        policy. Samples that have not begun are the new weights' alone either way.
+        """
+        self.model, version = self.source.model, self.source.version
+        self.head_VD = widened(self.model.head_weight)
+        for sample in self.running:
+            sample.marks.append((len(sample.tokens), version, not keep))
+        for sample in self.ready:
+            sample.marks = [(0, version, True)]
+        if self.ready:
+            self._read_prompts()
+        if not keep:
+            self._read_again()
+
+    def _read_again(self) -> None:
+        """Compute the caches of running samples anew: all that they hold but their last token."""
+        head_VD, first = self.model.head_weight, 0
+        while first < len(self.running):
+            texts: list[tuple[int, ...]] = []
+            for sample in self.running[first:]:
+                text = (*self.requests[sample.request].prompt, *sample.tokens[:-1])
+                if texts and sum(map(len, texts)) + len(text) > PROMPT_TOKENS:
+                    break
+                texts.append(text)
+            room = round_up(max(ROW_STEP, *map(len, texts)), KEY_STEP)
+            fresh = KeyValueCache(
+                self.model.config, len(texts) + 1, room, head_VD.dtype, self.device
+            )
+            self._read(fresh, texts)
+            for number, text in enumerate(texts):
+                self.cache.copy(number, [first + number], len(text), fresh)
+            first += len(texts)
 
     def _group(self, index: int, prompt: int) -> list[RunningSample]:
         request, stop = self.requests[index], self.sampling.stop
@@ -161,6 +226,7 @@ class Scheduler:
                 noise_key=key(*named, number, purpose="noise"),
                 held=len(request.prompt),
                 watch=watch_of(self.engine.tokenizer, stop, request.begun_ids),
+                marks=[(0, self.source.version, True)],
             )
             for number, uniform_T in enumerate(uniform_NT)
         ]
@@ -270,16 +336,28 @@ class Scheduler:
 
     def _completion(self, sample: RunningSample, finish: Finish) -> Completion:
         ids, logps = zip(*sample.topk, strict=True) if sample.topk else (None, None)
+        runs = runs_of(sample.marks, len(sample.tokens))
         return Completion(
             token_ids=tuple(sample.tokens),
             logp_T=torch.tensor(sample.logps, dtype=torch.float32),
             finish=finish,
-            version=self.source.version,
+            version=runs[0].version,
             weights=self.engine.weights,
+            runs=runs if len(runs) > 1 else (),
             topk_id_TK=None if ids is None else torch.stack(ids).cpu(),
             topk_logp_TK=None if logps is None else torch.stack(logps).cpu(),
             routes_TLK=torch.cat(sample.routes) if sample.routes else None,
         )
+
+
+def runs_of(marks: Sequence[tuple[int, int, bool]], length: int) -> tuple[VersionRun, ...]:
+    """Return which weights wrote which of so many tokens; some wrote none."""
+    ends = [*(at for at, _, _ in marks[1:]), length]
+    runs = [
+        VersionRun(version, end - at, pure)
+        for (at, version, pure), end in zip(marks, ends, strict=True)
+    ]
+    return tuple(run for run in runs if run.tokens)
 
 
 def finished_groups(
