@@ -18,7 +18,7 @@ from groupwise.common.user_files import make_importable
 from groupwise.envs import builtin
 from groupwise.envs.answering import AsyncEnvironment, Plain, has
 from groupwise.envs.environment import Environment
-from groupwise.envs.shapes.by_column import ByColumn
+from groupwise.envs.shapes.by_column import ByColumn, MadeOfRow
 from groupwise.envs.shapes.gymnasium import Gymnasium, TextArena, is_gymnasium, is_textarena
 from groupwise.envs.shapes.mcp import PREFIX, MCPTools
 from groupwise.envs.shapes.openenv import OpenEnv, is_openenv
@@ -111,6 +111,8 @@ class Maker:
                 f"{self.setup.environment} is an object of {type(found).__name__}, and each "
                 "episode needs one of its own. Name its class, or a function that makes one."
             )
+        if inspect.isroutine(found) and "row" in inspect.signature(found).parameters:
+            return MadeOfRow(found, self.recognised, self.options)
         return self.recognised(_called(found, self.options))
 
     def verifiers(self, found: Any) -> Verifiers:

@@ -14,7 +14,7 @@ from groupwise.envs.answering import AsyncEnvironment
 from groupwise.envs.environment import Observation
 from groupwise.errors import WorldError
 
-NUMBER = re.compile(r"-?\d{1,9}(?!\d)")
+NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 MOST = 10**9
 
 

@@ -71,6 +71,7 @@ class Server:
         try:
             return await within(PATIENCE, self._listed())
         except (ToolFailed, TooSlow) as error:
+            await self.close()
             why = str(error) or f"it says nothing for {PATIENCE:g} s"
             raise WorldError(
                 f"The MCP server {self.command!r} does not answer: {why}. Run the command by hand: "
@@ -104,6 +105,8 @@ class Server:
     async def _write(self, message: Mapping[str, Any]) -> None:
         if self.process is None or self.process.stdin is None:
             raise ToolFailed("the MCP server does not run")
+        if self.reading is not None and self.reading.done():
+            raise ToolFailed("the MCP server has ended")
         try:
             self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
             await self.process.stdin.drain()
@@ -135,7 +138,8 @@ class Server:
     async def close(self) -> None:
         if self.reading is not None:
             self.reading.cancel()
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
             with suppress(ProcessLookupError):
                 self.process.kill()
             await self.process.wait()
