@@ -14,7 +14,7 @@ from groupwise.data.games import WORDS
 from groupwise.data.generators import generate, split
 from groupwise.envs.answering import Alone, AsyncEnvironment
 from groupwise.envs.builtin.calculator import shown, value
-from groupwise.envs.builtin.guess import Guess, winnable
+from groupwise.envs.builtin.guess import GuessNumber, winnable
 from groupwise.envs.builtin.python import python
 from groupwise.envs.builtin.search import search
 from groupwise.envs.builtin.tictactoe import TicTacToe, best, over, put, winner, worth
@@ -43,7 +43,7 @@ def game(world: AsyncEnvironment, row: dict[str, Any], turns: list[str]) -> tupl
 
 
 def bisected(low: int, high: int, secret: int, guesses: int, **options: Any) -> Any:
-    world = Alone(Guess(low, high, guesses, **options))
+    world = Alone(GuessNumber(low, high, guesses, **options))
     world.reset({"secret": secret})
     least, most = low, high
     while True:
@@ -84,18 +84,20 @@ def test_no_player_is_better_by_enumeration() -> None:
 
 
 def test_guess_reads_the_last_number_and_counts_every_turn() -> None:
-    said, won = game(Guess(), {"secret": 7}, ["not 3, but 9", "well", "5 or 6", "12345678901 7"])
+    said, won = game(
+        GuessNumber(), {"secret": 7}, ["not 3, but 9", "well", "5 or 6", "12345678901 7"]
+    )
     assert (said, won) == (["", "lower", "no number", "higher", ""], 1.0)
-    said, won = game(Guess(guesses=2), {"secret": 7}, ["7000000000", "8"])
+    said, won = game(GuessNumber(guesses=2), {"secret": 7}, ["7000000000", "8"])
     assert (said, won) == (["", "no number", ""], 0.0)
 
 
 def test_a_lost_game_may_be_worth_what_was_ruled_out() -> None:
     """Of 0 to 15, [4, 11] is left: 8 of 16 are ruled out."""
-    _, reward = game(Guess(guesses=2, partial=True), {"secret": 8}, ["3", "12"])
+    _, reward = game(GuessNumber(guesses=2, partial=True), {"secret": 8}, ["3", "12"])
     assert reward == 8 / 16
-    assert game(Guess(guesses=1, partial=True), {"secret": 8}, ["x"])[1] == 0.0
-    assert game(Guess(guesses=1, partial=True), {"secret": 8}, ["8"])[1] == 1.0
+    assert game(GuessNumber(guesses=1, partial=True), {"secret": 8}, ["x"])[1] == 0.0
+    assert game(GuessNumber(guesses=1, partial=True), {"secret": 8}, ["8"])[1] == 1.0
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:
@@ -105,9 +107,9 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         ({"secret": True}, "no whole number"),
     ):
         with pytest.raises(WorldError, match=words):
-            game(Guess(), row, [])
+            game(GuessNumber(), row, [])
     with pytest.raises(WorldError, match="is no game"):
-        Guess(5, 5)
+        GuessNumber(5, 5)
     with pytest.raises(WorldError, match="no word of five letters"):
         game(Wordle(), {"word": "longer"}, [])
     with pytest.raises(WorldError, match="no answer to compare with"):

@@ -11,7 +11,7 @@ import pytest
 from groupwise.envs.answering import Alone
 from groupwise.envs.environment import Environment
 from groupwise.envs.loading import Maker
-from groupwise.envs.opening import WorldSetup, found
+from groupwise.envs.opening import WorldSetup, check_worlds, found, open_worlds
 from groupwise.errors import WorldError
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -175,9 +175,11 @@ def test_tools_beside_an_environment_that_answers_itself_are_refused() -> None:
         made("House", tools=(f"{TOYS}:add",))
 
 
-def test_tools_without_a_reader_are_refused() -> None:
+def test_tools_are_checked_without_a_reader_and_not_opened() -> None:
+    setup = WorldSetup("", ("calculator",))
+    assert [each["function"]["name"] for each in check_worlds(setup)] == ["calculator"]
     with pytest.raises(WorldError, match="nothing says how calls of them are written"):
-        Maker(WorldSetup("", ("calculator",))).make()
+        open_worlds(setup)
 
 
 def test_a_shape_that_answers_otherwise_says_what_was_expected(tmp_path: Path) -> None:

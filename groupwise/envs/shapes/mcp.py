@@ -25,7 +25,7 @@ PATIENCE = 60.0  # seconds for a server to come up and list its tools
 PAGES = 100  # of the list
 
 
-class Server:
+class McpServer:
     """A server in a process of its own."""
 
     def __init__(self, command: str) -> None:
@@ -159,7 +159,7 @@ class MCPTools(WithTools):
 
     def __init__(self, commands: Sequence[str], box: Toolbox) -> None:
         super().__init__(box)
-        self.servers = [Server(command) for command in commands]
+        self.servers = [McpServer(command) for command in commands]
 
     async def prepare(self) -> None:
         """Start the servers and take their tools in."""
@@ -172,7 +172,7 @@ class MCPTools(WithTools):
             await server.close()
 
 
-def _tool(server: Server, listed: Mapping[str, Any]) -> Tool:
+def _tool(server: McpServer, listed: Mapping[str, Any]) -> Tool:
     name = str(listed["name"])
     known = {
         "name": name,
