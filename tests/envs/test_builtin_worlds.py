@@ -330,6 +330,22 @@ def test_who_knows_wins_and_who_guesses_does_not(name: str, turns: int) -> None:
     assert report.guesser is not None and report.guesser < 0.5
 
 
+@pytest.mark.parametrize(
+    ("setup", "least"), [("tictactoe", 0.9), ("tictactoe(opponent='optimal')", 0.5)]
+)
+def test_perfect_play_never_loses(setup: str, least: float) -> None:
+    rows = [dict(task.columns) for task in generate("tictactoe", 32, 0, {})]
+    report = try_environment(WorldSetup(setup, workers=1), rows, turns=5)
+    assert report.oracle is not None and report.oracle >= least and report.problems == ()
+    assert report.guesser is not None and report.guesser < 0.4
+
+
+def test_several_tries_are_won_by_who_knows() -> None:
+    rows = [{"answer": str(n)} for n in range(100, 120)]
+    report = try_environment(WorldSetup("tries", workers=1), rows, turns=5)
+    assert (report.oracle, report.guesser, report.problems) == (1.0, 0.0, ())
+
+
 def test_a_broken_environment_is_found_out(tmp_path: Path) -> None:
     """One that nobody wins, one that everybody wins, one that raises."""
     file = tmp_path / "mine.py"
