@@ -48,6 +48,10 @@ class RewardError(GroupwiseError, ValueError):
     """A reward function that can't be used, or that fails too often."""
 
 
+class WorldError(GroupwiseError, ValueError):
+    """An environment or a tool that can't be used as it is."""
+
+
 class EngineError(GroupwiseError, ValueError):
     """A request that the sampler can't serve."""
 

@@ -4,20 +4,25 @@ from groupwise.records.batch import Average, Groups, Memory, TokenBatch, Visit
 from groupwise.records.rollouts import (
     POLICY,
     Branch,
+    CalledTool,
     Completion,
+    Episode,
     Grade,
     LearnedRow,
     Message,
     Rollout,
     Task,
     Turn,
+    TurnFacts,
 )
 
 __all__ = [
     "POLICY",
     "Average",
     "Branch",
+    "CalledTool",
     "Completion",
+    "Episode",
     "Grade",
     "Groups",
     "LearnedRow",
@@ -27,5 +32,6 @@ __all__ = [
     "Task",
     "TokenBatch",
     "Turn",
+    "TurnFacts",
     "Visit",
 ]

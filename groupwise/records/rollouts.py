@@ -29,6 +29,44 @@ class Turn(NamedTuple):
     end: int  # one behind the last
 
 
+class CalledTool(NamedTuple):
+    """A call of a tool in a turn."""
+
+    name: str
+    arguments: str  # as JSON
+    status: str  # "ok", "failed", "timeout" or "refused"
+
+
+class TurnFacts(NamedTuple):
+    """What is known of a turn of the policy that an environment has answered."""
+
+    reward: float | None = None  # that the environment gave it
+    finish: str = "eos"  # what ended it, as `Completion.finish` has it
+    version: int = 0  # of the weights that wrote it
+    state: str | None = None  # the environment's name of the state that it was written in
+    calls: tuple[CalledTool, ...] = ()
+    seconds: float = 0.0  # that the environment took to answer it, by the clock
+
+
+@dataclass(frozen=True)
+class Episode:
+    """How a completion that an environment has answered came to its end, beside its tokens."""
+
+    # "answered" without another call, "done" as the environment says, or a limit: "max_turns",
+    # "max_calls", "own_tokens", "context"; or a failure: "timeout", "error"
+    stop: str
+    turns: tuple[TurnFacts, ...]  # of the policy, in order
+    reward: float | None = None  # of the environment: of turns and whole; None: it gave none
+    messages: tuple[Message, ...] = ()  # what was said behind the prompt, by all
+    reason: str = ""  # of a failure, in words
+    left_out: bool = False  # for the way in which it ended: it is not graded and not learned
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the environment failed."""
+        return self.stop in ("timeout", "error")
+
+
 class LearnedRow(NamedTuple):
     """A row of the data as token ids, and which of them are learned."""
 
@@ -93,6 +131,7 @@ class Completion:
     # visited in each layer, the prompt's tokens first: all but the last have been read. -1: not
     # known, or a layer without experts
     routes_TLK: Tensor | None = None
+    episode: Episode | None = None  # where an environment answered the policy
 
     def __post_init__(self) -> None:
         if self.mask_T is not None:
@@ -122,6 +161,11 @@ class Completion:
     def own_length(self) -> int:
         """Count the tokens that the policy wrote: what a length means wherever one is judged."""
         return len(self.token_ids) if self.mask_T is None else int(self.mask_T.sum())
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """Return the policy's turns."""
+        return tuple(turn for turn in self.turns if turn.role == POLICY)
 
     @property
     def last_turn(self) -> Turn:

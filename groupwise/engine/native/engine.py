@@ -7,7 +7,7 @@ A call that runs out of memory starts again with fewer slots; one whose kernels 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Self
@@ -104,11 +104,39 @@ class NativeEngine(Engine):
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:
         check_requests(self.source.model.config, requests, sampling)
         named = {next(self.tickets): request for request in requests}
-        self.batches.append(Batch(sampling, named))
+        if not self._joined(named, sampling):
+            self.batches.append(Batch(sampling, named))
         return list(named)
+
+    def _joined(self, named: Mapping[Ticket, Request], sampling: Sampling) -> bool:
+        """Let requests join those in flight, where they are sampled alike and nobody is before
+        them."""
+        if len(self.batches) != 1 or self.batches[0].sampling != sampling:
+            return False
+        if not isinstance(self.flight, Scheduler):
+            return False
+        self.batches[0].left |= named
+        self.names += named
+        self.flight.add(list(named.values()), self._places_for(self.batches[0]))
+        self.places = max(self.places, self.flight.places)
+        return True
+
+    def _places_for(self, batch: Batch) -> int:
+        """Return how many samples of what is left of a batch run at a time."""
+        return min(self.slots or SLOTS, samples_of(list(batch.left.values())))
 
     def finished(self, wrote: Wrote | None = None) -> list[tuple[Ticket, list[Completion]]]:
         """Sample until a group is whole; batches one after the other, in their order."""
+        return self._go_on(wrote, patient=True)
+
+    def poll(self, wrote: Wrote | None = None) -> list[tuple[Ticket, list[Completion]]]:
+        """Sample one token more of all that are in flight."""
+        return self._go_on(wrote, patient=False)
+
+    def _go_on(
+        self, wrote: Wrote | None, *, patient: bool
+    ) -> list[tuple[Ticket, list[Completion]]]:
+        """Sample: until a group is whole, or not `patient`, for a step."""
         if not self.batches:
             return []
         batch = self.batches[0]
@@ -118,7 +146,7 @@ class NativeEngine(Engine):
             captured = self._captured(batch)
             try:
                 with order(fixed=False):  # nothing here depends on it, and captures go without it
-                    found = self._advance(batch, captured, wrote)
+                    found = self._advance(batch, captured, wrote, patient=patient)
                 break
             except Exception as error:
                 self._land()
@@ -130,9 +158,9 @@ class NativeEngine(Engine):
         return found
 
     def _advance(
-        self, batch: Batch, captured: bool, wrote: Wrote | None
+        self, batch: Batch, captured: bool, wrote: Wrote | None, *, patient: bool
     ) -> list[tuple[Ticket, list[Completion]]]:
-        """Go on with the flight, or begin it, until a group is whole."""
+        """Go on with the flight, or begin it, until a group is whole or a step is done."""
         if self.flight is None:
             requests = list(batch.left.values())
             self.flight = (self._decode if captured else self._plain)(requests, batch.sampling)
@@ -143,7 +171,7 @@ class NativeEngine(Engine):
             if wrote is not None:
                 written, tokens = self.before
                 wrote(written + self.flight.written, tokens + self.flight.tokens)
-            if whole:
+            if whole or not patient:
                 found = [(self.names[number], group) for number, group in whole]
                 for ticket, group in found:
                     del batch.left[ticket]
