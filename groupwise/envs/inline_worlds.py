@@ -52,13 +52,17 @@ class InlineWorlds(Worlds):
         self, episode: int, call: Callable[[], Observation], *, last: bool = False
     ) -> None:
         begun = time.monotonic()
+
+        def seconds() -> float:
+            return time.monotonic() - begun
+
         try:
             said = call()
             world = self.there[episode]
             outcome = world.outcome() if last else None
-            answer: Answered | Fault = Answered(said, world.state(), outcome)
+            answer: Answered | Fault = Answered(said, world.state(), outcome, seconds())
         except Exception as error:  # of the environment: its episode alone is over
-            answer = Fault("error", in_short(error), time.monotonic() - begun)
+            answer = Fault("error", in_short(error), seconds())
         if last or isinstance(answer, Fault):
             self.drop(episode)
         self.ready.append((episode, answer))

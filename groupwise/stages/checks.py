@@ -19,6 +19,7 @@ from groupwise.optim.roles import ROLES
 from groupwise.stages import stage_of
 from groupwise.stages.ignored import ignored
 from groupwise.stages.run_checks import earlier_runs
+from groupwise.stages.turn_checks import REFUSED as OF_TURNS
 from groupwise.watch.rules import RULES
 
 StageRule = Callable[[Config, Method], Iterator[str]]
@@ -262,6 +263,7 @@ REFUSED: tuple[StageRule, ...] = (
     beyond_the_engine,
     likeliest_tokens_not_recorded,
     unknown_rules,
+    *OF_TURNS,
     *ANY_REFUSED,
 )
 DOUBTFUL: tuple[StageRule, ...] = (

@@ -30,6 +30,11 @@ def _refused(config: Config, world: World) -> Iterator[str]:
             f"recipe {config.recipe.name} samples from its reference, which is sharded over "
             f"{ranks} ranks: the native engine needs whole weights. Run it in one process."
         )
+    if config.turns.used:
+        yield (
+            f"turns with {ranks} ranks: environments would be played on each of them, and answer "
+            "in another order. Run it in one process."
+        )
     if config.engine.backend != NATIVE:
         yield (
             f"engine.backend={config.engine.backend} with {ranks} ranks: engines other than the "
