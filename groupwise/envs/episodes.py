@@ -19,7 +19,7 @@ from groupwise.envs.worlds import Answered, Fault
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import POLICY, CalledTool, Completion, Episode, Message, Turn, TurnFacts
 
-CUT = "\n[... {} characters left out ...]\n"
+CUT = " [... {} characters left out ...] "
 Ids = Sequence[int]
 OTHERS = "environment"  # who speaks in a message that calls itself the policy's
 

@@ -116,9 +116,10 @@ class Scheduler:
         self.done += [[None] * request.samples for request in requests]
         self.places = max(self.places, places)
         rows = max(round_up(self.places, ROW_STEP), self.cache.slots)
-        most = max(self._most(requests), self.cache.capacity)
-        if (rows, most) != (self.cache.slots, self.cache.capacity):
-            self._grow(rows, most)
+        most = self._most(requests)
+        if rows > self.cache.slots or most > self.cache.capacity:
+            # With room for the next ones: whoever talks in turns comes back a little longer.
+            self._grow(rows, max(most + most // 4, self.cache.capacity))
         longest = max(len(request.prompt) for request in requests)
         together = max(self.together, min(self.places, PROMPT_TOKENS // longest))
         if longest > self.prompts.capacity or together > self.together:
