@@ -73,21 +73,22 @@ def rubric_of(thing: Any) -> Rubric | None:
         return None
     own = any(kind.__module__.partition(".")[0] == PACKAGE for kind in kinds)
     chat = getattr(thing, "message_type", "chat" if own else "") == "chat"
-    return Rubric(list(_pieces(found)), chat)
+    return Rubric(list(pieces_of(found)), chat)
 
 
 def _is_rubric(thing: Any) -> bool:
     return all(isinstance(getattr(thing, key, None), list) for key in ("funcs", "weights"))
 
 
-def _pieces(rubric: Any) -> Iterator[Piece]:
+def pieces_of(rubric: Any) -> Iterator[Piece]:
+    """Yield the functions of a rubric, and of those in it."""
     if len(rubric.funcs) != len(rubric.weights):
         raise RewardError("A rubric needs functions, and a weight for each.")
     objects = getattr(rubric, "class_objects", {})
     for function, weight in zip(rubric.funcs, rubric.weights, strict=True):
         yield Piece(function, float(weight), objects)
     for member in getattr(rubric, "rubrics", ()):
-        yield from _pieces(member)
+        yield from pieces_of(member)
 
 
 class Rubric:

@@ -4,6 +4,8 @@ It runs no work itself and has one thread, so that forking is safe and takes mil
 and its workers with it, when the process that asked for it is gone. Processes that a worker has
 started, in whatever session, become its own when the worker ends, and are killed.
 
+A target that has `serve` is given the pipe instead of items, and answers by itself.
+
 A worker's answer carries the number of the request. The pipe is the worker's alone: a process that
 work has forked loses it, so that it can't read another's item or answer for another.
 """
@@ -38,11 +40,13 @@ MAX_WORDS = 2_000  # characters of an error
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def main(control_fd: int, parent: int, target: str, memory: int) -> None:
-    """Serve until the parent is gone. `target` is `module:function`, called with each item."""
+def main(control_fd: int, parent: int, target: str, memory: int, given: str = "") -> None:
+    """Serve until the parent is gone. `target` is `module:function`, called with each item; with
+    something `given`, the function is called with that once and makes what is called with items.
+    """
     control = socket.socket(fileno=control_fd)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    problem, function = _load(target)
+    problem, function = _load(target, given)
     workers: set[int] = set()
     try:
         while os.getppid() == parent:
@@ -80,10 +84,11 @@ def _fork(parent: int) -> int:
             time.sleep(LOOK_EVERY)
 
 
-def _load(target: str) -> tuple[str, Callable[..., Any] | None]:
+def _load(target: str, given: str) -> tuple[str, Callable[..., Any] | None]:
     module, _, name = target.partition(":")
     try:
-        return "", getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
+        return "", found(given) if given else found
     except Exception as error:  # told to the pool, which raises it
         return f"{type(error).__name__}: {error}", None
 
@@ -141,10 +146,13 @@ def _work(pool: Connection, function: Callable[..., Any] | None, problem: str, m
         _die_with(os.getppid())
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what leaves its parent behind stays below its worker
         if memory:
-            _limit_memory(memory)
+            limit_memory(memory)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.register_at_fork(after_in_child=pool.close)
         pool.send((READY, os.getpid(), problem))
+        if hasattr(function, "serve"):
+            function.serve(pool)
+            return
         while True:
             request = memoryview(pool.recv_bytes())
             number, item = request[: NUMBER.size], request[NUMBER.size :]
@@ -158,7 +166,7 @@ def _work(pool: Connection, function: Callable[..., Any] | None, problem: str, m
             os._exit(0)  # whatever happened: behind this stands the forkserver's own code
 
 
-def _limit_memory(memory: int) -> None:
+def limit_memory(memory: int) -> None:
     """Limit memory to so many bytes beside what the process has loaded."""
     try:
         loaded = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -163,11 +163,13 @@ class ItemLimits(NamedTuple):
 class Pool:
     """Workers that call `target`, a `module:function`, with the parts of an item."""
 
-    def __init__(self, target: str, *, workers: int = 0, memory: int = 0) -> None:
+    def __init__(
+        self, target: str, *, workers: int = 0, memory: int = 0, given: str = ""
+    ) -> None:
         """Set up the pool. `workers`: 0 is one per core. `memory`: bytes a worker may address, 0
-        for all.
+        for all. `given`: a text that `target` is called with, once, to make what does the work.
         """
-        self.target, self.memory = target, memory
+        self.target, self.memory, self.given = target, memory, given
         self.size = workers or _cores()
         self._forget()
 
@@ -294,6 +296,19 @@ class Pool:
 
     # --- workers
 
+    def lease(self) -> Worker:
+        """Start a worker for whoever talks to it by himself, until `end`."""
+        if os.getpid() != self.owner:
+            self._forget()
+        worker = self._start()
+        with self.changed:
+            self.started += 1
+        return worker
+
+    def end(self, worker: Worker) -> None:
+        """Kill a leased worker and what it has started."""
+        self._end(worker)
+
     def _lease(self, wanted: bool) -> Worker | None:
         """Reserve a worker. None if there is none free and `wanted` does not insist."""
         with self.changed:
@@ -365,7 +380,7 @@ class Pool:
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from groupwise.graders.forkserver import main; "
-            f"main({theirs.fileno()}, {os.getpid()}, {self.target!r}, {self.memory})"
+            f"main({theirs.fileno()}, {os.getpid()}, {self.target!r}, {self.memory}, {self.given!r})"
         )
         self.forkserver = subprocess.Popen(
             [sys.executable, "-c", code],

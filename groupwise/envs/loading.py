@@ -1,0 +1,242 @@
+"""What a setup names, loaded, recognised by its shape and wrapped: the worker's side of opening."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from groupwise.common.forked import one_process
+from groupwise.common.user_files import make_importable
+from groupwise.envs import builtin
+from groupwise.envs.answering import AsyncEnvironment, Plain, has
+from groupwise.envs.environment import Environment
+from groupwise.envs.shapes.by_column import ByColumn
+from groupwise.envs.shapes.gymnasium import Gymnasium, TextArena, is_gymnasium, is_textarena
+from groupwise.envs.shapes.mcp import PREFIX, MCPTools
+from groupwise.envs.shapes.openenv import OpenEnv, is_openenv
+from groupwise.envs.shapes.texts import House, SkyRL
+from groupwise.envs.shapes.tinker import Tinker, is_tinker
+from groupwise.envs.shapes.tools import MethodTools, WithTools, has_method_tools, methods_of
+from groupwise.envs.shapes.verifiers import Verifiers, is_verifiers
+from groupwise.envs.tool_calls import CallReader
+from groupwise.envs.toolbox import Tool, Toolbox, tool
+from groupwise.errors import WorldError, nearest
+
+if TYPE_CHECKING:
+    from groupwise.envs.opening import WorldSetup
+
+PACKAGE = str(Path(__file__).resolve().parents[1])
+SHAPES = """
+  reset(self, **row), step(self, text) -> text | (text, reward, done) | dict
+  reset(self, **row) and public methods with types and docstrings: the tools (TRL)
+  init(self, prompt), step(self, action) -> observations, reward, done (skyrl-gym)
+  reset(self, seed=None), step(self, action) -> five values (Gymnasium, GEM)
+  reset, step, get_observation, close (TextArena)
+  reset, step(self, action: Action), state (OpenEnv)
+  async initial_observation, step (tinker)
+  MultiTurnEnv or ToolEnv (verifiers)
+  a subclass of groupwise.envs.environment.Environment
+""".rstrip()
+
+
+class Maker:
+    """What makes the world of an episode, again and again."""
+
+    def __init__(self, setup: WorldSetup) -> None:
+        self.setup = setup
+        functions = [text for text in setup.tools if not text.startswith(PREFIX)]
+        self.servers = [text.removeprefix(PREFIX) for text in setup.tools if text not in functions]
+        self.tools = [_tool(text) for text in functions]
+        self.found = _named(setup.environment, builtin.ENVIRONMENTS) if setup.environment else None
+        if inspect.isroutine(self.found) and getattr(self.found, "__name__", "") == "load_environment":
+            self.found = _called(self.found, setup.options)
+        self.reader: CallReader | None = _reader(setup.reader) if setup.reader else None
+
+    def make(self) -> AsyncEnvironment:
+        """Make a world that nobody has been in."""
+        if self.found is None:
+            box = self.box(self.tools)
+            return MCPTools(self.servers, box) if self.servers else WithTools(box)
+        world = self.wrapped(self.found)
+        if (self.tools or self.servers) and not isinstance(world, MethodTools):
+            raise WorldError(
+                f"{self.setup.environment} answers turns itself, so the tools "
+                f"{', '.join(self.setup.tools)} would never be called. Name tools without an "
+                "environment, or beside one whose methods are tools."
+            )
+        if self.servers:
+            raise WorldError("An MCP server can't stand beside an environment. Name it alone.")
+        return world
+
+    def box(self, tools: Sequence[Tool]) -> Toolbox:
+        if self.reader is None:
+            raise WorldError(
+                "There are tools, and nothing says how calls of them are written. Name a reader."
+            )
+        return Toolbox(tools, self.reader, self.setup.parallel_calls, self.setup.timeout)
+
+    def wrapped(self, found: Any) -> AsyncEnvironment:
+        """Recognise a class, a function that makes environments, or classes by column."""
+        if isinstance(found, Mapping):
+            return ByColumn({str(key): self.wrapped(each) for key, each in found.items()})
+        if is_verifiers(found) and not isinstance(found, type):
+            return Verifiers(found, self.reader, self.setup.parallel_calls)
+        if isinstance(found, type) and is_tinker(found):
+            return Tinker(found, self.setup.options)
+        if not callable(found):
+            raise WorldError(
+                f"{self.setup.environment} is an object of {type(found).__name__}, and each "
+                "episode needs one of its own. Name its class, or a function that makes one."
+            )
+        return self.recognised(_called(found, self.setup.options))
+
+    def recognised(self, made: Any) -> AsyncEnvironment:
+        """Wrap an environment by its shape; what fits first says how it is called."""
+        if isinstance(made, AsyncEnvironment):
+            return made
+        if isinstance(made, Environment):
+            return Plain(made)
+        if is_verifiers(made):
+            return Verifiers(made, self.reader, self.setup.parallel_calls)
+        if has(made, "init", "step"):
+            return SkyRL(made)
+        if is_textarena(made):
+            return TextArena(made)
+        if is_openenv(made):
+            return OpenEnv(made)
+        if is_gymnasium(made):
+            return Gymnasium(made)
+        if has(made, "reset", "step"):
+            return House(made)
+        if has_method_tools(made):
+            return MethodTools(made, self.box([*methods_of(made), *self.tools]))
+        raise WorldError(
+            f"{type(made).__name__} has no shape of an environment that is known:{SHAPES}\n"
+            "Give it the methods of one of them."
+        )
+
+
+def _called(found: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Make an environment; what is wrong with the options is said."""
+    try:
+        inspect.signature(found).bind(**options)
+    except TypeError as error:
+        known = [key for key in inspect.signature(found).parameters if key != "self"]
+        raise WorldError(
+            f"{getattr(found, '__name__', found)} can't be made with the options "
+            f"{dict(options)}: {error}. It takes: {', '.join(known) or 'none'}."
+        ) from None
+    except ValueError:  # a class without a signature
+        pass
+    return found(**options)
+
+
+# --- names
+
+
+def _tool(text: str) -> Tool:
+    if ":" in text.partition("(")[0]:
+        found = _from_place(text)
+        if isinstance(found, type) or not callable(found):
+            raise WorldError(f"The tool {text} is no function. Write def, types and a docstring.")
+        return tool(found)
+    name, options = _with_options(text)
+    made = _built_in(builtin.TOOLS[name])(**options)
+    return made if isinstance(made, Tool) else tool(made)
+
+
+def _with_options(text: str) -> tuple[str, dict[str, Any]]:
+    """Read `search(folder='docs')`."""
+    try:
+        node = ast.parse(text, mode="eval").body
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        options = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        if not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+    except (SyntaxError, ValueError):
+        raise WorldError(
+            f"The tool {text!r} can't be read. Write its name, and options in brackets: "
+            "search(folder='docs')."
+        ) from None
+    name = call.func.id
+    try:
+        inspect.signature(_built_in(builtin.TOOLS[name])).bind(**options)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(_built_in(builtin.TOOLS[name])).parameters)
+        raise WorldError(f"{text}: {error}. Its options: {known or 'none'}.") from None
+    return name, options
+
+
+def _named(text: str, known: Mapping[str, str]) -> Any:
+    return _from_place(text) if ":" in text else _built_in(known[text])
+
+
+def _built_in(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _reader(text: str) -> CallReader:
+    if ":" in text:
+        return _from_place(text)
+    return importlib.import_module("groupwise.envs.tool_calls").reader(text)
+
+
+def _from_place(text: str) -> Any:
+    place, _, name = text.rpartition(":")
+    module = _file(place) if place.endswith(".py") else _package(place)
+    if not hasattr(module, name):
+        known = [key for key, each in vars(module).items() if callable(each) and key[0] != "_"]
+        tail = nearest(name, known) if known else "It defines nothing."
+        raise WorldError(f"{place} has no {name!r}. {tail}")
+    return getattr(module, name)
+
+
+def _file(place: str) -> ModuleType:
+    name = f"groupwise_world_{Path(place).stem}"
+    if name in sys.modules and sys.modules[name].__file__ == place:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, place)
+    if spec is None or spec.loader is None:
+        raise WorldError(f"{place!r} is no Python file.")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    make_importable(place, shadows=True)
+    try:
+        with one_process():
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the boundary to the user's code
+        raise WorldError(f"Can't load {place}: {told(error)}.") from None
+    return module
+
+
+def _package(place: str) -> ModuleType:
+    try:
+        with one_process():
+            return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise WorldError(
+            f"There is no module {place!r} to import: {error}. Install its package in the "
+            "environment that runs groupwise, or name a file: FILE.py:NAME."
+        ) from None
+    except (Exception, SystemExit) as error:  # the boundary to the user's code
+        raise WorldError(f"Can't import {place}: {told(error)}.") from None
+
+
+def told(error: BaseException, width: int = 1_000) -> str:
+    """Return an exception with the last line of code outside of this package that led to it."""
+    if isinstance(error, WorldError):
+        return str(error)
+    frames = [x for x in extract_tb(error.__traceback__) if not x.filename.startswith(PACKAGE)]
+    own = [x for x in frames if not x.filename.startswith("<")]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    if isinstance(error, SyntaxError):
+        place = f" (line {error.lineno})"
+    return f"{type(error).__name__}: {str(error)[:width]}{place}"
