@@ -372,11 +372,15 @@ class TurnSettings:
     # what answers the policy: a built-in environment ("guess"), or "file.py:Class"; "": nothing, an
     # answer is one turn
     environment: str = ""
+    # options of the environment, as low = 0; its own defaults where it says nothing
+    options: dict[str, Any] = field(default_factory=dict)
     # functions that the policy may call: built-in ones ("python"), or "file.py:function"
     tools: tuple[str, ...] = ()
-    # how turns are told apart: "chat", by the model's chat template; "plain", by words; "auto":
-    # chat where the model has a template
+    # how turns are told apart: "chat", by the model's chat template; "plain", by words; "auto": as
+    # the prompts are written
     template: Literal["auto", "chat", "plain"] = "auto"
+    # keep the thoughts of earlier turns, with a copy of a chat template that drops them
+    keep_thoughts: bool = False
     max: Count = 8  # turns of the policy in an episode
     max_calls: Whole = 0  # calls of tools in an episode; the turn with one more ends it. 0: any
     parallel_calls: Count = 4  # calls in one turn; those beyond are answered by an error

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupwise.envs.answering import cut
 from groupwise.envs.environment import Call, Observation
 from groupwise.envs.worlds import Answered, Fault
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import POLICY, CalledTool, Completion, Episode, Message, Turn, TurnFacts
 
-CUT = " [... {} characters left out ...] "
 Ids = Sequence[int]
 OTHERS = "environment"  # who speaks in a message that calls itself the policy's
 
@@ -255,8 +255,7 @@ def shortened(message: Message, most: int) -> Message:
     text = message.get("content")
     if not isinstance(text, str) or len(text) <= most:
         return message
-    head, tail = text[: most - most // 2], text[len(text) - most // 2 :]
-    return {**message, "content": f"{head}{CUT.format(len(text) - most)}{tail}"}
+    return {**message, "content": cut(text, most)}
 
 
 def _called(call: Call) -> CalledTool:

@@ -177,7 +177,7 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
-    turns = turns_of(config, tokenizer, shape.context)
+    turns = turns_of(config, found.train, tokenizer, shape.context)
     if found.selection is not None:
         answers, selection, told = fitted(found.train, found.selection, tokenizer)
         found = replace(found, train=answers, selection=selection)
