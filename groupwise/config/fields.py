@@ -376,9 +376,9 @@ class TurnSettings:
     options: dict[str, Any] = field(default_factory=dict)
     # functions that the policy may call: built-in ones ("python"), or "file.py:function"
     tools: tuple[str, ...] = ()
-    # how turns are told apart: "chat", by the model's chat template; "plain", by words; "auto": as
-    # the prompts are written
-    template: Literal["auto", "chat", "plain"] = "auto"
+    # how turns are told apart: "chat", by the model's chat template; "plain", by words, or a text
+    # with {role} and {text} in it; "auto": chat or plain, as the prompts are written
+    template: str = "auto"
     # keep the thoughts of earlier turns, with a copy of a chat template that drops them
     keep_thoughts: bool = False
     max: Count = 8  # turns of the policy in an episode

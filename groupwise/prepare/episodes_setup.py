@@ -9,7 +9,7 @@ from typing import Any
 from groupwise.config import Config
 from groupwise.envs.chat_turns import chat_turns
 from groupwise.envs.opening import WorldSetup, check_worlds, open_worlds
-from groupwise.envs.plain_turns import PlainTurns
+from groupwise.envs.plain_turns import PLAIN, plain_turns
 from groupwise.envs.turn_template import TurnTemplate
 from groupwise.errors import ConfigError
 from groupwise.model.formats.tokenizer import Tokenizer
@@ -52,13 +52,13 @@ def template_of(
     form, asked = config.turns.template, config.data.template
     chats = asked == "chat" or (asked == "auto" and not isinstance(tasks[0].prompt, str))
     written = "chat" if chats else "plain"
-    if form not in ("auto", written):
+    if form not in ("auto", written) and (chats or form == "chat"):
         how = "a chat template" if chats else "plain text"
         raise ConfigError(
             f"turns.template={form}, and the prompts are written as {how} (data.template={asked}): "
             "a conversation would begin in one form and go on in another. Set turns.template="
-            f'"auto", or data.template="{form}".'
+            f'"auto", or data.template="{"plain" if chats else "chat"}".'
         )
     if not chats:
-        return PlainTurns(tokenizer)
+        return plain_turns(tokenizer, PLAIN if form in ("auto", "plain") else form)
     return chat_turns(tokenizer, tools, keep_thoughts=config.turns.keep_thoughts)

@@ -12,6 +12,7 @@ from groupwise.methods.composition import Recipe
 from groupwise.methods.method import Method
 from groupwise.stages.ignored import ignored
 
+FORMS = ("auto", "chat", "plain")
 WITHOUT = "nothing answers the policy. Set turns.environment or turns.tools, or leave it out."
 
 
@@ -65,6 +66,11 @@ def limits_of_turns(config: Config, recipe: Method) -> Iterator[str]:
     turns, engine = config.turns, config.engine
     if not turns.used:
         return
+    if turns.template not in FORMS and not all(x in turns.template for x in ("{role}", "{text}")):
+        yield (
+            f"turns.template={turns.template!r} is none of {', '.join(FORMS)}, and no text with "
+            "{role} and {text} in it, which say where a speaker's name goes and where the words."
+        )
     both = sorted(set(turns.truncated) & set(turns.left_out))
     if both:
         yield (

@@ -6,10 +6,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
+
+from groupwise.config import Config
 from groupwise.envs.environment import Call, Environment, Observation
 from groupwise.envs.inline_worlds import InlineWorlds
 from groupwise.envs.worlds import Answered, Fault
 from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.prepare.episodes import Turns
 from groupwise.records import Message
 
 
@@ -85,3 +89,16 @@ class Shuffled(InlineWorlds):
         found = [each for each in self.ready if each not in kept]
         self.ready = kept
         return found
+
+
+def answering(
+    patch: pytest.MonkeyPatch, make: Callable[[], Environment], worlds: type = InlineWorlds
+) -> None:
+    """Let runs with turns.environment be answered by an environment in this process."""
+
+    def turns_of(config: Config, tasks: Any, tokenizer: Tokenizer, context: int) -> Turns | None:
+        if not config.turns.used:
+            return None
+        return Turns(config, tokenizer, context, Words(tokenizer), lambda: worlds(make))
+
+    patch.setattr("groupwise.prepare.setup.turns_of", turns_of)
