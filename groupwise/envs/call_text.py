@@ -27,7 +27,7 @@ def spoken(text: str) -> str:
     """Return what stands outside of thoughts; a thought without an end goes on to the text's."""
     for opens, closes in THOUGHTS:
         first, end = text.find(opens), text.find(closes)
-        if 0 <= end and not 0 <= first < end:  # the prompt has opened it
+        if end >= 0 and not 0 <= first < end:  # the prompt has opened it
             text = text[end + len(closes) :]
         pieces, at = [], 0
         while (start := text.find(opens, at)) >= 0:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groupwise.envs.escapes import Breaker, Marks, break_for
+from groupwise.envs.escapes import Breaker, Marks, break_for, in_strings
 from groupwise.envs.thoughts import CLOSES, HIDDEN, OPENS, with_thoughts
 from groupwise.envs.tool_calls import family
 from groupwise.envs.turn_checks import ASKED, HEARD, check_role, check_tools
@@ -148,6 +148,8 @@ class ChatTurns:
         A role's name alone is not of that kind: it means something behind a token only.
         """
         before, _, after = behind.partition(HEARD)
+        if before.endswith('"') and after.startswith('"'):
+            return  # a text of JSON, which says its own end
         closing = self.marks.first(after)
         edges = [
             *before[self.marks.last_end(before) :].strip().splitlines()[-1:],
@@ -158,8 +160,8 @@ class ChatTurns:
         by = break_for(self.literals, lambda text: bool(self.tokenizer.encode(text)))
         if by is None:
             raise ModelError(
-                f"{self.name} marks turns by plain letters ({', '.join(sorted(self.literals))}), and "
-                "nothing is left to break these up with where a tool says them. Use a template "
+                f"{self.name} marks turns by plain letters ({', '.join(sorted(self.literals))}), "
+                "and nothing is left to break these up with where a tool says them. Use a template "
                 "whose turns begin and end with tokens of their own."
             )
         self._break = Breaker(self.literals, by)
@@ -177,8 +179,8 @@ class ChatTurns:
     def _safe(self, message: Message) -> dict[str, Any]:
         own = message.get("role") == POLICY
         broken = dict(message)
-        if not own and isinstance(broken.get("content"), str):
-            broken["content"] = self._break(broken["content"])
+        if not own and "content" in broken:
+            broken["content"] = in_strings(self._break, broken["content"])
         return dict(self.marks.hidden(broken, own=own))
 
     def encode_behind(self, end: str, text: str) -> list[int]:
@@ -291,7 +293,8 @@ def _answered(words: str) -> Message:
 
 def _called(said: Sequence[Message]) -> tuple[Message, tuple[Message, ...]]:
     """Return a turn with a call for each answer of a tool, and the answers, which name theirs."""
-    calls, heard = [], []
+    calls: list[dict[str, Any]] = []
+    heard = []
     for message in said:
         if message.get("role") != "tool":
             heard.append(message)

@@ -36,7 +36,11 @@ class Breaker:
         self.pattern = re.compile(f"(?={one_of(words)}).", flags) if words else None
 
     def __call__(self, text: str) -> str:
-        return self.pattern.sub(rf"\g<0>{self.by}", text) if self.pattern else text
+        return self.pattern.sub(lambda found: found[0] + self.by, text) if self.pattern else text
+
+    def count(self, text: str) -> int:
+        """Return how often one of the words begins in a text."""
+        return len(self.pattern.findall(text)) if self.pattern else 0
 
 
 def one_of(words: Collection[str]) -> str:
@@ -141,7 +145,8 @@ class Marks:
                     token["content"] = self._name + before
                 names[token["content"]] = int(token["id"])
             renamed = Backend.from_str(json.dumps(made))
-        return renamed, {renamed.token_to_id(name): number for name, number in names.items()}
+        found = {renamed.token_to_id(name): number for name, number in names.items()}
+        return renamed, {new: old for new, old in found.items() if new is not None}
 
     def check(self, name: str) -> None:
         """Refuse a tokenizer that makes marks of letters even so."""
