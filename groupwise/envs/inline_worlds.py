@@ -48,9 +48,7 @@ class InlineWorlds(Worlds):
         self.there[episode] = self.make()
         return self.there[episode]
 
-    def _answer(
-        self, episode: int, call: Callable[[], Observation], *, last: bool = False
-    ) -> None:
+    def _answer(self, episode: int, call: Callable[[], Observation], *, last: bool = False) -> None:
         begun = time.monotonic()
 
         def seconds() -> float:

@@ -205,9 +205,7 @@ class Players:
         elif isinstance(wish, Write):
             start = seat.table.start
             stream = turn_stream(self.stream, seat.sample, wish.turn)
-            asked = Request(
-                wish.prompt, 1, start.prompt_id, start.draw, stream, limit=wish.limit
-            )
+            asked = Request(wish.prompt, 1, start.prompt_id, start.draw, stream, limit=wish.limit)
             self.wished.append((asked, [seat]))
         else:
             self.worlds.finish(seat.number)

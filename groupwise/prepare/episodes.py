@@ -22,7 +22,7 @@ from groupwise.records import Message, Task
 
 
 class Turns:
-    """Who answers the policy between its turns. The environments are opened when they are needed."""
+    """Who answers the policy between its turns. Environments are opened when they are needed."""
 
     def __init__(
         self,
@@ -63,9 +63,7 @@ class Turns:
         The tasks of the groups have the prompt that the policy has read: tools and the first words
         of the environment are part of it.
         """
-        starts = [
-            Start(row_of(task), task.id, draw, self._opening(task)) for task, draw in prompts
-        ]
+        starts = [Start(row_of(task), task.id, draw, self._opening(task)) for task, draw in prompts]
         players = Players(
             engine,
             self.worlds,

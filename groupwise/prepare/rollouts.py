@@ -84,7 +84,7 @@ def grade(
         for number, completion in enumerate(group.completions, first)
     ]
     grades = [
-        (known and known.pop(Key(group.task.id, group.draw, number, text, branch), None))
+        (known or {}).pop(Key(group.task.id, group.draw, number, text, branch), None)
         or _ungraded(completion)
         for group, (number, branch), completion, text in samples
     ]

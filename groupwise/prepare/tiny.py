@@ -14,7 +14,6 @@ from groupwise.model.formats.tokenizer import Tokenizer, character_files
 from groupwise.model.layers.transformer import Transformer
 from groupwise.records import Task
 
-
 ROLE = 64  # characters around the words of an environment, at the most: who speaks
 
 

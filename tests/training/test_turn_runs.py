@@ -343,7 +343,5 @@ def test_the_reward_of_an_environment_is_the_default_with_one() -> None:
 
 
 def test_an_unknown_end_is_refused() -> None:
-    with pytest.raises(ConfigError, match="turns.left_out='tired' is unknown"):
+    with pytest.raises(ConfigError, match=r"turns\.left_out='tired' is unknown"):
         load({"turns.environment": "guess", "turns.left_out": ["tired"]})
-
-

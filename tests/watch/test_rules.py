@@ -411,7 +411,9 @@ def test_values_are_judged_by_the_rewards_of_the_run() -> None:
     assert run(0.0, 3.0) == []  # nothing is known of what can be had
 
 
-@pytest.mark.parametrize(("part", "count"), [("critic", 4), ("judge", 4), ("router", 2), ("turns", 4)])
+@pytest.mark.parametrize(
+    ("part", "count"), [("critic", 4), ("judge", 4), ("router", 2), ("turns", 4)]
+)
 def test_runs_without_a_part_are_not_asked_for_its_metrics(part: str, count: int) -> None:
     rules = [rule for rule in RULES if rule.of.startswith(f"{part}/")]
     assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 15
