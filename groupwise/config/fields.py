@@ -154,7 +154,8 @@ class Tiny:
     cold_start_rate: Positive = 3e-3  # learning rate of the cold start
 
 
-GENERATORS = ("arithmetic", "arithmetic_pairs", "chain", "countdown")
+GENERATORS = ("arithmetic", "arithmetic_pairs", "chain", "countdown", "guess", "tictactoe",
+              "wordle")  # fmt: skip
 GYM = "reasoning_gym"  # its tasks are generators, too: reasoning_gym:chain_sum
 FILES = re.compile(r"hub:|.*[./*]")  # and no name of a task
 

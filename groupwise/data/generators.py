@@ -1,4 +1,4 @@
-"""Tasks made on the spot: arithmetic, chain, countdown, pairs of answers. They need no download.
+"""Tasks made on the spot: arithmetic, chain, countdown, games, ... They need no download.
 
 A generator is a function of size, seed and its options; the same call gives the same tasks. Their
 prompts differ from each other; where there are not enough different ones, there are fewer tasks.
@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from groupwise.data import games
 from groupwise.data.tasks import prompt_text
 from groupwise.errors import DataError, nearest
 from groupwise.records import Task
@@ -216,6 +217,9 @@ GENERATORS: dict[str, Callable[..., list[Task]]] = {
     "arithmetic_pairs": arithmetic_pairs,
     "chain": chain,
     "countdown": countdown,
+    "guess": games.guess,
+    "tictactoe": games.tictactoe,
+    "wordle": games.wordle,
 }
 
 

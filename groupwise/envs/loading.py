@@ -33,6 +33,7 @@ from groupwise.errors import WorldError, nearest
 if TYPE_CHECKING:
     from groupwise.envs.opening import WorldSetup
 
+MAKER = "load_environment"  # makes one that all episodes share: called once
 PACKAGE = str(Path(__file__).resolve().parents[1])
 SHAPES = """
   reset(self, **row), step(self, text) -> text | (text, reward, done) | dict
@@ -55,10 +56,16 @@ class Maker:
         functions = [text for text in setup.tools if not text.startswith(PREFIX)]
         self.servers = [text.removeprefix(PREFIX) for text in setup.tools if text not in functions]
         self.tools = [_tool(text) for text in functions]
-        self.found = _named(setup.environment, builtin.ENVIRONMENTS) if setup.environment else None
-        if inspect.isroutine(self.found) and getattr(self.found, "__name__", "") == "load_environment":
-            self.found = _called(self.found, setup.options)
-        self.reader: CallReader | None = _reader(setup.reader) if setup.reader else None
+        self.found: Any = None
+        self.options: Mapping[str, Any] = setup.options
+        if setup.environment:
+            name, options = with_options(setup.environment)
+            self.found, self.options = _named(name), {**setup.options, **options}
+        if inspect.isroutine(self.found) and self.found.__name__ == MAKER:
+            self.found = _called(self.found, self.options)
+        self.own_reader: CallReader | None = None
+        if ":" in setup.reader:
+            self.own_reader = _from_place(setup.reader)
 
     def make(self) -> AsyncEnvironment:
         """Make a world that nobody has been in."""
@@ -77,26 +84,39 @@ class Maker:
         return world
 
     def box(self, tools: Sequence[Tool]) -> Toolbox:
-        if self.reader is None:
+        return Toolbox(tools, self.reader, self.setup.parallel_calls, self.setup.timeout)
+
+    def reader(self, schemas: Sequence[Mapping[str, Any]]) -> CallReader:
+        """Return what reads calls of tools with these schemas."""
+        if self.own_reader is not None:
+            return self.own_reader
+        if not self.setup.reader:
             raise WorldError(
                 "There are tools, and nothing says how calls of them are written. Name a reader."
             )
-        return Toolbox(tools, self.reader, self.setup.parallel_calls, self.setup.timeout)
+        return importlib.import_module("groupwise.envs.tool_calls").reader(
+            self.setup.reader, schemas
+        )
 
     def wrapped(self, found: Any) -> AsyncEnvironment:
         """Recognise a class, a function that makes environments, or classes by column."""
         if isinstance(found, Mapping):
             return ByColumn({str(key): self.wrapped(each) for key, each in found.items()})
         if is_verifiers(found) and not isinstance(found, type):
-            return Verifiers(found, self.reader, self.setup.parallel_calls)
+            return self.verifiers(found)
         if isinstance(found, type) and is_tinker(found):
-            return Tinker(found, self.setup.options)
+            return Tinker(found, self.options)
         if not callable(found):
             raise WorldError(
                 f"{self.setup.environment} is an object of {type(found).__name__}, and each "
                 "episode needs one of its own. Name its class, or a function that makes one."
             )
-        return self.recognised(_called(found, self.setup.options))
+        return self.recognised(_called(found, self.options))
+
+    def verifiers(self, found: Any) -> Verifiers:
+        schemas = tuple(getattr(found, "oai_tools", None) or ())
+        reader = self.reader(schemas) if schemas else None
+        return Verifiers(found, reader, self.setup.parallel_calls)
 
     def recognised(self, made: Any) -> AsyncEnvironment:
         """Wrap an environment by its shape; what fits first says how it is called."""
@@ -105,7 +125,7 @@ class Maker:
         if isinstance(made, Environment):
             return Plain(made)
         if is_verifiers(made):
-            return Verifiers(made, self.reader, self.setup.parallel_calls)
+            return self.verifiers(made)
         if has(made, "init", "step"):
             return SkyRL(made)
         if is_textarena(made):
@@ -143,51 +163,40 @@ def _called(found: Callable[..., Any], options: Mapping[str, Any]) -> Any:
 
 
 def _tool(text: str) -> Tool:
-    if ":" in text.partition("(")[0]:
-        found = _from_place(text)
-        if isinstance(found, type) or not callable(found):
-            raise WorldError(f"The tool {text} is no function. Write def, types and a docstring.")
-        return tool(found)
-    name, options = _with_options(text)
-    made = _built_in(builtin.TOOLS[name])(**options)
-    return made if isinstance(made, Tool) else tool(made)
+    name, options = with_options(text)
+    found = _named(name)
+    if name in builtin.TOOLS:
+        found = _called(found, options)
+    elif options:
+        raise WorldError(f"The tool {name} is a function, and {options} are options. Remove them.")
+    if isinstance(found, type) or not callable(found):
+        raise WorldError(f"The tool {text} is no function. Write def, types and a docstring.")
+    return tool(found)
 
 
-def _with_options(text: str) -> tuple[str, dict[str, Any]]:
-    """Read `search(folder='docs')`."""
+def with_options(text: str) -> tuple[str, dict[str, Any]]:
+    """Split `search(folder='docs')` into the name and its options."""
+    name, bracket, _ = text.partition("(")
+    if not bracket:
+        return text, {}
     try:
-        node = ast.parse(text, mode="eval").body
-        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-        options = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-        if not isinstance(call.func, ast.Name) or call.args:
+        call = ast.parse(f"f{text.removeprefix(name)}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
             raise ValueError
+        return name.strip(), {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
     except (SyntaxError, ValueError):
         raise WorldError(
-            f"The tool {text!r} can't be read. Write its name, and options in brackets: "
-            "search(folder='docs')."
+            f"{text!r} can't be read. Write a name, and options in brackets: search(folder='docs')."
         ) from None
-    name = call.func.id
-    try:
-        inspect.signature(_built_in(builtin.TOOLS[name])).bind(**options)
-    except TypeError as error:
-        known = ", ".join(inspect.signature(_built_in(builtin.TOOLS[name])).parameters)
-        raise WorldError(f"{text}: {error}. Its options: {known or 'none'}.") from None
-    return name, options
 
 
-def _named(text: str, known: Mapping[str, str]) -> Any:
-    return _from_place(text) if ":" in text else _built_in(known[text])
+def _named(name: str) -> Any:
+    return _from_place(name) if ":" in name else _built_in(builtin.PLACES[name])
 
 
 def _built_in(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _reader(text: str) -> CallReader:
-    if ":" in text:
-        return _from_place(text)
-    return importlib.import_module("groupwise.envs.tool_calls").reader(text)
 
 
 def _from_place(text: str) -> Any:

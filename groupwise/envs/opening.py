@@ -1,4 +1,4 @@
-"""Environments and tools that a configuration names, opened: checked first, before a model loads."""
+"""Environments and tools that a configuration names: checked before a model loads, opened."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def _found(text: str, kind: str, known: Any) -> str:
     """Return a name with the whole path of its file."""
     if not text or (kind == "tool" and text.startswith(PREFIX)):
         return text
-    place, colon, name = text.rpartition(":")
-    if not colon or "(" in place:
-        word = text.partition("(")[0]
-        if word not in known:
+    whole, bracket, options = text.partition("(")
+    place, colon, name = whole.rpartition(":")
+    if not colon:
+        if whole not in known:
             raise WorldError(
-                f"There is no built-in {kind} {word!r}. {nearest(word, known)} One of your own is "
-                "FILE.py:NAME, or package.module:NAME."
+                f"There is no built-in {kind} {whole!r}. {nearest(whole, known)} One of your own "
+                "is FILE.py:NAME, or package.module:NAME."
             )
         return text
     if not name.isidentifier():
@@ -84,4 +84,4 @@ def _found(text: str, kind: str, known: Any) -> str:
         raise WorldError(
             f"There is no file {place!r} to take {name} from. Paths are relative to {Path.cwd()}."
         )
-    return f"{file}:{name}"
+    return f"{file}:{name}{bracket}{options}"

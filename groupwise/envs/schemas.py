@@ -76,7 +76,9 @@ def parameters_of(function: Callable[..., Any], name: str) -> dict[str, tuple[An
     return found
 
 
-def fitted(function: Callable[..., Any], given: Mapping[str, Any], name: str = "") -> dict[str, Any]:
+def fitted(
+    function: Callable[..., Any], given: Mapping[str, Any], name: str = ""
+) -> dict[str, Any]:
     """Return the arguments as the function's types have them. Raises `Unfit`."""
     known = parameters_of(function, name or function.__name__)
     for key in given:
@@ -164,7 +166,7 @@ def _record(kind: Any) -> dict[str, tuple[Any, bool]] | None:
 
 
 def fit(value: Any, kind: Any, place: str) -> Any:
-    """Return a value of JSON as a type has it. Numbers written as texts are read. Raises `Unfit`."""
+    """Return a value of JSON as a type has it; numbers as texts are read. Raises `Unfit`."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return value

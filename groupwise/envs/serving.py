@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +30,7 @@ from groupwise.graders.forkserver import limit_memory
 from groupwise.graders.pool import WORK_MEMORY
 
 START_TIME = 60.0  # seconds that an episode's first call may take at least: servers come up in it
+BEAT = 1.0  # seconds between two beats
 SLACK = 1.0  # seconds beside a limit that tools keep themselves
 
 
@@ -48,23 +50,26 @@ def first_limit(timeout: float) -> float:
 
 
 def limit_of(world: Described | AsyncEnvironment, timeout: float) -> float:
-    """Return the seconds that a call may take, of an environment with `timeout` for each tool."""
-    one_by_one = world.guards_itself and not world.concurrent
-    return timeout * (world.calls if one_by_one else 1) + (SLACK if world.guards_itself else 0.0)
+    """Return the seconds that a call may take; tools keep the time of each themselves."""
+    if not world.guards_itself:
+        return timeout
+    return float("inf") if world.concurrent else timeout * world.calls + SLACK
 
 
 class Request(NamedTuple):
     """A call of an episode's environment; `number` comes back with its answer."""
 
     number: int
-    kind: Literal["describe", "begin", "step", "finish", "drop"]
+    kind: Literal["beat", "describe", "begin", "step", "finish", "drop"]
     episode: int
     payload: Any = None
 
 
 class Reply(NamedTuple):
+    """The answer to a request; a beat, which says that the event loop runs, answers none."""
+
     number: int
-    value: Answered | Fault | Described
+    value: Answered | Fault | Described | None
 
 
 def serving(given: str) -> Serving:
@@ -111,13 +116,16 @@ class Serving:
             if self.outbox.flush():
                 loop.remove_writer(pipe.fileno())
 
-        self.write_later = lambda: loop.add_writer(pipe.fileno(), write)
+        self.write_later = partial(loop.add_writer, pipe.fileno(), write)
         loop.add_reader(pipe.fileno(), read)
         await done.wait()
 
     def _take(self, request: Request) -> None:
         if request.kind == "drop":
             self._drop(request.episode)
+            return
+        if request.kind == "beat":
+            self.beating = asyncio.get_running_loop().create_task(self._beat())
             return
         task = asyncio.get_running_loop().create_task(self._answer(request))
         self.tasks[request.episode] = task
@@ -143,8 +151,15 @@ class Serving:
             print(f"An environment did not close: {told(error)}", file=sys.stderr)
 
     async def _answer(self, request: Request) -> None:
-        value = await self._value(request)
-        self.outbox.put(pickle.dumps(Reply(request.number, value)))
+        self._send(Reply(request.number, await self._value(request)))
+
+    async def _beat(self) -> None:
+        while True:
+            self._send(Reply(-1, None))
+            await asyncio.sleep(BEAT)
+
+    def _send(self, reply: Reply) -> None:
+        self.outbox.put(pickle.dumps(reply))
         if not self.outbox.flush():
             self.write_later()
 
@@ -191,7 +206,8 @@ class Serving:
         seed = seed_of(request.payload)
         random.seed(seed)
         if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed(seed % 2**32)
+            numbers: Any = sys.modules["numpy.random"]
+            numbers.seed(seed % 2**32)
         await world.prepare()
         said = _bounded(await world.reset(request.payload))
         return Answered(said, world.state())
@@ -205,9 +221,7 @@ class Serving:
         world = self._made()
         try:
             await world.prepare()
-            return Described(
-                tuple(world.tools), world.concurrent, world.calls, world.guards_itself
-            )
+            return Described(tuple(world.tools), world.concurrent, world.calls, world.guards_itself)
         finally:
             await world.close()
 
@@ -223,5 +237,3 @@ def _bounded(said: Any) -> Observation:
         for message in said.messages
     )
     return replace(said, messages=messages)
-
-

@@ -29,6 +29,7 @@ MOST_CHARACTERS = 100_000
 WORDS = 1_000  # characters of what an exception says
 
 Fit = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Readers = Callable[[Sequence[Mapping[str, Any]]], CallReader]  # of calls, by the tools' schemas
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Tool:
     function: Callable[..., Any]
     fit: Fit = dict  # the arguments of a call, as the function takes them; raises `Unfit`
     concurrent: bool = False  # waits for nothing but the event loop
+    keeps_time: bool = False  # by itself: waiting for its turn is not counted
 
 
 class ToolFailed(Exception):
@@ -55,17 +57,19 @@ def tool(function: Callable[..., Any], name: str = "") -> Tool:
     name = name or function.__name__
     waits = inspect.iscoroutinefunction(function)
     schema = schema_of(function, name)
-    return Tool(name, schema, function, lambda given: fitted(function, given, name), waits)
+    own = getattr(function, "keeps_time", False)
+    return Tool(name, schema, function, lambda given: fitted(function, given, name), waits, own)
 
 
 class Toolbox:
     """The tools of an environment."""
 
     def __init__(
-        self, tools: Sequence[Tool], reader: CallReader, parallel_calls: int, timeout: float
+        self, tools: Sequence[Tool], readers: Readers, parallel_calls: int, timeout: float
     ) -> None:
         self.by_name = {each.name: each for each in tools}
-        self.reader, self.parallel_calls, self.timeout = reader, parallel_calls, timeout
+        self.readers, self.parallel_calls, self.timeout = readers, parallel_calls, timeout
+        self.reader = readers(self.schemas)
         names = [each.name for each in tools]
         for name in self.by_name:
             if names.count(name) > 1:
@@ -73,7 +77,7 @@ class Toolbox:
 
     def with_more(self, tools: Sequence[Tool]) -> Toolbox:
         both = [*self.by_name.values(), *tools]
-        return Toolbox(both, self.reader, self.parallel_calls, self.timeout)
+        return Toolbox(both, self.readers, self.parallel_calls, self.timeout)
 
     @property
     def schemas(self) -> tuple[Mapping[str, Any], ...]:
@@ -84,10 +88,10 @@ class Toolbox:
         return all(each.concurrent for each in self.by_name.values())
 
     async def answer(self, text: str) -> Observation:
-        """Answer a turn: its calls, or the end where it calls nothing."""
+        """Answer a turn's calls; nothing is said to one without any: it is the answer."""
         asked = self.reader(text)
         if not asked:
-            return Observation(done=True)
+            return Observation()
         ready = [
             self._answer(each) if at < self.parallel_calls else self._too_many(each)
             for at, each in enumerate(asked)
@@ -97,7 +101,11 @@ class Toolbox:
         else:
             answered = [await each for each in ready]
         messages = tuple(
-            {"role": "tool", "name": call.name, "content": cut(words, MOST_CHARACTERS)}
+            {
+                "role": "tool",
+                **({"name": call.name} if call.name else {}),
+                "content": cut(words, MOST_CHARACTERS),
+            }
             for call, words in answered
         )
         return Observation(messages, calls=tuple(call for call, _ in answered))
@@ -124,7 +132,8 @@ class Toolbox:
     async def _call(self, found: Tool, arguments: Mapping[str, Any]) -> tuple[CallStatus, str]:
         try:
             if inspect.iscoroutinefunction(found.function):
-                value = await within(self.timeout, self._waited(found, arguments))
+                limit = float("inf") if found.keeps_time else self.timeout
+                value = await within(limit, self._waited(found, arguments))
             else:
                 with alarm(self.timeout), one_process():
                     value = found.function(**arguments)
@@ -156,7 +165,7 @@ async def within(seconds: float, work: Awaitable[Any]) -> Any:
     """
     task = asyncio.ensure_future(work)
     try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
+        done, _ = await asyncio.wait({task}, timeout=None if seconds == float("inf") else seconds)
     except asyncio.CancelledError:
         task.cancel()
         raise

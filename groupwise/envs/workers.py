@@ -5,7 +5,8 @@ killing it costs its own episode and no other. So many of them work at the same 
 workers; the others wait for their turn, and their clocks with them. Environments made of coroutines
 alone share a few processes, where all of them wait at the same time. There a call that is too slow
 is cancelled, and costs its own episode; one that holds up the event loop costs all episodes of its
-process, and that is said to each.
+process, and that is said to each: such a process is ended when it has not been heard of for as long
+as one call may take.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from groupwise.envs.serving import Described, Reply, Request, first_limit, limit_of
 from groupwise.envs.wire import Frames, Outbox
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from groupwise.envs.opening import WorldSetup
 
 GRACE = 1.0  # seconds beyond a limit, for a worker to say itself that it was passed
-LOOP_GRACE = 5.0  # the same where many share an event loop, at least
+SILENCE = 5.0  # seconds at least that an event loop may stand still
 CLOSING = 5.0  # seconds for an environment that nobody needs any more to give back what it holds
 MOST_PROCESSES = 512  # at the same time, a few open files each; further episodes begin later
+Kind = Literal["error", "timeout"]  # of a fault
 TARGET = "groupwise.envs.serving:serving"
 
 
@@ -44,12 +46,15 @@ class Place:
     frames: Frames
     episodes: set[int] = field(default_factory=set)
     calls: dict[int, UnderWay] = field(default_factory=dict)  # by their number
-    leaves: float = 0.0  # when it is ended, if it is told to end; 0: it is not
+    leaves: float = float("inf")  # when it is ended, if it is told to end
+    # When silence means that its event loop stands still: pushed on by every beat.
+    silent: float = float("inf")
 
     @property
     def soonest(self) -> float:
+        """Return when something of it may be late."""
         ends = [call.ends for call in self.calls.values()]
-        return min([*ends, self.leaves] if self.leaves else ends, default=float("inf"))
+        return min([*ends, self.leaves, self.silent if ends else float("inf")])
 
 
 @dataclass(frozen=True)
@@ -219,7 +224,11 @@ class ProcessWorlds(Worlds):
             return min(self.places, key=lambda place: len(place.episodes))
         if not shared and len(self.places) >= MOST_PROCESSES:
             return None
-        return self._place()
+        place = self._place()
+        if shared:
+            self._send(place, Request(-1, "beat", -1))
+            place.silent = time.monotonic() + START_SECONDS
+        return place
 
     def _call(self, place: Place, call: Waiting) -> None:
         self.numbers += 1
@@ -230,8 +239,8 @@ class ProcessWorlds(Worlds):
             self.of[call.episode] = place
         timeout = self.setup.timeout
         limit = first_limit(timeout) if first else limit_of(self.described, timeout)
-        grace = max(LOOP_GRACE, timeout) if self.described.concurrent else GRACE
-        place.calls[self.numbers] = UnderWay(call.episode, call.kind, now, now + limit + grace)
+        ends = float("inf") if self.described.concurrent else now + limit + GRACE
+        place.calls[self.numbers] = UnderWay(call.episode, call.kind, now, ends)
         self._send(place, Request(self.numbers, call.kind, call.episode, call.payload))
 
     def _send(self, place: Place, request: Request) -> None:
@@ -274,6 +283,8 @@ class ProcessWorlds(Worlds):
             self._late(place, now)
 
     def _hear(self, place: Place) -> None:
+        if self.described.concurrent:
+            place.silent = time.monotonic() + max(SILENCE, self.setup.timeout)
         for frame in place.frames.read():
             try:
                 reply = Reply(*pickle.loads(frame))
@@ -299,9 +310,9 @@ class ProcessWorlds(Worlds):
             self._end(place)
 
     def _late(self, place: Place, now: float) -> None:
-        """End a process over its limit: the calls that are over theirs, and all others with it."""
+        """End a process that is over a limit, and with it all that is in it."""
         limit = self.setup.timeout
-        if place.leaves:
+        if place.leaves <= now:
             self._end(place)
             return
         if not self.described.concurrent:
@@ -311,14 +322,13 @@ class ProcessWorlds(Worlds):
             "the event loop that coroutines share stood still: one of them blocks (time.sleep, "
             "requests, long computations). Written without async, each has a process of its own"
         )
-        self._gone(place, why, "timeout", now)
+        self._gone(place, why, "timeout")
 
-    def _gone(self, place: Place, why: str, kind: Any = "error", late: float = 0.0) -> None:
+    def _gone(self, place: Place, why: str, kind: Kind = "error") -> None:
         """Say to each episode of a process that it is over; to those without a call, later."""
         now = time.monotonic()
         for call in place.calls.values():
-            mine = kind if not late or call.ends <= late else "error"
-            self.ready.append((call.episode, Fault(mine, why, now - call.began)))
+            self.ready.append((call.episode, Fault(kind, why, now - call.began)))
             place.episodes.discard(call.episode)
             self.of.pop(call.episode, None)
         for episode in place.episodes:

@@ -150,8 +150,9 @@ def _work(pool: Connection, function: Callable[..., Any] | None, problem: str, m
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.register_at_fork(after_in_child=pool.close)
         pool.send((READY, os.getpid(), problem))
-        if hasattr(function, "serve"):
-            function.serve(pool)
+        serve = getattr(function, "serve", None)
+        if serve is not None:
+            serve(pool)
             return
         while True:
             request = memoryview(pool.recv_bytes())

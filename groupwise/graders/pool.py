@@ -163,9 +163,7 @@ class ItemLimits(NamedTuple):
 class Pool:
     """Workers that call `target`, a `module:function`, with the parts of an item."""
 
-    def __init__(
-        self, target: str, *, workers: int = 0, memory: int = 0, given: str = ""
-    ) -> None:
+    def __init__(self, target: str, *, workers: int = 0, memory: int = 0, given: str = "") -> None:
         """Set up the pool. `workers`: 0 is one per core. `memory`: bytes a worker may address, 0
         for all. `given`: a text that `target` is called with, once, to make what does the work.
         """
@@ -380,7 +378,8 @@ class Pool:
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from groupwise.graders.forkserver import main; "
-            f"main({theirs.fileno()}, {os.getpid()}, {self.target!r}, {self.memory}, {self.given!r})"
+            f"main({theirs.fileno()}, {os.getpid()}, {self.target!r}, {self.memory}, "
+            f"{self.given!r})"
         )
         self.forkserver = subprocess.Popen(
             [sys.executable, "-c", code],

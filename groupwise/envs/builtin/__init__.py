@@ -13,3 +13,4 @@ TOOLS = {
     "python": "groupwise.envs.builtin.python:python",
     "search": "groupwise.envs.builtin.search:search",
 }
+PLACES = {**ENVIRONMENTS, **TOOLS}

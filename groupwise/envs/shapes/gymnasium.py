@@ -57,7 +57,7 @@ class Gymnasium(AsyncEnvironment):
     def _action(self, text: str) -> Any:
         """Return the text, or a number where the actions are numbered; None: it is no action."""
         space = getattr(self.inner, "action_space", None)
-        if not hasattr(space, "n"):
+        if space is None or not hasattr(space, "n"):
             return text
         start = int(getattr(space, "start", 0))
         words = text.split()
@@ -115,7 +115,6 @@ class TextArena(AsyncEnvironment):
         if isinstance(said, str):
             return said
         return "\n".join(str(words) for who, words, *_ in said if who != 0)
-
 
 
 def is_textarena(thing: Any) -> bool:

@@ -82,7 +82,7 @@ def action_of(thing: Any) -> Any:
             if len(inner) == 3 and _names(inner[0]):
                 return inner[0]
     try:
-        hints = typing.get_type_hints(kind.step)
+        hints = typing.get_type_hints(getattr(kind, "step", None))
     except (NameError, TypeError):
         return dict
     found = hints.get("action")
