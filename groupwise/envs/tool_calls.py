@@ -126,6 +126,8 @@ def _parameters(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[dict[st
             raise ValueError(f"there is no parameter and no </function> at {text[at : at + 40]!r}")
         key, at = _until(text, at + len("<parameter="), ">", "the name of a parameter")
         value, at = _until(text, at, "</parameter>", f"the parameter {key[:40]}")
+        if any(mark in value for mark in ("<parameter=", "<function=", "</function>")):
+            raise ValueError(f"the parameter {key[:40]} has no </parameter> behind it")
         found[key] = typed(key, value.removeprefix("\n").removesuffix("\n"), schemas.get(key))
     return found, at + len("</function>")
 
@@ -144,11 +146,9 @@ def _llama3(text: str, tools: Tools) -> _Found:
         said, tagged = said.partition("<|python_tag|>")[2].strip(), True
     said = re.sub(r"(?:<\|e\w\w_id\|>)+\Z", "", said).strip()
     built_in = re.match(r"(\w+)\.call\((\w+)=", said) if tagged else None
-    if tagged and not said.startswith("{") and not built_in:
-        if said:
-            yield Asked("python", {"code": said})
-        return
     try:
+        if tagged and said and not said.startswith("{") and not built_in:
+            yield Asked(*sound_call("python", {"code": said}))
         if built_in:
             value, end = read_json(said, built_in.end())
             if said[end:] != ")":

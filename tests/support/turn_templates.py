@@ -166,6 +166,11 @@ LLAMA2 = (  # headers in plain letters, and a BOS for every question
     "{{ m.content | trim }} [/INST]{% elif m.role == 'assistant' %} {{ m.content | trim }} "
     "{{ eos_token }}{% else %}{{ raise_exception('no such role') }}{% endif %}{% endfor %}"
 )
+VICUNA = (  # plain letters throughout, but for the end
+    "{% for m in messages %}{% if m.role == 'user' %}USER: {{ m.content }} ASSISTANT:"
+    "{% elif m.role == 'system' %}{{ m.content }} "
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
 
 
 @dataclass(frozen=True)
@@ -235,8 +240,9 @@ FORMS = {
         roles=("tool",),
     ),
     "llama2": Form(
-        LLAMA2, ("<s>", "</s>"), ("</s>",), "<s>", pieces=True, roles=("user",), trail=" ", lead=" "
+        LLAMA2, ("<s>", "</s>"), ("</s>",), "<s>", pieces=True, roles=("user",), lead=" ", trail=" "
     ),
+    "vicuna": Form(VICUNA, ("</s>",), ("</s>",), pieces=True, roles=("user",), lead=" "),
 }
 MERGES = ("\n\n", "  ", " [", "]:", "us", "er", "user", " a", "\n<", ">\n", "</", "}\n", '."')
 
