@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from engine_zoo import engine, learner_logp, request, same, tokenizer
+from inline_worlds import InlineWorlds
 from played import Adder, Quiet, Shuffled, Words, says
 
 from groupwise.engine.batch import BatchEngine
 from groupwise.engine.protocol import Request, Sampling, turn_stream
 from groupwise.envs.environment import Call, Environment, Observation
 from groupwise.envs.episodes import Limits
-from groupwise.envs.inline_worlds import InlineWorlds
 from groupwise.envs.playing import Played, Players, Start
 from groupwise.envs.worlds import Worlds
 from groupwise.errors import WorldError

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from inline_worlds import InlineWorlds
 
 from groupwise.config import Config
 from groupwise.envs.environment import Call, Environment, Observation
-from groupwise.envs.inline_worlds import InlineWorlds
 from groupwise.envs.worlds import Answered, Fault
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.prepare.episodes import Turns

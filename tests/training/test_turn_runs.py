@@ -14,11 +14,11 @@ import pytest
 import runs
 import torch
 from cold_start import rows
+from inline_worlds import InlineWorlds
 from played import Adder, Quiet, Shuffled, answering
 
 from groupwise.config import load
 from groupwise.envs.environment import Observation
-from groupwise.envs.inline_worlds import InlineWorlds
 from groupwise.errors import ConfigError
 from groupwise.evaluate.evaluate import evaluate_path
 from groupwise.prepare.recorded import groups_of
