@@ -9,11 +9,13 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from groupwise.envs.environment import Environment, Observation
 from groupwise.errors import WorldError
-from groupwise.records import Message
+
+if TYPE_CHECKING:
+    from groupwise.records import Message
 
 
 class AsyncEnvironment(ABC):

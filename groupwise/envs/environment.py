@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from groupwise.records import Message
+if TYPE_CHECKING:  # processes of environments come up faster without what it loads
+    from groupwise.records import Message
 
 # "refused": a call that does not parse, names no tool, or is one too many: the policy is told.
 CallStatus = Literal["ok", "failed", "timeout", "refused"]

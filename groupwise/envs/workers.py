@@ -146,10 +146,11 @@ class ProcessWorlds(Worlds):
                 return found
 
     def close(self) -> None:
-        for place in list(self.places):
-            self._end(place)
-        self.pool.close()
+        for place in self.places:
+            place.worker.pipe.close()
+        self.pool.close()  # kills all of them, with what they have started
         self.selector.close()
+        self.places = set()
         self.of, self.lost, self.ready = {}, {}, []
         self.waiting.clear()
 
