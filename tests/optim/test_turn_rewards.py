@@ -100,5 +100,3 @@ def test_the_reward_of_the_whole_gives_the_true_gradient(size: int) -> None:
     assert expected("leave_one_out()", size) == pytest.approx(TRUE, abs=1e-6)
     # A mean with the sample itself in it: the same, smaller by what it subtracts of itself.
     assert expected("group_mean()", size) == pytest.approx(TRUE * (size - 1) / size, abs=1e-6)
-
-
