@@ -18,13 +18,14 @@ import string
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
 from groupwise.config import Tiny
 from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Sampling
-from groupwise.envs.episodes import Limits
+from groupwise.envs.episodes import EpisodeLimits
 from groupwise.envs.opening import WorldSetup, open_worlds
 from groupwise.envs.plain_turns import plain_turns
-from groupwise.envs.playing import Played, Players, Start
+from groupwise.envs.playing import Played, Players, StartingPrompt
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.prepare.tiny import made_of
 
@@ -54,14 +55,14 @@ class Blocking(Waiting):
         return "go on", 0.0, not self.left
 
 
-def starts(groups: int, scale: float) -> list[Start]:
+def starts(groups: int, scale: float) -> list[StartingPrompt]:
     """Return prompts whose tools wait for a second, or one time in ten for ten."""
     chance = random.Random(0)
     made = []
     for number in range(groups):
         waits = [scale * (10.0 if chance.random() < SLOW else 1.0) for _ in range(TURNS)]
         prompt = tuple(1 + (number * 7 + at) % 90 for at in range(8))
-        made.append(Start({"waits": waits}, number, 0, lambda first, own=prompt: own))
+        made.append(StartingPrompt({"waits": waits}, number, 0, lambda first, own=prompt: own))
     return made
 
 
@@ -79,10 +80,10 @@ def main() -> None:
     engine = NativeEngine(loaded.model, tokenizer, seed=0, slots=512)
     name = "Blocking" if given.blocking else "Waiting"
     worlds = open_worlds(WorldSetup(f"{HERE}:{name}", timeout=60.0))
-    limits = Limits(TOKENS * TURNS * 8, 1024, turns=TURNS, turn_tokens=TOKENS * 8)
+    limits = EpisodeLimits(TOKENS * TURNS * 8, 1024, turns=TURNS, turn_tokens=TOKENS * 8)
     sampling = Sampling(max_tokens=TOKENS * TURNS * 8)
 
-    def play(some: list[Start], samples: int) -> tuple[float, list[Played]]:
+    def play(some: list[StartingPrompt], samples: int) -> tuple[float, list[Played]]:
         template = plain_turns(tokenizer, "[{role}]{text}\n")
         players = Players(engine, worlds, template, tokenizer, limits, sampling, "train")
         begun = time.monotonic()

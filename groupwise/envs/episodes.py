@@ -25,7 +25,7 @@ OTHERS = "environment"  # who speaks in a message that calls itself the policy's
 
 
 @dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """When an episode ends though nobody has ended it, and what that means for learning."""
 
     tokens: int  # of the policy
@@ -66,7 +66,7 @@ Play = Generator[Wish, Any, Completion]  # is sent a `Reply` for every wish
 
 
 @dataclass
-class Row:
+class EpisodeRow:
     """The tokens of an episode so far, and what is known of its turns."""
 
     prompt: tuple[int, ...]
@@ -113,7 +113,7 @@ class Row:
 
 
 def play(
-    row: Row, begun: Answered | Fault, ends: Ends, bridge: Callable[[Sequence[Message]], Ids]
+    row: EpisodeRow, begun: Answered | Fault, ends: Ends, bridge: Callable[[Sequence[Message]], Ids]
 ) -> Play:
     """Lead an episode whose environment has begun: yield what it waits for, return its row.
 
@@ -159,11 +159,11 @@ def play(
 class Ends:
     """Where turns end, and where the episode does."""
 
-    limits: Limits
+    limits: EpisodeLimits
     stop: tuple[str, ...]  # texts that end a turn
     tokenizer: Tokenizer
 
-    def room(self, row: Row) -> int:
+    def room(self, row: EpisodeRow) -> int:
         """Return how many tokens the next turn may have."""
         limits = self.limits
         left = [limits.tokens - row.own, limits.context - len(row.prompt) - len(row.ids)]
@@ -177,14 +177,14 @@ class Ends:
         found = [at for each in self.stop if (at := text.find(each)) >= 0]
         return text[: min(found, default=len(text))]
 
-    def cut(self, row: Row) -> str:
+    def cut(self, row: EpisodeRow) -> str:
         """Return which limit has cut the last turn; "" where none has."""
         if row.written[-1].finish != "length":
             return ""
         full = len(row.prompt) + len(row.ids) >= self.limits.context
         return "context" if full and row.own < self.limits.tokens else "own_tokens"
 
-    def after(self, row: Row, said: Observation) -> str:
+    def after(self, row: EpisodeRow, said: Observation) -> str:
         """Return why an episode ends with what the environment has said; "" where it goes on."""
         if said.done:
             return "done"
@@ -194,7 +194,7 @@ class Ends:
             return "max_calls"
         return "max_turns" if len(row.written) >= self.limits.turns else ""
 
-    def before_next(self, row: Row, heard: int) -> str:
+    def before_next(self, row: EpisodeRow, heard: int) -> str:
         """Return which limit leaves no room for so many tokens of others and one of the policy."""
         if row.own >= self.limits.tokens:
             return "own_tokens"
@@ -203,7 +203,7 @@ class Ends:
 
 
 def completed(
-    row: Row, stop: str, outcome: float | None, fault: Fault | None, limits: Limits
+    row: EpisodeRow, stop: str, outcome: float | None, fault: Fault | None, limits: EpisodeLimits
 ) -> Completion:
     """Return the row of an episode that is over."""
     given = [x for x in (*(each.reward for each in row.facts), outcome) if x is not None]

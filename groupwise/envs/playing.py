@@ -14,7 +14,17 @@ from typing import Any
 
 from groupwise.engine.answers import check_answer, check_tickets, cut
 from groupwise.engine.protocol import Engine, Request, Sampling, Stream, Wrote, turn_stream
-from groupwise.envs.episodes import Ends, Limits, Play, Reply, Row, Say, Wish, Write, play
+from groupwise.envs.episodes import (
+    Ends,
+    EpisodeLimits,
+    EpisodeRow,
+    Play,
+    Reply,
+    Say,
+    Wish,
+    Write,
+    play,
+)
 from groupwise.envs.turn_template import TurnTemplate
 from groupwise.envs.worlds import Answered, Fault, Worlds
 from groupwise.errors import WorldError
@@ -27,7 +37,7 @@ OVER = "reset says that the episode is over before the policy has said a word"
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingPrompt:
     """A prompt whose episodes are played."""
 
     row: Mapping[str, Any]  # of the data, for the environment
@@ -55,7 +65,7 @@ class Seat:
     sample: int
     number: int  # of the episode, for its environment
     begun: Answered | Fault | None = None
-    row: Row = field(default_factory=lambda: Row(()))
+    row: EpisodeRow = field(default_factory=lambda: EpisodeRow(()))
     play: Play | None = None  # once it has begun
     completion: Completion | None = None  # once it is over
 
@@ -64,7 +74,7 @@ class Seat:
 class Table:
     """The episodes of one prompt: they begin together, and then each goes its own way."""
 
-    start: Start
+    start: StartingPrompt
     seats: list[Seat] = field(default_factory=list)
 
     @property
@@ -83,7 +93,7 @@ class Players:
         worlds: Worlds,
         template: TurnTemplate,
         tokenizer: Tokenizer,
-        limits: Limits,
+        limits: EpisodeLimits,
         sampling: Sampling,
         stream: Stream,
     ) -> None:
@@ -97,7 +107,7 @@ class Players:
 
     def play_all(
         self,
-        starts: Sequence[Start],
+        starts: Sequence[StartingPrompt],
         samples: int,
         done: Done | None = None,
         wrote: Wrote | None = None,
@@ -174,14 +184,14 @@ class Players:
         prompt = start.opening(_first_words(table))
         if len(prompt) >= limits.context:
             raise WorldError(
-                f"Row {start.prompt_id} has {len(prompt)} tokens with the first words of its "
+                f"EpisodeRow {start.prompt_id} has {len(prompt)} tokens with the first words of its "
                 f"environment, and an episode holds {limits.context} (the model's context, or "
                 "turns.context). Shorten what `reset` says, or drop long prompts with "
                 "data.max_prompt_tokens."
             )
         for seat in table.seats:
             assert seat.begun is not None
-            seat.row = Row(prompt)
+            seat.row = EpisodeRow(prompt)
             seat.play = play(seat.row, seat.begun, self.ends, self.template.bridge)
             next(seat.play)  # it wishes to write its first turn
         most = self.ends.room(table.seats[0].row)

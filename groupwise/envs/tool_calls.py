@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Misread:
-    """What is wrong with a call that can't be read: said to the policy."""
+    """A call that can't be read, and what is wrong with it: said to the policy."""
 
     why: str
 

@@ -12,7 +12,7 @@ from groupwise.envs.environment import Observation
 
 @dataclass(frozen=True)
 class Answered:
-    """What an environment has answered, and what it says of itself now."""
+    """The answer of an environment, and what it says of itself now."""
 
     observation: Observation
     state: str | None = None  # `Environment.state`

@@ -12,8 +12,8 @@ from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.data.prompts import Wording
 from groupwise.engine.protocol import Done, Engine, Sampling
-from groupwise.envs.episodes import Limits
-from groupwise.envs.playing import Played, Players, Start
+from groupwise.envs.episodes import EpisodeLimits
+from groupwise.envs.playing import Played, Players, StartingPrompt
 from groupwise.envs.turn_template import TurnTemplate
 from groupwise.envs.worlds import Worlds
 from groupwise.model.formats.tokenizer import Tokenizer
@@ -63,7 +63,10 @@ class Turns:
         The tasks of the groups have the prompt that the policy has read: tools and the first words
         of the environment are part of it.
         """
-        starts = [Start(row_of(task), task.id, draw, self._opening(task)) for task, draw in prompts]
+        starts = [
+            StartingPrompt(row_of(task), task.id, draw, self._opening(task))
+            for task, draw in prompts
+        ]
         players = Players(
             engine,
             self.worlds,
@@ -85,10 +88,10 @@ class Turns:
             for (task, draw), group in zip(prompts, played, strict=True)
         ]
 
-    def limits(self, sampling: Sampling) -> Limits:
+    def limits(self, sampling: Sampling) -> EpisodeLimits:
         """Return when an episode ends that nobody has ended."""
         turns = self.config.turns
-        return Limits(
+        return EpisodeLimits(
             tokens=sampling.max_tokens,
             context=self.context,
             turns=turns.max,

@@ -1,4 +1,4 @@
-"""What a configuration names for turns, made: the template, and where environments run."""
+"""Template and environments that a configuration names for turns, made."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class CalledTool(NamedTuple):
 
 
 class TurnFacts(NamedTuple):
-    """What is known of a turn of the policy that an environment has answered."""
+    """Facts of a turn of the policy that an environment has answered."""
 
     reward: float | None = None  # that the environment gave it
     finish: str = "eos"  # what ended it, as `Completion.finish` has it

@@ -18,8 +18,8 @@ from played import Adder, Quiet, Shuffled, Words, says
 from groupwise.engine.batch import BatchEngine
 from groupwise.engine.protocol import Request, Sampling, turn_stream
 from groupwise.envs.environment import Call, Environment, Observation
-from groupwise.envs.episodes import Limits
-from groupwise.envs.playing import Played, Players, Start
+from groupwise.envs.episodes import EpisodeLimits
+from groupwise.envs.playing import Played, Players, StartingPrompt
 from groupwise.envs.worlds import Worlds
 from groupwise.errors import WorldError
 from groupwise.prepare.recorded import groups_of
@@ -30,14 +30,14 @@ from groupwise.runfiles.rollouts import Row
 END = 0
 TOKENS = tokenizer((END,))
 PROMPT = (5, 6, 7)
-WIDE = Limits(tokens=60, context=200)
+WIDE = EpisodeLimits(tokens=60, context=200)
 LIMITS = ("max_turns", "max_calls", "own_tokens", "context")
 
 
 def play(
     own: Any,
     worlds: Worlds | Callable[[], Environment],
-    limits: Limits = WIDE,
+    limits: EpisodeLimits = WIDE,
     samples: int = 2,
     prompts: Sequence[tuple[int, ...]] = (PROMPT,),
     **changes: Any,
@@ -50,7 +50,7 @@ def play(
     def opening(prompt: tuple[int, ...]) -> Callable[[Any], tuple[int, ...]]:
         return lambda first: (*prompt, *(template.bridge(first) if first else ()))
 
-    starts = [Start({"n": n}, n, 3, opening(prompt)) for n, prompt in enumerate(prompts)]
+    starts = [StartingPrompt({"n": n}, n, 3, opening(prompt)) for n, prompt in enumerate(prompts)]
     found = players.play_all(starts, samples)
     if isinstance(worlds, InlineWorlds):
         assert not worlds.there and not worlds.ready  # all are given back
@@ -176,7 +176,7 @@ def test_long_words_are_cut_in_the_middle_and_say_so() -> None:
     given = replace(WIDE, observation=9)
     players = Players(Scripted("1", "2"), worlds, template, TOKENS, given,
                       Sampling(max_tokens=60), "train")  # fmt: skip
-    row = only(players.play_all([Start({}, 0, 0, lambda first: PROMPT)], 1))
+    row = only(players.play_all([StartingPrompt({}, 0, 0, lambda first: PROMPT)], 1))
     assert heard == [{"role": "tool", "content": "aaaa\n[51 characters left out]\nbbbbb"}]
     assert row.episode is not None and len(row.episode.messages[1]["content"]) == 60
 
@@ -185,7 +185,7 @@ def test_long_words_are_cut_in_the_middle_and_say_so() -> None:
 
 
 def ending(said: Sequence[Any], **limits: Any) -> Any:
-    given = Limits(**{"tokens": 60, "context": 200, **limits})
+    given = EpisodeLimits(**{"tokens": 60, "context": 200, **limits})
     return only(play(Scripted("12", "34", "56"), talker(*said, whole=1.0), given, samples=1))
 
 
@@ -230,7 +230,7 @@ def test_an_environment_that_takes_too_long_in_all() -> None:
         def answers(self, wait: float) -> Any:
             return [(n, replace(answer, seconds=4.0)) for n, answer in super().answers(wait)]
 
-    given = Limits(60, 200, seconds=7.0)
+    given = EpisodeLimits(60, 200, seconds=7.0)
     row = only(play(Scripted("1", "2", "3"), Slow(talker(says("a"), says("b"))), given, samples=1))
     assert row.episode is not None and row.episode.stop == "timeout"
     assert len(row.episode.turns) == 2 and "7 s in all" in row.episode.reason
@@ -278,7 +278,7 @@ def test_different_beginnings_of_one_row_are_refused() -> None:
 
 def test_a_beginning_that_does_not_fit_is_refused() -> None:
     with pytest.raises(WorldError, match="has 53 tokens with the first words"):
-        play(Scripted("1"), talker(first=says("a" * 48)), Limits(10, 50))
+        play(Scripted("1"), talker(first=says("a" * 48)), EpisodeLimits(10, 50))
 
 
 def test_a_stranger_that_calls_itself_the_policy_is_not_learned() -> None:
@@ -350,7 +350,7 @@ def test_a_run_that_breaks_off_gives_everything_back() -> None:
     template.bridge = broken  # type: ignore[method-assign]
     players = Players(own, worlds, template, TOKENS, WIDE, Sampling(max_tokens=60), "train")
     with pytest.raises(RuntimeError):
-        players.play_all([Start({}, 0, 0, lambda first: PROMPT)], 4)
+        players.play_all([StartingPrompt({}, 0, 0, lambda first: PROMPT)], 4)
     assert not worlds.there and not own.batches
 
 
@@ -396,7 +396,7 @@ def test_sampled_ids_are_trained_ids_are_ids_in_files(tmp_path: Path) -> None:
     """A thousand conversations: every own token is the sampler's, and nothing was encoded again."""
     own, template = Babbling(0), Words(TOKENS)
     prompts = [(1 + n % 90, 2, 3 + n // 90) for n in range(1000)]
-    limits = Limits(tokens=60, context=120, turns=6, truncated=frozenset(LIMITS))
+    limits = EpisodeLimits(tokens=60, context=120, turns=6, truncated=frozenset(LIMITS))
     played = play(own, Chatter, limits, 1, prompts)
     rows = []
     for number, (prompt, group) in enumerate(zip(prompts, played, strict=True)):
