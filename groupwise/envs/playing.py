@@ -184,7 +184,7 @@ class Players:
         prompt = start.opening(_first_words(table))
         if len(prompt) >= limits.context:
             raise WorldError(
-                f"EpisodeRow {start.prompt_id} has {len(prompt)} tokens with the first words of its "
+                f"Row {start.prompt_id} has {len(prompt)} tokens with the first words of its "
                 f"environment, and an episode holds {limits.context} (the model's context, or "
                 "turns.context). Shorten what `reset` says, or drop long prompts with "
                 "data.max_prompt_tokens."
