@@ -81,7 +81,7 @@ class Turns:
             if done is not None:
                 done(number, group.completions)
 
-        with phase("playing", samples * len(starts), "turns") as told:
+        with phase("playing", things="turns") as told:
             played = players.play_all(starts, samples, told_of, told)
         return [
             SampledGroup(_read(task, group.prompt), draw, group.completions)
