@@ -81,7 +81,7 @@ class Alone(Environment):
         self.loop.close()
 
 
-class Plain(AsyncEnvironment):
+class PlainWorld(AsyncEnvironment):
     """An `Environment` as one of coroutines."""
 
     def __init__(self, inner: Environment) -> None:

@@ -1,4 +1,4 @@
-"""What a setup names, loaded, recognised by its shape and wrapped: the worker's side of opening."""
+"""Loading of what a setup names: recognised by its shape and wrapped, in a worker."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from groupwise.common.forked import one_process
 from groupwise.common.user_files import make_importable
 from groupwise.envs import builtin
-from groupwise.envs.answering import AsyncEnvironment, Plain, has
+from groupwise.envs.answering import AsyncEnvironment, PlainWorld, has
 from groupwise.envs.environment import Environment
-from groupwise.envs.shapes.by_column import ByColumn
+from groupwise.envs.shapes.by_column import ByColumn, MadeOfRow
 from groupwise.envs.shapes.gymnasium import Gymnasium, TextArena, is_gymnasium, is_textarena
 from groupwise.envs.shapes.mcp import PREFIX, MCPTools
 from groupwise.envs.shapes.openenv import OpenEnv, is_openenv
@@ -26,7 +26,7 @@ from groupwise.envs.shapes.texts import House, SkyRL
 from groupwise.envs.shapes.tinker import Tinker, is_tinker
 from groupwise.envs.shapes.tools import MethodTools, WithTools, has_method_tools, methods_of
 from groupwise.envs.shapes.verifiers import Verifiers, is_verifiers
-from groupwise.envs.tool_calls import CallReader
+from groupwise.envs.tool_calls import Asked, CallReader, Misread
 from groupwise.envs.toolbox import Tool, Toolbox, tool
 from groupwise.errors import WorldError, nearest
 
@@ -49,7 +49,7 @@ SHAPES = """
 
 
 class Maker:
-    """What makes the world of an episode, again and again."""
+    """A setup that is loaded: it makes the world of an episode, again and again."""
 
     def __init__(self, setup: WorldSetup) -> None:
         self.setup = setup
@@ -91,9 +91,7 @@ class Maker:
         if self.own_reader is not None:
             return self.own_reader
         if not self.setup.reader:
-            raise WorldError(
-                "There are tools, and nothing says how calls of them are written. Name a reader."
-            )
+            return _unread
         return importlib.import_module("groupwise.envs.tool_calls").reader(
             self.setup.reader, schemas
         )
@@ -111,6 +109,8 @@ class Maker:
                 f"{self.setup.environment} is an object of {type(found).__name__}, and each "
                 "episode needs one of its own. Name its class, or a function that makes one."
             )
+        if inspect.isroutine(found) and "row" in inspect.signature(found).parameters:
+            return MadeOfRow(found, self.recognised, self.options)
         return self.recognised(_called(found, self.options))
 
     def verifiers(self, found: Any) -> Verifiers:
@@ -123,7 +123,7 @@ class Maker:
         if isinstance(made, AsyncEnvironment):
             return made
         if isinstance(made, Environment):
-            return Plain(made)
+            return PlainWorld(made)
         if is_verifiers(made):
             return self.verifiers(made)
         if has(made, "init", "step"):
@@ -142,6 +142,11 @@ class Maker:
             f"{type(made).__name__} has no shape of an environment that is known:{SHAPES}\n"
             "Give it the methods of one of them."
         )
+
+
+def _unread(text: str) -> list[Asked | Misread]:
+    """Refuse to read: a setup may be checked before it is known how calls are written."""
+    raise WorldError("Nothing says how calls of tools are written. Name a reader.")
 
 
 def _called(found: Callable[..., Any], options: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from groupwise.errors import WorldError, nearest
 
 @dataclass(frozen=True)
 class WorldSetup:
-    """What an episode's world is made of, and how long it may take."""
+    """The parts of an episode's world, and how long they may take."""
 
     environment: str = ""  # "guess", "mine.py:Env", "package.module:Env"; "": tools alone
     tools: tuple[str, ...] = ()  # "calculator", "python", "mine.py:search", "mcp:COMMAND"
@@ -30,12 +30,21 @@ class WorldSetup:
 
 def open_worlds(setup: WorldSetup) -> Worlds:
     """Open what the setup names. Raises `WorldError` where it can't be used as it is."""
-    return ProcessWorlds(found(setup))
+    worlds = ProcessWorlds(found(setup))
+    if worlds.tools and not setup.reader:
+        worlds.close()
+        raise WorldError(
+            "There are tools, and nothing says how calls of them are written. Name a reader."
+        )
+    return worlds
 
 
 def check_worlds(setup: WorldSetup) -> tuple[Mapping[str, Any], ...]:
-    """Load and make all of it once, and return the schemas of its tools."""
-    worlds = open_worlds(setup)
+    """Load and make all of it once, and return the schemas of its tools.
+
+    How calls are written need not be known yet.
+    """
+    worlds = ProcessWorlds(found(setup))
     worlds.close()
     return worlds.tools
 

@@ -36,7 +36,7 @@ SLACK = 1.0  # seconds beside a limit that tools keep themselves
 
 @dataclass(frozen=True)
 class Described:
-    """What a setup turned out to be."""
+    """A setup, once it is made: how it is called."""
 
     tools: tuple[Mapping[str, Any], ...]
     concurrent: bool  # many in one process, which wait at the same time
@@ -56,7 +56,7 @@ def limit_of(world: Described | AsyncEnvironment, timeout: float) -> float:
     return float("inf") if world.concurrent else timeout * world.calls + SLACK
 
 
-class Request(NamedTuple):
+class WorldRequest(NamedTuple):
     """A call of an episode's environment; `number` comes back with its answer."""
 
     number: int
@@ -120,7 +120,7 @@ class Serving:
         loop.add_reader(pipe.fileno(), read)
         await done.wait()
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: WorldRequest) -> None:
         if request.kind == "drop":
             self._drop(request.episode)
             return
@@ -150,7 +150,7 @@ class Serving:
         except (Exception, SystemExit, TooSlow) as error:  # nobody waits for an answer any more
             print(f"An environment did not close: {told(error)}", file=sys.stderr)
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: WorldRequest) -> None:
         self._send(Reply(request.number, await self._value(request)))
 
     async def _beat(self) -> None:
@@ -163,7 +163,7 @@ class Serving:
         if not self.outbox.flush():
             self.write_later()
 
-    async def _value(self, request: Request) -> Answered | Fault | Described:
+    async def _value(self, request: WorldRequest) -> Answered | Fault | Described:
         """Return what an environment says, or how it failed: the boundary to the user's code."""
         began = time.monotonic()
         limit = self._limit(request)
@@ -179,13 +179,13 @@ class Serving:
         seconds = time.monotonic() - began
         return value if isinstance(value, Described) else replace(value, seconds=seconds)
 
-    def _limit(self, request: Request) -> float:
+    def _limit(self, request: WorldRequest) -> float:
         world = self.open.get(request.episode)
         if world is None:
             return first_limit(self.setup.timeout)
         return limit_of(world, self.setup.timeout)
 
-    async def _called(self, request: Request) -> Answered | Described:
+    async def _called(self, request: WorldRequest) -> Answered | Described:
         with one_process():
             if request.kind == "describe":
                 return await self._described()
@@ -199,7 +199,7 @@ class Serving:
             await self.open.pop(request.episode).close()
             return Answered(Observation(), outcome=outcome)
 
-    async def _begun(self, request: Request) -> Answered:
+    async def _begun(self, request: WorldRequest) -> Answered:
         world = self.open[request.episode] = self._made()
         if not world.concurrent:
             limit_memory(WORK_MEMORY)

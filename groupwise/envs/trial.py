@@ -17,6 +17,7 @@ from groupwise.errors import WorldError
 
 Heard = list[tuple[str, str]]  # what was said and what was answered, in order; first: "", beginning
 Player = Callable[[Mapping[str, Any], Heard, random.Random], str]
+DRAWN = 0.5  # what perfect play of tic-tac-toe is sure of
 PATIENCE = 600.0  # seconds without any answer
 FEW = 0.1  # of reward: what an oracle may lack, and by how much a guesser must be worse
 
@@ -95,6 +96,7 @@ def try_environment(
     """
     name = setup.environment.partition("(")[0]
     own = PLAYERS.get(name, (None, None))
+    reach = DRAWN if name == "tictactoe" else 1.0
     oracle, guesser = oracle or own[0], guesser or own[1]
     worlds = open_worlds(setup)
     try:
@@ -104,7 +106,7 @@ def try_environment(
         worlds.close()
     faults = tuple(dict.fromkeys(game.fault for game in [*knows, *guesses] if game.fault))
     best, by_chance = _mean(knows), _mean(guesses)
-    return TrialReport(best, by_chance, faults, tuple(_problems(best, by_chance, faults)))
+    return TrialReport(best, by_chance, faults, tuple(_problems(best, by_chance, faults, reach)))
 
 
 def _mean(games: Sequence[Game]) -> float | None:
@@ -112,12 +114,14 @@ def _mean(games: Sequence[Game]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _problems(best: float | None, by_chance: float | None, faults: Sequence[str]) -> list[str]:
+def _problems(
+    best: float | None, by_chance: float | None, faults: Sequence[str], reach: float
+) -> list[str]:
     found = [f"The environment fails: {why}." for why in faults]
-    if best is not None and best < 1 - FEW:
+    if best is not None and best < reach - FEW:
         found.append(
-            f"Who knows the answer gets {best:.2f} on average, not 1: the task can't be won in the "
-            "turns that it has, or its reward does not see a win."
+            f"Who knows the answer gets {best:.2f} on average, not {reach:g}: the task can't be "
+            "won in the turns that it has, or its reward does not see a win."
         )
     if best is not None and by_chance is not None and by_chance > best - FEW:
         found.append(

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from groupwise.envs.serving import Described, Reply, Request, first_limit, limit_of
+from groupwise.envs.serving import Described, Reply, WorldRequest, first_limit, limit_of
 from groupwise.envs.wire import Frames, Outbox
 from groupwise.envs.worlds import Answered, Fault, Worlds
 from groupwise.errors import RewardError, WorldError
@@ -38,7 +38,7 @@ TARGET = "groupwise.envs.serving:serving"
 
 
 @dataclass(eq=False)
-class Place:
+class WorkerPlace:
     """A worker process and the episodes in it."""
 
     worker: Worker
@@ -84,8 +84,8 @@ class ProcessWorlds(Worlds):
         given = pickle.dumps(setup).hex()
         self.pool = Pool(TARGET, workers=setup.workers, given=given)
         self.selector = selectors.DefaultSelector()
-        self.places: set[Place] = set()
-        self.of: dict[int, Place] = {}  # by episode
+        self.places: set[WorkerPlace] = set()
+        self.of: dict[int, WorkerPlace] = {}  # by episode
         self.waiting: deque[Waiting] = deque()
         self.lost: dict[int, str] = {}  # episodes whose process is gone, and why
         self.ready: list[tuple[int, Answered | Fault]] = []
@@ -130,7 +130,7 @@ class ProcessWorlds(Worlds):
             return
         for number in called:
             del place.calls[number]
-        self._send(place, Request(-1, "drop", episode))
+        self._send(place, WorldRequest(-1, "drop", episode))
         if not self.described.concurrent:
             place.leaves = time.monotonic() + CLOSING
 
@@ -159,7 +159,7 @@ class ProcessWorlds(Worlds):
     def _describe(self) -> Described:
         """Load everything, and make and close one world. Raises what is wrong with it."""
         place = self._place()
-        self._send(place, Request(0, "describe", -1))
+        self._send(place, WorldRequest(0, "describe", -1))
         deadline = time.monotonic() + START_SECONDS
         found: list[Reply] = []
         while not found and not place.frames.ended and time.monotonic() < deadline:
@@ -177,18 +177,18 @@ class ProcessWorlds(Worlds):
         why = found[0].value.reason if isinstance(found[0].value, Fault) else str(found[0].value)
         raise WorldError(why)
 
-    def _place(self) -> Place:
+    def _place(self) -> WorkerPlace:
         try:
             worker = self.pool.lease()
         except RewardError as error:
             raise WorldError(str(error)) from None
         descriptor = worker.pipe.fileno()
-        place = Place(worker, Outbox(descriptor), Frames(descriptor))
+        place = WorkerPlace(worker, Outbox(descriptor), Frames(descriptor))
         self.places.add(place)
         self.selector.register(descriptor, selectors.EVENT_READ, place)
         return place
 
-    def _end(self, place: Place) -> None:
+    def _end(self, place: WorkerPlace) -> None:
         """Kill a process and what it has started; what its episodes are told is said before."""
         if place not in self.places:
             return
@@ -215,7 +215,7 @@ class ProcessWorlds(Worlds):
     def _working(self) -> int:
         return sum(bool(place.calls) for place in self.places)
 
-    def _free(self, call: Waiting) -> Place | None:
+    def _free(self, call: Waiting) -> WorkerPlace | None:
         if not self.described.concurrent and self._working() >= self.pool.size:
             return None
         if call.kind != "begin":
@@ -227,11 +227,11 @@ class ProcessWorlds(Worlds):
             return None
         place = self._place()
         if shared:
-            self._send(place, Request(-1, "beat", -1))
+            self._send(place, WorldRequest(-1, "beat", -1))
             place.silent = time.monotonic() + START_SECONDS
         return place
 
-    def _call(self, place: Place, call: Waiting) -> None:
+    def _call(self, place: WorkerPlace, call: Waiting) -> None:
         self.numbers += 1
         now = time.monotonic()
         first = call.kind == "begin"
@@ -242,9 +242,9 @@ class ProcessWorlds(Worlds):
         limit = first_limit(timeout) if first else limit_of(self.described, timeout)
         ends = float("inf") if self.described.concurrent else now + limit + GRACE
         place.calls[self.numbers] = UnderWay(call.episode, call.kind, now, ends)
-        self._send(place, Request(self.numbers, call.kind, call.episode, call.payload))
+        self._send(place, WorldRequest(self.numbers, call.kind, call.episode, call.payload))
 
-    def _send(self, place: Place, request: Request) -> None:
+    def _send(self, place: WorkerPlace, request: WorldRequest) -> None:
         try:
             place.outbox.put(pickle.dumps(request))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
@@ -254,7 +254,7 @@ class ProcessWorlds(Worlds):
             return
         self._flush(place)
 
-    def _flush(self, place: Place) -> None:
+    def _flush(self, place: WorkerPlace) -> None:
         written = place.outbox.flush()
         events = selectors.EVENT_READ | (0 if written else selectors.EVENT_WRITE)
         with suppress(KeyError):
@@ -273,7 +273,7 @@ class ProcessWorlds(Worlds):
             wait = 0.0
         heard = self.selector.select(wait)
         for key, events in heard:
-            place: Place = key.data
+            place: WorkerPlace = key.data
             if events & selectors.EVENT_WRITE:
                 self._flush(place)
             if events & selectors.EVENT_READ:
@@ -283,7 +283,7 @@ class ProcessWorlds(Worlds):
         for place in [each for each in self.places if each.soonest <= now and each not in spoke]:
             self._late(place, now)
 
-    def _hear(self, place: Place) -> None:
+    def _hear(self, place: WorkerPlace) -> None:
         if self.described.concurrent:
             place.silent = time.monotonic() + max(SILENCE, self.setup.timeout)
         for frame in place.frames.read():
@@ -296,7 +296,7 @@ class ProcessWorlds(Worlds):
         if place.frames.ended and place in self.places:
             self._gone(place, "the process of the environment ended by itself")
 
-    def _take(self, place: Place, reply: Reply) -> None:
+    def _take(self, place: WorkerPlace, reply: Reply) -> None:
         call = place.calls.pop(reply.number, None)
         if call is None or not isinstance(reply.value, (Answered, Fault)):
             return  # of an episode that was dropped
@@ -304,13 +304,13 @@ class ProcessWorlds(Worlds):
         if isinstance(reply.value, Fault) or call.kind == "finish":
             self._forget(place, call.episode)
 
-    def _forget(self, place: Place, episode: int) -> None:
+    def _forget(self, place: WorkerPlace, episode: int) -> None:
         self.of.pop(episode, None)
         place.episodes.discard(episode)
         if not self.described.concurrent:
             self._end(place)
 
-    def _late(self, place: Place, now: float) -> None:
+    def _late(self, place: WorkerPlace, now: float) -> None:
         """End a process that is over a limit, and with it all that is in it."""
         limit = self.setup.timeout
         if place.leaves <= now:
@@ -325,7 +325,7 @@ class ProcessWorlds(Worlds):
         )
         self._gone(place, why, "timeout")
 
-    def _gone(self, place: Place, why: str, kind: Kind = "error") -> None:
+    def _gone(self, place: WorkerPlace, why: str, kind: Kind = "error") -> None:
         """Say to each episode of a process that it is over; to those without a call, later."""
         now = time.monotonic()
         for call in place.calls.values():

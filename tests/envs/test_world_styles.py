@@ -11,14 +11,29 @@ import pytest
 from groupwise.envs.answering import Alone
 from groupwise.envs.environment import Environment
 from groupwise.envs.loading import Maker
-from groupwise.envs.opening import WorldSetup, found
+from groupwise.envs.opening import WorldSetup, check_worlds, found, open_worlds
 from groupwise.errors import WorldError
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 TOYS = SUPPORT / "toy_worlds.py"
 READ = f"{TOYS}:read"
 ROW = {"prompt": "Find it.", "secret": 7, "seed": 7, "answer": "7"}
-STYLES = ["House", "HouseDict", "HouseMessages", "AsyncHouse", "Own", "SkyStyle", "GymStyle", "GymNumbers", "ArenaStyle", "OpenStyle", "AsyncOpenStyle", "TinkerIds", "TinkerMessages", "load_environment"]
+STYLES = [
+    "House",
+    "HouseDict",
+    "HouseMessages",
+    "AsyncHouse",
+    "Own",
+    "SkyStyle",
+    "GymStyle",
+    "GymNumbers",
+    "ArenaStyle",
+    "OpenStyle",
+    "AsyncOpenStyle",
+    "TinkerIds",
+    "TinkerMessages",
+    "load_environment",
+]
 
 
 def made(name: str, **settings: Any) -> Environment:
@@ -61,7 +76,7 @@ def test_a_row_may_say_which_environment_is_its_own() -> None:
     world = made("both")
     world.reset({**ROW, "environment": "other"})
     assert world.step("3").messages[0]["content"] == "higher"
-    with pytest.raises(WorldError, match="environment is 'gane'.*Did you mean 'game'"):
+    with pytest.raises(WorldError, match=r"environment is 'gane'.*Did you mean 'game'"):
         made("both").reset({**ROW, "environment": "gane"})
 
 
@@ -102,7 +117,7 @@ def test_an_action_that_is_no_record_is_said() -> None:
 
 
 def test_columns_that_are_missing_are_said() -> None:
-    with pytest.raises(WorldError, match="asks for 'secret', which is no column.*has: seed"):
+    with pytest.raises(WorldError, match=r"asks for 'secret', which is no column.*has: seed"):
         made("House").reset({"seed": 3})
 
 
@@ -160,9 +175,11 @@ def test_tools_beside_an_environment_that_answers_itself_are_refused() -> None:
         made("House", tools=(f"{TOYS}:add",))
 
 
-def test_tools_without_a_reader_are_refused() -> None:
+def test_tools_are_checked_without_a_reader_and_not_opened() -> None:
+    setup = WorldSetup("", ("calculator",))
+    assert [each["function"]["name"] for each in check_worlds(setup)] == ["calculator"]
     with pytest.raises(WorldError, match="nothing says how calls of them are written"):
-        Maker(WorldSetup("", ("calculator",))).make()
+        open_worlds(setup)
 
 
 def test_a_shape_that_answers_otherwise_says_what_was_expected(tmp_path: Path) -> None:
@@ -172,7 +189,8 @@ def test_a_shape_that_answers_otherwise_says_what_was_expected(tmp_path: Path) -
         "    def step(self, text): return 'x', 0.0, False, False, {}\n"
         "class Three:\n    def reset(self, seed=None): return 'x', {}\n"
         "    def step(self, text): return 'x', 0.0, False\n"
-        "class Changes:\n    def init(self, prompt): return [{'role': 'user', 'content': 'no'}], {}\n"
+        "class Changes:\n"
+        "    def init(self, prompt): return [{'role': 'user', 'content': 'no'}], {}\n"
         "    def step(self, text): return 'x'\n"
     )
     for name, words in (("Five", "returned tuple"), ("Three", "returns observation, reward, term")):
@@ -187,8 +205,9 @@ def test_a_shape_that_answers_otherwise_says_what_was_expected(tmp_path: Path) -
 
 def test_an_mcp_server_lists_its_tools_and_is_the_episodes_own() -> None:
     command = f"mcp:{sys.executable} {SUPPORT / 'mcp_toy.py'}"
-    one, two = (made("", tools=(command,), timeout=0.5) for _ in range(2))
-    for world in (one, two):
+    one, two = (made("", tools=(command,)) for _ in range(2))
+    three = made("", tools=(command,), timeout=0.5)
+    for world in (one, two, three):
         world.reset(ROW)
     assert [each["function"]["name"] for each in one.tools] == ["count", "fail"]
     said = [one.step('call count {"word": "a"}') for _ in range(2)]
@@ -198,12 +217,12 @@ def test_an_mcp_server_lists_its_tools_and_is_the_episodes_own() -> None:
     assert (failed.calls[0].status, failed.messages[0]["content"]) == ("failed", "Error: it failed")
     assert two.step('call count {"word": "end"}').calls[0].status == "failed"
     assert "has ended" in two.step("call count {}").messages[0]["content"]
-    assert one.step('call count {"word": "hang"}').calls[0].status == "timeout"
-    for world in (one, two):
+    assert three.step('call count {"word": "hang"}').calls[0].status == "timeout"
+    for world in (one, two, three):
         world.close()
 
 
 def test_an_mcp_server_that_does_not_come_up_is_refused() -> None:
     for command in ("mcp:no-such-program-at-all", "mcp:true"):
-        with pytest.raises(WorldError, match="can't be started|does not answer"):
+        with pytest.raises(WorldError, match=r"can't be started|does not answer"):
             made("", tools=(command,)).reset(ROW)

@@ -1,4 +1,4 @@
-"""One toy in every style: find a number from 0 to 9 within three guesses. And worlds that misbehave.
+"""One toy in every style: find a number from 0 to 9 in three guesses. And worlds that misbehave.
 
 The secret is a column of the row, or the row's seed. The answers are "higher" and "lower", the
 reward is 1 for the right one. The beginning is "guess".

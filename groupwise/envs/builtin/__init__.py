@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ENVIRONMENTS = {
-    "guess": "groupwise.envs.builtin.guess:Guess",
+    "guess": "groupwise.envs.builtin.guess:GuessNumber",
     "tictactoe": "groupwise.envs.builtin.tictactoe:TicTacToe",
     "tries": "groupwise.envs.builtin.tries:Tries",
     "wordle": "groupwise.envs.builtin.wordle:Wordle",

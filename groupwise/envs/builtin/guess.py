@@ -14,17 +14,17 @@ from groupwise.envs.answering import AsyncEnvironment
 from groupwise.envs.environment import Observation
 from groupwise.errors import WorldError
 
-NUMBER = re.compile(r"-?\d{1,9}(?!\d)")
+NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 MOST = 10**9
 
 
-class Guess(AsyncEnvironment):
+class GuessNumber(AsyncEnvironment):
     """A turn's last number is the guess. It ends with the right one, or with the last guess."""
 
     concurrent = True
 
     def __init__(self, low: int = 0, high: int = 15, guesses: int = 4, partial: bool = False):
-        """`partial`: a lost episode is worth the share of the range that was ruled out."""
+        """Set up the game. `partial`: a lost one is worth the share of numbers ruled out."""
         if not (0 <= low < high <= MOST) or guesses < 1:
             raise WorldError(
                 f"guess: low = {low}, high = {high}, guesses = {guesses} is no game. Take whole "

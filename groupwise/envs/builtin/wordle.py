@@ -24,7 +24,7 @@ class Wordle(AsyncEnvironment):
     concurrent = True
 
     def __init__(self, guesses: int = 6, partial: bool = False):
-        """`partial`: a lost episode is worth half the best guess's share of letters in place."""
+        """Set up the game. `partial`: a lost one is worth a tenth for each letter in place."""
         if guesses < 1:
             raise WorldError(f"wordle: guesses = {guesses} is no game. Allow at least one.")
         self.guesses, self.partial = guesses, partial

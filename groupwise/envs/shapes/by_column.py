@@ -1,11 +1,11 @@
-"""Several environments at once: which of them is a row's is said by its column `environment`."""
+"""Environments that are the row's: one of several by a column, or made of the row by a function."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from groupwise.envs.answering import AsyncEnvironment
+from groupwise.envs.answering import AsyncEnvironment, settle
 from groupwise.envs.environment import Observation
 from groupwise.errors import WorldError, nearest
 
@@ -52,3 +52,39 @@ class ByColumn(AsyncEnvironment):
     async def close(self) -> None:
         for world in self.worlds.values():
             await world.close()
+
+
+class MadeOfRow(AsyncEnvironment):
+    """An environment that a function makes of the row, when an episode begins.
+
+    Nothing is known of it before, so it has a process of its own and no tools.
+    """
+
+    def __init__(
+        self, make: Callable[..., Any], wrap: Callable[[Any], AsyncEnvironment], options: Any
+    ) -> None:
+        self.make, self.wrap, self.options = make, wrap, options
+        self.inner: AsyncEnvironment | None = None
+
+    async def reset(self, row: Mapping[str, Any]) -> Observation:
+        self.inner = self.wrap(await settle(self.make(row=dict(row), **self.options)))
+        if self.inner.tools:
+            raise WorldError(
+                "A function that makes an environment of the row made one with tools, which the "
+                "policy has to be shown before there is a row. Name the class itself."
+            )
+        return await self.inner.reset(row)
+
+    async def step(self, text: str) -> Observation:
+        assert self.inner is not None
+        return await self.inner.step(text)
+
+    async def outcome(self) -> float | None:
+        return None if self.inner is None else await self.inner.outcome()
+
+    def state(self) -> str | None:
+        return None if self.inner is None else self.inner.state()
+
+    async def close(self) -> None:
+        if self.inner is not None:
+            await self.inner.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 from groupwise.envs.answering import (
     AsyncEnvironment,
+    class_names,
     has,
     messages_of,
     reward_of,
@@ -94,8 +95,7 @@ class TextArena(AsyncEnvironment):
     """
 
     def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.rewards: Any = None
+        self.inner = _told_once(inner)
 
     async def reset(self, row: Mapping[str, Any]) -> Observation:
         self.inner.reset(num_players=1, seed=seed_of(row))
@@ -115,6 +115,15 @@ class TextArena(AsyncEnvironment):
         if isinstance(said, str):
             return said
         return "\n".join(str(words) for who, words, *_ in said if who != 0)
+
+
+def _told_once(game: Any) -> Any:
+    """Return a game without the wrappers that tell all of it again at each turn."""
+    while any(name.endswith("ObservationWrapper") for name in class_names(game)):
+        game = game.env
+    if "env" in vars(game):
+        game.env = _told_once(game.env)
+    return game
 
 
 def is_textarena(thing: Any) -> bool:

@@ -25,7 +25,7 @@ PATIENCE = 60.0  # seconds for a server to come up and list its tools
 PAGES = 100  # of the list
 
 
-class Server:
+class McpServer:
     """A server in a process of its own."""
 
     def __init__(self, command: str) -> None:
@@ -71,6 +71,7 @@ class Server:
         try:
             return await within(PATIENCE, self._listed())
         except (ToolFailed, TooSlow) as error:
+            await self.close()
             why = str(error) or f"it says nothing for {PATIENCE:g} s"
             raise WorldError(
                 f"The MCP server {self.command!r} does not answer: {why}. Run the command by hand: "
@@ -104,6 +105,8 @@ class Server:
     async def _write(self, message: Mapping[str, Any]) -> None:
         if self.process is None or self.process.stdin is None:
             raise ToolFailed("the MCP server does not run")
+        if self.reading is not None and self.reading.done():
+            raise ToolFailed("the MCP server has ended")
         try:
             self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
             await self.process.stdin.drain()
@@ -135,7 +138,8 @@ class Server:
     async def close(self) -> None:
         if self.reading is not None:
             self.reading.cancel()
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
             with suppress(ProcessLookupError):
                 self.process.kill()
             await self.process.wait()
@@ -155,7 +159,7 @@ class MCPTools(WithTools):
 
     def __init__(self, commands: Sequence[str], box: Toolbox) -> None:
         super().__init__(box)
-        self.servers = [Server(command) for command in commands]
+        self.servers = [McpServer(command) for command in commands]
 
     async def prepare(self) -> None:
         """Start the servers and take their tools in."""
@@ -168,7 +172,7 @@ class MCPTools(WithTools):
             await server.close()
 
 
-def _tool(server: Server, listed: Mapping[str, Any]) -> Tool:
+def _tool(server: McpServer, listed: Mapping[str, Any]) -> Tool:
     name = str(listed["name"])
     known = {
         "name": name,

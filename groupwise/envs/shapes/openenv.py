@@ -66,8 +66,8 @@ class OpenEnv(AsyncEnvironment):
 
 
 def is_openenv(thing: Any) -> bool:
-    state = has(thing, "state") or isinstance(getattr(thing, "state", None), property)
-    return has(thing, "reset", "step") and state and action_of(thing) is not dict
+    kind = thing if isinstance(thing, type) else type(thing)
+    return has(kind, "reset", "step") and hasattr(kind, "state") and action_of(kind) is not dict
 
 
 def action_of(thing: Any) -> Any:

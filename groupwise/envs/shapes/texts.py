@@ -18,6 +18,7 @@ from groupwise.envs.environment import Observation
 from groupwise.envs.shapes.tools import state_of
 from groupwise.errors import WorldError, nearest
 
+BOOLS = ("bool", "bool_")  # Python's and numpy's
 KEYS = ("text", "messages", "reward", "done")
 
 
@@ -55,9 +56,9 @@ def answer_of(found: Any, who: str) -> Observation:
         return found
     if found is None or isinstance(found, str):
         return Observation(messages_of(found))
-    if isinstance(found, tuple) and len(found) == 3 and isinstance(found[2], bool):
+    if isinstance(found, tuple) and len(found) == 3 and type(found[2]).__name__ in BOOLS:
         text, reward, done = found
-        return Observation(messages_of(text), reward_of(reward, who), done)
+        return Observation(messages_of(text), reward_of(reward, who), bool(done))
     if isinstance(found, Mapping):
         for key in found:
             if key not in KEYS:
@@ -103,7 +104,9 @@ class SkyRL(AsyncEnvironment):
                 "is one of skyrl-gym's, and returns a dict of observations, reward and done."
             )
         return Observation(
-            messages_of(found["observations"]), reward_of(found["reward"], "step"), found["done"]
+            messages_of(found["observations"]),
+            reward_of(found["reward"], "step"),
+            bool(found["done"]),
         )
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from groupwise.envs.environment import Observation
 from groupwise.errors import WorldError
 
 
-class Said(list[Any]):
+class SaidTurn(list[Any]):
     """A turn in the place of its token ids."""
 
     def __init__(self, text: str) -> None:
@@ -31,7 +31,7 @@ class Said(list[Any]):
         self.text = text
 
 
-class Shown(list[Any]):
+class ShownMessages(list[Any]):
     """Messages in the place of a prompt's token ids."""
 
 
@@ -40,8 +40,8 @@ class KeepsMessages:
 
     tokenizer = None
 
-    def build_generation_prompt(self, messages: Sequence[Any], *_: Any, **__: Any) -> Shown:
-        return Shown(messages)
+    def build_generation_prompt(self, messages: Sequence[Any], *_: Any, **__: Any) -> ShownMessages:
+        return ShownMessages(messages)
 
     def get_stop_sequences(self) -> list[str]:
         return []
@@ -68,7 +68,7 @@ class Tinker(AsyncEnvironment):
         return self._new(found[0] if isinstance(found, tuple) else found)
 
     async def step(self, text: str) -> Observation:
-        given = {"role": "assistant", "content": text} if self.by_message else Said(text)
+        given = {"role": "assistant", "content": text} if self.by_message else SaidTurn(text)
         found = await settle(self.inner.step(given))
         said = found.next_messages if self.by_message else found.next_observation
         self.read += 1  # its own turn, which comes back with the rest

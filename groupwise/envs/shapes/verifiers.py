@@ -34,6 +34,7 @@ class Verifiers(AsyncEnvironment):
         self.inner, self.reader, self.parallel_calls = inner, reader, parallel_calls
         self.tools = tuple(getattr(inner, "oai_tools", None) or ())
         self.state_of: Any = {}
+        self.known: dict[str, Any] = {}  # of the row, for functions of the rubric
         self.prompt: list[Any] = []
         self.messages: list[Any] = []
 
@@ -41,7 +42,8 @@ class Verifiers(AsyncEnvironment):
         self.prompt = [dict(message) for message in messages_of(row.get("prompt"))]
         self.messages = list(self.prompt)
         given = {"prompt": self.prompt, "answer": "", "task": "", "info": {}, "example_id": 0}
-        made = await self._begun({**given, **row, "prompt": self.prompt})
+        self.known = {**given, **row, "prompt": self.prompt}
+        made = await self._begun(dict(self.known))
         self.state_of = (await settle(self.inner.setup_state(made))) or made
         return Observation()
 
@@ -125,10 +127,13 @@ class Verifiers(AsyncEnvironment):
                 f"{piece.name} compares the samples of a prompt, and an episode is one. Make it "
                 "a part of the reward instead."
             )
-        keys = ("prompt", "completion", "answer", "task", "info")
-        known = {key: self.state_of[key] for key in keys if key in self.state_of}
-        known |= {"parser": getattr(self.inner, "parser", None), "state": self.state_of}
-        known |= dict(piece.objects)
+        known = {
+            **self.known,
+            "completion": self.messages[len(self.prompt) :],
+            "parser": getattr(self.inner, "parser", None),
+            "state": self.state_of,
+            **piece.objects,
+        }
         value = await settle(piece.function(**chosen(piece.function, known)))
         return float(piece.weight * (reward_of(value, piece.name) or 0.0))
 
