@@ -171,6 +171,7 @@ class LessonReader:
         return Lesson(lesson.kind, "", (system, *lesson.messages), learned)
 
     def _messages(self, task: Task, lesson: Lesson) -> LearnedRow:
+        self._check_letters(task, lesson)
         template = self.tokenizer.template or ""
         find = self._by_marks if MARKED.search(template) else self._by_difference
         text, spans = find(task, lesson)
@@ -183,6 +184,23 @@ class LessonReader:
                     "data, or give the model a template (chat_template.jinja) that keeps it."
                 )
         return self._encoded(task, lesson, text, spans)
+
+    def _check_letters(self, task: Task, lesson: Lesson) -> None:
+        """Refuse words that would become tokens of the template's: turns that nobody took.
+
+        The assistant may say special tokens, as some write their calls, but none that ends a turn.
+        """
+        ends = {self.tokenizer.decode([number]) for number in self.tokenizer.eos_ids}
+        for number, message in enumerate(lesson.messages):
+            own, said = message["role"] == POLICY, message.get("content")
+            marks = ends if own else self._prompts.special_tokens
+            twice = [mark for mark in marks if isinstance(said, str) and mark in said]
+            if twice:
+                raise DataError(
+                    f"Row {task.id}: message {number} ({message['role']}) holds {min(twice)!r}, a "
+                    "token that the chat template writes around messages: the model would read "
+                    "turns that nobody took. Take it out of the data, or leave the row out."
+                )
 
     def _by_marks(self, task: Task, lesson: Lesson) -> tuple[str, list[Span]]:
         """Find what {% generation %} marks: once for each of the assistant's messages."""

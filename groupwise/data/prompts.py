@@ -193,7 +193,7 @@ class Reader:
     def __init__(self, tokenizer: Tokenizer, wording: Wording) -> None:
         self.tokenizer, self.wording = tokenizer, wording
         if wording.template == "qwen_math":
-            lacking = [t for t in ("<|im_start|>", "<|im_end|>") if t not in self._special_tokens]
+            lacking = [t for t in ("<|im_start|>", "<|im_end|>") if t not in self.special_tokens]
             if lacking:
                 raise DataError(
                     f'data.template = "qwen_math" writes {lacking[0]!r}, which is no token of this '
@@ -239,12 +239,12 @@ class Reader:
         """Refuse a prompt that has been through a template already."""
         around, prompt = self.wording.around, prompt_text(task.prompt)
         if isinstance(written, list):  # the chat template writes special tokens, the prompt may not
-            marks = self._special_tokens
+            marks = self.special_tokens
         elif around is None or around == PROMPT:
             return
         else:
             head = around.partition(PROMPT)[0].strip()
-            marks = {token for token in self._special_tokens if token in around} | {head}
+            marks = {token for token in self.special_tokens if token in around} | {head}
         twice = next((mark for mark in sorted(marks) if mark and mark in prompt), None)
         if twice is not None:
             raise _Lost(
@@ -306,7 +306,7 @@ class Reader:
         return "".join([*(piece.strip() for piece in pieces), last.lstrip()])
 
     @cached_property
-    def _special_tokens(self) -> set[str]:
+    def special_tokens(self) -> set[str]:
         """Return the special tokens that mark where turns begin and end."""
         added = self.tokenizer.backend.get_added_tokens_decoder().values()
         return {token.content for token in added if token.special}

@@ -27,7 +27,7 @@ from groupwise.parallel.world import ALONE, World
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowsAsked:
     """Rows whose numbers are asked for at some of their tokens; `units` stay together."""
 
     sequences: Sequences
@@ -38,7 +38,7 @@ class Asked:
     def of(
         cls, prompts: Sequence[Ids], answers: Sequence[Ids], places: Sequence[Sequence[int]],
         units: list[Rows],
-    ) -> Asked:  # fmt: skip
+    ) -> RowsAsked:  # fmt: skip
         """Ask for the numbers at these tokens of the answers.
 
         A pack reads a row without its last token, and gives the hidden state before each token that
@@ -141,7 +141,7 @@ class ScoreLearner(Learner):
         return self.head.learning_parameters()
 
     def learn(
-        self, asked: Asked, loss: ScoreLoss, learning_rate: float
+        self, asked: RowsAsked, loss: ScoreLoss, learning_rate: float
     ) -> tuple[StepOutcome, Tensor, float]:
         """Make one update; return it, the numbers before it in the order of rows, and the loss."""
         found: dict[int, Tensor] = {}
@@ -152,7 +152,7 @@ class ScoreLearner(Learner):
         return outcome, _in_order(asked, found), total
 
     @torch.no_grad()
-    def ask(self, asked: Asked) -> Tensor:
+    def ask(self, asked: RowsAsked) -> Tensor:
         """Return the numbers of all rows, in their order, without learning."""
         while True:
             found: dict[int, Tensor] = {}
@@ -167,7 +167,7 @@ class ScoreLearner(Learner):
             give_back()  # now that the error holds on to nothing
 
     def _accumulate(
-        self, asked: Asked, loss: ScoreLoss, found: dict[int, Tensor], shares: list[Tensor]
+        self, asked: RowsAsked, loss: ScoreLoss, found: dict[int, Tensor], shares: list[Tensor]
     ) -> list[Named]:
         found.clear()
         mine: dict[int, Tensor] = {}
@@ -187,7 +187,7 @@ class ScoreLearner(Learner):
         shares[:] = self.world.merge(mine)
         return seen
 
-    def _units(self, asked: Asked) -> list[Rows]:
+    def _units(self, asked: RowsAsked) -> list[Rows]:
         return even(asked.cut, self.micro_tokens, self.world.size)
 
     def _everybodys(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -200,10 +200,10 @@ class ScoreLearner(Learner):
         return score_A
 
 
-def _by_row(asked: Asked, rows: Rows, score_A: Tensor) -> dict[int, Tensor]:
+def _by_row(asked: RowsAsked, rows: Rows, score_A: Tensor) -> dict[int, Tensor]:
     own = torch.split(score_A, [asked.places[row] for row in rows])
     return dict(zip(rows, own, strict=True))
 
 
-def _in_order(asked: Asked, found: dict[int, Tensor]) -> Tensor:
+def _in_order(asked: RowsAsked, found: dict[int, Tensor]) -> Tensor:
     return torch.cat([found[row] for row in range(len(asked.places))])

@@ -39,7 +39,7 @@ from groupwise.model.policy import starting_policy
 from groupwise.optim.assemble import Group
 from groupwise.optim.roles.role import Role
 from groupwise.optim.schedules import LearningRates
-from groupwise.optim.scoring import Asked, PairComparisons, ScoreLearner, ScoreLoss, StepLabels
+from groupwise.optim.scoring import PairComparisons, RowsAsked, ScoreLearner, ScoreLoss, StepLabels
 from groupwise.parallel.world import World
 from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.scored import check_judged, scored_answers
@@ -190,7 +190,7 @@ class ScoringStage(Stage[R, ScoreLearner]):
             },
         )
 
-    def asked(self, parts: Parts[ScoreLearner], groups: Sequence[Group]) -> Asked:
+    def asked(self, parts: Parts[ScoreLearner], groups: Sequence[Group]) -> RowsAsked:
         """Return the rows of the groups, and where their numbers are read."""
         rows = [rollout for group in groups for rollout in group]
         tokenizer = parts.loaded.tokenizer
@@ -199,7 +199,7 @@ class ScoringStage(Stage[R, ScoreLearner]):
         for group in groups:
             units.append(list(range(at, at + len(group))))
             at += len(group)
-        return Asked.of(
+        return RowsAsked.of(
             [rollout.task.token_ids for rollout in rows],
             [rollout.completion.token_ids for rollout in rows],
             [answer.places for answer in answers],
@@ -365,7 +365,7 @@ def _with_steps(rollout: Rollout, scores: Sequence[float], separator: str) -> Ro
     return replace(rollout, grade=grade)
 
 
-def _by_row(asked: Asked, score_A: torch.Tensor) -> Scores:
+def _by_row(asked: RowsAsked, score_A: torch.Tensor) -> Scores:
     values, at, found = score_A.tolist(), 0, []
     for places in asked.places:
         found.append(values[at : at + places])

@@ -163,6 +163,21 @@ def test_marks_without_the_end_of_the_turn_are_refused() -> None:
         learned_row(task(messages=TALK), chat_tokenizer(twice, ["<|im_end|>"]))
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_turns_that_nobody_took_are_refused(style: str) -> None:
+    """Letters of a special token in what a user says would be this token, and a turn of its own."""
+    template, end, _ = STYLES[style]
+    tokenizer = chat_tokenizer(template, [end])
+    forged = [{"role": "user", "content": f"2+2?{end}"}, TALK[-1]]
+    with pytest.raises(DataError, match=r"Row 7: message 0 \(user\) holds '.*nobody took"):
+        learned_row(task(messages=forged), tokenizer)
+    ended = [TALK[-2], {"role": "assistant", "content": f"4{end}\n"}]
+    with pytest.raises(DataError, match=r"message 1 \(assistant\) holds '"):
+        learned_row(task(messages=ended), tokenizer)
+    calling = [TALK[-2], {"role": "assistant", "content": "<|head|>call"}]
+    assert learned_row(task(messages=calling), tokenizer).learned  # as some write their calls
+
+
 def test_a_template_without_ends_is_refused() -> None:
     """With the whole text learned for want of a mask nobody would notice."""
     bare = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

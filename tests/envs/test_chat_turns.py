@@ -78,9 +78,9 @@ class Conversation:
 
     def speak(self, text: str) -> None:
         """Sample a turn: the words as the template has them, and the token that ends it."""
-        sampled = [*self.tokenizer.encode("x" + self.form.lead + text + self.form.trail)]
-        start = len(self.tokenizer.encode("x"))
-        sampled = [*sampled[start:], self.turns.end_ids[0]]
+        end = self.tokenizer.decode(self.turns.closing())
+        sampled = self.turns.encode_behind(end, self.form.lead + text + self.form.trail)
+        sampled.append(self.turns.end_ids[0])
         self.own.append((len(self.ids), len(self.ids) + len(sampled)))
         self.ids += sampled
         self.messages.append(said("assistant", text))

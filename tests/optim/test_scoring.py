@@ -12,7 +12,7 @@ from groupwise.config import Optim
 from groupwise.losses.scores import bradley_terry, soft_labels
 from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.scalar_head import ScalarHead
-from groupwise.optim.scoring import Asked, PairComparisons, ScoreLearner, StepLabels
+from groupwise.optim.scoring import PairComparisons, RowsAsked, ScoreLearner, StepLabels
 
 PROMPTS = [(3, 4, 5), (3, 4, 5), (6, 7), (6, 7), (6, 7)]
 ANSWERS = [(8, 9, 0), (10, 0), (11, 12, 13, 0), (14, 0), (15, 16, 0)]
@@ -26,7 +26,7 @@ def head(seed=1):
 
 
 def ends():
-    return Asked.of(PROMPTS, ANSWERS, [(len(ids) - 1,) for ids in ANSWERS], UNITS)
+    return RowsAsked.of(PROMPTS, ANSWERS, [(len(ids) - 1,) for ids in ANSWERS], UNITS)
 
 
 def comparisons():
@@ -62,7 +62,7 @@ def test_numbers_are_read_at_the_end_token():
 
 def test_numbers_are_read_at_the_ends_of_steps():
     made, places = head(), [(1, 2), (0,)]
-    asked = Asked.of(PROMPTS[:2], ANSWERS[:2], places, [[0], [1]])
+    asked = RowsAsked.of(PROMPTS[:2], ANSWERS[:2], places, [[0], [1]])
     found = learner(made, 64).ask(asked).tolist()
     first, second = (scores(made, [*p, *a]) for p, a in zip(PROMPTS[:2], ANSWERS[:2], strict=True))
     assert found == pytest.approx([first[4], first[5], second[3]], abs=1e-6)
@@ -74,7 +74,7 @@ def test_any_cut_into_micro_batches_gives_the_same_gradient(kind):
         asked, loss = ends(), comparisons()
     else:
         places = [(0, 2), (1,), (1, 3), (0, 1), (2,)]
-        asked = Asked.of(PROMPTS, ANSWERS, places, [[row] for row in range(5)])
+        asked = RowsAsked.of(PROMPTS, ANSWERS, places, [[row] for row in range(5)])
         loss = StepLabels(soft_labels(), [(1.0, 0.5), (None,), (0.0, 1.0), (None, 0.25), (1.0,)])
         assert loss.count == 6
     whole, total, passes = gradients(head(), asked, loss, 1000)
@@ -93,7 +93,7 @@ def test_units_are_never_cut():
 
 def test_the_first_gradient_is_that_of_the_difference_of_hidden_states():
     made = ScalarHead(language_model().model)  # its score is 0
-    asked = Asked.of(PROMPTS[:2], ANSWERS[:2], [(2,), (1,)], [[0, 1]])
+    asked = RowsAsked.of(PROMPTS[:2], ANSWERS[:2], [(2,), (1,)], [[0, 1]])
     loss = PairComparisons(bradley_terry(centre=0.01), [0], [1], [0.0], [1.0])
     seen, total, _ = gradients(made, asked, loss, 100)
     assert total == pytest.approx(0.6931472, abs=1e-6)

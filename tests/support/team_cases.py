@@ -31,7 +31,7 @@ from groupwise.optim.roles.reference import Reference
 from groupwise.optim.roles.role import Role
 from groupwise.optim.roles.teacher import Teacher
 from groupwise.optim.schedules import LearningRates
-from groupwise.optim.scoring import Asked, PairComparisons, ScoreLearner
+from groupwise.optim.scoring import PairComparisons, RowsAsked, ScoreLearner
 from groupwise.optim.unpaired import AnswersWithLabels, UnpairedLearner
 from groupwise.parallel.sharding import gathered
 from groupwise.parallel.world import World
@@ -219,7 +219,7 @@ def _scores(world: World) -> Found:
     prompts = [(1, 2)] * 2 + [(3, 4, 5)] * 3
     answers = [(9, 10, 11), (12,), (13, 14), (15, 16, 17, 18), (19, 20)]
     ends = [(len(ids) - 1,) for ids in answers]
-    asked = Asked.of(prompts, answers, ends, [[0, 1], [2, 3, 4]])
+    asked = RowsAsked.of(prompts, answers, ends, [[0, 1], [2, 3, 4]])
     better, worse = [0, 2, 2, 3], [1, 3, 4, 4]
     loss = PairComparisons(
         bradley_terry(centre=0.05), better, worse, [0.0, 0.5, 0.5, 0.5], [1 / 2] + [1 / 6] * 3
