@@ -175,7 +175,8 @@ def start_of(config: Config, folder: ComparisonFolder) -> Path | None:
     """Return the embedded model's folder; None where the configuration names a model of its own."""
     if config.model.path != "tiny":
         return None
-    made_of = (config.tiny, config.data, config.eval.tasks, config.engine.max_tokens)
+    asked = (config.tiny, config.data, config.eval.tasks, config.engine.max_tokens)
+    made_of = (*asked, config.turns) if config.turns.used else asked
     return folder.starts / _digest(made_of)
 
 

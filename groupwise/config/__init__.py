@@ -16,6 +16,7 @@ from groupwise.config.fields import (
     ReferenceSettings,
     Reward,
     Tiny,
+    TurnSettings,
     Until,
 )
 from groupwise.config.reading import load, load_layers, read_toml
@@ -35,6 +36,7 @@ __all__ = [
     "Reward",
     "SettingChange",
     "Tiny",
+    "TurnSettings",
     "Until",
     "difference",
     "load",

@@ -379,6 +379,53 @@ class Train:
     sync: Literal["drain", "recompute", "keep"] = "drain"
 
 
+# Ways in which an episode ends.
+EpisodeEnd = Literal["answered", "done", "max_turns", "max_calls", "own_tokens", "context",
+                     "timeout", "error"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TurnSettings:
+    """Environments and tools, which answer the policy between its turns."""
+
+    # what answers the policy: a built-in environment ("guess"), or "file.py:Class"; "": nothing, an
+    # answer is one turn
+    environment: str = ""
+    # options of the environment, as low = 0; its own defaults where it says nothing
+    options: dict[str, Any] = field(default_factory=dict)
+    # functions that the policy may call: built-in ones ("python"), or "file.py:function"
+    tools: tuple[str, ...] = ()
+    # how turns are told apart: "chat", by the model's chat template; "plain", by words, or a text
+    # with {role} and {text} in it; "auto": chat or plain, as the prompts are written
+    template: str = "auto"
+    # keep the thoughts of earlier turns, with a copy of a chat template that drops them
+    keep_thoughts: bool = False
+    max: Count = 8  # turns of the policy in an episode
+    max_calls: Whole = 0  # calls of tools in an episode; the turn with one more ends it. 0: any
+    parallel_calls: Count = 4  # calls in one turn; those beyond are answered by an error
+    # the most tokens of the policy in one turn; 0: what engine.max_tokens, which is for the whole
+    # episode, has left
+    turn_tokens: Whole = 0
+    # the most tokens of an episode, the prompt and the words of others included; 0: as many as the
+    # model holds
+    context: Whole = 0
+    # characters of one message of an environment that the policy reads; of longer ones beginning
+    # and end, and how much is gone
+    observation: Count = 2_000
+    timeout: Positive = 30.0  # seconds that one call of an environment or tool may take
+    episode_timeout: Positive = 600.0  # seconds that the calls of an episode may take in all
+    workers: Whole = 0  # processes that environments run in; 0: one a core
+    # ways to end that count as cut off (see overlong): answered, done, max_turns, max_calls,
+    # own_tokens, context, timeout, error
+    truncated: tuple[EpisodeEnd, ...] = ("max_turns", "max_calls", "own_tokens", "context")
+    # ways to end that leave an episode without reward: nobody learns from it
+    left_out: tuple[EpisodeEnd, ...] = ("timeout", "error")
+
+    @property
+    def used(self) -> bool:
+        return bool(self.environment or self.tools)
+
+
 @dataclass(frozen=True)
 class Optim:
     """The update."""
@@ -581,6 +628,7 @@ class Config:
     reward: Reward = field(default_factory=Reward)
     engine: EngineSettings = field(default_factory=EngineSettings)
     train: Train = field(default_factory=Train)
+    turns: TurnSettings = field(default_factory=TurnSettings)
     optim: Optim = field(default_factory=Optim)
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)

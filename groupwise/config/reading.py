@@ -99,6 +99,8 @@ def _resolved(layers: Sequence[Sequence[Setting]]) -> Config:
     adapted = values.get("adapter.rank") or values.get("adapter.path")
     usual = ADAPTER_RATE if adapted else DEFAULTS["optim.learning_rate"]
     values.setdefault("optim.learning_rate", usual * values["recipe"].rate_factor)
+    if values.get("turns.environment"):
+        values.setdefault("reward.parts", {ENVIRONMENT: 1.0})
     return _with_overlong(_assemble(Config, "", values))
 
 
@@ -112,6 +114,7 @@ def _assemble(kind: type, prefix: str, values: Mapping[str, Any]) -> Any:
     return kind(**given)
 
 
+ENVIRONMENT = "environment"  # the reward of an episode, unless another is asked for
 DEFAULTS = flat(_assemble(Config, "", {"recipe": RECIPES[DEFAULT_RECIPE]}))
 
 
@@ -271,7 +274,9 @@ def _beside(folder: Path, setting: Setting) -> Setting:
             return replace(setting, value={source(key): details(x) for key, x in value.items()})
         several = isinstance(value, tuple)
         return replace(setting, value=tuple(map(source, value)) if several else source(value))
-    if field == "engine.backend":
+    if field == "turns.tools":
+        return replace(setting, value=tuple(map(member, value)))
+    if field in ("engine.backend", "turns.environment"):
         return replace(setting, value=member(value))
     if field == "recipe" and entry is None and isinstance(value, str):
         return replace(setting, value=member(value))

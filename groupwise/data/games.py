@@ -46,10 +46,14 @@ wheat wheel white whole woman world worry worth wound write wrong yield young yo
 ROUNDS = 10**6
 
 
-def guess(size: int, stream: random.Random, *, low: int = 0, high: int = 15) -> list[Task]:
+def guess(
+    size: int, stream: random.Random, *, low: int = 0, high: int = 15, guesses: int = 0
+) -> list[Task]:
     """Make rounds of guess-the-number: 'round 4821, guess 0-15:', each number equally often.
 
-    The solution to learn from is any number of the range: it teaches what a guess looks like.
+    The solution to learn from is any number of the range: it teaches what a guess looks like. With
+    `guesses`, it is a whole round of so many, by a player who believes what is said and draws among
+    what is left: in turns of the form "[{role}]{text}\n".
     """
     if not 0 <= low < high <= 10**9:
         raise DataError(
@@ -58,11 +62,24 @@ def guess(size: int, stream: random.Random, *, low: int = 0, high: int = 15) -> 
     tasks = []
     for number, name in enumerate(_rounds(size, stream)):
         secret = low + (number % (high - low + 1))
-        solution = str(stream.randint(low, high))
-        columns = {"secret": secret, "solution": solution}
+        shown = _round(secret, low, high, guesses, stream) if guesses else ""
+        columns = {"secret": secret, "solution": shown or str(stream.randint(low, high))}
         prompt = f"round {name}, guess {low}-{high}:"
         tasks.append(Task(number, prompt, str(secret), columns))
     return tasks
+
+
+def _round(secret: int, low: int, high: int, guesses: int, stream: random.Random) -> str:
+    """Return a round by a player who draws among the numbers that are left."""
+    said = ""
+    for left in range(guesses - 1, -1, -1):
+        number = stream.randint(low, high)
+        said += f"{number}\n"
+        if number == secret or not left:
+            break
+        low, high = (number + 1, high) if number < secret else (low, number - 1)
+        said += f"[user]{'higher' if number < secret else 'lower'}\n[assistant]"
+    return said
 
 
 def wordle(size: int, stream: random.Random) -> list[Task]:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from groupwise.model.layers.transformer import PolicyModel
 
 Stream = (
-    str  # what samples are for: "train", "eval", "probe", or of `branch_stream`, `judge_stream`
+    # what samples are for: "train", "eval", "probe", or of `branch_stream`, `judge_stream`,
+    # `turn_stream`
+    str
 )
 Finish = Literal["eos", "stop", "length"]
 # What new weights do to answers under way: those are waited for; they go on, caches computed anew;
@@ -89,6 +91,9 @@ class Request:
     draw: int
     stream: Stream = "train"
     begun: int = 0  # tokens of the answer that the policy has written: the prompt ends in them
+    # the most tokens of a completion, where that is fewer than `Sampling.max_tokens`; 0: those. As
+    # with `begun`, an engine that does not look at it is cut
+    limit: int = 0
 
     @property
     def begun_ids(self) -> tuple[int, ...]:
@@ -97,7 +102,8 @@ class Request:
 
     def most(self, sampling: Sampling) -> int:
         """Return how many tokens a completion of it may have."""
-        return sampling.max_tokens - self.begun
+        left = sampling.max_tokens - self.begun
+        return min(self.limit, left) if self.limit else left
 
     def least(self, sampling: Sampling) -> int:
         """Return how many tokens come before an end."""
@@ -116,6 +122,14 @@ def branch_stream(sample: int, position: int) -> Stream:
 def judge_stream(of: Stream, sample: int) -> Stream:
     """Return the stream of the policy's judgements of a sample of that stream."""
     return f"judge {of} {sample}"
+
+
+def turn_stream(of: Stream, sample: int, turn: int) -> Stream:
+    """Return the stream of a later turn of a sample's episode; the first turn is of `of` itself.
+
+    So a sample's turn has numbers of its own, whenever what it answers came.
+    """
+    return f"turn {of} {sample} {turn}"
 
 
 @dataclass(frozen=True)
@@ -210,6 +224,14 @@ class Engine(ABC):
         be told, from time to time, how far the batch is, for whoever waits.
         """
 
+    def poll(self, wrote: Wrote | None = None) -> list[tuple[Ticket, list[Completion]]]:
+        """Go on for a moment, and return what is finished by then, perhaps nothing.
+
+        For a caller that has others to look after, such as environments that answer meanwhile.
+        Here it waits as `finished` does: right, and as slow as what is under way is long.
+        """
+        return self.finished(wrote)
+
     @abstractmethod
     def cancel(self, tickets: Sequence[Ticket]) -> None:
         """Forget requests: they are finished never."""
@@ -258,7 +280,7 @@ class Engine(ABC):
                 for ticket, group in found:
                     number = left[ticket]
                     request = requests[number]
-                    if request.begun:
+                    if request.begun or request.limit:
                         group = [cut(each, request.most(sampling)) for each in group]
                     check_answer(self, request, sampling, group)
                     del left[ticket]

@@ -18,6 +18,7 @@ from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.policy import load_policy
 from groupwise.prepare.engines import judge_of
+from groupwise.prepare.episodes import Turns, ended
 from groupwise.prepare.placing import placed
 from groupwise.prepare.rollouts import failed, grade, sample_groups, verdict
 from groupwise.prepare.setup import check_room, sampling_of, set_up
@@ -84,9 +85,10 @@ def evaluate(
     tasks: Sequence[Task],
     sampling: Sampling,
     samples: int,
+    turns: Turns | None = None,
 ) -> Evaluation:
     """Sample every task `samples` times, and measure the answers."""
-    groups = held_out_answers(engine, tokenizer, grader, tasks, sampling, samples)
+    groups = held_out_answers(engine, tokenizer, grader, tasks, sampling, samples, turns)
     return measured(tasks, groups, samples)
 
 
@@ -97,11 +99,13 @@ def held_out_answers(
     tasks: Sequence[Task],
     sampling: Sampling,
     samples: int,
+    turns: Turns | None = None,
 ) -> list[list[Rollout]]:
     """Return graded answers to every task. The draw number is always 0: evaluations compare."""
     if not tasks:
         return []
-    written = sample_groups(engine, [(task, 0) for task in tasks], samples, sampling, stream="eval")
+    named = [(task, 0) for task in tasks]
+    written = sample_groups(engine, named, samples, sampling, "eval", turns=turns)
     return grade(grader, tokenizer, written)
 
 
@@ -222,9 +226,16 @@ def evaluate_path(path: str | Path, config: Config) -> Evaluation:
     check_held_out(setup.held_out)
     sampling = sampling_of(config, temperature=config.eval.temperature)
     engine = judge_of(config, setup.loaded)
-    return evaluate(
-        engine, setup.loaded.tokenizer, setup.grader, setup.held_out, sampling, config.eval.samples
-    )
+    with ended(setup.turns):
+        return evaluate(
+            engine,
+            setup.loaded.tokenizer,
+            setup.grader,
+            setup.held_out,
+            sampling,
+            config.eval.samples,
+            setup.turns,
+        )
 
 
 def check_held_out(tasks: Sequence[Task]) -> None:

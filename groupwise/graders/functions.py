@@ -290,6 +290,7 @@ class UserFunction:
                 "finish": sample.finish,
                 "info": info,
                 "task": task.columns.get("task", task.source),
+                **self._said([sample], lambda found: found[0]),
             }
             own["state"] = {**own, "responses": [text], "turn": 1}
         return {**task.columns, **own}
@@ -304,8 +305,22 @@ class UserFunction:
             "answer": [sample.task.answer for sample in samples],
             "answers": [sample.task.answer for sample in samples],
             "finish": [sample.finish for sample in samples],
+            **self._said(samples, list),
             "trainer_state": None,
         }
+
+    def _said(
+        self, samples: Sequence[SampleToGrade], form: Callable[[list[Any]], Any]
+    ) -> dict[str, Any]:
+        """Return all that was said behind the prompts, as `messages`: by the policy and others.
+
+        Where nobody answered the policy, for a function that asks for it, and the data do not.
+        """
+        played = any(sample.episode is not None for sample in samples)
+        asked = "messages" in self.wanted and "messages" not in samples[0].task.columns
+        if not played and not asked:
+            return {}
+        return {"messages": form([_conversation(sample) for sample in samples])}
 
     def _lacks(self, known: Mapping[str, Any]) -> str:
         for name, required in self.wanted.items():
@@ -384,6 +399,12 @@ def given_function(
 ) -> UserFunction:
     """Wrap a function of this process, such as a notebook's: it runs here, without a time-out."""
     return UserFunction(LocalCaller(function), name, ends)
+
+
+def _conversation(sample: SampleToGrade) -> list[dict[str, Any]]:
+    if sample.episode is None:
+        return [{"role": "assistant", "content": sample.text}]
+    return [dict(message) for message in sample.episode.messages]
 
 
 def _prompt(task: Task) -> str | list[dict[str, Any]]:

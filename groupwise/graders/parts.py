@@ -22,7 +22,7 @@ from groupwise.graders.mathematics import numbers
 from groupwise.graders.mathematics.rounding import BY_KIND, Rounding
 
 if TYPE_CHECKING:
-    from groupwise.records import Task
+    from groupwise.records import Episode, Task
 
 
 Status = Literal["ok", "abstained", "error", "timeout"]
@@ -39,6 +39,7 @@ class SampleToGrade(NamedTuple):
     text: str
     token_ids: Sequence[int]  # all that the policy wrote
     finish: str
+    episode: Episode | None = None  # where an environment has answered the policy
 
     @property
     def cut(self) -> bool:
@@ -71,6 +72,11 @@ class RewardPart(Protocol):
         ...
 
     def grade(self, samples: Sequence[SampleToGrade]) -> list[Mark]: ...
+
+
+def of_episodes(part: RewardPart) -> bool:
+    """Return whether a part grades episodes alone: no answer can be tried on it."""
+    return bool(getattr(part, "of_episodes", False))
 
 
 def turns(part: RewardPart, samples: Sequence[SampleToGrade]) -> list[list[SampleToGrade]]:
@@ -330,6 +336,7 @@ BUILT_IN: Mapping[str, Callable[..., RewardPart]] = {
 }
 ELSEWHERE = {  # imported when asked for
     "code": "groupwise.graders.code",
+    "environment": "groupwise.graders.environment",
     "judge": "groupwise.graders.judge",
     "rm": "groupwise.graders.scorers",
     "prm": "groupwise.graders.scorers",

@@ -17,7 +17,14 @@ from groupwise.errors import RewardError
 from groupwise.graders.by_row import OTHERWISE, ROW, ByRow
 from groupwise.graders.functions import TIMEOUT, UserFunction, given_function, load_function
 from groupwise.graders.gym import GymScorer
-from groupwise.graders.parts import Mark, RewardPart, SampleToGrade, built_in, turns
+from groupwise.graders.parts import (
+    Mark,
+    RewardPart,
+    SampleToGrade,
+    built_in,
+    of_episodes,
+    turns,
+)
 from groupwise.records import Grade, Task
 
 CHECKED_ROWS = 4
@@ -206,6 +213,8 @@ def check(
     ]
     tried: dict[str, list[Tried]] = {}
     for name, part in grader.parts.items():
+        if of_episodes(part):
+            continue
         found = _try(name, part, _answers(tasks, CHECKED_ROWS, encode))
         if not _values(found):  # a part may be for few rows: more of them are asked
             found = _try(name, part, _answers(tasks, QUIET_ROWS, encode))
@@ -314,6 +323,7 @@ def _check_streams(
             "as math, number, choice or exact, or a function of yours that gives a right answer 1."
         )
     steps = any(each.mark.steps for found in tried.values() for each in found)
+    steps |= any(map(of_episodes, grader.parts.values()))  # the environment may reward each turn
     if "step_reward_NT" in streams and not steps:
         raise RewardError(
             "The recipe learns from a reward for each step of an answer, and no part of "

@@ -139,10 +139,15 @@ def _steps(rows: Sequence[Rollout], tokenizer: Tokenizer, mask_NT: Tensor) -> di
         ids = rollout.completion.token_ids
         reward = rollout.grade.reward
         steps = rollout.grade.steps or ((len(rollout.text), 0.0 if reward is None else reward),)
-        ends = [len(tokenizer.decode(ids[: t + 1])) for t in range(len(ids))]
+        # Most steps of an episode are turns. Reading every beginning of a long one takes its time.
+        places = {len(tokenizer.decode(ids[: x.end])): x.end - 1 for x in rollout.completion.turns}
+        ends: list[int] = []
+        if any(end not in places for end, _ in steps):
+            ends = [len(tokenizer.decode(ids[: t + 1])) for t in range(len(ids))]
         own_T = mask_NT[row].nonzero()[:, 0]
         for end, value in steps:
-            at = next((t for t, reached in enumerate(ends) if reached >= end), len(ids) - 1)
+            first = (t for t, reached in enumerate(ends) if reached >= end)
+            at = places[end] if end in places else next(first, len(ids) - 1)
             at = int(own_T[(own_T <= at).sum().clamp(min=1) - 1])
             reward_NT[row, at] += value
             end_NT[row, at] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +16,22 @@ from groupwise.errors import RunError
 from groupwise.model.formats.checkpoint import read_companions
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.assemble import Group
-from groupwise.records import Branch, Completion, Grade, Message, Rollout, Task, Turn
+from groupwise.records import (
+    Branch,
+    CalledTool,
+    Completion,
+    Episode,
+    Grade,
+    Message,
+    Rollout,
+    Task,
+    Turn,
+    TurnFacts,
+)
 from groupwise.runfiles.folder import RunFolder
 
 SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "turns",
+           "episode", "turn_seconds",
            "branch", "reward", "reward_steps", "correct", "finish", "weight_version", "weights",
            "text", "prompt", "answer", "reward_parts", "grader_status",
            "grader_reason")  # fmt: skip
@@ -70,6 +83,7 @@ def groups_of(table: pa.Table) -> list[Group]:
             mask_T=None if own_T.all() and len(turns) == 1 else torch.from_numpy(own_T.copy()),
             turns=turns,
             routes_TLK=routes_TLK,
+            episode=_episode(row),
         )
         steps = tuple((each["end"], each["reward"]) for each in row.get("reward_steps") or ())
         grade = Grade(
@@ -84,6 +98,20 @@ def groups_of(table: pa.Table) -> list[Group]:
         rollout = Rollout(task, row["draw"], row["sample"], done, row["text"], grade, branch=branch)
         made.setdefault(row["group"], []).append(rollout)
     return list(made.values())
+
+
+def _episode(row: Mapping[str, Any]) -> Episode | None:
+    """Return how an environment answered; None where none did, or in a file from before."""
+    found = row.get("episode")
+    if found is None:
+        return None
+    turns = [
+        TurnFacts(**{**turn, "calls": tuple(CalledTool(**call) for call in turn["calls"])},
+                  seconds=seconds)
+        for turn, seconds in zip(found["turns"], row["turn_seconds"], strict=True)
+    ]  # fmt: skip
+    messages = tuple(json.loads(found["messages"]))
+    return Episode(**{**found, "turns": tuple(turns), "messages": messages})
 
 
 def _routes_of(table: pa.Table) -> list[torch.Tensor | None]:

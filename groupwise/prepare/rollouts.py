@@ -10,13 +10,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from groupwise.common.progress import phase
 from groupwise.engine.protocol import Done, Engine, Request, Sampling
+from groupwise.graders.environment import NAME as ENVIRONMENT
+from groupwise.graders.parts import SampleToGrade
 from groupwise.graders.recorded_verdicts import Key, Ledger
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.tokenizer import Tokenizer
-from groupwise.records import Branch, Completion, Grade, Rollout, Task
+from groupwise.records import Branch, Completion, Episode, Grade, Rollout, Task
+
+if TYPE_CHECKING:
+    from groupwise.prepare.episodes import Turns
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,14 @@ def sample_groups(
     sampling: Sampling,
     stream: str = "train",
     done: Done | None = None,
+    turns: Turns | None = None,
 ) -> list[SampledGroup]:
-    """Sample completions for (task, draw number) pairs, in order; tell `done` of each."""
+    """Sample completions for (task, draw number) pairs, in order; tell `done` of each.
+
+    With `turns` they are episodes: environments answer the policy.
+    """
+    if turns is not None:
+        return turns.sample(engine, prompts, samples, sampling, stream, done)
     requests = [
         Request(task.token_ids, samples, prompt_id=task.id, draw=draw, stream=stream)
         for task, draw in prompts
@@ -72,12 +84,13 @@ def grade(
         for number, completion in enumerate(group.completions, first)
     ]
     grades = [
-        known.pop(Key(group.task.id, group.draw, number, text, branch), None) if known else None
-        for group, (number, branch), _, text in samples
+        (known or {}).pop(Key(group.task.id, group.draw, number, text, branch), None)
+        or _ungraded(completion)
+        for group, (number, branch), completion, text in samples
     ]
     last = [_last_text(completion, tokenizer) for _, _, completion, _ in samples]
     asked = [
-        (group.task, text if own is None else own, completion.own_ids, completion.finish)
+        _to_grade(group.task, text if own is None else own, completion)
         for (group, _, completion, text), own, found in zip(samples, last, grades, strict=True)
         if found is None
     ]
@@ -85,12 +98,55 @@ def grade(
         told = iter(grader.grade(asked))
     rollouts: list[Rollout] = []
     for (group, named, completion, text), own, found in zip(samples, last, grades, strict=True):
-        given, (number, branch) = found or _placed(next(told), completion, tokenizer), named
+        given, (number, branch) = found, named
+        if given is None:
+            given = _placed(next(told), completion, tokenizer)
+            if completion.episode is not None:
+                weight = grader.weights.get(ENVIRONMENT, 0.0)
+                given = with_turn_rewards(given, completion, completion.episode, tokenizer, weight)
         rollouts.append(
             Rollout(group.task, group.draw, number, completion, text, given, own, branch)
         )
     made = iter(rollouts)
     return [[next(made) for _ in group.completions] for group in written]
+
+
+def _to_grade(
+    task: Task, text: str, done: Completion
+) -> SampleToGrade | tuple[Task, str, Sequence[int], str]:
+    asked = (task, text, done.own_ids, done.finish)
+    return asked if done.episode is None else SampleToGrade(*asked, done.episode)
+
+
+def _ungraded(completion: Completion) -> Grade | None:
+    """Return the grade of an episode that nobody learns from, for the way in which it ended."""
+    episode = completion.episode
+    if episode is None or not episode.left_out:
+        return None
+    why = f"the episode ended by {episode.stop}" + (f": {episode.reason}" if episode.reason else "")
+    if episode.stop == "timeout":
+        return Grade(None, status="timeout", reason=why)
+    return Grade(None, status="error" if episode.failed else "abstained", reason=why)
+
+
+def with_turn_rewards(
+    given: Grade, completion: Completion, episode: Episode, tokenizer: Tokenizer, weight: float
+) -> Grade:
+    """Return the grade with a reward for each turn of an episode: they add up to that of the whole.
+
+    The last turn has what the environment said of it and of the whole, and all other parts of the
+    reward but those that give steps of their own.
+    """
+    if len(episode.turns) < 2 or given.reward is None:
+        return given
+    ends = [
+        len(tokenizer.decode(completion.token_ids[: turn.end])) for turn in completion.own_turns
+    ]
+    rewards = [weight * (each.reward or 0.0) for each in episode.turns[:-1]]
+    own = sum(reward for _, reward in given.steps)
+    rewards.append(given.reward - own - sum(rewards))
+    steps = (*given.steps, *zip(ends, rewards, strict=True))
+    return replace(given, steps=tuple(sorted(steps)))
 
 
 def _last_text(completion: Completion, tokenizer: Tokenizer) -> str | None:
@@ -165,8 +221,11 @@ class ConcurrentGrading:
         rest = iter(grade(self.grader, self.tokenizer, late, self.known) if late else [])
         with phase("grading", len(written), "groups") as told:
             graded = []
-            for number in range(len(written)):
-                graded.append(early[number].result()[0] if number in early else next(rest))
+            for number, group in enumerate(written):
+                found = early[number].result()[0] if number in early else next(rest)
+                if found and found[0].task is not group.task:  # known by its whole prompt now
+                    found = [replace(rollout, task=group.task) for rollout in found]
+                graded.append(found)
                 told(len(graded))
         return graded
 

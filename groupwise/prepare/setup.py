@@ -39,6 +39,8 @@ from groupwise.optim.roles import ROLES, role_sizes
 from groupwise.parallel.world import ranks_here
 from groupwise.prepare.answers import check_answers, fitting_answers, has_answers
 from groupwise.prepare.earlier import fitted, load_earlier, without_long, wording_notes
+from groupwise.prepare.episodes import Turns
+from groupwise.prepare.episodes_setup import turns_of
 from groupwise.prepare.placing import check_device, place
 from groupwise.prepare.scored import check_held_out, fitting_rows
 from groupwise.prepare.supervised import judged_rows, learned_rows, without_bad_lessons
@@ -61,6 +63,7 @@ class Setup:
     mixture: dict[str, float]  # weights of the sources, by name; empty without a mixture
     dropped: dict[str, int]  # malformed rows that were left out, by file or setting
     selection: KeptAnswers | None = None  # of answers of earlier runs, where they are learned from
+    turns: Turns | None = None  # who answers the policy, where anybody does
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
+    turns = turns_of(config, found.train, tokenizer, shape.context)
     if found.selection is not None:
         answers, selection, told = fitted(found.train, found.selection, tokenizer)
         found = replace(found, train=answers, selection=selection)
@@ -206,6 +210,7 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         found.mixture,
         _added(found.dropped, fitting.left_out),
         found.selection,
+        turns,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 
 import torch
@@ -13,14 +14,27 @@ from groupwise.model.formats.tokenizer import Tokenizer, character_files
 from groupwise.model.layers.transformer import Transformer
 from groupwise.records import Task
 
+ROLE = 64  # characters around the words of an environment, at the most: who speaks
+
 
 def make(
-    tiny: config.Tiny, tasks: Sequence[Task], held_out: Sequence[Task], longest: int, seed: int
+    tiny: config.Tiny,
+    tasks: Sequence[Task],
+    held_out: Sequence[Task],
+    longest: int,
+    seed: int,
+    turns: config.TurnSettings | None = None,
 ) -> Loaded:
-    """Make a model that has learned nothing; its alphabet is that of all tasks."""
+    """Make a model that has learned nothing; its alphabet is that of all tasks.
+
+    With `turns` it is all of ASCII, and the context has room for what environments say.
+    """
     texts = [str(task.prompt) for task in [*tasks, *held_out]]
     texts += [str(task.columns["solution"]) for task in tasks]
     room = max(len(str(task.prompt)) for task in [*tasks, *held_out]) + longest
+    if turns is not None:
+        texts.append(string.printable)
+        room = turns.context or room + turns.max * (turns.observation + ROLE)
     return made_of(tiny, texts, room, seed)
 
 

@@ -160,7 +160,9 @@ def _sample_rest(
         for step, first in enumerate(range(done * size, len(tasks), size), done + 1):
             begun = time.monotonic()
             named = [(task, 0) for task in tasks[first : first + size]]
-            written = sample_groups(engine, named, config.group_size, sampling, "probe")
+            written = sample_groups(
+                engine, named, config.group_size, sampling, "probe", turns=setup.turns
+            )
             groups = grade(setup.grader, tokenizer, written)
             with folder.writing("rollouts"):
                 write(folder.rollout(step), rows_of([], groups, {}, tokenizer), step)

@@ -144,7 +144,9 @@ class PreparedProbe:
     def _sample(self, each: Sampled, tasks: Sequence[Task]) -> list[list[Rollout]]:
         sampling = sampling_of(self.config, temperature=each.temperature)
         named = [(task, 0) for task in tasks]
-        written = sample_groups(self.engine, named, self.samples, sampling, stream="probe")
+        written = sample_groups(
+            self.engine, named, self.samples, sampling, "probe", turns=self.setup.turns
+        )
         return grade(self.setup.grader, self.setup.loaded.tokenizer, written)
 
 

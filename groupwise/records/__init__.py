@@ -4,13 +4,16 @@ from groupwise.records.batch import Average, Groups, Memory, TokenBatch, Visit
 from groupwise.records.rollouts import (
     POLICY,
     Branch,
+    CalledTool,
     Completion,
+    Episode,
     Grade,
     LearnedRow,
     Message,
     Rollout,
     Task,
     Turn,
+    TurnFacts,
     VersionRun,
 )
 
@@ -18,7 +21,9 @@ __all__ = [
     "POLICY",
     "Average",
     "Branch",
+    "CalledTool",
     "Completion",
+    "Episode",
     "Grade",
     "Groups",
     "LearnedRow",
@@ -28,6 +33,7 @@ __all__ = [
     "Task",
     "TokenBatch",
     "Turn",
+    "TurnFacts",
     "VersionRun",
     "Visit",
 ]

@@ -37,6 +37,44 @@ class VersionRun(NamedTuple):
     pure: bool = True  # False: beside caches of older weights, so that no one policy wrote them
 
 
+class CalledTool(NamedTuple):
+    """A call of a tool in a turn."""
+
+    name: str
+    arguments: str  # as JSON
+    status: str  # "ok", "failed", "timeout" or "refused"
+
+
+class TurnFacts(NamedTuple):
+    """Facts of a turn of the policy that an environment has answered."""
+
+    reward: float | None = None  # that the environment gave it
+    finish: str = "eos"  # what ended it, as `Completion.finish` has it
+    version: int = 0  # of the weights that wrote it
+    state: str | None = None  # the environment's name of the state that it was written in
+    calls: tuple[CalledTool, ...] = ()
+    seconds: float = 0.0  # that the environment took to answer it, by the clock
+
+
+@dataclass(frozen=True)
+class Episode:
+    """How a completion that an environment has answered came to its end, beside its tokens."""
+
+    # "answered" without another call, "done" as the environment says, or a limit: "max_turns",
+    # "max_calls", "own_tokens", "context"; or a failure: "timeout", "error"
+    stop: str
+    turns: tuple[TurnFacts, ...]  # of the policy, in order
+    reward: float | None = None  # of the environment: of turns and whole; None: it gave none
+    messages: tuple[Message, ...] = ()  # what was said behind the prompt, by all
+    reason: str = ""  # of a failure, in words
+    left_out: bool = False  # for the way in which it ended: it is not graded and not learned
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the environment failed."""
+        return self.stop in ("timeout", "error")
+
+
 class LearnedRow(NamedTuple):
     """A row of the data as token ids, and which of them are learned."""
 
@@ -104,6 +142,7 @@ class Completion:
     # Which weights wrote which tokens, end to end, where new ones came on the way; `version` is
     # the first of them. Empty: `version` wrote all
     runs: tuple[VersionRun, ...] = ()
+    episode: Episode | None = None  # where an environment answered the policy
 
     def __post_init__(self) -> None:
         if self.runs:
@@ -140,6 +179,11 @@ class Completion:
     def own_length(self) -> int:
         """Count the tokens that the policy wrote: what a length means wherever one is judged."""
         return len(self.token_ids) if self.mask_T is None else int(self.mask_T.sum())
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """Return the policy's turns."""
+        return tuple(turn for turn in self.turns if turn.role == POLICY)
 
     @property
     def last_turn(self) -> Turn:

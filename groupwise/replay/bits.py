@@ -21,8 +21,8 @@ from groupwise.watch.display import visible
 
 # What a step makes, in the order in which it makes it: the first that differs is nearest the cause.
 ORDER = ("prompt_id", "draw", "group", "sample", "branch", "prompt", "prompt_text", "answer",
-         "prompt_token_ids", "token_ids", "mask", "turns", "sampler_logp", "routes", "finish",
-         "weights", "text", "reward", "correct", "grader_status", "reward_parts",
+         "prompt_token_ids", "token_ids", "mask", "turns", "episode", "sampler_logp", "routes",
+         "finish", "weights", "text", "reward", "correct", "grader_status", "reward_parts",
          "reward_steps", "used", "learner_logp", "ref_logp", "teacher_logp", "value",
          "process_reward", "advantage", "return", "coefficient", "entropy", "ratio", "clipped",
          "rerouted", "weight_version")  # fmt: skip

@@ -164,7 +164,7 @@ def _per_token(table: pa.Table, name: str) -> bool:
     numeric = pa.types.is_list(kind) and (
         pa.types.is_floating(kind.value_type) or pa.types.is_boolean(kind.value_type)
     )
-    return bool(numeric) and name != "mask"
+    return bool(numeric) and name not in ("mask", "turn_seconds")
 
 
 def _padded(table: pa.Table, name: str, layout_NT: Tensor) -> Tensor | None:

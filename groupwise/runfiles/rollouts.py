@@ -24,13 +24,13 @@ from groupwise.errors import RunError, in_short
 from groupwise.runfiles.files import file_status, storable, write_atomic
 
 if TYPE_CHECKING:
-    from groupwise.records import Branch, Rollout, Turn, VersionRun
+    from groupwise.records import Branch, Episode, Rollout, Turn, VersionRun
 
-VERSION = 5  # of the schema; a change of a column's name, type or meaning raises it
+VERSION = 6  # of the schema; a change of a column's name, type or meaning raises it
 # That is read as if it were of this version: in 1 the policy wrote all, in one turn; before 3
 # there were no branches, and nothing of critics and implicit reward models was written; before 4
 # the prompt was there as the model read it, not as the data have it, and nothing of teachers;
-# before 5 there was nothing of experts.
+# before 5 there was nothing of experts, before 6 of environments.
 OLDEST = 1
 POLICY = "assistant"  # as in groupwise.records, which would load torch: readers need none
 VERSION_KEY = b"groupwise.rollouts.version"
@@ -50,6 +50,7 @@ class Row:
     sampler_logp: Numbers
     mask: Numbers | None = None  # None: the policy wrote every token
     turns: Sequence[Turn] = ()  # none: one turn by the policy
+    episode: Episode | None = None  # where an environment answered the policy
     branch: Branch | None = None  # of the group's sample of that number; None: it is that sample
     learner_logp: Numbers | None = None
     ref_logp: Numbers | None = None
@@ -104,6 +105,7 @@ class Row:
             sampler_logp=sampler_logp,
             mask=done.mask_T,
             turns=done.turns,
+            episode=done.episode,
             branch=rollout.branch,
             routes=None if done.routes_TLK is None else done.routes_TLK.numpy(),
             reward=grade.reward,
@@ -196,6 +198,39 @@ def _turns(name: str, rows: Sequence[Row]) -> pa.Array:
     return pa.array(entries, type=TURNS)
 
 
+def _episode(name: str, rows: Sequence[Row]) -> pa.Array:
+    return pa.array([None if x.episode is None else _facts(x.episode) for x in rows], type=EPISODE)
+
+
+def _facts(episode: Episode) -> dict[str, Any]:
+    """Return all of an episode but how long its turns took: that never repeats."""
+    return {
+        "stop": episode.stop,
+        "reward": episode.reward,
+        "reason": storable(episode.reason),
+        "left_out": episode.left_out,
+        "messages": storable(json.dumps([dict(x) for x in episode.messages], ensure_ascii=False)),
+        "turns": [
+            {
+                "reward": turn.reward,
+                "finish": turn.finish,
+                "version": turn.version,
+                "state": None if turn.state is None else storable(turn.state),
+                "calls": [
+                    {key: storable(value) for key, value in call._asdict().items()}
+                    for call in turn.calls
+                ],
+            }
+            for turn in episode.turns
+        ],
+    }
+
+
+def _seconds(name: str, rows: Sequence[Row]) -> pa.Array:
+    known = [x.episode and [turn.seconds for turn in x.episode.turns] for x in rows]
+    return pa.array(known, type=pa.list_(pa.float32()))
+
+
 def _branch(name: str, rows: Sequence[Row]) -> pa.Array:
     entries = [None if row.branch is None else row.branch._asdict() for row in rows]
     return pa.array(entries, type=BRANCH)
@@ -232,6 +267,15 @@ TURNS = pa.list_(pa.struct([("role", pa.string()), ("start", pa.int32()), ("end"
 VERSIONS = pa.list_(
     pa.struct([("version", pa.int64()), ("tokens", pa.int32()), ("pure", pa.bool_())])
 )
+_CALL = pa.struct([("name", pa.string()), ("arguments", pa.string()), ("status", pa.string())])
+_OWN_TURN = pa.struct(
+    [("reward", pa.float64()), ("finish", pa.string()), ("version", pa.int64()),
+     ("state", pa.string()), ("calls", pa.list_(_CALL))]
+)  # fmt: skip
+EPISODE = pa.struct(
+    [("stop", pa.string()), ("reward", pa.float64()), ("reason", pa.string()),
+     ("left_out", pa.bool_()), ("messages", pa.string()), ("turns", pa.list_(_OWN_TURN))]
+)  # fmt: skip
 BRANCH = pa.struct([("at", pa.int32()), ("number", pa.int32())])
 ROUTES = pa.struct(
     [("layers", pa.int32()), ("chosen", pa.int32()), ("experts", pa.list_(pa.int16()))]
@@ -261,6 +305,8 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Row]], pa.Array]] = {
     "token_ids": _list(_INT32),
     "mask": _mask,
     "turns": _turns,
+    "episode": _episode,
+    "turn_seconds": _seconds,
     **{name: _list(_FLOAT32) for name in _FLOATS},
     "clipped": _list(_BOOL),
     "routes": _routes,

@@ -19,6 +19,7 @@ from groupwise.optim.roles import ROLES
 from groupwise.stages import lag_checks, stage_of
 from groupwise.stages.ignored import ignored
 from groupwise.stages.run_checks import earlier_runs
+from groupwise.stages.turn_checks import REFUSED as OF_TURNS
 from groupwise.watch.rules import RULES
 
 StageRule = Callable[[Config, Method], Iterator[str]]
@@ -263,6 +264,7 @@ REFUSED: tuple[StageRule, ...] = (
     likeliest_tokens_not_recorded,
     unknown_rules,
     *lag_checks.ANY,
+    *OF_TURNS,
     *ANY_REFUSED,
 )
 DOUBTFUL: tuple[StageRule, ...] = (

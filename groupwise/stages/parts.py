@@ -11,6 +11,7 @@ from groupwise.graders.recorded_verdicts import Ledger
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.optim.learner import Learner
+from groupwise.prepare.episodes import Turns
 from groupwise.records import Task
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Parts(Generic[L]):
     engine: Engine
     learner: L  # with the roles that take part beside the policy
     ahead: Ahead | None = None  # prompts that are sampled before they are learned from, if any
+    turns: Turns | None = None  # who answers the policy between its turns, where anybody does
     known: Ledger = field(default_factory=dict)  # recorded verdicts of steps that are done again
 
     def close(self) -> None:

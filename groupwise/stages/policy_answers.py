@@ -43,7 +43,9 @@ class PolicyAnswers:
         beside = ConcurrentGrading(parts.grader, parts.loaded.tokenizer, chosen, parts.known)
         with clock("rollout"), beside:
             samples = self.config.group_size
-            written = sample_groups(parts.engine, chosen, samples, sampling, done=beside.take)
+            written = sample_groups(
+                parts.engine, chosen, samples, sampling, done=beside.take, turns=parts.turns
+            )
         with clock("grade"):
             return beside.rollouts(written)
 
@@ -53,6 +55,7 @@ def greedy(config: Config, parts: Parts[Any], groups: Sequence[Group], clock: Cl
     # Its number is -1: beside the group's own.
     prompts = [(group[0].task, group[0].draw) for group in groups]
     with clock("rollout"):
-        written = sample_groups(parts.engine, prompts, 1, sampling_of(config, temperature=0.0))
+        likeliest = sampling_of(config, temperature=0.0)
+        written = sample_groups(parts.engine, prompts, 1, likeliest, turns=parts.turns)
     with clock("grade"):
         return grade(parts.grader, parts.loaded.tokenizer, written, parts.known, first=-1)

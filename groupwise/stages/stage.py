@@ -199,4 +199,5 @@ class Stage(ABC, Generic[M, L]):
             tasks,
             sampling_of(config, temperature=config.eval.temperature),
             config.eval.samples,
+            parts.turns,
         )

@@ -21,7 +21,8 @@ def value_truth(config: Config, parts: Parts[Any]) -> dict[str, float]:
     the policy that samples, not of its greedy twin.
     """
     asked = parts.held_out[: config.critic.truth_prompts]
-    if VALUES not in config.recipe.streams or not asked:
+    # Nobody goes on from within an episode: its environment can't be taken back to there.
+    if VALUES not in config.recipe.streams or not asked or parts.turns is not None:
         return {}
     sampling, tokenizer = sampling_of(config), parts.loaded.tokenizer
     written = sample_groups(parts.engine, [(task, 0) for task in asked], 1, sampling, "eval")

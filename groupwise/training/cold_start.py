@@ -53,7 +53,9 @@ def cold_started(
             'a generator (data.train = "arithmetic", "chain" or "countdown"), add a column '
             "'solution', or set model.path to a model."
         )
-    loaded = tiny.make(config.tiny, tasks, held_out, config.engine.max_tokens, config.seed)
+    turns = config.turns if config.turns.used else None
+    longest = config.engine.max_tokens
+    loaded = tiny.make(config.tiny, tasks, held_out, longest, config.seed, turns)
     teach(config, loaded, tasks, asked)
     return loaded
 

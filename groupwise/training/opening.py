@@ -29,6 +29,7 @@ from groupwise.optim.roles import make_roles, role_notes
 from groupwise.parallel.world import ALONE, World
 from groupwise.prepare import pins
 from groupwise.prepare.engines import MakeEngine
+from groupwise.prepare.episodes import ended
 from groupwise.prepare.setup import Setup, check_room, set_up
 from groupwise.prepare.supervised import shown_row
 from groupwise.records import Task
@@ -98,7 +99,8 @@ def open_run(
             run = _open(config, folder, recorder, saver, mirrors, display, engine, begun, asked,
                         world)  # fmt: skip
         held.callback(run.parts.close)
-        yield run
+        with ended(run.parts.turns):
+            yield run
 
 
 def _taken(folder: RunFolder, config: Config, held: contextlib.ExitStack) -> list[str]:
@@ -150,6 +152,7 @@ def _open(
         grader=setup.grader if world.size == 1 else TeamGrader(setup.grader, world),
         engine=engine,
         learner=learner,
+        turns=setup.turns,
     )
     progress = Progress(
         cursor_of(setup.tasks, setup.mixture, config.seed, config.data.shuffle),

@@ -29,6 +29,11 @@ def _refused(config: Config, ranks: int) -> Iterator[str]:
             f"recipe {config.recipe.name} samples from its reference, which is sharded over "
             f"{ranks} ranks: the native engine needs whole weights. Run it in one process."
         )
+    if config.turns.used:
+        yield (
+            f"turns with {ranks} ranks: environments would be played on each of them, and answer "
+            "in another order. Run it in one process."
+        )
     if config.train.lag or config.engine.servers:
         name = "train.lag" if config.train.lag else "engine.servers"
         yield (

@@ -15,6 +15,7 @@ import torch
 
 from groupwise.graders.mathematics.extract import find
 from groupwise.records import Rollout, TokenBatch
+from groupwise.watch.episodes import turn_measures
 
 Groups = Sequence[Sequence[Rollout]]
 
@@ -42,6 +43,7 @@ def sample_measures(groups: Groups, version: int) -> dict[str, float]:
         **length_bias(groups),
         **pass_rates(groups),
         **rewards(groups),
+        **turn_measures(groups),
         "groups/distinct_share": distinct_share(groups),
         "text/repetition": repetition([row.completion.own_ids for row in read]),
         "text/reflection_share": reflecting / len(read),

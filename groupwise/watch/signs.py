@@ -81,6 +81,20 @@ def wrong_answers_grow(history: History) -> Evidence | None:
     return None if with_right or gained else seen
 
 
+def calls_vanish(history: History) -> Evidence | None:
+    """Detect a policy that has called its tools, and does so no more."""
+    name = "turns/calls"
+    start, now = history.first(5, name), history.last(5, name)
+    if len(start) < 5 or not now or middle(start) < 0.25:
+        return None
+    limit = 0.1 * middle(start)
+    if middle(now) >= limit:
+        return None
+    bad = next(point.step for point in now if point.value < limit)
+    text = f"{name} {middle(now):.3g}, {middle(start):.3g} in the first 5 steps"
+    return Evidence(name, middle(now), limit, bad, text)
+
+
 def agreement_falls(history: History) -> Evidence | None:
     """Detect a judge that agrees with the verifier less than it did, beyond chance."""
     name = "judge/agreement"

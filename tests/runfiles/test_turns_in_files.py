@@ -91,10 +91,10 @@ def test_a_file_of_version_1_is_read_as_one_turn(tmp_path: Path) -> None:
 
 def test_other_versions_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a", Row.of(rollout(completion()), group=0, prompt_text="q"))
-    for version in (b"0", b"6"):
+    for version in (b"0", b"7"):
         table = pq.read_table(path).replace_schema_metadata({rollouts.VERSION_KEY: version})
         pq.write_table(table, tmp_path / "b")
-        with pytest.raises(RunError, match="this groupwise reads 1 to 5"):
+        with pytest.raises(RunError, match="this groupwise reads 1 to 6"):
             read(tmp_path / "b")
 
 

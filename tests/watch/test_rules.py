@@ -58,12 +58,24 @@ def routes(chance: np.random.Generator) -> dict[str, float]:
     }
 
 
+def talks(chance: np.random.Generator) -> dict[str, float]:
+    """A policy that calls its tools as it should: some calls fail, few are made twice."""
+    return {
+        "turns/mean": 2.4 + chance.normal(0, 0.1),
+        "turns/calls": 1.4 + chance.normal(0, 0.1),
+        "turns/failed_call_share": float(abs(chance.normal(0.05, 0.03))),
+        "turns/repeated_call_share": float(abs(chance.normal(0.03, 0.02))),
+        "turns/limit_share": float(abs(chance.normal(0.05, 0.03))),
+    }
+
+
 def healthy(
     seed: int = 0,
     steps: int = STEPS,
     critic: bool = False,
     judge: bool = False,
     router: bool = False,
+    turns: bool = False,
 ) -> Lines:
     """A run as it should be: noisy, up from 0.35 to 0.9, entropy and mistakes fading together."""
     chance = np.random.default_rng(seed)
@@ -106,6 +118,8 @@ def healthy(
             line |= judgements(chance, step)
         if router:
             line |= routes(chance)
+        if turns:
+            line |= talks(chance)
         if step % 20 == 0:
             line["eval/accuracy"] = float(np.clip(rate + chance.normal(0, 0.04), 0, 1))
             line["eval/accuracy_stderr"] = 0.04
@@ -120,7 +134,7 @@ def names(lines: Lines) -> list[str]:
 @pytest.mark.parametrize("seed", range(30))
 def test_healthy_runs_are_left_alone(seed: int) -> None:
     steps, odd = 300 if seed < 5 else STEPS, bool(seed % 2)
-    assert names(healthy(seed, steps, critic=odd, judge=not odd, router=odd)) == []
+    assert names(healthy(seed, steps, critic=odd, judge=not odd, router=odd, turns=not odd)) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -175,6 +189,10 @@ SICKNESSES: dict[str, Change] = {
     "judge gap": lambda line, n: {"judge/gap": 1.6 * 0.95**n},
     "judge likes length": lambda line, n: {
         "length/sampled_mean": 195 + 5 * n, "judge/length_gap": 40.0, "correct/mean": 0.36},
+    "calls fail": lambda line, n: {"turns/failed_call_share": 0.6},
+    "calls vanish": lambda line, n: {"turns/calls": 1.4 * 0.8**n, "turns/failed_call_share": 0.0},
+    "turns at the limit": lambda line, n: {"turns/limit_share": 0.8},
+    "same calls again": lambda line, n: {"turns/repeated_call_share": 0.5},
     "routes drift": lambda line, n: {"router/changed_share": min(0.03 + 0.01 * n, 0.8)},
     "router collapse": lambda line, n: {
         "router/load_entropy": 0.75 * 0.98**n, "router/dead_share": min(0.05 + 0.005 * n, 0.8)},
@@ -201,6 +219,7 @@ def sick(name: str) -> tuple[Lines, int]:
             critic=name.startswith("critic"),
             judge=name.startswith("judge"),
             router=name.startswith("route"),
+            turns="call" in name or name.startswith("turns"),
         )
     ]
     return lines, start
@@ -392,10 +411,12 @@ def test_values_are_judged_by_the_rewards_of_the_run() -> None:
     assert run(0.0, 3.0) == []  # nothing is known of what can be had
 
 
-@pytest.mark.parametrize(("part", "count"), [("critic", 4), ("judge", 4), ("router", 2)])
+@pytest.mark.parametrize(
+    ("part", "count"), [("critic", 4), ("judge", 4), ("router", 2), ("turns", 4)]
+)
 def test_runs_without_a_part_are_not_asked_for_its_metrics(part: str, count: int) -> None:
     rules = [rule for rule in RULES if rule.of.startswith(f"{part}/")]
-    assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 11
+    assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 15
     assert not any(rule.concerns(healthy()[5]) for rule in rules)
     assert all(rule.concerns(healthy(**{part: True})[5]) for rule in rules)
 

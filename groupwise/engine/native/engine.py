@@ -7,7 +7,7 @@ A call that runs out of memory starts again with fewer slots; one whose kernels 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
@@ -111,25 +111,30 @@ class NativeEngine(Engine):
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:
         check_requests(self.source.model.config, requests, sampling)
         named = {next(self.tickets): request for request in requests}
-        if self._join(requests, sampling):
-            self.batches[0].left |= named
-            self.names += named
-        else:
+        if not self._joined(named, sampling):
             self.batches.append(Batch(sampling, named))
         return list(named)
 
-    def _join(self, requests: Sequence[Request], sampling: Sampling) -> bool:
-        """Let requests into the flight, so that its last samples do not run alone.
-
-        Only where new weights may come on the way: else whole batches come back one by one.
-        """
-        if self.on_sync == "drain" or len(self.batches) != 1:
+    def _joined(self, named: Mapping[Ticket, Request], sampling: Sampling) -> bool:
+        """Let requests join those in flight, where they are sampled alike and nobody is before
+        them."""
+        if len(self.batches) != 1 or self.batches[0].sampling != sampling:
             return False
-        alike = self.batches[0].sampling == sampling
-        if not (alike and isinstance(self.flight, Scheduler) and self.flight.fits(requests)):
+        if not isinstance(self.flight, Scheduler):
             return False
-        self.flight.join(requests)
+        self.batches[0].left |= named
+        self.names += named
+        self.flight.add(list(named.values()), self._places_for(self.batches[0]))
+        self.places = max(self.places, self.flight.places)
         return True
+
+    def _places_for(self, batch: Batch) -> int:
+        """Return how many samples of what is left of a batch run at a time."""
+        return min(self.slots or SLOTS, samples_of(list(batch.left.values())))
+
+    def poll(self, wrote: Wrote | None = None) -> list[tuple[Ticket, list[Completion]]]:
+        """Sample one token more of all that are in flight."""
+        return self.finished(wrote, pause=lambda: True)
 
     def finished(
         self, wrote: Wrote | None = None, pause: Callable[[], bool] | None = None
@@ -165,7 +170,7 @@ class NativeEngine(Engine):
         wrote: Wrote | None,
         pause: Callable[[], bool] | None,
     ) -> list[tuple[Ticket, list[Completion]]]:
-        """Go on with the flight, or begin it, until a group is whole."""
+        """Go on with the flight, or begin it, until a group is whole or a step is done."""
         if self.flight is None:
             requests = list(batch.left.values())
             self.flight = (self._decode if captured else self._plain)(requests, batch.sampling)

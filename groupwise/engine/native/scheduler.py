@@ -69,37 +69,78 @@ class Scheduler:
         sampling: Sampling,
         places: int,  # slots, at most as many as there are samples
     ) -> None:
-        self.engine, self.requests, self.sampling = engine, requests, sampling
+        self.engine, self.requests, self.sampling = engine, list(requests), sampling
         self.source = engine.source
         self.model: PolicyModel = engine.source.model
         config, head_VD = self.model.config, self.model.head_weight
         self.device = head_VD.device
         self.head_VD = widened(head_VD)  # weights do not change during the call
-        wide = torch.float64 if head_VD.dtype == torch.float64 else torch.float32
         self.temperature = sampling.temperature or 1.0
         self.places = places
-        rows = round_up(self.places, ROW_STEP)
         longest = max(len(request.prompt) for request in requests)
         self.together = max(1, min(self.places, len(requests), PROMPT_TOKENS // longest))
-        most = max(len(request.prompt) + request.most(sampling) for request in requests)
-        capacity = round_up(most, KEY_STEP)
-        self.cache = KeyValueCache(config, rows, capacity, head_VD.dtype, self.device)
+        self.cache = self._cache(round_up(places, ROW_STEP), self._most(requests))
         # One slot more, for the ballast that makes the rows of a pass whole steps.
-        room = round_up(max(longest, ROW_STEP), KEY_STEP)
-        self.prompts = KeyValueCache(config, self.together + 1, room, head_VD.dtype, self.device)
+        self.prompts = self._cache(self.together + 1, max(longest, ROW_STEP))
         self.prompt_routes: list[Tensor] = []  # of the prompts in that cache, where asked for
         self.last_PD = head_VD.new_zeros(0)  # hidden states behind the prompts in that cache
         self.begun: list[int] = []  # the requests whose prompts are in that cache
-        self.hidden_SD = head_VD.new_zeros(rows, config.hidden_size)
-        self.scratch = [
-            torch.empty(rows * padded_width(config.vocab_size), dtype=wide, device=self.device)
-            for _ in range(2)
-        ]
+        self.hidden_SD = head_VD.new_zeros(self.cache.slots, config.hidden_size)
+        self.scratch = self._scratch()
         self.running: list[RunningSample] = []
         self.ready: deque[RunningSample] = deque()  # their prompts are computed
         self.waiting = deque(range(len(requests)))
         self.done: list[list[Completion | None]] = [[None] * r.samples for r in requests]
         self.written, self.tokens = 0, 0  # completions, and tokens of all
+
+    def _cache(self, slots: int, tokens: int) -> KeyValueCache:
+        capacity = round_up(tokens, KEY_STEP)
+        config, dtype = self.model.config, self.model.head_weight.dtype
+        return KeyValueCache(config, slots, capacity, dtype, self.device)
+
+    def _most(self, requests: Sequence[Request]) -> int:
+        """Return the tokens that the longest sample of some requests may come to."""
+        return max(len(request.prompt) + request.most(self.sampling) for request in requests)
+
+    def _scratch(self) -> list[Tensor]:
+        """Return room for the logits of all slots, twice."""
+        wide = torch.float64 if self.head_VD.dtype == torch.float64 else torch.float32
+        width = padded_width(self.model.config.vocab_size)
+        numbers = self.cache.slots * width
+        return [torch.empty(numbers, dtype=wide, device=self.device) for _ in range(2)]
+
+    def add(self, requests: Sequence[Request], places: int) -> None:
+        """Take further requests while others run, with so many slots for all, or as many as now.
+
+        Caches grow where they must. No bit of a sample depends on their size.
+        """
+        self.waiting.extend(range(len(self.requests), len(self.requests) + len(requests)))
+        self.requests += requests
+        self.done += [[None] * request.samples for request in requests]
+        self.places = max(self.places, places)
+        rows = max(round_up(self.places, ROW_STEP), self.cache.slots)
+        most = self._most(requests)
+        if rows > self.cache.slots or most > self.cache.capacity:
+            # With room for the next ones: whoever talks in turns comes back a little longer.
+            self._grow(rows, max(most + most // 4, self.cache.capacity))
+        longest = max(len(request.prompt) for request in requests)
+        together = max(self.together, min(self.places, PROMPT_TOKENS // longest))
+        if longest > self.prompts.capacity or together > self.together:
+            self.together = together
+            prompts = self._cache(together + 1, max(longest, self.prompts.capacity))
+            for slot in range(len(self.last_PD)):  # those that wait in `ready` begin with them
+                prompts.copy(slot, [slot], self.prompts.capacity, self.prompts)
+            self.prompts = prompts
+
+    def _grow(self, rows: int, tokens: int) -> None:
+        """Move the samples in flight to larger caches."""
+        cache = self._cache(rows, tokens)
+        for slot, sample in enumerate(self.running):
+            cache.copy(slot, [slot], sample.held, self.cache)
+        hidden_SD = self.hidden_SD.new_zeros(rows, self.hidden_SD.shape[1])
+        hidden_SD[: len(self.hidden_SD)] = self.hidden_SD
+        self.cache, self.hidden_SD = cache, hidden_SD
+        self.scratch = self._scratch()
 
     @torch.no_grad()
     def run(self) -> Iterator[FinishedGroups]:
@@ -159,21 +200,6 @@ class Scheduler:
         attend = CachedAttention(cache, slots, [0] * len(slots), lengths)
         token_T = torch.tensor([token for text in packed for token in text]).to(self.device)
         return self.model(token_T, attend.position_T, attend, routes=routes)
-
-    def fits(self, requests: Sequence[Request]) -> bool:
-        """Tell whether its caches have room for the longest of these."""
-        return all(
-            len(request.prompt) <= self.prompts.capacity
-            and len(request.prompt) + request.most(self.sampling) <= self.cache.capacity
-            for request in requests
-        )
-
-    def join(self, requests: Sequence[Request]) -> None:
-        """Take more requests, behind those that wait."""
-        first = len(self.requests)
-        self.requests = [*self.requests, *requests]
-        self.waiting.extend(range(first, len(self.requests)))
-        self.done += [[None] * request.samples for request in requests]
 
     @torch.no_grad()
     def renew(self, *, keep: bool) -> None:

@@ -1,0 +1,64 @@
+"""Template and environments that a configuration names for turns, made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from groupwise.config import Config
+from groupwise.envs.chat_turns import chat_turns
+from groupwise.envs.opening import WorldSetup, check_worlds, open_worlds
+from groupwise.envs.plain_turns import PLAIN, plain_turns
+from groupwise.envs.turn_template import TurnTemplate
+from groupwise.errors import ConfigError
+from groupwise.model.formats.tokenizer import Tokenizer
+from groupwise.prepare.episodes import Turns
+from groupwise.records import Task
+
+
+def turns_of(
+    config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, context: int
+) -> Turns | None:
+    """Return who answers the policy; None where nobody does."""
+    if not config.turns.used:
+        return None
+    setup = world_setup(config)
+    template = template_of(config, tasks, tokenizer, check_worlds(setup))
+    read = replace(setup, reader=template.calls)
+    return Turns(config, tokenizer, context, template, lambda: open_worlds(read))
+
+
+def world_setup(config: Config) -> WorldSetup:
+    """Return what the environments are made of."""
+    turns = config.turns
+    return WorldSetup(
+        turns.environment,
+        turns.tools,
+        turns.options,
+        timeout=turns.timeout,
+        workers=turns.workers,
+        parallel_calls=turns.parallel_calls,
+    )
+
+
+def template_of(
+    config: Config,
+    tasks: Sequence[Task],
+    tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]],
+) -> TurnTemplate:
+    """Return how turns are told apart: in the form that the prompts have."""
+    form, asked = config.turns.template, config.data.template
+    chats = asked == "chat" or (asked == "auto" and not isinstance(tasks[0].prompt, str))
+    written = "chat" if chats else "plain"
+    if form not in ("auto", written) and (chats or form == "chat"):
+        how = "a chat template" if chats else "plain text"
+        raise ConfigError(
+            f"turns.template={form}, and the prompts are written as {how} (data.template={asked}): "
+            "a conversation would begin in one form and go on in another. Set turns.template="
+            f'"auto", or data.template="{"plain" if chats else "chat"}".'
+        )
+    if not chats:
+        return plain_turns(tokenizer, PLAIN if form in ("auto", "plain") else form)
+    return chat_turns(tokenizer, tools, keep_thoughts=config.turns.keep_thoughts)
