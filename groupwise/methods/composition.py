@@ -35,8 +35,9 @@ OUTPUT_STREAMS = (
 )  # fmt: skip
 # What a mixture of experts alone can give.
 ROUTED = ("old_router_NTLK", "router_NTLK", "expert_load_NTE", "router_NTE")
-# What a pass of the policy says before the updates.
-LOOKED_BACK = ("old_logp_NT", "old_router_NTLK", "expert_load_NTE")
+# What a pass of the policy says as an update begins, and before the updates.
+NOW = ("now_logp_NT", "now_entropy_NT")
+LOOKED_BACK = ("old_logp_NT", "old_router_NTLK", "expert_load_NTE", "old_square_mass_NT", *NOW)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,12 @@ class Recipe(Method):
     def _reads_old_early(self) -> bool:
         """Tell whether old log-probabilities are read before the update's forward pass."""
         late = ("ratio", "gate", "correction", "penalty")
-        return any("old_logp_NT" in s.needs for s in self.slots() if s.kind not in late)
+        early = (
+            s
+            for s in self.slots()
+            if s.kind not in late or s.definition.traits.prepare is not nothing
+        )
+        return any("old_logp_NT" in s.needs for s in early)
 
     @property
     def corrects_mismatch(self) -> bool:
