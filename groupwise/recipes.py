@@ -138,7 +138,14 @@ from groupwise.losses.pairs import (
     labelled,
     logistic,
 )
-from groupwise.losses.penalties import cov_drift, drift, entropy_bonus, kl, proximal, proximal_sequence
+from groupwise.losses.penalties import (
+    cov_drift,
+    drift,
+    entropy_bonus,
+    kl,
+    proximal,
+    proximal_sequence,
+)
 from groupwise.losses.preferences import (
     apo_down,
     apo_zero,

@@ -213,7 +213,7 @@ def optimal_value(batch: TokenBatch, beta: float) -> Tensor:
     reward_NK = batch.stream("reference_reward_NK").double()
     known_NK = ~reward_NK.isnan()
     scaled_NK = torch.where(known_NK, reward_NK / beta, -torch.inf)
-    return beta * (scaled_NK.logsumexp(1) - known_NK.sum(1).log())
+    return beta * (scaled_NK.logsumexp(1) - known_NK.sum(1).double().log())
 
 
 @advantage(
@@ -224,9 +224,7 @@ def optimal_value(batch: TokenBatch, beta: float) -> Tensor:
     fixes="one answer a prompt in training: its baseline was sampled before",
     breaks="the baseline is of the reference, and never learns",
 )
-def optimal_value_baseline(
-    reward_N: Tensor, batch: TokenBatch, *, beta: Positive = 0.5
-) -> Tensor:
+def optimal_value_baseline(reward_N: Tensor, batch: TokenBatch, *, beta: Positive = 0.5) -> Tensor:
     """A*-PO (2505.20686): the optimal value of the KL-regularised problem, estimated once."""
     return reward_N.double() - optimal_value(batch, beta)
 

@@ -17,6 +17,7 @@ from groupwise.groups.statistics import dead_groups, group_stats
 from groupwise.methods.slots import Fraction, filter_
 from groupwise.records import TokenBatch
 
+Drawing = Literal["pow", "max_min", "max_random"]
 LEAST = 1e-8  # of a row's weight when rows are drawn
 
 
@@ -96,9 +97,7 @@ def scored_by_reference(batch: TokenBatch) -> Tensor:
     return batch.stream("reference_reward_NK").double().nan_to_num(0.0).sum(1) != 0
 
 
-def draw_weights(
-    reward_N: Tensor, how: Literal["pow", "max_min", "max_random"], power: float
-) -> Tensor:
+def draw_weights(reward_N: Tensor, how: Drawing, power: float) -> Tensor:
     """Return the weight of each row when rows are drawn anew by their reward (PF-PPO, 2409.06957).
 
     `pow`: |R|^power; `max_min`: 1 for the largest and smallest; `max_random`: 0.4 for the largest

@@ -244,9 +244,7 @@ def add_beta(batch: TokenBatch, reward_N: Tensor, link: Slot) -> dict[int, tuple
     columns = (batch.group_N, reward_N, rho_N)
     known = dict(batch.memory.prompt_beta)
     faded: set[int] = set()
-    for group, reward, rho in zip(
-        *(batch.world.gather(x).tolist() for x in columns), strict=True
-    ):
+    for group, reward, rho in zip(*(batch.world.gather(x).tolist() for x in columns), strict=True):
         if math.isnan(reward):
             continue
         alpha, beta = known.get(group, (0.5, 0.5))

@@ -139,7 +139,9 @@ def whiten_turns(
     count = gather(last_NT.sum(1)).sum()
     if not count:
         return torch.zeros_like(batch.ones_NT)
-    pivot_N = torch.where(last_NT.any(1), value_NT.gather(1, batch.last_N[:, None])[:, 0], torch.nan)
+    pivot_N = torch.where(
+        last_NT.any(1), value_NT.gather(1, batch.last_N[:, None])[:, 0], torch.nan
+    )
     known_M = gather(pivot_N)
     pivot = known_M[~known_M.isnan()][0]
     shift = gather(((value_NT - pivot) * last_NT).sum(1)).sum() / count

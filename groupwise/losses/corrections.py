@@ -170,7 +170,7 @@ def binary_kl_mask(batch: TokenBatch, *, bound: NonNegative = 0.05) -> Tensor:
     weighs=False,
     needs=("sampler_logp_NT",),
     equation=(
-        "k_t = KL₂(π_old‖μ); w_t = ρ_t · 1[mean_t k_t ≤ {delta}]; probabilities within "
+        "k_t = KL₂(μ‖π_old); w_t = ρ_t · 1[mean_t k_t ≤ {delta}]; probabilities within "
         "[1e-6, 1 − 1e-6]"
     ),
     fixes="answers on which the engines disagree are dropped; the others are weighed",
@@ -183,10 +183,10 @@ def sequence_kl_mask(batch: TokenBatch, *, delta: NonNegative = 3e-3) -> Tensor:
 
 
 def clamped_binary_kl(batch: TokenBatch) -> Tensor:
-    """Return KL₂(π_old‖μ) per token, 0 where masked, of probabilities within [1e-6, 1 − 1e-6]."""
+    """Return KL₂(μ‖π_old) per token, 0 where masked, of probabilities within [1e-6, 1 − 1e-6]."""
     p_NT, q_NT = (
         x.exp().clamp(1e-6, 1 - 1e-6)
-        for x in (anchor_logp(batch, "old"), batch.stream("sampler_logp_NT"))
+        for x in (batch.stream("sampler_logp_NT"), anchor_logp(batch, "old"))
     )
     return batch.valid(p_NT * (p_NT / q_NT).log() + (1 - p_NT) * ((1 - p_NT) / (1 - q_NT)).log())
 

@@ -48,9 +48,7 @@ def _contrast(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
     sign_N = torch.where(good_N, -1.0, 1.0).double()
     raised_N = bounded_exp(sign_N * score_N / tau) * counts_N
     sides = [group_sum(gather(raised_N * side_N), batch) for side_N in (good_N, ~good_N)]
-    sizes = [
-        group_sum(gather((counts_N & side_N).double()), batch) for side_N in (good_N, ~good_N)
-    ]
+    sizes = [group_sum(gather((counts_N & side_N).double()), batch) for side_N in (good_N, ~good_N)]
     both_P = (sizes[0] > 0) & (sizes[1] > 0)
     groups = (sizes[0] + sizes[1] > 0).sum().clamp(min=1)
     loss_P = torch.where(both_P, sides[0].log1p() + sides[1].log1p(), 0.0) / groups

@@ -91,9 +91,7 @@ def proximal_sequence(
     fixes="entropy does not collapse: the tokens that would lower it most are held back",
     breaks="no trust region; its gradient is ±{coef} at any distance",
 )
-def cov_drift(
-    batch: TokenBatch, *, coef: NonNegative = 1.0, fraction: Fraction = 2e-4
-) -> Tensor:
+def cov_drift(batch: TokenBatch, *, coef: NonNegative = 1.0, fraction: Fraction = 2e-4) -> Tensor:
     """KL-Cov (2505.22617)."""
     apart_NT = (batch.stream("logp_NT") - anchor_logp(batch, "old")).abs()
     return coef * batch.prepared["cov_drift"]["selected_NT"].to(apart_NT.dtype) * apart_NT
