@@ -60,7 +60,7 @@ _STREAMS = {
     "turns_N": "the turns of the policy in a row",
     "turn_reward_N": "the reward of the turn before the first tool result",
     "outcome_reward_N": "the reward of the outcome alone",
-    "result_start_N": "where the first tool result begins; -1 for none",
+    "result_start_N": "own tokens before the first tool result; -1 where there is none",
     "branch_NL": "numbers of the subtrees that an answer is in, from the root on; -1 for none",
     "state_NT": "the number of the state that a turn begins in, on the turn's last token",
 }

@@ -216,8 +216,7 @@ def call_credit(
         return z_N.nan_to_num(0.0)[:, None]
 
     start_N1 = batch.stream("result_start_N")[:, None]
-    place_T = torch.arange(batch.mask_NT.shape[1], device=start_N1.device)
-    calling_NT = place_T < start_N1
+    calling_NT = batch.mask_NT.cumsum(1) <= start_N1
     split_NT = (
         zscore(batch.stream("outcome_reward_N"))
         + coef * zscore(batch.stream("turn_reward_N")) * calling_NT

@@ -37,6 +37,12 @@ def mean_log_ratio(batch: TokenBatch, name: str) -> Tensor:
     return row_mean((batch.stream(name) - batch.stream("old_logp_NT")) * batch.ones_NT, batch)[:, 0]
 
 
+def _along(prepared: Prepared, moved_N: Tensor) -> Tensor:
+    """Return the loss of the update's begin, and what its slopes make of the way since then."""
+    shares_N = prepared["loss_N"] + prepared["slope_N"] * moved_N
+    return (prepared["coefficient_N"] * shares_N).sum().to(moved_N.dtype)
+
+
 # --- REAL ---------------------------------------------------------------------------------------
 
 
@@ -55,7 +61,8 @@ def _contrast(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
     share_N = spread(loss_P / (sizes[0] + sizes[1]).clamp(min=1), batch) * counts_N
     below_N = torch.where(good_N, *(spread(1.0 + side_P, batch) for side_P in sides))
     slope_N = spread(both_P.double(), batch) * sign_N * raised_N / (below_N * tau * groups)
-    return {"loss_N": share_N, "slope_N": slope_N, "score_N": score_N}
+    one_N = counts_N.double()
+    return {"loss_N": share_N, "slope_N": slope_N, "score_N": score_N, "coefficient_N": one_N}
 
 
 @auxiliary(
@@ -68,8 +75,8 @@ def _contrast(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
 )
 def group_contrast(batch: TokenBatch, prepared: Prepared, *, tau: Positive = 0.5) -> Tensor:
     """REAL (2602.05630): answers are classified as good or bad by their log-ratio."""
-    moved_N = mean_log_ratio(batch, "logp_NT") - prepared["score_N"]
-    return (prepared["loss_N"] + prepared["slope_N"] * moved_N).sum()
+    moved_N = mean_log_ratio(batch, "logp_NT") - prepared["score_N"].to(batch.dtype)
+    return _along(prepared, moved_N)
 
 
 # --- GVPO ---------------------------------------------------------------------------------------
@@ -97,6 +104,7 @@ def _regression(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
         "loss_N": 0.5 * residual_N.square() / divisor,
         "slope_N": params["beta"] * centred_N / divisor,
         "total_N": total_N,
+        "coefficient_N": counts_N.double(),
     }
 
 
@@ -109,8 +117,8 @@ def _regression(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
 )
 def group_regression(batch: TokenBatch, prepared: Prepared, *, beta: Positive = 0.1) -> Tensor:
     """GVPO (2504.19599): log-ratios regressed on advantages, both centred in the group."""
-    moved_N = total_log_ratio(batch, "logp_NT") - prepared["total_N"]
-    return (prepared["loss_N"] + prepared["slope_N"] * moved_N).sum()
+    moved_N = total_log_ratio(batch, "logp_NT") - prepared["total_N"].to(batch.dtype)
+    return _along(prepared, moved_N)
 
 
 # --- FlowRL -------------------------------------------------------------------------------------
@@ -125,7 +133,7 @@ def _balance(batch: TokenBatch, params: dict[str, Any]) -> dict[str, Tensor]:
     weight_N = bounded_exp(total_log_ratio(batch, "now_logp_NT")).clamp(max=params["cap"])
     now_N = row_mean(batch.stream("now_logp_NT"), batch)[:, 0]
     share_N = counts_N.double() / rows
-    found = {"share_N": share_N, "target_N": target_N, "weight_N": weight_N, "now_N": now_N}
+    found = {"coefficient_N": share_N, "target_N": target_N, "weight_N": weight_N, "now_N": now_N}
     return {name: x_N.to(batch.dtype) for name, x_N in found.items()}
 
 
@@ -149,7 +157,7 @@ def trajectory_balance(
     own_N = row_mean(batch.stream("logp_NT"), batch)[:, 0]
     log_z_N = log_partition(batch.stream("old_value_NT"), batch)
     apart_N = log_z_N + own_N - prepared["target_N"]
-    return (prepared["share_N"] * prepared["weight_N"] * apart_N.square()).sum()
+    return (prepared["coefficient_N"] * prepared["weight_N"] * apart_N.square()).sum()
 
 
 @auxiliary(
@@ -167,7 +175,7 @@ def partition_loss(
     """FlowRL's other side: the critic's value at the start of an answer becomes log Z."""
     log_z_N = log_partition(batch.stream("value_NT"), batch)
     apart_N = log_z_N + prepared["now_N"] - prepared["target_N"]
-    return (prepared["share_N"] * prepared["weight_N"] * apart_N.square()).sum()
+    return (prepared["coefficient_N"] * prepared["weight_N"] * apart_N.square()).sum()
 
 
 # --- imitation of marked tokens -----------------------------------------------------------------

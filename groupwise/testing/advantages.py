@@ -150,7 +150,7 @@ def gae(case: Case) -> dict[str, Any]:
 
 
 def reward_shaping(case: Case) -> dict[str, Any]:
-    """Compute what shaping makes of rewards, and advantages of that; the soft overlong punishment."""
+    """Compute what shaping makes of rewards, and advantages of that; or the overlong penalty."""
     if case["method"] in SHAPED:
         return _shaped(case)
     names = {"L_max": "max_length", "L_cache": "cache"}

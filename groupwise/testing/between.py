@@ -190,7 +190,7 @@ def _balance(params: Params, batch: TokenBatch, out: TokenResult) -> Found:
     log_z_N = batch.stream("old_value_NT").gather(1, batch.last_N[:, None])[:, 0]
     own_N = row_mean(batch.stream("logp_NT").detach(), batch)[:, 0]
     residual_N = log_z_N + own_N - prepared["target_N"]
-    slope_N = 2.0 * prepared["share_N"] * prepared["weight_N"] * residual_N
+    slope_N = 2.0 * prepared["coefficient_N"] * prepared["weight_N"] * residual_N
     return {
         "is_weight": plain(prepared["weight_N"]),
         "residual": plain(residual_N),

@@ -81,10 +81,13 @@ def _by_turn(case: Case, mask_NT: Tensor) -> dict[str, Tensor]:
 
 def _call(case: Case, mask_NT: Tensor) -> dict[str, Tensor]:
     inputs = case["inputs"]
+    start_N1 = tensor(inputs["result_starts"], "result_starts")[:, None]
+    before_NT = mask_NT & (torch.arange(mask_NT.shape[1]) < start_N1)
+    start_N = torch.where(start_N1[:, 0] < 0, -1, before_NT.sum(1))
     return {
         "turn_reward_N": tensor(inputs["turn_rewards"], "turn_rewards"),
         "outcome_reward_N": tensor(inputs["outcome_rewards"], "outcome_rewards"),
-        "result_start_N": tensor(inputs["result_starts"], "result_starts"),
+        "result_start_N": start_N,
     }
 
 
