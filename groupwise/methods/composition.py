@@ -170,6 +170,11 @@ class Recipe(Method):
         return any(name in self.streams for name in LOOKED_BACK)
 
     @property
+    def looks_now(self) -> bool:
+        """Tell whether it reads the policy as each update begins."""
+        return any(name in self.streams for name in NOW)
+
+    @property
     def routed(self) -> bool:
         """Tell whether it reads or replays which experts of a mixture a token visits."""
         return bool(self.replays) or any(name in ROUTED for name in (*self.streams, *self.outputs))
