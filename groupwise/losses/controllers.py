@@ -30,18 +30,6 @@ class EntropyTarget:
         return replace(self, coef=min(moved, self.high) if up else max(moved, self.low))
 
 
-def adapted_kl(
-    coef: float, kl: float, *, target: float, horizon: float, samples: int, most: float = 0.2
-) -> float:
-    """Return the weight of a KL behind a step: up where the KL is above its target, else down.
-
-    The proportional controller of 1909.08593: β ← β·(1 + e·samples/horizon), e the relative error
-    held within ±`most`.
-    """
-    error = min(max(kl / target - 1.0, -most), most)
-    return coef * (1.0 + error * samples / horizon)
-
-
 def warmup_cosine(step: int, *, warmup: int, decay: int, peak: float, valley: float) -> float:
     """Return a weight that climbs to its peak and falls along a cosine to its valley (CHORD).
 

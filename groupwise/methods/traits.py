@@ -38,6 +38,7 @@ class Traits:
     remembers: Literal[
         "", "visits", "reward_average", "pair_reward", "role_average", "prompt_beta"
     ] = ""
+    step_means: bool = False  # advantage: adds up steps, each less a mean over steps
     ordered: bool = False  # advantage: goes by the order of rows
     # Filter, advantage: what it does with groups of equal rewards.
     uniform: Literal["", "drops", "teaches", "rescales"] = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ def role_of(task: Task) -> int:
 
 def reference_rewards(task: Task) -> list[float]:
     """Return the rewards in the column of the reference's answers."""
-    rewards = task.columns.get(REFERENCE)
+    rewards: Any = task.columns.get(REFERENCE)
     numbers = isinstance(rewards, list | tuple) and rewards
     if not numbers or not all(isinstance(x, int | float) for x in rewards):
         raise DataError(

@@ -70,8 +70,8 @@ def flaws_without_a_judge(config: Config, recipe: Recipe) -> Iterator[str]:
     if "flawed_N" in recipe.streams and not named:
         yield (
             f"recipe {recipe.name} reads which right answers are {FLAWED}, and no part of the "
-            f'reward says so. Add one of that name: reward.parts."mine.py:{FLAWED}" = 0, a function '
-            "that returns 1 for a flawed answer."
+            f'reward says so. Add one of that name: reward.parts."mine.py:{FLAWED}" = 0, a '
+            "function that returns 1 for a flawed answer."
         )
 
 
@@ -238,6 +238,17 @@ def lengths_of_another_run(config: Config, recipe: Recipe) -> Iterator[str]:
             )
 
 
+def means_of_turns(config: Config, recipe: Recipe) -> Iterator[str]:
+    for link in recipe.advantage:
+        if link.definition.traits.step_means:
+            yield (
+                f"{link.name} subtracts a mean at every step and adds up what is left: where the "
+                "policy decides how many steps there are, that is a hidden charge on going on (in "
+                "an enumerated game a true gradient of -0.048 becomes -0.09 to -0.12). If the "
+                "number of steps varies, take recipe.advantage='turn_return_to_go()'."
+            )
+
+
 def small_batch(config: Config, recipe: Recipe) -> Iterator[str]:
     rows = config.prompts_per_step * config.group_size
     if recipe.samples and rows < SMALL_BATCH:
@@ -259,4 +270,4 @@ REFUSED = (
     experts_not_recorded,
     dropout_in_a_sequence_ratio,
 )
-DOUBTFUL = (lengths_of_another_run, small_batch)
+DOUBTFUL = (lengths_of_another_run, means_of_turns, small_batch)

@@ -18,7 +18,7 @@ from groupwise.groups.statistics import group_stats
 from groupwise.losses.auxiliary import outcome_bce, value_loss
 from groupwise.methods.slots import Slot
 from groupwise.records import TokenBatch
-from groupwise.testing.batch import batch_for, build_batch
+from groupwise.testing.batch import INPUT_OF, batch_for, build_batch
 from groupwise.testing.between import of_advantages
 from groupwise.testing.method import build_recipe, scaled_advantage
 from groupwise.testing.schema import (
@@ -210,10 +210,10 @@ def _shaped(case: Case) -> dict[str, Any]:
     slot = make(params)
     for name in slot.needs:
         if batch.find(name) is None:
-            raise missing(name.removesuffix("_N"), f"reward_shaping {case['method']}")
+            raise missing(INPUT_OF[name], f"reward_shaping {case['method']}")
     reward_N, _ = slot(batch.task_reward_N, batch)
-    statistics = {key: params[key] for key in ("ddof", "eps") if key in params}
-    advantage = scaled_advantage(params.get("adv", {"scale": scale, **statistics}))
+    own: dict[str, Any] = {key: params[key] for key in ("ddof", "eps") if key in params}
+    advantage = scaled_advantage(params.get("adv", {"scale": scale} | own))
     batch = replace(batch, reward_N=reward_N, learn_N=graded(batch))
     x_N = advantage(reward_N, batch)
     found = {

@@ -45,9 +45,9 @@ _STREAMS = {
 }
 # How to call a stream that is missing.
 _OTHER_NAMES = ("logp_policy", "values_old", "outcome_labels")
-_INPUT_OF = {stream: name for name, stream in _STREAMS.items() if name not in _OTHER_NAMES}
-_INPUT_OF["greedy_reward_N"] = "greedy_rewards"
-_INPUT_OF |= {
+INPUT_OF = {stream: name for name, stream in _STREAMS.items() if name not in _OTHER_NAMES}
+INPUT_OF["greedy_reward_N"] = "greedy_rewards"
+INPUT_OF |= {
     "reward_part_NK": "reward_parts",
     "state_NT": "states",
     "role_N": "roles",
@@ -161,8 +161,8 @@ def batch_for(case: Case, made: Recipe) -> TokenBatch:
     read = made.slots() if case["kind"] == "policy_loss" else (*made.shaping, *made.advantage)
     for slot in read:
         for name in slot.needs:
-            if name in _INPUT_OF and batch.find(name) is None and name not in made.outputs:
-                raise missing(_INPUT_OF[name], f"{case['method']} ({slot.kind} {slot.name})")
+            if name in INPUT_OF and batch.find(name) is None and name not in made.outputs:
+                raise missing(INPUT_OF[name], f"{case['method']} ({slot.kind} {slot.name})")
     return batch
 
 

@@ -51,13 +51,14 @@ def _warmup(case: Case) -> Found:
         if name not in params:
             raise CaseError(f"schedule chord needs the parameter {name}.")
     steps = [whole(step, "steps") for step in numbers(case["inputs"]["steps"], "steps")]
-    settings = {
-        "warmup": whole(params["warmup"], "warmup"),
-        "decay": whole(params["decay"], "decay"),
-        "peak": float(params["peak"]),
-        "valley": float(params["valley"]),
+    warmup, decay = (whole(params[name], name) for name in ("warmup", "decay"))
+    peak, valley = float(params["peak"]), float(params["valley"])
+    return {
+        "mu": [
+            warmup_cosine(step, warmup=warmup, decay=decay, peak=peak, valley=valley)
+            for step in steps
+        ]
     }
-    return {"mu": [warmup_cosine(step, **settings) for step in steps]}
 
 
 def _mixing(case: Case) -> Found:

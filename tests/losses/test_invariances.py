@@ -24,7 +24,8 @@ from groupwise.groups.filters import overlong
 from groupwise.records import Visit
 
 every_recipe = pytest.mark.parametrize("name", POLICY_RECIPES)
-ORDERED = [  # a role's baseline is what its earlier rows earned: see tests/groups/test_comparisons.py
+# A role's baseline is what its earlier rows earned: see tests/groups/test_comparisons.py.
+ORDERED = [
     name
     for name in POLICY_RECIPES
     if any(link.definition.traits.ordered for link in recipe(name).advantage)

@@ -60,6 +60,8 @@ def changes_of(name: str, start: Start) -> dict[str, object]:
         rows = [{"prompt": f"{a}+2=", "answer": str(a + 2), "reference_rewards": [1, 0, a % 2]}
                 for a in range(10)]  # fmt: skip
         changes["data__train"] = start.rows("valued", rows)
+    if name == "grpo_passk":  # one answer must be the best
+        changes["reward"] = "stepwise"
     if name == "fapo":
         file = start.folder / "rewards.py"
         changes["reward__parts"] = {f"{file}:odd": 1.0, f"{file}:flawed": 0.0}

@@ -46,9 +46,7 @@ FROM_PYTHON = [
     for name, entry in RECIPES.items()
     if isinstance(entry, Recipe) and set(entry.streams) & set(group_checks.FROM_PYTHON)
 ]
-TRAINED = [
-    name for name in RECIPES if name not in {*PAIRS, *UNPAIRED, *SCORING, *FROM_PYTHON}
-]
+TRAINED = [name for name in RECIPES if name not in {*PAIRS, *UNPAIRED, *SCORING, *FROM_PYTHON}]
 TOLD = {"teacher__path": "policy", "teacher__prompt": "{answer}{prompt}"}
 MIXTURES = [name for name, entry in RECIPES.items() if entry.routed]
 GPT_OSS = {
@@ -127,7 +125,7 @@ def test_a_column_that_a_recipe_reads_is_asked_for_before_a_run(
     start: Start, tmp_path: Path
 ) -> None:
     with (
-        pytest.raises(DataError, match="reference_rewards.*groupwise collect"),
+        pytest.raises(DataError, match=r"reference_rewards.*groupwise collect"),
         start.opened(tmp_path, recipe="a2po"),
     ):
         pass
