@@ -118,7 +118,7 @@ def minus_teacher_return(
     gamma: Fraction = 0.0,
     estimator: Literal["k1", "k3"] = "k1",
 ) -> Tensor:
-    """On-policy distillation with a discount; k3 is verl's default."""
+    """Distil on-policy with a discount; k3 is verl's default."""
     apart_NT = VALUES[estimator](_teacher_gap(batch, "policy"))
     to_come_NT = _with_discount(batch.valid(apart_NT), gamma, batch)
     return per_token(x, batch) - coef * to_come_NT

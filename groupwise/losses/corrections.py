@@ -201,7 +201,7 @@ def clamped_binary_kl(batch: TokenBatch) -> Tensor:
     breaks="a statistic of the update; knows neither A nor the policy",
 )
 def second_moment_mask(batch: TokenBatch, *, budget: NonNegative = 0.04) -> Tensor:
-    """AReaL's M2 mask: not M2PO, in spite of its name there. One token stays at least."""
+    """Mask as AReaL does under the name of M2PO, which is another method; one token stays."""
     return batch.prepared["second_moment_mask"]["keep_NT"]
 
 

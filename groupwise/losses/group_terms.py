@@ -172,7 +172,7 @@ def trajectory_balance(
 def partition_loss(
     batch: TokenBatch, prepared: Prepared, *, beta: Positive = 15.0, cap: Positive = 10.0
 ) -> Tensor:
-    """FlowRL's other side: the critic's value at the start of an answer becomes log Z."""
+    """Train the critic's value at the start of an answer to be log Z: FlowRL's other side."""
     log_z_N = log_partition(batch.stream("value_NT"), batch)
     apart_N = log_z_N + prepared["now_N"] - prepared["target_N"]
     return (prepared["coefficient_N"] * prepared["weight_N"] * apart_N.square()).sum()

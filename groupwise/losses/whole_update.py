@@ -1,4 +1,4 @@
-"""What a whole update says of each of its tokens, found before its micro-batches.
+"""Statistics of a whole update, found before its micro-batches.
 
 `prepare` functions of slots run in the batch phase, once for each update, on all its rows. They
 read the policy as the update begins (`now_logp_NT`, `now_entropy_NT`), so that any micro-batches

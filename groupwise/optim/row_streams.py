@@ -1,4 +1,4 @@
-"""What single rollouts say of their rows: parts of rewards, roles, turns, columns of the data."""
+"""Streams that single rollouts give: parts of rewards, roles, turns, columns of the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What newer methods compute on the way, under the names of the case schema."""
+"""Steps between of newer methods, under the names of the case schema."""
 
 from __future__ import annotations
 
