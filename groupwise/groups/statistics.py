@@ -212,7 +212,11 @@ def keyed_stats(x_X: Tensor, key_X: Tensor) -> KeyedStats:
 
     All values of all ranks: gather them first. Sums are in the order of the values.
     """
-    _, index_X = torch.unique(key_X, dim=0, return_inverse=True)
+    one_X = torch.zeros_like(key_X[:, 0])
+    for column_X in key_X.unbind(1) if len(key_X) else ():
+        from_0_X = column_X - column_X.min()
+        one_X = torch.unique(one_X * (from_0_X.max() + 1) + from_0_X, return_inverse=True)[1]
+    index_X = one_X
     counts_X, size = ~x_X.isnan(), int(index_X.max()) + 1 if len(index_X) else 0
     known_X, inf = torch.where(counts_X, x_X, 0.0), float("inf")
 

@@ -90,19 +90,21 @@ def turn_return_to_go(
     depends on whether the row goes on.
     """
     turns, counts_NK = _turns_of_graded(reward_N, batch)
-    return_NK = turns.returns(gamma)
-    found = []
-    graded_N = ~reward_N.isnan()
-    for k in range(return_NK.shape[1]):
-        enters_N = graded_N if ended == "zero" else counts_NK[:, k]
-        own_N = torch.where(enters_N, return_NK[:, k], torch.nan)
-        stats, everybody = group_stats(own_N, batch), group_stats(reward_N, batch).count_N
-        others_N = (stats.count_N - 1).clamp(min=1)
-        apart_N = centred(own_N, stats) * stats.count_N / others_N
-        alone_N = (stats.count_N <= 1) & (everybody > 1)
-        found.append(torch.where(alone_N, return_NK[:, k], apart_N))
-    found_NK = torch.where(counts_NK, torch.stack(found, 1), 0.0)
-    return turns.spread(found_NK, batch)
+    return_NK, gather = turns.returns(gamma), batch.world.gather
+    graded_N1 = ~reward_N.isnan()[:, None]
+    enters_NK = graded_N1.expand_as(counts_NK) if ended == "zero" else counts_NK
+    own_MK = gather(torch.where(enters_NK, return_NK, torch.nan))
+    turn_MK = torch.arange(own_MK.shape[1], device=own_MK.device).expand_as(own_MK)
+    group_MK = batch.groups.index_M[:, None].expand_as(turn_MK)
+    key_X2 = torch.stack([group_MK.flatten(), turn_MK.flatten()], 1)
+    stats = keyed_stats(own_MK.flatten(), key_X2)
+    apart_X = stats.centred(own_MK.flatten()) * stats.count_X / (stats.count_X - 1).clamp(min=1)
+    apart_NK, count_NK = (
+        batch.world.own(x_X.reshape(own_MK.shape)) for x_X in (apart_X, stats.count_X)
+    )
+    several_N1 = (group_stats(reward_N, batch).count_N > 1)[:, None]
+    found_NK = torch.where((count_NK <= 1) & several_N1, return_NK, apart_NK)
+    return turns.spread(torch.where(counts_NK, found_NK, 0.0), batch)
 
 
 @advantage(

@@ -112,10 +112,11 @@ def moment_bounds(batch: TokenBatch, params: Params) -> Prepared:
     """
     harmful_NT = harmful_tokens(batch)
     square_X = all_tokens(torch.where(harmful_NT, log_ratio_now(batch).square(), torch.nan), batch)
-    square_X = square_X[~square_X.isnan()].sort().values
+    square_X = square_X[~square_X.isnan()]
     mean = square_X.mean() if len(square_X) else square_X.new_zeros(())
     low, high = 0.0, math.inf
     if len(square_X) and mean > params["budget"]:
+        square_X = square_X.sort().values
         left_X = torch.arange(len(square_X) - 1, -1, -1, device=square_X.device)
         held_X = square_X.cumsum(0) + left_X * square_X
         within_X = held_X < params["budget"] * len(square_X)
@@ -136,10 +137,13 @@ def kept_mismatches(batch: TokenBatch, params: Params) -> Prepared:
     """Return AReaL's mask: the largest squared mismatches leave until the mean is in budget."""
     gap_NT = batch.stream("old_logp_NT").double() - batch.stream("sampler_logp_NT").double()
     square_NT = gap_NT.square()
-    square_X = all_tokens(square_NT, batch).sort().values
+    square_X = all_tokens(square_NT, batch)
     one_N = torch.ones(batch.rows, dtype=torch.float64, device=batch.mask_NT.device)
     if not len(square_X):
         return {"keep_NT": batch.ones_NT, "moment_N": 0.0 * one_N}
+    if square_X.mean() <= params["budget"]:  # what is usual: nothing leaves
+        return {"keep_NT": batch.ones_NT, "moment_N": one_N * square_X.mean()}
+    square_X = square_X.sort().values
     mean_X = square_X.cumsum(0) / torch.arange(1, len(square_X) + 1, device=square_X.device)
     within = int((mean_X <= params["budget"]).sum().clamp(min=1))
     bound, mean = square_X[within - 1], mean_X[within - 1]
@@ -153,8 +157,7 @@ def entropy_quantile(batch: TokenBatch, params: Params) -> Prepared:
     if not len(found_X):
         return {"threshold_N": one_N}
     place = (1.0 - params["fraction"]) * (len(found_X) - 1)
-    ordered_X = found_X.sort().values
     below = min(math.floor(place), len(found_X) - 1)
     above = min(below + 1, len(found_X) - 1)
-    low, high = ordered_X[below], ordered_X[above]
+    low, high = (found_X.kthvalue(at + 1).values for at in (below, above))
     return {"threshold_N": one_N * (low + (place - below) * (high - low))}
