@@ -135,9 +135,6 @@ ROWS = (
     DecisionRow("group=8+", "lite_ppo", 2, "a plain default: batch std and token mean"),
     DecisionRow("group=8+", "grpo", 1, "the reference point to compare with"),
     DecisionRow(
-        "group=1", "flash_reinforce", 2, "the batch is its baseline, and nothing is scaled"
-    ),
-    DecisionRow(
         "group=8+ updates=one length=long", "opo", 2, "a baseline by length: less variance"
     ),
     # rewards per step, critics
