@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from groupwise.groups.comparisons import (
 from groupwise.groups.filters import draw_weights
 from groupwise.groups.token_baselines import optimal_token_baseline
 from groupwise.groups.turns import plus_state_zscore, turn_return_to_go, whiten_turns
+from groupwise.sync.checkpoints import memory_from_json, memory_to_json
 from groupwise.testing import run_case
 
 
@@ -169,3 +171,12 @@ def test_states_are_asked_for_by_name() -> None:
         BatchError, match=r"state_NT .the number of the state that a turn begins in"
     ):
         batch_phase(recipe("gigpo"), turns([[1.0], [0.0]]))
+
+
+def test_what_roles_and_prompts_have_earned_comes_back_from_a_checkpoint() -> None:
+    memory = Memory(role_average={0: 0.25, 3: -1.0}, prompt_beta={7: (1.5, 0.5)})
+    read = json.loads(json.dumps(memory_to_json(memory)))
+    assert memory_from_json(read) == memory
+    for name in ("role_average", "prompt_beta"):  # a checkpoint from before there were any
+        del read[name]
+    assert memory_from_json(read) == Memory()
