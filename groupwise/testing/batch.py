@@ -123,8 +123,15 @@ def _mask(inputs: Mapping[str, Any]) -> Tensor:
             return _mask_of_lengths(inputs[name], name)
     for name in ("rewards", "reward_parts", "correct"):
         if name in inputs:
-            return torch.ones((len(inputs[name]), 1), dtype=torch.bool)
+            rows = rewards_of(inputs[name]) if name == "rewards" else _listed(inputs, name)
+            return torch.ones((len(rows), 1), dtype=torch.bool)
     raise missing("rewards")
+
+
+def _listed(inputs: Mapping[str, Any], name: str) -> Any:
+    if not isinstance(inputs[name], list | tuple):
+        raise CaseError(f"{name} must be a list, one entry per row, got {inputs[name]!r:.60}.")
+    return inputs[name]
 
 
 def _mask_of_lengths(values: Any, name: str) -> Tensor:
