@@ -15,7 +15,6 @@ from groupwise.errors import CaseError, GroupwiseError, RecipeWarning, nearest
 from groupwise.testing.kinds import KINDS
 from groupwise.testing.schema import named
 
-
 UNFIT = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, StopIteration)
 
 
