@@ -130,6 +130,23 @@ class Data:
                 0, VOCABULARY, (rows, width, TOP_K), generator=g
             ),
             "old_router_NTLK": lambda: 0.1 + 0.8 * uniform(rows, width, LAYERS, EXPERTS),
+            "now_logp_NT": lambda: self.logp_NT,
+            "now_entropy_NT": lambda: uniform(rows, width),
+            "old_square_mass_NT": lambda: uniform(rows, width),
+            "age_NT": lambda: (4 * uniform(rows, width)).floor(),
+            "lesson_NT": lambda: (uniform(rows, width) < 0.1).float(),
+            "state_NT": lambda: (9 * uniform(rows, width)).long(),
+            "reward_part_NK": lambda: uniform(rows, 3),
+            "reference_reward_NK": lambda: uniform(rows, 8),
+            "flawed_N": lambda: uniform(rows) < 0.2,
+            "taught_N": lambda: uniform(rows) < 0.8,
+            "role_N": lambda: (2 * uniform(rows)).long(),
+            "peer_N": lambda: (2 * uniform(rows)).long(),
+            "drift_N": lambda: 0.1 * uniform(rows),
+            "turn_reward_N": lambda: uniform(rows),
+            "outcome_reward_N": lambda: uniform(rows),
+            "result_start_N": lambda: (9 * uniform(rows)).long(),
+            "branch_NL": lambda: self.group_N[:, None] * torch.tensor([1, 2]),
         }
         self.outputs: dict[str, Callable[[], Tensor]] = {
             "entropy_NT": lambda: uniform(rows, width).requires_grad_(),

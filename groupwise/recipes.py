@@ -23,9 +23,11 @@ from groupwise.groups.advantages import (
     reweight_by_probability,
     smooth_cumulative,
     unrewarded,
+    whiten_sequences,
     whiten_tokens,
 )
 from groupwise.groups.aggregation import (
+    every_seq_mean_token_mean,
     learned_length_weight,
     seq_mean_token_mean,
     seq_mean_token_sum,
@@ -34,6 +36,17 @@ from groupwise.groups.aggregation import (
     token_mean_batch,
     token_mean_group,
     token_sum,
+)
+from groupwise.groups.comparisons import (
+    batch_mean,
+    best_minus_second,
+    group_mean_of_peers,
+    group_zscore_per_part,
+    length_weighted_mean,
+    optimal_value_baseline,
+    prompt_beta_mean,
+    role_moving_mean,
+    tree_mean,
 )
 from groupwise.groups.credit import (
     drift_as_process_reward,
@@ -45,8 +58,28 @@ from groupwise.groups.credit import (
     return_to_go,
     step_difference,
 )
-from groupwise.groups.filters import accuracy_band, enough_mixed, overlong, reject, zero_variance
+from groupwise.groups.filters import (
+    accuracy_band,
+    enough_mixed,
+    overlong,
+    reject,
+    scored_by_reference,
+    zero_variance,
+)
+from groupwise.groups.length_shaping import flawed_positive_penalty
 from groupwise.groups.shaping import kl_per_sequence, kl_per_token, signed, soft_overlong
+from groupwise.groups.token_baselines import (
+    minus_teacher_return,
+    optimal_token_baseline,
+    plus_teacher_return,
+)
+from groupwise.groups.turns import (
+    call_credit,
+    plus_state_zscore,
+    turn_return,
+    turn_return_to_go,
+    whiten_turns,
+)
 from groupwise.losses.across_pairs import aot, aot_unpaired, bco_pair
 from groupwise.losses.answer_sums import on_policy_weight, shared_length
 from groupwise.losses.auxiliary import outcome_bce, positive_nll, value_loss
@@ -54,13 +87,19 @@ from groupwise.losses.corrections import (
     binary_kl_mask,
     future_influence,
     icepop,
+    interpolated_mask,
     mask_outliers,
     mis_geometric,
     mis_sequence,
     negative_sequence_mask,
     replay_routing,
+    second_moment_mask,
+    sequence_kl_mask,
+    share,
+    taught,
     tis_sequence,
     tis_token,
+    top_entropy,
 )
 from groupwise.losses.distillation import teacher_divergence, teacher_topk_divergence
 from groupwise.losses.distribution_gates import (
@@ -84,6 +123,13 @@ from groupwise.losses.gates import (
     unclipped,
     weight_cap,
 )
+from groupwise.losses.group_terms import (
+    group_contrast,
+    group_regression,
+    partition_loss,
+    trajectory_balance,
+    weighted_nll,
+)
 from groupwise.losses.pairs import (
     best_and_worst,
     best_and_worst_ended,
@@ -92,7 +138,14 @@ from groupwise.losses.pairs import (
     labelled,
     logistic,
 )
-from groupwise.losses.penalties import drift, entropy_bonus, kl, proximal, proximal_sequence
+from groupwise.losses.penalties import (
+    cov_drift,
+    drift,
+    entropy_bonus,
+    kl,
+    proximal,
+    proximal_sequence,
+)
 from groupwise.losses.preferences import (
     apo_down,
     apo_zero,
@@ -114,6 +167,7 @@ from groupwise.losses.preferences import (
 )
 from groupwise.losses.ratios import (
     geomean_token_grad,
+    interpolated_token,
     on_policy,
     router_shift,
     segment_geomean,
@@ -124,6 +178,7 @@ from groupwise.losses.ratios import (
 from groupwise.losses.schedules import joint, low_then_high
 from groupwise.losses.scores import bradley_terry, every_pair, soft_labels
 from groupwise.losses.unpaired import kto
+from groupwise.losses.update_gates import cov_clip, moment_clip, silent, squared_residual
 from groupwise.losses.weight_gates import (
     band_mask,
     gamma_weight,
@@ -812,6 +867,292 @@ method(
     " gradient.",
 )  # fmt: skip
 
+# --- 2025 and 2026: other comparisons -----------------------------------------------------------
+
+method(
+    "gdpo",
+    title="GDPO", paper="2601.05242", year=2026,
+    advantage=(group_zscore_per_part(ddof=1, eps=1e-4), whiten_sequences(ddof=1, eps=1e-4)),
+    fixes="several rewards: a loud one no longer drowns the others",
+    breaks="a part that hardly varies counts as much as the task",
+    reach_for="rewards of several parts, of which each should be learned",
+    note="[V] whitening over rows, the release for TRL; the one for verl whitens tokens (whiten_tokens), and"
+    " both are called the paper's [H]. Weights are those of reward.parts.",
+)  # fmt: skip
+
+method(
+    "opo",
+    title="OPO", paper="2505.23585", year=2025,
+    advantage=length_weighted_mean(), ratio=on_policy(), gate=score(),
+    fixes="a baseline of less variance where answers differ in length",
+    breaks="the answer itself is in its baseline",
+    reach_for="strictly on-policy runs with answers of very different lengths",
+    note="[V] no ratio, no clip, no KL: exact on-policy training. A group of one learns nothing here; verl"
+    " keeps its raw reward.",
+)  # fmt: skip
+
+method(
+    "grpo_passk",
+    title="GRPO for pass@k", paper="2503.19595", year=2025,
+    advantage=best_minus_second(scale="none"), aggregation=seq_mean_token_mean(),
+    fixes="trains the maximum of a group: one answer of k is right",
+    breaks="one answer of a group learns; where two are best, none does",
+    reach_for="pass@k with graded rewards, ties being rare",
+    note="[V] unscaled as in the paper; verl divides by σ_g + ε (scale='group').",
+)  # fmt: skip
+
+method(
+    "otb",
+    title="Optimal token baseline", paper="2602.07078", year=2026,
+    advantage=optimal_token_baseline(tail="zero", weighing="none"),
+    fixes="the baseline of least variance at every token",
+    breaks="the answer is in its own baseline; where one answer alone goes on it learns from its whole return",
+    reach_for="long answers whose variance hurts, and no critic",
+    note="[V] verl, its form for tools, which numbers own tokens; the plain form finds the tail by a count"
+    " that is wrong with holes. The tail's rule is in the code and not in its documentation (tail='own' is"
+    " the other); weighing='sampler' multiplies w by ρ², beside a correction for the sampler.",
+)  # fmt: skip
+
+method(
+    "spo",
+    title="SPO", paper="2509.13232", year=2025,
+    advantage=(prompt_beta_mean(half_life=0.06, low=0.875, high=0.96), whiten_sequences(ddof=1, eps=1e-8)),
+    setting={"group_size": 1, "start": "8 answers a prompt, offline"},
+    fixes="one answer a prompt, and no dead groups",
+    breaks="state per prompt; a prompt that comes back seldom is compared with little",
+    reach_for="many prompts, one answer each, several epochs",
+    note="[V] verl-recipe. D is measured on the prompt's previous answer. Without answers from before, α and β"
+    " begin at ½; its draw of prompts by √(p(1−p)) + 0.05 is data.curriculum's business [H].",
+)  # fmt: skip
+
+method(
+    "rae",
+    title="Role-conditioned advantages", paper="2506.24119", year=2025,
+    advantage=role_moving_mean(decay=0.95), ratio=on_policy(), gate=score(),
+    aggregation=seq_mean_token_sum(),
+    fixes="self-play of several roles: each is compared with its own past",
+    breaks="the order of rows matters; baselines begin at 0",
+    reach_for="games between copies of the policy, zero-sum ones",
+    note="[V] SPIRAL and prime-rl read the baseline before they update it. The role is the data's column `role`"
+    " (0 without one). SPIRAL keys by game, too, and drops rows whose advantage is 0.",
+)  # fmt: skip
+
+method(
+    "hierarchical_grpo",
+    title="Hierarchical GRPO", paper="prime-rl", year=2026,
+    advantage=group_mean_of_peers(), aggregation=seq_mean_token_mean(),
+    fixes="a proposer and its solvers in one group are not compared with each other",
+    breaks="few peers, noisy means",
+    reach_for="groups in which several roles take part",
+    note="[V] who makes the batch numbers the comparisons (peer_N): a role within the group, or within its"
+    " episode. From Python.",
+)  # fmt: skip
+
+method(
+    "flash_reinforce",
+    title="FlashREINFORCE", paper="FlashREINFORCE", year=2026,
+    advantage=batch_mean(), ratio=on_policy(), gate=score(), correction=sequence_kl_mask(delta=3e-3),
+    fixes="one answer a prompt, and no scale",
+    breaks="a prompt's difficulty stays in its advantage",
+    reach_for="single rollouts of a sampler that is not the learner",
+    note="[V] code; δ has no default, 3e-3 is what its test uses. Dropped answers stay in the denominator.",
+)  # fmt: skip
+
+method(
+    "fapo",
+    title="FAPO", paper="2510.22543", year=2025,
+    shaping=flawed_positive_penalty(penalty=1.0), gate=clip(0.2, 0.28),
+    fixes="right answers by wrong reasoning stop counting in full",
+    breaks="needs a judge of reasoning; while no clean answer exists, flawed ones are still pushed up",
+    reach_for="answers that are right by luck, and a judge that notices",
+    note="[V] reward; the paper [T]. The mark is the part `flawed` of the reward, above 0.",
+)  # fmt: skip
+
+method(
+    "a2po",
+    title="A*-PO", paper="2505.20686", year=2025,
+    filter=scored_by_reference(),
+    advantage=optimal_value_baseline(beta=0.5), ratio=on_policy(),
+    gate=squared_residual(beta=1e-3), aggregation=seq_mean_token_sum(),
+    setting={"group_size": 1, "answers of the reference": 8},
+    fixes="one answer a prompt: what it is worth was sampled before",
+    breaks="the value is the reference's, and never learns",
+    reach_for="short runs with one answer a prompt, and time to sample before",
+    note="[V] TRL calls it A2PO, as other papers call themselves. The reference's rewards stand in the data's"
+    " column `reference_rewards`. β of the value and of the loss differ, as published: then the optimum is"
+    " not the KL problem's.",
+)  # fmt: skip
+
+# --- turns --------------------------------------------------------------------------------------
+
+method(
+    "turn_return_to_go",
+    title="Turn returns, left one out", paper="this house", year=2026, family="variant",
+    advantage=turn_return_to_go(gamma=1.0, ended="zero"),
+    aggregation=seq_mean_token_mean(),
+    fixes="credit per turn without bias, also where the policy decides when to stop",
+    breaks="late turns have few answers to be compared with",
+    reach_for="environments with rewards at turns",
+    note="[H] unbiased by enumeration: a baseline of the group's other answers knows nothing of whether this"
+    " one goes on.",
+)  # fmt: skip
+
+method(
+    "rebn",
+    title="ReBN", paper="2510.01051", year=2025,
+    advantage=(turn_return(gamma=1.0), whiten_turns(ddof=1, eps=1e-9)),
+    fixes="credit per turn from one episode a task",
+    breaks="a task's difficulty stays in its advantage",
+    reach_for="many tasks, one episode each, rewards at turns",
+    note="[V] GEM; every turn counts once, however long it is.",
+)  # fmt: skip
+
+method(
+    "gigpo",
+    title="GiGPO", paper="2505.10978", year=2025,
+    advantage=(group_zscore(), plus_state_zscore(gamma=0.95, weight=1.0, scale="group")),
+    aggregation=seq_mean_token_mean(),
+    fixes="credit per turn without a critic, where states come back",
+    breaks="a state that one answer visits twice is compared with itself",
+    reach_for="environments with few states",
+    note="[V] equal states of one group are compared [H]; Trinity and ROLL compare across prompts. Trinity"
+    " has γ = 1 and centres alone (scale='none'). Needs state_NT, which no run gives yet: from Python.",
+)  # fmt: skip
+
+method(
+    "mt_grpo",
+    title="MT-GRPO", paper="2505.11821", year=2025,
+    advantage=call_credit(coef=1.0), aggregation=seq_mean_token_mean(),
+    fixes="credit for the call of a tool, apart from the answer's",
+    breaks="made for one call and one answer",
+    reach_for="one search or calculation before an answer",
+    note="[V] release; the first result is where the first token of others stands [H], there a tag in a"
+    " message. From Python.",
+)  # fmt: skip
+
+method(
+    "treepo",
+    title="TreePO", paper="2508.17445", year=2025,
+    advantage=(tree_mean(weight="size"), whiten_tokens(ddof=1, eps_in_var=1e-8)),
+    gate=clip(0.2, 0.28),
+    fixes="credit at the places where answers part",
+    breaks="needs answers that were sampled as a tree",
+    reach_for="a sampler that branches",
+    note="[V] authors' code; swift has the sampling alone. Needs branch_NL: from Python.",
+)  # fmt: skip
+
+# --- 2025 and 2026: statistics of the update, regressions -----------------------------------------
+
+method(
+    "top_entropy_mask",
+    title="80/20: tokens of high entropy", paper="2506.01939", year=2025,
+    gate=clip(0.2, 0.28), correction=top_entropy(fraction=0.2),
+    fixes="learns where answers fork",
+    breaks="four of five tokens teach nothing; a pass for entropies",
+    reach_for="long chains of thought",
+    note="[V] TRL and swift, off by default there; a fifth in the paper [T]. The quantile is of the update and"
+    " of all ranks, as in TRL; swift's is of a device.",
+)  # fmt: skip
+
+method(
+    "clip_cov",
+    title="Clip-Cov", paper="2505.22617", year=2025,
+    gate=cov_clip(low=0.2, high=0.2, fraction=2e-4, cov_low=1.0, cov_high=5.0),
+    fixes="entropy collapse: a few tokens that would lower it most are left out, at random",
+    breaks="random; a statistic of the update",
+    reach_for="entropy that collapses though the clip is wide",
+    note="[V] the authors' scripts widen the clip to [0, 2]; verl keeps 0.2.",
+)  # fmt: skip
+
+method(
+    "kl_cov",
+    title="KL-Cov", paper="2505.22617", year=2025,
+    gate=unclipped(), penalty=cov_drift(coef=1.0, fraction=2e-4),
+    fixes="entropy collapse: the tokens that would lower it most are held back",
+    breaks="no trust region",
+    reach_for="as clip_cov, without chance",
+    note="[V] the authors' κ = 1; verl has 0.1. SkyRL's fraction of 0.2 is a fifth of all tokens: a thousand"
+    " times more.",
+)  # fmt: skip
+
+method(
+    "m2po",
+    title="M2PO", paper="2510.01161", year=2025,
+    gate=moment_clip(budget=0.04, floor_low=0.3, floor_high=0.5),
+    schedule=joint(updates=4),
+    fixes="very stale batches: a clip as wide as they need",
+    breaks="a statistic of the update; at the default budget its floors usually bind",
+    reach_for="samplers that lag far behind",
+    note="[V] authors' code. What AReaL ships under this name is m2_mask. Updates a batch: ours.",
+)  # fmt: skip
+
+method(
+    "m2_mask",
+    title="Second-moment mask", paper="AReaL", year=2025, family="correction",
+    gate=clip(0.2, 0.28), correction=second_moment_mask(budget=0.04),
+    fixes="the tokens on which sampler and learner differ most are dropped",
+    breaks="knows neither the advantage nor the policy",
+    reach_for="a sampler that is not the learner",
+    note="[V] called M2PO there: another method than m2po.",
+)  # fmt: skip
+
+method(
+    "proximal_interpolation",
+    title="Interpolated anchor", paper="2505.24298", year=2025,
+    ratio=interpolated_token(), gate=clip(0.2, 0.28), correction=interpolated_mask(cap=5.0),
+    fixes="decoupled PPO at one forward pass less",
+    breaks="very stale tokens are hardly clipped",
+    reach_for="samplers that lag behind (AReaL)",
+    note="[V] α = (age−1)/age, the age in updates of the policy since a token was sampled.",
+)  # fmt: skip
+
+method(
+    "real",
+    title="REAL", paper="2602.05630", year=2026,
+    advantage=group_mean(), ratio=on_policy(), gate=silent(), auxiliary=group_contrast(tau=0.5),
+    schedule=joint(updates=4),
+    fixes="bounded gradients: answers are classified, not weighed by a ratio",
+    breaks="how large a reward is does not count",
+    reach_for="right or wrong, and several updates a batch",
+    note="[V] swift, which splits on A > 0: an answer at its group's mean counts as wrong. Updates a batch: ours.",
+)  # fmt: skip
+
+method(
+    "gvpo",
+    title="GVPO", paper="2504.19599", year=2025,
+    advantage=group_mean(), ratio=on_policy(), gate=silent(), auxiliary=group_regression(beta=0.1),
+    schedule=joint(updates=4),
+    fixes="one optimum, whoever sampled the answers",
+    breaks="squares of sums over answers grow with length",
+    reach_for="answers of other policies",
+    note="[V] verl-recipe, which divides by n−1 of a micro-batch; over the update here [H]. The id is"
+    " unchecked. Updates a batch: ours.",
+)  # fmt: skip
+
+method(
+    "flowrl",
+    title="FlowRL", paper="2509.15207", year=2025,
+    advantage=group_zscore(), ratio=on_policy(), gate=silent(),
+    auxiliary=(trajectory_balance(beta=15.0, cap=10.0), partition_loss(beta=15.0, cap=10.0)),
+    fixes="answers in proportion to their reward: modes do not collapse",
+    breaks="a reference and a critic to hold; the loss is in the hundreds",
+    reach_for="many right answers that should all stay likely",
+    note="[V] the weight is capped, as in verl-recipe; the authors' code computes a clipped weight and uses the"
+    " other. log Z is the critic's value of the prompt [H], there a head of its own on the policy.",
+)  # fmt: skip
+
+method(
+    "chord",
+    title="CHORD", paper="2508.11408", year=2025,
+    gate=clip(0.2, 0.28), correction=share(by=0.9), auxiliary=weighted_nll(coef=0.1, weight="phi"),
+    fixes="an expert's answers beside one's own, without forgetting",
+    breaks="two signals to balance",
+    reach_for="a few worked answers and a reward",
+    note="[V] φ = π(1−π), on in Trinity, off in swift (weight='plain'). μ = 0.1 and 1 − μ; as it changes from"
+    " step to step: losses.controllers.warmup_cosine. An expert's rows have no grade and a lesson_NT: from"
+    " Python.",
+)  # fmt: skip
+
 # --- sampler-learner corrections on plain GRPO ------------------------------------------------
 
 _CORRECTIONS: tuple[tuple[str, str, str, Any, str, str], ...] = (
@@ -907,6 +1248,48 @@ method(
     breaks="all tokens outside the teacher's likeliest are one",
     reach_for="as gkd, with several updates a batch or a teacher that is dear to ask",
     note="[H] One token stands for all others, so that nothing outside is free.",
+)  # fmt: skip
+
+method(
+    "opd",
+    title="On-policy distillation, the policy's own ratio", paper="Thinking Machines 2025", year=2025,
+    family="variant",
+    advantage=(unrewarded(), minus_teacher_return(coef=1.0, gamma=0.0, estimator="k1")),
+    ratio=on_policy(), gate=score(),
+    fixes="as distill, where the sampler's probabilities are not the policy's",
+    breaks="a forward pass more",
+    reach_for="distillation with a sampler of its own",
+    note="[V] the policy's log-probability, as in prime-rl; distill takes the sampler's, as the cookbook does."
+    " verl's default, estimator='k3' (held within ±10 there), is never negative and not the gradient of"
+    " reverse KL.",
+)  # fmt: skip
+
+method(
+    "minillm",
+    title="MiniLLM", paper="2306.08543", year=2023,
+    advantage=(unrewarded(), plus_teacher_return(gamma=1.0, length="mean", current="left_out")),
+    ratio=on_policy(), gate=score(),
+    penalty=teacher_divergence(coef=1.0, beta=1.0),
+    aggregation=token_mean_batch(),
+    fixes="reverse KL of whole answers: each token is judged by what follows, too",
+    breaks="the long part is noisy",
+    reach_for="as gkd, for answers whose first tokens decide",
+    note="[T] the long part begins behind the token that the single step covers. TRL 1.10's defaults (γ = 0,"
+    " the current token in both) count it twice; it did not detach the advantage and discounted by γ^s.",
+)  # fmt: skip
+
+method(
+    "sdpo",
+    title="SDPO", paper="2601.20802", year=2026,
+    advantage=(unrewarded(), minus_teacher_return(coef=1.0, gamma=0.0, estimator="k1")),
+    gate=weight_cap(cap=2.0),
+    aggregation=every_seq_mean_token_mean(),
+    correction=taught(),
+    fixes="an answer that succeeded teaches its siblings, token by token",
+    breaks="groups without a success teach nothing",
+    reach_for="rare successes with much to learn in each",
+    note="[V] TRL; the teacher is a mean of past policies (rate 0.05) that reads a sibling's answer before it"
+    " answers. Which one: groups.siblings. Needs taught_N: from Python.",
 )  # fmt: skip
 
 # --- preference pairs -------------------------------------------------------------------------

@@ -12,8 +12,11 @@ from groupwise.errors import BatchError, nearest
 
 LARGEST_REWARD = 1e15
 
-_FLAGS = ("correct_N", "truncated_N", "step_end_NT")
-_WHOLE = ("segment_NT", "token_NT", "sampler_topk_id_NTK", "topk_id_NTK", "teacher_topk_id_NTK")
+_FLAGS = ("correct_N", "truncated_N", "step_end_NT", "flawed_N", "expert_N", "taught_N")
+_WHOLE = ("segment_NT", "token_NT", "sampler_topk_id_NTK", "topk_id_NTK", "teacher_topk_id_NTK",
+          "state_NT", "role_N", "peer_N", "result_start_N", "branch_NL")  # fmt: skip
+# Streams of rows, one or several numbers each, in which NaN is "none".
+_MAY_LACK = ("reward_part_NK", "reference_reward_NK")
 # What a batch or a forward pass may bring, in words; what roles bring is in ROLE_FACTS.
 _STREAMS = {
     "logp_NT": "the policy's log-probabilities of the sampled tokens, with gradient",
@@ -39,6 +42,27 @@ _STREAMS = {
     "logp_at_teacher_topk_NTK": "the policy's log-probabilities of the teacher's top-k tokens",
     "router_NTLK": "router probabilities of the old top-k experts, per layer",
     "router_NTE": "router probabilities of all experts, mean over layers, with gradient",
+    "now_logp_NT": "the policy's log-probabilities as an update begins",
+    "now_entropy_NT": "the policy's token entropies as an update begins",
+    "old_square_mass_NT": "the sum of squared probabilities of each token, before the update",
+    "age_NT": "updates of the policy since a token was sampled",
+    "lesson_NT": "how much each token counts as one to be imitated",
+    "reward_part_NK": "the parts of the reward, before weights; NaN for none",
+    "part_weight_NK": "the weight of each part of the reward",
+    "reference_reward_NK": "rewards of the reference's answers to the prompt; NaN for none",
+    "flawed_N": "which completions are right for wrong reasons",
+    "expert_N": "which completions are an expert's",
+    "taught_N": "which completions a teacher could look at with an answer of the group before it",
+    "role_N": "the number of the role that wrote the completion",
+    "peer_N": "the number of the comparison, within its group, that a completion takes part in",
+    "drift_N": "mean change of |log-probability| of the prompt's previous answer since then",
+    "context_tokens_N": "tokens of a row that the policy read and did not write",
+    "turns_N": "the turns of the policy in a row",
+    "turn_reward_N": "the reward of the turn before the first tool result",
+    "outcome_reward_N": "the reward of the outcome alone",
+    "result_start_N": "own tokens before the first tool result; -1 where there is none",
+    "branch_NL": "numbers of the subtrees that an answer is in, from the root on; -1 for none",
+    "state_NT": "the number of the state that a turn begins in, on the turn's last token",
 }
 
 
@@ -188,12 +212,14 @@ def check_stream(
             raise BatchError("length_exponent must be a finite scalar tensor, for example 0.0.")
         return x
     _check_shape(name, x, mask_NT)
-    per_row = name.endswith("_N")
+    per_row = "_NT" not in name
     if name in _FLAGS:
         return _flags(name, x if per_row else torch.where(mask_NT, x, torch.zeros_like(x)))
     if name in _WHOLE:
         return _whole_numbers(name, x, mask_NT)
     x = _at_least_float32(x)
+    if name in _MAY_LACK:
+        return _without_infinities(name, x)
     if not look:
         return x if per_row else torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
     if x.detach().sum().isfinite():  # all finite, padding too: a product is the fastest mask
@@ -226,8 +252,15 @@ def _flags(name: str, x: Tensor) -> Tensor:
     return x.bool()
 
 
+def _without_infinities(name: str, x: Tensor) -> Tensor:
+    if x.isinf().any():
+        raise BatchError(f"{name} is infinite somewhere. It holds {STREAMS[name]}.")
+    return x
+
+
 def _whole_numbers(name: str, x: Tensor, mask_NT: Tensor) -> Tensor:
-    valid = torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
+    per_row = "_NT" not in name
+    valid = x if per_row else torch.where(_inner(mask_NT, x), x, x.new_zeros(()))
     if valid.is_floating_point() and not (valid == valid.round()).all():
         raise BatchError(f"{name} holds fractions or NaN on valid tokens: it takes whole numbers.")
     whole = valid.long()

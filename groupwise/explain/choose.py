@@ -103,7 +103,8 @@ class DecisionRow:
 
 GROUPED = (
     "rloo gpg grpo grpo_process dapo dr_grpo lite_ppo reinforce_pp_baseline maxrl gspo gspo_token "
-    "cispo rspo simko dppo olmo3 routing_replay routing_replay_r3"
+    "cispo rspo simko dppo olmo3 routing_replay routing_replay_r3 opo "
+    "grpo_passk m2po turn_return_to_go"
 )
 ROWS = (
     # no verifier: preference pairs
@@ -133,7 +134,16 @@ ROWS = (
     DecisionRow("group=8+", "dr_grpo", 3, "proportional to the true gradient, on a fixed scale"),
     DecisionRow("group=8+", "lite_ppo", 2, "a plain default: batch std and token mean"),
     DecisionRow("group=8+", "grpo", 1, "the reference point to compare with"),
+    DecisionRow(
+        "group=8+ updates=one length=long", "opo", 2, "a baseline by length: less variance"
+    ),
     # rewards per step, critics
+    DecisionRow(
+        "steps=yes critic=no",
+        "turn_return_to_go",
+        8,
+        "credits turns without bias, also where the policy decides when to stop",
+    ),
     DecisionRow("steps=yes critic=no", "grpo_process", 12, "credits steps without a critic"),
     DecisionRow(
         "steps=yes critic=yes", "ppo", 12, "a critic spreads rewards over steps and tokens"
@@ -182,9 +192,13 @@ ROWS = (
     ),
     # samples that are not the learner's own, or no longer
     DecisionRow("updates=several", "cispo", 4, "rare tokens keep their gradient over many updates"),
+    DecisionRow("updates=several", "m2po", 2, "its clip goes by how far the batch is off"),
     DecisionRow("updates=several", "gspo dapo", 1, "published with several updates per batch"),
     DecisionRow(
-        "updates=several", "rloo remax gpg", 0, "has no ratio: only the first update is right"
+        "updates=several",
+        "rloo remax gpg opo flash_reinforce",
+        0,
+        "has no ratio: only the first update is right",
     ),
     DecisionRow(
         "engine=separate", "olmo3", 5, "carries a correction for the engine's own probabilities"
@@ -194,6 +208,7 @@ ROWS = (
     ),
     # the goal
     DecisionRow("goal=pass@k", "simko", 8, "keeps candidates besides the first alive"),
+    DecisionRow("goal=pass@k", "grpo_passk", 4, "trains the maximum of a group: ties must be rare"),
     DecisionRow("goal=pass@k", "maxrl", 7, "weighs hard prompts by 1/p (0/1 rewards)"),
     DecisionRow(
         "goal=pass@k updates=several", "dapo", 2, "its higher upper clip is to keep entropy up"

@@ -88,6 +88,18 @@ def seq_mean_token_sum_norm(batch: TokenBatch, *, length: Count) -> Tensor:
 
 @aggregation(
     per_answer=True,
+    equation="u = 1/(B·n_i), B all sequences, empty ones too",
+    fixes="an answer's weight does not depend on how many others have something to learn from",
+    breaks="the step shrinks with rows that teach nothing",
+)
+def every_seq_mean_token_mean(batch: TokenBatch) -> Tensor:
+    """Mean over tokens, then over all rows of the batch, whatever they hold (SDPO)."""
+    n_N, n_M = lengths(batch)
+    return batch.learned(1.0 / (max(len(n_M), 1) * n_N.double().clamp(min=1)))
+
+
+@aggregation(
+    per_answer=True,
     equation="u = 1/n_i",
     fixes="an answer's weight does not depend on its neighbours",
     breaks="the step grows with the batch",

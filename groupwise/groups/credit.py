@@ -214,6 +214,7 @@ def _zscore_and_sum(
     base=True,
     per_token=True,
     outcome=False,
+    step_means=True,
     needs=("step_reward_NT", "step_end_NT"),
     equation="z = (r_step − μ_g) / (σ_g + {eps}) over all steps of the group; A_t = Σ_(steps"
     " ending ≥ t) z",

@@ -8,11 +8,17 @@ group's statistics).
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from torch import Tensor
 
 from groupwise.groups.statistics import dead_groups, group_stats
 from groupwise.methods.slots import Fraction, filter_
 from groupwise.records import TokenBatch
+
+Drawing = Literal["pow", "max_min", "max_random"]
+LEAST = 1e-8  # of a row's weight when rows are drawn
 
 
 @filter_(
@@ -77,3 +83,30 @@ def reject(batch: TokenBatch) -> Tensor:
 def overlong(batch: TokenBatch) -> Tensor:
     """Overlong filtering (DAPO, 2503.14476): truncated rows leave the loss, not the statistics."""
     return ~batch.stream("truncated_N")
+
+
+@filter_(
+    action="zero",
+    needs=("reference_reward_NK",),
+    equation="keep prompts whose answers of the reference have rewards that do not add up to 0",
+    fixes="prompts that the reference never solves have no value to compare with",
+    breaks="the hardest prompts are never learned; rewards of both signs may cancel",
+)
+def scored_by_reference(batch: TokenBatch) -> Tensor:
+    """A*-PO's filter (2505.20686)."""
+    return batch.stream("reference_reward_NK").double().nan_to_num(0.0).sum(1) != 0
+
+
+def draw_weights(reward_N: Tensor, how: Drawing, power: float) -> Tensor:
+    """Return the weight of each row when rows are drawn anew by their reward (PF-PPO, 2409.06957).
+
+    `pow`: |R|^power; `max_min`: 1 for the largest and smallest; `max_random`: 0.4 for the largest
+    and 0.1 for the rest. A little is added, so that no weight is 0.
+    """
+    reward_N = reward_N.double()
+    if how == "pow":
+        return reward_N.abs().pow(power) + LEAST
+    high_N, low_N = reward_N == reward_N.max(), reward_N == reward_N.min()
+    if how == "max_min":
+        return (high_N | low_N).double() + LEAST
+    return torch.where(high_N, 0.4, 0.1).double() + LEAST

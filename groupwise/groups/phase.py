@@ -6,6 +6,7 @@ into any micro-batches. Call it once per batch on every rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,12 +16,15 @@ from torch import Tensor
 from groupwise.errors import BatchError, RecipeError
 from groupwise.groups.advantages import moving_average, per_token
 from groupwise.groups.aggregation import current_exponent
+from groupwise.groups.comparisons import beta_after, role_walk
 from groupwise.groups.statistics import dead_groups, group_stats
 from groupwise.methods.composition import Recipe
 from groupwise.methods.slots import Slot
+from groupwise.methods.traits import nothing
 from groupwise.records import Memory, TokenBatch, Visit
 from groupwise.streams import STREAMS
 
+PREPARING = ("gate", "correction", "penalty", "auxiliary")  # of a whole update
 EDGE = 0.25  # of the rewards' range, from its middle: beyond are the outer quarters
 
 
@@ -114,16 +118,19 @@ def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
     batch = shape(recipe, batch)
     batch = replace(batch, learn_N=selection.learn_N)
     advantage_NT = per_token(advantages(recipe, batch, selection), batch)
-    weighed = replace(_weigh(recipe, batch), advantage_NT=advantage_NT, made_by=batch_slots(recipe))
+    batch = replace(batch, advantage_NT=advantage_NT)
+    weighed = replace(_weigh(recipe, batch), made_by=batch_slots(recipe))
     metrics = _metrics(batch) | edge_share(weighed)
     return BatchResult(weighed, selection.refill, _remember(recipe, batch), metrics)
 
 
 def _weigh(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
     """Add coefficients and auxiliary targets, their denominators over these rows of all ranks."""
+    looking = (slot for kind in PREPARING for slot in recipe.of(kind))
     prepared = {
-        term.name: term.definition.traits.prepare(batch, dict(term.params))
-        for term in recipe.auxiliary
+        slot.name: slot.definition.traits.prepare(batch, dict(slot.params))
+        for slot in looking
+        if slot.kind == "auxiliary" or slot.definition.traits.prepare is not nothing
     }
     found = recipe.aggregation(batch)
     returned(recipe.aggregation, found[0] if isinstance(found, tuple) else found, batch.mask_NT)
@@ -222,7 +229,30 @@ def _remember(recipe: Recipe, batch: TokenBatch) -> Memory:
             memory = replace(memory, reward_average=average)
         elif remembers == "visits":
             memory = replace(memory, visits=add_visits(batch, reward_N, link["ddof"]))
+        elif remembers == "role_average":
+            _, means = role_walk(reward_N, batch, link["decay"])
+            memory = replace(memory, role_average=means)
+        elif remembers == "prompt_beta":
+            memory = replace(memory, prompt_beta=add_beta(batch, reward_N, link))
     return memory
+
+
+def add_beta(batch: TokenBatch, reward_N: Tensor, link: Slot) -> dict[int, tuple[float, float]]:
+    """Return α and β of all prompts behind this step; several answers to one add up."""
+    settings = (link["half_life"], link["low"], link["high"])
+    rho_N, _, _ = beta_after(reward_N, batch, *settings)
+    columns = (batch.group_N, reward_N, rho_N)
+    known = dict(batch.memory.prompt_beta)
+    faded: set[int] = set()
+    for group, reward, rho in zip(*(batch.world.gather(x).tolist() for x in columns), strict=True):
+        if math.isnan(reward):
+            continue
+        alpha, beta = known.get(group, (0.5, 0.5))
+        if group not in faded:
+            alpha, beta = rho * alpha, rho * beta
+            faded.add(group)
+        known[group] = (alpha + reward, beta + 1.0 - reward)
+    return known
 
 
 def add_visits(batch: TokenBatch, reward_N: Tensor, ddof: int) -> dict[int, tuple[Visit, ...]]:

@@ -186,3 +186,62 @@ def close_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
 def reopen_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
     """Put every token back in its place, 0 where masked."""
     return batch.valid(x_NT if batch.place_NT is None else x_NT.gather(1, batch.place_NT))
+
+
+@dataclass(frozen=True)
+class KeyedStats:
+    """Statistics of the values that share a key, repeated on each of them."""
+
+    count_X: Tensor
+    mean_X: Tensor
+    squares_X: Tensor  # sum of squared deviations from the mean
+    total_X: Tensor
+    uniform_X: Tensor
+
+    def std_X(self, ddof: int) -> Tensor:
+        """Standard deviation; 0 where there are not more than `ddof` values."""
+        return (self.squares_X / (self.count_X - ddof).clamp(min=1)).sqrt()
+
+    def centred(self, x_X: Tensor) -> Tensor:
+        """Return x − mean; exactly 0 where all values are equal, or there is one alone."""
+        return torch.where(self.uniform_X, 0.0, x_X - self.mean_X)
+
+
+def keyed_stats(x_X: Tensor, key_X: Tensor) -> KeyedStats:
+    """Count, mean and spread of values by key (a row of whole numbers each); NaN is left out.
+
+    All values of all ranks: gather them first. Sums are in the order of the values.
+    """
+    one_X = torch.zeros_like(key_X[:, 0])
+    for column_X in key_X.unbind(1) if len(key_X) else ():
+        from_0_X = column_X - column_X.min()
+        one_X = torch.unique(one_X * (from_0_X.max() + 1) + from_0_X, return_inverse=True)[1]
+    index_X = one_X
+    counts_X, size = ~x_X.isnan(), int(index_X.max()) + 1 if len(index_X) else 0
+    known_X, inf = torch.where(counts_X, x_X, 0.0), float("inf")
+
+    def summed(values_X: Tensor) -> Tensor:
+        zeros_K = values_X.new_zeros(size)
+        return zeros_K.index_put((index_X,), values_X, accumulate=True)[index_X]
+
+    count_X, total_X = summed(counts_X.double()), summed(known_X)
+    low_K = x_X.new_full((size,), inf).scatter_reduce(
+        0, index_X, torch.where(counts_X, x_X, inf), "amin"
+    )
+    high_K = x_X.new_full((size,), -inf).scatter_reduce(
+        0, index_X, torch.where(counts_X, x_X, -inf), "amax"
+    )
+    low_X, high_X = low_K[index_X], high_K[index_X]
+    mean_X = torch.where(low_X == high_X, low_X, total_X / count_X.clamp(min=1))
+    squares_X = summed(torch.where(counts_X, (known_X - mean_X) ** 2, 0.0))
+    return KeyedStats(count_X, mean_X, squares_X, total_X, low_X >= high_X)
+
+
+def all_tokens(x_NT: Tensor, batch: TokenBatch) -> Tensor:
+    """Return a value per token that is learned from, of all rows of all ranks, in their order."""
+    gather, (rows, width) = batch.world.gather, x_NT.shape
+    widest = int(gather(torch.full((rows,), width, device=x_NT.device)).max())
+    learned_NT = batch.mask_NT & batch.stream("learn_N")[:, None]
+    both_NT = [torch.nn.functional.pad(x, (0, widest - width)) for x in (x_NT, learned_NT)]
+    x_MT, learned_MT = (gather(x) for x in both_NT)
+    return x_MT[learned_MT].double()

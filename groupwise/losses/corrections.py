@@ -13,8 +13,16 @@ from torch import Tensor
 
 from groupwise.groups.kl import bounded_exp
 from groupwise.losses.distribution_gates import binary_kl
-from groupwise.losses.ratios import anchor_logp, row_mean
-from groupwise.methods.slots import Fraction, NonNegative, Positive, Stream, correction
+from groupwise.losses.ratios import anchor_logp, interpolated, row_mean
+from groupwise.losses.whole_update import entropy_quantile, kept_mismatches
+from groupwise.methods.slots import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Stream,
+    correction,
+)
 from groupwise.records import TokenBatch
 
 
@@ -162,7 +170,7 @@ def binary_kl_mask(batch: TokenBatch, *, bound: NonNegative = 0.05) -> Tensor:
     weighs=False,
     needs=("sampler_logp_NT",),
     equation=(
-        "k_t = KL₂(π_old‖μ); w_t = ρ_t · 1[mean_t k_t ≤ {delta}]; probabilities within "
+        "k_t = KL₂(μ‖π_old); w_t = ρ_t · 1[mean_t k_t ≤ {delta}]; probabilities within "
         "[1e-6, 1 − 1e-6]"
     ),
     fixes="answers on which the engines disagree are dropped; the others are weighed",
@@ -175,12 +183,77 @@ def sequence_kl_mask(batch: TokenBatch, *, delta: NonNegative = 3e-3) -> Tensor:
 
 
 def clamped_binary_kl(batch: TokenBatch) -> Tensor:
-    """Return KL₂(π_old‖μ) per token, 0 where masked, of probabilities within [1e-6, 1 − 1e-6]."""
+    """Return KL₂(μ‖π_old) per token, 0 where masked, of probabilities within [1e-6, 1 − 1e-6]."""
     p_NT, q_NT = (
         x.exp().clamp(1e-6, 1 - 1e-6)
-        for x in (anchor_logp(batch, "old"), batch.stream("sampler_logp_NT"))
+        for x in (batch.stream("sampler_logp_NT"), anchor_logp(batch, "old"))
     )
     return batch.valid(p_NT * (p_NT / q_NT).log() + (1 - p_NT) * ((1 - p_NT) / (1 - q_NT)).log())
+
+
+@correction(
+    weighs=False,
+    prepare=kept_mismatches,
+    needs=("old_logp_NT", "sampler_logp_NT"),
+    equation="w_t = 0 for the largest (ℓ° − ℓ^μ)² of the update, until the mean of the others is"
+    " within {budget}",
+    fixes="the few tokens on which the engines disagree most are dropped",
+    breaks="a statistic of the update; knows neither A nor the policy",
+)
+def second_moment_mask(batch: TokenBatch, *, budget: NonNegative = 0.04) -> Tensor:
+    """Mask as AReaL does under the name of M2PO, which is another method; one token stays."""
+    return batch.prepared["second_moment_mask"]["keep_NT"]
+
+
+@correction(
+    weighs=False,
+    prepare=entropy_quantile,
+    needs=("now_entropy_NT",),
+    equation="w_t = 1[H_t ≥ the (1−{fraction}) quantile over all tokens of the update]",
+    fixes="learns where the answer forks",
+    breaks="most tokens teach nothing",
+)
+def top_entropy(batch: TokenBatch, *, fraction: PositiveFraction = 0.2) -> Tensor:
+    """Learn from tokens of high entropy alone (2506.01939); equal ones at the bound stay."""
+    threshold_N = batch.prepared["top_entropy"]["threshold_N"]
+    entropy_NT = batch.stream("now_entropy_NT").double()
+    return (entropy_NT >= threshold_N[:, None]).to(batch.ones_NT.dtype)
+
+
+@correction(
+    weighs=False,
+    needs=("taught_N",),
+    equation="w_i = 1 where a teacher could look at an answer of the group, else 0",
+    fixes="answers without a demonstration are left out",
+    breaks="groups without a success teach nothing",
+)
+def taught(batch: TokenBatch) -> Tensor:
+    """Leave out what nobody could teach (SDPO, 2601.20802)."""
+    return batch.valid(batch.stream("taught_N"))
+
+
+@correction(
+    weighs=False,
+    equation="w = {by}",
+    fixes="the policy's term beside another one that is weighed by the rest",
+    breaks="a learning rate in disguise",
+)
+def share(batch: TokenBatch, *, by: PositiveFraction = 1.0) -> Tensor:
+    """Weigh the policy's term as a whole."""
+    return by * batch.ones_NT
+
+
+@correction(
+    needs=("sampler_logp_NT", "age_NT"),
+    equation="w_t = ρ_t·1[ρ_t ≤ {cap}], ρ = e^(α·(sg ℓ − ℓ^μ)), α as in the ratio",
+    fixes="corrects for the sampler without a pass for the anchor",
+    breaks="the anchor is a guess between two policies",
+)
+def interpolated_mask(batch: TokenBatch, *, cap: Positive = 5.0) -> Tensor:
+    """Weigh an interpolated anchor against the sampler (AReaL)."""
+    gap_NT = (interpolated(batch) - batch.stream("sampler_logp_NT")).detach()
+    rho_NT = bounded_exp(gap_NT)
+    return rho_NT * (rho_NT <= cap)
 
 
 def mean_fall(batch: TokenBatch, anchor: str) -> Tensor:

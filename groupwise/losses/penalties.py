@@ -8,7 +8,8 @@ from torch import Tensor
 
 from groupwise.groups.kl import VALUES, bounded_exp, k3
 from groupwise.losses.ratios import anchor_logp
-from groupwise.methods.slots import NonNegative, Stream, penalty
+from groupwise.losses.whole_update import largest_covariances
+from groupwise.methods.slots import Fraction, NonNegative, Stream, penalty
 from groupwise.records import TokenBatch
 
 
@@ -81,6 +82,19 @@ def proximal_sequence(
     """
     x_NT = batch.stream("logp_NT") - anchor_logp(batch, anchor)
     return 0.5 * beta * x_NT.sum(1, keepdim=True) * x_NT
+
+
+@penalty(
+    prepare=largest_covariances,
+    needs=("now_logp_NT", "old_logp_NT"),
+    equation="+ {coef}·|ℓ − ℓ°| on the max(1, ⌊{fraction}·N⌋) tokens of the largest (A−Ā)(ℓ−ℓ̄)",
+    fixes="entropy does not collapse: the tokens that would lower it most are held back",
+    breaks="no trust region; its gradient is ±{coef} at any distance",
+)
+def cov_drift(batch: TokenBatch, *, coef: NonNegative = 1.0, fraction: Fraction = 2e-4) -> Tensor:
+    """KL-Cov (2505.22617)."""
+    apart_NT = (batch.stream("logp_NT") - anchor_logp(batch, "old")).abs()
+    return coef * batch.prepared["cov_drift"]["selected_NT"].to(apart_NT.dtype) * apart_NT
 
 
 @penalty(

@@ -139,3 +139,27 @@ def router_shift(batch: TokenBatch, *, floor: Fraction = 0.8, anchor: Stream = "
     """RSPO (2510.23027)."""
     log_weight_NT = (-router_drift(batch)).clamp(min=math.log(floor) if floor else -math.inf)
     return batch.valid(_difference(batch, anchor) + log_weight_NT)
+
+
+def anchor_share(batch: TokenBatch) -> Tensor:
+    """Return α = (age − 1)/age of each token, 0 for tokens that no update came behind."""
+    age_NT = batch.stream("age_NT")
+    return torch.where(age_NT > 0, ((age_NT - 1.0) / age_NT.clamp(min=1e-9)).clamp(0.0, 1.0), 0.0)
+
+
+def interpolated(batch: TokenBatch) -> Tensor:
+    """Return ℓ^μ + α·(sg ℓ − ℓ^μ): a guess at the policy one update ago."""
+    sampler_NT, logp_NT = batch.stream("sampler_logp_NT"), batch.stream("logp_NT").detach()
+    return sampler_NT + anchor_share(batch) * (logp_NT - sampler_NT)
+
+
+@ratio(
+    level="token",
+    needs=("sampler_logp_NT", "age_NT"),
+    equation="r_t = π/π_a, log π_a = ℓ^μ + α·(sg ℓ − ℓ^μ), α = (age−1)/age",
+    fixes="no forward pass for the policy before the update",
+    breaks="very stale tokens are hardly clipped at all: r = (π/μ)^(1−α)",
+)
+def interpolated_token(batch: TokenBatch) -> Tensor:
+    """Take one ratio per token, to an anchor between sampler and policy (AReaL)."""
+    return batch.stream("logp_NT") - interpolated(batch)

@@ -35,8 +35,9 @@ OUTPUT_STREAMS = (
 )  # fmt: skip
 # What a mixture of experts alone can give.
 ROUTED = ("old_router_NTLK", "router_NTLK", "expert_load_NTE", "router_NTE")
-# What a pass of the policy says before the updates.
-LOOKED_BACK = ("old_logp_NT", "old_router_NTLK", "expert_load_NTE")
+# What a pass of the policy says as an update begins, and before the updates.
+NOW = ("now_logp_NT", "now_entropy_NT")
+LOOKED_BACK = ("old_logp_NT", "old_router_NTLK", "expert_load_NTE", "old_square_mass_NT", *NOW)
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,11 @@ class Recipe(Method):
         return any(name in self.streams for name in LOOKED_BACK)
 
     @property
+    def looks_now(self) -> bool:
+        """Tell whether it reads the policy as each update begins."""
+        return any(name in self.streams for name in NOW)
+
+    @property
     def routed(self) -> bool:
         """Tell whether it reads or replays which experts of a mixture a token visits."""
         return bool(self.replays) or any(name in ROUTED for name in (*self.streams, *self.outputs))
@@ -177,7 +183,12 @@ class Recipe(Method):
     def _reads_old_early(self) -> bool:
         """Tell whether old log-probabilities are read before the update's forward pass."""
         late = ("ratio", "gate", "correction", "penalty")
-        return any("old_logp_NT" in s.needs for s in self.slots() if s.kind not in late)
+        early = (
+            s
+            for s in self.slots()
+            if s.kind not in late or s.definition.traits.prepare is not nothing
+        )
+        return any("old_logp_NT" in s.needs for s in early)
 
     @property
     def corrects_mismatch(self) -> bool:

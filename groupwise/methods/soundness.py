@@ -160,7 +160,8 @@ def baseline_for_dropped_groups(recipe: Recipe) -> Iterator[str]:
 
 
 def critic_nobody_reads(recipe: Recipe) -> Iterator[str]:
-    reads = any("old_value_NT" in link.needs for link in recipe.advantage)
+    readers = [s for s in recipe.auxiliary if s.definition.traits.learns != "critic"]
+    reads = any("old_value_NT" in slot.needs for slot in (*recipe.advantage, *readers))
     critic = _with(recipe, "auxiliary", lambda traits: traits.learns == "critic")
     if critic and not reads:
         yield f"{critic} trains a critic that no advantage reads. Use gae(), or drop the loss."
@@ -168,6 +169,15 @@ def critic_nobody_reads(recipe: Recipe) -> Iterator[str]:
     model = _with(recipe, "auxiliary", lambda traits: traits.learns == "prm")
     if model and not reads:
         yield f"{model} trains a reward model that no advantage reads. Use process_rloo()."
+
+
+def nothing_teaches(recipe: Recipe) -> Iterator[str]:
+    others = [s for s in (*recipe.penalty, *recipe.auxiliary) if not s.definition.traits.kl]
+    if recipe.gate.definition.traits.mute and not others:
+        yield (
+            f"gate {recipe.gate.name} leaves the policy's term out, and no other term learns from "
+            "advantages. Add one, such as group_contrast(), or take gate=score()."
+        )
 
 
 def settings_fit_each_other(recipe: Recipe) -> Iterator[str]:
@@ -291,7 +301,8 @@ def reward_model_read_as_trained(recipe: Recipe) -> Iterator[str]:
 
 
 def stale_policy_gradient(recipe: Recipe) -> Iterator[str]:
-    if _level(recipe) == "none" and recipe.schedule["updates"] > 1:
+    mute = recipe.gate.definition.traits.mute  # another term learns, and minds the old policy
+    if _level(recipe) == "none" and not mute and recipe.schedule["updates"] > 1:
         yield (
             f"{recipe.schedule['updates']} updates per batch without a ratio: all but the first "
             "are off-policy and nothing corrects them. Use updates=1, or ratio=token()."
@@ -353,6 +364,7 @@ REFUSED: tuple[Rule, ...] = (
     ignored_rewards,
     baseline_for_dropped_groups,
     critic_nobody_reads,
+    nothing_teaches,
     settings_fit_each_other,
 )
 DOUBTFUL: tuple[Rule, ...] = (

@@ -35,7 +35,11 @@ class Traits:
     outcome: bool = True  # advantage: reads the reward of the whole answer
     blind: bool = False  # advantage: reads no reward at all
     # Advantage, preference: from one step to the next.
-    remembers: Literal["", "visits", "reward_average", "pair_reward"] = ""
+    remembers: Literal[
+        "", "visits", "reward_average", "pair_reward", "role_average", "prompt_beta"
+    ] = ""
+    step_means: bool = False  # advantage: adds up steps, each less a mean over steps
+    ordered: bool = False  # advantage: goes by the order of rows
     # Filter, advantage: what it does with groups of equal rewards.
     uniform: Literal["", "drops", "teaches", "rescales"] = ""
     scales: bool = False  # advantage: divides by how far rewards or advantages are spread
@@ -51,6 +55,7 @@ class Traits:
         ""  # gate: the only level of ratio that it fits
     )
     anchor: Literal["", "sampler"] = ""  # gate: the only anchor of the ratio that it fits
+    mute: bool = False  # gate: leaves the policy's term out
     below_one: bool = False  # gate: `low` is how far below 1 a ratio may fall
     per_answer: bool = False  # gate, aggregation: an answer counts as one, whatever its length
     counts_tokens: bool = False  # gate, aggregation: an answer counts by its tokens, on purpose
@@ -59,7 +64,8 @@ class Traits:
     routing: bool = False  # correction: replays which experts a token visited
     learns: str = ""  # aggregation, auxiliary: the part with parameters of its own that it trains
     outputs: tuple[str, ...] = ()  # aggregation, auxiliary: streams of a forward pass that it reads
-    # Auxiliary: makes its targets, in the batch phase. Preference: what it reads of all pairs.
+    # Auxiliary, gate, correction, penalty: what it makes of a whole update, in the batch phase.
+    # Preference: what it reads of all pairs.
     prepare: Prepare = nothing
     # pairing: where pairs come from
     reads: Literal["", "labels", "answers", "grades", "judgements", "ranks"] = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from groupwise.groups.segments import split_at_punctuation
 from groupwise.methods.composition import Recipe
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.packs import Sequences
+from groupwise.optim.row_streams import streams_of_rows
 from groupwise.parallel.world import ALONE, World
 from groupwise.records import Memory, Rollout, TokenBatch
 
@@ -36,7 +37,8 @@ def group_numbers(recipe: Recipe, groups: Sequence[Group], first: int = 0) -> li
     But a recipe that remembers prompts must know them again: there it is the prompt's own number,
     and the two are one group.
     """
-    remembers = any(link.definition.traits.remembers == "visits" for link in recipe.advantage)
+    known = [link.definition.traits.remembers for link in recipe.advantage]
+    remembers = "visits" in known or "prompt_beta" in known
     return [
         group[0].task.id if remembers else number
         for number, group in enumerate(groups, first)
@@ -45,9 +47,17 @@ def group_numbers(recipe: Recipe, groups: Sequence[Group], first: int = 0) -> li
 
 
 def batch_of(
-    recipe: Recipe, groups: Sequence[Group], tokenizer: Tokenizer, *, drop_truncated: bool = False
+    recipe: Recipe,
+    groups: Sequence[Group],
+    tokenizer: Tokenizer,
+    *,
+    drop_truncated: bool = False,
+    weights: Mapping[str, float] | None = None,
 ) -> TokenBatch:
-    """Return what the rollouts themselves say, as a batch that filters can look at."""
+    """Return what the rollouts themselves say, as a batch that filters can look at.
+
+    `weights` are those of the parts of the reward, for a recipe that weighs them itself.
+    """
     rows = [rollout for group in groups for rollout in group]
     sequences = sequences_of(groups)
     mask_NT, layout_NT = sequences.mask(), sequences.layout()
@@ -65,6 +75,7 @@ def batch_of(
         made["segment_NT"] = split_at_punctuation(texts, sequences.width, mask_NT)
     if "step_reward_NT" in wanted:
         made |= _steps(rows, tokenizer, mask_NT)
+    made |= streams_of_rows(wanted, rows, mask_NT, weights or {})
     if "sampler_topk_logp_NTK" in wanted:
         for name in ("topk_logp_TK", "topk_id_TK"):
             made[f"sampler_{name}".replace("_TK", "_NTK")] = _padded(

@@ -329,7 +329,7 @@ class PolicyLearner(Learner):
         if config.experts is None:
             if not recipe.looks_back:
                 return {}, None
-            return {"old_logp_NT": self.score(self.model, sequences, parts)}, None
+            return self.look(recipe, sequences, parts), None
         sampled = sampled_routes(sequences, config)
         if recipe.replays != "sampler":
             replay = None
@@ -347,12 +347,39 @@ class PolicyLearner(Learner):
                 self.world,
             )
         )
-        return {name: x for name, x in found.items() if name in recipe.streams}, StepRoutes(
+        found = {name: x for name, x in found.items() if name in recipe.streams}
+        if recipe.looks_now or "old_square_mass_NT" in recipe.streams:
+            found |= self.look(recipe, sequences, parts)
+        return found, StepRoutes(
             record if recipe.replays == "learner" else replay,
             at=record if "router_NTLK" in recipe.outputs else None,
             before=record if sampled is None else sampled,
             everywhere="router_NTE" in recipe.outputs,
         )
+
+    def look(
+        self, recipe: Recipe, sequences: Sequences, parts: Sequence[Rows], *, later: bool = False
+    ) -> dict[str, Tensor]:
+        """Return what the recipe reads of the policy as it is, before the updates or a later one.
+
+        A later look is for statistics of an update: what was before the first stays what it was.
+        """
+        named = {"now_logp_NT": "logp_NT", "now_entropy_NT": "entropy_NT"}
+        if not later:
+            named |= {"old_logp_NT": "logp_NT", "old_square_mass_NT": "square_mass_NT"}
+        wanted = {name: own for name, own in named.items() if name in recipe.streams}
+        if set(wanted.values()) <= {"logp_NT"}:  # the same pass, without what nobody reads
+            logp_NT = self.score(self.model, sequences, parts)
+            return dict.fromkeys(wanted, logp_NT)
+        mass = "square_mass_NT" in wanted.values()
+
+        def read(part: Pack) -> dict[str, Tensor]:
+            return outputs(self.model, part, temperature=self.temperature, square_mass=mass)
+
+        found = Scoring(self, sequences, parts).streams(read)
+        if mass:
+            found["square_mass_NT"] = found["square_mass_NT"].exp()
+        return {name: found[own] for name, own in wanted.items()}
 
     def learn_first(
         self, batch: TokenBatch, sequences: Sequences, parts: Sequence[Rows], rates: LearningRates
@@ -378,7 +405,7 @@ class PolicyLearner(Learner):
         reroutes = routes is not None and routes.before is not None
         learned = Learned(Trace.empty(batch.mask_NT, reroutes=reroutes))
         learned.roles = {role.name: RoleUpdates(role.name) for role in beside}
-        for rows, part in self._steps(self.recipe_at(rates), batch, parts):
+        for rows, part in self._steps(self.recipe_at(rates), batch, parts, sequences):
             for role in beside:
                 rate = rates.roles[role.name]
                 self._update_role(role, part, rows, sequences, rate, learned.roles[role.name])
@@ -446,13 +473,17 @@ class PolicyLearner(Learner):
             into.tallies += tallies
 
     def _steps(
-        self, recipe: Recipe, batch: TokenBatch, parts: Sequence[Rows]
+        self, recipe: Recipe, batch: TokenBatch, parts: Sequence[Rows], sequences: Sequences
     ) -> Iterator[tuple[Rows, TokenBatch]]:
         index = [torch.tensor(rows, device=self.device) for rows in parts]
+        first = True
         for one_pass in passes(recipe, batch):
             split = updates(recipe, one_pass, index)
             for number, rows in enumerate(parts):
                 moved: dict[str, Any] = {}
+                if recipe.looks_now and not first:
+                    moved |= self.look(recipe, sequences, parts, later=True)
+                first = False
                 for role in self.roles.values():
                     moved |= role.moved()
                 if moved:  # and with it the weights that the batch phase made

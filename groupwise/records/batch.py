@@ -46,6 +46,9 @@ class Memory:
     visits: Mapping[int, tuple[Visit, ...]] = field(default_factory=dict)
     reward_average: float | None = None
     pair_reward: Average = field(default_factory=Average)
+    role_average: Mapping[int, float] = field(default_factory=dict)
+    # α and β of what each prompt is expected to give
+    prompt_beta: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

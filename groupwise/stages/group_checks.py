@@ -14,6 +14,7 @@ from groupwise.methods.composition import Recipe
 from groupwise.methods.mixtures import ASKED, INSTEAD
 from groupwise.methods.slots import Slot
 from groupwise.model.formats.checkpoint import stored_shape
+from groupwise.optim.row_streams import FLAWED, is_flawed
 from groupwise.records import Memory, Visit
 from groupwise.stages import lag_checks
 from groupwise.stages.ignored import ignored
@@ -24,6 +25,9 @@ TAKES_ONE = "reinforce_pp, remax or reinforce"
 # Streams that an answer has because it was sampled in this run.
 OF_SAMPLES = ("sampler_logp_NT", "sampler_topk_logp_NTK", "sampler_topk_id_NTK", "greedy_reward_N",
               "step_value_NT")  # fmt: skip
+# What no source of a run gives: who calls the two phases from Python passes it.
+FROM_PYTHON = ("state_NT", "peer_N", "drift_N", "expert_N", "lesson_NT", "taught_N", "age_NT",
+               "turn_reward_N", "outcome_reward_N", "result_start_N", "branch_NL")  # fmt: skip
 SMALL_BATCH = 32  # completions
 SINGLES = 24  # answers of the trial, each alone in its group
 
@@ -49,6 +53,27 @@ def source_without_a_sampler(config: Config, recipe: Recipe) -> Iterator[str]:
         if values[name] != DEFAULTS[name]:
             why = ", which learns from the data's own answers and samples none. Leave it out."
             yield ignored(config, name, recipe.name, why)
+
+
+def streams_from_python_alone(config: Config, recipe: Recipe) -> Iterator[str]:
+    lacking = [name for name in recipe.streams if name in FROM_PYTHON]
+    if lacking:
+        (reader, *_) = [slot for slot in recipe.slots() if lacking[0] in slot.needs]
+        yield (
+            f"recipe {recipe.name} reads {lacking[0]} ({STREAMS[lacking[0]]}) for {reader.kind} "
+            f"{reader.name}, and no run gives that: it is for batches of your own, "
+            f"TokenBatch.build({lacking[0]}=...). Take another recipe, or take the slot out."
+        )
+
+
+def flaws_without_a_judge(config: Config, recipe: Recipe) -> Iterator[str]:
+    named = any(is_flawed(name) for name in config.reward.parts)
+    if "flawed_N" in recipe.streams and not named:
+        yield (
+            f"recipe {recipe.name} reads which right answers are {FLAWED}, and no part of the "
+            f'reward says so. Add one of that name: reward.parts."mine.py:{FLAWED}" = 0, a '
+            "function that returns 1 for a flawed answer."
+        )
 
 
 def batch_smaller_than_updates(config: Config, recipe: Recipe) -> Iterator[str]:
@@ -214,6 +239,17 @@ def lengths_of_another_run(config: Config, recipe: Recipe) -> Iterator[str]:
             )
 
 
+def means_of_turns(config: Config, recipe: Recipe) -> Iterator[str]:
+    for link in recipe.advantage:
+        if link.definition.traits.step_means:
+            yield (
+                f"{link.name} subtracts a mean at every step and adds up what is left: where the "
+                "policy decides how many steps there are, that is a hidden charge on going on (in "
+                "an enumerated game a true gradient of -0.048 becomes -0.09 to -0.12). If the "
+                "number of steps varies, take recipe.advantage='turn_return_to_go()'."
+            )
+
+
 def small_batch(config: Config, recipe: Recipe) -> Iterator[str]:
     rows = config.prompts_per_step * config.group_size
     if recipe.samples and rows < SMALL_BATCH:
@@ -225,6 +261,8 @@ def small_batch(config: Config, recipe: Recipe) -> Iterator[str]:
 
 REFUSED = (
     source_without_a_sampler,
+    streams_from_python_alone,
+    flaws_without_a_judge,
     batch_smaller_than_updates,
     group_of_one,
     sampler_narrower_than_learner,
@@ -234,4 +272,4 @@ REFUSED = (
     dropout_in_a_sequence_ratio,
     *lag_checks.REFUSED,
 )
-DOUBTFUL = (lengths_of_another_run, small_batch, *lag_checks.DOUBTFUL)
+DOUBTFUL = (lengths_of_another_run, means_of_turns, small_batch, *lag_checks.DOUBTFUL)

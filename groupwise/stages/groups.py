@@ -25,6 +25,7 @@ from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.packs import Sequences
 from groupwise.optim.roles import ROLES, role_sizes
 from groupwise.optim.roles.role import Role
+from groupwise.optim.row_streams import check_row_columns
 from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import StepOutcome, first_bad
 from groupwise.optim.step_values import value_streams
@@ -73,6 +74,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         check_teacher_prompts(self.config, tasks)
         for text in group_checks.routes_not_told(self.config, self.recipe):
             raise ConfigError(text)
+        check_row_columns(self.recipe.streams, tasks)
         if not self.recipe.supervised:
             return super().check_tasks(tasks)
         check_lessons(self.config, tasks)
@@ -155,7 +157,10 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
     def as_batch(self, parts: Parts[PolicyLearner], groups: Sequence[Group]) -> TokenBatch:
         """Return the groups as filters and learner read them."""
         drop = self.config.overlong == "drop"
-        return batch_of(self.recipe, groups, parts.loaded.tokenizer, drop_truncated=drop)
+        weights = dict(self.config.reward.parts)
+        return batch_of(
+            self.recipe, groups, parts.loaded.tokenizer, drop_truncated=drop, weights=weights
+        )
 
     def _sorted_out(
         self, groups: Sequence[Group], batch: TokenBatch

@@ -54,6 +54,12 @@ def recipes_without_turns(config: Config, recipe: Method) -> Iterator[str]:
             f"{lead}: the experts of several turns are not recorded. Take a recipe that does not "
             "replay the sampler's routes, and set engine.record_routes=false."
         )
+    if config.train.lag or config.engine.servers:
+        name = "train.lag" if config.train.lag else "engine.servers"
+        yield (
+            f"{lead}, and {name}={flat(config)[name]}: prompts that are sampled ahead are answered "
+            f"in one turn. Set {name}=0, or leave it out."
+        )
     if config.teacher.prompt or config.teacher.template:
         yield (
             f"{lead}: the teacher would read the prompt in other words (teacher.prompt, "

@@ -282,6 +282,8 @@ def memory_to_json(memory: Memory) -> dict[str, Any]:
         "visits": visits,
         "reward_average": memory.reward_average,
         "pair_reward": [memory.pair_reward.mean, memory.pair_reward.steps],
+        "role_average": {str(role): mean for role, mean in memory.role_average.items()},
+        "prompt_beta": {str(prompt): list(x) for prompt, x in memory.prompt_beta.items()},
     }
 
 
@@ -292,7 +294,10 @@ def memory_from_json(values: Mapping[str, Any]) -> Memory:
     }
     # Checkpoints of older versions have no running reward of pairs: no recipe had one.
     pair_reward = Average(*values.get("pair_reward", ()))
-    return Memory(visits, values["reward_average"], pair_reward)
+    # Nor anything of roles and of what prompts are expected to give.
+    roles = {int(role): mean for role, mean in values.get("role_average", {}).items()}
+    betas = {int(n): (x[0], x[1]) for n, x in values.get("prompt_beta", {}).items()}
+    return Memory(visits, values["reward_average"], pair_reward, roles, betas)
 
 
 def _steps(parent: Path) -> dict[int, Path]:

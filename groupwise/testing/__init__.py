@@ -15,6 +15,8 @@ from groupwise.errors import CaseError, GroupwiseError, RecipeWarning, nearest
 from groupwise.testing.kinds import KINDS
 from groupwise.testing.schema import named
 
+UNFIT = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, StopIteration)
+
 
 def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
     """Return all outputs of a case, as floats and nested lists; padded positions are 0."""
@@ -36,6 +38,12 @@ def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
             raise
         except GroupwiseError as error:
             raise CaseError(f"{kind} {case['method']}: {error}") from error
+        except UNFIT as error:  # lists of lists that nobody has checked one by one
+            raise CaseError(
+                f"{kind} {case['method']}: its inputs and parameters do not fit each other "
+                f"({type(error).__name__}: {error}). Every list over rows needs one entry per row, "
+                "every list within a row one per token, turn or step."
+            ) from error
     missing = set(case.get("expected") or ()) - set(outputs)
     if missing:
         raise CaseError(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from groupwise.errors import CaseError
 from groupwise.groups import advantages as adv
-from groupwise.groups import credit, filters
+from groupwise.groups import credit, filters, length_shaping
 from groupwise.groups.phase import add_visits, advantages, select, shape
 from groupwise.groups.shaping import overlong_penalty, soft_overlong
 from groupwise.groups.statistics import group_stats
 from groupwise.losses.auxiliary import outcome_bce, value_loss
+from groupwise.methods.slots import Slot
 from groupwise.records import TokenBatch
-from groupwise.testing.batch import batch_for, build_batch
-from groupwise.testing.method import build_recipe
+from groupwise.testing.batch import INPUT_OF, batch_for, build_batch
+from groupwise.testing.between import of_advantages
+from groupwise.testing.method import build_recipe, scaled_advantage
 from groupwise.testing.schema import (
     Case,
     has_band,
@@ -67,7 +70,7 @@ def advantage(case: Case) -> dict[str, Any]:
         found["ipr"] = plain(drift_NT, mask)
         mix = made.advantage[0]["mix"]
         found["mixed_reward"] = plain(credit.mixed_reward(reward_N, batch, mix), mask)
-    return found
+    return found | of_advantages(made, batch, x)
 
 
 def _prime(batch: TokenBatch, beta: float) -> dict[str, Any]:
@@ -147,7 +150,9 @@ def gae(case: Case) -> dict[str, Any]:
 
 
 def reward_shaping(case: Case) -> dict[str, Any]:
-    """Compute the soft overlong punishment."""
+    """Compute what shaping makes of rewards, and advantages of that; or the overlong penalty."""
+    if case["method"] in SHAPED:
+        return _shaped(case)
     names = {"L_max": "max_length", "L_cache": "cache"}
     given = {names[k]: whole(v, k) for k, v in params_of(case).items() if k in names}
     slot = soft_overlong(**given)
@@ -157,9 +162,85 @@ def reward_shaping(case: Case) -> dict[str, Any]:
     return {"penalty": plain(overlong_penalty(length_N, slot["max_length"], slot["cache"]))}
 
 
+def _fapo(params: Mapping[str, Any]) -> Slot:
+    return length_shaping.flawed_positive_penalty(**_named(params, penalty="penalty"))
+
+
+def _linear(params: Mapping[str, Any]) -> Slot:
+    words = {"output_weight": "output", "input_weight": "context", "turns_weight": "turns"}
+    return length_shaping.linear_length_penalty(**_named(params, **words))
+
+
+def _stop(params: Mapping[str, Any]) -> Slot:
+    coef = params.get("coef", 0.0)
+    if coef < 0:
+        return length_shaping.cut_off_reward(reward=coef)
+    return length_shaping.stop_properly(coef=coef)
+
+
+def _kimi(params: Mapping[str, Any]) -> Slot:
+    return length_shaping.kimi_length()
+
+
+def _cosine(params: Mapping[str, Any]) -> Slot:
+    words = ("right_short", "right_long", "wrong_short", "wrong_long")
+    given = _named(params, **{word: word for word in words})
+    if "max_length" in params:
+        given["max_length"] = whole(params["max_length"], "max_length")
+    return length_shaping.cosine_length(**given)
+
+
+def _named(params: Mapping[str, Any], **words: str) -> dict[str, Any]:
+    return {own: params[word] for word, own in words.items() if word in params}
+
+
+# The shaping of a method, and how its rewards are scaled afterwards.
+SHAPED: dict[str, tuple[Callable[[Mapping[str, Any]], Slot], str]] = {
+    "fapo": (_fapo, "group"),
+    "linear_length_penalty": (_linear, "none"),
+    "stop_properly": (_stop, "group"),
+    "kimi_length": (_kimi, "group"),
+    "cosine_length": (_cosine, "group"),
+}
+
+
+def _shaped(case: Case) -> dict[str, Any]:
+    make, scale = SHAPED[case["method"]]
+    params, batch = params_of(case), build_batch(case)
+    slot = make(params)
+    for name in slot.needs:
+        if batch.find(name) is None:
+            raise missing(INPUT_OF[name], f"reward_shaping {case['method']}")
+    reward_N, _ = slot(batch.task_reward_N, batch)
+    own: dict[str, Any] = {key: params[key] for key in ("ddof", "eps") if key in params}
+    advantage = scaled_advantage(params.get("adv", {"scale": scale} | own))
+    batch = replace(batch, reward_N=reward_N, learn_N=graded(batch))
+    x_N = advantage(reward_N, batch)
+    found = {
+        "rewards": plain(reward_N, graded(batch)),
+        "advantages": plain(x_N, graded(batch)),
+    }
+    if slot.name == "kimi_length":
+        found["length_reward"] = plain(length_shaping.length_rewards(reward_N, batch))
+    return found
+
+
+def _drawn(case: Case) -> dict[str, Any]:
+    """Return how rows weigh when they are drawn anew by their rewards."""
+    params, inputs = params_of(case), case["inputs"]
+    how = params.get("how", "pow")
+    if how not in get_args(filters.Drawing):
+        raise CaseError(f"how={how!r} is unknown: {', '.join(get_args(filters.Drawing))}.")
+    reward_N = rewards_of(inputs["rewards"])
+    weight_N = filters.draw_weights(reward_N, how, float(params.get("power", 2.0)))
+    return {"weights": plain(weight_N), "probability": plain(weight_N / weight_N.sum())}
+
+
 def keep(case: Case) -> dict[str, Any]:
     """Return which rows a filter keeps; which groups where their accuracies are given."""
     inputs, params = case["inputs"], params_of(case)
+    if case["method"] == "pf_ppo":
+        return _drawn(case)
     if not has_band(case):
         return {"keep": plain(filters.zero_variance()(build_batch(case)).double())}
     band = filters.accuracy_band(params.get("low", 0.2), params.get("high", 0.8))

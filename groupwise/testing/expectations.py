@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +12,12 @@ from torch import Tensor
 
 from groupwise.errors import CaseError
 from groupwise.groups import advantages as adv
+from groupwise.groups import turns
 from groupwise.groups.kl import VALUES
+from groupwise.groups.statistics import group_stats
 from groupwise.losses import penalties
 from groupwise.losses.pairs import optimal_log_odds_shift
+from groupwise.records import TokenBatch
 from groupwise.testing.batch import build_batch
 from groupwise.testing.schema import Case, pair_recipe, params_of, plain, tensor, whole
 
@@ -79,6 +84,8 @@ def estimator_expectation(case: Case) -> dict[str, Any]:
     """Return the exact expectation of (1/G)ΣA∇log π over all G-tuples of actions: a group per
     tuple.
     """
+    if case["method"] == "turn_return_to_go":
+        return stopping_game(case)
     params, inputs = params_of(case), case["inputs"]
     leaf = _vector(inputs, "logits").requires_grad_()
     logp = leaf.log_softmax(-1)
@@ -113,6 +120,70 @@ def estimator_expectation(case: Case) -> dict[str, Any]:
         "E_zscore_ddof0": plain(zscores[0]),
         "E_zscore_ddof1": plain(zscores[1]),
     }
+
+
+def stopping_game(case: Case) -> dict[str, Any]:
+    """Return the exact expectation of the first choice's gradient where the policy may stop.
+
+    It stops with a reward, or goes on for another one and then wins one or not, by chance. All
+    groups of that many episodes are enumerated.
+    """
+    params, inputs = params_of(case), case["inputs"]
+    size = whole(params.get("G", 2), "G")
+    going, winning = float(params.get("p_continue", 0.5)), float(params.get("q_win", 0.5))
+    if not 1 <= size <= 12 or not 0 < going < 1 or not 0 <= winning <= 1:
+        raise CaseError("G must lie in 1..12, p_continue between 0 and 1, q_win in [0, 1].")
+    stop, on, win = (float(inputs[f"{name}_reward"]) for name in ("stop", "continue", "win"))
+    gamma = float(params.get("gamma", 1.0))
+    # What each kind of episode earns by turn, how likely it is, and d log π of the first choice.
+    kinds = (
+        ((stop,), 1.0 - going, -going),
+        ((on, win), going * winning, 1.0 - going),
+        ((on, 0.0), going * (1.0 - winning), 1.0 - going),
+    )
+    totals = {"turn_return_to_go": 0.0, "left_out": 0.0, "summed_turn_means": 0.0}
+    tuples = list(itertools.product(range(3), repeat=size))
+    batch = _episodes([kinds[kind][0] for group in tuples for kind in group], size)
+    reward_N = batch.task_reward_N
+    advantages = {
+        "turn_return_to_go": turns.turn_return_to_go(gamma=gamma)(reward_N, batch)[:, 0],
+        "left_out": turns.turn_return_to_go(gamma=gamma, ended="left_out")(reward_N, batch)[:, 0],
+        "summed_turn_means": _summed_turn_means(batch, gamma),
+    }
+    chance = [math.prod(kinds[kind][1] for kind in group) for group in tuples]
+    slopes = [kinds[kind][2] for group in tuples for kind in group]
+    slope_N = torch.tensor(slopes, dtype=torch.float64)
+    weight_N = torch.tensor(chance, dtype=torch.float64).repeat_interleave(size) / size
+    for name, A_N in advantages.items():
+        totals[name] = plain((weight_N * A_N * slope_N).sum())
+    value = on + gamma * winning * win
+    return {"true_gradient": going * (1.0 - going) * (value - stop), **totals}
+
+
+def _episodes(paid: Sequence[tuple[float, ...]], size: int) -> TokenBatch:
+    """Return episodes of one token a turn as a batch, groups of `size` in their order."""
+    width = max(len(turn) for turn in paid)
+    mask_NT = torch.tensor([[t < len(turn) for t in range(width)] for turn in paid])
+    rewards = [[*turn, *[0.0] * (width - len(turn))] for turn in paid]
+    return TokenBatch.build(
+        mask_NT=mask_NT,
+        group_N=torch.arange(len(paid)) // size,
+        reward_N=[sum(turn) for turn in paid],
+        step_reward_NT=torch.tensor(rewards, dtype=torch.float64),
+        step_end_NT=mask_NT,
+    )
+
+
+def _summed_turn_means(batch: TokenBatch, gamma: float) -> Tensor:
+    """Return what is biased: each turn's reward less the others' of that turn, then summed."""
+    reward_NT = batch.stream("step_reward_NT")
+    apart = []
+    for t in range(reward_NT.shape[1]):
+        own_N = torch.where(batch.mask_NT[:, t], reward_NT[:, t], torch.nan)
+        alone_N = group_stats(own_N, batch).count_N == 1
+        others_N = torch.where(alone_N, own_N, adv.leave_one_out()(own_N, batch))
+        apart.append(gamma**t * others_N.nan_to_num(0.0))
+    return torch.stack(apart).sum(0)
 
 
 def analytic(case: Case) -> dict[str, Any]:

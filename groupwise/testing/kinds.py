@@ -12,23 +12,28 @@ from torch import Tensor
 from groupwise.errors import CaseError
 from groupwise.groups import advantages as adv
 from groupwise.groups import aggregation
+from groupwise.groups.phase import advantages, batch_phase, select, shape
+from groupwise.groups.siblings import demonstrations
 from groupwise.losses import distribution_gates, penalties
 from groupwise.losses.auxiliary import clipped_value_error, value_loss
+from groupwise.losses.group_terms import lesson_weights, weighted_nll
 from groupwise.losses.heads import from_logits
 from groupwise.losses.routing import replay_gates, topk_experts
 from groupwise.records import TokenBatch
 from groupwise.testing import preferences
 from groupwise.testing.advantages import advantage, gae, graded, keep, reward_shaping
-from groupwise.testing.batch import build_batch, given_advantages, sampled
+from groupwise.testing.batch import batch_for, build_batch, given_advantages, sampled
+from groupwise.testing.between import candidates
 from groupwise.testing.expectations import (
     analytic,
     estimator_expectation,
     kl_expectation,
     kl_values,
 )
-from groupwise.testing.method import AGGREGATIONS, aggregation_of
+from groupwise.testing.method import AGGREGATIONS, aggregation_of, build_recipe
 from groupwise.testing.policy import policy_loss
 from groupwise.testing.schema import (
+    OF_PAIR,
     Case,
     grid,
     missing,
@@ -36,9 +41,12 @@ from groupwise.testing.schema import (
     params_of,
     plain,
     policy_recipe,
+    rewards_of,
     tensor,
     whole,
 )
+from groupwise.testing.steps import schedule
+from groupwise.testing.teachers import distillation
 
 
 def _weights(batch: TokenBatch, params: dict[str, Any]) -> Tensor:
@@ -80,8 +88,33 @@ def aggregate(case: Case) -> dict[str, Any]:
     return {slot.name: plain((slot(batch) * loss_NT).sum()) for slot in slots}
 
 
+def imitation(case: Case) -> dict[str, Any]:
+    """Compute the likelihood of marked tokens: DFT, CHORD's φ, ECHO."""
+    params, batch = params_of(case), build_batch(case)
+    words = {"dft": "probability", "phi": "phi", "plain": "plain"}
+    own = {"dft": "dft", "chord": "phi", "echo": "plain"}[case["method"]]
+    if params.get("weight", own) not in words:
+        raise CaseError(f"weight={params['weight']!r} is unknown: {', '.join(words)}.")
+    weight = words[params.get("weight", own)]
+    term = weighted_nll(coef=params.get("coef", 1.0), weight=weight)
+    if batch.find("lesson_NT") is None:
+        raise missing("select", f"aux_loss {case['method']}")
+    leaf = grid(case["inputs"], "logp", batch.mask_NT).requires_grad_()
+    live = batch.with_outputs(logp_NT=leaf)
+    loss = term(live, term.definition.traits.prepare(batch, dict(term.params)))
+    (grad,) = torch.autograd.grad(loss, leaf)
+    weight_NT = lesson_weights(live, weight) * batch.stream("lesson_NT")
+    return {
+        "token_weight": plain(weight_NT, batch.mask_NT),
+        "loss": plain(loss),
+        "grad_logp": plain(grad, batch.mask_NT),
+    }
+
+
 def auxiliary(case: Case) -> dict[str, Any]:
-    """Compute the entropy bonus on logits."""
+    """Compute the entropy bonus on logits, or the likelihood of marked tokens."""
+    if (case["kind"], case["method"]) in OF_PAIR:
+        return imitation(case)
     params, inputs = params_of(case), case["inputs"]
     batch = build_batch(case)
     leaf = grid(inputs, "logits", batch.mask_NT, 3).requires_grad_()
@@ -99,7 +132,9 @@ def auxiliary(case: Case) -> dict[str, Any]:
 
 
 def pair_selection(case: Case) -> dict[str, Any]:
-    """Choose the best and worst of a prompt's judged candidates."""
+    """Choose the best and worst of a prompt's judged candidates; or who is shown to whom."""
+    if case["method"] == "sdpo":
+        return _demonstrations(case)
     made = pair_recipe(case["method"])
     scores = tensor(case["inputs"]["judge_scores"], "judge_scores")
     if scores.dim() != 2 or not scores.numel():
@@ -113,8 +148,35 @@ def pair_selection(case: Case) -> dict[str, Any]:
     }
 
 
+def _demonstrations(case: Case) -> dict[str, Any]:
+    params, inputs = params_of(case), case["inputs"]
+    rewards = rewards_of(inputs["rewards"]).tolist()
+    found = demonstrations(
+        rewards,
+        inputs.get("group_ids", [0] * len(rewards)),
+        threshold=float(params.get("threshold", 1.0)),
+        own=not params.get("exclude_self", True),
+    )
+    return {
+        "demonstration": [float(row) for row in found],
+        "has_teacher": [float(row >= 0) for row in found],
+    }
+
+
+def _covariance(case: Case) -> dict[str, Any]:
+    """Return the tokens that Clip-Cov draws from, without the draw."""
+    made = build_recipe(case)
+    batch = batch_for({**case, "kind": "policy_loss"}, made)
+    done = batch_phase(made, batch)
+    rows = advantages(made, replace(shape(made, batch), learn_N=graded(batch)), select(made, batch))
+    found = candidates(dict(made.gate.params), done.batch)
+    return {"advantages": plain(rows), **found}
+
+
 def gate(case: Case) -> dict[str, Any]:
-    """Compute DPPO's top-k mask from the logits of both engines."""
+    """Compute DPPO's top-k mask from the logits of both engines, or Clip-Cov's candidates."""
+    if case["method"] == "clip_cov":
+        return _covariance(case)
     inputs, params = case["inputs"], params_of(case)
     if case["method"] not in ("dppo", "dppo_topk"):
         raise CaseError(f"kind 'gate' knows the method 'dppo', not {case['method']!r}.")
@@ -182,4 +244,6 @@ KINDS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "pair_selection": pair_selection,
     "analytic": analytic,
     "estimator_expectation": estimator_expectation,
+    "schedule": schedule,
+    "distillation_loss": distillation,
 }

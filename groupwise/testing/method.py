@@ -23,6 +23,8 @@ from groupwise.testing.schema import (
 )
 from groupwise.testing.variants import WORDS, variant
 
+# Links that act on advantages which a case gives.
+KEPT_LINKS = ("reweight_by_probability", "minus_teacher_return")
 AGGREGATIONS = (
     "token_mean_batch",
     "token_mean_group",
@@ -41,7 +43,7 @@ def build_recipe(case: Case) -> Recipe:
     the accuracy band goes; critics and reward models have kinds of their own.
     """
     params, inputs = params_of(case), case["inputs"]
-    made = variant(policy_recipe(case["method"]), params)
+    made = variant(policy_recipe(case["method"]), params, inputs)
     changes: dict[str, Any] = {
         "filter": _filters(made, inputs),
         "advantage": _chain(made, params, inputs),
@@ -54,7 +56,7 @@ def build_recipe(case: Case) -> Recipe:
     }
     in_reward, in_loss = _kl(made, case, changes["advantage"])
     if advantages_given(case):
-        kept = [link for link in changes["advantage"] if link.name == "reweight_by_probability"]
+        kept = [link for link in changes["advantage"] if link.name in KEPT_LINKS]
         changes["advantage"], in_reward = (adv.raw(), *kept), ()
     extra = (tuned(penalty, params) for penalty in made.penalty if penalty.name != "kl")
     return made.replace(shaping=in_reward, penalty=(*in_loss, *extra), **changes)
@@ -118,7 +120,8 @@ def _chain(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot, ...
         if slot.name == "rescale_for_dead_groups":
             chain = _gpg_chain(base, slot, params)
         elif slot.name == "whiten_tokens":
-            if _flag(params, "whiten", "adv" not in params):
+            named = params.get("whiten") == "tokens"  # chosen, not switched on
+            if named or _flag(params, "whiten", "adv" not in params):
                 chain.append(tuned(slot, params, ddof="ddof"))
         else:
             chain.append(tuned(slot, params))
@@ -191,7 +194,14 @@ def aggregation_of(params: Mapping[str, Any], own: Slot) -> Slot:
     return aggregation.seq_mean_token_sum_norm(length=whole(length, "norm_len"))
 
 
+# Terms that a loss on log-probabilities has in any case.
+OF_GROUPS = ("group_contrast", "group_regression", "trajectory_balance", "weighted_nll")
+
+
 def _auxiliary(made: Recipe, params: dict[str, Any], inputs: Any) -> tuple[Slot, ...]:
+    own = [tuned(slot, params) for slot in made.auxiliary if slot.name in OF_GROUPS]
+    if own:
+        return tuple(own)
     terms = [tuned(slot, params) for slot in made.auxiliary if slot.name == "positive_nll"]
     if "correct" in inputs:
         return tuple(terms)

@@ -28,7 +28,8 @@ from groupwise.losses.weight_gates import gamma_weights
 from groupwise.methods.composition import Recipe
 from groupwise.records import TokenBatch
 from groupwise.testing.batch import batch_for, given_advantages, sampled
-from groupwise.testing.method import build_recipe
+from groupwise.testing.between import of_loss, taught_weights
+from groupwise.testing.method import KEPT_LINKS, build_recipe
 from groupwise.testing.schema import Case, grid, params_of, plain, tensor
 
 
@@ -68,6 +69,8 @@ def policy_loss(case: Case) -> dict[str, Any]:
         found.update(_streams(made, live, out))
         found.update(_named_by_method(case, made, live, out))
         found.update(_of_corrections(made, live))
+        found.update(of_loss(made, live, out))
+        found.update(taught_weights(made, live, out))
     if "logits" not in inputs:
         found["coef"] = plain(_coef(made, done, outputs, leaf), mask)
     if len(gradients) > 1:
@@ -83,7 +86,7 @@ def _row_advantages(made: Recipe, batch: TokenBatch, case: Case) -> Tensor:
     if "advantages" in case["inputs"]:
         rows = given_advantages(case, batch.mask_NT)
         for link in made.advantage[1:]:
-            if link.name == "reweight_by_probability":
+            if link.name in KEPT_LINKS:
                 rows = link(rows, batch)
         return rows
     with torch.no_grad():
@@ -112,6 +115,8 @@ def _learner(case: Case, made: Recipe, batch: TokenBatch) -> tuple[Tensor, dict[
 
 def _coef(made: Recipe, batch: TokenBatch, outputs: dict[str, Tensor], leaf: Tensor) -> Tensor:
     """Return w·c·A, from the policy term alone: its gradient over −u."""
+    if made.gate.definition.traits.mute:
+        return torch.zeros_like(leaf)
     u_NT = batch.stream("coefficient_NT")
     policy_only = made.replace(penalty=(), auxiliary=())
     loss = token_phase(policy_only, batch, **outputs).loss

@@ -21,6 +21,7 @@ from groupwise.optim.pairs import WholeUpdate, loss_of, whole_update
 from groupwise.optim.roles.reference import parse_update
 from groupwise.recipes import recipe
 from groupwise.records import Average, Memory
+from groupwise.testing.batch import LONGEST
 from groupwise.testing.schema import PAIR_WORDS, Case, case_recipe, params_of, plain, tensor
 
 SUMMED = {
@@ -28,7 +29,6 @@ SUMMED = {
     "seq_mean_token_mean": losses.chosen_nll_by_answer,
     "seq_mean_token_sum": losses.chosen_nll_sum,
 }
-LONGEST = 1_000_000  # tokens of an answer of a case
 REDUCED = {"token_mean": losses.ipo_token_mean, "sum": losses.ipo_sum}
 
 

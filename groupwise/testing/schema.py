@@ -78,6 +78,43 @@ OF_SLOT: dict[str, dict[str, str]] = {
         "safety": "safety",
         "dual": "dual",
     },
+    "top_entropy": {"fraction": "fraction"},
+    "second_moment_mask": {"budget": "budget"},
+    "sequence_kl_mask": {"delta": "delta"},
+    "interpolated_mask": {"high": "cap", "current_version": ""},
+    "share": {"mu": ""},
+    "taught": {},
+    "cov_drift": {"fraction": "fraction", "coef": "coef"},
+    # gates and terms of whole updates
+    "cov_clip": {"fraction": "fraction", "cov_low": "cov_low", "cov_high": "cov_high"},
+    "moment_clip": {"budget": "budget", "floor_low": "", "floor_high": ""},
+    "squared_residual": {"beta2": "beta"},
+    "group_contrast": {"tau": "tau"},
+    "group_regression": {"beta": "beta"},
+    "trajectory_balance": {"beta": "beta", "cap": "cap"},
+    "partition_loss": {"beta": "beta", "cap": "cap"},
+    "weighted_nll": {"mu": "", "phi": ""},
+    # comparisons, turns, teachers
+    "group_zscore_per_part": {"weights": "", "whiten": "", "whiten_eps": ""},
+    "best_minus_second": {"scale": "scale"},
+    "optimal_token_baseline": {"zero_tail": "", "eps": "eps"},
+    "prompt_beta_mean": {"half_life": "half_life", "rho_min": "low", "rho_max": "high"},
+    "role_moving_mean": {"decay": "decay"},
+    "group_mean_of_peers": {"episode_roles": ""},
+    "optimal_value_baseline": {"beta1": "beta"},
+    "tree_mean": {"weight": "weight"},
+    "plus_state_zscore": {
+        "gamma": "gamma",
+        "step_weight": "weight",
+        "scale": "scale",
+        "ddof": "ddof",
+        "eps": "eps",
+    },
+    "call_credit": {"turn_coef": "coef"},
+    "turn_return_to_go": {"gamma": "gamma", "ended": "ended"},
+    "turn_return": {"gamma": "gamma"},
+    "whiten_turns": {"ddof": "ddof", "eps": "eps"},
+    "minus_teacher_return": {"coef": "coef", "gamma": "gamma", "estimator": "estimator"},
     # the rest
     "learned_length_weight": {"lam": "exponent", "r": "slope", "ddof_len": ""},
     "entropy_bonus": {"coef": "coef", "entropy_coef": "coef"},
@@ -94,6 +131,7 @@ PAIR_WORDS = {
     "alpha": "alpha",
 }
 PAIR_METHODS = {"robust": "robust_dpo"}  # recipes whose cases go by another name
+POLICY_METHODS = {"tir_otb": "otb"}
 CORRECTION = ("C", "C_min", "C_max", "level", "mode")
 
 # What the kinds without a recipe read.
@@ -114,6 +152,8 @@ OF_KIND: dict[str, tuple[str, ...]] = {
     "reward_loss": ("centre",),
     "reference_update": ("alpha", "every"),
     "reward_shaping": ("L_max", "L_cache"),
+    "schedule": (),
+    "distillation_loss": (),
     "filter": (),
     "kl": (),
     "kl_expectation": (),
@@ -133,6 +173,40 @@ OF_METHOD: dict[str, tuple[str, ...]] = {
     "dapo": OF_KIND["reward_shaping"],
     "prime": (*BAND, "beta", "gamma"),
     "dppo": OF_KIND["gate"],
+    "turn_return_to_go": ("p_continue", "q_win"),
+    "vineppo": ("whiten_eps_in_var",),
+    "sdpo": ("is_cap",),
+}
+# The words of one kind of case and one method.
+OF_PAIR: dict[tuple[str, str], tuple[str, ...]] = {
+    ("reward_shaping", "fapo"): ("penalty",),
+    ("reward_shaping", "linear_length_penalty"): ("output_weight", "input_weight", "turns_weight"),
+    ("reward_shaping", "stop_properly"): ("coef",),
+    ("reward_shaping", "kimi_length"): (),
+    ("reward_shaping", "cosine_length"): (
+        "max_length",
+        "right_short",
+        "right_long",
+        "wrong_short",
+        "wrong_long",
+    ),
+    ("filter", "pf_ppo"): ("how", "power"),
+    ("gate", "clip_cov"): ("fraction", "cov_low", "cov_high"),
+    **{("aux_loss", method): ("weight", "coef") for method in ("dft", "chord", "echo")},
+    ("estimator_expectation", "turn_return_to_go"): ("G", "p_continue", "q_win", "gamma"),
+    ("pair_selection", "sdpo"): ("threshold", "exclude_self"),
+    ("schedule", "adaptive_entropy"): ("coef", "step", "min", "max", "target", "gate"),
+    ("schedule", "chord"): ("warmup", "decay", "peak", "valley"),
+    ("schedule", "gkd_mixing"): ("lambda", "seq_kd"),
+    ("distillation_loss", "gjsd"): ("beta", "temperature"),
+    ("distillation_loss", "topk_kl"): ("k", "direction", "tail", "support", "temperature"),
+    ("distillation_loss", "minillm"): (
+        "gamma",
+        "length_normalise",
+        "single_step",
+        "include_current",
+        "temperature",
+    ),
 }
 KNOWN = frozenset(
     (
@@ -143,6 +217,8 @@ KNOWN = frozenset(
         *(name for names in OF_SLOT.values() for name in names),
         *(name for names in OF_KIND.values() for name in names),
         *(name for names in WORDS.values() for name in names),
+        *(name for names in OF_PAIR.values() for name in names),
+        *(name for names in OF_METHOD.values() for name in names),
     )
 )
 
@@ -201,6 +277,43 @@ INPUTS = {
     "step": "the number of the step, as 1024",
     "policy": "weights of the policy, as [1.0, -2.0]",
     "reference": "weights of the reference, as [0.0, -1.0]",
+    "reward_parts": "one list of parts per row, as [[1.0, 0.2], [0.0, null]]",
+    "sum_pi_squared": "of each token's distribution, as [[0.4, 0.8], [0.5, 0.3]]",
+    "rollout_is_weights": "learner over sampler per token, as [[1.1, 0.9], [1.0, 0.8]]",
+    "roles": "the role of each row, as [0, 1, 0, 1]",
+    "episode_ids": "the episode of each row, as [0, 0, 1, 1]",
+    "baselines": "what each role has earned so far, as [0.4, -0.2]",
+    "past_logp": "the policy's on each prompt's previous answer, as [[-0.5, -1.2]]",
+    "past_logp_old": "what they were when it was written, as [[-0.4, -1.0]]",
+    "past_mask": "1 on the previous answers' tokens, as [[1, 1]]",
+    "alpha": "of each prompt, as [6.0, 0.5]",
+    "beta": "of each prompt, as [2.0, 0.5]",
+    "flawed": "1 for answers that are right for wrong reasons, as [0, 1]",
+    "output_tokens": "own tokens of each row, as [100, 50]",
+    "total_tokens": "tokens of each row, others' included, as [110, 60]",
+    "turns": "turns of each row, as [1, 3]",
+    "reference_rewards": "of the reference's answers to each prompt, as [[1, 0], [0, 0]]",
+    "turn_rewards": "of each row's turns, as [[0.0, 1.0], [0.5]]",
+    "turn_ends": "the last own token of each turn, as [[1, 4], [0]]",
+    "states": "the state that each turn begins in, as [[1, 2], [1]]",
+    "outcome_rewards": "of the outcomes alone, as [1, 0]",
+    "combined_rewards": "the merged ones, as [1.2, 0]",
+    "result_starts": "where the first tool result begins, -1 for none, as [2, -1]",
+    "mc_rewards": "of branches, a list per step and row, as [[[1, 0], [1, 1]], [[0, 0]]]",
+    "step_ends": "the last own token of each step, as [[1, 4], [0]]",
+    "paths": "the place of each row in its tree, as ['a#0#0', 'a#0#1']",
+    "entropy": "of each token's distribution, as [[0.9, 1.7], [1.1, 0.5]]",
+    "version": "of the weights that sampled each token, as [[3, 4], [3, 3]]",
+    "expert": "1 for rows of an expert, as [0, 0, 1]",
+    "select": "how much each token is imitated, as [[1, 0], [0.1, 0.1]]",
+    "log_z": "of each row's prompt, as [0.3, -0.2]",
+    "logp_teacher": "the teacher's, as [[-0.5, -1.2], [-0.3, -0.9]]",
+    "has_teacher": "1 for rows with a demonstration, as [1, 0]",
+    "student_logits": "over the vocabulary, as [[[0.1, 0.5, -0.2]]]",
+    "teacher_logits": "over the vocabulary, as [[[0.1, 0.5, -0.2]]]",
+    "entropies": "of one step after the other, as [0.5, 0.3]",
+    "steps": "numbers of steps, as [0, 10, 20]",
+    "u": "chances in [0, 1), one a step, as [0.1, 0.9]",
 }
 
 
@@ -229,6 +342,8 @@ def named(case: Case) -> dict[str, Any]:
     for key in ("inputs", "params", "axes"):
         values = case.get(key) or {}
         done[key] = {name: value for name, value in values.items() if value is not None}
+    if "is_cap" in (case.get("params") or {}) and case["params"]["is_cap"] is None:
+        done["params"]["is_cap"] = "none"  # not 'not given': there is no ratio at all
     done["inputs"] = Inputs(done["inputs"])
     done["inputs"].owner = f"{case['kind']} {case['method']}"
     _check_params(done, case.get("params") or {})
@@ -250,9 +365,12 @@ def _check_params(case: Case, params: Mapping[str, Any]) -> None:
 
 def _names_of(case: Case) -> set[str]:
     kind, method = case["kind"], case["method"]
+    if (kind, method) in OF_PAIR:
+        return set(OF_PAIR[kind, method])
     if kind in ("policy_loss", "advantage"):
         made = policy_recipe(method)
-        slots = made.slots() if kind == "policy_loss" else made.advantage
+        weighing = [slot for slot in made.correction if slot.name == "sequence_kl_mask"]
+        slots = made.slots() if kind == "policy_loss" else (*made.advantage, *weighing)
         names = {name for slot in slots for name in OF_SLOT.get(slot.name, ())}
         weighs = kind == "policy_loss" and made.ratio.get("anchor") != "sampler"
         return {*names, *(CORRECTION if weighs else ()), *WORDS.get(method, ())}
@@ -286,7 +404,7 @@ def has_band(case: Case) -> bool:
 
 
 def policy_recipe(method: str) -> Recipe:
-    made = recipe(method)
+    made = recipe(POLICY_METHODS.get(method, method))
     if not isinstance(made, Recipe):
         raise CaseError(
             f"{method!r} is a preference method: use kind 'preference_loss', 'pair_selection' or "

@@ -117,6 +117,10 @@ def random_toy(
         "sampler_topk_id_NTK": sampled["topk_id_NTK"],
         "old_router_NTLK": 0.1 + 0.8 * experts,
         "expert_load_NTE": experts.mean(2).round(),
+        "now_logp_NT": from_logits(new, token_NT)["logp_NT"],
+        "now_entropy_NT": from_logits(new, token_NT)["entropy_NT"],
+        "old_square_mass_NT": old.softmax(-1).square().sum(-1),
+        **_further(rows, width, group_N, seed),
     }
     for name in STREAMS:  # of roles that came later: near the reference, as a model would be
         if name.endswith("_logp_NT") and name not in streams and not name.startswith("teacher"):
@@ -135,6 +139,33 @@ def random_toy(
     teacher = from_logits(made.teacher_NTV, token_NT, TOP_K)
     streams |= {f"teacher_{name}": x for name, x in teacher.items() if name in TEACHER}
     return made
+
+
+def _further(rows: int, width: int, group_N: Tensor, seed: int) -> dict[str, Tensor]:
+    """Return streams that few recipes read, drawn by themselves: the others stay what they were."""
+    g = torch.Generator().manual_seed(seed + 7_919)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=g, dtype=torch.float64)
+
+    return {
+        "age_NT": (4 * uniform(rows, width)).floor(),
+        "lesson_NT": (uniform(rows, width) < 0.5).double(),
+        "reward_part_NK": (3 * uniform(rows, 2)).floor() / 2,
+        "reference_reward_NK": (3 * uniform(int(group_N.max()) + 1, 4)).floor()[group_N] / 2,
+        "flawed_N": uniform(rows) < 0.3,
+        "taught_N": uniform(rows) < 0.7,
+        "role_N": (2 * uniform(rows)).long(),
+        "peer_N": (2 * uniform(rows)).long(),
+        "drift_N": 0.05 * uniform(rows),
+        "context_tokens_N": (9 * uniform(rows)).floor(),
+        "turns_N": 1 + (3 * uniform(rows)).floor(),
+        "turn_reward_N": (3 * uniform(rows)).floor() / 2,
+        "outcome_reward_N": (3 * uniform(rows)).floor() / 2,
+        "result_start_N": (width * uniform(rows)).long() - 1,
+        "branch_NL": torch.stack([group_N, 10 * group_N + (2 * uniform(rows)).long()], 1),
+        "state_NT": (3 * uniform(rows, width)).long(),
+    }
 
 
 @dataclass

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from groupwise.errors import CaseError, nearest
-from groupwise.losses import corrections, distribution_gates, penalties, ratios, weight_gates
+from groupwise.groups import advantages
+from groupwise.losses import (
+    corrections,
+    distribution_gates,
+    gates,
+    group_terms,
+    penalties,
+    ratios,
+    update_gates,
+    weight_gates,
+)
 from groupwise.methods.composition import Recipe
 
 Params = Mapping[str, Any]
@@ -24,13 +34,22 @@ WORDS: dict[str, tuple[str, ...]] = {  # that choose, beside those of the slots 
     "tinker_importance_sampling": ("loss", "low", "high"),
     "tinker_ppo": ("loss", "low", "high"),
     "tinker_cispo": ("loss", "low", "high"),
+    "chord": ("mu", "phi"),
+    "sdpo": ("is_cap",),
+    "gdpo": ("whiten", "whiten_eps"),
+    "otb": ("zero_tail",),
+    "m2po": ("floor_low", "floor_high"),
+    "vineppo": ("whiten_eps_in_var",),
 }
 
 
-def variant(made: Recipe, params: Params) -> Recipe:
+def variant(made: Recipe, params: Params, inputs: Params) -> Recipe:
     """Return the recipe that a case means: its own, with the slots that the words choose."""
     change = _CHANGES.get(made.name)
-    return made if change is None else made.replace(**change(made, params))
+    made = made if change is None else made.replace(**change(made, params))
+    if "rollout_is_weights" in inputs and "weighing" in made.advantage[0]:
+        made = made.replace(advantage=(made.advantage[0].replace(weighing="sampler"),))
+    return made
 
 
 def _pick(known: Mapping[str, Any], params: Params, word: str, default: str) -> Any:
@@ -115,6 +134,55 @@ def _tinker(made: Recipe, params: Params) -> dict[str, Any]:
     return {"gate": made.gate.replace(**changes)}
 
 
+def _chord(made: Recipe, params: Params) -> dict[str, Any]:
+    mu, weight = params.get("mu", 0.1), "phi" if params.get("phi", True) else "plain"
+    beside = (corrections.share(by=1.0 - mu),) if mu < 1 else made.correction
+    gate = made.gate if mu < 1 else update_gates.silent()
+    ratio = made.ratio if mu < 1 else ratios.on_policy()
+    term = group_terms.weighted_nll(coef=mu, weight=weight)
+    return {"correction": beside, "auxiliary": (term,), "gate": gate, "ratio": ratio}
+
+
+def _sdpo(made: Recipe, params: Params) -> dict[str, Any]:
+    cap = params.get("is_cap", 2.0)
+    if cap == "none":
+        return {"gate": gates.score(), "ratio": ratios.on_policy()}
+    return {"gate": gates.weight_cap(cap=cap)}
+
+
+def _gdpo(made: Recipe, params: Params) -> dict[str, Any]:
+    eps, ddof = params.get("whiten_eps"), params.get("ddof", 1)
+    rows = advantages.whiten_sequences(ddof=ddof, eps=1e-4 if eps is None else eps)
+    known = {
+        "rows": rows,
+        "tokens": advantages.whiten_tokens(ddof=ddof, eps_in_var=1e-8 if eps is None else eps),
+    }
+    return {"advantage": (made.advantage[0], _pick(known, params, "whiten", "rows"))}
+
+
+def _otb(made: Recipe, params: Params) -> dict[str, Any]:
+    tail = "zero" if params.get("zero_tail", True) else "own"
+    return {"advantage": (made.advantage[0].replace(tail=tail),)}
+
+
+def _m2po(made: Recipe, params: Params) -> dict[str, Any]:
+    # Of a case: the bounds are 1 − floor_low and 1 + floor_high.
+    names = ("floor_low", "floor_high")
+    return {"gate": made.gate.replace(**{key: params[key] for key in names if key in params})}
+
+
+def _gigpo(made: Recipe, params: Params) -> dict[str, Any]:
+    eps, ddof = params.get("eps", 1e-6), params.get("ddof", 1)
+    known = {"group": advantages.group_zscore(ddof=ddof, eps=eps), "none": advantages.group_mean()}
+    return {"advantage": (_pick(known, params, "scale", "group"), *made.advantage[1:])}
+
+
+def _spo(made: Recipe, params: Params) -> dict[str, Any]:
+    whiten = made.advantage[1]
+    words = {key: params[key] for key in ("ddof", "eps") if key in params}
+    return {"advantage": (made.advantage[0], whiten.replace(**words))}
+
+
 _CHANGES: dict[str, Callable[[Recipe, Params], dict[str, Any]]] = {
     "vespo": _vespo,
     "dro": _drift,
@@ -129,4 +197,11 @@ _CHANGES: dict[str, Callable[[Recipe, Params], dict[str, Any]]] = {
     "tinker_importance_sampling": _tinker,
     "tinker_ppo": _tinker,
     "tinker_cispo": _tinker,
+    "chord": _chord,
+    "sdpo": _sdpo,
+    "gdpo": _gdpo,
+    "otb": _otb,
+    "m2po": _m2po,
+    "spo": _spo,
+    "gigpo": _gigpo,
 }

@@ -28,11 +28,12 @@ from groupwise.errors import ConfigError, GroupwiseError, RecipeError, RecipeWar
 from groupwise.losses.gates import clip
 from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.methods.slots import REGISTRY, Range, advantage
+from groupwise.optim.row_streams import FLAWED
 from groupwise.recipes import RECIPES
 from groupwise.records import TokenBatch
 from groupwise.stages.checks import check_config
 from groupwise.stages.describe import describe
-from groupwise.stages.group_checks import needs_a_group
+from groupwise.stages.group_checks import FROM_PYTHON, needs_a_group
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_CPU = {"model.device": "cpu", "model.dtype": "float32"}
@@ -518,6 +519,18 @@ def test_every_recipe_trains_by_name_or_says_what_it_lacks(name: str) -> None:
         with pytest.raises(ConfigError, match=rf"{message}.*or take gspo"):
             check_config(config)
         assert not check_config(load(recipe=name, tiny={"experts": 8}))
+    elif set(config.recipe.streams) & set(FROM_PYTHON):
+        with pytest.raises(ConfigError, match=f"recipe {name} reads .*for batches of your own"):
+            check_config(config)
+    elif name == "fapo":
+        with pytest.raises(ConfigError, match="no part of the reward says so"):
+            check_config(config)
+        assert not check_config(
+            load(recipe=name, **{"reward.parts": {"number": 1.0, f"mine.py:{FLAWED}": 0.0}})
+        )
+    elif name == "grpo_process":
+        (doubt,) = check_config(config)
+        assert "hidden charge on going on" in doubt
     elif isinstance(config.recipe, PairRecipe):
         check_config(config)
     elif "teacher" in config.recipe.roles:

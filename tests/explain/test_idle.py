@@ -43,6 +43,7 @@ UPDATES = Conditions(moved=True)
 def on_policy(seed: int) -> Sample:
     """A random batch in which old and sampled log-probabilities are the policy's own."""
     sample = random_sample(seed, groups=(4, 4, 4, 4), width=7)
+    sample.streams["reward_N"][[2, 6, 10]] = 1.25  # better than all others of their groups
     token_NT = sample.streams["token_NT"]
     logp = sample.logits_NTV.log_softmax(-1)
     own_NT = logp.gather(-1, token_NT[..., None])[..., 0]
@@ -78,7 +79,9 @@ def without_gate(made: Recipe, slot: Slot) -> Recipe:
 
 def far_off(spread: float) -> Sample:
     """A batch in which policies differ by so many nats a token; masks may ask for many."""
-    return random_sample(1, spread=spread)
+    sample = random_sample(1, spread=spread)
+    sample.streams["reward_N"][[2, 6, 10]] = 1.25  # better than all others of their groups
+    return sample
 
 
 # --- the facts, both ways ---------------------------------------------------------------------

@@ -217,11 +217,13 @@ def test_a_group_without_any_grade_is_wanted_again() -> None:
 
 # --- values that are not finite ---------------------------------------------------------------
 
-FLOAT_STREAMS = [n for n in STREAMS if random_sample(0).streams[n].is_floating_point()]
+FLOAT_STREAMS = [
+    n for n in STREAMS if "_NT" in n and random_sample(0).streams[n].is_floating_point()
+]
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize("name", [n for n in FLOAT_STREAMS if n != "greedy_reward_N"])
+@pytest.mark.parametrize("name", FLOAT_STREAMS)
 def test_a_value_that_is_not_finite_is_refused_with_its_row_and_token(
     name: str, bad: float
 ) -> None:
@@ -362,8 +364,37 @@ def emptied(what: str) -> Sample:
     return with_streams(sample, reward_N=torch.full_like(reward_N, NAN))
 
 
-@every_recipe
-@pytest.mark.parametrize("what", ["no token", "no grade"])
+def test_a_row_where_one_number_is_not_finite_is_named() -> None:
+    for name in ("drift_N", "context_tokens_N", "outcome_reward_N"):
+        x = random_sample(0).streams[name].clone()
+        x[1] = NAN
+        with pytest.raises(BatchError, match=f"{name} is not finite: row 1 "):
+            with_streams(random_sample(0), **{name: x}).build()
+
+
+def test_parts_of_a_reward_may_lack_and_may_not_be_infinite() -> None:
+    for name in ("reward_part_NK", "reference_reward_NK"):
+        x = random_sample(0).streams[name].clone()
+        x[1, 0] = NAN
+        with_streams(random_sample(0), **{name: x}).build()
+        x[1, 0] = INF
+        with pytest.raises(BatchError, match=f"{name} is infinite"):
+            with_streams(random_sample(0), **{name: x}).build()
+
+
+# An expert's answers have no grade, and are learned all the same.
+LEARNS_UNGRADED = ("chord",)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        (name, what)
+        for name in POLICY_RECIPES
+        for what in ("no token", "no grade")
+        if what == "no token" or name not in LEARNS_UNGRADED
+    ],
+)
 def test_a_batch_with_nothing_to_learn_from_has_loss_0_and_gradient_0(name: str, what: str) -> None:
     loss, gradients = step(name, emptied(what))
     assert loss == 0.0
@@ -404,7 +435,9 @@ def test_empty_completions_neither_count_nor_spoil(name: str) -> None:
     sample = random_sample(4, groups=(4, 4))
     mask_NT = sample.streams["mask_NT"].clone()
     mask_NT[[1, 6]] = False
-    sample = with_streams(sample, mask_NT=mask_NT)
+    reward_N = sample.streams["reward_N"].clone()
+    reward_N[2] = 1.25  # better than all others of its group
+    sample = with_streams(sample, mask_NT=mask_NT, reward_N=reward_N)
     made = recipe(name)
     done = batch_phase(made, sample.build()).batch
     assert done.coefficient_NT[[1, 6]].abs().max() == 0.0

@@ -579,6 +579,7 @@ def _has_stop_gradient(name: str) -> bool:
         "score_by_probability",
     )
     special = made.gate.name in gates or made.ratio.name == "geomean_token_grad"
+    special = special or any(slot.name == "weighted_nll" for slot in made.auxiliary)
     return special or "k3+" in estimators
 
 

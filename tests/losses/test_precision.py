@@ -164,6 +164,7 @@ def assert_within(
 @pytest.mark.parametrize("seed", [0, 1])
 def test_float32_is_within_1e_5_of_float64(name: str, seed: int) -> None:
     narrow = random_sample(seed, dtype=torch.float32)
+    narrow.streams["reward_N"][2] = 1.25  # better than all others of its group
     got, want = outcome(name, narrow), outcome(name, cast(narrow, torch.float64))
     assert want[1] > 1e-4 and want[0].dtype == torch.float64
     assert got[0].dtype == torch.float32
@@ -213,7 +214,8 @@ def fill_padding(sample: Sample, junk: float) -> None:
     """Junk in the padding of all streams and of the learner's outputs other than the logits."""
     mask_NT = sample.streams["mask_NT"]
     outputs = (sample.value_NT, sample.prm_logp_NT, sample.router_NTLK)
-    for x in (*sample.streams.values(), *outputs):
+    streams = [x for name, x in sample.streams.items() if "_NT" in name]
+    for x in (*streams, *outputs):
         if x.is_floating_point() and x.shape[:2] == mask_NT.shape:
             x[~mask_NT] = junk
 
@@ -269,7 +271,8 @@ def test_a_batch_without_any_token_gives_0(name: str) -> None:
     assert loss == 0.0 and not any(g.any() for g in gradients)
 
 
-@every_recipe
+# CHORD learns from an expert's answers, which have no grade.
+@pytest.mark.parametrize("name", [n for n in POLICY_RECIPES if n != "chord"])
 def test_a_batch_without_any_grade_gives_0(name: str) -> None:
     sample = random_sample(0, groups=(2, 2), width=2)
     sample.streams["reward_N"] = torch.full((4,), float("nan"), dtype=torch.float64)

@@ -241,6 +241,8 @@ REFUSED_CASES: list[tuple[str, str, dict[str, Any], str, str]] = [
      "Use gae(), or drop the loss"),
     ("critic_nobody_reads", "grpo", {"auxiliary": "outcome_bce()"}, "no advantage reads",
      "Use process_rloo()"),
+    ("nothing_teaches", "real", {"auxiliary": ""}, "leaves the policy's term out",
+     "Add one, such as group_contrast()"),
     ("settings_fit_each_other", "prime", {"filter": "accuracy_band(0.8, 0.8)"}, "keeps nothing",
      "low must be below high"),
     ("settings_fit_each_other", "icepop", {"correction": "icepop(5.0, 0.5)"}, "keeps nothing",

@@ -56,6 +56,10 @@ def small_prompt(completion, prompt):
 def cut_off(completion, finish):
     return float(finish == "length")
 
+def flawed(completion):
+    'Right, and begun with a 1.'
+    return float(completion[:1] == "1")
+
 def stepwise(completion):
     'A reward for each digit: 1 for an odd one.'
     steps = [(at + 1, float(x in "13579")) for at, x in enumerate(completion) if x.isdigit()]

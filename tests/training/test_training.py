@@ -26,7 +26,7 @@ from steps import (
 from torch import Tensor
 
 from groupwise.errors import ConfigError, DataError
-from groupwise.methods.composition import PairRecipe, UnpairedRecipe
+from groupwise.methods.composition import PairRecipe, Recipe, UnpairedRecipe
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.layers.head import NO_RULE, HeadOutputs, HeadRule
 from groupwise.model.layers.ops import Plain
@@ -34,12 +34,19 @@ from groupwise.optim.assemble import sequences_of
 from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.schedules import LearningRates
 from groupwise.recipes import RECIPES, recipe
+from groupwise.stages import group_checks
 from groupwise.stages.pairs import pairs_of
 
 PAIRS = [name for name, entry in RECIPES.items() if isinstance(entry, PairRecipe)]
 SCORING = [name for name, entry in RECIPES.items() if entry.scores]  # test_reward_models.py
 UNPAIRED = [name for name, entry in RECIPES.items() if isinstance(entry, UnpairedRecipe)]
-TRAINED = [name for name in RECIPES if name not in {*PAIRS, *UNPAIRED, *SCORING}]
+# What no run gives a recipe's slots: they are for batches of one's own.
+FROM_PYTHON = [
+    name
+    for name, entry in RECIPES.items()
+    if isinstance(entry, Recipe) and set(entry.streams) & set(group_checks.FROM_PYTHON)
+]
+TRAINED = [name for name in RECIPES if name not in {*PAIRS, *UNPAIRED, *SCORING, *FROM_PYTHON}]
 TOLD = {"teacher__path": "policy", "teacher__prompt": "{answer}{prompt}"}
 MIXTURES = [name for name, entry in RECIPES.items() if entry.routed]
 GPT_OSS = {
@@ -62,7 +69,12 @@ NEEDED: dict[str, dict[str, Any]] = {
     "distill_topk": {**TOLD, "recipe__penalty__k": 4},
     "dppo_topk": {"recipe__gate__k": 4},
     "gkd": TOLD,
+    "flowrl": {"critic__alone_steps": 0},  # or the policy would wait for both steps
     "grpo_process": {"reward": "stepwise"},
+    "minillm": TOLD,
+    "opd": TOLD,
+    "rebn": {"reward": "stepwise"},
+    "turn_return_to_go": {"reward": "stepwise"},
     "reinforce_pp": {"group_size": 1, "prompts_per_step": 16},
     "remax": {"group_size": 1, "prompts_per_step": 16},
     "sft": {"group_size": 8},  # the default: nothing is sampled
@@ -87,12 +99,53 @@ def labelled(start: Start) -> dict[str, Any]:
     return {"data__train": start.rows("labelled", rows)}
 
 
+def from_data(name: str, start: Start) -> dict[str, Any]:
+    """What a recipe reads of the data, or of a part of the reward."""
+    if name == "a2po":
+        rows = [{"prompt": f"{a}+2=", "answer": str(a + 2), "reference_rewards": [1, 0, 0, a % 2]}
+                for a in range(10)]  # fmt: skip
+        return {"data__train": start.rows("valued", rows)}
+    if name == "fapo":
+        file = start.folder / "rewards.py"
+        return {"reward__parts": {f"{file}:odd": 1.0, f"{file}:flawed": 0.0}}
+    return {}
+
+
+@pytest.mark.parametrize("name", FROM_PYTHON)
+def test_a_recipe_for_batches_of_ones_own_is_refused_before_a_run(
+    name: str, start: Start, tmp_path: Path
+) -> None:
+    message = f"recipe {name} reads .* and no run gives that: it is for batches of your own"
+    with pytest.raises(ConfigError, match=message), start.opened(tmp_path / "run", recipe=name):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_column_that_a_recipe_reads_is_asked_for_before_a_run(
+    start: Start, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(DataError, match=r"reference_rewards.*groupwise collect"),
+        start.opened(tmp_path, recipe="a2po"),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigError, match="no part of the reward says so"),
+        start.opened(tmp_path, recipe="fapo"),
+    ):
+        pass
+
+
 def test_no_recipe_is_forgotten() -> None:
     sampled = [name for name in PAIRS if recipe(name).samples]
     assert sampled == ["spin", "online_dpo", "best_of_group_dpo", "self_rewarding"]
     assert len(PAIRS) == 28 and UNPAIRED == ["kto"]
     assert SCORING == ["reward_model", "process_reward_model"]
-    every = [*TRAINED, *PAIRS, *UNPAIRED, *SCORING]
+    assert FROM_PYTHON == [
+        "spo", "hierarchical_grpo", "gigpo", "mt_grpo", "treepo", "proximal_interpolation",
+        "chord", "sdpo",
+    ]  # fmt: skip
+    every = [*TRAINED, *PAIRS, *UNPAIRED, *SCORING, *FROM_PYTHON]
     assert len(every) == len(RECIPES) and len(TRAINED) > 40
 
 
@@ -101,7 +154,7 @@ def test_no_recipe_is_forgotten() -> None:
     "name", [*TRAINED, *(x for x in PAIRS if not recipe(x).judging), *UNPAIRED]
 )
 def test_every_recipe_trains_by_name(name: str, start: Start, tmp_path: Path) -> None:
-    changes = dict(NEEDED.get(name, {}))
+    changes = dict(NEEDED.get(name, {})) | from_data(name, start)
     if name in {*PAIRS, *UNPAIRED} and not recipe(name).samples:
         changes |= labelled(start)
     with start.opened(tmp_path, recipe=name, **changes) as run:
