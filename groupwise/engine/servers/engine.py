@@ -1,0 +1,490 @@
+"""vLLM and SGLang as engines: requests out, answers in, weights over, and the probe in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import time
+import uuid
+import weakref
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from groupwise.engine.protocol import (
+    Capabilities,
+    Engine,
+    Finish,
+    Request,
+    Sampling,
+    Ticket,
+    Wrote,
+)
+from groupwise.engine.randomness import key
+from groupwise.engine.servers.carriers import (
+    AdapterCarrier,
+    Carrier,
+    FolderCarrier,
+    IpcCarrier,
+    NcclCarrier,
+)
+from groupwise.engine.servers.fleet import LOOK_EVERY, Fleet, Job, Station
+from groupwise.engine.servers.launch import Launched, Plan
+from groupwise.engine.servers.link import Call, ServerFailed, ServerGone, ServerRefused
+from groupwise.engine.servers.probing import Scores, check_probe, smallest_of
+from groupwise.engine.servers.server import Ask, Reply, Server
+from groupwise.engine.servers.sglang import SglangServer
+from groupwise.engine.servers.vllm import VllmServer
+from groupwise.engine.servers.weights import Ids, Weights
+from groupwise.engine.stopping import watch_of
+from groupwise.errors import EngineError
+from groupwise.records import Completion
+
+if TYPE_CHECKING:
+    from groupwise import config
+    from groupwise.engine.backends import EngineSetup
+
+LANES = 256  # requests at a time to one server, unless engine.slots says otherwise
+AGAIN = 1.0  # seconds between two tries to bring a server back
+SETTLE = 30.0  # seconds for servers to let go of answers that nobody wants
+HOT = 2.0  # the temperature at which raw and processed log-probabilities are told apart
+
+
+@dataclasses.dataclass
+class Group:
+    """A request that is under way: what has come of its samples."""
+
+    request: Request
+    sampling: Sampling
+    found: dict[int, Completion] = dataclasses.field(default_factory=dict)
+
+
+class ServerEngine(Engine):
+    """Samples by inference servers: given ones, or some of its own."""
+
+    kind: ClassVar[type[Server]]
+
+    def __init__(self, setup: EngineSetup) -> None:
+        settings = setup.settings
+        if setup.weights is None:
+            raise EngineError(f"engine.backend={settings.backend} is made by a run, not by hand.")
+        self.weights: Weights = setup.weights
+        self.settings, self.seed, self.tell = settings, setup.seed, setup.tell
+        self.tokenizer, self.shape = setup.loaded.tokenizer, setup.loaded.model.config
+        self.dtype = setup.loaded.model.head_weight.dtype
+        self.capabilities = self.capabilities_for(settings)
+        self.number, self.mark = -1, uuid.uuid4().hex[:8]  # another engine's versions are others
+        self.groups: dict[Ticket, Group] = {}
+        self.done: list[tuple[Ticket, list[Completion]]] = []
+        self.tickets = count()
+        self.root = Path(tempfile.mkdtemp(prefix="groupwise_weights_", dir=settings.folder or None))
+        self.root.chmod(0o755)
+        weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+        self.first: Scores | None = None
+        self.last: dict[str, Scores] = {}  # of each server, of the version before
+        self.checked: set[str] = set()  # servers that compute with the run's vocabulary
+        self._learner: list[Tensor] | None = None  # of the probe, at the version of now
+        self.told: dict[str, float] = {"sync/restarts": 0.0}
+        self.fleet = Fleet(self._stations(), settings.slots or LANES, self._why_wrong)
+        self.carrier = self._carrier()
+        self.sync(0)
+
+    @classmethod
+    def capabilities_for(cls, settings: config.EngineSettings) -> Capabilities:
+        """Return what one can do; weights that it rounds are copies of another name."""
+        rounded = f":{settings.quantization}" if settings.quantization else ""
+        return Capabilities(weights=f"{cls.kind.kind}{rounded}")
+
+    @classmethod
+    def problems(cls, settings: config.EngineSettings) -> Iterator[str]:
+        """Say what is wrong before anything is loaded; servers that should be there are asked."""
+        name = settings.backend
+        if bool(settings.urls) == bool(settings.servers):
+            yield (
+                f"engine.backend={name} needs servers: give the addresses of some in engine.urls, "
+                'such as ["http://127.0.0.1:8000"], or have groupwise start engine.servers of '
+                "them; one of the two."
+            )
+        if settings.command and not settings.servers:
+            yield "engine.command would be ignored: no server is started. Set engine.servers."
+        if settings.carrier != "folder" and cls.kind is not VllmServer:
+            yield (
+                f"engine.carrier={settings.carrier} uses vLLM's transfer calls, which {name} has "
+                "not. Set engine.carrier=folder."
+            )
+        for url in settings.urls:
+            try:
+                facts = cls.kind(url, settings.timeout).look(settings.carrier)
+            except (ServerGone, ServerRefused) as error:
+                yield (
+                    f"{error}. Start the server before the run, or correct engine.urls; "
+                    f"{cls.kind.kind} wants {cls.kind.flags}."
+                )
+            except EngineError as error:
+                yield str(error)
+            else:
+                if facts.context and facts.context <= settings.max_tokens:
+                    yield (
+                        f"{url} holds {facts.context} tokens of a sequence, and engine.max_tokens="
+                        f"{settings.max_tokens} leaves no room for a prompt. Start it with a "
+                        "larger context, or lower engine.max_tokens."
+                    )
+
+    # --- samples --------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:
+        if not self.groups:
+            self._distrust()
+            self.fleet.answers = self.fleet.tokens = 0
+        given: list[Ticket] = []
+        jobs: list[Job] = []
+        for request in requests:
+            ticket = next(self.tickets)
+            given.append(ticket)
+            self.groups[ticket] = Group(request, sampling)
+            jobs += [
+                Job(ticket, n, self._ask(request, n, sampling)) for n in range(request.samples)
+            ]
+        self.fleet.add(jobs)
+        return given
+
+    def finished(self, wrote: Wrote | None = None) -> list[tuple[Ticket, list[Completion]]]:
+        while self.groups and not self.done:
+            for job, reply in self.fleet.take(LOOK_EVERY):
+                self._keep(job, reply)
+            if wrote is not None:
+                wrote(self.fleet.answers, self.fleet.tokens)
+            self._report()
+            if not self.done:
+                self._bring_back()
+        done, self.done = self.done, []
+        return done
+
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        gone = set(tickets)
+        self.fleet.drop(gone)
+        self.done = [(ticket, group) for ticket, group in self.done if ticket not in gone]
+        for ticket in gone:
+            self.groups.pop(ticket, None)
+
+    def _ask(self, request: Request, sample: int, sampling: Sampling) -> Ask:
+        # An answer that is gone on with starts its generator anew: its place goes into the seed.
+        purpose = f"token {request.begun}" if request.begun else "token"
+        named = (request.stream, request.prompt_id, request.draw, sample)
+        words = key(self.seed, *named, purpose=purpose)
+        return Ask(
+            prompt=tuple(request.prompt),
+            most=request.most(sampling),
+            least=request.least(sampling),
+            sampling=sampling,
+            seed=(words[0] << 31 | words[1] >> 1) & (2**62 - 1),
+            salt=self.version,
+            ends=tuple(sorted(self.tokenizer.eos_ids)),
+            begun=request.begun,
+        )
+
+    def _keep(self, job: Job, reply: Reply) -> None:
+        group = self.groups[job.ticket]
+        length, finish = self._end(job.ask, reply.ids)
+        group.found[job.sample] = Completion(
+            token_ids=reply.ids[:length],
+            logp_T=torch.tensor(list(reply.logps[:length]), dtype=torch.float32),
+            finish=finish,
+            version=self.number,
+            weights=self.capabilities.weights,
+        )
+        if len(group.found) == group.request.samples:
+            rows = [group.found[n] for n in range(group.request.samples)]
+            self.done.append((job.ticket, rows))
+            del self.groups[job.ticket]
+
+    def _end(self, ask: Ask, ids: Ids) -> tuple[int, Finish]:
+        """Return where an answer ended, by our own reading of it, and by what."""
+        begun = ask.prompt[len(ask.prompt) - ask.begun :]
+        watch = watch_of(self.tokenizer, ask.sampling.stop, begun)
+        for number, token in enumerate(ids, 1):
+            stopped = watch is not None and watch.push(token)
+            if token in ask.ends:
+                return number, "eos"
+            if stopped and number >= ask.least:
+                return number, "stop"
+        return len(ids), "length"
+
+    def _why_wrong(self, job: Job, reply: Reply) -> str:
+        """Return what is wrong with an answer of a server; "" where nothing is."""
+        ids, most = reply.ids, job.ask.most
+        if any(not 0 <= token < self.shape.vocab_size for token in ids):
+            return f"writes tokens beyond the vocabulary of {self.shape.vocab_size:,}"
+        if not 1 <= len(ids) <= most:
+            return f"wrote {len(ids)} tokens where 1 to {most} were asked for"
+        if reply.finish not in ("stop", "length"):
+            return f"broke an answer off ({reply.finish})"
+        if len(ids) < most and self._end(job.ask, ids)[1] == "length":
+            return f"wrote {len(ids)} tokens of {most}, and nothing ends an answer there"
+        return ""
+
+    # --- weights --------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> str:
+        """Return what this engine calls its weights: no other engine's have that name."""
+        return f"{self.mark}-{self.number}"
+
+    def sync(self, version: int) -> None:
+        """Bring the weights to every server, and have each of them probed before it serves."""
+        if self.groups:
+            raise EngineError(
+                f"{len(self.groups)} requests are under way, and weights must not change under "
+                "them. Wait for them, or cancel them."
+            )
+        self.fleet.settle(SETTLE)
+        begun, before = time.monotonic(), self.number
+        self.number = version
+        self.fleet.version = self.version
+        self._learner = None
+        for station in self.fleet.stations:
+            station.ready = False
+        try:
+            self.carrier.begin(self.version)
+            self._bring_all()
+        except BaseException:
+            self.number = before  # nobody samples from what did not arrive
+            raise
+        self.told["time/sync"] = self.told.get("time/sync", 0.0) + time.monotonic() - begun
+
+    def measures(self) -> dict[str, float]:
+        """Return what happened since the last call: syncs, the probe, faults."""
+        told = {**self.told, "sync/resubmitted": float(self.fleet.resubmitted)}
+        self.told, self.fleet.resubmitted = {"sync/restarts": 0.0}, 0
+        return told
+
+    def _bring_all(self) -> None:
+        """Deliver to every server; go on with those that are there, wait where none is."""
+        gave_up = time.monotonic() + self.settings.timeout
+        while True:
+            for station in self.fleet.stations:
+                if not station.ready:
+                    self._try(station)
+            self._report()
+            if self.fleet.any_ready:
+                return
+            if time.monotonic() > gave_up:
+                raise EngineError(self._nobody("new weights wait for a server"))
+            time.sleep(AGAIN)
+
+    def _try(self, station: Station) -> None:
+        """Deliver to a server; one that can't be reached stays out of service."""
+        station.looked = time.monotonic()
+        try:
+            self._wake(station)
+            self._deliver(station)
+            self.fleet.back(station)
+        except ServerFailed:
+            raise
+        except ServerGone as error:
+            station.reason = str(error)
+
+    def _wake(self, station: Station) -> None:
+        """Ask a server what it can do; start one of ours again that does not answer."""
+        launched, served = station.launched, bool(station.server.facts.model)
+        if launched is not None and launched.ended is not None and not served:
+            raise EngineError(
+                f"A server of engine.servers ended with status {launched.ended} before it was "
+                f"ready. The end of its log:\n{launched.last_words()}"
+            )
+        try:
+            station.server.look(self.settings.carrier)
+        except ServerGone:
+            if launched is None or not served:
+                raise
+            station.server = self.kind(launched.start(), self.settings.timeout)
+            self.told["sync/restarts"] += 1.0
+            raise  # until it is up
+
+    def _deliver(self, station: Station) -> None:
+        """Bring weights to a server and probe it: only then it serves."""
+        server = station.server
+        server.pause()
+        self.carrier.carry(server, self.version)
+        server.resume()
+        server.clear()
+        said = server.version()
+        if said is not None and said != self.version:
+            raise ServerFailed(
+                f"{server.url} took the weights of version {self.version!r} and says that it has "
+                f"{said!r}"
+            )
+        self._probe(server)
+
+    def _probe(self, server: Server) -> None:
+        sequences = self.weights.probe()
+        if self._learner is None:
+            self._learner = [x.double() for x in self.weights.scored(sequences)]
+        if server.url not in self.checked:
+            self._check_identity(server)
+            self.checked.add(server.url)
+        engine = [server.score(ids, self.version) for ids in sequences]
+        found = Scores(torch.cat(engine), torch.cat(self._learner))
+        check_probe(
+            server.url,
+            found,
+            first=self.first,
+            before=self.last.get(server.url),
+            dtype=self.dtype,
+            quantised=bool(self.settings.quantization),
+        )
+        self.first = self.first or found
+        self.last[server.url] = found
+        self.told["sync/probe_mean"] = max(self.told.get("sync/probe_mean", 0.0), found.mean)
+        self.told["sync/probe_max"] = max(self.told.get("sync/probe_max", 0.0), found.max)
+
+    def _check_identity(self, server: Server) -> None:
+        """Refuse another vocabulary, and log-probabilities of before the temperature."""
+        try:
+            server.score((0, self.shape.vocab_size - 1), self.version)
+        except ServerRefused as error:
+            raise EngineError(
+                f"{error}. The run's model has {self.shape.vocab_size:,} tokens: the server serves "
+                "another one. Start it with the run's model."
+            ) from None
+        prompt = self.weights.probe()[0][:8]
+        sampling = Sampling(max_tokens=1, temperature=HOT)
+        for seed in range(4):
+            ask = Ask(prompt, 1, 0, sampling, seed, self.version, ())
+            reply = server.generate(ask, Call())
+            if reply.ids and reply.logps:
+                row = (*prompt, reply.ids[0])
+                hot, raw = (float(self.weights.scored([row], t)[0][-1]) for t in (HOT, 1.0))
+                said = reply.logps[0]
+                if abs(said - raw) < abs(said - hot) and abs(hot - raw) > 0.05:
+                    raise EngineError(
+                        f"{server.url} reports log-probabilities of before the temperature: "
+                        f"{said:.3f} where the distribution that it drew from gives {hot:.3f}. "
+                        f"Start it with {server.flags}."
+                    )
+
+    # --- servers --------------------------------------------------------------------------------
+
+    def _distrust(self) -> None:
+        """Look at servers that nobody has watched for a while: one may have been restarted."""
+        for station in self.fleet.stations:
+            if station.ready:
+                try:
+                    said = station.server.version()
+                    if said is not None:
+                        if said != self.version:
+                            raise ServerGone(
+                                f"{station.server.url} says that its weights are of version "
+                                f"{said!r}, and it was given {self.version!r}"
+                            )
+                        continue
+                    self._same_scores(station.server)
+                except ServerGone as error:
+                    self.fleet.out(station, str(error))
+        self._report()
+        if not self.fleet.any_ready:
+            self._bring_all()
+
+    def _same_scores(self, server: Server) -> None:
+        """Ask one that does not say its version for a part of the probe."""
+        sequences = self.weights.probe()[:1]
+        found = server.score(sequences[0], self.version)
+        was = self.last[server.url].engine_T[: len(found)]
+        first = 0.0 if self.first is None else self.first.mean
+        if float((found - was).abs().mean()) > max(smallest_of(self.dtype), first):
+            raise ServerGone(f"{server.url} scores the probe otherwise than behind the last sync")
+
+    def _report(self) -> None:
+        """Tell the run of servers that went out of service."""
+        with self.fleet.change:
+            said, self.fleet.outages = self.fleet.outages, []
+        for reason in said:
+            self.tell("engine", f"{reason}; its unfinished answers go out again")
+
+    def _bring_back(self) -> None:
+        """Try servers that are out, now and then; stop where none has been there for too long."""
+        now = time.monotonic()
+        out = [station for station in self.fleet.stations if not station.ready]
+        for station in out:
+            if now - station.looked >= AGAIN:
+                self.checked.discard(station.server.url)  # it may be another one by now
+                try:
+                    self._try(station)
+                except ServerFailed as error:
+                    station.reason = str(error)
+                if station.ready:
+                    self.tell("engine", f"{station.server.url} is back, synced and probed")
+        if not self.fleet.any_ready:
+            away = min(now - station.since for station in out)
+            if away > self.settings.timeout:
+                raise EngineError(self._nobody("answers wait for a server"))
+
+    def _nobody(self, what: str) -> str:
+        reasons = "; ".join(station.reason for station in self.fleet.stations)
+        return (
+            f"No server has answered for {self.settings.timeout:g} s (engine.timeout), and {what}: "
+            f"{reasons}. Start them again; the same command goes on from the last checkpoint."
+        )
+
+    def _stations(self) -> list[Station]:
+        settings = self.settings
+        if settings.urls:
+            return [Station(self.kind(url, settings.timeout)) for url in settings.urls]
+        start = self.root / "start"
+        rank = self.weights.rank
+        self.weights.folder(start, fold=not rank)
+        plan = Plan(
+            self.kind.kind,
+            settings.command,
+            start,
+            self.shape.context,
+            str(self.dtype).removeprefix("torch."),
+            rank,
+            settings.quantization,
+            settings.carrier,
+        )
+        found = []
+        gpus = torch.cuda.device_count()
+        for number in range(settings.servers):
+            log = self.root / f"server-{number}.log"
+            launched = Launched(plan, number, log, gpus)
+            weakref.finalize(self, launched.stop)
+            found.append(Station(self.kind(launched.start(), settings.timeout), launched))
+        return found
+
+    def _carrier(self) -> Carrier:
+        """Choose how weights get there: an adapter alone where every server can swap it."""
+        if self.settings.carrier == "ipc":
+            return IpcCarrier(self.weights)
+        if self.settings.carrier == "nccl":
+            return NcclCarrier(self.weights)
+        if self._swapping():
+            return AdapterCarrier(self.weights, self.root)
+        return FolderCarrier(self.weights, self.root)
+
+    def _swapping(self) -> bool:
+        if not self.weights.rank:
+            return False
+        if not self.settings.urls:
+            return True
+        servers = [station.server for station in self.fleet.stations]
+        for server in servers:
+            server.look(self.settings.carrier)
+        return all(server.swaps_adapters for server in servers)
+
+
+class VllmEngine(ServerEngine):
+    """vLLM over HTTP."""
+
+    kind = VllmServer
+
+
+class SglangEngine(ServerEngine):
+    """SGLang over HTTP."""
+
+    kind = SglangServer
