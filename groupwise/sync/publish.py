@@ -183,9 +183,10 @@ class Publisher:
         if own:
             raw["tie_word_embeddings"] = False
         with new_folder(place, replace=True) as beside_it:
-            state = {
-                name: x.cpu().contiguous() for name, x in named_tensors(model, fold=fold, head=own)
-            }
+            named = named_tensors(model, fold=fold, head=own)
+            state = {name: x.cpu().contiguous() for name, x in named}
+            if own and model.config.tied:
+                state["lm_head.weight"] = state["lm_head.weight"].clone()  # files share nothing
             write_tensors(beside_it, state, shard_bytes=SHARD_BYTES)
             for name, content in {
                 **made,

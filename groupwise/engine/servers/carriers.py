@@ -99,7 +99,7 @@ class IpcCarrier:
         vllm = _vllm(server, "ipc")
         vllm.init_weight_transfer_engine({"packed": False})
         vllm.start_weight_update()
-        for chunk in chunks(self.weights.tensors()):
+        for chunk in chunks(self.weights.tensors(), CHUNK):
             # One export a tensor, and all of them alive until the call is answered.
             handles = [self.handle(tensor) for _, tensor in chunk]
             vllm.update_weights(
@@ -178,7 +178,7 @@ class Source:
 
 
 def chunks(
-    tensors: Iterator[tuple[str, Tensor]], most: int = CHUNK
+    tensors: Iterator[tuple[str, Tensor]], most: int
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield tensors in their order, as many at a time as `most` bytes hold, or one."""
     held: list[tuple[str, Tensor]] = []

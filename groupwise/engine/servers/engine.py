@@ -309,6 +309,9 @@ class ServerEngine(Engine):
     def _deliver(self, station: Station) -> None:
         """Bring weights to a server and probe it: only then it serves."""
         server = station.server
+        new = server.url not in self.checked
+        if new:
+            self._check_vocabulary(server)
         server.pause()
         self.carrier.carry(server, self.version)
         server.resume()
@@ -319,15 +322,15 @@ class ServerEngine(Engine):
                 f"{server.url} took the weights of version {self.version!r} and says that it has "
                 f"{said!r}"
             )
+        if new:
+            self._check_temperature(server)
+            self.checked.add(server.url)
         self._probe(server)
 
     def _probe(self, server: Server) -> None:
         sequences = self.weights.probe()
         if self._learner is None:
             self._learner = [x.double() for x in self.weights.scored(sequences)]
-        if server.url not in self.checked:
-            self._check_identity(server)
-            self.checked.add(server.url)
         engine = [server.score(ids, self.version) for ids in sequences]
         found = Scores(torch.cat(engine), torch.cat(self._learner))
         check_probe(
@@ -343,8 +346,8 @@ class ServerEngine(Engine):
         self.told["sync/probe_mean"] = max(self.told.get("sync/probe_mean", 0.0), found.mean)
         self.told["sync/probe_max"] = max(self.told.get("sync/probe_max", 0.0), found.max)
 
-    def _check_identity(self, server: Server) -> None:
-        """Refuse another vocabulary, and log-probabilities of before the temperature."""
+    def _check_vocabulary(self, server: Server) -> None:
+        """Refuse a server whose vocabulary ends before the run's, before it gets weights."""
         try:
             server.score((0, self.shape.vocab_size - 1), self.version)
         except ServerRefused as error:
@@ -352,6 +355,9 @@ class ServerEngine(Engine):
                 f"{error}. The run's model has {self.shape.vocab_size:,} tokens: the server serves "
                 "another one. Start it with the run's model."
             ) from None
+
+    def _check_temperature(self, server: Server) -> None:
+        """Refuse log-probabilities of before the temperature."""
         prompt = self.weights.probe()[0][:8]
         sampling = Sampling(max_tokens=1, temperature=HOT)
         for seed in range(4):
