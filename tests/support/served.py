@@ -47,11 +47,11 @@ def loaded(name: str = "smollm2", *, adapted: bool = False) -> Loaded:
 
 
 def engine(
-    policy: Loaded, servers: Sequence[FakeServer], said: list[str] | None = None, **changes: Any
+    policy: Loaded, behind: Sequence[FakeServer], said: list[str] | None = None, **changes: Any
 ) -> ServerEngine:
-    kind = servers[0].kind
+    kind = behind[0].kind
     settings = EngineSettings(
-        **({"backend": kind, "urls": tuple(x.url for x in servers), "timeout": 20.0} | changes)
+        **({"backend": kind, "urls": tuple(x.url for x in behind), "timeout": 20.0} | changes)
     )
     told = said if said is not None else []
     setup = EngineSetup(policy, settings, 7, lambda kind, text: told.append(text),

@@ -177,9 +177,7 @@ class Source:
         """Say that all of them are here."""
 
 
-def chunks(
-    tensors: Iterator[tuple[str, Tensor]], most: int
-) -> Iterator[list[tuple[str, Tensor]]]:
+def chunks(tensors: Iterator[tuple[str, Tensor]], most: int) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield tensors in their order, as many at a time as `most` bytes hold, or one."""
     held: list[tuple[str, Tensor]] = []
     size = 0

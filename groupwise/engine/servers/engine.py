@@ -33,7 +33,7 @@ from groupwise.engine.servers.carriers import (
     IpcCarrier,
     NcclCarrier,
 )
-from groupwise.engine.servers.fleet import LOOK_EVERY, Fleet, Job, Station
+from groupwise.engine.servers.fleet import LOOK_EVERY, Fleet, Found, Job, Station
 from groupwise.engine.servers.launch import Launched, Plan
 from groupwise.engine.servers.link import Call, ServerFailed, ServerGone, ServerRefused
 from groupwise.engine.servers.probing import Scores, check_probe, smallest_of
@@ -81,7 +81,7 @@ class ServerEngine(Engine):
         self.number, self.mark = -1, uuid.uuid4().hex[:8]  # another engine's versions are others
         self.groups: dict[Ticket, Group] = {}
         self.done: list[tuple[Ticket, list[Completion]]] = []
-        self.tickets = count()
+        self.tickets, self.answers, self.tokens = count(), 0, 0
         self.root = Path(tempfile.mkdtemp(prefix="groupwise_weights_", dir=settings.folder or None))
         self.root.chmod(0o755)
         weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
@@ -140,7 +140,7 @@ class ServerEngine(Engine):
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:
         if not self.groups:
             self._distrust()
-            self.fleet.answers = self.fleet.tokens = 0
+            self.answers = self.tokens = 0
         given: list[Ticket] = []
         jobs: list[Job] = []
         for request in requests:
@@ -155,10 +155,10 @@ class ServerEngine(Engine):
 
     def finished(self, wrote: Wrote | None = None) -> list[tuple[Ticket, list[Completion]]]:
         while self.groups and not self.done:
-            for job, reply in self.fleet.take(LOOK_EVERY):
-                self._keep(job, reply)
+            for each in self._confirmed(self.fleet.take(LOOK_EVERY)):
+                self._keep(each.job, each.reply)
             if wrote is not None:
-                wrote(self.fleet.answers, self.fleet.tokens)
+                wrote(self.answers, self.tokens)
             self._report()
             if not self.done:
                 self._bring_back()
@@ -188,8 +188,35 @@ class ServerEngine(Engine):
             begun=request.begun,
         )
 
+    def _confirmed(self, found: Sequence[Found]) -> list[Found]:
+        """Return the answers that are of the weights of now: the others go out again.
+
+        A server that was started again in between does not know what its weights were called, so
+        one question vouches for all that it wrote before.
+        """
+        doubted = {each.station: each for each in found if each.reply.version is None}
+        for station in doubted:
+            try:
+                self._ask_version(station.server)
+            except ServerGone as error:
+                self.fleet.out(station, str(error))
+                self.fleet.again([each.job for each in found if each.station is station])
+                found = [each for each in found if each.station is not station]
+        return list(found)
+
+    def _ask_version(self, server: Server) -> bool:
+        """Tell whether a server says its version; refuse one that says another."""
+        said = server.version()
+        if said is not None and said != self.version:
+            raise ServerGone(
+                f"{server.url} says that its weights are of version {said!r}, and it was given "
+                f"{self.version!r}"
+            )
+        return said is not None
+
     def _keep(self, job: Job, reply: Reply) -> None:
         group = self.groups[job.ticket]
+        self.answers, self.tokens = self.answers + 1, self.tokens + len(reply.ids)
         length, finish = self._end(job.ask, reply.ids)
         group.found[job.sample] = Completion(
             token_ids=reply.ids[:length],
@@ -283,6 +310,8 @@ class ServerEngine(Engine):
         try:
             self._wake(station)
             self._deliver(station)
+            if station.lost:
+                self.tell("engine", f"{station.server.url} is back, synced and probed")
             self.fleet.back(station)
         except ServerFailed:
             raise
@@ -381,15 +410,8 @@ class ServerEngine(Engine):
         for station in self.fleet.stations:
             if station.ready:
                 try:
-                    said = station.server.version()
-                    if said is not None:
-                        if said != self.version:
-                            raise ServerGone(
-                                f"{station.server.url} says that its weights are of version "
-                                f"{said!r}, and it was given {self.version!r}"
-                            )
-                        continue
-                    self._same_scores(station.server)
+                    if not self._ask_version(station.server):
+                        self._same_scores(station.server)
                 except ServerGone as error:
                     self.fleet.out(station, str(error))
         self._report()
@@ -423,8 +445,6 @@ class ServerEngine(Engine):
                     self._try(station)
                 except ServerFailed as error:
                     station.reason = str(error)
-                if station.ready:
-                    self.tell("engine", f"{station.server.url} is back, synced and probed")
         if not self.fleet.any_ready:
             away = min(now - station.since for station in out)
             if away > self.settings.timeout:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from groupwise.engine.servers.launch import Launched
 from groupwise.engine.servers.link import Call, ServerGone
@@ -41,11 +42,20 @@ class Station:
     server: Server
     launched: Launched | None = None
     ready: bool = False
+    lost: bool = False  # it has been in service, and failed
     reason: str = "it has not been asked yet"
     since: float = 0.0  # when it went out
     looked: float = 0.0  # when it was last looked at
     epoch: int = 0  # how often it went out: answers of before then do not count
     busy: int = 0  # lanes that wait for it
+
+
+class Found(NamedTuple):
+    """What a server wrote, and which."""
+
+    station: Station
+    job: Job
+    reply: Reply
 
 
 class Fleet:
@@ -56,9 +66,9 @@ class Fleet:
         self.change = threading.Condition()
         self.waiting: deque[Job] = deque()
         self.running: set[Job] = set()
-        self.found: list[tuple[Job, Reply]] = []
+        self.found: list[Found] = []
         self.outages: list[str] = []  # that the run has not been told of
-        self.resubmitted = self.tokens = self.answers = 0
+        self.resubmitted = 0
         self.broken: Exception | None = None  # what no other server can mend
         self.version = ""  # that servers must say their answers are of
 
@@ -71,7 +81,7 @@ class Fleet:
         """Forget jobs, and let servers know that nobody waits for them."""
         with self.change:
             self.waiting = deque(job for job in self.waiting if job.ticket not in tickets)
-            self.found = [(job, reply) for job, reply in self.found if job.ticket not in tickets]
+            self.found = [each for each in self.found if each.job.ticket not in tickets]
             gone = [job for job in self.running if job.ticket in tickets]
             for job in gone:
                 job.dropped = True
@@ -88,7 +98,7 @@ class Fleet:
                     "weights wait for that. Restart the server."
                 )
 
-    def take(self, seconds: float) -> list[tuple[Job, Reply]]:
+    def take(self, seconds: float) -> list[Found]:
         """Return what was written meanwhile, or nothing after so many seconds."""
         with self.change:
             if not (self.found or self.outages or self.broken):
@@ -103,10 +113,17 @@ class Fleet:
         with self.change:
             self._out(station, reason)
 
+    def again(self, jobs: Sequence[Job]) -> None:
+        """Send jobs out once more, whose answers do not count."""
+        with self.change:
+            self.resubmitted += len(jobs)
+            self.waiting.extendleft(jobs)
+            self._staff()
+
     def back(self, station: Station) -> None:
         """Put a server into service, synced and probed."""
         with self.change:
-            station.ready, station.reason = True, ""
+            station.ready, station.lost, station.reason = True, False, ""
             self._staff()
 
     @property
@@ -117,7 +134,7 @@ class Fleet:
 
     def _out(self, station: Station, reason: str) -> None:
         if station.ready:
-            station.ready, station.reason = False, reason
+            station.ready, station.lost, station.reason = False, True, reason
             station.since = station.looked = time.monotonic()
             station.epoch += 1
             self.outages.append(reason)
@@ -174,8 +191,7 @@ class Fleet:
             return
         why = str(failed) if reply is None else self._wrong(station, job, reply)
         if reply is not None and not why and epoch == station.epoch:
-            self.found.append((job, reply))
-            self.answers, self.tokens = self.answers + 1, self.tokens + len(reply.ids)
+            self.found.append(Found(station, job, reply))
             return
         if why and epoch == station.epoch:
             self._out(station, why)
