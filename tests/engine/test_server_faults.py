@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from engine_zoo import learner_logp
-from fake_engine_server import FakeServer, serving
+from fake_engine_server import serving
 from runs import metrics, quiet, small
 from served import SAMPLING, engine, folder, ids, learn, loaded, requests
 
@@ -129,7 +129,7 @@ def test_answers_of_a_server_that_was_replaced_meanwhile_do_not_count() -> None:
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_restart_between_two_batches_is_noticed(tells: bool) -> None:
-    """Nothing failed, and the weights are old: by its version, or by the probe where it has none."""
+    """Nothing failed, and the weights are old: its version tells, or the probe."""
     policy, said = loaded(), []
     with serving(folder()) as server:
         if not tells:
@@ -181,9 +181,9 @@ def test_where_nobody_is_left_the_run_stops_with_the_reasons() -> None:
         for server in servers:
             server.faults["die"] = True
             server.without.add("/pause")  # neither can be brought back
-        with pytest.raises(EngineError, match="lacks /pause|No server has answered for 1.5 s"):
+        with pytest.raises(EngineError, match=r"lacks /pause|No server has answered for 1\.5 s"):
             sampler.generate(requests(), SAMPLING)
-    with pytest.raises(EngineError, match="No server has answered for 1.5 s.*can't be reached"):
+    with pytest.raises(EngineError, match=r"No server has answered for 1\.5 s.*can't be reached"):
         sampler.sync(1)
 
 
@@ -200,7 +200,7 @@ def test_a_request_that_no_server_can_serve_is_raised_at_once() -> None:
     with serving(folder(), context=64) as server:
         sampler = engine(loaded(), [server])
         long = requests(1, 1)[0]
-        with pytest.raises(EngineError, match="answers 400 .* maximum context length is 64"):
+        with pytest.raises(EngineError, match=r"answers 400 .* maximum context length is 64"):
             sampler.generate([type(long)((1,) * 63, 1, prompt_id=0, draw=0)], SAMPLING)
 
 
@@ -288,7 +288,7 @@ def test_commands_say_all_that_the_run_relies_on(tmp_path: Path) -> None:
     theirs = " ".join(plan(tmp_path, kind="sglang", command=("python", "-m", "x")).words(1))
     assert theirs.startswith("python -m x --model-path")
     assert "--enable-deterministic-inference" in theirs  # else it does not look at seeds
-    with pytest.raises(EngineError, match="engine.command has --port"):
+    with pytest.raises(EngineError, match=r"engine\.command has --port"):
         plan(tmp_path, command=("vllm", "--port=80")).words(1)
 
 
@@ -300,7 +300,7 @@ def test_servers_take_the_last_gpus() -> None:
 
 def test_one_that_ends_at_once_says_why() -> None:
     command = (sys.executable, "-c", "raise SystemExit('no such wheel')")
-    with pytest.raises(EngineError, match="ended with status 1 before it was(.|\n)*such wheel"):
+    with pytest.raises(EngineError, match=r"ended with status 1 before it was(.|\n)*such wheel"):
         start(command)
     with pytest.raises(EngineError, match="can't start '/no/such/python'"):
         start(("/no/such/python",))

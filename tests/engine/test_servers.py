@@ -210,6 +210,8 @@ def test_weights_that_did_not_arrive_as_they_are_stop_the_run(
         sampler.sync(1)
     assert server.url in str(why.value)
     assert sampler.number == 0  # 3: the version is not raised by what did not arrive
+    with pytest.raises(EngineError, match="sync them first"):
+        sampler.submit(requests(1, 1), SAMPLING)
     server.faults.clear()
     sampler.sync(1)  # whole again, whatever was left half done
     assert sampler.number == 1
@@ -305,7 +307,7 @@ def test_transfer_calls_hand_over_chunks_by_handle(
             server.faults["older"] = True
             server.without |= {"/weight_info", "/update_weight_version"}
         sampler = engine(policy, [server])
-        sampler.carrier = IpcCarrier(sampler.weights, handle)
+        sampler.delivery.carrier = IpcCarrier(sampler.weights, handle)
         monkeypatch.setattr("groupwise.engine.servers.carriers.CHUNK", 1)
         learn(policy)
         sampler.sync(1)

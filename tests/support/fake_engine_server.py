@@ -254,7 +254,7 @@ class FakeServer:
     def answer(self, path: str, query: str, body: Any) -> Any:
         if path == "/openapi.json":
             fields = [name for name in COMPLETION_FIELDS if name not in self.without]
-            schema = {"CompletionRequest": {"properties": dict.fromkeys(fields, {})}}
+            schema = {"CompletionRequest": {"properties": {name: {} for name in fields}}}
             update = {"post": {"requestBody": {}} if "older" in self.faults else {}}
             paths = {name: update if "start" in name else {} for name in self.paths()}
             return {"paths": paths, "components": {"schemas": schema}}

@@ -1,4 +1,4 @@
-"""Engines whose servers are stand-ins, for tests: a tiny policy, its folder, what is asked of it."""
+"""Engines whose servers are stand-ins, for tests: a tiny policy, its folder, requests."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
 from groupwise.engine.protocol import (
     Capabilities,
@@ -33,10 +32,10 @@ from groupwise.engine.servers.carriers import (
     IpcCarrier,
     NcclCarrier,
 )
+from groupwise.engine.servers.delivery import Delivery
 from groupwise.engine.servers.fleet import LOOK_EVERY, Fleet, Found, Job, Station
 from groupwise.engine.servers.launch import Launched, Plan
-from groupwise.engine.servers.link import Call, ServerFailed, ServerGone, ServerRefused
-from groupwise.engine.servers.probing import Scores, check_probe, smallest_of
+from groupwise.engine.servers.link import ServerFailed, ServerGone, ServerRefused
 from groupwise.engine.servers.server import Ask, Reply, Server
 from groupwise.engine.servers.sglang import SglangServer
 from groupwise.engine.servers.vllm import VllmServer
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 LANES = 256  # requests at a time to one server, unless engine.slots says otherwise
 AGAIN = 1.0  # seconds between two tries to bring a server back
 SETTLE = 30.0  # seconds for servers to let go of answers that nobody wants
-HOT = 2.0  # the temperature at which raw and processed log-probabilities are told apart
 
 
 @dataclasses.dataclass
@@ -85,13 +83,16 @@ class ServerEngine(Engine):
         self.root = Path(tempfile.mkdtemp(prefix="groupwise_weights_", dir=settings.folder or None))
         self.root.chmod(0o755)
         weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
-        self.first: Scores | None = None
-        self.last: dict[str, Scores] = {}  # of each server, of the version before
-        self.checked: set[str] = set()  # servers that compute with the run's vocabulary
-        self._learner: list[Tensor] | None = None  # of the probe, at the version of now
         self.told: dict[str, float] = {"sync/restarts": 0.0}
         self.fleet = Fleet(self._stations(), settings.slots or LANES, self._why_wrong)
-        self.carrier = self._carrier()
+        self.delivery = Delivery(
+            self.weights,
+            self._carrier(),
+            self.shape.vocab_size,
+            self.dtype,
+            quantised=bool(settings.quantization),
+        )
+        self.synced = False
         self.sync(0)
 
     @classmethod
@@ -138,6 +139,8 @@ class ServerEngine(Engine):
     # --- samples --------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:
+        if not self.synced:
+            raise EngineError("The last weights did not arrive at the servers: sync them first.")
         if not self.groups:
             self._distrust()
             self.answers = self.tokens = 0
@@ -271,23 +274,24 @@ class ServerEngine(Engine):
             )
         self.fleet.settle(SETTLE)
         begun, before = time.monotonic(), self.number
-        self.number = version
+        self.number, self.synced = version, False
         self.fleet.version = self.version
-        self._learner = None
         for station in self.fleet.stations:
             station.ready = False
         try:
-            self.carrier.begin(self.version)
+            self.delivery.begin(self.version)
             self._bring_all()
         except BaseException:
             self.number = before  # nobody samples from what did not arrive
             raise
+        self.synced = True
         self.told["time/sync"] = self.told.get("time/sync", 0.0) + time.monotonic() - begun
 
     def measures(self) -> dict[str, float]:
         """Return what happened since the last call: syncs, the probe, faults."""
-        told = {**self.told, "sync/resubmitted": float(self.fleet.resubmitted)}
-        self.told, self.fleet.resubmitted = {"sync/restarts": 0.0}, 0
+        told = {**self.told, **self.delivery.told}
+        told["sync/resubmitted"] = float(self.fleet.resubmitted)
+        self.told, self.delivery.told, self.fleet.resubmitted = {"sync/restarts": 0.0}, {}, 0
         return told
 
     def _bring_all(self) -> None:
@@ -309,7 +313,7 @@ class ServerEngine(Engine):
         station.looked = time.monotonic()
         try:
             self._wake(station)
-            self._deliver(station)
+            self.delivery.deliver(station.server)
             if station.lost:
                 self.tell("engine", f"{station.server.url} is back, synced and probed")
             self.fleet.back(station)
@@ -335,74 +339,6 @@ class ServerEngine(Engine):
             self.told["sync/restarts"] += 1.0
             raise  # until it is up
 
-    def _deliver(self, station: Station) -> None:
-        """Bring weights to a server and probe it: only then it serves."""
-        server = station.server
-        new = server.url not in self.checked
-        if new:
-            self._check_vocabulary(server)
-        server.pause()
-        self.carrier.carry(server, self.version)
-        server.resume()
-        server.clear()
-        said = server.version()
-        if said is not None and said != self.version:
-            raise ServerFailed(
-                f"{server.url} took the weights of version {self.version!r} and says that it has "
-                f"{said!r}"
-            )
-        if new:
-            self._check_temperature(server)
-            self.checked.add(server.url)
-        self._probe(server)
-
-    def _probe(self, server: Server) -> None:
-        sequences = self.weights.probe()
-        if self._learner is None:
-            self._learner = [x.double() for x in self.weights.scored(sequences)]
-        engine = [server.score(ids, self.version) for ids in sequences]
-        found = Scores(torch.cat(engine), torch.cat(self._learner))
-        check_probe(
-            server.url,
-            found,
-            first=self.first,
-            before=self.last.get(server.url),
-            dtype=self.dtype,
-            quantised=bool(self.settings.quantization),
-        )
-        self.first = self.first or found
-        self.last[server.url] = found
-        self.told["sync/probe_mean"] = max(self.told.get("sync/probe_mean", 0.0), found.mean)
-        self.told["sync/probe_max"] = max(self.told.get("sync/probe_max", 0.0), found.max)
-
-    def _check_vocabulary(self, server: Server) -> None:
-        """Refuse a server whose vocabulary ends before the run's, before it gets weights."""
-        try:
-            server.score((0, self.shape.vocab_size - 1), self.version)
-        except ServerRefused as error:
-            raise EngineError(
-                f"{error}. The run's model has {self.shape.vocab_size:,} tokens: the server serves "
-                "another one. Start it with the run's model."
-            ) from None
-
-    def _check_temperature(self, server: Server) -> None:
-        """Refuse log-probabilities of before the temperature."""
-        prompt = self.weights.probe()[0][:8]
-        sampling = Sampling(max_tokens=1, temperature=HOT)
-        for seed in range(4):
-            ask = Ask(prompt, 1, 0, sampling, seed, self.version, ())
-            reply = server.generate(ask, Call())
-            if reply.ids and reply.logps:
-                row = (*prompt, reply.ids[0])
-                hot, raw = (float(self.weights.scored([row], t)[0][-1]) for t in (HOT, 1.0))
-                said = reply.logps[0]
-                if abs(said - raw) < abs(said - hot) and abs(hot - raw) > 0.05:
-                    raise EngineError(
-                        f"{server.url} reports log-probabilities of before the temperature: "
-                        f"{said:.3f} where the distribution that it drew from gives {hot:.3f}. "
-                        f"Start it with {server.flags}."
-                    )
-
     # --- servers --------------------------------------------------------------------------------
 
     def _distrust(self) -> None:
@@ -411,21 +347,12 @@ class ServerEngine(Engine):
             if station.ready:
                 try:
                     if not self._ask_version(station.server):
-                        self._same_scores(station.server)
+                        self.delivery.check_same(station.server)
                 except ServerGone as error:
                     self.fleet.out(station, str(error))
         self._report()
         if not self.fleet.any_ready:
             self._bring_all()
-
-    def _same_scores(self, server: Server) -> None:
-        """Ask one that does not say its version for a part of the probe."""
-        sequences = self.weights.probe()[:1]
-        found = server.score(sequences[0], self.version)
-        was = self.last[server.url].engine_T[: len(found)]
-        first = 0.0 if self.first is None else self.first.mean
-        if float((found - was).abs().mean()) > max(smallest_of(self.dtype), first):
-            raise ServerGone(f"{server.url} scores the probe otherwise than behind the last sync")
 
     def _report(self) -> None:
         """Tell the run of servers that went out of service."""
@@ -440,7 +367,7 @@ class ServerEngine(Engine):
         out = [station for station in self.fleet.stations if not station.ready]
         for station in out:
             if now - station.looked >= AGAIN:
-                self.checked.discard(station.server.url)  # it may be another one by now
+                self.delivery.checked.discard(station.server.url)  # it may be another one by now
                 try:
                     self._try(station)
                 except ServerFailed as error:
