@@ -181,8 +181,9 @@ def test_weights_are_taken_while_nobody_writes_and_the_cache_is_cleared() -> Non
         server.calls.clear()
         sampler.sync(1)
         order = [path for path, _ in server.calls]
-    wanted = ["/openapi.json", "/v1/models", "/pause", "/collective_rpc", "/update_weight_version", "/resume",
-              "/reset_prefix_cache", "/weight_info", "/v1/completions"]  # fmt: skip
+    wanted = ["/openapi.json", "/v1/models", "/pause", "/collective_rpc",
+              "/update_weight_version", "/resume", "/reset_prefix_cache", "/weight_info",
+              "/v1/completions"]  # fmt: skip
     assert list(dict.fromkeys(order)) == wanted
 
 
