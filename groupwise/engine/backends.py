@@ -28,7 +28,7 @@ from groupwise.model.adapters.peft_files import CONFIG as ADAPTER_CONFIG
 from groupwise.model.formats.checkpoint import save
 
 if TYPE_CHECKING:
-    from groupwise.engine.servers.weights import Weights
+    from groupwise.engine.servers.weights import PolicyWeights
     from groupwise.model.formats.checkpoint import Loaded
 
 # Where the class of each lives. It is imported when it is asked for: others' packages take long.
@@ -56,7 +56,7 @@ class EngineSetup:
     settings: config.EngineSettings  # all of [engine]
     seed: int
     tell: Tell = warn
-    weights: Weights | None = None  # the policy, for engines in other processes
+    weights: PolicyWeights | None = None  # the policy, for engines in other processes
 
     def publish(self, folder: str | Path) -> None:
         """Write the policy as it is now: a plain folder that other tools read, too.

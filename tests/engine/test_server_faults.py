@@ -20,7 +20,7 @@ from runs import metrics, quiet, small
 from served import SAMPLING, engine, folder, ids, learn, loaded, requests
 
 from groupwise.engine.backends import backend, capabilities_of
-from groupwise.engine.servers.launch import Launched, Plan, gpu_of
+from groupwise.engine.servers.launch import Launched, LaunchPlan, gpu_of
 from groupwise.errors import ConfigError, EngineError
 from groupwise.model.formats.checkpoint import load_weights
 from groupwise.runfiles.catalogue import CATALOGUE
@@ -266,12 +266,12 @@ def test_rounded_weights_go_with_a_recipe_that_corrects() -> None:
 # --- servers of the run's own ---------------------------------------------------------------------
 
 
-def plan(tmp_path: Path, **changes: Any) -> Plan:
+def plan(tmp_path: Path, **changes: Any) -> LaunchPlan:
     given: dict[str, Any] = {
         "kind": "vllm", "command": (), "model": tmp_path, "context": 64, "dtype": "float32",
         "rank": 0, "quantization": "", "carrier": "folder",
     }  # fmt: skip
-    return Plan(**(given | changes))
+    return LaunchPlan(**(given | changes))
 
 
 def test_commands_say_all_that_the_run_relies_on(tmp_path: Path) -> None:

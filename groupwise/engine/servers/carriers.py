@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from groupwise.engine.servers.server import Server
+from groupwise.engine.servers.server import InferenceServer
 from groupwise.engine.servers.vllm import VllmServer
-from groupwise.engine.servers.weights import Weights
+from groupwise.engine.servers.weights import PolicyWeights
 from groupwise.errors import EngineError
 
 CHUNK = 2**29  # bytes of tensors that one call hands over
@@ -35,7 +35,7 @@ class Carrier(Protocol):
         """Take the policy as it is now."""
         ...
 
-    def carry(self, server: Server, version: str) -> None:
+    def carry(self, server: InferenceServer, version: str) -> None:
         """Bring it to one server, whole."""
         ...
 
@@ -43,7 +43,7 @@ class Carrier(Protocol):
 class FolderCarrier:
     """A folder of safetensors that servers read: they must see the same files."""
 
-    def __init__(self, weights: Weights, root: Path) -> None:
+    def __init__(self, weights: PolicyWeights, root: Path) -> None:
         self.weights, self.root = weights, root
         self.place: Path | None = None
 
@@ -56,7 +56,7 @@ class FolderCarrier:
     def write(self, place: Path) -> None:
         self.weights.folder(place)
 
-    def carry(self, server: Server, version: str) -> None:
+    def carry(self, server: InferenceServer, version: str) -> None:
         assert self.place is not None
         server.take_folder(self.place, version)
 
@@ -67,7 +67,7 @@ class AdapterCarrier(FolderCarrier):
     def write(self, place: Path) -> None:
         self.weights.adapter(place)
 
-    def carry(self, server: Server, version: str) -> None:
+    def carry(self, server: InferenceServer, version: str) -> None:
         assert self.place is not None
         server.take_adapter(self.place, version)
 
@@ -89,13 +89,15 @@ def cuda_handle(tensor: Tensor) -> Handle:
 class IpcCarrier:
     """CUDA IPC: a server on the same GPU reads tensors where they lie, a chunk at a time."""
 
-    def __init__(self, weights: Weights, handle: Callable[[Tensor], Handle] = cuda_handle) -> None:
+    def __init__(
+        self, weights: PolicyWeights, handle: Callable[[Tensor], Handle] = cuda_handle
+    ) -> None:
         self.weights, self.handle = weights, handle
 
     def begin(self, version: str) -> None:
-        """Nothing is kept: tensors are read when a server takes them."""
+        """Keep nothing: tensors are read when a server takes them."""
 
-    def carry(self, server: Server, version: str) -> None:
+    def carry(self, server: InferenceServer, version: str) -> None:
         vllm = _vllm(server, "ipc")
         vllm.init_weight_transfer_engine({"packed": False})
         vllm.start_weight_update()
@@ -117,13 +119,13 @@ class IpcCarrier:
 class NcclCarrier:
     """NCCL, by the trainer's side of vLLM itself: it must be installed beside groupwise."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: PolicyWeights) -> None:
         self.weights = weights
 
     def begin(self, version: str) -> None:
-        """Nothing is kept: tensors are sent when a server takes them."""
+        """Keep nothing: tensors are sent when a server takes them."""
 
-    def carry(self, server: Server, version: str) -> None:
+    def carry(self, server: InferenceServer, version: str) -> None:
         vllm = _vllm(server, "nccl")
         try:
             factory = importlib.import_module("vllm.distributed.weight_transfer.factory")
@@ -141,7 +143,7 @@ class NcclCarrier:
             master_port=free_port(),
             world_size=1 + vllm.world_size(),
         )
-        sender = made.trainer_init(init, client=vllm, source=Source(self.weights))
+        sender = made.trainer_init(init, client=vllm, source=TensorSource(self.weights))
         try:
             sender.send_weights()
         finally:
@@ -158,10 +160,10 @@ class Described:
     shape: tuple[int, ...]
 
 
-class Source:
+class TensorSource:
     """The weights as vLLM's trainer side reads them: what comes, then the tensors themselves."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: PolicyWeights) -> None:
         self.weights = weights
 
     def metadata(self) -> list[Described]:
@@ -219,7 +221,7 @@ def own_address(url: str) -> str:
         return found
 
 
-def _vllm(server: Server, carrier: str) -> VllmServer:
+def _vllm(server: InferenceServer, carrier: str) -> VllmServer:
     if not isinstance(server, VllmServer):
         raise EngineError(
             f"engine.carrier={carrier} uses vLLM's transfer calls, which {server.kind} has not. "

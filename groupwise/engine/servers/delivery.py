@@ -7,10 +7,10 @@ from torch import Tensor
 
 from groupwise.engine.protocol import Sampling
 from groupwise.engine.servers.carriers import Carrier
-from groupwise.engine.servers.link import Call, ServerFailed, ServerGone, ServerRefused
+from groupwise.engine.servers.link import PendingCall, ServerFailed, ServerGone, ServerRefused
 from groupwise.engine.servers.probing import Scores, check_probe, smallest_of
-from groupwise.engine.servers.server import Ask, Server
-from groupwise.engine.servers.weights import Weights
+from groupwise.engine.servers.server import Ask, InferenceServer
+from groupwise.engine.servers.weights import PolicyWeights
 from groupwise.errors import EngineError
 
 HOT = 2.0  # the temperature at which raw and processed log-probabilities are told apart
@@ -22,7 +22,7 @@ class Delivery:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: PolicyWeights,
         carrier: Carrier,
         vocabulary: int,
         dtype: torch.dtype,
@@ -43,7 +43,7 @@ class Delivery:
         self.version, self._learner = version, None
         self.carrier.begin(version)
 
-    def deliver(self, server: Server) -> None:
+    def deliver(self, server: InferenceServer) -> None:
         """Bring weights to a server and probe it: only then it serves."""
         new = server.url not in self.checked
         if new:
@@ -63,7 +63,7 @@ class Delivery:
             self.checked.add(server.url)
         self._probe(server)
 
-    def _probe(self, server: Server) -> None:
+    def _probe(self, server: InferenceServer) -> None:
         sequences = self.weights.probe()
         if self._learner is None:
             self._learner = [x.double() for x in self.weights.scored(sequences)]
@@ -82,7 +82,7 @@ class Delivery:
         for name, value in (("sync/probe_mean", found.mean), ("sync/probe_max", found.max)):
             self.told[name] = max(self.told.get(name, 0.0), value)
 
-    def _check_vocabulary(self, server: Server) -> None:
+    def _check_vocabulary(self, server: InferenceServer) -> None:
         """Refuse a server whose vocabulary ends before the run's, before it gets weights."""
         try:
             server.score((0, self.vocabulary - 1), self.version)
@@ -92,13 +92,13 @@ class Delivery:
                 "another one. Start it with the run's model."
             ) from None
 
-    def _check_temperature(self, server: Server) -> None:
+    def _check_temperature(self, server: InferenceServer) -> None:
         """Refuse log-probabilities of before the temperature."""
         prompt = self.weights.probe()[0][:8]
         sampling = Sampling(max_tokens=1, temperature=HOT)
         for seed in range(4):
             ask = Ask(prompt, 1, 0, sampling, seed, self.version, ())
-            reply = server.generate(ask, Call())
+            reply = server.generate(ask, PendingCall())
             if reply.ids and reply.logps:
                 row = (*prompt, reply.ids[0])
                 hot, raw = (float(self.weights.scored([row], t)[0][-1]) for t in (HOT, 1.0))
@@ -110,7 +110,7 @@ class Delivery:
                         f"Start it with {server.flags}."
                     )
 
-    def check_same(self, server: Server) -> None:
+    def check_same(self, server: InferenceServer) -> None:
         """Refuse a server that scores a part of the probe otherwise than behind its last sync."""
         sequences = self.weights.probe()[:1]
         found = server.score(sequences[0], self.version)

@@ -33,13 +33,13 @@ from groupwise.engine.servers.carriers import (
     NcclCarrier,
 )
 from groupwise.engine.servers.delivery import Delivery
-from groupwise.engine.servers.fleet import LOOK_EVERY, Fleet, Found, Job, Station
-from groupwise.engine.servers.launch import Launched, Plan
+from groupwise.engine.servers.fleet import LOOK_EVERY, Fleet, SampleJob, Station, Written
+from groupwise.engine.servers.launch import Launched, LaunchPlan
 from groupwise.engine.servers.link import ServerFailed, ServerGone, ServerRefused
-from groupwise.engine.servers.server import Ask, Reply, Server
+from groupwise.engine.servers.server import Ask, InferenceServer, Reply
 from groupwise.engine.servers.sglang import SglangServer
 from groupwise.engine.servers.vllm import VllmServer
-from groupwise.engine.servers.weights import Ids, Weights
+from groupwise.engine.servers.weights import Ids, PolicyWeights
 from groupwise.engine.stopping import watch_of
 from groupwise.errors import EngineError
 from groupwise.records import Completion
@@ -54,7 +54,7 @@ SETTLE = 30.0  # seconds for servers to let go of answers that nobody wants
 
 
 @dataclasses.dataclass
-class Group:
+class PendingGroup:
     """A request that is under way: what has come of its samples."""
 
     request: Request
@@ -65,19 +65,19 @@ class Group:
 class ServerEngine(Engine):
     """Samples by inference servers: given ones, or some of its own."""
 
-    kind: ClassVar[type[Server]]
+    kind: ClassVar[type[InferenceServer]]
 
     def __init__(self, setup: EngineSetup) -> None:
         settings = setup.settings
         if setup.weights is None:
             raise EngineError(f"engine.backend={settings.backend} is made by a run, not by hand.")
-        self.weights: Weights = setup.weights
+        self.weights: PolicyWeights = setup.weights
         self.settings, self.seed, self.tell = settings, setup.seed, setup.tell
         self.tokenizer, self.shape = setup.loaded.tokenizer, setup.loaded.model.config
         self.dtype = setup.loaded.model.head_weight.dtype
         self.capabilities = self.capabilities_for(settings)
         self.number, self.mark = -1, uuid.uuid4().hex[:8]  # another engine's versions are others
-        self.groups: dict[Ticket, Group] = {}
+        self.groups: dict[Ticket, PendingGroup] = {}
         self.done: list[tuple[Ticket, list[Completion]]] = []
         self.tickets, self.answers, self.tokens = count(), 0, 0
         self.root = Path(tempfile.mkdtemp(prefix="groupwise_weights_", dir=settings.folder or None))
@@ -145,13 +145,14 @@ class ServerEngine(Engine):
             self._distrust()
             self.answers = self.tokens = 0
         given: list[Ticket] = []
-        jobs: list[Job] = []
+        jobs: list[SampleJob] = []
         for request in requests:
             ticket = next(self.tickets)
             given.append(ticket)
-            self.groups[ticket] = Group(request, sampling)
+            self.groups[ticket] = PendingGroup(request, sampling)
             jobs += [
-                Job(ticket, n, self._ask(request, n, sampling)) for n in range(request.samples)
+                SampleJob(ticket, n, self._ask(request, n, sampling))
+                for n in range(request.samples)
             ]
         self.fleet.add(jobs)
         return given
@@ -191,7 +192,7 @@ class ServerEngine(Engine):
             begun=request.begun,
         )
 
-    def _confirmed(self, found: Sequence[Found]) -> list[Found]:
+    def _confirmed(self, found: Sequence[Written]) -> list[Written]:
         """Return the answers that are of the weights of now: the others go out again.
 
         A server that was started again in between does not know what its weights were called, so
@@ -207,7 +208,7 @@ class ServerEngine(Engine):
                 found = [each for each in found if each.station is not station]
         return list(found)
 
-    def _ask_version(self, server: Server) -> bool:
+    def _ask_version(self, server: InferenceServer) -> bool:
         """Tell whether a server says its version; refuse one that says another."""
         said = server.version()
         if said is not None and said != self.version:
@@ -217,7 +218,7 @@ class ServerEngine(Engine):
             )
         return said is not None
 
-    def _keep(self, job: Job, reply: Reply) -> None:
+    def _keep(self, job: SampleJob, reply: Reply) -> None:
         group = self.groups[job.ticket]
         self.answers, self.tokens = self.answers + 1, self.tokens + len(reply.ids)
         length, finish = self._end(job.ask, reply.ids)
@@ -245,7 +246,7 @@ class ServerEngine(Engine):
                 return number, "stop"
         return len(ids), "length"
 
-    def _why_wrong(self, job: Job, reply: Reply) -> str:
+    def _why_wrong(self, job: SampleJob, reply: Reply) -> str:
         """Return what is wrong with an answer of a server; "" where nothing is."""
         ids, most = reply.ids, job.ask.most
         if any(not 0 <= token < self.shape.vocab_size for token in ids):
@@ -391,7 +392,7 @@ class ServerEngine(Engine):
         start = self.root / "start"
         rank = self.weights.rank
         self.weights.folder(start, fold=not rank)
-        plan = Plan(
+        plan = LaunchPlan(
             self.kind.kind,
             settings.command,
             start,

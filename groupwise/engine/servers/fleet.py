@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from groupwise.engine.servers.launch import Launched
-from groupwise.engine.servers.link import Call, ServerGone
-from groupwise.engine.servers.server import Ask, Reply, Server
+from groupwise.engine.servers.link import PendingCall, ServerGone
+from groupwise.engine.servers.server import Ask, InferenceServer, Reply
 from groupwise.errors import EngineError
 
 TRIES = 5  # times that one answer may fail before the run stops
@@ -24,7 +24,7 @@ LOOK_EVERY = 0.2  # seconds between two looks of whoever waits
 
 
 @dataclass(eq=False)
-class Job:
+class SampleJob:
     """One sample: what is asked, and how often it failed."""
 
     ticket: int
@@ -32,14 +32,14 @@ class Job:
     ask: Ask
     tries: int = 0
     dropped: bool = False  # nobody wants it any more
-    call: Call = field(default_factory=Call)
+    call: PendingCall = field(default_factory=PendingCall)
 
 
 @dataclass(eq=False)
 class Station:
     """A server in service, or out of it with a reason. It comes back synced and probed."""
 
-    server: Server
+    server: InferenceServer
     launched: Launched | None = None
     ready: bool = False
     lost: bool = False  # it has been in service, and failed
@@ -50,29 +50,31 @@ class Station:
     busy: int = 0  # lanes that wait for it
 
 
-class Found(NamedTuple):
-    """What a server wrote, and which."""
+class Written(NamedTuple):
+    """An answer, and the server that wrote it."""
 
     station: Station
-    job: Job
+    job: SampleJob
     reply: Reply
 
 
 class Fleet:
     """Answers jobs with as many requests at a time as there are lanes."""
 
-    def __init__(self, stations: Sequence[Station], lanes: int, wrong: Callable[[Job, Reply], str]):
+    def __init__(
+        self, stations: Sequence[Station], lanes: int, wrong: Callable[[SampleJob, Reply], str]
+    ):
         self.stations, self.lanes, self.wrong = list(stations), lanes, wrong
         self.change = threading.Condition()
-        self.waiting: deque[Job] = deque()
-        self.running: set[Job] = set()
-        self.found: list[Found] = []
+        self.waiting: deque[SampleJob] = deque()
+        self.running: set[SampleJob] = set()
+        self.found: list[Written] = []
         self.outages: list[str] = []  # that the run has not been told of
         self.resubmitted = 0
         self.broken: Exception | None = None  # what no other server can mend
         self.version = ""  # that servers must say their answers are of
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def add(self, jobs: Sequence[SampleJob]) -> None:
         with self.change:
             self.waiting.extend(jobs)
             self._staff()
@@ -98,7 +100,7 @@ class Fleet:
                     "weights wait for that. Restart the server."
                 )
 
-    def take(self, seconds: float) -> list[Found]:
+    def take(self, seconds: float) -> list[Written]:
         """Return what was written meanwhile, or nothing after so many seconds."""
         with self.change:
             if not (self.found or self.outages or self.broken):
@@ -113,7 +115,7 @@ class Fleet:
         with self.change:
             self._out(station, reason)
 
-    def again(self, jobs: Sequence[Job]) -> None:
+    def again(self, jobs: Sequence[SampleJob]) -> None:
         """Send jobs out once more, whose answers do not count."""
         with self.change:
             self.resubmitted += len(jobs)
@@ -149,14 +151,14 @@ class Fleet:
                 station.busy += 1
                 threading.Thread(target=self._lane, args=(station,), daemon=True).start()
 
-    def _next(self, station: Station) -> tuple[Job, int] | None:
+    def _next(self, station: Station) -> tuple[SampleJob, int] | None:
         with self.change:
             if not self.waiting or not station.ready or self.broken:
                 station.busy -= 1
                 self.change.notify_all()
                 return None
             job = self.waiting.popleft()
-            job.call = Call()
+            job.call = PendingCall()
             self.running.add(job)
             return job, station.epoch
 
@@ -181,7 +183,7 @@ class Fleet:
         self,
         station: Station,
         epoch: int,
-        job: Job,
+        job: SampleJob,
         reply: Reply | None,
         failed: Exception | None,
     ) -> None:
@@ -191,7 +193,7 @@ class Fleet:
             return
         why = str(failed) if reply is None else self._wrong(station, job, reply)
         if reply is not None and not why and epoch == station.epoch:
-            self.found.append(Found(station, job, reply))
+            self.found.append(Written(station, job, reply))
             return
         if why and epoch == station.epoch:
             self._out(station, why)
@@ -205,7 +207,7 @@ class Fleet:
         self.waiting.appendleft(job)
         self._staff()
 
-    def _wrong(self, station: Station, job: Job, reply: Reply) -> str:
+    def _wrong(self, station: Station, job: SampleJob, reply: Reply) -> str:
         """Return what is wrong with an answer; "" where nothing is."""
         url = station.server.url
         if reply.version is not None and reply.version != self.version:

@@ -30,7 +30,7 @@ END_SECONDS = 10.0  # for a server to end by itself
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """How servers are started."""
 
     kind: str
@@ -80,7 +80,7 @@ class Plan:
 class Launched:
     """A server of ours. It ends when the run does, whatever ends that."""
 
-    plan: Plan
+    plan: LaunchPlan
     number: int
     log: Path
     gpus: int

@@ -34,7 +34,7 @@ class ServerRefused(EngineError):
         self.status = status
 
 
-class Call:
+class PendingCall:
     """A request on its way, which another thread may break off."""
 
     def __init__(self) -> None:
@@ -77,12 +77,24 @@ class Link:
         return self._ask("GET", path, None, seconds, doing, None)
 
     def post(
-        self, path: str, body: Any = None, *, seconds: float, doing: str, call: Call | None = None
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        seconds: float,
+        doing: str,
+        call: PendingCall | None = None,
     ) -> Any:
         return self._ask("POST", path, body, seconds, doing, call)
 
     def _ask(
-        self, method: str, path: str, body: Any, seconds: float, doing: str, call: Call | None
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        seconds: float,
+        doing: str,
+        call: PendingCall | None,
     ) -> Any:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         # One connection a request: a server that closed an idle one looks like one that died.
@@ -113,7 +125,7 @@ class Link:
         path: str,
         body: Any,
         seconds: float,
-        call: Call | None,
+        call: PendingCall | None,
     ) -> tuple[int, bytes]:
         deadline = time.monotonic() + seconds
         headers = {"Connection": "close"}

@@ -24,7 +24,7 @@ MOVED = 1e-6  # mean |Δ log p| of the learner, from which on an engine that sta
 
 @dataclass(frozen=True)
 class Scores:
-    """What both sides said of the probe's tokens, in one row."""
+    """The log-probabilities of the probe's tokens on both sides, in one row."""
 
     engine_T: Tensor
     learner_T: Tensor

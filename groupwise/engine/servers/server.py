@@ -1,4 +1,4 @@
-"""What engines ask of an inference server, whatever it is called there."""
+"""The seam of inference servers: what engines ask of one, whatever it is called there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from groupwise.engine.protocol import Sampling
-from groupwise.engine.servers.link import Call, Link, ServerFailed
+from groupwise.engine.servers.link import Link, PendingCall, ServerFailed
 from groupwise.engine.servers.weights import Ids
 
 LOOK_SECONDS = 10.0  # for what a server knows by heart
@@ -36,7 +36,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server wrote: ids, their log-probabilities, why it ended, by which weights."""
+    """A server's answer: ids, their log-probabilities, why it ended, by which weights."""
 
     ids: Ids
     logps: Sequence[float]
@@ -46,13 +46,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a server says of itself before anybody relies on it."""
+    """Facts that a server tells of itself before anybody relies on it."""
 
     model: str
     context: int  # tokens that it holds of one sequence; 0: it does not say
 
 
-class Server(ABC):
+class InferenceServer(ABC):
     """One server. Waits have deadlines, and errors say what was waited for."""
 
     kind: ClassVar[str]
@@ -72,7 +72,7 @@ class Server(ABC):
         """Return what it says of itself; refuse one that lacks what is needed."""
 
     @abstractmethod
-    def generate(self, ask: Ask, call: Call) -> Reply:
+    def generate(self, ask: Ask, call: PendingCall) -> Reply:
         """Return one sample."""
 
     @abstractmethod

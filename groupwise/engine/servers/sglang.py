@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from groupwise.engine.servers.link import Call, ServerFailed, ServerRefused
+from groupwise.engine.servers.link import PendingCall, ServerFailed, ServerRefused
 from groupwise.engine.servers.server import (
     LOOK_SECONDS,
     Ask,
     Body,
     Facts,
+    InferenceServer,
     Reply,
-    Server,
     ids_of,
     member,
 )
@@ -26,7 +26,7 @@ NEEDED = (GENERATE, DISK, "/pause_generation", "/continue_generation", "/flush_c
 SEED = 2**31 - 1  # its seeds are 32-bit numbers
 
 
-class SglangServer(Server):
+class SglangServer(InferenceServer):
     """A server that `python -m sglang.launch_server` starts."""
 
     kind = "sglang"
@@ -63,7 +63,7 @@ class SglangServer(Server):
     def _info(self) -> str:
         return "/model_info" if "/model_info" in self.paths else "/get_model_info"
 
-    def generate(self, ask: Ask, call: Call) -> Reply:
+    def generate(self, ask: Ask, call: PendingCall) -> Reply:
         sampling = ask.sampling
         body: Body = {
             "input_ids": list(ask.prompt),

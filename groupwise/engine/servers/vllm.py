@@ -8,14 +8,14 @@ from urllib.parse import urlencode
 
 from torch import Tensor
 
-from groupwise.engine.servers.link import Call, ServerFailed, ServerRefused
+from groupwise.engine.servers.link import PendingCall, ServerFailed, ServerRefused
 from groupwise.engine.servers.server import (
     LOOK_SECONDS,
     Ask,
     Body,
     Facts,
+    InferenceServer,
     Reply,
-    Server,
     ids_of,
     member,
 )
@@ -34,7 +34,7 @@ ALWAYS = (COMPLETIONS, "/v1/models", "/pause", "/resume", "/reset_prefix_cache")
 FIELDS = ("return_token_ids", "prompt_logprobs", "logprobs", "seed", "stop_token_ids")
 
 
-class VllmServer(Server):
+class VllmServer(InferenceServer):
     """A server that `python -m vllm.entrypoints.openai.api_server` or `vllm serve` starts."""
 
     kind = "vllm"
@@ -73,7 +73,7 @@ class VllmServer(Server):
         self.facts = Facts(self.base, base[0].get("max_model_len") or 0)
         return self.facts
 
-    def generate(self, ask: Ask, call: Call) -> Reply:
+    def generate(self, ask: Ask, call: PendingCall) -> Reply:
         sampling = ask.sampling
         body: Body = {
             "model": self.name,

@@ -1,4 +1,4 @@
-"""What an engine that is not in this process may ask of the policy: tensors, folders, the probe."""
+"""The seam of the policy for engines in other processes: tensors, folders, the probe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 Ids = tuple[int, ...]
 
 
-class Weights(Protocol):
+class PolicyWeights(Protocol):
     """The policy as it is now; sync/publish.py has it."""
 
     @property
