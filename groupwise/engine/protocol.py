@@ -127,6 +127,7 @@ class Capabilities:
     top_k_logps: bool = False  # records the likeliest tokens too (Sampling.record_top_k)
     routes: bool = False  # records the experts of a mixture too (Sampling.record_routes)
     in_flight_updates: bool = False  # takes new weights while requests are under way
+    central: bool = False  # one of it is enough for all ranks of a team
     own_randomness: bool = True  # draws by numbers of its own: asked again, it answers otherwise
 
     @property

@@ -1,4 +1,4 @@
-"""An engine on every rank of a team: each answers its share of the requests, all get all answers.
+"""The engines of a team: one on every rank, each with its share of the requests, or one for all.
 
 Samples are named by their keys, so they are those of one process, whoever draws them.
 """
@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from groupwise.engine.batch import BatchEngine
-from groupwise.engine.protocol import Engine, Request, Sampling, State, WeightSource
+from groupwise.engine.protocol import (
+    Capabilities,
+    Engine,
+    Request,
+    Sampling,
+    State,
+    WeightSource,
+)
 from groupwise.parallel.world import World
 from groupwise.records import Completion
 
@@ -49,3 +56,41 @@ class TeamEngine(BatchEngine):
 
     def restore(self, state: State) -> None:
         self.own.restore(state)
+
+
+class LeadEngine(BatchEngine):
+    """An engine of the first rank alone, such as servers: it answers everybody's requests."""
+
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        can: Capabilities,
+        world: World,
+        deliver: Callable[[], None],
+    ) -> None:
+        self.capabilities, self.world, self.deliver = can, world, deliver
+        self.own = world.together(lambda: make() if world.leads else None)
+
+    @property
+    def lead(self) -> Engine:
+        """Return the engine, where there is one."""
+        assert self.own is not None
+        return self.own
+
+    def answer(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        return self.world.first(lambda: self.lead.generate(requests, sampling))
+
+    def sync(self, version: int) -> None:
+        self.deliver()
+        self.world.first(lambda: self.lead.sync(version))
+        super().sync(version)
+
+    def measures(self) -> dict[str, float]:
+        return self.world.first(lambda: self.lead.measures())
+
+    def state(self) -> State:
+        return self.lead.state() if self.world.leads else {}
+
+    def restore(self, state: State) -> None:
+        if self.world.leads:
+            self.lead.restore(state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from groupwise.config import Config
 from groupwise.data.cursor import cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.data.selection import KeptAnswers
-from groupwise.engine.team import TeamEngine
+from groupwise.engine.backends import capabilities_of
+from groupwise.engine.protocol import Engine
+from groupwise.engine.team import LeadEngine, TeamEngine
 from groupwise.graders.recorded_verdicts import Ledger, recorded
 from groupwise.graders.team import TeamGrader
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.checkpoint import save as save_model
 from groupwise.model.policy import adapter_notes
+from groupwise.optim.learner import Learner
 from groupwise.optim.roles import make_roles, role_notes
 from groupwise.parallel.world import ALONE, World
 from groupwise.prepare import pins
@@ -134,13 +137,16 @@ def _open(
     world.same({"configuration": configuration.text(config), **origin})
     learner = stage.learner(model, make_roles(model, start.recipe, start), world)
     reporter = Reporter(folder, recorder, mirrors, display)
-    engine = stage.engine(loaded, make_engine, reporter.event)
+
+    def sampler() -> Engine:
+        return stage.engine(loaded, make_engine, reporter.event)
+
     parts = Parts(
         loaded=loaded,
         tasks=setup.tasks,
         held_out=setup.held_out,
         grader=setup.grader if world.size == 1 else TeamGrader(setup.grader, world),
-        engine=engine if world.size == 1 else TeamEngine(engine, world, learner.deliver),
+        engine=sampler() if world.size == 1 else _of_team(start, sampler, learner, world),
         learner=learner,
     )
     progress = Progress(
@@ -187,6 +193,16 @@ def _open(
     if shown:
         display.row(f"row {setup.tasks[0].id} as it is learned", shown)
     return run
+
+
+def _of_team(
+    config: Config, sampler: Callable[[], Engine], learner: Learner, world: World
+) -> Engine:
+    """Return what samples for all ranks: one engine for them, or one on each of them."""
+    can = capabilities_of(config.engine)
+    if can.central:
+        return LeadEngine(sampler, can, world, learner.deliver)
+    return TeamEngine(sampler(), world, learner.deliver)
 
 
 def _last_known(folder: RunFolder, origin: Mapping[str, str], display: Display) -> Start | None:

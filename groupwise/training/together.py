@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from groupwise.config import Config
+from groupwise.engine.backends import capabilities_of
 from groupwise.errors import ConfigError
 from groupwise.parallel.world import World
 
@@ -30,8 +31,8 @@ def _refused(config: Config, world: World) -> Iterator[str]:
             f"recipe {config.recipe.name} samples from its reference, which is sharded over "
             f"{ranks} ranks: the native engine needs whole weights. Run it in one process."
         )
-    if config.engine.backend != NATIVE:
+    if config.engine.backend != NATIVE and not capabilities_of(config.engine).central:
         yield (
-            f"engine.backend={config.engine.backend} with {ranks} ranks: engines other than the "
-            "native one would be started on every rank. Leave it out, or run in one process."
+            f"engine.backend={config.engine.backend} with {ranks} ranks: it would be started on "
+            "every rank. Leave it out, or run in one process; vllm and sglang serve all ranks."
         )

@@ -99,7 +99,7 @@ class ServerEngine(Engine):
     def capabilities_for(cls, settings: config.EngineSettings) -> Capabilities:
         """Return what one can do; weights that it rounds are copies of another name."""
         rounded = f":{settings.quantization}" if settings.quantization else ""
-        return Capabilities(weights=f"{cls.kind.kind}{rounded}")
+        return Capabilities(weights=f"{cls.kind.kind}{rounded}", central=True)
 
     @classmethod
     def problems(cls, settings: config.EngineSettings) -> Iterator[str]:
