@@ -51,7 +51,7 @@ OPTIONAL = {
     "wandb": "a mirror of runs: watch.mirrors",
     "trackio": "a mirror of runs: watch.mirrors",
     "mlflow-skinny": "a mirror of runs: watch.mirrors",
-    "vllm": "serving an exported model",
+    "vllm": "sampling by servers: engine.backend=vllm; serving an exported model",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }
 SHARED, LEAST_SHARED = Path("/dev/shm"), 2**30  # containers have 64 MiB unless asked for more

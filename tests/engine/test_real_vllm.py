@@ -60,7 +60,7 @@ def sampler(policy: Loaded, said: list[str]) -> Iterator[ServerEngine]:
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     module, arguments = "vllm.entrypoints.openai.api_server", ("--enforce-eager",)
     settings = EngineSettings(
-        backend="vllm", servers=1, command=(PYTHON, "-m", module, *arguments), timeout=240.0
+        backend="vllm", servers=1, command=(PYTHON, "-m", module, *arguments), timeout=500.0
     )
     setup = EngineSetup(policy, settings, 7, lambda kind, text: said.append(text),
                         Publisher(policy))  # fmt: skip

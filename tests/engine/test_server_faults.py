@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -323,6 +324,28 @@ def test_a_server_ends_with_all_that_it_started(tmp_path: Path) -> None:
         while (state := state_of(pid)) not in ("", "Z"):
             assert state
             time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_server_ends_when_its_run_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+from groupwise.engine.servers.launch import Launched, LaunchPlan
+command = (sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+place = Path({str(tmp_path)!r})
+plan = LaunchPlan("vllm", command, place, 64, "float32", 0, "", "folder")
+Launched(plan, 0, place / "log", 0).start()
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code]) as run:
+        log = tmp_path / "log"
+        while not (log.exists() and log.read_text()):
+            assert run.poll() is None
+            time.sleep(0.01)
+        run.kill()
+    while state_of(log.read_text().strip()) not in ("", "Z"):
+        time.sleep(0.01)
 
 
 def state_of(pid: str) -> str:

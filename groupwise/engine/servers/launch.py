@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,13 @@ ENVIRONMENT = {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # of handles on tensors, on this machine alone
 }
 OURS = ("--host", "--port", "--model", "--model-path")
+# Asks Linux to end the server when the run is killed, and becomes the server.
+TIED = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 LAST_LINES = 12  # of a log that are shown
 END_SECONDS = 10.0  # for a server to end by itself
 
@@ -95,22 +103,21 @@ class Launched:
         gpu = gpu_of(self.number, self.gpus, environment.get("CUDA_VISIBLE_DEVICES", ""))
         if gpu:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
-        try:
-            with open(self.log, "wb") as log:
-                self.process = subprocess.Popen(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    start_new_session=True,  # its own workers end with it
-                )
-        except OSError as error:
+        if shutil.which(words[0]) is None:
             raise EngineError(
-                f"engine.servers can't start {words[0]!r}: {error}. Give the command in "
-                "engine.command, for example "
+                f"engine.servers can't start {words[0]!r}: there is no such program. Give the "
+                "command in engine.command, for example "
                 '["/path/of/its/bin/python", "-m", "vllm.entrypoints.openai.api_server"].'
-            ) from error
+            )
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", TIED, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # its own workers end with it
+            )
         return f"http://127.0.0.1:{self.port}"
 
     @property
