@@ -248,6 +248,7 @@ def test_another_program_at_the_address_is_refused() -> None:
         ({"backend": "vllm", "urls": ["127.0.0.1:1"]}, "is no address of a server"),
         ({"backend": "sglang", "servers": 1, "carrier": "ipc"}, "which sglang has not"),
         ({"backend": "vllm", "command": ["x"]}, "no server is started"),
+        ({"backend": "vllm", "servers": 1, "folder": "/no/such"}, "/no/such is no folder here"),
         ({"urls": ["http://127.0.0.1:1"]}, "engine.urls would be ignored"),
         ({"quantization": "fp8"}, "engine.quantization would be ignored"),
         ({"backend": "vllm", "servers": 1, "quantization": "fp8"}, "does not correct for it"),

@@ -35,7 +35,8 @@ from groupwise.engine.servers.carriers import (
 from groupwise.engine.servers.delivery import Delivery
 from groupwise.engine.servers.fleet import LOOK_EVERY, Fleet, SampleJob, Station, Written
 from groupwise.engine.servers.launch import Launched, LaunchPlan
-from groupwise.engine.servers.link import ServerFailed, ServerGone, ServerRefused
+from groupwise.engine.servers.link import ServerFailed, ServerGone
+from groupwise.engine.servers.refusals import problems
 from groupwise.engine.servers.server import Ask, InferenceServer, Reply
 from groupwise.engine.servers.sglang import SglangServer
 from groupwise.engine.servers.vllm import VllmServer
@@ -104,37 +105,7 @@ class ServerEngine(Engine):
     @classmethod
     def problems(cls, settings: config.EngineSettings) -> Iterator[str]:
         """Say what is wrong before anything is loaded; servers that should be there are asked."""
-        name = settings.backend
-        if bool(settings.urls) == bool(settings.servers):
-            yield (
-                f"engine.backend={name} needs servers: give the addresses of some in engine.urls, "
-                'such as ["http://127.0.0.1:8000"], or have groupwise start engine.servers of '
-                "them; one of the two."
-            )
-        if settings.command and not settings.servers:
-            yield "engine.command would be ignored: no server is started. Set engine.servers."
-        if settings.carrier != "folder" and cls.kind is not VllmServer:
-            yield (
-                f"engine.carrier={settings.carrier} uses vLLM's transfer calls, which {name} has "
-                "not. Set engine.carrier=folder."
-            )
-        for url in settings.urls:
-            try:
-                facts = cls.kind(url, settings.timeout).look(settings.carrier)
-            except (ServerGone, ServerRefused) as error:
-                yield (
-                    f"{error}. Start the server before the run, or correct engine.urls; "
-                    f"{cls.kind.kind} wants {cls.kind.flags}."
-                )
-            except EngineError as error:
-                yield str(error)
-            else:
-                if facts.context and facts.context <= settings.max_tokens:
-                    yield (
-                        f"{url} holds {facts.context} tokens of a sequence, and engine.max_tokens="
-                        f"{settings.max_tokens} leaves no room for a prompt. Start it with a "
-                        "larger context, or lower engine.max_tokens."
-                    )
+        return problems(cls.kind, settings)
 
     # --- samples --------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class SglangServer(InferenceServer):
 
     kind = "sglang"
     key_variable = "SGLANG_API_KEY"
-    flags = "--skip-tokenizer-init=false and no --disable-radix-cache"
+    flags = "--enable-deterministic-inference (else it does not look at seeds)"
 
     def __init__(self, url: str, seconds: float) -> None:
         super().__init__(url, seconds)
