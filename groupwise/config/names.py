@@ -148,7 +148,8 @@ ELSEWHERE = {
 }
 
 _NATIVE = (
-    "the native engine samples from the learner's own weights; there is no second engine to set"
+    "the native engine samples from the learner's own weights; servers are named by engine.backend "
+    "and engine.urls, and have their own flags (engines.md)"
 )
 _RANKS = (
     "torchrun says how many processes there are (scale.md); each samples by itself, and passes "

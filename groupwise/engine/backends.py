@@ -28,11 +28,14 @@ from groupwise.model.adapters.peft_files import CONFIG as ADAPTER_CONFIG
 from groupwise.model.formats.checkpoint import save
 
 if TYPE_CHECKING:
+    from groupwise.engine.servers.weights import PolicyWeights
     from groupwise.model.formats.checkpoint import Loaded
 
 # Where the class of each lives. It is imported when it is asked for: others' packages take long.
 BACKENDS: dict[str, str] = {
     "native": "groupwise.engine.native.engine:NativeEngine",
+    "sglang": "groupwise.engine.servers.engine:SglangEngine",
+    "vllm": "groupwise.engine.servers.engine:VllmEngine",
 }
 
 _FILES: dict[Path, ModuleType] = {}  # of users, loaded once: one class, whoever asks for it
@@ -54,6 +57,7 @@ class EngineSetup:
     seed: int
     tell: Tell = warn
     on_sync: Sync = "drain"  # what new weights do to answers under way
+    weights: PolicyWeights | None = None  # the policy, for engines in other processes
 
     def publish(self, folder: str | Path) -> None:
         """Write the policy as it is now: a plain folder that other tools read, too.

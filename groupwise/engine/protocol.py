@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -211,6 +211,20 @@ class Engine(ABC):
     def capabilities_for(cls, settings: config.EngineSettings) -> Capabilities:
         """Return what one made with these settings can do."""
         return cls.capabilities
+
+    @classmethod
+    def problems(cls, settings: config.EngineSettings) -> Iterator[str]:
+        """Say what speaks against such settings, before anything is loaded."""
+        for name in ("urls", "quantization"):
+            if getattr(settings, name):
+                yield (
+                    f"engine.{name} would be ignored: engine.backend={settings.backend} samples "
+                    "by no servers that have addresses. Leave it out, or set engine.backend=vllm."
+                )
+
+    def measures(self) -> dict[str, float]:
+        """Return what happened since the last call that the metrics of a step should tell."""
+        return {}
 
     @abstractmethod
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> list[Ticket]:

@@ -79,6 +79,9 @@ class LedEngine(BatchEngine):
         self.world.first(lambda: self._own.sync(version))
         super().sync(version)
 
+    def measures(self) -> dict[str, float]:
+        return self.world.first(lambda: self._own.measures())
+
     def state(self) -> State:
         return self.world.first(lambda: self._own.state())
 

@@ -10,6 +10,7 @@ from groupwise.engine.backends import EngineSetup, Tell, backend, capabilities_o
 from groupwise.engine.protocol import Engine
 from groupwise.errors import EngineError
 from groupwise.model.formats.checkpoint import Loaded
+from groupwise.sync.publish import Publisher
 
 MakeEngine = Callable[[Loaded], Engine]  # a sampler for this policy, in place of the named one
 
@@ -19,7 +20,8 @@ def engine_of(
 ) -> Engine:
     """Return the sampler of this policy; `tell` hears what people should know of it later."""
     if make is None:
-        setup = EngineSetup(loaded, config.engine, config.seed, tell, config.train.sync)
+        weights = Publisher(loaded)
+        setup = EngineSetup(loaded, config.engine, config.seed, tell, config.train.sync, weights)
         return backend(config.engine.backend).made(setup)
     made = make(loaded)
     if not isinstance(made, Engine):

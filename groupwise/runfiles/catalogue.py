@@ -159,6 +159,12 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "weights/fingerprint": Metric("hash of the weights after the step; equal runs have equal ones", "text", "changes whenever an update was made", "stands still: updates are skipped"),
         "weights/version": Metric("optimizer steps since the start", "updates", "rises by updates/count", "stands still: updates are skipped"),
     },
+    "Weights to servers": {
+        "sync/probe_mean": Metric("of engines that are servers: mean |Δ log p| of engine and learner over the probe, behind every sync; the largest of all servers", "nats", "as at the first sync: 1e-6 in float32, 0.04 in bfloat16", "grows from step to step: weights arrive in part; the run stops at its limit (docs/engines.md)"),
+        "sync/probe_max": Metric("the largest |Δ log p| over the probe", "nats", "as sync/probe_mean, 10 to 20 times it", "as sync/probe_mean"),
+        "sync/restarts": Metric("servers of the run's own that were started again", "servers", "0", "read their log: out of memory, or a fault of the server"),
+        "sync/resubmitted": Metric("answers that were asked for again, because a server failed", "answers", "0", "events.jsonl says which server, and why"),
+    },
     "The router of a mixture of experts": {
         "router/changed_share": Metric("of the policy's tokens and layers: visited by other experts than when they were sampled, mean over the step's updates; with a replay, would be by the router as it is. Where the sampler recorded routes (engine.record_routes), or a pass before the updates did", "share", "0 in the first update, below 0.1 over several", "grows from step to step: fewer updates a batch, routing_replay, or gspo"),
         "router/changed_share/*": Metric("the same by layer with experts, from 0", "share", "as router/changed_share", "as there"),
@@ -270,6 +276,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "time/device_hours_per_point": Metric("the same by percentage points of held-out accuracy gained; absent without a gain", "h", "as low as you can", "–"),
         "time/money": Metric("what these hours cost, at watch.price", "currency", "rises", "–"),
         "time/money_per_point": Metric("the same by percentage points gained", "currency", "as low as you can", "–"),
+        "time/sync": Metric("seconds of bringing new weights to servers, the probe included; of engines that are servers", "s", "well below time/rollout", "a faster engine.carrier, or engine.folder in memory (/dev/shm)"),
         "time/step": Metric("seconds of the step, all phases", "s", "steady", "time/bottleneck names what to look at"),
         "time/rollout": Metric("seconds of sampling", "s", "the largest phase for long answers", "more engine.slots, fewer engine.max_tokens"),
         "time/grade": Metric("seconds of grading", "s", "below a tenth of time/step", "a faster or parallel grader"),

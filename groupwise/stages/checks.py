@@ -12,7 +12,7 @@ from groupwise.config.adapter_checks import ANY_DOUBTFUL, ANY_REFUSED
 from groupwise.config.fields import AUTO, Config, is_generator
 from groupwise.config.reading import DEFAULTS
 from groupwise.config.values import FIELDS, checked, flat
-from groupwise.engine.backends import capabilities_of
+from groupwise.engine.backends import backend, capabilities_of
 from groupwise.errors import ConfigError
 from groupwise.methods.method import Method
 from groupwise.optim.roles import ROLES
@@ -185,6 +185,23 @@ def beyond_the_engine(config: Config, recipe: Method) -> Iterator[str]:
         )
 
 
+def servers_of_an_engine(config: Config, recipe: Method) -> Iterator[str]:
+    """Refuse what an engine says against its own settings; rounded weights must be corrected."""
+    engine = config.engine
+    yield from backend(engine.backend).problems(engine)
+    if engine.quantization and recipe.samples and "sampler_logp_NT" not in recipe.streams:
+        yield (
+            f"engine.quantization={engine.quantization} samples from weights that are not the "
+            f"learner's, and recipe {recipe.name} does not correct for it: rewards fall in "
+            "silence. Take one that does (recipe=tis, recipe=icepop), or add recipe.correction."
+        )
+    if (engine.urls or engine.servers) and str(recipe.source).startswith("reference"):
+        yield (
+            f"recipe {recipe.name} samples from its reference, and the servers of engine.backend="
+            f"{engine.backend} hold the policy. Set engine.backend=native, without servers."
+        )
+
+
 def likeliest_tokens_not_recorded(config: Config, recipe: Method) -> Iterator[str]:
     can, name = capabilities_of(config.engine), config.engine.backend
     if "sampler_topk_logp_NTK" in recipe.streams and not can.top_k_logps:
@@ -261,6 +278,7 @@ REFUSED: tuple[StageRule, ...] = (
     numbers_that_do_not_fit,
     exact_without_kernels,
     beyond_the_engine,
+    servers_of_an_engine,
     likeliest_tokens_not_recorded,
     unknown_rules,
     *lag_checks.ANY,

@@ -54,7 +54,8 @@ def recipes_without_turns(config: Config, recipe: Method) -> Iterator[str]:
             f"{lead}: the experts of several turns are not recorded. Take a recipe that does not "
             "replay the sampler's routes, and set engine.record_routes=false."
         )
-    if config.train.lag or config.engine.servers:
+    beside = config.engine.servers and config.engine.backend == "native"
+    if config.train.lag or beside:
         name = "train.lag" if config.train.lag else "engine.servers"
         yield (
             f"{lead}, and {name}={flat(config)[name]}: prompts that are sampled ahead are answered "

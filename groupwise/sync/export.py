@@ -26,12 +26,11 @@ from groupwise.model.adapters.quantized import QuantizedLinear
 from groupwise.model.formats.checkpoint import contents, load, new_folder
 from groupwise.model.formats.classifier import is_classifier
 from groupwise.model.formats.tokenizer import Tokenizer
-from groupwise.model.layers.attention import packed, packed_positions
-from groupwise.model.layers.head import HeadQuery
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import base_of, load_policy
 from groupwise.runfiles.rollouts import read
 from groupwise.sync.checkpoints import best, newest
+from groupwise.sync.publish import logp_of_ids
 
 # The largest difference of a log-probability that rounding the weights may make: several times
 # what it made for SmolLM2-135M (0.01 and 0.07).
@@ -205,12 +204,8 @@ def _encodes(tokenizer: Tokenizer, text: str) -> bool:
 def logp_of(model: Policy, sequences: Sequence[Ids]) -> Tensor:
     """Return logp of every token but each sequence's first, in float32 for any weights."""
     model = model.to("cpu", torch.float32)
-    found = []
-    for ids in sequences or [tuple(range(min(16, model.config.vocab_size)))]:
-        token_T = torch.tensor(ids)
-        query = HeadQuery(torch.arange(len(ids) - 1), token_T[1:])
-        said = model.predict(token_T, packed_positions([len(ids)]), packed([len(ids)]), query)
-        found.append(said.logp_T)
+    asked = sequences or [tuple(range(min(16, model.config.vocab_size)))]
+    found = [logp_of_ids(model, ids) for ids in asked]
     return torch.cat(found)
 
 

@@ -223,6 +223,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
         **step_metrics(run, collected, updates, version),
         "optim/learning_rate": rates.policy or 0.0,
         "weights/fingerprint": delivered,
+        **parts.engine.measures(),
     }
     improved, evaluation = False, None
     progress.trained += run.world.first(lambda: now() - clock.start)

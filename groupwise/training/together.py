@@ -34,7 +34,7 @@ def _refused(config: Config, ranks: int) -> Iterator[str]:
             f"turns with {ranks} ranks: environments would be played on each of them, and answer "
             "in another order. Run it in one process."
         )
-    if config.train.lag or config.engine.servers:
+    if config.train.lag or (config.engine.servers and config.engine.backend == NATIVE):
         name = "train.lag" if config.train.lag else "engine.servers"
         yield (
             f"{name} with {ranks} ranks is not built: every rank would sample ahead by itself. "

@@ -268,7 +268,7 @@ def test_a_state_that_nobody_restores_is_refused() -> None:
     ("name", "words"),
     [
         ("nativ", "'nativ' names no engine. Did you mean 'native'? For one of your own write"),
-        ("vortex", "'vortex' names no engine. Known: native. For one of your own"),
+        ("vortex", "'vortex' names no engine. Known: native, sglang, vllm. For one of your own"),
         ("gone.py:Mine", "There is no file 'gone.py' to load an engine from"),
         ("{own}:Wraped", "own.py has no class 'Wraped'. Did you mean 'Wrapped'?"),
         ("{own}:Half", "is no whole engine: Half does not define answer. Write what is missing"),

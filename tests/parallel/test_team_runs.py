@@ -12,6 +12,7 @@ import cold_start
 import pytest
 import team_runs
 import torch
+from fake_engine_server import serving
 from runs import left_behind
 from team_runs import apart, weights
 from teams import Failure, Ranks, ranks
@@ -62,6 +63,23 @@ def test_two_ranks_draw_the_same_samples_and_end_where_one_process_does(
     for line in lines:  # who waited, how evenly rows lay, how long weights took to come together
         assert min(line[f"time/rank_wait_{rank}"] for rank in (0, 1)) > 0
         assert 1.0 <= line["time/rank_imbalance"] < 2.0 and line["time/rank_gather"] > 0
+
+
+def test_servers_are_asked_by_the_first_rank_for_all(
+    team: Ranks, model: str, tmp_path: Path
+) -> None:
+    """Their weights are gathered from all ranks at every step."""
+    with serving(Path(model)) as server:
+        given = {"engine__backend": "vllm", "engine__urls": [server.url], "steps": 3}
+        cold_start.run_from(model, tmp_path / "alone", **given)
+        asked = len(server.asked("/v1/completions"))
+        team.run(2, team_runs.run, model, str(tmp_path / "two"), given)
+        assert len(server.asked("/v1/completions")) == 2 * asked
+    for step in (1, 2, 3):
+        one, both = (cold_start.rows(tmp_path / name, step) for name in ("alone", "two"))
+        assert [[row[x] for x in COLUMNS] for row in both] == [
+            [row[x] for x in COLUMNS] for row in one
+        ]
 
 
 def test_a_team_that_goes_on_does_what_it_would_have_done(

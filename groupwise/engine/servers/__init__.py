@@ -1,0 +1,1 @@
+"""Inference servers as engines: vLLM and SGLang over HTTP, never taken at their word."""
