@@ -352,3 +352,69 @@ def test_what_can_t_be_read_is_refused(tmp_path: Path, name: str, text: str, sai
         read(tmp_path / name)
     with pytest.raises(RecipeError, match="can't be read"):
         read(tmp_path / "nowhere.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "slot", "written"),
+    [
+        ("top_entropy_quantile=0.2", "correction", "top_entropy(fraction=0.2)"),
+        ("off_policy_mask_threshold=0.01", "correction",
+         "negative_sequence_mask(delta=0.01, anchor='old')"),
+        ("multi_objective_aggregation='normalize_then_sum'", "advantage",
+         "group_zscore_per_part(ddof=1, eps=0.0001), whiten_sequences(ddof=1, eps=0.0001)"),
+        ("loss_type='vespo', vespo_k_pos=1.5", "gate",
+         "gamma_weight(k_pos=1.5, lambda_pos=3, k_neg=3, lambda_neg=2)"),
+    ],
+)  # fmt: skip
+def test_trl_s_further_parts(tmp_path: Path, arguments: str, slot: str, written: str) -> None:
+    answer = trl(tmp_path, arguments)
+    assert answer["exact"]
+    assert answer["settings"][f"recipe.{slot}"] == written
+
+
+@pytest.mark.parametrize(
+    ("estimator", "paper"),
+    [("gdpo", "gdpo"), ("opo", "opo"), ("grpo_passk", "grpo_passk"), ("rloo", "rloo"),
+     ("tir_optimal_token_baseline", "otb"), ("gae", "ppo"), ("remax", "remax"),
+     ("reinforce_plus_plus", "reinforce_pp")],
+)  # fmt: skip
+def test_verl_s_estimators(tmp_path: Path, estimator: str, paper: str) -> None:
+    given = f"algorithm.adv_estimator={estimator} actor_rollout_ref.rollout.n=4"
+    answer = verl(tmp_path, given)
+    assert answer["exact"] and answer["paper"]["recipe"] == paper
+
+
+@pytest.mark.parametrize("mode", ["clip_cov", "kl_cov", "gspo", "sapo", "geo_mean"])
+def test_verl_s_policy_losses(tmp_path: Path, mode: str) -> None:
+    given = (
+        f"algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
+        f"actor_rollout_ref.actor.policy_loss.loss_mode={mode}"
+    )
+    answer = verl(tmp_path, given)
+    assert answer["exact"]
+    if mode == "kl_cov":
+        assert answer["settings"]["recipe.penalty"] == "cov_drift(coef=0.1, fraction=0.0002)"
+
+
+@pytest.mark.parametrize("bypass", [True, False])
+def test_verl_s_dppo_is_the_paper_s_in_bypass_mode_alone(tmp_path: Path, bypass: bool) -> None:
+    given = (
+        "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
+        "actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv "
+        f"algorithm.rollout_correction.bypass_mode={bypass}"
+    )
+    answer = verl(tmp_path, given)
+    assert answer["exact"] is bypass
+    assert answer["settings"]["recipe.ratio"] == "token(anchor='sampler')"
+
+
+def test_shapings_of_others(tmp_path: Path) -> None:
+    command = "python -m openrlhf.cli.train_ppo_ray --algo.advantage.estimator dr_grpo"
+    answer = one(tmp_path, "a.sh", f"{command} --reward.stop_properly_penalty_coef 0.5\n")
+    assert answer["settings"]["recipe.shaping"] == "stop_properly(coef=0.5)"
+    answer = one(tmp_path, "a.sh", f"{command} --reward.stop_properly_penalty_coef -0.5\n")
+    assert answer["settings"]["recipe.shaping"] == "cut_off_reward(reward=-0.5)"
+    text = "[orchestrator]\nbatch_size = 8\n[orchestrator.algo.length_penalty]\ntype = 'linear'\n"
+    answer = one(tmp_path, "rl.toml", text)
+    wanted = "linear_length_penalty(output=0.25, context=0.1, turns=0.1)"
+    assert answer["settings"]["recipe.shaping"] == wanted and answer["exact"]

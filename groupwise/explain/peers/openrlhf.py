@@ -178,10 +178,13 @@ def _reward(theirs: Settings, answer: Answer) -> None:
         answer.settings["recipe.shaping"] = f"{before}, {penalty}" if before else penalty
         if theirs.number("reward.overlong_penalty_factor") != 1:
             answer.missing["reward.overlong_penalty_factor"] = "the penalty goes to −1"
-    if theirs["reward.stop_properly_penalty_coef"] is not None:
-        answer.missing["reward.stop_properly_penalty_coef"] = (
-            "scaling the rewards of answers that were cut: overlong has mask, drop and penalise"
+    if (coef := theirs["reward.stop_properly_penalty_coef"]) is not None:
+        value = number(float(coef))
+        slot = (
+            f"cut_off_reward(reward={value})" if float(coef) < 0 else f"stop_properly(coef={value})"
         )
+        before = answer.settings.get("recipe.shaping", "")
+        answer.settings["recipe.shaping"] = f"{before}, {slot}" if before else slot
 
 
 def _batch(theirs: Settings, answer: Answer) -> None:

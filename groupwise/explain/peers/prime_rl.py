@@ -18,15 +18,22 @@ DEFAULTS: dict[str, Any] = {
     "trainer.scheduler.type": "constant", "trainer.scheduler.warmup_steps": 10,
     "orchestrator.batch_size": 128, "orchestrator.group_size": 1, "max_steps": None,
     SAMPLING + "max_completion_tokens": None, SAMPLING + "temperature": 1.0,
-    "trainer.enable_router_replay": False,
+    "trainer.enable_router_replay": False, ALGORITHM + "length_penalty.type": "linear",
+    ALGORITHM + "length_penalty.num_output_tokens_weight": 0.25,
+    ALGORITHM + "length_penalty.num_input_tokens_weight": 0.1,
+    ALGORITHM + "length_penalty.num_turns_weight": 0.1,
 }  # fmt: skip
-ADVANTAGES = {"grpo": "group_mean()", "max_rl": "maxrl()", "echo": "group_mean()"}
+ADVANTAGES = {
+    "grpo": "group_mean()",
+    "max_rl": "maxrl()",
+    "echo": "group_mean()",
+    "rae": "role_moving_mean()",
+}
 ELSEWHERE = {
     "opd": "on-policy distillation: recipe `distill` with teacher.path",
     "opsd": "distillation from the policy that has more to read: recipe `distill`, teacher.path = "
     '"policy" and teacher.prompt',
     "sft": "learning the data's own answers: recipe `sft`",
-    "rae": "a moving baseline by role",
     "hierarchical_grpo": "groups by role and episode",
 }
 
@@ -34,7 +41,7 @@ ELSEWHERE = {
 def prime_rl(theirs: Settings) -> Answer:
     """Answer a configuration of prime-rl's trainer and orchestrator."""
     kind = str(theirs[ALGORITHM + "type"])
-    answer = Answer(VERSION, paper="maxrl" if kind == "max_rl" else "grpo")
+    answer = Answer(VERSION, paper={"max_rl": "maxrl", "rae": "rae"}.get(kind, "grpo"))
     answer.settings["recipe.name"] = "grpo@prime-rl"
     answer.settings["recipe.filter"] = ""
     answer.settings["recipe.advantage"] = ADVANTAGES.get(kind, "group_mean()")
@@ -73,13 +80,17 @@ def _loss(theirs: Settings, answer: Answer) -> None:
 
 
 def _length(theirs: Settings, answer: Answer) -> None:
-    found = [name for name in theirs.given if name.startswith(ALGORITHM + "length_penalty")]
-    for name in found:
-        theirs[name]
-    if found:
-        answer.missing[ALGORITHM + "length_penalty"] = (
-            "a penalty by length that grows with the group's pass rate"
-        )
+    prefix = ALGORITHM + "length_penalty"
+    if not any(name.startswith(prefix) for name in theirs.given):
+        return
+    told = {
+        "output": "num_output_tokens_weight",
+        "context": "num_input_tokens_weight",
+        "turns": "num_turns_weight",
+    }
+    weights = {ours: theirs.number(f"{prefix}.{name}") for ours, name in told.items()}
+    given = ", ".join(f"{ours}={number(weight)}" for ours, weight in weights.items())
+    answer.settings["recipe.shaping"] = f"linear_length_penalty({given})"
 
 
 def _batch(theirs: Settings, answer: Answer) -> None:

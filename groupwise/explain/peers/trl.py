@@ -95,10 +95,11 @@ def rloo(theirs: Settings) -> Answer:
 def _advantage(theirs: Settings, answer: Answer) -> None:
     scale = str(theirs["scale_rewards"])
     if theirs["multi_objective_aggregation"] == "normalize_then_sum":
-        answer.missing["multi_objective_aggregation"] = (
-            "each part's z-score, then their sum's (GDPO): recipe `gdpo` where there is one; with "
-            "one part it is nearly the z-score that is written here"
+        answer.paper = "gdpo"
+        answer.settings["recipe.advantage"] = (
+            "group_zscore_per_part(ddof=1, eps=0.0001), whiten_sequences(ddof=1, eps=0.0001)"
         )
+        return
     if scale not in SCALES:
         answer.missing["scale_rewards"] = f"{scale!r} is none of group, batch and none"
     answer.settings["recipe.advantage"] = SCALES.get(scale, SCALES["group"])
@@ -150,6 +151,8 @@ def _correction(theirs: Settings, answer: Answer, kind: str) -> None:
     answer.settings["recipe.correction"] = ""
     delta = theirs["off_policy_mask_threshold"]
     parts = []
+    if (share := theirs.number("top_entropy_quantile")) < 1:
+        parts.append(f"top_entropy(fraction={number(share)})")
     if delta is not None:
         anchor = "sampler" if theirs["use_vllm"] else "old"
         parts.append(f"negative_sequence_mask(delta={number(float(delta))}, anchor='{anchor}')")
@@ -207,11 +210,6 @@ def _penalty(theirs: Settings, answer: Answer) -> None:
 
 
 def _left_out(theirs: Settings, answer: Answer) -> None:
-    if theirs.number("top_entropy_quantile") < 1:
-        answer.missing["top_entropy_quantile"] = (
-            "a loss on the tokens of highest entropy alone: recipe `top_entropy_mask` where there "
-            "is one"
-        )
     if theirs["use_adaptive_entropy"]:
         answer.missing["use_adaptive_entropy"] = "the entropy bonus is constant"
     if theirs["mask_truncated_completions"]:

@@ -23,6 +23,9 @@ DEFAULTS: dict[str, Any] = {
     ACTOR + "clip_ratio": 0.2, ACTOR + "clip_ratio_low": 0.2, ACTOR + "clip_ratio_high": 0.2,
     ACTOR + "clip_ratio_c": 3.0, ACTOR + "tau_pos": 1.0, ACTOR + "tau_neg": 1.05,
     ACTOR + "policy_loss.loss_mode": "vanilla", ACTOR + "policy_loss.dro_beta": None,
+    ACTOR + "policy_loss.clip_cov_ratio": 0.0002, ACTOR + "policy_loss.clip_cov_lb": 1.0,
+    ACTOR + "policy_loss.clip_cov_ub": 5.0, ACTOR + "policy_loss.kl_cov_ratio": 0.0002,
+    ACTOR + "policy_loss.ppo_kl_coef": 0.1,
     ACTOR + "loss_agg_mode": "token-mean", ACTOR + "loss_scale_factor": None,
     ACTOR + "entropy_coeff": 0.0, ACTOR + "use_kl_loss": False, ACTOR + "kl_loss_coef": 0.001,
     ACTOR + "kl_loss_type": "low_var_kl", ACTOR + "ppo_epochs": 1,
@@ -50,6 +53,11 @@ ADVANTAGES = {
     "remax": ("greedy_baseline()", "remax"),
     "reinforce_plus_plus_baseline": (f"group_mean(), {WHITEN}", "reinforce_pp_baseline"),
     "gpg": ("group_mean(), rescale_for_dead_groups()", "gpg"),
+    "gdpo": (f"group_zscore_per_part(ddof=1, eps=1e-06), {WHITEN}", "gdpo"),
+    "opo": ("length_weighted_mean()", "opo"),
+    "grpo_passk": ("best_minus_second(scale='group', ddof=1, eps=1e-06)", "grpo_passk"),
+    "optimal_token_baseline": ("optimal_token_baseline()", "otb"),
+    "tir_optimal_token_baseline": ("optimal_token_baseline()", "otb"),
 }
 MEANS = {
     "token-mean": "token_mean_batch()",
@@ -57,8 +65,8 @@ MEANS = {
     "seq-mean-token-mean": "seq_mean_token_mean()",
     "token-sum": "token_sum()",
 }
+SAMPLED = "token(anchor='sampler')"
 ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-LATER = {"gdpo", "opo", "grpo_passk", "optimal_token_baseline", "tir_optimal_token_baseline"}
 
 
 def verl(theirs: Settings) -> Answer:
@@ -95,8 +103,7 @@ def _advantage(theirs: Settings, answer: Answer, estimator: str) -> None:
         return
     chain, answer.paper = ADVANTAGES.get(estimator, (GROUP, "grpo"))
     if estimator not in ADVANTAGES:
-        why = "has a recipe of its own where there is one" if estimator in LATER else "is not known"
-        answer.missing["algorithm.adv_estimator"] = f"{estimator!r} {why}"
+        answer.missing["algorithm.adv_estimator"] = f"{estimator!r} is not known"
     if chain == GROUP and not theirs["algorithm.norm_adv_by_std_in_grpo"]:
         chain, answer.paper = "group_mean()", "dr_grpo"
     answer.settings["recipe.advantage"] = chain
@@ -124,9 +131,11 @@ def _policy_term(theirs: Settings, answer: Answer) -> None:
         "sapo": ("token()", f"soft(tau_pos={number(pos)}, tau_neg={number(neg)})", "sapo"),
         "gpg": ("on_policy()", "score()", "gpg"),
         "geo_mean": ("token()", f"geometric_clip(limit={number(high)})", "gmpo"),
-        "dppo_tv": ("token()", f"tv_mask(delta={number(high)}, cap={bound})", "dppo"),
-        "dppo_kl": ("token()", f"kl_mask(delta={number(high)}, cap={bound})", "dppo_kl"),
+        "dppo_tv": (SAMPLED, f"tv_mask(delta={number(high)}, cap={bound})", "dppo"),
+        "dppo_kl": (SAMPLED, f"kl_mask(delta={number(high)}, cap={bound})", "dppo_kl"),
         "dro": ("token()", "score()", "dro"),
+        "clip_cov": ("token()", f"cov_clip({both}, {_covariances(theirs)})", "clip_cov"),
+        "kl_cov": ("token()", "unclipped()", "kl_cov"),
     }  # fmt: skip
     ratio, gate, paper = gates.get(mode, gates["vanilla"])
     answer.settings["recipe.ratio"], answer.settings["recipe.gate"] = ratio, gate
@@ -135,8 +144,20 @@ def _policy_term(theirs: Settings, answer: Answer) -> None:
         answer.missing[ACTOR + "policy_loss.loss_mode"] = f"{mode!r} is not known"
     if low != high and mode in ("geo_mean", "dppo_tv", "dppo_kl"):
         answer.missing[ACTOR + "clip_ratio_low"] = f"{mode} has one limit here, and two there"
+    bypass = theirs["algorithm.rollout_correction.bypass_mode"]
+    if mode in ("dppo_tv", "dppo_kl") and not bypass:
+        answer.missing[ACTOR + "policy_loss.loss_mode"] = (
+            f"{mode} measures from the learner before the step there, unless bypass_mode is on; "
+            "here from the sampler, as the paper does"
+        )
     if mode == "vanilla":
         answer.differs.append("verl's plain loss always has the dual clip (clip_ratio_c).")
+
+
+def _covariances(theirs: Settings) -> str:
+    names = {"fraction": "clip_cov_ratio", "cov_low": "clip_cov_lb", "cov_high": "clip_cov_ub"}
+    told = {ours: theirs.number(f"{ACTOR}policy_loss.{name}") for ours, name in names.items()}
+    return ", ".join(f"{ours}={number(value)}" for ours, value in told.items())
 
 
 def _either(theirs: Settings, name: str) -> float:
@@ -186,8 +207,9 @@ def _correction(theirs: Settings, answer: Answer) -> None:
     answer.settings["recipe.correction"] = made.get(str(kind), "")
     if theirs[prefix + "bypass_mode"]:
         answer.settings["recipe.correction"] = ""
-        ratio = answer.settings["recipe.ratio"].removesuffix("()")
-        answer.settings["recipe.ratio"] = f"{ratio}(anchor='sampler')"
+        ratio = answer.settings["recipe.ratio"].partition("(")[0]
+        if ratio != "on_policy":
+            answer.settings["recipe.ratio"] = f"{ratio}(anchor='sampler')"
         if str(theirs[prefix + "loss_type"]) != "ppo_clip":
             answer.missing[prefix + "loss_type"] = "bypass mode is read with ppo_clip alone"
     if theirs[prefix + "rollout_rs"] is not None:
@@ -212,6 +234,10 @@ def _kl(theirs: Settings, answer: Answer) -> None:
         if beta is None:
             answer.missing[ACTOR + "policy_loss.dro_beta"] = "verl requires it; 0.1 stands here"
         penalties.append(f"proximal(beta={number(float(0.1 if beta is None else beta))})")
+    if str(theirs[ACTOR + "policy_loss.loss_mode"]) == "kl_cov":
+        coef = number(theirs.number(ACTOR + "policy_loss.ppo_kl_coef"))
+        share = number(theirs.number(ACTOR + "policy_loss.kl_cov_ratio"))
+        penalties.append(f"cov_drift(coef={coef}, fraction={share})")
     answer.settings["recipe.penalty"] = ", ".join(penalties)
     answer.settings["recipe.shaping"] = ""
     if theirs["algorithm.use_kl_in_reward"]:
