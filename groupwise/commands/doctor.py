@@ -53,6 +53,8 @@ OPTIONAL = {
     "mlflow-skinny": "a mirror of runs: watch.mirrors",
     "vllm": "sampling by servers: engine.backend=vllm; serving an exported model",
     "ray": "runs on several machines of a Ray cluster: groupwise launch --on ray",
+    "PyYAML": "configurations of other tools that are YAML: groupwise explain --from",
+    "bm25s": "the tool search of environments",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }
 SHARED, LEAST_SHARED = Path("/dev/shm"), 2**30  # containers have 64 MiB unless asked for more

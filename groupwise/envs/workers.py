@@ -68,7 +68,7 @@ class UnderWay:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingCall:
     """A call that waits for its turn."""
 
     kind: Any
@@ -86,7 +86,7 @@ class ProcessWorlds(Worlds):
         self.selector = selectors.DefaultSelector()
         self.places: set[WorkerPlace] = set()
         self.of: dict[int, WorkerPlace] = {}  # by episode
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[WaitingCall] = deque()
         self.lost: dict[int, str] = {}  # episodes whose process is gone, and why
         self.ready: list[tuple[int, Answered | Fault]] = []
         self.numbers = 0
@@ -100,15 +100,15 @@ class ProcessWorlds(Worlds):
     # --- the seam
 
     def begin(self, episode: int, row: Mapping[str, Any]) -> None:
-        self.waiting.append(Waiting("begin", episode, dict(row)))
+        self.waiting.append(WaitingCall("begin", episode, dict(row)))
 
     def step(self, episode: int, text: str) -> None:
-        self._ask(Waiting("step", episode, text))
+        self._ask(WaitingCall("step", episode, text))
 
     def finish(self, episode: int) -> None:
-        self._ask(Waiting("finish", episode))
+        self._ask(WaitingCall("finish", episode))
 
-    def _ask(self, call: Waiting) -> None:
+    def _ask(self, call: WaitingCall) -> None:
         if (why := self.lost.pop(call.episode, None)) is not None:
             self.ready.append((call.episode, Fault("error", why)))
         elif call.episode not in self.of:
@@ -200,7 +200,7 @@ class ProcessWorlds(Worlds):
 
     def _hand_out(self) -> None:
         """Send what may be sent: everything to event loops, one call to a free worker."""
-        kept: deque[Waiting] = deque()
+        kept: deque[WaitingCall] = deque()
         while self.waiting:
             call = self.waiting.popleft()
             place = self._free(call)
@@ -215,7 +215,7 @@ class ProcessWorlds(Worlds):
     def _working(self) -> int:
         return sum(bool(place.calls) for place in self.places)
 
-    def _free(self, call: Waiting) -> WorkerPlace | None:
+    def _free(self, call: WaitingCall) -> WorkerPlace | None:
         if not self.described.concurrent and self._working() >= self.pool.size:
             return None
         if call.kind != "begin":
@@ -231,7 +231,7 @@ class ProcessWorlds(Worlds):
             place.silent = time.monotonic() + START_SECONDS
         return place
 
-    def _call(self, place: WorkerPlace, call: Waiting) -> None:
+    def _call(self, place: WorkerPlace, call: WaitingCall) -> None:
         self.numbers += 1
         now = time.monotonic()
         first = call.kind == "begin"

@@ -105,7 +105,7 @@ def _with_discount(x_NT: Tensor, gamma: float, batch: TokenBatch) -> Tensor:
 @advantage(
     per_token=True,
     needs=("now_logp_NT", "teacher_logp_NT"),
-    equation="A_t = A − {coef}·Σ_(s≥t) {gamma}^(s−t) {estimator}(ℓ_s − ℓ^T_s), ℓ of the policy as"
+    equation="A_t = A − {coef}·Σ_(s≥t) {gamma}^(s−t)·{estimator}(ℓ_s − ℓ^T_s), ℓ of the policy as"
     " it is now",
     fixes="a signal at every token, of the policy itself where its sampler differs",
     breaks="k3 is never negative, so that every token is pushed down, and is not KL's gradient",
@@ -142,7 +142,7 @@ def teacher_return(batch: TokenBatch, gamma: float, length: str, current: str) -
 @advantage(
     per_token=True,
     needs=("now_logp_NT", "teacher_logp_NT"),
-    equation="A_t = A + Σ_(s≥t) {gamma}^(s−t) (ℓ^T_s − ℓ_s), as a {length}; the token itself:"
+    equation="A_t = A + Σ_(s≥t) {gamma}^(s−t)·(ℓ^T_s − ℓ_s), as a {length}; the token itself:"
     " {current}",
     fixes="a token is judged by what the teacher makes of what follows",
     breaks="noisy; with the single-step term the current token may count twice",

@@ -22,7 +22,7 @@ TURNS = ("step_reward_NT", "step_end_NT")
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnTable:
     """The turns of each row: which token is in which, and what they earned."""
 
     of_token_NT: Tensor  # the turn's number
@@ -48,7 +48,7 @@ def last_tokens(batch: TokenBatch) -> Tensor:
     return (batch.stream("step_end_NT") & batch.mask_NT) | last_NT
 
 
-def turns_of(batch: TokenBatch) -> Turns:
+def turns_of(batch: TokenBatch) -> TurnTable:
     """Return the turns of a batch; as many columns on every rank."""
     end_NT = last_tokens(batch)
     count_N = end_NT.sum(1)
@@ -58,10 +58,10 @@ def turns_of(batch: TokenBatch) -> Turns:
     paid_NT = batch.stream("step_reward_NT").double() * batch.stream("step_end_NT") * batch.mask_NT
     reward_NK = paid_NT.new_zeros(len(paid_NT), most).scatter_add(1, of_token_NT, paid_NT)
     there_NK = torch.arange(most, device=count_N.device) < count_N[:, None]
-    return Turns(of_token_NT, there_NK, reward_NK)
+    return TurnTable(of_token_NT, there_NK, reward_NK)
 
 
-def _turns_of_graded(reward_N: Tensor, batch: TokenBatch) -> tuple[Turns, Tensor]:
+def _turns_of_graded(reward_N: Tensor, batch: TokenBatch) -> tuple[TurnTable, Tensor]:
     """Return the turns, and those of rows with a grade: what enters statistics."""
     turns = turns_of(batch)
     return turns, turns.there_NK & ~reward_N.isnan()[:, None]
@@ -113,7 +113,7 @@ def turn_return_to_go(
     per_token=True,
     outcome=False,
     needs=TURNS,
-    equation="A_k = Σ_(l≥k) {gamma}^(l−k) r_l",
+    equation="A_k = Σ_(l≥k) {gamma}^(l−k)·r_l",
     fixes="credit per turn, one episode a task",
     breaks="no baseline of its own: whiten it",
 )

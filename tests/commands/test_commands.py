@@ -384,6 +384,7 @@ def test_doctor_knows_what_is_required_and_what_the_code_imports() -> None:
     others = imported - set(sys.stdlib_module_names) - {"groupwise"}
     packages = (*doctor.REQUIRED, *doctor.OPTIONAL)
     known = {name.removesuffix("-skinny").replace("-", "_") for name in packages}
+    known |= {"yaml"} if "PyYAML" in packages else set()
     assert others <= known, "add them to groupwise/commands/doctor.py"
 
 

@@ -585,7 +585,9 @@ def test_what_needs_a_group_is_found_by_trying_it() -> None:
         "leave_one_out_zscore", "group_and_batch_mean", "group_and_moving_mean", "process_rloo",
         "process_rloo_release",
         "group_process_zscore", "drift_as_process_reward", "zero_variance", "reject",
-        "enough_mixed",
+        "enough_mixed", "group_zscore_per_part", "length_weighted_mean", "best_minus_second",
+        "group_mean_of_peers", "optimal_token_baseline", "tree_mean", "turn_return_to_go",
+        "call_credit",
     }  # fmt: skip
     slots = [x() for kind in ("advantage", "filter") for x in REGISTRY[kind].values()]
     assert {slot.name for slot in slots if needs_a_group(slot)} == alone

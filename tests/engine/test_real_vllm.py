@@ -62,8 +62,9 @@ def sampler(policy: Loaded, said: list[str]) -> Iterator[ServerEngine]:
     settings = EngineSettings(
         backend="vllm", servers=1, command=(PYTHON, "-m", module, *arguments), timeout=500.0
     )
-    setup = EngineSetup(policy, settings, 7, lambda kind, text: said.append(text),
-                        Publisher(policy))  # fmt: skip
+    setup = EngineSetup(
+        policy, settings, 7, lambda kind, text: said.append(text), weights=Publisher(policy)
+    )
     made = VllmEngine.made(setup)
     yield made
     for station in made.fleet.stations:

@@ -126,8 +126,8 @@ def test_requests_join_others_under_way_and_are_the_same(sync: Sync) -> None:
     first = sampler.submit(ASKED[1:2], FREE)
     left = iter(range(2))
     found = dict(sampler.finished(pause=lambda: next(left, None) is None))
-    rest = sampler.submit([ASKED[0], ASKED[2]], FREE)  # of which none is longer
-    assert len(sampler.batches) == (2 if sync == "drain" else 1)
+    rest = sampler.submit([ASKED[0], ASKED[2]], FREE)
+    assert len(sampler.batches) == 1
     while len(found) < 3:
         found |= dict(sampler.finished())
     assert not sampler.finished()
@@ -135,13 +135,13 @@ def test_requests_join_others_under_way_and_are_the_same(sync: Sync) -> None:
         assert all(map(same, found[ticket], group))
 
 
-def test_longer_requests_wait_for_room() -> None:
+def test_caches_grow_for_longer_requests_that_join() -> None:
     sampler = engine(slots=5, on_sync="recompute")
     sampler.submit(ASKED[:1], FREE)
     sampler.finished(pause=lambda: True)
     long = request(200, 1, 9)
     (ticket,) = sampler.submit([long], FREE)
-    assert len(sampler.batches) == 2
+    assert len(sampler.batches) == 1
     found = dict(sampler.finished() + sampler.finished())
     assert same(found[ticket][0], engine(slots=5).generate([long], FREE)[0][0])
 

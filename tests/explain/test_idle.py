@@ -121,13 +121,17 @@ def test_what_is_left_when_all_that_is_idle_goes_makes_the_same_update(name: str
 def test_every_gate_of_the_package_but_the_smoothing_one_is_idle_at_a_ratio_of_one(
     name: str,
 ) -> None:
-    """By hand: ∂S/∂ℓ = A at r = 1 inside any range; SimKO spreads the gradient over candidates,
-    DFT weighs a token by its probability, and a weight of a whole answer's ratio on each of its
-    log-probabilities is not that ratio's own gradient, which is n_i times as large."""
+    """By hand: ∂S/∂ℓ = A at r = 1 inside any range. SimKO spreads the gradient over candidates, DFT
+    weighs a token by its probability, Clip-Cov leaves tokens out by a covariance that is not 0
+    there, A*PO has a residual and no ratio, and a silent gate has no gradient at all. A weight of a
+    whole answer's ratio on each of its log-probabilities is not that ratio's own gradient, which
+    is n_i times as large.
+    """
     users: list[Recipe] = [once(x) for x in POLICY_RECIPES if recipe(x).gate.name == name]
     for made in users:
         found = {each.slot.kind for each in idle(made, ON_POLICY)}
-        others = ("topk_smoothing", "score", "score_by_probability", "unclipped")
+        others = ("topk_smoothing", "score", "score_by_probability", "unclipped", "silent",
+                  "cov_clip", "squared_residual")  # fmt: skip
         asked = name not in (*others, "gamma_weight", "taper")
         assert ("gate" in found) == asked
 

@@ -340,7 +340,7 @@ def test_same_bits() -> None:
 
 
 def test_every_column_is_compared_to_the_last_bit(runs: Runs, tmp_path: Path) -> None:
-    """But what a grader says of its troubles, in words of its own."""
+    """But what a grader says of its troubles, in words of its own, and what took how long."""
     path = RunFolder(runs.path).rollout(1)
     table = read(path)
     missed = []
@@ -350,7 +350,7 @@ def test_every_column_is_compared_to_the_last_bit(runs: Runs, tmp_path: Path) ->
         store(tmp_path / "other", table.set_column(at, name, pa.array(values, kind)))
         if module.compare_rollouts(1, path, tmp_path / "other") is None:
             missed.append(name)
-    assert missed == ["step", "grader_reason"]
+    assert missed == ["step", "turn_seconds", "grader_reason"]
 
     # The sign of a 0, and a NaN that stays one.
     streams = table.column("advantage").to_pylist()
@@ -374,6 +374,7 @@ def altered(name: str, value: Any, tokens: list[int]) -> Any:
         return [{**value[0], "role": "tool"}, *value[1:]]
     if value is None:
         others = {"reward": 0.5, "correct": True, "answer": "x", "branch": {"at": 1, "number": 0}}
+        others["episode"] = {"stop": "done", "reward": 1.0, "turns": []}
         others["routes"] = {"layers": 1, "chosen": 1, "experts": [0] * len(tokens)}
         return others.get(name, [0.5] * len(tokens))
     if isinstance(value, list):

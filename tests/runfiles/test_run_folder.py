@@ -624,6 +624,8 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         "return": [0.5, 0.0],
         "process_reward": [-0.25, 0.0],
         "rerouted": [0.5, 0.0],
+        "episode": None,
+        "turn_seconds": None,
         "routes": {"layers": 1, "chosen": 2, "experts": [3, 300, -1, -1]},
         "reward": 0.1,
         "reward_parts": [("number", 1.0), ("format", None)],
@@ -646,7 +648,7 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
     }
     absent = set(rollouts.PER_TOKEN) - {"mask", "sampler_logp"}
     assert {name for name, value in second.items() if value is None} == absent | {
-        "reward", "correct", "answer", "branch", "prompt", "routes",
+        "reward", "correct", "answer", "branch", "prompt", "routes", "episode", "turn_seconds",
     }  # fmt: skip
     assert second["mask"] == [True, True]
 

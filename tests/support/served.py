@@ -54,8 +54,9 @@ def engine(
         **({"backend": kind, "urls": tuple(x.url for x in behind), "timeout": 20.0} | changes)
     )
     told = said if said is not None else []
-    setup = EngineSetup(policy, settings, 7, lambda kind, text: told.append(text),
-                        Publisher(policy))  # fmt: skip
+    setup = EngineSetup(
+        policy, settings, 7, lambda kind, text: told.append(text), weights=Publisher(policy)
+    )
     made = backend(kind).made(setup)
     assert isinstance(made, ServerEngine)
     return made

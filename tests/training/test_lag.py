@@ -24,7 +24,6 @@ from groupwise.engine.protocol import Engine, Request, Sampling, State, Ticket, 
 from groupwise.errors import ConfigError, EngineError, RunError
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import Loaded
-from groupwise.parallel.world import World
 from groupwise.records import Completion, Grade, Task, TokenBatch, VersionRun
 from groupwise.runfiles import rollouts
 from groupwise.stages.checks import check_config, refusals
@@ -347,14 +346,12 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 
 
 def test_several_ranks_are_refused() -> None:
-    team = World.__new__(World)
-    object.__setattr__(team, "size", 2)
     for changes, words in (
         ({"train__lag": 1}, "train.lag with 2 ranks is not built"),
         ({"engine__servers": 1}, "engine.servers with 2 ranks is not built"),
     ):
         with pytest.raises(ConfigError, match=words):
-            check_team(small(recipe="tis", **changes), team)
+            check_team(small(recipe="tis", **changes), 2)
 
 
 def test_another_lag_is_another_run(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from groupwise.optim.step import StepOutcome
 from groupwise.optim.unpaired import answer_metrics
 from groupwise.probing import collecting
 from groupwise.recipes import RECIPES
+from groupwise.records import CalledTool, Episode, TurnFacts
 from groupwise.runfiles import catalogue
 from groupwise.runfiles.files import storable
 from groupwise.runfiles.folder import Event, RunFolder
@@ -39,6 +40,7 @@ from groupwise.runfiles.rollouts import Row
 from groupwise.stages import stage_of
 from groupwise.watch.chart import MOST_POINTS, Curve, Point, Scale, smooth, svg, thin, ticks
 from groupwise.watch.costs import costs
+from groupwise.watch.episodes import turn_measures
 from groupwise.watch.report import curves, report_page, write_report, write_summary
 from groupwise.watch.samples import sample_measures, wasted
 
@@ -275,6 +277,9 @@ OF_THE_LOOP = [
     "memory/peak_bytes", "cost/tokens", "data/epoch", "weights/version", "weights/fingerprint",
     "optim/micro_batches", "gate/mismatch_mean", "gate/mismatch_p99", "gate/mismatch_max",
     "pairs/count", "optim/grad_snr", "mismatch/abs_p99", "mismatch/limit",
+    "lag/mean", "lag/max", "lag/versions", "lag/mixed_share", "lag/impure_share",
+    "lag/waiting_length", "lag/effective_share", "time/learner_idle", "time/sampler_idle",
+    "sync/probe_mean", "sync/probe_max", "sync/restarts", "sync/resubmitted", "time/sync",
     "vineppo/branches", "vineppo/branch_tokens", "vineppo/valued_steps", "vineppo/truncated_share",
     "vineppo/ungraded_share", "supervised/nll", "supervised/learned_share", "eval/token_accuracy",
 ]  # fmt: skip
@@ -326,6 +331,15 @@ def measured_of_routes() -> set[str]:
     }
 
 
+def measured_of_turns() -> set[str]:
+    """What is measured of episodes."""
+    call = CalledTool("search", "{}", "ok")
+    turns = (TurnFacts(calls=(call,)), TurnFacts(calls=(call,)))
+    row = rollout("ab", 1.0, True)
+    played = replace(row.completion, episode=Episode("done", turns, reward=1.0))
+    return {*turn_measures([[replace(row, completion=played)]])}
+
+
 def with_values(sample: Any) -> Any:
     batch = batch_phase(recipe("ppo"), sample.build()).batch
     return batch.with_outputs(value_NT=batch.stream("old_value_NT"))
@@ -354,6 +368,7 @@ def test_what_the_phases_measure_is_documented() -> None:
     both_N = torch.tensor([True, False])
     names |= set(answer_metrics([AnswerLoss(torch.zeros(2), torch.zeros(2), both_N)]))
     names |= of_models_that_score() | measured_of_roles() | measured_of_routes()
+    names |= measured_of_turns()
     assert {"kl/ref", "entropy/mean", "mismatch/effective_sample_share"} <= names  # it did measure
     assert [name for name in names if name != "step" and catalogue.find(name) is None] == []
     families = tuple(key[:-1] for key in catalogue.CATALOGUE if key.endswith("*"))

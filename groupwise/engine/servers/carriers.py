@@ -152,7 +152,7 @@ class NcclCarrier:
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedTensor:
     """A tensor as vLLM's `metadata()` describes it."""
 
     name: str
@@ -166,9 +166,9 @@ class TensorSource:
     def __init__(self, weights: PolicyWeights) -> None:
         self.weights = weights
 
-    def metadata(self) -> list[Described]:
+    def metadata(self) -> list[DescribedTensor]:
         return [
-            Described(name, tensor.dtype, tuple(tensor.shape))
+            DescribedTensor(name, tensor.dtype, tuple(tensor.shape))
             for name, tensor in self.weights.tensors()
         ]
 

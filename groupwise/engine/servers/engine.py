@@ -37,7 +37,7 @@ from groupwise.engine.servers.fleet import LOOK_EVERY, Fleet, SampleJob, Station
 from groupwise.engine.servers.launch import Launched, LaunchPlan
 from groupwise.engine.servers.link import ServerFailed, ServerGone
 from groupwise.engine.servers.refusals import problems
-from groupwise.engine.servers.server import Ask, InferenceServer, Reply
+from groupwise.engine.servers.server import Ask, InferenceServer, ServerReply
 from groupwise.engine.servers.sglang import SglangServer
 from groupwise.engine.servers.vllm import VllmServer
 from groupwise.engine.servers.weights import Ids, PolicyWeights
@@ -189,7 +189,7 @@ class ServerEngine(Engine):
             )
         return said is not None
 
-    def _keep(self, job: SampleJob, reply: Reply) -> None:
+    def _keep(self, job: SampleJob, reply: ServerReply) -> None:
         group = self.groups[job.ticket]
         self.answers, self.tokens = self.answers + 1, self.tokens + len(reply.ids)
         length, finish = self._end(job.ask, reply.ids)
@@ -217,7 +217,7 @@ class ServerEngine(Engine):
                 return number, "stop"
         return len(ids), "length"
 
-    def _why_wrong(self, job: SampleJob, reply: Reply) -> str:
+    def _why_wrong(self, job: SampleJob, reply: ServerReply) -> str:
         """Return what is wrong with an answer of a server; "" where nothing is."""
         ids, most = reply.ids, job.ask.most
         if any(not 0 <= token < self.shape.vocab_size for token in ids):

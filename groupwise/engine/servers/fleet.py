@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from groupwise.engine.servers.launch import Launched
 from groupwise.engine.servers.link import PendingCall, ServerGone
-from groupwise.engine.servers.server import Ask, InferenceServer, Reply
+from groupwise.engine.servers.server import Ask, InferenceServer, ServerReply
 from groupwise.errors import EngineError
 
 TRIES = 5  # times that one answer may fail before the run stops
@@ -55,14 +55,17 @@ class Written(NamedTuple):
 
     station: Station
     job: SampleJob
-    reply: Reply
+    reply: ServerReply
 
 
 class Fleet:
     """Answers jobs with as many requests at a time as there are lanes."""
 
     def __init__(
-        self, stations: Sequence[Station], lanes: int, wrong: Callable[[SampleJob, Reply], str]
+        self,
+        stations: Sequence[Station],
+        lanes: int,
+        wrong: Callable[[SampleJob, ServerReply], str],
     ):
         self.stations, self.lanes, self.wrong = list(stations), lanes, wrong
         self.change = threading.Condition()
@@ -167,7 +170,7 @@ class Fleet:
     def _lane(self, station: Station) -> None:
         while (taken := self._next(station)) is not None:
             job, epoch = taken
-            reply: Reply | None = None
+            reply: ServerReply | None = None
             failed: Exception | None = None
             try:
                 reply = station.server.generate(job.ask, job.call)
@@ -184,7 +187,7 @@ class Fleet:
         station: Station,
         epoch: int,
         job: SampleJob,
-        reply: Reply | None,
+        reply: ServerReply | None,
         failed: Exception | None,
     ) -> None:
         """Keep an answer, or send its job out again; only what no server can mend is raised."""
@@ -207,7 +210,7 @@ class Fleet:
         self.waiting.appendleft(job)
         self._staff()
 
-    def _wrong(self, station: Station, job: SampleJob, reply: Reply) -> str:
+    def _wrong(self, station: Station, job: SampleJob, reply: ServerReply) -> str:
         """Return what is wrong with an answer; "" where nothing is."""
         url = station.server.url
         if reply.version is not None and reply.version != self.version:

@@ -35,7 +35,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServerReply:
     """A server's answer: ids, their log-probabilities, why it ended, by which weights."""
 
     ids: Ids
@@ -72,7 +72,7 @@ class InferenceServer(ABC):
         """Return what it says of itself; refuse one that lacks what is needed."""
 
     @abstractmethod
-    def generate(self, ask: Ask, call: PendingCall) -> Reply:
+    def generate(self, ask: Ask, call: PendingCall) -> ServerReply:
         """Return one sample."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from groupwise.engine.servers.server import (
     Body,
     Facts,
     InferenceServer,
-    Reply,
+    ServerReply,
     ids_of,
     member,
 )
@@ -63,7 +63,7 @@ class SglangServer(InferenceServer):
     def _info(self) -> str:
         return "/model_info" if "/model_info" in self.paths else "/get_model_info"
 
-    def generate(self, ask: Ask, call: PendingCall) -> Reply:
+    def generate(self, ask: Ask, call: PendingCall) -> ServerReply:
         sampling = ask.sampling
         body: Body = {
             "input_ids": list(ask.prompt),
@@ -99,7 +99,7 @@ class SglangServer(InferenceServer):
         logps = self.logps([member(row, 0) for row in said], "an answer")
         version = member(meta, "weight_version")
         finish = str(member(meta, "finish_reason", "type"))
-        return Reply(ids, logps, finish, None if version is None else str(version))
+        return ServerReply(ids, logps, finish, None if version is None else str(version))
 
     def score(self, ids: Ids, salt: str) -> Tensor:
         body: Body = {

@@ -15,7 +15,7 @@ from groupwise.engine.servers.server import (
     Body,
     Facts,
     InferenceServer,
-    Reply,
+    ServerReply,
     ids_of,
     member,
 )
@@ -73,7 +73,7 @@ class VllmServer(InferenceServer):
         self.facts = Facts(self.base, base[0].get("max_model_len") or 0)
         return self.facts
 
-    def generate(self, ask: Ask, call: PendingCall) -> Reply:
+    def generate(self, ask: Ask, call: PendingCall) -> ServerReply:
         sampling = ask.sampling
         body: Body = {
             "model": self.name,
@@ -109,7 +109,7 @@ class VllmServer(InferenceServer):
                 f"{self.url} answers without token ids or log-probabilities; start it with "
                 f"{self.flags}"
             )
-        return Reply(ids, self.logps(said, "an answer"), str(member(choice, "finish_reason")))
+        return ServerReply(ids, self.logps(said, "an answer"), str(member(choice, "finish_reason")))
 
     def score(self, ids: Ids, salt: str) -> Tensor:
         body: Body = {
