@@ -12,6 +12,7 @@ from urllib.parse import quote
 from groupwise.commands.eval_tables import text
 from groupwise.commands.shared import (
     SETTINGS,
+    check_one_turn,
     config_of,
     print_json,
     read_config,
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     config = read_placed(source, overrides, paths[0])
     asked_for = [name for name in OF_SUITES if getattr(args, name) is not None]
     if len(paths) > 1 or args.suite or asked_for:
+        check_one_turn(config, "eval --suite")
         return side_by_side(args, paths, source, config, overrides)
     from groupwise.evaluate.evaluate import evaluate_path
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from groupwise.commands.shared import (
     SETTINGS,
     aligned,
+    check_one_turn,
     config_of,
     print_json,
     read_config,
@@ -79,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     out = Outputs(Path(args.out), bool(args.model))
     own = source or (config_of(Path(args.model)) if args.model else None)
     config = read_placed(own, overrides, args.model) if args.model else read_config(own, overrides)
+    check_one_turn(config, "filter")
     given = tuple(item.partition("=")[0].strip() for item in overrides)
     wanted = sieving.FilterRequest(
         dedup=args.dedup,

@@ -8,6 +8,7 @@ from typing import Any
 
 from groupwise.commands.shared import (
     SETTINGS,
+    check_one_turn,
     config_or_run,
     new_rows_file,
     print_json,
@@ -59,6 +60,7 @@ def label(args: argparse.Namespace, out: Path) -> int:
         )
     if not args.compare and any("pairwise" in part for part in config.reward.parts):
         raise ConfigError("judge(form='pairwise') compares two answers: add --compare.")
+    check_one_turn(config, "label-pairs")
     from groupwise.probing.pair_labels import PairRequest, prepare_pairs
     from groupwise.stages.checks import check_config
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.commands.shared import (
     SETTINGS,
+    check_one_turn,
     config_or_run,
     new_rows_file,
     print_json,
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def label(args: argparse.Namespace, out: Path) -> int:
     config, checkpoint = config_or_run(args.items)
+    check_one_turn(config, "label-steps")
     from groupwise.probing.labelling import LabelRequest, prepare_labels
     from groupwise.runfiles.files import write_atomic
     from groupwise.stages.checks import check_config

@@ -117,6 +117,17 @@ def read_placed(source: Path | None, overrides: Sequence[str], path: str = "") -
     return config
 
 
+def check_one_turn(config: Config, command: str) -> None:
+    """Refuse an environment where answers of one turn are sampled: it would not be asked."""
+    if config.turns.used:
+        named = "turns.environment" if config.turns.environment else "turns.tools"
+        raise ConfigError(
+            f"`groupwise {command}` samples answers of one turn, and {named} is set: nobody would "
+            f"answer the policy. Write {named}= for answers without it, with reward.parts of their "
+            "own; `groupwise eval RUN` and `groupwise probe` lead episodes."
+        )
+
+
 def warn(text: str) -> None:
     heard()
     print(f"groupwise: warning: {text}", file=sys.stderr)
